@@ -1,0 +1,1 @@
+"""Front doors that speak filesystem protocols."""

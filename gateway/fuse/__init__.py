@@ -1,0 +1,1 @@
+"""The FUSE mount: the kernel moves the bytes, this package decides."""

@@ -1,0 +1,237 @@
+"""The FUSE kernel protocol, as far as the fast path speaks it.
+
+Source of every layout and number: Linux include/uapi/linux/fuse.h, protocol 7.45. Little-endian layouts stand for the
+native ones (the fast path refuses big-endian machines). Pure: no I/O, no state.
+"""
+
+import enum
+import stat
+import struct
+from typing import Final
+
+from kvfs.meta.records import Flag, Inode
+
+
+class Op(enum.IntEnum):
+    """Request opcodes."""
+
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    SETATTR = 4
+    READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
+    MKDIR = 9
+    UNLINK = 10
+    RMDIR = 11
+    RENAME = 12
+    LINK = 13
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    STATFS = 17
+    RELEASE = 18
+    FSYNC = 20
+    SETXATTR = 21
+    GETXATTR = 22
+    LISTXATTR = 23
+    REMOVEXATTR = 24
+    FLUSH = 25
+    INIT = 26
+    OPENDIR = 27
+    READDIR = 28
+    RELEASEDIR = 29
+    FSYNCDIR = 30
+    ACCESS = 34
+    CREATE = 35
+    INTERRUPT = 36
+    BMAP = 37
+    DESTROY = 38
+    IOCTL = 39
+    POLL = 40
+    BATCH_FORGET = 42
+    FALLOCATE = 43
+    READDIRPLUS = 44
+    RENAME2 = 45
+    LSEEK = 46
+    COPY_FILE_RANGE = 47
+    SYNCFS = 50
+    TMPFILE = 51
+    STATX = 52
+
+
+class Notify(enum.IntEnum):
+    """Codes of messages that the server sends on its own (unique 0)."""
+
+    INVAL_INODE = 2
+    INVAL_ENTRY = 3
+    DELETE = 6
+
+
+class Init(enum.IntFlag):
+    """INIT flags; bit 32 and above travel in `flags2`."""
+
+    ASYNC_READ = 1 << 0
+    ATOMIC_O_TRUNC = 1 << 3
+    EXPORT_SUPPORT = 1 << 4
+    BIG_WRITES = 1 << 5
+    SPLICE_WRITE = 1 << 7
+    SPLICE_MOVE = 1 << 8
+    SPLICE_READ = 1 << 9
+    DO_READDIRPLUS = 1 << 13
+    READDIRPLUS_AUTO = 1 << 14
+    ASYNC_DIO = 1 << 15
+    PARALLEL_DIROPS = 1 << 18
+    MAX_PAGES = 1 << 22
+    CACHE_SYMLINKS = 1 << 23
+    EXPLICIT_INVAL_DATA = 1 << 25
+    HANDLE_KILLPRIV_V2 = 1 << 28
+    INIT_EXT = 1 << 30
+    PASSTHROUGH = 1 << 37
+
+
+class Fopen(enum.IntFlag):
+    """Flags of an OPEN, CREATE or OPENDIR reply."""
+
+    DIRECT_IO = 1 << 0
+    KEEP_CACHE = 1 << 1
+    CACHE_DIR = 1 << 3
+    NOFLUSH = 1 << 5
+    PARALLEL_DIRECT_WRITES = 1 << 6
+    PASSTHROUGH = 1 << 7
+
+
+class Fattr(enum.IntFlag):
+    """Which fields a SETATTR request sets."""
+
+    MODE = 1 << 0
+    UID = 1 << 1
+    GID = 1 << 2
+    SIZE = 1 << 3
+    ATIME = 1 << 4
+    MTIME = 1 << 5
+    FH = 1 << 6
+    ATIME_NOW = 1 << 7
+    MTIME_NOW = 1 << 8
+    CTIME = 1 << 10
+    KILL_SUIDGID = 1 << 11
+
+
+GETATTR_FH: Final = 1
+OPEN_KILL_SUIDGID: Final = 1
+WRITE_KILL_SUIDGID: Final = 1 << 2
+FSYNC_FDATASYNC: Final = 1
+
+IN_HEADER: Final = struct.Struct("<IIQQIIIHH")
+"""len, opcode, unique, nodeid, uid, gid, pid, extension length, padding."""
+OUT_HEADER: Final = struct.Struct("<IiQ")
+"""len, error, unique."""
+
+INIT_IN: Final = struct.Struct("<IIIII")  # major minor max_readahead flags flags2
+INIT_OUT: Final = struct.Struct("<IIIIHHIIHHIIH22x")
+FORGET_IN: Final = struct.Struct("<Q")
+BATCH_FORGET_IN: Final = struct.Struct("<II")
+FORGET_ONE: Final = struct.Struct("<QQ")
+GETATTR_IN: Final = struct.Struct("<IIQ")
+SETATTR_IN: Final = struct.Struct("<IIQQQqqqIIIIIIII")
+OPEN_IN: Final = struct.Struct("<II")
+CREATE_IN: Final = struct.Struct("<IIII")
+MKDIR_IN: Final = struct.Struct("<II")
+MKNOD_IN: Final = struct.Struct("<IIII")
+RENAME_IN: Final = struct.Struct("<Q")
+RENAME2_IN: Final = struct.Struct("<QII")
+LINK_IN: Final = struct.Struct("<Q")
+READ_IN: Final = struct.Struct("<QQIIQII")
+WRITE_IN: Final = struct.Struct("<QQIIQII")
+RELEASE_IN: Final = struct.Struct("<QIIQ")
+FLUSH_IN: Final = struct.Struct("<QIIQ")
+FSYNC_IN: Final = struct.Struct("<QII")
+FALLOCATE_IN: Final = struct.Struct("<QQQII")
+LSEEK_IN: Final = struct.Struct("<QQII")
+COPY_IN: Final = struct.Struct("<QQQQQQQ")
+
+ENTRY_OUT: Final = struct.Struct("<QQQQII")
+"""nodeid, generation, entry and attribute validity in seconds, the same in nanoseconds; an ATTR follows."""
+ATTR_OUT: Final = struct.Struct("<QII")
+"""Attribute validity in seconds and nanoseconds, padding; an ATTR follows."""
+ATTR: Final = struct.Struct("<QQQqqqIIIIIIIIII")
+"""ino size blocks atime mtime ctime, their nanoseconds, mode nlink uid gid rdev blksize flags."""
+OPEN_OUT: Final = struct.Struct("<QIi")
+"""fh, open flags, backing id."""
+WRITE_OUT: Final = struct.Struct("<II")
+LSEEK_OUT: Final = struct.Struct("<Q")
+STATFS_OUT: Final = struct.Struct("<QQQQQIIII24x")
+DIRENT: Final = struct.Struct("<QQII")
+"""ino, offset of the next entry, length of the name, type; the name follows, padded to 8 bytes."""
+INVAL_INODE_OUT: Final = struct.Struct("<Qqq")
+INVAL_ENTRY_OUT: Final = struct.Struct("<QII")
+DELETE_OUT: Final = struct.Struct("<QQII")
+
+PAGE: Final = 4096
+MAX_PAGES: Final = 256
+MAX_WRITE: Final = MAX_PAGES * PAGE
+BUFFER_BYTES: Final = MAX_WRITE + PAGE
+MINOR: Final = 40
+"""The protocol minor that the reply to INIT names: the first with passthrough."""
+NAME_MAX: Final = 255
+BLOCK_SIZE: Final = 4096
+
+LONG_S: Final = 3600
+"""Validity of attributes, entries and absences that only change through KVFS, which then tells the kernel."""
+UNSEALED_S: Final = 1
+"""Validity of the attributes of a file whose data may change without a request (a shared mapping)."""
+
+_SECOND = 1_000_000_000
+_pack_attr = ATTR.pack
+_pack_entry = ENTRY_OUT.pack
+_pack_attr_out = ATTR_OUT.pack
+NO_ENTRY: Final = bytes(ENTRY_OUT.pack(0, 0, LONG_S, 0, 0, 0)) + bytes(ATTR.size)
+"""The reply to a LOOKUP that found nothing, which the kernel may remember."""
+
+
+def attr(ino: int, inode: Inode) -> bytes:
+    """`struct fuse_attr`."""
+    atime, atime_ns = divmod(inode.atime_ns, _SECOND)
+    mtime, mtime_ns = divmod(inode.mtime_ns, _SECOND)
+    ctime, ctime_ns = divmod(inode.ctime_ns, _SECOND)
+    return _pack_attr(
+        ino,
+        inode.size,
+        inode.blocks,
+        atime,
+        mtime,
+        ctime,
+        atime_ns,
+        mtime_ns,
+        ctime_ns,
+        inode.mode,
+        inode.nlink,
+        inode.uid,
+        inode.gid,
+        inode.rdev,
+        BLOCK_SIZE,
+        0,
+    )
+
+
+def attr_seconds(inode: Inode) -> int:
+    """How long the kernel may believe these attributes."""
+    if stat.S_ISREG(inode.mode) and not inode.flags & Flag.SEALED:
+        return UNSEALED_S
+    return LONG_S
+
+
+def entry(ino: int, inode: Inode) -> bytes:
+    """`struct fuse_entry_out`."""
+    return _pack_entry(ino, 0, LONG_S, attr_seconds(inode), 0, 0) + attr(ino, inode)
+
+
+def attr_reply(ino: int, inode: Inode) -> bytes:
+    """`struct fuse_attr_out`."""
+    return _pack_attr_out(attr_seconds(inode), 0, 0) + attr(ino, inode)
+
+
+def dirent(ino: int, offset: int, name: bytes, mode: int) -> bytes:
+    """`struct fuse_dirent` with its name, padded."""
+    return DIRENT.pack(ino, offset, len(name), mode >> 12) + name + bytes(-len(name) % 8)

@@ -1,0 +1,66 @@
+"""Who in this process holds which inode: the kernel's lookup counts, and open files.
+
+An inode that lost its last link stays until nobody holds it: the kernel may have looked it up and open it next
+(`os.replace` under concurrent opens), or it is open already. The counts live in memory only; they end with the mount.
+"""
+
+
+class Holders:
+    """Lookup counts and open counts of inodes. Used from the event loop only."""
+
+    def __init__(self) -> None:
+        self._lookups: dict[int, int] = {}
+        self._opens: dict[int, int] = {}
+        self._writers: dict[int, int] = {}
+
+    def looked_up(self, ino: int, count: int = 1) -> None:
+        """The kernel was given this inode number in `count` replies."""
+        self._lookups[ino] = self._lookups.get(ino, 0) + count
+
+    def forgotten(self, ino: int, count: int) -> bool:
+        """The kernel gave back `count` references; True when none is left."""
+        left = self._lookups.get(ino, 0) - count
+        if left > 0:
+            self._lookups[ino] = left
+            return False
+        self._lookups.pop(ino, None)
+        return True
+
+    def opened(self, ino: int) -> None:
+        """A handle was opened."""
+        self._opens[ino] = self._opens.get(ino, 0) + 1
+
+    def released(self, ino: int) -> bool:
+        """A handle was released; True when none is left."""
+        left = self._opens.get(ino, 0) - 1
+        if left > 0:
+            self._opens[ino] = left
+            return False
+        self._opens.pop(ino, None)
+        return True
+
+    def writing(self, ino: int, fd: int) -> None:
+        """The file is open for writing; `fd` reads its data file's st_blocks."""
+        self._writers[ino] = fd
+
+    def not_writing(self, ino: int) -> None:
+        """No writable handle is left."""
+        self._writers.pop(ino, None)
+
+    def keep(self, ino: int) -> bool:
+        """Whether somebody may still use the inode though its last link has gone."""
+        return ino in self._lookups or ino in self._opens
+
+    def busy(self, ino: int) -> bool:
+        """Whether a handle is open."""
+        return ino in self._opens
+
+    def writers(self) -> list[tuple[int, int]]:
+        """(inode, descriptor) of each file open for writing."""
+        return list(self._writers.items())
+
+    def forget_all(self) -> list[int]:
+        """The mount has gone: drop every lookup count; the inodes that had one."""
+        held = list(self._lookups)
+        self._lookups.clear()
+        return held

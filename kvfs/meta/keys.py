@@ -1,0 +1,96 @@
+"""The keys of the metadata schema. Numbers are big-endian, so that byte order is numeric order.
+
+A directory's entry is its name followed by '/', every other entry its bare name: a depth-first scan is S3's byte order,
+and a file `a` and a directory `a` can stand in one parent.
+
+| key | value |
+|---|---|
+| `V` | schema version, decimal |
+| `n` namespace id (2) | Namespace |
+| `s` namespace id (2) | Usage |
+| `c` namespace id (2) | next free inode number (8) |
+| `i` inode (8) | Inode |
+| `e` parent (8) name or name/ | inode (8) |
+| `b` inode (8) parent (8) name | empty: one for each link of a file that has more than one |
+| `x` inode (8) name | value of an extended attribute |
+| `u` inode (8) | empty: the file is not sealed (just made, or opened for writing since) |
+| `w` inode (8) | empty: the file is not published yet |
+| `o` inode (8) | empty: no link is left, but somebody may still hold it |
+"""
+
+import struct
+from typing import Final
+
+SCHEMA: Final = 1
+VERSION: Final = b"V"
+_u16 = struct.Struct(">H")
+_u64 = struct.Struct(">Q")
+pack_u64 = _u64.pack
+
+
+def unpack_u64(value: bytes, offset: int = 0) -> int:
+    """The number at `offset`."""
+    return int(_u64.unpack_from(value, offset)[0])
+
+
+def namespace(namespace_id: int) -> bytes:
+    return b"n" + _u16.pack(namespace_id)
+
+
+def usage(namespace_id: int) -> bytes:
+    return b"s" + _u16.pack(namespace_id)
+
+
+def counter(namespace_id: int) -> bytes:
+    return b"c" + _u16.pack(namespace_id)
+
+
+def inode(ino: int) -> bytes:
+    return b"i" + pack_u64(ino)
+
+
+def file_entry(parent: int, name: bytes) -> bytes:
+    return b"e" + pack_u64(parent) + name
+
+
+def directory_entry(parent: int, name: bytes) -> bytes:
+    return b"e" + pack_u64(parent) + name + b"/"
+
+
+def entries(parent: int) -> bytes:
+    """The prefix of all entries of a directory."""
+    return b"e" + pack_u64(parent)
+
+
+def backlink(ino: int, parent: int, name: bytes) -> bytes:
+    return b"b" + pack_u64(ino) + pack_u64(parent) + name
+
+
+def backlinks(ino: int) -> bytes:
+    return b"b" + pack_u64(ino)
+
+
+def xattr(ino: int, name: bytes) -> bytes:
+    return b"x" + pack_u64(ino) + name
+
+
+def xattrs(ino: int) -> bytes:
+    return b"x" + pack_u64(ino)
+
+
+def unsealed(ino: int) -> bytes:
+    return b"u" + pack_u64(ino)
+
+
+def unpublished(ino: int) -> bytes:
+    return b"w" + pack_u64(ino)
+
+
+def orphan(ino: int) -> bytes:
+    return b"o" + pack_u64(ino)
+
+
+def after(prefix: bytes) -> bytes:
+    """The least key greater than every key that starts with `prefix` (which must not end in 0xff bytes only)."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1])

@@ -1,0 +1,85 @@
+"""The records that the metadata engine holds, and how they are packed (msgpack arrays: fields are only ever appended)."""
+
+import enum
+from typing import Final
+
+import msgspec
+
+NAMESPACE_SHIFT: Final = 48
+ROOT_INODE: Final = 1
+"""The root of the mount. Its namespace id is 0; its children are namespaces."""
+
+
+def namespace_of(ino: int) -> int:
+    """The namespace id held in the high 16 bits of an inode number (0: the root itself)."""
+    return ino >> NAMESPACE_SHIFT
+
+
+def namespace_root(namespace_id: int) -> int:
+    """The inode number of a namespace's top directory."""
+    return namespace_id << NAMESPACE_SHIFT | ROOT_INODE
+
+
+class Flag(enum.IntFlag):
+    """State of a regular file's record. Directories and special files are PUBLISHED from the start."""
+
+    PUBLISHED = 1
+    """Closed (or synced) at least once: seen outside the mount that made it."""
+    SEALED = 2
+    """Unchanged since its checksums and size were recorded; size, blocks and times in the record are the truth.
+    Without it the data file's own stat is the truth."""
+
+
+class Inode(msgspec.Struct, array_like=True, kw_only=True):
+    """One inode. Times are nanoseconds since the epoch, `blocks` are of 512 bytes."""
+
+    mode: int
+    uid: int
+    gid: int
+    nlink: int
+    size: int = 0
+    blocks: int = 0
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    parent: int
+    """The parent directory; for a file with several links, that of one of them (0: orphan)."""
+    name: bytes
+    """The name under `parent`."""
+    flags: int = 0
+    version: int = 0
+    """Of the data file; grows when a file's data are replaced as a whole under the same number."""
+    boot: int = 0
+    """0 when the data are known to be on disk, else the id of the boot in which they were written: after a power
+    cut such a record is dropped, never served."""
+    rdev: int = 0
+    target: bytes = b""
+    """Of a symbolic link."""
+    checksum: bytes = b""
+    """xxh3-128 over the checksums of all chunks; empty until sealed."""
+
+
+class Namespace(msgspec.Struct, array_like=True, kw_only=True):
+    """A top-level directory with its policy."""
+
+    name: bytes
+    kind: str = "durable"
+    """'durable': nothing in it is ever dropped. 'cache': least recently used files are evicted."""
+    capacity: int = 0
+    """Bytes; 0: the store's own limit."""
+    eviction: str = "lru"
+
+
+class Usage(msgspec.Struct, array_like=True, kw_only=True):
+    """What a namespace holds, kept in the transaction that changes it."""
+
+    bytes: int = 0
+    """512 x the blocks of all its records, orphans included until they are reaped."""
+    inodes: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+pack = _encoder.encode
+unpack_inode = msgspec.msgpack.Decoder(Inode).decode
+unpack_namespace = msgspec.msgpack.Decoder(Namespace).decode
+unpack_usage = msgspec.msgpack.Decoder(Usage).decode
