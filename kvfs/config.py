@@ -1,0 +1,193 @@
+"""The settings of a node, and where they come from.
+
+Rising order: defaults, one TOML file, environment variables `KVFS_<KEY>`, flags. The file is the
+one named by --config, else by KVFS_CONFIG, else /etc/kvfs.toml where it exists. A key that is not
+known is an error that names the nearest known one, wherever it stands. Variables that begin with
+KVFS_TEST_ belong to the tests and are not looked at.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvfs.errors import ConfigError, Invalid
+from kvfs.units import Capacity, parse_capacity
+
+SYSTEM_FILE: Final = Path("/etc/kvfs.toml")
+MODES: Final = ("auto", "passthrough", "relay", "libfuse")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_PREFIX: Final = "KVFS_"
+_NOT_SETTINGS: Final = ("KVFS_CONFIG",)
+_TEST_PREFIX: Final = "KVFS_TEST_"
+
+
+def default_store() -> Path:
+    """For root a system directory, for others one of their own."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/kvfs")
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "kvfs"
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node is told. Field names are the keys of the TOML file."""
+
+    store: Path = msgspec.field(default_factory=default_store)
+    """Directory of the data files and of the embedded engine."""
+    mount: Path = Path("/mnt/kvfs")
+    """Where the namespace appears."""
+    mode: str = "auto"
+    """Fast path: one of MODES; 'auto' takes the best that the kernel and the privileges give."""
+    capacity: Capacity = Capacity(percent=90.0)
+    """Limit of what the store may hold: bytes, or a share of the disk."""
+    allow_other: bool = msgspec.field(default_factory=lambda: os.geteuid() == 0)
+    """Whether other users may enter the mount (needs root, or user_allow_other in /etc/fuse.conf).
+    """
+    suid: bool = False
+    """Whether set-user-id bits take effect on the mount."""
+    dev: bool = False
+    """Whether device nodes work on the mount."""
+    log_level: str = "info"
+    """One of LOG_LEVELS."""
+
+    def as_dict(self) -> dict[str, str | bool]:
+        """Every key as it would be written in the file."""
+        values = ((name, getattr(self, name)) for name in KEYS)
+        return {name: v if isinstance(v, bool) else str(v) for name, v in values}
+
+
+KEYS: Final = Config.__struct_fields__
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Values from one place; `label` says where a key of it stands, for messages."""
+
+    values: Mapping[str, object]
+    label: Callable[[str], str]
+
+
+def load(
+    flags: Mapping[str, object] | None = None,
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[Config, dict[str, str]]:
+    """The settings in effect, and for each key where it came from.
+
+    `flags` holds only what was given on the command line, by key. Raises ConfigError.
+    """
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(KEYS, "default")
+    for source in _sources(flags or {}, file, environ):
+        for key, value in source.values.items():
+            where = source.label(key)
+            if key not in KEYS:
+                raise ConfigError(_unknown(where, key))
+            values[key] = _convert(key, value, where)
+            origins[key] = where
+    return Config(**values), origins
+
+
+def _sources(
+    flags: Mapping[str, object], file: Path | None, environ: Mapping[str, str]
+) -> Iterable[Source]:
+    path = _file_in_use(file, environ)
+    if path is not None:
+        yield Source(_read_toml(path), lambda key: f"{path}: {key}")
+    variables = {
+        name.removeprefix(_PREFIX).lower(): value
+        for name, value in environ.items()
+        if name.startswith(_PREFIX)
+        and name not in _NOT_SETTINGS
+        and not name.startswith(_TEST_PREFIX)
+    }
+    yield Source(variables, lambda key: f"environment: {_PREFIX}{key.upper()}")
+    yield Source(flags, lambda key: f"flag: --{key.replace('_', '-')}")
+
+
+def _file_in_use(file: Path | None, environ: Mapping[str, str]) -> Path | None:
+    if file is None and environ.get("KVFS_CONFIG"):
+        file = Path(environ["KVFS_CONFIG"])
+    if file is None and SYSTEM_FILE.exists():
+        file = SYSTEM_FILE
+    return file
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        with path.open("rb") as stream:
+            return tomllib.load(stream)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from error
+
+
+def _unknown(where: str, key: str) -> str:
+    nearest = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
+    if nearest:
+        hint = nearest[0]
+        if where.startswith("environment"):
+            hint = _PREFIX + hint.upper()
+        return f"{where}: no such setting; did you mean {hint}?"
+    return f"{where}: no such setting; there are: {', '.join(KEYS)}"
+
+
+def _convert(key: str, value: object, where: str) -> object:
+    try:
+        return _CONVERTERS[key](value)
+    except Invalid as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise Invalid("must be a path")
+    return Path(os.path.abspath(Path(value).expanduser()))
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"1": True, "true": True, "yes": True, "on": True}
+    words |= {"0": False, "false": False, "no": False, "off": False}
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    raise Invalid(f"must be true or false, not {value!r}")
+
+
+def _capacity(value: object) -> Capacity:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise Invalid(f"must be a size like '4GiB' or a share like '90%', not {value!r}")
+    return parse_capacity(value)
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
+    def convert(value: object) -> str:
+        if value in choices:
+            return str(value)
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise Invalid(f"must be one of {', '.join(choices)}, not {value!r}{hint}")
+
+    return convert
+
+
+_CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
+    "store": _path,
+    "mount": _path,
+    "mode": _one_of(MODES),
+    "capacity": _capacity,
+    "allow_other": _boolean,
+    "suid": _boolean,
+    "dev": _boolean,
+    "log_level": _one_of(LOG_LEVELS),
+}
+assert tuple(_CONVERTERS) == KEYS

@@ -1,0 +1,252 @@
+"""The control socket: how other processes of this host talk to the running node.
+
+A unix socket in the store, one JSON object on a line for each request and each response:
+
+    {"method": "status", "params": {}}          ->  {"result": ...}
+                                                or  {"error": {"type": "NotFound", "message":
+                                                "..."}}
+
+Invariants
+- Only root and the user that runs the node are answered (SO_PEERCRED; the socket is 0600 besides).
+- A line is at most LINE_LIMIT bytes; a connection that says nothing for IDLE_S is closed; at most
+  CONNECTIONS are served.
+- Domain errors arrive at the caller as the same class; anything else as Unavailable.
+- Paths may be longer than a socket address (108 bytes): the socket is reached through its
+  directory's descriptor.
+
+It knows nothing of what the methods do.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from kvfs import errors
+
+LINE_LIMIT: Final = 1 << 20
+IDLE_S: Final = 300.0
+CONNECTIONS: Final = 64
+DEADLINE_S: Final = 10.0
+_BACKLOG: Final = 128
+_CREDENTIALS: Final = struct.Struct("3i")
+
+Handler = Callable[[dict[str, Any]], Awaitable[object]]
+log = logging.getLogger(__name__)
+
+
+class Request(msgspec.Struct):
+    method: str
+    params: dict[str, Any] = {}
+
+
+class ErrorBody(msgspec.Struct):
+    type: str
+    message: str
+
+
+class Response(msgspec.Struct, omit_defaults=True):
+    result: Any = None
+    error: ErrorBody | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_request = msgspec.json.Decoder(Request).decode
+_decode_response = msgspec.json.Decoder(Response).decode
+
+
+class ControlServer:
+    """Answers requests with `handlers`, by method name. Handlers may be added while it serves."""
+
+    def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
+        self.path = path
+        self.handlers: dict[str, Handler] = dict(handlers)
+        self._connections = trio.Semaphore(CONNECTIONS)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; the socket is removed then.
+
+        The caller holds the store's lock, so a socket found there belongs to a node that has died
+        and is replaced.
+        """
+        listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with listener, contextlib.ExitStack() as cleanup:
+            self.path.unlink(missing_ok=True)
+            with _address(self.path) as address:
+                await listener.bind(address)
+            os.chmod(self.path, stat.S_IRUSR | stat.S_IWUSR)
+            cleanup.callback(self.path.unlink, missing_ok=True)
+            listener.listen(_BACKLOG)
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                while True:
+                    await self._connections.acquire()
+                    peer, _ = await listener.accept()
+                    nursery.start_soon(self._attend, peer)
+
+    async def _attend(self, peer: trio.socket.SocketType) -> None:
+        try:
+            with peer:
+                if not _is_trusted(peer):
+                    return
+                async for line in _lines(peer):
+                    await _send(peer, _encode(await self._answer(line)) + b"\n")
+        except (OSError, trio.TooSlowError):
+            log.debug("a control connection ended early", exc_info=True)
+        finally:
+            self._connections.release()
+
+    async def _answer(self, line: bytes) -> Response:
+        try:
+            request = _decode_request(line)
+            handler = self.handlers.get(request.method)
+            if handler is None:
+                raise errors.NotSupported(f"this node has no method '{request.method}'")
+            return Response(result=await handler(request.params))
+        except errors.KvfsError as error:
+            return Response(error=ErrorBody(type(error).__name__, str(error)))
+        except msgspec.MsgspecError as error:
+            return Response(error=ErrorBody("Invalid", f"not a control request: {error}"))
+        except Exception as error:
+            log.exception("a control request failed")
+            return Response(error=ErrorBody("Unavailable", f"the node failed: {error!r}"))
+
+
+def call(
+    path: Path,
+    method: str,
+    params: Mapping[str, object] | None = None,
+    deadline_s: float = DEADLINE_S,
+) -> Any:
+    """Ask the node whose control socket is `path`, and return its result.
+
+    Raises Unavailable when no node runs there or it does not answer within `deadline_s` seconds,
+    else the error that the node raised. Blocks the thread; `acall` is the same for trio.
+    """
+    end = time.monotonic() + deadline_s
+    line = bytearray()
+    with _no_node(path), _connect(path, deadline_s) as peer:
+        peer.sendall(_request(method, params))
+        while not line.endswith(b"\n"):
+            peer.settimeout(max(end - time.monotonic(), 0.001))
+            part = peer.recv(65536)
+            if not part:
+                raise errors.Unavailable(f"the node at {path} went away while it was asked")
+            line += part
+    return _result(line)
+
+
+async def acall(
+    path: Path,
+    method: str,
+    params: Mapping[str, object] | None = None,
+    deadline_s: float = DEADLINE_S,
+) -> Any:
+    """`call` for trio. Cancelled: the node may or may not have done what it was asked."""
+    line = bytearray()
+    with _no_node(path):
+        peer = trio.socket.from_stdlib_socket(_connect(path, deadline_s))
+        with peer, trio.fail_after(deadline_s):
+            await _send(peer, _request(method, params))
+            while not line.endswith(b"\n"):
+                part = await peer.recv(65536)
+                if not part:
+                    raise errors.Unavailable(f"the node at {path} went away while it was asked")
+                line += part
+    return _result(line)
+
+
+def _request(method: str, params: Mapping[str, object] | None) -> bytes:
+    line = _encode(Request(method, dict(params or {}))) + b"\n"
+    if len(line) > LINE_LIMIT:
+        raise errors.TooLarge(f"a control request may hold {LINE_LIMIT} bytes, not {len(line)}")
+    return line
+
+
+def _result(line: bytearray) -> Any:
+    response = _decode_response(line)
+    if response.error is None:
+        return response.result
+    kind = getattr(errors, response.error.type, errors.Unavailable)
+    if not (isinstance(kind, type) and issubclass(kind, errors.KvfsError)):
+        kind = errors.Unavailable
+    raise kind(response.error.message)
+
+
+def _connect(path: Path, deadline_s: float) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        peer.settimeout(deadline_s)
+        with _address(path) as address:
+            peer.connect(address)
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+@contextlib.contextmanager
+def _address(path: Path) -> Iterator[str]:
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+@contextlib.contextmanager
+def _no_node(path: Path) -> Iterator[None]:
+    store = path.parent.parent
+    try:
+        yield
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+        raise errors.Unavailable(
+            f"no node runs on the store {store}; start one: kvfs up --store {store}"
+        ) from error
+    except PermissionError as error:
+        raise errors.AccessDenied(
+            f"the node on {store} belongs to another user; ask as that user or as root"
+        ) from error
+    except (TimeoutError, trio.TooSlowError) as error:
+        raise errors.Unavailable(f"the node on {store} did not answer in time") from error
+    except ConnectionError as error:
+        raise errors.Unavailable(f"the node on {store} went away while it was asked") from error
+
+
+def _is_trusted(peer: trio.socket.SocketType) -> bool:
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(raw)
+    return uid in (0, os.geteuid())
+
+
+async def _lines(peer: trio.socket.SocketType) -> AsyncIterator[bytes]:
+    """Lines until the peer closes. An overlong one ends the connection."""
+    pending = bytearray()
+    while len(pending) <= LINE_LIMIT:
+        end = pending.find(b"\n")
+        if end >= 0:
+            line = bytes(pending[:end])
+            del pending[: end + 1]
+            yield line
+            continue
+        with trio.fail_after(IDLE_S):
+            part = await peer.recv(65536)
+        if not part:
+            return
+        pending += part
+
+
+async def _send(peer: trio.socket.SocketType, data: bytes) -> None:
+    view = memoryview(data)
+    with trio.fail_after(DEADLINE_S):
+        while view:
+            view = view[await peer.send(view) :]
