@@ -1,0 +1,209 @@
+"""The store directory: what lies where, who may use it, and whether it was left in order.
+
+| name | what |
+|---|---|
+| `format` | JSON: format version, store and node id; its presence makes the directory a store |
+| `lock` | flock held by the daemon, its pid inside |
+| `meta/` | the embedded engine |
+| `data/xxx/` | data files, 4,096 directories made when first needed |
+| `run/` | control socket, log |
+| `clean` | there while no daemon runs and the last one stopped in order |
+
+Invariants
+- `format` is written first and atomically: a directory without it that holds anything else is not
+  ours and is refused.
+- Everything is for the owner alone (0700, 0600): data files carry no permission bits of the files
+  they hold.
+"""
+
+import errno
+import fcntl
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from kvfs.errors import Busy, Corrupt, Invalid, KvfsError, NoSpace, NotFound, ReadOnly
+
+T = TypeVar("T")
+
+FORMAT: Final = 1
+_IGNORED: Final = frozenset({"lost+found", ".format.new"})
+"""Names that do not make a directory somebody else's: a filesystem's own, and our first step when
+it was cut short."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What `format` holds."""
+
+    format: int
+    store: str
+    node: str
+
+
+class Store:
+    """An opened store directory. Opening takes no lock: readers beside a running daemon are
+    welcome."""
+
+    def __init__(self, root: Path, identity: Identity) -> None:
+        self.root = root
+        self.identity = identity
+        self.meta = root / "meta"
+        self.data = root / "data"
+        self.run = root / "run"
+        self.socket = self.run / "control.sock"
+        self._clean = root / "clean"
+        self._lock_fd = -1
+
+    def lock(self) -> None:
+        """Become the daemon of this store until `unlock` or the end of the process.
+
+        Raises Busy, naming the process that holds the store, and ReadOnly.
+        """
+        fd = _guarded(self.root, lambda: os.open(self.root / "lock", _CREATE, 0o600))
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise Busy(
+                f"the store {self.root} is in use by process {holder}: stop it with `kvfs down`, "
+                "or choose another directory with --store"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock_fd = fd
+
+    def unlock(self) -> None:
+        """Let others lock the store; idempotent."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def mark_clean(self) -> None:
+        """Say that the store is in order. Call last, after the engine was synced."""
+        with open(self._clean, "wb") as file:
+            os.fsync(file.fileno())
+        _sync_directory(self.root)
+
+    def take_clean(self) -> bool:
+        """Whether the last daemon stopped in order; from now on it counts as running. Needs the
+        lock."""
+        try:
+            os.unlink(self._clean)
+        except FileNotFoundError:
+            return False
+        _sync_directory(self.root)
+        return True
+
+
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+
+
+def open_store(path: Path) -> Store:
+    """The store in `path`. Raises NotFound, Invalid (somebody else's directory), Corrupt."""
+    root = path.absolute()
+    try:
+        raw = (root / "format").read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _not_a_store(root) from None
+    try:
+        identity = msgspec.json.decode(raw, type=Identity)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(
+            f"{root / 'format'} is not readable ({error}): restore it from a backup, or choose "
+            "another directory with --store"
+        ) from None
+    if identity.format != FORMAT:
+        raise Invalid(
+            f"the store {root} has format {identity.format}, this version of KVFS knows {FORMAT}: "
+            "use the version that made it"
+        )
+    return Store(root, identity)
+
+
+def create_store(path: Path) -> Store:
+    """The store in `path`, made first where the directory is missing or empty; idempotent.
+
+    Raises Invalid for a directory that holds anything else, ReadOnly, NoSpace.
+    """
+    root = path.absolute()
+    if not (root / "format").exists():
+        _guarded(root, lambda: _make(root))
+    store = open_store(root)
+    _guarded(root, lambda: _make_directories(store))
+    return store
+
+
+def _make(root: Path) -> None:
+    if root.exists() and not root.is_dir():
+        raise Invalid(f"{root} is not a directory: choose another store with --store")
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if foreign := sorted(set(os.listdir(root)) - _IGNORED):
+        raise _foreign(root, foreign[0])
+    identity = Identity(format=FORMAT, store=str(uuid.uuid4()), node=str(uuid.uuid4()))
+    draft = root / ".format.new"
+    with open(draft, "wb", opener=_private) as file:
+        file.write(msgspec.json.encode(identity) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(draft, root / "format")
+    os.chmod(root, 0o700)
+    _sync_directory(root)
+
+
+def _make_directories(store: Store) -> None:
+    for directory in (store.meta, store.data, store.run):
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _not_a_store(root: Path) -> KvfsError:
+    try:
+        names = sorted(set(os.listdir(root)) - _IGNORED)
+    except OSError:
+        names = []
+    if names:
+        return _foreign(root, names[0])
+    return NotFound(f"there is no store in {root}: make one with `kvfs up --store {root}`")
+
+
+def _foreign(root: Path, name: str) -> Invalid:
+    return Invalid(
+        f"{root} holds files that are not of KVFS ({name!r} for one): "
+        "choose an empty directory with --store"
+    )
+
+
+def _guarded(root: Path, step: Callable[[], T]) -> T:
+    """Run a step that writes, with the system's refusals translated."""
+    try:
+        return step()
+    except OSError as error:
+        raise translate(error, root) from error
+
+
+def translate(error: OSError, root: Path) -> KvfsError:
+    """The domain error for what the system refused in a store directory; `error` itself has no KVFS
+    meaning otherwise."""
+    if error.errno == errno.EROFS:
+        return ReadOnly(f"the store {root} is on a read-only filesystem: remount it read-write")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(f"the filesystem of the store {root} is full: free some space on it")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return ReadOnly(f"no permission to write in the store {root}: run as its owner")
+    return Invalid(f"the store {root} cannot be used: {error.strerror or error}")
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
