@@ -1,13 +1,16 @@
 """What the core asks of a metadata engine: ordered keys, and transactions.
 
-Semantics (lookup, rename, publish ...) are written once, in `kvfs.namespace`, as plain functions of a `Transaction`. An
-engine runs such a function against one consistent view and commits what it wrote, all or nothing.
+Semantics (lookup, rename, publish ...) are written once, in `kvfs.namespace`, as plain functions of
+a `Transaction`. An engine runs such a function against one consistent view and commits what it
+wrote, all or nothing.
 
 Invariants
-- The function may be run more than once (optimistic retry), so it must do nothing but read and write through its argument.
+- The function may be run more than once (optimistic retry), so it must do nothing but read and
+  write through its argument.
 - Keys are at most 511 bytes; order is that of the bytes.
 - A transaction sees its own writes.
-- What `transact` returned survives SIGKILL of every process. What `sync` returned after survives power loss.
+- What `transact` returned survives SIGKILL of every process. What `sync` returned after survives
+  power loss.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,22 +22,24 @@ T = TypeVar("T")
 class Transaction(Protocol):
     """One consistent view; writable when it came from `Engine.transact`."""
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes, /) -> bytes | None:
         """The value, or None."""
 
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values in the order of `keys`, None where there is none. One round trip on a distributed engine."""
+    def get_many(self, keys: Sequence[bytes], /) -> list[bytes | None]:
+        """The values in the order of `keys`, None where there is none. One round trip on a
+        distributed engine."""
 
-    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Pairs with start <= key < end in ascending order. Lazy: stop reading when you have enough.
+    def scan(self, start: bytes, end: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        """Pairs with start <= key < end in ascending order. Lazy: stop reading when you have
+        enough.
 
         The keys scanned must not be written before the iterator is exhausted or dropped.
         """
 
-    def put(self, key: bytes, value: bytes) -> None:
+    def put(self, key: bytes, value: bytes, /) -> object:
         """Insert or replace."""
 
-    def delete(self, key: bytes) -> bool:
+    def delete(self, key: bytes, /) -> bool:
         """Remove; whether it was there."""
 
 
@@ -43,8 +48,8 @@ class Engine(Protocol):
 
     @property
     def immediate(self) -> bool:
-        """True where `read` and `transact` finish without ever suspending (an embedded engine): callers may then drive
-        the coroutine to its end in one step, outside any task."""
+        """True where `read` and `transact` finish without ever suspending (an embedded engine):
+        callers may then drive the coroutine to its end in one step, outside any task."""
 
     async def read(self, fn: Callable[[Transaction], T]) -> T:
         """Run `fn` on a read-only view. Errors raised by `fn` pass through."""
@@ -52,7 +57,8 @@ class Engine(Protocol):
     async def transact(self, fn: Callable[[Transaction], T]) -> T:
         """Run `fn`, commit, return its result; an error raised by `fn` aborts and passes through.
 
-        Cancelled: either nothing or everything was committed. Raises Unavailable, NoSpace, ReadOnly, Corrupt.
+        Cancelled: either nothing or everything was committed. Raises Unavailable, NoSpace,
+        ReadOnly, Corrupt.
         """
 
     async def sync(self) -> None:

@@ -1,7 +1,7 @@
 """The keys of the metadata schema. Numbers are big-endian, so that byte order is numeric order.
 
-A directory's entry is its name followed by '/', every other entry its bare name: a depth-first scan is S3's byte order,
-and a file `a` and a directory `a` can stand in one parent.
+A directory's entry is its name followed by '/', every other entry its bare name: a depth-first scan
+is S3's byte order, and a file `a` and a directory `a` can stand in one parent.
 
 | key | value |
 |---|---|
@@ -91,6 +91,7 @@ def orphan(ino: int) -> bytes:
 
 
 def after(prefix: bytes) -> bytes:
-    """The least key greater than every key that starts with `prefix` (which must not end in 0xff bytes only)."""
+    """The least key greater than every key that starts with `prefix` (which must not end in 0xff
+    bytes only)."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1])

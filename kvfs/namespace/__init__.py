@@ -1,0 +1,1 @@
+"""The semantics of the namespace, written once: plain functions of a transaction."""

@@ -1,0 +1,188 @@
+"""Inode records and what hangs on them alone: attributes and extended attributes.
+
+Nothing here knows names. Times are nanoseconds since the epoch. The record holds the truth about an
+inode except the size, blocks and mtime of a regular file that is not sealed (see `records.Flag`).
+"""
+
+import stat
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from kvfs.errors import Exists, Invalid, NoAttribute, NoSpace, Stale, TooLarge
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import (
+    ROOT_INODE,
+    Inode,
+    Usage,
+    namespace_of,
+    pack,
+    unpack_inode,
+    unpack_usage,
+)
+
+XATTR_CREATE: Final = 1
+XATTR_REPLACE: Final = 2
+MAX_XATTR_NAME: Final = 255
+MAX_XATTR_VALUE: Final = 65_536
+MAX_XATTR_LIST: Final = 65_536
+"""Bytes of all the names of one inode, each with its terminating zero: what listxattr can
+return."""
+BLOCK: Final = 512
+"""The unit of `Inode.blocks`, in bytes."""
+
+
+class Changes(msgspec.Struct, kw_only=True):
+    """What `set_attributes` is to change; None leaves a field as it is."""
+
+    mode: int | None = None
+    """Permission bits; the file's type stays."""
+    uid: int | None = None
+    gid: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+    size: int | None = None
+    blocks: int | None = None
+
+
+def read_inode(t: Transaction, ino: int) -> Inode:
+    """The record. Raises Stale where there is none."""
+    value = t.get(keys.inode(ino))
+    if value is None:
+        raise Stale(f"inode {ino:#x} is gone")
+    return unpack_inode(value)
+
+
+def read_inodes(t: Transaction, inos: Sequence[int]) -> list[Inode | None]:
+    """The records in the order of `inos`, None where there is none; one round trip."""
+    values = t.get_many([keys.inode(ino) for ino in inos])
+    return [None if value is None else unpack_inode(value) for value in values]
+
+
+def write_inode(t: Transaction, ino: int, inode: Inode) -> None:
+    """Insert or replace the record. Usage is not touched: see `set_blocks` for a change of
+    blocks."""
+    t.put(keys.inode(ino), pack(inode))
+
+
+def is_directory(inode: Inode) -> bool:
+    return stat.S_ISDIR(inode.mode)
+
+
+def set_blocks(t: Transaction, ino: int, inode: Inode, blocks: int) -> None:
+    """Set `inode.blocks` and account for the change; the caller writes the record."""
+    if blocks != inode.blocks:
+        add_usage(t, namespace_of(ino), BLOCK * (blocks - inode.blocks), 0)
+        inode.blocks = blocks
+
+
+def add_usage(t: Transaction, namespace_id: int, size_bytes: int, inodes: int) -> None:
+    """Account for what is added (or, negative, removed); of a namespace that is gone, nothing."""
+    key = keys.usage(namespace_id)
+    value = t.get(key)
+    if value is None:
+        return
+    usage = unpack_usage(value)
+    t.put(key, pack(Usage(bytes=usage.bytes + size_bytes, inodes=usage.inodes + inodes)))
+
+
+def set_attributes(t: Transaction, ino: int, changes: Changes, now: int) -> Inode:
+    """Apply `changes`; ctime becomes `now`. Returns the new record. Raises Stale."""
+    inode = read_inode(t, ino)
+    if changes.mode is not None:
+        inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(changes.mode)
+    if changes.uid is not None:
+        inode.uid = changes.uid
+    if changes.gid is not None:
+        inode.gid = changes.gid
+    if changes.atime_ns is not None:
+        inode.atime_ns = changes.atime_ns
+    if changes.mtime_ns is not None:
+        inode.mtime_ns = changes.mtime_ns
+    if changes.size is not None:
+        inode.size = changes.size
+    if changes.blocks is not None:
+        set_blocks(t, ino, inode, changes.blocks)
+    inode.ctime_ns = now
+    write_inode(t, ino, inode)
+    return inode
+
+
+def without_set_ids(mode: int) -> int:
+    """The mode after a write, truncation or change of owner: no set-user-id bit, and no
+    set-group-id bit where the group may execute (without that it once meant mandatory locking, and
+    stays)."""
+    if stat.S_ISDIR(mode):
+        return mode
+    mode &= ~stat.S_ISUID
+    return mode & ~stat.S_ISGID if mode & stat.S_IXGRP else mode
+
+
+def get_xattr(t: Transaction, ino: int, name: bytes) -> bytes:
+    """The value. Raises NoAttribute, TooLarge (the name)."""
+    value = t.get(_xattr_key(ino, name))
+    if value is None:
+        raise NoAttribute(f"inode {ino:#x} has no attribute {name!r}")
+    return value
+
+
+def set_xattr(t: Transaction, ino: int, name: bytes, value: bytes, flags: int, now: int) -> None:
+    """Insert or replace an attribute of up to 64 KiB.
+
+    `flags`: XATTR_CREATE (Exists where it is there), XATTR_REPLACE (NoAttribute where it is not).
+    Raises Invalid, TooLarge, NoSpace (the names would not fit into one list), Stale.
+    """
+    if flags & ~(XATTR_CREATE | XATTR_REPLACE):
+        raise Invalid(f"unknown flags {flags:#x} for an attribute")
+    if len(value) > MAX_XATTR_VALUE:
+        raise TooLarge(f"an attribute has at most {MAX_XATTR_VALUE} bytes, not {len(value)}")
+    key = _xattr_key(ino, name)
+    present = t.get(key) is not None
+    if present and flags & XATTR_CREATE:
+        raise Exists(f"inode {ino:#x} has the attribute {name!r} already")
+    if not present and flags & XATTR_REPLACE:
+        raise NoAttribute(f"inode {ino:#x} has no attribute {name!r}")
+    if not present:
+        listed = sum(len(other) + 1 for other in list_xattrs(t, ino))
+        if listed + len(name) + 1 > MAX_XATTR_LIST:
+            raise NoSpace(f"the attributes' names of inode {ino:#x} fill {listed} bytes already")
+    _changed(t, ino, now)
+    t.put(key, value)
+
+
+def list_xattrs(t: Transaction, ino: int) -> list[bytes]:
+    """The names of all attributes, sorted."""
+    prefix = keys.xattrs(ino)
+    return [key[len(prefix) :] for key, _ in t.scan(prefix, keys.after(prefix))]
+
+
+def remove_xattr(t: Transaction, ino: int, name: bytes, now: int) -> None:
+    """Raises NoAttribute, Stale."""
+    if not t.delete(_xattr_key(ino, name)):
+        raise NoAttribute(f"inode {ino:#x} has no attribute {name!r}")
+    _changed(t, ino, now)
+
+
+def drop_inode(t: Transaction, ino: int, inode: Inode) -> None:
+    """Remove the record and all that hangs on it, and account for it. No entry may lead to it."""
+    for name in list_xattrs(t, ino):
+        t.delete(keys.xattr(ino, name))
+    for key in (keys.inode(ino), keys.unsealed(ino), keys.unpublished(ino), keys.orphan(ino)):
+        t.delete(key)
+    namespace_id = namespace_of(ino)
+    if ino & (1 << 48) - 1 != ROOT_INODE:  # a namespace's own directory is not counted
+        add_usage(t, namespace_id, -BLOCK * inode.blocks, -1)
+
+
+def _xattr_key(ino: int, name: bytes) -> bytes:
+    if not 0 < len(name) <= MAX_XATTR_NAME:
+        raise TooLarge(f"an attribute's name has 1 to {MAX_XATTR_NAME} bytes, not {len(name)}")
+    return keys.xattr(ino, name)
+
+
+def _changed(t: Transaction, ino: int, now: int) -> None:
+    inode = read_inode(t, ino)
+    inode.ctime_ns = now
+    write_inode(t, ino, inode)

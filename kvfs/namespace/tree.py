@@ -1,0 +1,363 @@
+"""The tree of names: look up, add, link, remove, list. The public face of what changes names.
+
+Every function is one step of a transaction; errors leave nothing written once the transaction is
+aborted. `now` is nanoseconds since the epoch; names are bytes. The parents' mtime and ctime, the
+inodes' ctime, link counts and the namespaces' usage follow in the same transaction.
+"""
+
+import stat
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvfs.errors import (
+    CrossNamespace,
+    Exists,
+    IsADirectory,
+    NameTooLong,
+    NotADirectory,
+    NotEmpty,
+    NotFound,
+    NotPermitted,
+    Stale,
+)
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import (
+    ROOT_INODE,
+    Flag,
+    Inode,
+    namespace_of,
+    namespace_root,
+    unpack_inode,
+)
+from kvfs.namespace import spaces
+from kvfs.namespace.entries import (
+    Keep,
+    Removed,
+    find_entry,
+    is_empty,
+    links,
+    live_directory,
+    lose_link,
+    touch,
+)
+from kvfs.namespace.inodes import (
+    BLOCK,
+    add_usage,
+    drop_inode,
+    is_directory,
+    read_inode,
+    read_inodes,
+    write_inode,
+)
+from kvfs.namespace.renaming import RENAME_EXCHANGE, RENAME_NOREPLACE, rename
+
+__all__ = [
+    "RENAME_EXCHANGE",
+    "RENAME_NOREPLACE",
+    "Child",
+    "Keep",
+    "Removed",
+    "add",
+    "add_unlinked",
+    "exist",
+    "find",
+    "link",
+    "links",
+    "list_children",
+    "lookup",
+    "path_of",
+    "read_inode",
+    "read_inodes",
+    "reap",
+    "rename",
+    "replace",
+    "resolve",
+    "rmdir",
+    "unlink",
+    "write_inode",
+]
+
+
+class Child(NamedTuple):
+    """A name in a directory."""
+
+    key: bytes
+    """Where to go on after it: `after_key` of the next `list_children`."""
+    name: bytes
+    ino: int
+
+
+def find(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode] | None:
+    """As `lookup`, None for a name that is not there. Two reads, whether it is there or not."""
+    if len(name) > spaces.MAX_NAME:
+        raise NameTooLong(f"a name has at most {spaces.MAX_NAME} bytes, not {len(name)}")
+    key = b"e" + keys.pack_u64(parent) + name
+    packed = t.get(key) or t.get(key + b"/")
+    if packed is None:
+        return _find_dots(t, parent, name)
+    value = t.get(b"i" + packed)
+    if value is None:
+        raise Stale(f"the entry of inode {keys.unpack_u64(packed):#x} leads nowhere: run fsck")
+    return keys.unpack_u64(packed), unpack_inode(value)
+
+
+def lookup(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode]:
+    """The inode under a name; `.` and `..` too. Raises NotFound, NameTooLong."""
+    found = find(t, parent, name)
+    if found is None:
+        raise NotFound("no such name")
+    return found
+
+
+def exist(t: Transaction, parent: int, names: Sequence[bytes]) -> list[bool]:
+    """Whether each name is there; two round trips for all. A name over 255 bytes is not."""
+    prefix = keys.entries(parent)
+    wanted = [prefix + name[: spaces.MAX_NAME + 1] for name in names]
+    found = [value is not None for value in t.get_many(wanted)]
+    missing = [at for at, there in enumerate(found) if not there]
+    if missing:
+        directories = t.get_many([wanted[at] + b"/" for at in missing])
+        for at, value in zip(missing, directories, strict=True):
+            found[at] = value is not None
+    return found
+
+
+def add(t: Transaction, parent: int, name: bytes, ino: int, inode: Inode) -> int:
+    """Put a new inode under a free name; returns its number.
+
+    `inode` is completed: parent, name, nlink, and in a set-group-id directory the group (a new
+    directory inherits the bit too). Its ctime becomes the parent's. A directory at the top level
+    becomes a durable namespace, whose number is not `ino` but the one returned. Raises Exists,
+    NotFound (the parent was removed), NotADirectory, NotPermitted (anything but a directory at the
+    top level), NameTooLong, Invalid.
+    """
+    spaces.check_name(name)
+    if parent == ROOT_INODE:
+        return _add_namespace(t, name, inode)
+    assert namespace_of(ino) == namespace_of(parent), (ino, parent)
+    directory = live_directory(t, parent)
+    _check_free(t, parent, name)
+    inode.parent, inode.name = parent, name
+    _inherit_group(directory, inode)
+    entry = keys.file_entry(parent, name)
+    if is_directory(inode):
+        inode.nlink = 2
+        t.put(entry + b"/", keys.pack_u64(ino))
+        touch(t, parent, directory, inode.ctime_ns, 1)
+    else:
+        inode.nlink = 1
+        t.put(entry, keys.pack_u64(ino))
+        touch(t, parent, directory, inode.ctime_ns)
+    _put_new(t, ino, inode)
+    return ino
+
+
+def add_unlinked(t: Transaction, parent: int, ino: int, inode: Inode) -> None:
+    """Put a new inode that has no name yet (O_TMPFILE in `parent`): an orphan until `link` names
+    it.
+
+    Raises NotFound (the parent was removed), NotPermitted (at the top level).
+    """
+    if parent == ROOT_INODE:
+        raise NotPermitted("only namespaces stand at the top level")
+    _inherit_group(live_directory(t, parent), inode)
+    inode.parent, inode.name, inode.nlink = 0, b"", 0
+    t.put(keys.orphan(ino), b"")
+    _put_new(t, ino, inode)
+
+
+def link(t: Transaction, ino: int, parent: int, name: bytes, now: int) -> Inode:
+    """Give an inode one more name (an orphan: its first). Returns its record.
+
+    Raises Exists, Stale, NotFound (the parent was removed), NotPermitted (directories; the top
+    level), CrossNamespace, NameTooLong, Invalid.
+    """
+    spaces.check_name(name)
+    inode = read_inode(t, ino)
+    if is_directory(inode):
+        raise NotPermitted("a directory has one name only")
+    if parent == ROOT_INODE:
+        raise NotPermitted("only namespaces stand at the top level")
+    if namespace_of(parent) != namespace_of(ino):
+        raise CrossNamespace("a link cannot lead from one namespace into another: copy the file")
+    directory = live_directory(t, parent)
+    _check_free(t, parent, name)
+    if inode.nlink == 0:
+        t.delete(keys.orphan(ino))
+        inode.parent, inode.name = parent, name
+    else:
+        if inode.nlink == 1:
+            t.put(keys.backlink(ino, inode.parent, inode.name), b"")
+        t.put(keys.backlink(ino, parent, name), b"")
+    inode.nlink += 1
+    inode.ctime_ns = now
+    t.put(keys.file_entry(parent, name), keys.pack_u64(ino))
+    write_inode(t, ino, inode)
+    touch(t, parent, directory, now)
+    return inode
+
+
+def unlink(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Removed:
+    """Remove the name of anything but a directory. Raises NotFound, IsADirectory."""
+    entry = find_entry(t, parent, name)
+    if entry is None:
+        raise NotFound("no such name")
+    if entry.directory:
+        raise IsADirectory("a directory is removed with rmdir")
+    t.delete(entry.key)
+    touch(t, parent, read_inode(t, parent), now)
+    return lose_link(t, entry.ino, read_inode(t, entry.ino), (parent, name), now, keep)
+
+
+def rmdir(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Removed:
+    """Remove an empty directory; at the top level, a namespace.
+
+    Raises NotFound, NotADirectory, NotEmpty, Invalid (`.`).
+    """
+    if name == b"..":
+        raise NotEmpty("the parent directory holds this one")
+    spaces.check_name(name)
+    key = keys.directory_entry(parent, name)
+    packed = t.get(key)
+    if packed is None:
+        if t.get(key[:-1]) is not None:
+            raise NotADirectory("it is not a directory; unlink it")
+        raise NotFound("no such name")
+    ino = keys.unpack_u64(packed)
+    if not is_empty(t, ino):
+        raise NotEmpty("the directory is not empty")
+    if parent == ROOT_INODE:
+        spaces.forget(t, namespace_of(ino), name, now)
+    else:
+        t.delete(key)
+        touch(t, parent, read_inode(t, parent), now, -1)
+    return lose_link(t, ino, read_inode(t, ino), (parent, name), now, keep)
+
+
+def replace(
+    t: Transaction, parent: int, name: bytes, ino: int, inode: Inode, now: int, keep: Keep
+) -> Removed | None:
+    """Put a new file under a name, atomically over a file that has it; returns what was replaced.
+
+    Raises IsADirectory, and as `add` does.
+    """
+    entry = find_entry(t, parent, name)
+    if entry is None:
+        add(t, parent, name, ino, inode)
+        return None
+    if entry.directory:
+        raise IsADirectory("the name is a directory's")
+    t.delete(entry.key)
+    removed = lose_link(t, entry.ino, read_inode(t, entry.ino), (parent, name), now, keep)
+    add(t, parent, name, ino, inode)
+    return removed
+
+
+def reap(t: Transaction, ino: int) -> None:
+    """Drop an orphan that nobody holds any more; nothing where it is gone, or has a link again."""
+    if t.get(keys.orphan(ino)) is None:
+        return
+    value = t.get(keys.inode(ino))
+    if value is None:
+        t.delete(keys.orphan(ino))
+    else:
+        drop_inode(t, ino, unpack_inode(value))
+
+
+def list_children(t: Transaction, parent: int, after_key: bytes, limit: int) -> list[Child]:
+    """Up to `limit` names after `after_key` (b"": from the start), in the order of their keys."""
+    prefix = keys.entries(parent)
+    start = prefix + after_key + b"\0" if after_key else prefix
+    children: list[Child] = []
+    for key, packed in t.scan(start, keys.after(prefix)):
+        suffix = key[9:]
+        name = suffix
+        if suffix[-1:] == b"/":
+            name = suffix[:-1]
+            if t.get(key[:-1]) is not None:  # a file of the same name hides it from the mount
+                continue
+        children.append(Child(suffix, name, keys.unpack_u64(packed)))
+        if len(children) >= limit:
+            break
+    return children
+
+
+def resolve(t: Transaction, path: bytes) -> tuple[int, Inode]:
+    """Walk a path from the root of the mount; `/`, `.` and empty parts are skipped, links not
+    followed.
+
+    Raises NotFound, NotADirectory, NameTooLong, each naming the path.
+    """
+    ino, inode = ROOT_INODE, read_inode(t, ROOT_INODE)
+    for part in path.split(b"/"):
+        if not part or part == b".":
+            continue
+        if not is_directory(inode):
+            raise NotADirectory(f"{_shown(path)}: a part of the path is not a directory")
+        found = find(t, ino, part)
+        if found is None:
+            raise NotFound(f"{_shown(path)}: no such file or directory")
+        ino, inode = found
+    return ino, inode
+
+
+def path_of(t: Transaction, ino: int) -> bytes:
+    """A path that leads to the inode, from the root of the mount. Raises Stale for an orphan."""
+    parts: list[bytes] = []
+    while ino != ROOT_INODE:
+        inode = read_inode(t, ino)
+        if not inode.nlink:
+            raise Stale(f"inode {ino:#x} has no name any more")
+        parts.append(inode.name)
+        ino = inode.parent
+    return b"/" + b"/".join(reversed(parts))
+
+
+def _shown(path: bytes) -> str:
+    return path.decode(errors="backslashreplace")
+
+
+def _find_dots(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode] | None:
+    if name == b".":
+        return parent, read_inode(t, parent)
+    if name == b"..":
+        above = read_inode(t, parent).parent
+        if not above:
+            raise Stale("the directory was removed")
+        return above, read_inode(t, above)
+    return None
+
+
+def _check_free(t: Transaction, parent: int, name: bytes) -> None:
+    entry = keys.file_entry(parent, name)
+    if t.get(entry) is not None or t.get(entry + b"/") is not None:
+        raise Exists("the name is taken")
+
+
+def _inherit_group(directory: Inode, inode: Inode) -> None:
+    if directory.mode & stat.S_ISGID:
+        inode.gid = directory.gid
+        if is_directory(inode):
+            inode.mode |= stat.S_ISGID
+
+
+def _put_new(t: Transaction, ino: int, inode: Inode) -> None:
+    if not stat.S_ISREG(inode.mode):
+        inode.flags |= Flag.PUBLISHED
+    else:
+        if not inode.flags & Flag.PUBLISHED:
+            t.put(keys.unpublished(ino), b"")
+        if not inode.flags & Flag.SEALED or inode.boot:
+            t.put(keys.unsealed(ino), b"")
+    write_inode(t, ino, inode)
+    add_usage(t, namespace_of(ino), BLOCK * inode.blocks, 1)
+
+
+def _add_namespace(t: Transaction, name: bytes, inode: Inode) -> int:
+    if not is_directory(inode):
+        raise NotPermitted("only directories (namespaces) stand at the top level: make one first")
+    namespace_id = spaces.create(
+        t, name, mode=inode.mode, uid=inode.uid, gid=inode.gid, now=inode.ctime_ns
+    )
+    return namespace_root(namespace_id)
