@@ -1,8 +1,8 @@
 """The FUSE kernel protocol, as far as the fast path speaks it.
 
-Source of every layout and number: Linux include/uapi/linux/fuse.h, protocol 7.45. Little-endian layouts stand for the
-native ones (the fast path refuses big-endian machines). Pure: no I/O, no state.
-"""
+Source of every layout and number: Linux include/uapi/linux/fuse.h, protocol 7.45. Little-endian
+layouts stand for the native ones (the fast path refuses big-endian machines). Pure: no I/O, no
+state."""
 
 import enum
 import stat
@@ -152,7 +152,8 @@ LSEEK_IN: Final = struct.Struct("<QQII")
 COPY_IN: Final = struct.Struct("<QQQQQQQ")
 
 ENTRY_OUT: Final = struct.Struct("<QQQQII")
-"""nodeid, generation, entry and attribute validity in seconds, the same in nanoseconds; an ATTR follows."""
+"""nodeid, generation, entry and attribute validity in seconds, the same in nanoseconds; an ATTR
+follows."""
 ATTR_OUT: Final = struct.Struct("<QII")
 """Attribute validity in seconds and nanoseconds, padding; an ATTR follows."""
 ATTR: Final = struct.Struct("<QQQqqqIIIIIIIIII")
@@ -178,9 +179,11 @@ NAME_MAX: Final = 255
 BLOCK_SIZE: Final = 4096
 
 LONG_S: Final = 3600
-"""Validity of attributes, entries and absences that only change through KVFS, which then tells the kernel."""
+"""Validity of attributes, entries and absences that only change through KVFS, which then tells the
+kernel."""
 UNSEALED_S: Final = 1
-"""Validity of the attributes of a file whose data may change without a request (a shared mapping)."""
+"""Validity of the attributes of a file whose data may change without a request (a shared
+mapping)."""
 
 _SECOND = 1_000_000_000
 _pack_attr = ATTR.pack
@@ -235,3 +238,8 @@ def attr_reply(ino: int, inode: Inode) -> bytes:
 def dirent(ino: int, offset: int, name: bytes, mode: int) -> bytes:
     """`struct fuse_dirent` with its name, padded."""
     return DIRENT.pack(ino, offset, len(name), mode >> 12) + name + bytes(-len(name) % 8)
+
+
+ENTRY_BYTES: Final = ENTRY_OUT.size + ATTR.size
+BARE_ENTRY: Final = bytes(ENTRY_BYTES)
+"""In READDIRPLUS: an entry that the kernel must not look up (nodeid 0)."""

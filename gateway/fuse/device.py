@@ -1,0 +1,261 @@
+"""/dev/fuse: opening, mounting, unmounting, backing files, and messages that the server sends on
+its own.
+
+Notifications take kernel inode locks, which the kernel may hold while it waits for a reply of ours:
+they are written by a thread of their own from a bounded queue, never by the event loop (a loop that
+did deadlocked at once)."""
+
+import ctypes
+import errno
+import fcntl
+import os
+import pathlib
+import queue
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from gateway.fuse import protocol
+from kvfs.errors import AccessDenied, Busy, NotFound, NotSupported, Unavailable
+
+DEVICE: Final = "/dev/fuse"
+FSTYPE: Final = "fuse.kvfs"
+MS_NOSUID, MS_NODEV = 2, 4
+MNT_DETACH: Final = 2
+UMOUNT_NOFOLLOW: Final = 8
+_BACKING_OPEN: Final = 1 << 30 | 16 << 16 | 229 << 8 | 1
+_BACKING_CLOSE: Final = 1 << 30 | 4 << 16 | 229 << 8 | 2
+_BACKING_MAP: Final = struct.Struct("<iIQ")
+_QUEUE_LIMIT: Final = 4096
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def open_device() -> int:
+    """A descriptor of /dev/fuse, non-blocking.
+
+    Raises NotFound (no such device) or AccessDenied, each with its remedy.
+    """
+    try:
+        return os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise NotFound(
+            f"{DEVICE} does not exist: load the module (modprobe fuse), "
+            "or give the container the device (--device /dev/fuse)"
+        ) from None
+    except OSError as e:
+        if e.errno in (errno.EACCES, errno.EPERM):
+            raise AccessDenied(
+                f"{DEVICE} may not be opened: run as root or join the group that owns it"
+            ) from None
+        if e.errno in (errno.ENXIO, errno.ENODEV):
+            raise NotFound(f"{DEVICE} has no driver: load it with 'modprobe fuse'") from None
+        raise
+
+
+def mount_device(mountpoint: str, *, allow_other: bool, nosuid: bool, nodev: bool) -> int:
+    """Mount at `mountpoint` and return the device's descriptor: mount(2), or without privilege
+    fusermount3.
+
+    Raises NotFound, AccessDenied, Busy, Unavailable."""
+    device = open_device()
+    flags = (MS_NOSUID if nosuid else 0) | (MS_NODEV if nodev else 0)
+    root_mode = format(os.stat(mountpoint).st_mode & 0o170000, "o")
+    options = f"fd={device},rootmode={root_mode},user_id={os.getuid()},group_id={os.getgid()},"
+    options += "default_permissions" + (",allow_other" if allow_other else "")
+    if _libc.mount(b"kvfs", os.fsencode(mountpoint), FSTYPE.encode(), flags, options.encode()) == 0:
+        return device
+    error = ctypes.get_errno()
+    os.close(device)
+    if error in (errno.EPERM, errno.EACCES):
+        return _fusermount(mountpoint, allow_other)
+    if error == errno.EBUSY:
+        raise Busy(f"{mountpoint} is busy: something is mounted or open there")
+    raise Unavailable(f"mount of {mountpoint} failed: {os.strerror(error)}")
+
+
+def _fusermount(mountpoint: str, allow_other: bool) -> int:
+    """Let the set-uid helper mount; it sends the descriptor over a socket (its documented
+    _FUSE_COMMFD)."""
+    helper = shutil.which("fusermount3")
+    if helper is None:
+        raise AccessDenied("mounting needs root or the helper fusermount3: apt-get install fuse3")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    options = "fsname=kvfs,subtype=kvfs,default_permissions" + (
+        ",allow_other" if allow_other else ""
+    )
+    with ours, theirs:
+        result = subprocess.run(
+            [helper, "-o", options, "--", mountpoint],
+            env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.PIPE,
+            timeout=10,
+            check=False,
+        )
+        if result.returncode:
+            why = result.stderr.decode(errors="replace").strip().splitlines()
+            raise AccessDenied(why[-1] if why else "fusermount3 refused to mount")
+        ours.settimeout(10)
+        _, fds, _, _ = socket.recv_fds(ours, 16, 1)
+    if not fds:
+        raise Unavailable("fusermount3 mounted but sent no descriptor")
+    os.set_blocking(fds[0], False)
+    os.set_inheritable(fds[0], False)
+    return fds[0]
+
+
+def unmount(mountpoint: str, *, lazy: bool) -> None:
+    """Unmount; lazily: at once out of sight, ended when its last user goes.
+
+    Raises Busy, NotFound (nothing is mounted there), AccessDenied.
+    """
+    flags = UMOUNT_NOFOLLOW | (MNT_DETACH if lazy else 0)
+    if _libc.umount2(os.fsencode(mountpoint), flags) == 0:
+        return
+    error = ctypes.get_errno()
+    helper = shutil.which("fusermount3")
+    if error == errno.EPERM and helper:
+        command = [helper, "-u", *(["-z"] if lazy else []), "--", mountpoint]
+        result = subprocess.run(command, stderr=subprocess.PIPE, timeout=10, check=False)
+        if result.returncode == 0:
+            return
+        raise AccessDenied(result.stderr.decode(errors="replace").strip() or "fusermount3 failed")
+    if error == errno.EBUSY:
+        raise Busy(f"{mountpoint} is in use: close what is open there, then try again")
+    if error in (errno.EINVAL, errno.ENOENT):
+        raise NotFound(f"nothing is mounted at {mountpoint}")
+    raise Unavailable(f"unmount of {mountpoint} failed: {os.strerror(error)}")
+
+
+def mounted_type(mountpoint: str) -> str | None:
+    """The filesystem type of what is mounted exactly at `mountpoint` (topmost), or None. Never
+    touches the mount, so that it answers for a dead one too."""
+    wanted = os.path.join(
+        os.path.realpath(os.path.dirname(mountpoint)), os.path.basename(mountpoint)
+    )
+    found = None
+    for line in pathlib.Path("/proc/self/mountinfo").read_bytes().splitlines():
+        left, _, right = line.partition(b" - ")
+        where = left.split()[4].decode("unicode_escape").encode("latin-1")
+        if where == os.fsencode(wanted):
+            found = right.split()[0].decode()
+    return found
+
+
+def recover_stale(mountpoint: str) -> bool:
+    """Detach a KVFS mount whose server has gone (its calls give ENOTCONN). Whether there was
+    one."""
+    if mounted_type(mountpoint) != FSTYPE:
+        return False
+    try:
+        os.stat(mountpoint)
+    except OSError as e:
+        if e.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+            unmount(mountpoint, lazy=True)
+            return True
+        raise
+    return False
+
+
+def set_readahead(mountpoint: str, kib: int) -> bool:
+    """Raise the mount's readahead (INIT can only lower it below the kernel's default of 128 KiB);
+    False when the kernel's setting may not be written."""
+    device = os.stat(mountpoint).st_dev
+    path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+    try:
+        pathlib.Path(path).write_text(str(kib))
+    except OSError:
+        return False
+    return True
+
+
+def backing_open(device: int, fd: int) -> int:
+    """Register the file open at `fd` as a backing file; its id.
+
+    Raises OSError: EPERM without CAP_SYS_ADMIN, ELOOP where the filesystem beneath is stacked too
+    deep."""
+    request = bytearray(_BACKING_MAP.pack(fd, 0, 0))
+    return fcntl.ioctl(device, _BACKING_OPEN, request)
+
+
+def backing_close(device: int, backing_id: int) -> None:
+    """Take the registration back. Open handles keep the file itself."""
+    fcntl.ioctl(device, _BACKING_CLOSE, bytearray(struct.pack("<I", backing_id)))
+
+
+class Notifier:
+    """Writes invalidations to the kernel from a thread of its own."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._queue: queue.Queue[tuple[bytes, Callable[[], None] | None] | None] = queue.Queue(
+            _QUEUE_LIMIT
+        )
+        self._thread = threading.Thread(target=self._run, name="kvfs-notify", daemon=True)
+        self._thread.start()
+
+    def invalidate_entry(
+        self, parent: int, name: bytes, done: Callable[[], None] | None = None
+    ) -> None:
+        """The kernel forgets what it knows of `name`, its absence too. `done` is called in the
+        notifying thread.
+
+        Raises Unavailable when the queue is full (the kernel holds a lock for long)."""
+        body = protocol.INVAL_ENTRY_OUT.pack(parent, len(name), 0) + name + b"\0"
+        self._put(protocol.Notify.INVAL_ENTRY, body, done)
+
+    def invalidate_inode(self, ino: int, done: Callable[[], None] | None = None) -> None:
+        """The kernel forgets the inode's attributes and cached pages."""
+        self._put(protocol.Notify.INVAL_INODE, protocol.INVAL_INODE_OUT.pack(ino, 0, 0), done)
+
+    def flush(self, done: Callable[[], None]) -> None:
+        """`done` is called when everything queued so far has been written."""
+        self._offer((b"", done))
+
+    def _put(self, code: int, body: bytes, done: Callable[[], None] | None) -> None:
+        header = protocol.OUT_HEADER.pack(protocol.OUT_HEADER.size + len(body), code, 0)
+        self._offer((header + body, done))
+
+    def _offer(self, item: tuple[bytes, Callable[[], None] | None]) -> None:
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            raise Unavailable(
+                "the kernel takes no invalidations: a lock is held for long"
+            ) from None
+
+    def close(self) -> None:
+        """End the thread after what is queued; does not wait for it (the kernel may hold it)."""
+        try:
+            self._queue.put_nowait(None)
+        except queue.Full:
+            raise Unavailable("the kernel takes no invalidations") from None
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            message, done = item
+            if message:
+                try:
+                    os.write(self._device, message)
+                except OSError as e:
+                    # ENOENT: unknown to the kernel; ENODEV, EBADF: unmounted meanwhile
+                    if e.errno not in (
+                        errno.ENOENT,
+                        errno.ENODEV,
+                        errno.EBADF,
+                        errno.ENOTDIR,
+                        errno.ENOTEMPTY,
+                    ):
+                        raise
+            if done is not None:
+                done()
+
+
+def require_little_endian() -> None:
+    """Raises NotSupported on a machine whose byte order the fast path's layouts do not fit."""
+    if struct.pack("=H", 1) != struct.pack("<H", 1):
+        raise NotSupported("the fast path knows little-endian machines only: use --mode libfuse")

@@ -1,0 +1,100 @@
+"""Directory streams: what opendir, readdir and seekdir need.
+
+A stream remembers the names in the order in which it first met them, so that an offset is an index
+into them: it stays valid whatever is created or removed meanwhile, and names that stay are neither
+skipped nor repeated (POSIX readdir)."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvfs.errors import NotADirectory, Stale
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Inode, unpack_inode
+from kvfs.namespace import tree
+from kvfs.node import Node
+
+_BATCH: Final = 512
+_DOTS: Final = 2
+
+
+class Stream:
+    """One open directory."""
+
+    __slots__ = ("ended", "entries", "ino", "last")
+
+    def __init__(self, ino: int) -> None:
+        self.ino = ino
+        self.entries: list[tuple[bytes, int]] = []
+        self.last = b""
+        self.ended = False
+
+
+class DirectoryStreams:
+    """The open directories of a mount."""
+
+    def __init__(self, node: Node) -> None:
+        self._engine = node.engine
+        self._streams: dict[int, Stream] = {}
+        self._next = 1
+
+    async def open(self, ino: int) -> int:
+        """Raises Stale, NotADirectory."""
+        inode = await self._engine.read(lambda t: tree.read_inode(t, ino))
+        if inode.mode & 0o170000 != 0o040000:
+            raise NotADirectory("not a directory")
+        fh = self._next
+        self._next += 1
+        self._streams[fh] = Stream(ino)
+        return fh
+
+    def close(self, fh: int) -> None:
+        """Forget the stream."""
+        self._streams.pop(fh, None)
+
+    async def read(self, fh: int, offset: int) -> Iterator[tuple[int, bytes, int, Inode]]:
+        """Entries from `offset` on: (offset of the next, name, inode number, record), at most some
+        hundred.
+
+        Fewer than asked for is not the end; none is. `.` and `..` come first."""
+        stream = self._streams.get(fh)
+        if stream is None:
+            raise Stale("no such open directory")
+        if offset == 0:
+            stream.entries, stream.last, stream.ended = [], b"", False
+        return iter(await self._engine.read(lambda t: _page(t, stream, offset)))
+
+
+def _page(t: Transaction, stream: Stream, offset: int) -> list[tuple[int, bytes, int, Inode]]:
+    page: list[tuple[int, bytes, int, Inode]] = []
+    if offset < _DOTS:
+        this = tree.read_inode(t, stream.ino)
+        parent = this.parent or stream.ino
+        for at, (name, ino) in enumerate([(b".", stream.ino), (b"..", parent)], 1):
+            if at > offset:
+                page.append((at, name, ino, tree.read_inode(t, ino)))
+    start = max(offset - _DOTS, 0)
+    while not page and not (stream.ended and start >= len(stream.entries)):
+        page = _known(t, stream, start)
+        start += _BATCH
+    return page
+
+
+def _known(t: Transaction, stream: Stream, start: int) -> list[tuple[int, bytes, int, Inode]]:
+    while not stream.ended and len(stream.entries) < start + _BATCH:
+        _extend(t, stream)
+    names = stream.entries[start : start + _BATCH]
+    records = t.get_many([keys.inode(ino) for _, ino in names])
+    return [
+        (start + at + 1 + _DOTS, name, ino, unpack_inode(record))
+        for at, ((name, ino), record) in enumerate(zip(names, records, strict=True))
+        if record is not None
+    ]
+
+
+def _extend(t: Transaction, stream: Stream) -> None:
+    found = tree.list_children(t, stream.ino, stream.last, _BATCH)
+    stream.entries.extend((name, ino) for _, name, ino in found)
+    if found:
+        stream.last = found[-1][0]
+    stream.ended = len(found) < _BATCH

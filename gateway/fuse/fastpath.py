@@ -1,0 +1,342 @@
+"""The fast path: stands between /dev/fuse and pyfuse3, answers the hot requests itself, relays the
+rest.
+
+- One event-loop task reads requests. Where the engine is immediate, a handler is driven to its end
+in one step and its reply written at once: no task, no wake-up. What may wait (fsync, fallocate,
+copies, pressure on a cache's capacity) runs as a task; payload of relay mode that may wait for a
+disk goes to worker threads.
+- After a reply the task polls the device for a bounded time before it sleeps: a wake-up across CPUs
+costs more than the request itself. It stops polling when polling does not pay, so that an idle
+mount costs nothing.
+- INIT goes to libfuse, whose reply is replaced: pyfuse3 cannot ask for passthrough, KVFS can."""
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+import trio
+
+from gateway.fuse import device as dev
+from gateway.fuse import payload, protocol
+from gateway.fuse.errno_map import errno_of
+from gateway.fuse.handlers import NO_ATTRIBUTES, Handlers, Request
+from gateway.fuse.handles import OpenFile
+from gateway.fuse.operations import Operations
+from gateway.fuse.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
+
+_SPIN_NS: Final = 100_000
+_SPIN_AGAIN_NS: Final = 300_000
+_SPIN_PATIENCE: Final = 4
+_BURST: Final = 64
+_BURST_NS: Final = 2_000_000
+_INLINE_BYTES: Final = 64 << 10
+"""READs and WRITEs up to this size are served by the loop when they cannot wait for a disk."""
+_HEADER: Final = IN_HEADER.size
+_SOCKET_BYTES: Final = 4 * protocol.BUFFER_BYTES
+_SO_SNDBUFFORCE: Final = 32
+_WANTED: Final = (
+    Init.ASYNC_READ
+    | Init.ATOMIC_O_TRUNC
+    | Init.EXPORT_SUPPORT
+    | Init.BIG_WRITES
+    | Init.DO_READDIRPLUS
+    | Init.READDIRPLUS_AUTO
+    | Init.ASYNC_DIO
+    | Init.PARALLEL_DIROPS
+    | Init.MAX_PAGES
+    | Init.CACHE_SYMLINKS
+    | Init.EXPLICIT_INVAL_DATA
+    | Init.HANDLE_KILLPRIV_V2
+    | Init.INIT_EXT
+)
+_MAX_READAHEAD: Final = 8 << 20
+_MAX_BACKGROUND: Final = 64
+T = TypeVar("T")
+
+
+def server_socket() -> tuple[socket.socket, socket.socket]:
+    """(ours, libfuse's): libfuse takes its end for a device that is mounted already."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        try:
+            end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SOCKET_BYTES)
+        except PermissionError:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        end.setblocking(False)
+    return ours, theirs
+
+
+def drive(step: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never waits. RuntimeError when it does."""
+    try:
+        step.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    step.close()
+    raise RuntimeError("a request that must not wait did")
+
+
+class Backing:
+    """Registers data files with the kernel and forgets them."""
+
+    def __init__(self, device: int, passthrough: bool, stack_depth: int) -> None:
+        self.device = device
+        self.passthrough = passthrough
+        self.stack_depth = stack_depth if passthrough else 0
+
+    def flags(self, file: OpenFile, *, writable: bool) -> tuple[int, int]:
+        """(open flags, backing id) of a reply that opens this file."""
+        flags = 0 if writable else Fopen.NOFLUSH
+        if file.handles == 1 and self.passthrough:
+            try:
+                file.backing_id = dev.backing_open(self.device, file.fd)
+            except OSError:
+                file.backing_id = 0  # this file is relayed until its last handle closes
+        if file.backing_id:
+            return flags | Fopen.PASSTHROUGH, file.backing_id
+        return flags | Fopen.KEEP_CACHE | Fopen.PARALLEL_DIRECT_WRITES, 0
+
+    def closed(self, file: OpenFile) -> None:
+        """The last handle was released."""
+        if file.backing_id:
+            dev.backing_close(self.device, file.backing_id)
+            file.backing_id = 0
+
+
+class FastPath:
+    """Serves one mount."""
+
+    def __init__(
+        self,
+        device: int,
+        server: socket.socket,
+        operations: Operations,
+        backing: Backing,
+    ) -> None:
+        self._device = device
+        self._server = server
+        self._operations = operations
+        self._backing = backing
+        self._handlers = Handlers(operations, backing)
+        self._immediate = operations.engine.immediate
+        self._workers = payload.Workers(device)
+        self._buffers = payload.Buffers()
+        self._buffer = self._buffers.take()
+        self._probe = bytearray(1)
+        self._nursery: trio.Nursery | None = None
+        self._token = trio.lowlevel.current_trio_token()
+        self._init_unique = 0
+        self.kernel_minor = 0
+        self.requests = 0
+        self.relayed = 0
+        self.initialised = trio.Event()
+
+    async def run(self) -> None:
+        """Serve until the mount is gone. Cancelled: stops reading; the mount stays until it is
+        unmounted."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._from_server)
+                await self._serve()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._workers.close()
+
+    async def _serve(self) -> None:
+        spin, failures, last = 0, 0, 0
+        clock = time.perf_counter_ns
+        while True:
+            await trio.lowlevel.wait_readable(self._device)
+            started = clock()
+            if started - last < _SPIN_AGAIN_NS:
+                spin, failures = _SPIN_NS, 0
+            until, served, polled = 0, 0, False
+            while True:
+                try:
+                    n = os.readv(self._device, [self._buffer])
+                except BlockingIOError:
+                    last = clock()
+                    if last < until:
+                        polled = True
+                        continue
+                    break
+                except OSError as e:
+                    if e.errno == errno.ENODEV:
+                        return
+                    if e.errno in (errno.EINTR, errno.ENOENT, errno.ECONNABORTED):
+                        continue
+                    raise
+                if polled:
+                    failures, polled = 0, False
+                self._dispatch(n)
+                served += 1
+                last = clock()
+                until = last + spin
+                if served >= _BURST or last - started > _BURST_NS:
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    started, served = clock(), 0
+                    until = started + spin
+            if spin:
+                failures += 1
+                if failures >= _SPIN_PATIENCE:
+                    spin = 0
+
+    def _dispatch(self, n: int) -> None:
+        buffer = self._buffer
+        _, opcode, unique, nodeid, uid, gid, pid, _, _ = IN_HEADER.unpack_from(buffer)
+        self.requests += 1
+        handler = self._handlers.inline.get(opcode)
+        if handler is not None:
+            request = Request(unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
+            if self._immediate and not self._handlers.may_wait(opcode, request):
+                self._answer(unique, handler(request))
+            else:
+                self._spawn(handler, request)
+            return
+        if opcode == Op.READ:
+            self._read(unique, buffer)
+        elif opcode == Op.WRITE:
+            self._write(unique, buffer, n)
+        elif opcode == Op.FORGET:
+            self._operations.forget(nodeid, protocol.FORGET_IN.unpack_from(buffer, _HEADER)[0])
+        elif opcode == Op.BATCH_FORGET:
+            self._forget_many(buffer)
+        elif (waiting := self._handlers.waiting.get(opcode)) is not None:
+            self._spawn(waiting, Request(unique, nodeid, uid, gid, pid, buffer[_HEADER:n]))
+        elif opcode != Op.INTERRUPT:  # every request is bounded: it ends by itself
+            self._relay(opcode, unique, n)
+
+    # ---- answering
+
+    def _answer(self, unique: int, step: Coroutine[Any, Any, bytes]) -> None:
+        """Drive a handler that does not wait to its end and reply."""
+        try:
+            body = drive(step)
+        except Exception as e:  # translated at this one point
+            self._reply_error(unique, e)
+        else:
+            self._reply(unique, body)
+
+    def _spawn(self, handler: Callable[[Request], Awaitable[bytes]], request: Request) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(self._answer_later, handler, request.detached())
+
+    async def _answer_later(
+        self, handler: Callable[[Request], Awaitable[bytes]], request: Request
+    ) -> None:
+        try:
+            body = await handler(request)
+        except Exception as e:  # translated at this one point
+            self._reply_error(request.unique, e)
+        else:
+            self._reply(request.unique, body)
+
+    def _reply(self, unique: int, body: bytes) -> None:
+        message = OUT_HEADER.pack(OUT_HEADER.size + len(body), 0, unique) + body
+        try:
+            os.write(self._device, message)
+        except OSError as e:
+            if e.errno not in (errno.ENOENT, errno.ENODEV):
+                raise
+
+    def _reply_error(self, unique: int, error: Exception) -> None:
+        payload.reply_error(self._device, unique, errno_of(error))
+
+    # ---- requests without a plain handler
+
+    def _read(self, unique: int, buffer: memoryview) -> None:
+        fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(buffer, _HEADER)
+        try:
+            fd = self._operations.file(fh).fd
+        except Exception as e:  # translated at this one point
+            self._reply_error(unique, e)
+            return
+        size = min(size, protocol.MAX_WRITE)
+        self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
+
+    def _write(self, unique: int, buffer: memoryview, n: int) -> None:
+        fh, offset, size, flags, _, _, _ = protocol.WRITE_IN.unpack_from(buffer, _HEADER)
+        start = _HEADER + protocol.WRITE_IN.size
+        device = self._device
+        try:
+            file = self._operations.file(fh)
+            if flags & protocol.WRITE_KILL_SUIDGID:
+                drive(self._operations.setattr(file.ino, Fattr.KILL_SUIDGID, NO_ATTRIBUTES))
+        except Exception as e:  # translated at this one point
+            self._reply_error(unique, e)
+            return
+        if size <= _INLINE_BYTES:
+            payload.write_payload(device, unique, file.fd, offset, buffer[start : start + size])
+            return
+        self._buffer = self._buffers.take()
+
+        def job(_: payload.Lane) -> None:
+            payload.write_payload(device, unique, file.fd, offset, buffer[start : start + size])
+            self._buffers.give(buffer)
+
+        self._workers.submit(job)
+
+    def _forget_many(self, buffer: memoryview) -> None:
+        count, _ = protocol.BATCH_FORGET_IN.unpack_from(buffer, _HEADER)
+        at = _HEADER + protocol.BATCH_FORGET_IN.size
+        one = protocol.FORGET_ONE
+        for ino, lookups in one.iter_unpack(buffer[at : at + count * one.size]):
+            self._operations.forget(ino, lookups)
+
+    # ---- relaying
+
+    def _relay(self, opcode: int, unique: int, n: int) -> None:
+        if opcode == Op.INIT:
+            self._init_unique = unique
+            _, self.kernel_minor, _, _, flags2 = protocol.INIT_IN.unpack_from(
+                self._buffer[_HEADER : _HEADER + protocol.INIT_IN.size]
+                .tobytes()
+                .ljust(protocol.INIT_IN.size, b"\0")
+            )
+            if not flags2 << 32 & Init.PASSTHROUGH:
+                self._backing.passthrough, self._backing.stack_depth = False, 0
+        self.relayed += 1
+        try:
+            self._server.send(self._buffer[:n])
+        except BlockingIOError:
+            payload.reply_error(self._device, unique, errno.EAGAIN)
+
+    async def _from_server(self) -> None:
+        buffer = bytearray(protocol.BUFFER_BYTES)
+        view = memoryview(buffer)
+        while True:
+            await trio.lowlevel.wait_readable(self._server)
+            n = self._server.recv_into(buffer)
+            if n == 0:
+                return
+            _, error, unique = OUT_HEADER.unpack_from(buffer)
+            if unique == self._init_unique and not error and not self.initialised.is_set():
+                self._reply(unique, self._init_reply())
+                self.initialised.set()
+            else:
+                payload.reply(self._device, [view[:n]])
+
+    def _init_reply(self) -> bytes:
+        wanted = int(_WANTED)
+        if self._backing.passthrough:
+            wanted |= Init.PASSTHROUGH
+        return protocol.INIT_OUT.pack(
+            7,
+            protocol.MINOR,
+            _MAX_READAHEAD,
+            wanted & 0xFFFFFFFF,
+            _MAX_BACKGROUND,
+            _MAX_BACKGROUND * 3 // 4,
+            protocol.MAX_WRITE,
+            1,
+            protocol.MAX_PAGES,
+            0,
+            wanted >> 32,
+            self._backing.stack_depth,
+            0,
+        )

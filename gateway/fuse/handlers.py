@@ -1,0 +1,289 @@
+"""From a request's bytes to an operation and back to a reply's bytes: one short method per opcode.
+
+`inline` handlers never wait where the engine is immediate; `waiting` ones always run as tasks.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol
+
+from gateway.fuse import protocol
+from gateway.fuse.handles import Handle, OpenFile
+from gateway.fuse.operations import Attributes, Caller, Operations
+from gateway.fuse.protocol import Fattr, Fopen, Op
+from kvfs.errors import NotFound
+from kvfs.meta.records import Inode, namespace_of
+
+_SECOND: Final = 1_000_000_000
+_NO_RANGE: Final = errno.ERANGE
+Handler = Callable[["Request"], Coroutine[Any, Any, bytes]]
+
+
+class Registrar(Protocol):
+    """Gives an opened file its flags and its backing id."""
+
+    def flags(self, file: OpenFile, *, writable: bool) -> tuple[int, int]:
+        """(open flags, backing id)."""
+
+
+class Request:
+    """One request. `body` is a view of a buffer that is reused once the handler has returned or was
+    detached from."""
+
+    __slots__ = ("body", "gid", "nodeid", "pid", "uid", "unique")
+
+    def __init__(
+        self, unique: int, nodeid: int, uid: int, gid: int, pid: int, body: memoryview
+    ) -> None:
+        self.unique = unique
+        self.nodeid = nodeid
+        self.uid = uid
+        self.gid = gid
+        self.pid = pid
+        self.body = body
+
+    def detached(self) -> "Request":
+        """A copy that owns its body (names and numbers, never payload)."""
+        body = memoryview(bytes(self.body))
+        return Request(self.unique, self.nodeid, self.uid, self.gid, self.pid, body)
+
+    def name(self, at: int = 0) -> bytes:
+        """The NUL-terminated name from `at` to the end."""
+        return bytes(self.body[at:-1])
+
+    def names(self, at: int = 0) -> tuple[bytes, bytes]:
+        """Two NUL-terminated names."""
+        first, second, _ = bytes(self.body[at:]).split(b"\0", 2)
+        return first, second
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks."""
+        return Caller(self.uid, self.gid, self.pid)
+
+
+class Handlers:
+    """The opcode tables of one mount."""
+
+    def __init__(self, operations: Operations, backing: Registrar) -> None:
+        self._ops = operations
+        self._holders = operations.holders
+        self._backing = backing
+        self.inline: dict[int, Handler] = {
+            Op.LOOKUP: self.lookup,
+            Op.GETATTR: self.getattr,
+            Op.SETATTR: self.setattr,
+            Op.READLINK: self.readlink,
+            Op.SYMLINK: self.symlink,
+            Op.MKDIR: self.mkdir,
+            Op.UNLINK: self.unlink,
+            Op.RMDIR: self.rmdir,
+            Op.RENAME: self.rename,
+            Op.RENAME2: self.rename2,
+            Op.LINK: self.link,
+            Op.OPEN: self.open,
+            Op.CREATE: self.create,
+            Op.TMPFILE: self.tmpfile,
+            Op.FLUSH: self.flush,
+            Op.RELEASE: self.release,
+            Op.GETXATTR: self.getxattr,
+            Op.LISTXATTR: self.listxattr,
+            Op.OPENDIR: self.opendir,
+            Op.READDIR: self.readdir,
+            Op.READDIRPLUS: self.readdirplus,
+            Op.RELEASEDIR: self.releasedir,
+            Op.LSEEK: self.lseek,
+        }
+        self.waiting: dict[int, Handler] = {
+            Op.FSYNC: self.fsync,
+            Op.FSYNCDIR: self.fsyncdir,
+            Op.FALLOCATE: self.fallocate,
+            Op.COPY_FILE_RANGE: self.copy_file_range,
+        }
+
+    def may_wait(self, opcode: int, request: Request) -> bool:
+        """Whether this inline request has to run as a task after all."""
+        return opcode == Op.CREATE and self._ops.node.evictor.pressed(namespace_of(request.nodeid))
+
+    def _entry(self, ino: int, inode: Inode) -> bytes:
+        self._holders.looked_up(ino)
+        return protocol.entry(ino, inode)
+
+    def _opened(self, handle: Handle) -> bytes:
+        flags, backing = self._backing.flags(handle.file, writable=handle.writable)
+        return protocol.OPEN_OUT.pack(handle.fh, flags, backing)
+
+    # ---- names
+
+    async def lookup(self, r: Request) -> bytes:
+        try:
+            ino, inode = await self._ops.lookup(r.nodeid, bytes(r.body[:-1]))
+        except NotFound:
+            return protocol.NO_ENTRY
+        return self._entry(ino, inode)
+
+    async def mkdir(self, r: Request) -> bytes:
+        mode, _ = protocol.MKDIR_IN.unpack_from(r.body)
+        name = r.name(protocol.MKDIR_IN.size)
+        return self._entry(*await self._ops.make_directory(r.nodeid, name, mode, r.caller))
+
+    async def symlink(self, r: Request) -> bytes:
+        name, target = r.names()
+        return self._entry(*await self._ops.make_symlink(r.nodeid, name, target, r.caller))
+
+    async def readlink(self, r: Request) -> bytes:
+        return await self._ops.readlink(r.nodeid)
+
+    async def link(self, r: Request) -> bytes:
+        (ino,) = protocol.LINK_IN.unpack_from(r.body)
+        inode = await self._ops.link(ino, r.nodeid, r.name(protocol.LINK_IN.size))
+        return self._entry(ino, inode)
+
+    async def unlink(self, r: Request) -> bytes:
+        await self._ops.unlink(r.nodeid, r.name())
+        return b""
+
+    async def rmdir(self, r: Request) -> bytes:
+        await self._ops.rmdir(r.nodeid, r.name())
+        return b""
+
+    async def rename(self, r: Request) -> bytes:
+        (target,) = protocol.RENAME_IN.unpack_from(r.body)
+        old, new = r.names(protocol.RENAME_IN.size)
+        await self._ops.rename(r.nodeid, old, target, new, 0)
+        return b""
+
+    async def rename2(self, r: Request) -> bytes:
+        target, flags, _ = protocol.RENAME2_IN.unpack_from(r.body)
+        old, new = r.names(protocol.RENAME2_IN.size)
+        await self._ops.rename(r.nodeid, old, target, new, flags)
+        return b""
+
+    # ---- attributes
+
+    async def getattr(self, r: Request) -> bytes:
+        return protocol.attr_reply(r.nodeid, await self._ops.getattr(r.nodeid))
+
+    async def setattr(self, r: Request) -> bytes:
+        (valid, _, _, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _) = (
+            protocol.SETATTR_IN.unpack_from(r.body)
+        )
+        wanted = Attributes(
+            mode, uid, gid, size, atime * _SECOND + atime_ns, mtime * _SECOND + mtime_ns
+        )
+        inode = await self._ops.setattr(r.nodeid, Fattr(valid), wanted)
+        return protocol.attr_reply(r.nodeid, inode)
+
+    async def getxattr(self, r: Request) -> bytes:
+        size = int.from_bytes(r.body[:4], "little")
+        return _sized(size, await self._ops.getxattr(r.nodeid, r.name(8)))
+
+    async def listxattr(self, r: Request) -> bytes:
+        size = int.from_bytes(r.body[:4], "little")
+        names = await self._ops.listxattr(r.nodeid)
+        return _sized(size, b"".join(name + b"\0" for name in names))
+
+    # ---- files
+
+    async def open(self, r: Request) -> bytes:
+        flags, fuse_flags = protocol.OPEN_IN.unpack_from(r.body)
+        handle = await self._ops.open(r.nodeid, flags)
+        if fuse_flags & protocol.OPEN_KILL_SUIDGID:
+            await self._ops.setattr(r.nodeid, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
+        return self._opened(handle)
+
+    async def create(self, r: Request) -> bytes:
+        flags, mode, _, _ = protocol.CREATE_IN.unpack_from(r.body)
+        name = r.name(protocol.CREATE_IN.size)
+        handle, ino, inode = await self._ops.create(r.nodeid, name, mode, flags, r.caller)
+        return self._entry(ino, inode) + self._opened(handle)
+
+    async def tmpfile(self, r: Request) -> bytes:
+        flags, mode, _, _ = protocol.CREATE_IN.unpack_from(r.body)
+        handle, ino, inode = await self._ops.tmpfile(r.nodeid, mode, flags, r.caller)
+        return self._entry(ino, inode) + self._opened(handle)
+
+    async def flush(self, r: Request) -> bytes:
+        await self._ops.flush(protocol.FLUSH_IN.unpack_from(r.body)[0])
+        return b""
+
+    async def release(self, r: Request) -> bytes:
+        await self._ops.release(protocol.RELEASE_IN.unpack_from(r.body)[0])
+        return b""
+
+    async def fsync(self, r: Request) -> bytes:
+        fh, flags, _ = protocol.FSYNC_IN.unpack_from(r.body)
+        await self._ops.fsync(fh, datasync=bool(flags & protocol.FSYNC_FDATASYNC))
+        return b""
+
+    async def fallocate(self, r: Request) -> bytes:
+        fh, offset, length, mode, _ = protocol.FALLOCATE_IN.unpack_from(r.body)
+        await self._ops.fallocate(fh, mode, offset, length)
+        return b""
+
+    async def lseek(self, r: Request) -> bytes:
+        fh, offset, whence, _ = protocol.LSEEK_IN.unpack_from(r.body)
+        return protocol.LSEEK_OUT.pack(self._ops.seek(fh, offset, whence))
+
+    async def copy_file_range(self, r: Request) -> bytes:
+        fh_in, at_in, _, fh_out, at_out, length, _ = protocol.COPY_IN.unpack_from(r.body)
+        length = min(length, 0x7FFFF000)  # the reply holds 32 bits
+        copied = await self._ops.copy_range(fh_in, at_in, fh_out, at_out, length)
+        return protocol.WRITE_OUT.pack(copied, 0)
+
+    # ---- directories
+
+    async def opendir(self, r: Request) -> bytes:
+        fh = await self._ops.directories.open(r.nodeid)
+        return protocol.OPEN_OUT.pack(fh, Fopen.CACHE_DIR | Fopen.KEEP_CACHE, 0)
+
+    async def releasedir(self, r: Request) -> bytes:
+        self._ops.directories.close(protocol.RELEASE_IN.unpack_from(r.body)[0])
+        return b""
+
+    async def readdir(self, r: Request) -> bytes:
+        fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(r.body)
+        out = bytearray()
+        for following, name, ino, inode in await self._ops.directories.read(fh, offset):
+            one = protocol.dirent(ino, following, name, inode.mode)
+            if len(out) + len(one) > size:
+                break
+            out += one
+        return bytes(out)
+
+    async def readdirplus(self, r: Request) -> bytes:
+        fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(r.body)
+        out = bytearray()
+        live, looked_up = self._ops.live, self._holders.looked_up
+        for following, name, ino, inode in await self._ops.directories.read(fh, offset):
+            one = protocol.dirent(ino, following, name, inode.mode)
+            if len(out) + protocol.ENTRY_BYTES + len(one) > size:
+                break
+            if name in (b".", b".."):  # the kernel takes no lookup count for them
+                out += protocol.BARE_ENTRY
+            else:
+                looked_up(ino)
+                out += protocol.entry(ino, live(ino, inode))
+            out += one
+        return bytes(out)
+
+    async def fsyncdir(self, r: Request) -> bytes:
+        await self._ops.sync_directory()
+        return b""
+
+
+NO_ATTRIBUTES: Final = Attributes(0, 0, 0, 0, 0, 0)
+
+
+def _sized(size: int, value: bytes) -> bytes:
+    """An attribute's value, or with size 0 its length."""
+    if size == 0:
+        return protocol.WRITE_OUT.pack(len(value), 0)
+    if len(value) > size:
+        raise OSError(_NO_RANGE, os.strerror(_NO_RANGE))
+    return value
+
+
+assert stat.S_IFDIR >> 12 == 4, "dirent types are mode bits shifted right by 12"

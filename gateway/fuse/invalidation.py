@@ -1,0 +1,81 @@
+"""What changed behind the kernel's back: entries and inodes that it must forget, and orphans to
+drop.
+
+Two notifiers: the device's own (a thread, see `device.Notifier`) and pyfuse3's, for libfuse mode.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import pyfuse3
+import trio
+
+from gateway.fuse.device import Notifier
+from gateway.fuse.operations import Operations
+from kvfs.errors import Unavailable
+from kvfs.node import Change
+
+_DEADLINE_S: Final = 5.0
+
+
+class KernelNotifier(Protocol):
+    """Tells the kernel to forget."""
+
+    def entry(self, parent: int, name: bytes) -> None:
+        """The kernel forgets the name, its absence too."""
+
+    async def settled(self) -> None:
+        """Returns when all that was said before has been taken. Raises Unavailable after a
+        deadline."""
+
+
+class DeviceNotifier:
+    """Notifications written to /dev/fuse by a thread."""
+
+    def __init__(self, device: int) -> None:
+        self._notifier = Notifier(device)
+        self._token = trio.lowlevel.current_trio_token()
+
+    def entry(self, parent: int, name: bytes) -> None:
+        self._notifier.invalidate_entry(parent, name)
+
+    async def settled(self) -> None:
+        done = trio.Event()
+        self._notifier.flush(lambda: self._token.run_sync_soon(done.set))
+        with trio.move_on_after(_DEADLINE_S) as scope:
+            await done.wait()
+        if scope.cancelled_caught:
+            raise Unavailable("the kernel did not take an invalidation in time")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._notifier.close()
+
+
+class LibfuseNotifier:
+    """pyfuse3's own queue and thread."""
+
+    def entry(self, parent: int, name: bytes) -> None:
+        pyfuse3.invalidate_entry_async(
+            pyfuse3.InodeT(parent), pyfuse3.FileNameT(name), ignore_enoent=True
+        )
+
+    async def settled(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class Invalidator:
+    """Applies changes made by other processes of the node, and by eviction, to one mount."""
+
+    def __init__(self, operations: Operations, notifier: KernelNotifier) -> None:
+        self._operations = operations
+        self._notifier = notifier
+
+    async def changed(self, changes: Sequence[Change]) -> None:
+        """The kernel has forgotten every named entry when this returns; inodes that lost their last
+        link are dropped once nobody holds them. Raises Unavailable."""
+        for change in changes:
+            self._notifier.entry(change.parent, change.name)
+            if change.ino:
+                await self._operations.orphaned(change.ino)
+        await self._notifier.settled()

@@ -1,0 +1,221 @@
+"""One mount from its beginning to its end: choose the mode, mount, serve, unmount.
+
+| mode | requests | payload |
+|---|---|---|
+| passthrough | fast path | kernel to data file |
+| relay | fast path | worker threads between /dev/fuse and data file, page cache kept |
+| libfuse | pyfuse3 alone | through Python |
+"""
+
+import logging
+import os
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+import pyfuse3
+import trio
+
+from gateway.fuse import device as dev
+from gateway.fuse import probe
+from gateway.fuse.fastpath import Backing, FastPath, server_socket
+from gateway.fuse.handles import OpenFiles
+from gateway.fuse.invalidation import DeviceNotifier, Invalidator, LibfuseNotifier
+from gateway.fuse.libfuse import LibfuseOperations
+from gateway.fuse.operations import Operations
+from kvfs.config import Config
+from kvfs.errors import Busy, KvfsError, Unavailable
+from kvfs.node import Node
+
+Mode = Literal["auto", "passthrough", "relay", "libfuse"]
+_READAHEAD_KIB: Final = 8192
+_START_DEADLINE_S: Final = 20.0
+log = logging.getLogger(__name__)
+
+
+class MountOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user may choose."""
+
+    mountpoint: str
+    mode: Mode = "auto"
+    allow_other: bool = True
+    suid: bool = False
+    dev: bool = False
+
+
+class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a mount turned out to be."""
+
+    mountpoint: str
+    mode: str
+    reason: str
+    """Why this mode and not a faster one; empty for the fastest."""
+    readahead_kib: int
+    """0: the kernel's default stayed."""
+
+
+def options(config: Config, mountpoint: Path) -> MountOptions:
+    """What the node's settings say about its mount."""
+    return MountOptions(
+        mountpoint=str(mountpoint),
+        mode=config.mode,
+        allow_other=config.allow_other,
+        suid=config.suid,
+        dev=config.dev,
+    )
+
+
+async def serve(
+    node: Node,
+    options: MountOptions,
+    *,
+    task_status: trio.TaskStatus[MountInfo] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Mount and serve; started with a MountInfo when the mount answers. Returns when somebody
+    unmounts it.
+
+    Cancelled: unmounts (lazily where files are open), publishes what open files hold, and ends.
+    Raises what the device raises, and NotSupported for a mode that this machine cannot
+    do."""
+    choice = probe.choose(options.mode, node.files.root)
+    if choice.mode == "libfuse":
+        await _serve_libfuse(node, options, choice, task_status)
+    else:
+        await _serve_fast(node, options, choice, task_status)
+
+
+async def _serve_fast(
+    node: Node,
+    options: MountOptions,
+    choice: probe.Choice,
+    task_status: trio.TaskStatus[MountInfo],
+) -> None:
+    dev.require_little_endian()
+    where = options.mountpoint
+    device = await trio.to_thread.run_sync(
+        lambda: dev.mount_device(
+            where, allow_other=options.allow_other, nosuid=not options.suid, nodev=not options.dev
+        )
+    )
+    ours, theirs = server_socket()
+    backing = Backing(device, choice.mode == "passthrough", choice.stack_depth)
+    open_files = OpenFiles(node.volume, node.boot, backing.closed)
+    operations = Operations(node, open_files)
+    fast = FastPath(device, ours, operations, backing)
+    pyfuse3.init(LibfuseOperations(operations), f"/dev/fd/{theirs.fileno()}", {"fsname=kvfs"})
+    notifier = DeviceNotifier(device)
+    invalidator = Invalidator(operations, notifier)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pyfuse3.main)
+            nursery.start_soon(_until_gone, fast, nursery.cancel_scope)
+            with trio.fail_after(_START_DEADLINE_S):
+                await fast.initialised.wait()
+                reason = _settle(backing, node, choice)
+                readahead = await trio.to_thread.run_sync(dev.set_readahead, where, _READAHEAD_KIB)
+            info = MountInfo(
+                mountpoint=where,
+                mode="passthrough" if backing.passthrough else "relay",
+                reason=reason,
+                readahead_kib=_READAHEAD_KIB if readahead else 0,
+            )
+            with node.mounted(invalidator.changed, info):
+                task_status.started(info)
+                await trio.sleep_forever()
+    except trio.TooSlowError:
+        raise Unavailable(f"the kernel did not answer the mount of {where} in time") from None
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(_detach, where)
+            notifier.close()
+            os.close(device)
+            ours.close()
+            pyfuse3.close(unmount=False)
+            theirs.detach()
+            await operations.close()
+
+
+async def _until_gone(fast: FastPath, scope: trio.CancelScope) -> None:
+    await fast.run()
+    scope.cancel()
+
+
+def _settle(backing: Backing, node: Node, choice: probe.Choice) -> str:
+    """Try one registration of a backing file; where it fails the mount is relayed. The reason, if
+    any."""
+    if choice.mode != "passthrough":
+        return choice.reason
+    if not backing.passthrough:
+        return "the kernel was built without FUSE passthrough (CONFIG_FUSE_PASSTHROUGH)"
+    fd = node.files.tmpfile()
+    try:
+        dev.backing_close(backing.device, dev.backing_open(backing.device, fd))
+    except OSError as e:
+        backing.passthrough = False
+        return f"the kernel refuses a backing file of this store: {e.strerror}"
+    finally:
+        os.close(fd)
+    return ""
+
+
+async def _serve_libfuse(
+    node: Node,
+    options: MountOptions,
+    choice: probe.Choice,
+    task_status: trio.TaskStatus[MountInfo],
+) -> None:
+    where = options.mountpoint
+    open_files = OpenFiles(node.volume, node.boot, lambda _: None)
+    operations = Operations(node, open_files)
+    invalidator = Invalidator(operations, LibfuseNotifier())
+    try:
+        pyfuse3.init(LibfuseOperations(operations), where, _libfuse_options(options))
+    except RuntimeError as e:
+        raise Unavailable(f"libfuse could not mount {where}: {e}") from None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_libfuse_main, nursery.cancel_scope)
+            with trio.fail_after(_START_DEADLINE_S):
+                readahead = await trio.to_thread.run_sync(dev.set_readahead, where, _READAHEAD_KIB)
+            info = MountInfo(
+                mountpoint=where,
+                mode="libfuse",
+                reason=choice.reason,
+                readahead_kib=_READAHEAD_KIB if readahead else 0,
+            )
+            with node.mounted(invalidator.changed, info):
+                task_status.started(info)
+                await trio.sleep_forever()
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(_detach, where)
+            pyfuse3.close(unmount=False)
+            await operations.close()
+
+
+async def _libfuse_main(scope: trio.CancelScope) -> None:
+    await pyfuse3.main()
+    scope.cancel()
+
+
+def _libfuse_options(options: MountOptions) -> set[str]:
+    chosen = {"fsname=kvfs", "subtype=kvfs", "default_permissions"}
+    if options.allow_other:
+        chosen.add("allow_other")
+    if os.geteuid() == 0:
+        chosen |= {"suid" if options.suid else "nosuid", "dev" if options.dev else "nodev"}
+    return chosen
+
+
+def _detach(mountpoint: str) -> None:
+    """Unmount if it is still ours and there; where files are open, lazily: they lose their mount
+    with us."""
+    if dev.mounted_type(mountpoint) != dev.FSTYPE:
+        return
+    try:
+        dev.unmount(mountpoint, lazy=False)
+    except Busy:
+        log.warning("%s is in use: detached; files open there are closed", mountpoint)
+        dev.unmount(mountpoint, lazy=True)
+    except KvfsError as e:
+        log.warning("%s", e)

@@ -1,0 +1,440 @@
+"""What each filesystem operation means on this mount, in the core's own types.
+
+Both speakers of the protocol call these methods: the fast path, which drives them to their end in
+one step where the engine is immediate, and the adapter for pyfuse3. Permission bits are checked by
+the kernel (`default_permissions`). Errors are the core's or OSError; `errno_map` translates them.
+"""
+
+import os
+import stat
+import time
+from typing import Final, NamedTuple
+
+import trio
+
+from gateway.fuse.directories import DirectoryStreams
+from gateway.fuse.handles import Handle, OpenFile, OpenFiles
+from gateway.fuse.protocol import NAME_MAX, Fattr
+from kvfs.errors import Invalid, NameTooLong, NoAttribute, NotSupported, Stale
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
+from kvfs.namespace import inodes, tree
+from kvfs.namespace.tree import Removed
+from kvfs.node import Node
+from kvfs.store import allocate
+
+_CLOCK: Final = 5
+"""CLOCK_REALTIME_COARSE: the clock by which the kernel stamps the data files, so that times never
+run backwards."""
+_TARGET_MAX: Final = 4095
+_REFUSED_XATTRS: Final = (b"security.", b"system.")
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    uid: int
+    gid: int
+    pid: int
+
+
+def now_ns() -> int:
+    """The kernel's coarse time, ns since the epoch."""
+    return time.clock_gettime_ns(_CLOCK)
+
+
+class Operations:
+    """The operations of one mount."""
+
+    def __init__(self, node: Node, open_files: OpenFiles) -> None:
+        self.node = node
+        self.engine = node.engine
+        self.volume = node.volume
+        self.holders = node.holders
+        self.store = node.files
+        self.open_files = open_files
+        self.directories = DirectoryStreams(node)
+        self._orphans: dict[int, int] = {}
+        """Inode -> data version of files without a link that somebody still holds."""
+
+    # ---- names
+
+    async def lookup(self, parent: int, name: bytes) -> tuple[int, Inode]:
+        """The inode under a name. Raises NotFound, NameTooLong, Stale."""
+        ino, inode = await self.engine.read(lambda t: tree.lookup(t, parent, name))
+        return ino, self.live(ino, inode)
+
+    def live(self, ino: int, inode: Inode) -> Inode:
+        """The record, completed by the data file's own stat where that is the truth. Changes
+        `inode`."""
+        if inode.flags & Flag.SEALED or not stat.S_ISREG(inode.mode):
+            atime = self.volume.atimes.get(ino)
+            if atime is not None:
+                inode.atime_ns = atime
+            return inode
+        file = self.open_files.get(ino)
+        try:
+            st = os.fstat(file.fd) if file else self.store.stat(ino, inode.version)
+        except FileNotFoundError:
+            return inode
+        return _merge(inode, st)
+
+    async def getattr(self, ino: int) -> Inode:
+        """Attributes, with the access time that reads by passthrough left on the data file."""
+        inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
+        if not stat.S_ISREG(inode.mode):
+            return inode
+        file = self.open_files.get(ino)
+        try:
+            st = os.fstat(file.fd) if file else self.store.stat(ino, inode.version)
+        except FileNotFoundError:
+            return inode
+        if inode.flags & Flag.SEALED:
+            inode.atime_ns = st.st_atime_ns
+            return inode
+        return _merge(inode, st)
+
+    async def make_directory(
+        self, parent: int, name: bytes, mode: int, caller: Caller
+    ) -> tuple[int, Inode]:
+        """A directory; at the top level a durable namespace."""
+        return await self._add(parent, name, stat.S_IFDIR | stat.S_IMODE(mode), caller)
+
+    async def make_node(
+        self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller
+    ) -> tuple[int, Inode]:
+        """A fifo, socket, device or empty regular file."""
+        if stat.S_ISREG(mode):
+            handle, ino, inode = await self.create(parent, name, mode, os.O_RDWR, caller)
+            await self.open_files.publish(handle.file)
+            await self.release(handle.fh)
+            return ino, inode
+        return await self._add(parent, name, mode, caller, rdev=rdev)
+
+    async def make_symlink(
+        self, parent: int, name: bytes, target: bytes, caller: Caller
+    ) -> tuple[int, Inode]:
+        """A symbolic link."""
+        if len(target) > _TARGET_MAX:
+            raise NameTooLong("a symbolic link's target holds at most 4,095 bytes")
+        return await self._add(
+            parent, name, stat.S_IFLNK | 0o777, caller, size=len(target), target=target
+        )
+
+    async def _add(
+        self,
+        parent: int,
+        name: bytes,
+        mode: int,
+        caller: Caller,
+        *,
+        size: int = 0,
+        rdev: int = 0,
+        target: bytes = b"",
+    ) -> tuple[int, Inode]:
+        _check_name(name)
+        top = parent == ROOT_INODE  # a new namespace numbers its directory itself
+        ino = 0 if top else await self.volume.allocate(namespace_of(parent))
+        now = now_ns()
+
+        def fn(t: Transaction) -> tuple[int, Inode]:
+            inode = Inode(
+                mode=mode,
+                uid=caller.uid,
+                gid=caller.gid,
+                nlink=1,
+                size=size,
+                atime_ns=now,
+                mtime_ns=now,
+                ctime_ns=now,
+                parent=parent,
+                name=name,
+                rdev=rdev,
+                target=target,
+                boot=self.node.boot if stat.S_ISREG(mode) else 0,
+            )
+            made = tree.add(t, parent, name, ino, inode)
+            return made, tree.read_inode(t, made) if top else inode
+
+        return await self.engine.transact(fn)
+
+    async def readlink(self, ino: int) -> bytes:
+        """The target. Raises Invalid where it is no symbolic link."""
+        inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
+        if not stat.S_ISLNK(inode.mode):
+            raise Invalid("not a symbolic link")
+        return inode.target
+
+    async def link(self, ino: int, parent: int, name: bytes) -> Inode:
+        """Another name for a file."""
+        _check_name(name)
+        now = now_ns()
+        inode = await self.engine.transact(lambda t: tree.link(t, ino, parent, name, now))
+        return self.live(ino, inode)
+
+    async def unlink(self, parent: int, name: bytes) -> None:
+        """Remove a name; the file goes with its last name, once nobody holds it."""
+        now = now_ns()
+        removed = await self.engine.transact(lambda t: tree.unlink(t, parent, name, now, _keep))
+        self.removed(removed)
+
+    async def rmdir(self, parent: int, name: bytes) -> None:
+        """Remove an empty directory; at the top level a namespace."""
+        now = now_ns()
+        removed = await self.engine.transact(lambda t: tree.rmdir(t, parent, name, now, _keep))
+        self.removed(removed)
+
+    async def rename(
+        self, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes, flags: int
+    ) -> None:
+        """rename(2) with RENAME_NOREPLACE or RENAME_EXCHANGE; atomic for every reader."""
+        _check_name(new_name)
+        now = now_ns()
+
+        def fn(t: Transaction) -> Removed | None:
+            return tree.rename(
+                t, old_parent, old_name, new_parent, new_name, flags=flags, now=now, keep=_keep
+            )
+
+        self.removed(await self.engine.transact(fn))
+
+    def removed(self, removed: Removed | None) -> None:
+        """The last link of an inode went: drop it now, or when its last holder lets go."""
+        if removed is None or removed.dropped or removed.inode.nlink:
+            return
+        if self.holders.keep(removed.ino):
+            self._orphans[removed.ino] = removed.inode.version
+        else:
+            self.volume.drop_later(removed.ino, removed.inode.version)
+
+    def forget(self, ino: int, count: int) -> None:
+        """The kernel gives back lookups."""
+        if self.holders.forgotten(ino, count) and self._orphans:
+            self._drop_if_free(ino)
+
+    def _drop_if_free(self, ino: int) -> None:
+        if ino in self._orphans and not self.holders.keep(ino):
+            self.volume.drop_later(ino, self._orphans.pop(ino))
+
+    async def orphaned(self, ino: int) -> None:
+        """Another process of the node took the inode's last link away."""
+        try:
+            inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
+        except Stale:
+            return
+        self.removed(Removed(ino, inode, False))
+
+    async def close(self) -> None:
+        """The mount has gone: publish and close what is open, drop what only the kernel held."""
+        await self.open_files.release_all()
+        self.holders.forget_all()
+        for ino in list(self._orphans):
+            self._drop_if_free(ino)
+
+    # ---- attributes
+
+    async def setattr(self, ino: int, valid: int, wanted: "Attributes") -> Inode:
+        """chmod, chown, utimens, truncate, in any combination."""
+        if valid & Fattr.SIZE:
+            await self._truncate(ino, wanted.size)
+        now = now_ns()
+        changes = _changes(valid, wanted, now)
+
+        def fn(t: Transaction) -> Inode:
+            if valid & Fattr.KILL_SUIDGID:
+                present = tree.read_inode(t, ino).mode
+                mode = present if changes.mode is None else stat.S_IFMT(present) | changes.mode
+                changes.mode = stat.S_IMODE(inodes.without_set_ids(mode))
+            return inodes.set_attributes(t, ino, changes, now)
+
+        inode = await self.engine.transact(fn)
+        if valid & (Fattr.ATIME | Fattr.MTIME) and stat.S_ISREG(inode.mode):
+            self._stamp(ino, inode, valid)
+        return self.live(ino, inode)
+
+    def _stamp(self, ino: int, inode: Inode, valid: int) -> None:
+        """Times live on the data file too, which is the truth while the file is not sealed."""
+        self.volume.atimes.pop(ino, None)
+        file = self.open_files.get(ino)
+        where: int | str = file.fd if file else self.store.path(ino, inode.version)
+        st = os.stat(where)
+        os.utime(
+            where,
+            ns=(
+                inode.atime_ns if valid & Fattr.ATIME else st.st_atime_ns,
+                inode.mtime_ns if valid & Fattr.MTIME else st.st_mtime_ns,
+            ),
+        )
+
+    async def _truncate(self, ino: int, size: int) -> None:
+        handle = await self.open_files.open(ino, os.O_WRONLY)
+        try:
+            os.ftruncate(handle.file.fd, size)
+        finally:
+            await self.release(handle.fh)
+
+    # ---- extended attributes
+
+    async def getxattr(self, ino: int, name: bytes) -> bytes:
+        """Raises NoAttribute."""
+        if name.startswith(_REFUSED_XATTRS):
+            raise NoAttribute("no such attribute")
+        return await self.engine.read(lambda t: inodes.get_xattr(t, ino, name))
+
+    async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int) -> None:
+        """user. and trusted. attributes; others raise NotSupported."""
+        if name.startswith(_REFUSED_XATTRS):
+            raise NotSupported("KVFS keeps extended attributes of the user. and trusted. classes")
+        now = now_ns()
+        await self.engine.transact(lambda t: inodes.set_xattr(t, ino, name, value, flags, now))
+
+    async def listxattr(self, ino: int) -> list[bytes]:
+        """Names of all attributes."""
+        return await self.engine.read(lambda t: inodes.list_xattrs(t, ino))
+
+    async def removexattr(self, ino: int, name: bytes) -> None:
+        """Raises NoAttribute."""
+        if name.startswith(_REFUSED_XATTRS):
+            raise NoAttribute("no such attribute")
+        now = now_ns()
+        await self.engine.transact(lambda t: inodes.remove_xattr(t, ino, name, now))
+
+    # ---- files
+
+    async def open(self, ino: int, flags: int) -> Handle:
+        """Open a regular file."""
+        return await self.open_files.open(ino, flags)
+
+    async def create(
+        self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
+    ) -> tuple[Handle, int, Inode]:
+        """Make and open a file. Waits, within a deadline, for room in a cache namespace.
+
+        Raises Exists, NoSpace, NotPermitted (top level), NameTooLong, NotFound.
+        """
+        namespace_id = namespace_of(parent)
+        if self.node.evictor.pressed(namespace_id):
+            await self.node.evictor.make_room(namespace_id)
+        mode = stat.S_IFREG | stat.S_IMODE(mode)
+        ino, inode = await self._add(parent, name, mode, caller)
+        try:
+            fd = self.store.create(ino, 0)
+        except BaseException:
+            await self.unlink(parent, name)
+            raise
+        return self.open_files.created(ino, fd, flags), ino, inode
+
+    async def tmpfile(
+        self, parent: int, mode: int, flags: int, caller: Caller
+    ) -> tuple[Handle, int, Inode]:
+        """O_TMPFILE: a file without a name, which link may give one."""
+        namespace_id = namespace_of(parent)
+        ino = await self.volume.allocate(namespace_id)
+        now = now_ns()
+        inode = Inode(
+            mode=stat.S_IFREG | stat.S_IMODE(mode),
+            uid=caller.uid,
+            gid=caller.gid,
+            nlink=0,
+            atime_ns=now,
+            mtime_ns=now,
+            ctime_ns=now,
+            parent=0,
+            name=b"",
+            boot=self.node.boot,
+        )
+        await self.engine.transact(lambda t: tree.add_unlinked(t, parent, ino, inode))
+        self._orphans[ino] = 0
+        fd = self.store.create(ino, 0)
+        return self.open_files.created(ino, fd, flags), ino, inode
+
+    async def flush(self, fh: int) -> None:
+        """A descriptor of the handle was closed: publish what was written."""
+        handle = self.open_files.handle(fh)
+        if handle.writable:
+            await self.open_files.publish(handle.file)
+
+    async def release(self, fh: int) -> None:
+        """The handle's last descriptor was closed."""
+        ino = await self.open_files.release(fh)
+        if ino and self._orphans:
+            self._drop_if_free(ino)
+
+    async def fsync(self, fh: int, *, datasync: bool) -> None:
+        """Data and record survive power loss when this returns."""
+        await self.open_files.sync(self.open_files.handle(fh).file, datasync=datasync)
+
+    async def sync_directory(self) -> None:
+        """What was done to names so far survives power loss when this returns."""
+        await self.engine.sync()
+
+    def file(self, fh: int) -> OpenFile:
+        """The open file behind a handle. Raises Stale."""
+        return self.open_files.handle(fh).file
+
+    async def fallocate(self, fh: int, mode: int, offset: int, length: int) -> None:
+        """fallocate(2) on the data file."""
+        fd = self.file(fh).fd
+        await trio.to_thread.run_sync(allocate.fallocate, fd, mode, offset, length)
+
+    def seek(self, fh: int, offset: int, whence: int) -> int:
+        """SEEK_DATA and SEEK_HOLE."""
+        return os.lseek(self.file(fh).fd, offset, whence)
+
+    async def copy_range(
+        self, fh_in: int, offset_in: int, fh_out: int, offset_out: int, length: int
+    ) -> int:
+        """copy_file_range(2) between data files; bytes copied."""
+        source, target = self.file(fh_in).fd, self.file(fh_out).fd
+        return await trio.to_thread.run_sync(
+            os.copy_file_range, source, target, length, offset_in, offset_out
+        )
+
+    async def statfs(self, ino: int) -> os.statvfs_result:
+        """Space within the limit that holds here: the namespace's capacity or the store's."""
+        return await self.node.space(namespace_of(ino))
+
+
+class Attributes(NamedTuple):
+    """What a SETATTR request may carry; `valid` says which of it counts."""
+
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    atime_ns: int
+    mtime_ns: int
+
+
+def _changes(valid: int, wanted: Attributes, now: int) -> inodes.Changes:
+    changes = inodes.Changes()
+    if valid & Fattr.MODE:
+        changes.mode = stat.S_IMODE(wanted.mode)
+    if valid & Fattr.UID:
+        changes.uid = wanted.uid
+    if valid & Fattr.GID:
+        changes.gid = wanted.gid
+    if valid & Fattr.ATIME:
+        changes.atime_ns = now if valid & Fattr.ATIME_NOW else wanted.atime_ns
+    if valid & Fattr.MTIME:
+        changes.mtime_ns = now if valid & Fattr.MTIME_NOW else wanted.mtime_ns
+    return changes
+
+
+def _merge(inode: Inode, st: os.stat_result) -> Inode:
+    inode.size = st.st_size
+    inode.blocks = st.st_blocks
+    inode.atime_ns = st.st_atime_ns
+    inode.mtime_ns = st.st_mtime_ns
+    inode.ctime_ns = max(inode.ctime_ns, st.st_ctime_ns)
+    return inode
+
+
+def _keep(_: int) -> bool:
+    # an orphan first: a kill between the record's end and the data file's must not leak the latter
+    return True
+
+
+def _check_name(name: bytes) -> None:
+    if len(name) > NAME_MAX:
+        raise NameTooLong(f"a name holds at most {NAME_MAX} bytes")

@@ -1,0 +1,129 @@
+"""A node's view of its files: inode numbers, and the end of files nobody holds.
+
+A regular file ends in three steps, so that a kill between any two leaks nothing: its last link goes
+and its record becomes an orphan (one transaction), its data file is unlinked, its record and index
+entry are dropped (one transaction for many). What a kill leaves behind are orphans, which the next
+start finds by their keys.
+
+Access times set by reading are gathered here and written in batches: an open must not cost a
+commit."""
+
+import time
+from typing import Final
+
+import trio
+
+from kvfs.holders import Holders
+from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.records import namespace_of
+from kvfs.namespace import inodes, lifecycle, spaces, tree
+from kvfs.store.files import DataFiles
+from kvfs.store.index import Index
+
+_RANGE: Final = 1024
+"""Inode numbers taken from the engine at a time; what a process does not use is never used."""
+_BATCH: Final = 256
+_ATIME_PERIOD_S: Final = 1.0
+
+
+class Volume:
+    """Inode numbers, orphans and access times of one node."""
+
+    def __init__(self, engine: Engine, files: DataFiles, index: Index, holders: Holders) -> None:
+        self.engine = engine
+        self.files = files
+        self.index = index
+        self.holders = holders
+        self.atimes: dict[int, int] = {}
+        """Access times (ns) not yet written to the engine."""
+        self._ranges: dict[int, tuple[int, int]] = {}
+        self._doomed: list[tuple[int, int]] = []
+        """Never longer than the orphans that the engine remembers."""
+        self._wake = trio.Event()
+
+    async def allocate(self, namespace_id: int) -> int:
+        """A new inode number of the namespace; never used before, never again."""
+        following, end = self._ranges.get(namespace_id, (0, 0))
+        if following == end:
+            following = await self.engine.transact(
+                lambda t: spaces.allocate_inodes(t, namespace_id, _RANGE)
+            )
+            end = following + _RANGE
+        self._ranges[namespace_id] = following + 1, end
+        return following
+
+    def drop_later(self, ino: int, version: int) -> None:
+        """An orphan that nobody holds any more: its data file and record go soon, in the
+        background."""
+        self._doomed.append((ino, version))
+        self._wake.set()
+
+    async def drop(self, doomed: list[tuple[int, int]]) -> None:
+        """Unlink the data files of these orphans (inode, version), then drop their records.
+
+        Cancelled: what is left is found again at the next start.
+        """
+        files = self.files
+
+        def unlink() -> None:
+            for ino, version in doomed:
+                files.unlink(ino, version)
+
+        await trio.to_thread.run_sync(unlink)
+
+        def forget(t: Transaction) -> None:
+            for ino, _ in doomed:
+                tree.reap(t, ino)
+
+        await self.engine.transact(forget)
+        self.index.remove(ino for ino, _ in doomed)
+
+    async def discard_lost(self, ino: int) -> bool:
+        """A file of a cache namespace whose data file has gone is a miss: forget its record. False:
+        it is durable."""
+        now = time.time_ns()
+        namespace_id = namespace_of(ino)
+
+        def fn(t: Transaction) -> bool:
+            if spaces.get(t, namespace_id).kind != "cache":
+                return False
+            lifecycle.evict(t, ino, now)
+            return True
+
+        discarded = await self.engine.transact(fn)
+        if discarded:
+            self.drop_later(ino, 0)
+        return discarded
+
+    async def run(self) -> None:
+        """Drop what is doomed and write access times, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._drop_doomed)
+            nursery.start_soon(self._write_atimes)
+
+    async def _drop_doomed(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            while self._doomed:
+                batch, self._doomed = self._doomed[:_BATCH], self._doomed[_BATCH:]
+                await self.drop(batch)
+
+    async def _write_atimes(self) -> None:
+        while True:
+            await trio.sleep(_ATIME_PERIOD_S)
+            await self.flush_atimes()
+
+    async def flush_atimes(self) -> None:
+        """Write the gathered access times to the engine."""
+        if not self.atimes:
+            return
+        atimes, self.atimes = self.atimes, {}
+
+        def fn(t: Transaction) -> None:
+            for ino, inode in zip(atimes, inodes.read_inodes(t, list(atimes)), strict=True):
+                if inode is not None:
+                    inode.atime_ns = atimes[ino]
+                    inodes.write_inode(t, ino, inode)
+
+        await self.engine.transact(fn)
