@@ -1,0 +1,26 @@
+"""What every test shares: the checkout is importable, and what is random repeats from a seed."""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+SEED = int(os.environ.get("KVFS_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+
+
+def pytest_report_header() -> str:
+    return f"seed: {SEED} (KVFS_TEST_SEED={SEED} repeats it)"
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed for this test, drawn from the session's; printed, so that a failure shows it."""
+    value = random.Random(f"{SEED} {request.node.name}").randrange(1 << 32)
+    print(f"seed {value}")
+    return value

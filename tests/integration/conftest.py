@@ -1,0 +1,106 @@
+"""Mounts for the tests: one real daemon per mode and session, or a plain directory.
+
+`KVFS_TEST_DIR=/some/dir` runs every test that describes a POSIX filesystem against that directory:
+what fails there is wrong in the test. `KVFS_TEST_MODES=relay,libfuse` picks modes. A mode that this
+machine cannot do is skipped, with the reason that `kvfs up` printed.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.integration.harness import MODES, CannotStart, Node
+
+NATIVE = os.environ.get("KVFS_TEST_DIR")
+CANNOT_DO = 69  # EX_UNAVAILABLE: this machine cannot do what was asked
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "mode" in metafunc.fixturenames:
+        chosen = os.environ.get("KVFS_TEST_MODES", ",".join(MODES)).split(",")
+        metafunc.parametrize(
+            "mode", ["native"] if NATIVE else chosen, scope="session", indirect=True
+        )
+
+
+@pytest.fixture(scope="session")
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory to test in, and what is beneath it."""
+
+    mode: str
+    root: Path
+    node: Node | None
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether only libfuse stands behind it, which lacks some operations."""
+        return self.mode == "libfuse"
+
+
+def start(node: Node) -> Node:
+    try:
+        return node.up()
+    except CannotStart as error:
+        log = node.log
+        node.remove()
+        if error.code == CANNOT_DO:
+            pytest.skip(f"{node.mode}: {error}")
+        pytest.fail(f"kvfs up ({node.mode}) ended with {error.code}: {error}\n{log}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def place(mode: str) -> Iterator[Place]:
+    if NATIVE:
+        root = Path(tempfile.mkdtemp(prefix="native-", dir=NATIVE))
+        root.chmod(0o755)
+        yield Place(mode, root, None)
+        shutil.rmtree(root)
+        return
+    node = Node.make(mode)
+    start(node)
+    try:
+        root = node.mount / "suite"
+        root.mkdir()
+        yield Place(mode, root, node)
+    finally:
+        node.remove()
+
+
+@pytest.fixture
+def here(place: Place) -> Iterator[Path]:
+    """A fresh directory on the mount, mode 0755."""
+    mask = os.umask(0o022)
+    home = Path(tempfile.mkdtemp(prefix="t", dir=place.root))
+    home.chmod(0o755)
+    try:
+        yield home
+    finally:
+        os.umask(mask)
+        shutil.rmtree(home)
+
+
+@pytest.fixture
+def new_node(mode: str) -> Iterator[Callable[..., Node]]:
+    """Starts a node of the test's own: for kills, restarts and limits."""
+    if NATIVE:
+        pytest.skip("a plain directory has no daemon")
+    nodes: list[Node] = []
+
+    def make(*flags: str) -> Node:
+        node = Node.make(mode, *flags)
+        nodes.append(node)
+        return start(node)
+
+    yield make
+    for node in nodes:
+        node.remove()

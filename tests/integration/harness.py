@@ -1,0 +1,147 @@
+"""Runs real nodes for the tests: the command line as a subprocess, a real daemon, a real mount.
+
+A `Node` owns a directory of its own with the store and the mountpoint in it. Whatever a test did to the daemon (a
+SIGKILL included), `Node.remove` unmounts and deletes. Only processes that a node started are ever signalled.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MODES = ("passthrough", "relay", "libfuse")
+START_S = 60
+CALL_S = 60
+
+
+class CannotStart(Exception):
+    """`kvfs up` refused; the message is what it printed."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def kvfs(*arguments: str, timeout_s: float = CALL_S) -> subprocess.CompletedProcess[str]:
+    """The command line, of the running interpreter and this checkout."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("KVFS_")}
+    environment["PYTHONPATH"] = str(ROOT)
+    environment["KVFS_CONFIG"] = os.devnull
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments],
+        cwd="/",
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def base_directory() -> str:
+    """Where stores and mountpoints are made: `KVFS_TEST_BASE`, else the system's temporary directory."""
+    return os.environ.get("KVFS_TEST_BASE", tempfile.gettempdir())
+
+
+def is_mounted(path: Path) -> bool:
+    with open("/proc/self/mountinfo", "rb") as table:
+        points = {line.split()[4] for line in table}
+    return os.fsencode(path).replace(b"\\", b"\\134").replace(b" ", b"\\040") in points
+
+
+@dataclass
+class Node:
+    """A store, a mountpoint and, while it runs, the daemon between them."""
+
+    mode: str
+    home: Path
+    flags: tuple[str, ...] = ()
+    pid: int | None = None
+    killed: list[int] = field(default_factory=list)
+
+    @classmethod
+    def make(cls, mode: str, *flags: str) -> "Node":
+        home = Path(tempfile.mkdtemp(prefix="kvfs-test-", dir=base_directory())).resolve()
+        home.chmod(0o755)  # other users reach the mount through it
+        (home / "mnt").mkdir()
+        return cls(mode, home, flags)
+
+    @property
+    def store(self) -> Path:
+        return self.home / "store"
+
+    @property
+    def mount(self) -> Path:
+        return self.home / "mnt"
+
+    @property
+    def log(self) -> str:
+        path = self.store / "run" / "kvfs.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def up(self) -> "Node":
+        """Start the daemon; returns when the mount answers. Raises CannotStart with what it printed."""
+        done = kvfs(
+            "up", "--daemon", *self.place(), "--mode", self.mode, *self.flags, timeout_s=START_S
+        )
+        if done.returncode:
+            raise CannotStart(done.returncode, (done.stderr or done.stdout).strip())
+        self.pid = int(self.status()["pid"])
+        return self
+
+    def place(self) -> tuple[str, ...]:
+        return "--store", str(self.store), "--mount", str(self.mount)
+
+    def status(self) -> dict[str, Any]:
+        done = kvfs("status", "--json", "--store", str(self.store))
+        assert done.returncode == 0, done.stderr
+        status = json.loads(done.stdout)
+        assert isinstance(status, dict)
+        return status
+
+    def down(self) -> None:
+        """Stop it as a user does; the mount is gone afterwards."""
+        done = kvfs("down", *self.place())
+        assert done.returncode == 0, done.stderr
+        assert not is_mounted(self.mount)
+        self.pid = None
+
+    def kill(self) -> None:
+        """SIGKILL the daemon and wait until it is gone. The mount stays behind, stale."""
+        assert self.pid is not None
+        watch = os.pidfd_open(self.pid)
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+            wait_for_exit(watch)
+        finally:
+            os.close(watch)
+        self.killed.append(self.pid)
+        self.pid = None
+
+    def remove(self) -> None:
+        """Unmount and delete everything, whatever state the node is in."""
+        if self.pid is not None:
+            try:
+                kvfs("down", *self.place())
+            except subprocess.TimeoutExpired:
+                pass
+        if is_mounted(self.mount):
+            subprocess.run(["umount", "-l", str(self.mount)], check=False, capture_output=True)
+        if self.pid is not None and Path(f"/proc/{self.pid}").exists():
+            self.kill()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def wait_for_exit(pidfd: int, timeout_s: float = 30) -> None:
+    import select
+
+    ready, _, _ = select.select([pidfd], [], [], timeout_s)
+    assert ready, "the process did not end"
