@@ -2,7 +2,7 @@
 
 `KVFS_TEST_DIR=/some/dir` runs every test that describes a POSIX filesystem against that directory:
 what fails there is wrong in the test. `KVFS_TEST_MODES=relay,libfuse` picks modes. A mode that this
-machine cannot do is skipped, with the reason that `kvfs up` printed.
+machine cannot do is skipped, with the reason that `kvfs doctor` gives.
 """
 
 import os
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.fuse.probe import probe_modes
 from tests.integration.harness import MODES, CannotStart, Node
 
 NATIVE = os.environ.get("KVFS_TEST_DIR")
-CANNOT_DO = 69  # EX_UNAVAILABLE: this machine cannot do what was asked
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -47,14 +47,24 @@ class Place:
         return self.mode == "libfuse"
 
 
+def why_not(node: Node) -> str:
+    """Why this machine cannot mount in the node's mode; empty when it can."""
+    for found in probe_modes(str(node.home)):
+        if found.name == node.mode and not found.available:
+            return f"{node.mode}: {found.reason}; {found.remedy}"
+    return ""
+
+
 def start(node: Node) -> Node:
+    lacking = why_not(node)
+    if lacking:
+        node.remove()
+        pytest.skip(lacking)
     try:
         return node.up()
     except CannotStart as error:
         log = node.log
         node.remove()
-        if error.code == CANNOT_DO:
-            pytest.skip(f"{node.mode}: {error}")
         pytest.fail(f"kvfs up ({node.mode}) ended with {error.code}: {error}\n{log}", pytrace=False)
 
 

@@ -1,11 +1,13 @@
 """Runs real nodes for the tests: the command line as a subprocess, a real daemon, a real mount.
 
-A `Node` owns a directory of its own with the store and the mountpoint in it. Whatever a test did to the daemon (a
-SIGKILL included), `Node.remove` unmounts and deletes. Only processes that a node started are ever signalled.
+A `Node` owns a directory of its own with the store and the mountpoint in it. Whatever a test did to
+the daemon (a SIGKILL included), `Node.remove` unmounts and deletes. Only processes that a node
+started are ever signalled.
 """
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -47,7 +49,7 @@ def kvfs(*arguments: str, timeout_s: float = CALL_S) -> subprocess.CompletedProc
 
 
 def base_directory() -> str:
-    """Where stores and mountpoints are made: `KVFS_TEST_BASE`, else the system's temporary directory."""
+    """Where stores and mountpoints are made: `KVFS_TEST_BASE`, else the temporary directory."""
     return os.environ.get("KVFS_TEST_BASE", tempfile.gettempdir())
 
 
@@ -89,9 +91,8 @@ class Node:
 
     def up(self) -> "Node":
         """Start the daemon; returns when the mount answers. Raises CannotStart with what it printed."""
-        done = kvfs(
-            "up", "--daemon", *self.place(), "--mode", self.mode, *self.flags, timeout_s=START_S
-        )
+        place = (*self.place(), "--mode", self.mode)
+        done = kvfs("up", "--daemon", *place, *self.flags, timeout_s=START_S)
         if done.returncode:
             raise CannotStart(done.returncode, (done.stderr or done.stdout).strip())
         self.pid = int(self.status()["pid"])
@@ -141,7 +142,5 @@ class Node:
 
 
 def wait_for_exit(pidfd: int, timeout_s: float = 30) -> None:
-    import select
-
     ready, _, _ = select.select([pidfd], [], [], timeout_s)
     assert ready, "the process did not end"

@@ -177,7 +177,7 @@ def descriptor(path: Path, flags: int = os.O_RDWR, mode: int = 0o644) -> Iterato
 
 
 def let_clock_pass(*paths: Path) -> None:
-    """Wait until the filesystem's clock is past every timestamp of these files (a few ms at most)."""
+    """Wait until the filesystem's clock is past every timestamp of these files: a few ms."""
     last = max(max(s.st_ctime_ns, s.st_mtime_ns, s.st_atime_ns) for s in (p.lstat() for p in paths))
     for _ in range(10_000):
         if time.clock_gettime_ns(CLOCK_REALTIME_COARSE) > last:

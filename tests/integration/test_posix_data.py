@@ -1,4 +1,4 @@
-"""Reading and writing: open flags, truncation, holes, allocation, copies, direct I/O, open-unlinked files."""
+"""Reading and writing: open flags, holes, allocation, copies, direct I/O, unlinked files."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Timestamps: which call moves which of them, on the file and on its directory; utimensat to the nanosecond."""
+"""Timestamps: which call moves which of them, on the file and its directory; utimensat."""
 
 import errno
 import os
@@ -55,7 +55,7 @@ def write(path: Path, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class Change:
-    """A call on `d/f` (a file of 5 bytes, also linked as `d/g`) and the timestamps that it moves."""
+    """A call on `d/f` (5 bytes, also linked as `d/g`) and the timestamps that it moves."""
 
     call: Callable[[Path], object]
     file: str
