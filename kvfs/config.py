@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -19,7 +19,8 @@ from kvfs.errors import ConfigError, Invalid
 from kvfs.units import Capacity, parse_capacity
 
 SYSTEM_FILE: Final = Path("/etc/kvfs.toml")
-MODES: Final = ("auto", "passthrough", "relay", "libfuse")
+Mode = Literal["auto", "passthrough", "relay", "libfuse"]
+MODES: Final = get_args(Mode)
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _PREFIX: Final = "KVFS_"
 _NOT_SETTINGS: Final = ("KVFS_CONFIG",)
@@ -41,7 +42,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the data files and of the embedded engine."""
     mount: Path = Path("/mnt/kvfs")
     """Where the namespace appears."""
-    mode: str = "auto"
+    mode: Mode = "auto"
     """Fast path: one of MODES; 'auto' takes the best that the kernel and the privileges give."""
     capacity: Capacity = Capacity(percent=90.0)
     """Limit of what the store may hold: bytes, or a share of the disk."""

@@ -1,0 +1,81 @@
+"""Exit codes, and how an error is shown: one line, no traceback.
+
+The table is exhaustive: a test fails on a class of `kvfs.errors` that has no row.
+"""
+
+import os
+import sys
+from typing import Final, NoReturn
+
+from kvfs import errors
+
+USAGE: Final = 2
+BUG: Final = 70
+INTERRUPTED: Final = 130
+
+EXIT_CODES: Final[dict[type[errors.KvfsError], int]] = {
+    errors.ConfigError: USAGE,
+    errors.Invalid: USAGE,
+    errors.NameTooLong: USAGE,
+    errors.NotSupported: USAGE,
+    errors.TooLarge: USAGE,
+    errors.NotFound: 3,
+    errors.NoAttribute: 3,
+    errors.Stale: 3,
+    errors.Exists: 4,
+    errors.NotEmpty: 4,
+    errors.NotADirectory: 4,
+    errors.IsADirectory: 4,
+    errors.CrossNamespace: 4,
+    errors.Conflict: 4,
+    errors.Busy: 4,
+    errors.AccessDenied: 5,
+    errors.NotPermitted: 5,
+    errors.ReadOnly: 5,
+    errors.NoSpace: 6,
+    errors.Unavailable: 7,
+    errors.Corrupt: 8,
+}
+
+HELP: Final = """\b
+Exit codes:
+  0    done
+  1    fsck found problems that it did not repair
+  2    wrong usage, setting or argument; not supported
+  3    no such file, namespace or store
+  4    in the way: exists, not empty, in use, wrong type
+  5    not permitted, or read-only
+  6    no space
+  7    no node runs there, or it did not answer in time
+  8    damaged data or metadata
+  70   a bug in KVFS
+  130  interrupted"""
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code for an error of the core or of the operating system."""
+    for kind in type(error).__mro__:
+        if kind in EXIT_CODES:
+            return EXIT_CODES[kind]
+    if isinstance(error, FileNotFoundError):
+        return 3
+    if isinstance(error, FileExistsError | IsADirectoryError | NotADirectoryError):
+        return 4
+    if isinstance(error, PermissionError):
+        return 5
+    return 7 if isinstance(error, OSError) else BUG
+
+
+def describe(error: BaseException) -> str:
+    """One line for a person."""
+    if isinstance(error, OSError) and error.strerror:
+        name = error.filename
+        where = f"{os.fsdecode(name)}: " if isinstance(name, str | bytes) else ""
+        return f"{where}{error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def fail(error: BaseException) -> NoReturn:
+    """Say what is wrong on standard error, and end the process with the code of the table."""
+    print(f"kvfs: {describe(error)}", file=sys.stderr)
+    sys.exit(exit_code(error))

@@ -1,0 +1,80 @@
+"""`kvfs`: the group of commands. Each command's module is imported when it is called, to start
+fast."""
+
+import importlib
+import sys
+from typing import Any, Final
+
+import click
+
+from cli import exits
+from kvfs.errors import KvfsError
+from kvfs.version import VERSION
+
+COMMANDS: Final = {
+    "up": "cli.up",
+    "down": "cli.down",
+    "status": "cli.status",
+    "doctor": "cli.doctor",
+    "mount": "cli.mount",
+    "umount": "cli.umount",
+    "ls": "cli.ls",
+    "stat": "cli.stat",
+    "put": "cli.put",
+    "get": "cli.get",
+    "rm": "cli.rm",
+    "namespace": "cli.namespace",
+    "config": "cli.config",
+    "fsck": "cli.fsck",
+    "completion": "cli.completion",
+}
+
+
+class LazyGroup(click.Group):
+    """Finds a command by importing the module that holds it, as an object named `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command: click.Command = importlib.import_module(module).command
+        return command
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=exits.HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(VERSION, prog_name="kvfs", message="%(prog)s %(version)s")
+def group() -> None:
+    """KVFS: a filesystem for LLM inference. Every prefix block is a file, at the speed of the disk.
+
+    Settings come from one TOML file, environment variables KVFS_<KEY> and flags, in rising order;
+    `kvfs config` shows them. Paths within KVFS are written /NAMESPACE/NAME...
+    """
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """The console script. Errors of the core become one line and an exit code."""
+    try:
+        code = group.main(arguments, prog_name="kvfs", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.Abort:
+        code = exits.INTERRUPTED
+    except KeyboardInterrupt:
+        code = exits.INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except BrokenPipeError:
+        # The reader of our output has gone (`kvfs ls | head`): nothing is wrong.
+        sys.stderr.close()
+        code = 0
+    except (KvfsError, OSError) as error:
+        exits.fail(error)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,20 @@
+"""`kvfs mount`: let a running node that has no mount mount."""
+
+from pathlib import Path
+
+import click
+
+from cli import node, settings
+
+
+@click.command("mount")
+@click.argument("directory", required=False, type=click.Path(path_type=Path))
+@settings.options("store", "mount")
+def command(
+    config_file: Path | None, directory: Path | None, store: Path | None, mount: Path | None
+) -> None:
+    """Mount a running node at DIRECTORY (default: the setting `mount`)."""
+    config = settings.resolve(config_file, store=store, mount=directory or mount)
+    params = {"mountpoint": str(config.mount)}
+    answer = node.ask(config, "mount", params, deadline_s=node.MOUNT_DEADLINE_S)
+    click.echo(f"mounted {answer['mountpoint']}: {answer['mode']} ({answer['reason']})")

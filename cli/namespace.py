@@ -1,0 +1,274 @@
+"""`kvfs namespace`: make, change, show and remove the top-level directories and their policies."""
+
+import grp
+import json
+import os
+import pwd
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from cli import settings, store
+from kvfs.errors import Invalid, NotSupported
+from kvfs.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from kvfs.meta.interface import Transaction
+    from kvfs.namespace.spaces import Listed
+
+_BUILT_EVICTIONS = ("lru",)
+_PERMISSIONS = 0o7777
+
+
+class Owner(NamedTuple):
+    """Ids, None where they were not given."""
+
+    uid: int | None
+    gid: int | None
+
+
+def _policy_options(function: Any) -> Any:
+    for option in (
+        click.option("--mode", metavar="OCTAL", help="Permission bits of the directory."),
+        click.option("--owner", metavar="USER[:GROUP]", help="Owner of the directory."),
+        click.option("--eviction", metavar="NAME", help="What is evicted first: lru."),
+        click.option("--capacity", metavar="SIZE", help="Limit, like 4GiB; 0: the store's own."),
+        click.option(
+            "--kind", metavar="KIND", help="durable (never dropped) or cache (evictable)."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@click.group("namespace")
+def command() -> None:
+    """Namespaces: the top-level directories and their policies.
+
+    A namespace made by mkdir on the mount is durable: nothing in it is ever dropped.
+    """
+
+
+@command.command("create")
+@click.argument("name", type=click.UNPROCESSED)
+@_policy_options
+@settings.options("store")
+def create(
+    name: str,
+    config_file: Path | None,
+    kind: str | None,
+    capacity: str | None,
+    eviction: str | None,
+    owner: str | None,
+    mode: str | None,
+    **flags: object,
+) -> None:
+    """Make a namespace. Default: durable, no limit of its own, of the caller, mode 0755."""
+    from kvfs.meta.records import namespace_root
+    from kvfs.namespace import spaces
+
+    config = settings.resolve(config_file, **flags)
+    raw = store.namespace_name(os.fsencode(name))
+    who = _parse_owner(owner)
+    policy = {
+        "kind": kind or "durable",
+        "capacity": _parse_capacity(capacity) or 0,
+        "eviction": _require_built(eviction) or "lru",
+        "mode": 0o755 if mode is None else _parse_mode(mode),
+        "uid": os.getuid() if who.uid is None else who.uid,
+        "gid": os.getgid() if who.gid is None else who.gid,
+    }
+    with store.engine_of(config) as engine:
+        number = engine.transact_now(
+            lambda t: spaces.create(t, raw, now=time.time_ns(), **policy)  # type: ignore[arg-type]
+        )
+    store.tell_node(config, raw, namespace_root(number))
+    click.echo(f"made the {policy['kind']} namespace /{name.strip('/')}")
+
+
+@command.command("set")
+@click.argument("name", type=click.UNPROCESSED)
+@_policy_options
+@settings.options("store")
+def set_(
+    name: str,
+    config_file: Path | None,
+    kind: str | None,
+    capacity: str | None,
+    eviction: str | None,
+    owner: str | None,
+    mode: str | None,
+    **flags: object,
+) -> None:
+    """Change what is named by the options, and nothing else."""
+    from kvfs.meta.records import namespace_root
+    from kvfs.namespace import inodes, spaces
+
+    config = settings.resolve(config_file, **flags)
+    raw = store.namespace_name(os.fsencode(name))
+    who = _parse_owner(owner)
+    policy = {
+        "kind": kind,
+        "capacity": _parse_capacity(capacity),
+        "eviction": _require_built(eviction),
+    }
+    changes = inodes.Changes(
+        mode=None if mode is None else _parse_mode(mode), uid=who.uid, gid=who.gid
+    )
+
+    def change(t: "Transaction") -> int:
+        number, _ = spaces.by_name(t, raw)
+        spaces.set_policy(t, number, **policy)  # type: ignore[arg-type]
+        if changes != inodes.Changes():
+            inodes.set_attributes(t, namespace_root(number), changes, time.time_ns())
+        return number
+
+    with store.engine_of(config) as engine:
+        number = engine.transact_now(change)
+    store.tell_node(config, raw, namespace_root(number))
+
+
+@command.command("remove")
+@click.argument("name", type=click.UNPROCESSED)
+@settings.options("store")
+def remove(name: str, config_file: Path | None, **flags: object) -> None:
+    """Remove an empty namespace."""
+    from kvfs.meta.records import namespace_root
+    from kvfs.namespace import spaces
+
+    config = settings.resolve(config_file, **flags)
+    raw = store.namespace_name(os.fsencode(name))
+    with store.engine_of(config) as engine:
+        number = engine.transact_now(lambda t: spaces.remove(t, raw, time.time_ns()))
+    store.tell_node(config, raw, namespace_root(number))
+
+
+@command.command("show")
+@click.argument("name", type=click.UNPROCESSED)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@settings.options("store")
+def show(name: str, config_file: Path | None, as_json: bool, **flags: object) -> None:
+    """Show one namespace: policy, owner, use."""
+    config = settings.resolve(config_file, **flags)
+    raw = store.namespace_name(os.fsencode(name))
+    with store.engine_of(config) as engine:
+        facts = engine.read_now(lambda t: _facts_of(t, raw))
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    for key, value in _readable(facts).items():
+        click.echo(f"{key:<10}{value}")
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@settings.options("store")
+def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
+    """List all namespaces."""
+    from kvfs.namespace import spaces
+
+    config = settings.resolve(config_file, **flags)
+    with store.engine_of(config) as engine:
+        all_facts = engine.read_now(lambda t: [_facts(t, each) for each in spaces.list_all(t)])
+    if as_json:
+        click.echo(json.dumps(all_facts))
+        return
+    rows = [list(_readable(facts).values()) for facts in all_facts]
+    header = ["NAME", "KIND", "CAPACITY", "EVICTION", "OWNER", "MODE", "USED", "FILES"]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in [header, *rows]:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def _facts_of(t: "Transaction", name: bytes) -> dict[str, Any]:
+    from kvfs.namespace import spaces
+
+    number, namespace = spaces.by_name(t, name)
+    return _facts(t, spaces.Listed(number, namespace, spaces.usage(t, number)))
+
+
+def _facts(t: "Transaction", listed: "Listed") -> dict[str, Any]:
+    from kvfs.meta.records import namespace_root
+    from kvfs.namespace import inodes
+
+    top = inodes.read_inode(t, namespace_root(listed.id))
+    return {
+        "name": listed.namespace.name.decode(errors="backslashreplace"),
+        "kind": listed.namespace.kind,
+        "capacity_bytes": listed.namespace.capacity,
+        "eviction": listed.namespace.eviction if listed.namespace.kind == "cache" else None,
+        "uid": top.uid,
+        "gid": top.gid,
+        "mode": f"{stat.S_IMODE(top.mode):04o}",
+        "used_bytes": listed.usage.bytes,
+        "inodes": listed.usage.inodes,
+    }
+
+
+def _readable(facts: dict[str, Any]) -> dict[str, str]:
+    return {
+        "name": f"/{facts['name']}",
+        "kind": facts["kind"],
+        "capacity": format_size(facts["capacity_bytes"]) if facts["capacity_bytes"] else "-",
+        "eviction": facts["eviction"] or "-",
+        "owner": f"{_user_name(facts['uid'])}:{_group_name(facts['gid'])}",
+        "mode": facts["mode"],
+        "used": format_size(facts["used_bytes"]),
+        "files": str(facts["inodes"]),
+    }
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def _parse_capacity(text: str | None) -> int | None:
+    if text is not None and text.strip().endswith("%"):
+        raise NotSupported("a namespace's capacity is a size, like 4GiB; shares are for the store")
+    return None if text is None else parse_size(text)
+
+
+def _require_built(eviction: str | None) -> str | None:
+    if eviction is not None and eviction not in _BUILT_EVICTIONS:
+        raise NotSupported(
+            f"eviction '{eviction}' is not built; there is: {', '.join(_BUILT_EVICTIONS)}"
+        )
+    return eviction
+
+
+def _parse_mode(text: str) -> int:
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= _PERMISSIONS:
+        raise Invalid(f"'{text}' is not a mode; write it in octal, like 0755")
+    return mode
+
+
+def _parse_owner(text: str | None) -> Owner:
+    if text is None:
+        return Owner(None, None)
+    user, colon, group = text.partition(":")
+    try:
+        uid = (int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid) if user else None
+        gid = (int(group) if group.isdigit() else grp.getgrnam(group).gr_gid) if group else None
+    except KeyError as error:
+        raise Invalid(f"--owner {text}: {error.args[0]}") from None
+    if (uid is None and gid is None) or (colon and not group):
+        raise Invalid(f"--owner {text}: write USER, USER:GROUP or :GROUP")
+    return Owner(uid, gid)

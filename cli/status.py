@@ -1,0 +1,54 @@
+"""`kvfs status`: what a running node does, for people and machines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli import node, settings
+from kvfs.units import format_size
+
+
+@click.command("status")
+@settings.options("store")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(config_file: Path | None, store: Path | None, as_json: bool) -> None:
+    """Show mount, fast path, space, namespaces and evictions of the running node."""
+    config = settings.resolve(config_file, store=store)
+    status = node.ask(config, "status")
+    if as_json:
+        click.echo(json.dumps(status))
+    else:
+        _show(status)
+
+
+def _show(status: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from cli.up import summary
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(summary(status).split("\n", 1)[1].rstrip(), markup=False)
+    console.print(
+        f"  {'memory':<8}{format_size(status['rss_bytes'])} resident, "
+        f"up for {status['uptime_s']:.0f} s\n",
+        markup=False,
+    )
+    table = Table("NAMESPACE", "KIND", box=box.SIMPLE_HEAD)
+    for name in ("USED", "CAPACITY", "FILES"):
+        table.add_column(name, justify="right")
+    for space in status["namespaces"]:
+        table.add_row(
+            space["name"],
+            space["kind"],
+            format_size(space["used_bytes"]),
+            format_size(space["capacity_bytes"]) if space["capacity_bytes"] else "-",
+            str(space["inodes"]),
+        )
+    console.print(table)
+    evicted = status["evicted"]
+    if evicted["files"]:
+        console.print(f"  evicted {evicted['files']} files, {format_size(evicted['bytes'])}")

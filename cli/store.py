@@ -1,0 +1,61 @@
+"""A store opened beside its node, or without one: the engine lets several processes in."""
+
+import base64
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from cli import node
+from kvfs.config import Config
+from kvfs.errors import Invalid, Unavailable
+from kvfs.meta.records import ROOT_INODE
+
+if TYPE_CHECKING:
+    from kvfs.client import Client
+
+    from kvfs.meta.embedded import EmbeddedEngine
+
+_SEPARATOR: Final = b"/"
+
+
+@contextlib.contextmanager
+def engine_of(config: Config) -> Iterator["EmbeddedEngine"]:
+    """The metadata engine of an existing store. Raises NotFound, Invalid (somebody else's
+    directory), Corrupt."""
+    from kvfs.meta.embedded import EmbeddedEngine
+    from kvfs.store import layout
+
+    engine = EmbeddedEngine(layout.open_store(config.store).meta)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@contextlib.contextmanager
+def client_of(config: Config) -> Iterator["Client"]:
+    """The Python API on a store, with or without a running node."""
+    from kvfs.client import Client
+
+    with Client(store=config.store) as client:
+        yield client
+
+
+def tell_node(config: Config, name: bytes, ino: int) -> None:
+    """A running node's mount forgets what its kernel knows of a top-level name; without a node
+    there is nothing to do."""
+    change = {
+        "parent": ROOT_INODE,
+        "name": base64.b64encode(name).decode("ascii"),
+        "ino": ino,
+    }
+    with contextlib.suppress(Unavailable):
+        node.ask(config, "changed", {"changes": [change]})
+
+
+def namespace_name(text: bytes) -> bytes:
+    """The name of a namespace, written with or without slashes around it. Raises Invalid."""
+    name = text.strip(_SEPARATOR)
+    if not name or _SEPARATOR in name:
+        raise Invalid(f"'{text.decode(errors='backslashreplace')}' is not the name of a namespace")
+    return name

@@ -1,0 +1,177 @@
+"""`kvfs up`: start a node and mount it, in the foreground or detached."""
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import click
+
+from cli import exits, settings
+from kvfs.config import Config
+from kvfs.errors import NotSupported, Unavailable
+from kvfs.units import format_size
+from kvfs.version import VERSION
+
+_LOG_LIMIT_BYTES: Final = 10 << 20
+
+
+@click.command("up")
+@settings.options("store", "mount", "mode", "capacity", "allow_other", "suid", "dev", "log_level")
+@click.option(
+    "--no-passthrough",
+    is_flag=True,
+    help="Do not use kernel passthrough (the same as --mode relay).",
+)
+@click.option("--no-mount", is_flag=True, help="Run the node without a mount; see `kvfs mount`.")
+@click.option(
+    "--daemon", is_flag=True, help="Return when the mount answers; go on in the background."
+)
+@click.option("--s3", metavar="HOST:PORT", help="Not built yet: refused.")
+def command(
+    config_file: Path | None,
+    no_passthrough: bool,
+    no_mount: bool,
+    daemon: bool,
+    s3: str | None,
+    **flags: object,
+) -> None:
+    """Start a node on a store and mount it. SIGTERM and ^C unmount and stop it."""
+    refuse_s3(s3)
+    if no_passthrough:
+        if flags["mode"] not in (None, "relay"):
+            raise click.UsageError(f"--no-passthrough does not go with --mode {flags['mode']}")
+        flags["mode"] = "relay"
+    config = settings.resolve(config_file, **flags)
+    if daemon:
+        _start_detached(config, mounted=not no_mount)
+    else:
+        _run(config, mounted=not no_mount, on_ready=_summarise)
+
+
+def refuse_s3(address: str | None) -> None:
+    """The S3 API is accepted when it is there, not before. Raises NotSupported."""
+    if address is not None:
+        raise NotSupported("--s3: this version has no S3 API; leave the option away")
+
+
+def _run(config: Config, *, mounted: bool, on_ready: Any) -> None:
+    # Imported here: `--help` and a daemon's parent need neither trio nor the engine.
+    import trio
+
+    from gateway import service
+
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        trio.run(lambda: service.run(config, mounted=mounted, on_ready=on_ready))
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that ended the service: where several did, the first is shown and all are in the
+    log."""
+    if len(group.exceptions) > 1:
+        logging.getLogger(__name__).error("several parts failed", exc_info=group)
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _summarise(status: dict[str, Any]) -> None:
+    sys.stdout.write(summary(status))
+    sys.stdout.flush()
+
+
+def summary(status: dict[str, Any]) -> str:
+    """The start-up summary: what runs where, and which fast path is active and why."""
+    store, engine, mount = status["store"], status["engine"], status["mount"]
+    rows = [
+        ("mount", mount["mountpoint"] if mount else "none; `kvfs mount DIR` makes one"),
+        ("path", f"{mount['mode']}: {mount['reason']}" if mount else "none"),
+        ("store", f"{store['path']} ({store['filesystem']})"),
+        (
+            "space",
+            f"{format_size(store['free_bytes'])} free of a limit of "
+            f"{format_size(store['limit_bytes'])}",
+        ),
+        ("engine", f"{engine['name']}: {engine['durability']}"),
+        ("start", f"{status['start_s']:.2f} s, process {status['pid']}"),
+    ]
+    lines = [f"kvfs {VERSION} is up"] + [f"  {name:<8}{text}" for name, text in rows]
+    return "\n".join(lines) + "\n"
+
+
+# ---- detached
+
+
+def _start_detached(config: Config, *, mounted: bool) -> None:
+    """Fork, let the child report, and end with what it reported.
+
+    A fork and not a new interpreter: what is imported already need not be imported again.
+    """
+    from kvfs.store import layout
+
+    store = layout.create_store(config.store)
+    log_path = store.run / "kvfs.log"
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _be_daemon(config, writer, log_path, mounted=mounted)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        report = pipe.read()
+    if not report:
+        raise Unavailable(f"the node died while it started; its log is {log_path}")
+    answer = json.loads(report)
+    if "error" in answer:
+        os.waitpid(child, 0)
+        print(f"kvfs: {answer['error']}", file=sys.stderr)
+        sys.exit(answer["code"])
+    _summarise(answer["status"])
+
+
+def _be_daemon(config: Config, writer: int, log_path: Path, *, mounted: bool) -> NoReturn:
+    """The child's life. It never returns into the parent's code."""
+    reported = False
+
+    def report(answer: dict[str, Any]) -> None:
+        nonlocal reported
+        os.write(writer, json.dumps(answer).encode())
+        os.close(writer)
+        reported = True
+
+    code = 0
+    try:
+        os.setsid()
+        os.chdir("/")
+        _redirect(log_path)
+        _run(config, mounted=mounted, on_ready=lambda status: report({"status": status}))
+    except BaseException as error:
+        code = exits.exit_code(error)
+        logging.getLogger(__name__).error(
+            "the node stopped: %s", exits.describe(error), exc_info=code == exits.BUG
+        )
+        if not reported:
+            report({"error": exits.describe(error), "code": code})
+    finally:
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(log_path: Path) -> None:
+    if log_path.exists() and log_path.stat().st_size > _LOG_LIMIT_BYTES:
+        log_path.replace(log_path.with_suffix(".log.1"))
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(null)
+    os.close(log)

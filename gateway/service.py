@@ -1,0 +1,151 @@
+"""A node with its mount, run as one service: start, readiness, control requests, signals, end.
+
+One mount per node. It may be taken away and made again while the node runs; when somebody unmounts
+it from outside (umount, fusermount3), the node goes on without and says so.
+"""
+
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from gateway import mountpoint
+from kvfs.config import Config
+from kvfs.errors import Busy, Invalid, NotFound, Unavailable
+from kvfs.node import Node, open_node
+
+if TYPE_CHECKING:
+    from gateway.fuse.mount import MountInfo, MountOptions
+
+MOUNT_DEADLINE_S: Final = 20.0
+UNMOUNT_DEADLINE_S: Final = 20.0
+log = logging.getLogger(__name__)
+
+
+class MountKeeper:
+    """The mount of a node, on request. Its nursery must end before the node does."""
+
+    def __init__(self, node: Node, nursery: trio.Nursery) -> None:
+        self._node = node
+        self._nursery = nursery
+        self._scope: trio.CancelScope | None = None
+        self._gone = trio.Event()
+        self.info: MountInfo | None = None
+
+    async def mount(self, directory: Path) -> "MountInfo":
+        """Mount at `directory`; returns when the mount answers.
+
+        Raises Busy where this node has a mount, Unavailable past the deadline, and what
+        `mountpoint.prepare` and the mount itself raise. Cancelled: nothing stays mounted.
+        """
+        if self._scope is not None:
+            at = self.info.mountpoint if self.info else directory
+            raise Busy(f"this node has a mount already, at {at}: take it away with `kvfs umount`")
+        self._scope = trio.CancelScope()
+        self._gone = trio.Event()
+        try:
+            if mountpoint.prepare(directory, self._node.config.store):
+                log.warning("a stale mount at %s was taken away", directory)
+            with trio.fail_after(MOUNT_DEADLINE_S):
+                self.info = await self._nursery.start(self._serve, directory, self._scope)
+        except trio.TooSlowError:
+            raise Unavailable(f"the mount at {directory} did not answer in time") from None
+        finally:
+            if self.info is None:
+                self._scope = None
+        return self.info
+
+    async def unmount(self) -> str:
+        """Unmount and wait until it has gone; the mountpoint. Raises NotFound where there is no
+        mount."""
+        if self._scope is None or self.info is None:
+            raise NotFound("this node has no mount")
+        directory = self.info.mountpoint
+        self._scope.cancel()
+        with trio.move_on_after(UNMOUNT_DEADLINE_S) as deadline:
+            await self._gone.wait()
+        if deadline.cancelled_caught:
+            raise Unavailable(f"{directory} is not unmounted yet: something hangs in it")
+        return str(directory)
+
+    async def _serve(
+        self, directory: Path, scope: trio.CancelScope, *, task_status: "trio.TaskStatus[MountInfo]"
+    ) -> None:
+        # Imported here: a node without a mount needs no libfuse.
+        from gateway.fuse import mount
+
+        options = _options(self._node.config, directory)
+        try:
+            with scope:
+                await mount.serve(self._node, options, task_status=task_status)
+            if not scope.cancelled_caught:
+                log.warning(
+                    "%s was unmounted from outside; the node goes on: `kvfs mount` mounts again",
+                    directory,
+                )
+        finally:
+            self.info = self._scope = None
+            self._gone.set()
+
+
+def _options(config: Config, directory: Path) -> "MountOptions":
+    from gateway.fuse.mount import MountOptions
+
+    return MountOptions(
+        mountpoint=str(directory),
+        mode=config.mode,
+        allow_other=config.allow_other,
+        suid=config.suid,
+        dev=config.dev,
+    )
+
+
+async def run(config: Config, *, mounted: bool, on_ready: Callable[[dict[str, Any]], None]) -> None:
+    """Run a node until SIGTERM, SIGINT or a `stop` request.
+
+    `on_ready` gets the status when requests are answered and, if `mounted`, the mount answers too.
+    Raises what stands in the way of the start.
+    """
+    stopping = trio.Event()
+    async with open_node(config) as node, trio.open_nursery() as nursery:
+        keeper = MountKeeper(node, nursery)
+        _answer_requests(node, keeper, stopping)
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            nursery.start_soon(_stop_on_signal, signals, stopping)
+            if mounted:
+                await keeper.mount(config.mount)
+            node.ready()
+            on_ready(await node.status())
+            await stopping.wait()
+            log.info("stopping")
+            nursery.cancel_scope.cancel()
+
+
+async def _stop_on_signal(signals: AsyncIterator[int], stopping: trio.Event) -> None:
+    async for _ in signals:
+        stopping.set()
+
+
+def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event) -> None:
+    async def mount(params: dict[str, Any]) -> dict[str, Any]:
+        directory = params.get("mountpoint")
+        if not isinstance(directory, str) or not directory.startswith("/"):
+            raise Invalid("a mount request names an absolute directory")
+        return describe(await keeper.mount(Path(directory)))
+
+    async def unmount(params: dict[str, Any]) -> dict[str, Any]:
+        return {"mountpoint": await keeper.unmount()}
+
+    async def stop(params: dict[str, Any]) -> dict[str, Any]:
+        stopping.set()
+        return {}
+
+    node.control.handlers.update(mount=mount, unmount=unmount, stop=stop)
+
+
+def describe(info: "MountInfo") -> dict[str, Any]:
+    """What status and start-up summary say about a mount."""
+    return {"mountpoint": str(info.mountpoint), "mode": info.mode, "reason": info.reason}

@@ -1,0 +1,236 @@
+"""A node, put together: what is started in which order, and stopped in the reverse.
+
+| step of the start | what a kill after it leaves |
+|---|---|
+| 1 store made or opened, locked | an empty store, or the old one; the lock goes with the process |
+| 2 engine opened (after a reboot its checkpoint), first namespaces made | no `clean` marker |
+| 3 marker taken; where there was none: recovery | recovery runs again |
+| 4 keepers (dropper, sealer, evictor) and control socket in a nursery | a dead socket, replaced |
+
+The stop runs backwards: keepers end, what they hold in memory is flushed, the engine is synced and
+closed, the marker written, the lock given back. This module does not know the front doors: they use
+a Node, and register with it.
+"""
+
+import base64
+import binascii
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import trio
+
+from kvfs.config import Config
+from kvfs.control import ControlServer
+from kvfs.errors import Invalid
+from kvfs.holders import Holders
+from kvfs.meta import boot, keys
+from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.interface import Transaction
+from kvfs.namespace import spaces
+from kvfs.space import Space, space_of
+from kvfs.store import layout
+from kvfs.store.files import DataFiles
+from kvfs.store.index import NAME as INDEX_NAME
+from kvfs.store.index import Index
+from kvfs.version import VERSION
+from kvfs.volume import Volume
+
+FIRST_NAMESPACES: Final = ((b"cache", "cache"), (b"models", "durable"))
+"""Name and kind of the namespaces that a new store begins with."""
+_STOP_DEADLINE_S: Final = 30.0
+log = logging.getLogger(__name__)
+
+
+class Change(NamedTuple):
+    """A name that came, went or now stands for another inode, behind the mount's back."""
+
+    parent: int
+    name: bytes
+    ino: int
+    """The inode that lost its link by it; 0: none did."""
+
+
+Changed = Callable[[Sequence[Change]], Awaitable[None]]
+
+
+class _NoEvictor:
+    def pressed(self, namespace_id: int) -> bool:
+        return False
+
+    async def make_room(self, namespace_id: int) -> None:
+        return None
+
+
+class Node:
+    """The parts of a running node. Made by `open_node`."""
+
+    def __init__(self, config: Config, store: layout.Store, engine: EmbeddedEngine) -> None:
+        self.config = config
+        self.store = store
+        self.engine = engine
+        self.boot = boot.boot_id()
+        self.files = DataFiles(store.data)
+        self.index = Index(engine.database(INDEX_NAME))
+        self.holders = Holders()
+        self.volume = Volume(engine, self.files, self.index, self.holders)
+        self.invalidators: list[Changed] = []
+        """Of the mounts: each makes its kernel forget what has changed, and returns when it has."""
+        self.evictor = _NoEvictor()
+        self.control = ControlServer(
+            store.socket, {"status": self._on_status, "changed": self._on_changed}
+        )
+        self.recovery: dict[str, int] | None = None
+        """What the start had to mend after an unclean stop; None after a clean one."""
+        self.ready_after_s = 0.0
+        self._mount: dict[str, Any] | None = None
+        self._started = time.monotonic()
+
+    def ready(self) -> None:
+        """The node serves: the start ends here."""
+        self.ready_after_s = time.monotonic() - self._started
+
+    @contextlib.contextmanager
+    def mounted(self, changed: Changed, info: object) -> Iterator[None]:
+        """While it lasts, the mount that `info` (a msgspec Struct) describes hears of changes."""
+        self._mount = msgspec.to_builtins(info)
+        self.invalidators.append(changed)
+        try:
+            yield
+        finally:
+            self.invalidators.remove(changed)
+            self._mount = None
+
+    async def changed(self, changes: Sequence[Change]) -> None:
+        """Every mount has forgotten these names when it returns. Raises Unavailable."""
+        for invalidate in list(self.invalidators):
+            await invalidate(changes)
+
+    async def space(self, namespace_id: int) -> os.statvfs_result:
+        """What statvfs(2) says in a namespace (0: at the root): the truth within the limit
+        there."""
+        return (await self._space(namespace_id)).as_statvfs()
+
+    async def _space(self, namespace_id: int) -> Space:
+        disk = os.statvfs(self.store.root)
+        listed = await self.engine.read(spaces.list_all)
+        return space_of(disk, self.config.capacity, listed, namespace_id)
+
+    async def status(self) -> dict[str, Any]:
+        """Everything that `kvfs status` shows, in JSON's types; sizes in bytes."""
+        listed = await self.engine.read(spaces.list_all)
+        disk = os.statvfs(self.store.root)
+        space = space_of(disk, self.config.capacity, listed)
+        return {
+            "version": VERSION,
+            "pid": os.getpid(),
+            "start_s": self.ready_after_s,
+            "uptime_s": time.monotonic() - self._started,
+            "rss_bytes": _resident_bytes(),
+            "mount": self._mount,
+            "store": {
+                "path": str(self.store.root),
+                "id": self.store.identity.store,
+                "used_bytes": space.used_bytes,
+                "free_bytes": space.free_bytes,
+                "limit_bytes": space.limit_bytes,
+                "disk_free_bytes": disk.f_bavail * disk.f_frsize,
+            },
+            "engine": {"name": "LMDB", "durability": _durability(self.engine)},
+            "recovery": self.recovery,
+            "namespaces": [_describe(each) for each in listed],
+        }
+
+    async def finish(self) -> None:
+        """Write what is held in memory and leave the store in order. Call after the keepers
+        ended."""
+        await self.volume.flush_atimes()
+        self.index.flush()
+        await self.engine.sync()
+
+    async def _on_status(self, params: dict[str, Any]) -> dict[str, Any]:
+        return await self.status()
+
+    async def _on_changed(self, params: dict[str, Any]) -> dict[str, Any]:
+        await self.changed([_parse_change(raw) for raw in params.get("changes", [])])
+        return {}
+
+
+@contextlib.asynccontextmanager
+async def open_node(config: Config) -> AsyncIterator[Node]:
+    """A running node: it answers requests on its control socket while the block lasts.
+
+    Raises Invalid (somebody else's directory), Busy (another node has the store), ReadOnly,
+    NoSpace, Corrupt, NotSupported. Cancelled: the node stops in order, as at the end of the block.
+    """
+    store = layout.create_store(config.store)
+    store.lock()
+    with contextlib.ExitStack() as closing:
+        closing.callback(store.unlock)
+        engine = EmbeddedEngine(store.meta)
+        closing.callback(engine.close)
+        engine.transact_now(_first_start)
+        node = Node(config, store, engine)
+        closing.callback(node.files.close)
+        store.take_clean()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.volume.run)
+            nursery.start_soon(node.index.run)
+            await nursery.start(node.control.serve)
+            yield node
+            nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await node.finish()
+            engine.close()
+            store.mark_clean()
+
+
+def _first_start(t: Transaction) -> None:
+    """Make what a new store begins with; nothing in an old one."""
+    if t.get(keys.VERSION) is not None:
+        spaces.check_format(t)
+        return
+    now, uid, gid = time.time_ns(), os.geteuid(), os.getegid()
+    spaces.format(t, now, uid, gid)
+    for name, kind in FIRST_NAMESPACES:
+        spaces.create(t, name, kind=kind, uid=uid, gid=gid, now=now)
+
+
+def _parse_change(raw: object) -> Change:
+    try:
+        change = msgspec.convert(raw, _ChangeParams)
+        return Change(change.parent, base64.b64decode(change.name, validate=True), change.ino)
+    except (msgspec.ValidationError, binascii.Error) as error:
+        raise Invalid(f"not a change of a name: {error}") from None
+
+
+class _ChangeParams(msgspec.Struct):
+    parent: int
+    name: str
+    ino: int = 0
+
+
+def _describe(listed: spaces.Listed) -> dict[str, Any]:
+    return {
+        "name": listed.namespace.name.decode(errors="backslashreplace"),
+        "kind": listed.namespace.kind,
+        "capacity_bytes": listed.namespace.capacity,
+        "eviction": listed.namespace.eviction,
+        "used_bytes": listed.usage.bytes,
+        "inodes": listed.usage.inodes,
+    }
+
+
+def _durability(engine: EmbeddedEngine) -> str:
+    if engine.fallback:
+        return f"each commit is synced ({engine.fallback})"
+    return "a kill loses nothing; checkpoints make what was synced safe against a power cut"
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
