@@ -1,0 +1,110 @@
+"""Cold files: no page of a backing file in memory, and proof of it.
+
+Pages are dropped globally (/proc/sys/vm/drop_caches, root), which also clears what a FUSE inode
+above may hold; without root by posix_fadvise on the backing files, which is honest only where
+nothing above them caches (passthrough). Never by fadvise on a mount: that would drop the mount's
+pages and leave those of the file beneath.
+"""
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+_SYS_CACHESTAT: Final = 451
+_ATTEMPTS: Final = 8
+_DROP_CACHES: Final = "/proc/sys/vm/drop_caches"
+_PAGE: Final = mmap.PAGESIZE
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class NotCold(Exception):
+    """Pages stayed in memory although they were dropped several times: a cold figure would be a
+    lie.
+    """
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+
+class _Cachestat(ctypes.Structure):
+    _fields_ = (
+        ("cached", ctypes.c_uint64),
+        ("dirty", ctypes.c_uint64),
+        ("writeback", ctypes.c_uint64),
+        ("evicted", ctypes.c_uint64),
+        ("recently_evicted", ctypes.c_uint64),
+    )
+
+
+def can_drop_globally() -> bool:
+    return os.access(_DROP_CACHES, os.W_OK)
+
+
+def cached_pages(path: Path) -> int:
+    """Pages of this file in the page cache, by cachestat(2) (Linux 6.5), else by mincore(2)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        whole, answer = _Range(0, 0), _Cachestat()
+        if _libc.syscall(_SYS_CACHESTAT, descriptor, ctypes.byref(whole), ctypes.byref(answer), 0):
+            return _mincore(descriptor)
+        return int(answer.cached)
+    finally:
+        os.close(descriptor)
+
+
+def _mincore(descriptor: int) -> int:
+    size = os.fstat(descriptor).st_size
+    if size == 0:
+        return 0
+    with mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE) as mapping:
+        pages = (ctypes.c_ubyte * ((size + _PAGE - 1) // _PAGE))()
+        start = ctypes.c_char.from_buffer(mapping)
+        failed = _libc.mincore(ctypes.byref(start), ctypes.c_size_t(size), pages)
+        del start  # the mapping cannot be closed while a pointer into it lives
+        if failed:
+            raise OSError(ctypes.get_errno(), "mincore")
+        return sum(page & 1 for page in pages)
+
+
+def make_cold(backing: Sequence[Path]) -> None:
+    """Syncs and drops; raises NotCold when after several attempts a backing file still has a page
+    in memory.
+    """
+    for path in backing:
+        _sync(path)
+    warm = list(backing)
+    for attempt in range(_ATTEMPTS):
+        _drop(warm)
+        warm = [path for path in warm if cached_pages(path)]
+        if not warm:
+            return
+        time.sleep(
+            0.02 * 2**attempt
+        )  # a page under writeback or in use by the daemon stays until it ends
+    raise NotCold(f"{len(warm)} backing files keep pages in memory, {warm[0]} among them")
+
+
+def _drop(paths: Iterable[Path]) -> None:
+    if can_drop_globally():
+        Path(_DROP_CACHES).write_text("1\n")
+        return
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)

