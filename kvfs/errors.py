@@ -1,8 +1,9 @@
-"""The errors that the core raises. Each front door has one exhaustive table from them to its own codes.
+"""The errors that the core raises. Each front door has one exhaustive table from them to its own
+codes.
 
-A message names the thing and, where there is one, the remedy. The core never raises a bare OSError on purpose: what the
-operating system refuses is translated where it happens, or passes through unchanged when only the system knows why.
-"""
+A message names the thing and, where there is one, the remedy. The core never raises a bare OSError
+on purpose: what the operating system refuses is translated where it happens, or passes through
+unchanged when only the system knows why. """
 
 
 class KvfsError(Exception):

@@ -1,8 +1,8 @@
 """Who in this process holds which inode: the kernel's lookup counts, and open files.
 
-An inode that lost its last link stays until nobody holds it: the kernel may have looked it up and open it next
-(`os.replace` under concurrent opens), or it is open already. The counts live in memory only; they end with the mount.
-"""
+An inode that lost its last link stays until nobody holds it: the kernel may have looked it up and
+open it next (`os.replace` under concurrent opens), or it is open already. The counts live in memory
+only; they end with the mount. """
 
 
 class Holders:

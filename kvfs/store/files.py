@@ -26,6 +26,9 @@ _HINT_LIMIT_BYTES: Final = 1024
 """Of a path hint: with the rest of a description it stays well under the 4 KiB that ext4 gives an
 inode's attributes."""
 FAN_OUT: Final = 4096
+"""Directories. Neighbouring inode numbers share one (the name holds bits 10 to 21), so that what is
+made together lies together: on ext4 a directory has its own block group, and a create in a cold
+group costs up to ten times one in a warm group."""
 
 
 class Description(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
@@ -68,12 +71,12 @@ class DataFiles:
 
     def path(self, ino: int, version: int) -> str:
         """The absolute path of a data file, there or not."""
-        return f"{self.root}/{ino & 0xFFF:03x}/{ino:016x}.{version:x}"
+        return f"{self.root}/{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
 
     def create(self, ino: int, version: int) -> int:
         """Make a data file; a new descriptor, readable and writable. FileExistsError when it is
         there."""
-        name = f"{ino & 0xFFF:03x}/{ino:016x}.{version:x}"
+        name = f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
         try:
             return os.open(name, _CREATE, 0o600, dir_fd=self._directory)
         except FileNotFoundError:
@@ -83,14 +86,14 @@ class DataFiles:
     def open(self, ino: int, version: int, flags: int) -> int:
         """A new descriptor of an existing data file. FileNotFoundError when there is none."""
         return os.open(
-            f"{ino & 0xFFF:03x}/{ino:016x}.{version:x}",
+            f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}",
             flags | os.O_CLOEXEC,
             dir_fd=self._directory,
         )
 
     def stat(self, ino: int, version: int) -> os.stat_result:
         """The data file's own attributes. FileNotFoundError when there is none."""
-        return os.stat(f"{ino & 0xFFF:03x}/{ino:016x}.{version:x}", dir_fd=self._directory)
+        return os.stat(f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}", dir_fd=self._directory)
 
     def unlink(self, ino: int, version: int) -> bool:
         """Remove a data file; whether it was there. Its space is free once nobody has it open or
@@ -100,7 +103,7 @@ class DataFiles:
         thread.
         """
         try:
-            os.unlink(f"{ino & 0xFFF:03x}/{ino:016x}.{version:x}", dir_fd=self._directory)
+            os.unlink(f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}", dir_fd=self._directory)
         except FileNotFoundError:
             return False
         return True
@@ -117,7 +120,7 @@ class DataFiles:
 
     def adopt(self, fd: int, ino: int, version: int) -> None:
         """Give a file from `tmpfile` its name. FileExistsError when the name is taken."""
-        name = f"{ino & 0xFFF:03x}/{ino:016x}.{version:x}"
+        name = f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
         source = f"/proc/self/fd/{fd}"
         try:
             os.link(source, name, dst_dir_fd=self._directory, follow_symlinks=True)
@@ -134,7 +137,7 @@ class DataFiles:
         for directory in self._directories():
             for name in os.listdir(f"{self.root}/{directory}"):
                 parsed = parse_name(name)
-                if parsed and f"{parsed[0] & 0xFFF:03x}" == directory:
+                if parsed and f"{parsed[0] >> 10 & 0xFFF:03x}" == directory:
                     yield parsed
 
     def strangers(self) -> Iterator[str]:
@@ -145,7 +148,7 @@ class DataFiles:
         for directory in sorted(known):
             for name in os.listdir(f"{self.root}/{directory}"):
                 parsed = parse_name(name)
-                if not parsed or f"{parsed[0] & 0xFFF:03x}" != directory:
+                if not parsed or f"{parsed[0] >> 10 & 0xFFF:03x}" != directory:
                     yield f"{self.root}/{directory}/{name}"
 
     def _directories(self) -> list[str]:
@@ -154,7 +157,7 @@ class DataFiles:
 
     def _make_directory(self, ino: int) -> None:
         try:
-            os.mkdir(f"{ino & 0xFFF:03x}", 0o700, dir_fd=self._directory)
+            os.mkdir(f"{ino >> 10 & 0xFFF:03x}", 0o700, dir_fd=self._directory)
         except FileExistsError:
             pass
 
