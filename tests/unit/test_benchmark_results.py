@@ -1,0 +1,91 @@
+"""How a benchmark's rounds become figures and verdicts."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from benchmarks._interleave import Group, Results, Row, Target, run
+from benchmarks._report import table
+from benchmarks._systems import System
+
+SPEED = Row("speed", "MB/s", True, {"ours": (Target("of_native", 0.8),)})
+TIME = Row("time", "µs", False, {"ours": (Target("of_juicefs", 5), Target("at_most", 30))})
+
+
+def _results(row: Row, **samples: list[float | None]) -> Results:
+    results = Results()
+    for system, values in samples.items():
+        for value in values:
+            results.add(row.name, system, value)
+    return results
+
+
+def test_a_ratio_is_the_median_of_the_ratios_within_the_rounds() -> None:
+    results = _results(SPEED, native=[100, 1000, 10], ours=[90, 700, 20])
+    assert results.ratio(SPEED, "ours", "native") == pytest.approx(0.9)
+    assert results.meets(SPEED, "ours", SPEED.targets["ours"][0]) is True
+
+
+def test_a_shorter_time_is_a_higher_ratio() -> None:
+    results = _results(TIME, juicefs=[100, 120], ours=[25, 20])
+    assert results.ratio(TIME, "ours", "juicefs") == pytest.approx(5)
+    assert [results.meets(TIME, "ours", target) for target in TIME.targets["ours"]] == [True, True]
+
+
+def test_a_round_that_failed_in_one_system_is_left_out_of_the_ratio() -> None:
+    results = _results(SPEED, native=[100, 100], ours=[None, 50])
+    assert results.ratio(SPEED, "ours", "native") == pytest.approx(0.5)
+
+
+def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
+    results = _results(TIME, ours=[20])
+    assert results.meets(TIME, "ours", Target("of_juicefs", 5)) is None
+    assert "not measured" in table([TIME], ["native", "ours"], results)
+
+
+@pytest.fixture
+def systems(tmp_path: Path) -> list[System]:
+    return [System(name, tmp_path / name) for name in ("native", "ours")]
+
+
+def _run(group: Group, systems: list[System], results: Results, deadline: float) -> None:
+    run(
+        [group],
+        systems,
+        results,
+        rounds=3,
+        deadline=deadline,
+        watch=lambda _seconds: None,
+        say=lambda _text: None,
+    )
+
+
+def test_every_round_asks_every_system_and_the_order_rotates(systems: list[System]) -> None:
+    asked = []
+
+    def measure(system: System) -> Mapping[str, float]:
+        asked.append(system.name)
+        return {"speed": 1.0}
+
+    _run(Group((SPEED,), measure), systems, Results(), float("inf"))
+    assert asked == ["native", "ours", "ours", "native", "native", "ours"]
+
+
+def test_after_the_deadline_a_group_still_has_one_round(systems: list[System]) -> None:
+    results = Results()
+    _run(Group((SPEED,), lambda _system: {"speed": 1.0}), systems, results, float("-inf"))
+    assert results.samples["speed"] == {"native": [1.0], "ours": [1.0]}
+
+
+def test_a_system_that_fails_does_not_stop_the_others(systems: list[System]) -> None:
+    def measure(system: System) -> Mapping[str, float]:
+        if system.name == "ours":
+            raise OSError("the mount has gone")
+        return {"speed": 2.0}
+
+    results = Results()
+    _run(Group((SPEED,), measure), systems, results, float("inf"))
+    assert results.median("speed", "native") == 2.0
+    assert "the mount has gone" in results.failures["speed"]["ours"]
+    assert "failed" in table([SPEED], ["native", "ours"], results)
