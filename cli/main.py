@@ -3,6 +3,7 @@ fast."""
 
 import importlib
 import sys
+import traceback
 from typing import Any, Final
 
 import click
@@ -77,4 +78,8 @@ def main(arguments: list[str] | None = None) -> Any:
         code = 0
     except (KvfsError, OSError) as error:
         exits.fail(error)
+    except Exception:
+        traceback.print_exc()
+        print("kvfs: this is a bug in KVFS; please report what is above", file=sys.stderr)
+        code = exits.BUG
     sys.exit(code if isinstance(code, int) else 0)

@@ -92,7 +92,7 @@ def summary(status: dict[str, Any]) -> str:
     rows = [
         ("mount", mount["mountpoint"] if mount else "none; `kvfs mount DIR` makes one"),
         ("path", f"{mount['mode']}: {mount['reason']}" if mount else "none"),
-        ("store", f"{store['path']} ({store['filesystem']})"),
+        ("store", store["path"]),
         (
             "space",
             f"{format_size(store['free_bytes'])} free of a limit of "

@@ -2,9 +2,8 @@
 
 A unix socket in the store, one JSON object on a line for each request and each response:
 
-    {"method": "status", "params": {}}          ->  {"result": ...}
-                                                or  {"error": {"type": "NotFound", "message":
-                                                "..."}}
+    {"method": "status", "params": {}}  ->  {"result": ...}
+                                        or  {"error": {"type": "NotFound", "message": "..."}}
 
 Invariants
 - Only root and the user that runs the node are answered (SO_PEERCRED; the socket is 0600 besides).
@@ -24,7 +23,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,7 +97,8 @@ class ControlServer:
             with peer:
                 if not _is_trusted(peer):
                     return
-                async for line in _lines(peer):
+                pending = bytearray()
+                while (line := await _next_line(peer, pending)) is not None:
                     await _send(peer, _encode(await self._answer(line)) + b"\n")
         except (OSError, trio.TooSlowError):
             log.debug("a control connection ended early", exc_info=True)
@@ -133,9 +133,9 @@ def call(
     else the error that the node raised. Blocks the thread; `acall` is the same for trio.
     """
     end = time.monotonic() + deadline_s
-    line = bytearray()
+    request, line = _request(method, params), bytearray()
     with _no_node(path), _connect(path, deadline_s) as peer:
-        peer.sendall(_request(method, params))
+        peer.sendall(request)
         while not line.endswith(b"\n"):
             peer.settimeout(max(end - time.monotonic(), 0.001))
             part = peer.recv(65536)
@@ -152,11 +152,11 @@ async def acall(
     deadline_s: float = DEADLINE_S,
 ) -> Any:
     """`call` for trio. Cancelled: the node may or may not have done what it was asked."""
-    line = bytearray()
+    request, line = _request(method, params), bytearray()
     with _no_node(path):
         peer = trio.socket.from_stdlib_socket(_connect(path, deadline_s))
         with peer, trio.fail_after(deadline_s):
-            await _send(peer, _request(method, params))
+            await _send(peer, request)
             while not line.endswith(b"\n"):
                 part = await peer.recv(65536)
                 if not part:
@@ -228,21 +228,20 @@ def _is_trusted(peer: trio.socket.SocketType) -> bool:
     return uid in (0, os.geteuid())
 
 
-async def _lines(peer: trio.socket.SocketType) -> AsyncIterator[bytes]:
-    """Lines until the peer closes. An overlong one ends the connection."""
-    pending = bytearray()
-    while len(pending) <= LINE_LIMIT:
-        end = pending.find(b"\n")
-        if end >= 0:
-            line = bytes(pending[:end])
-            del pending[: end + 1]
-            yield line
-            continue
+async def _next_line(peer: trio.socket.SocketType, pending: bytearray) -> bytes | None:
+    """Take one line out of `pending`, reading more where it has none. None: the peer closed, or the
+    line is overlong."""
+    while (end := pending.find(b"\n")) < 0:
+        if len(pending) > LINE_LIMIT:
+            return None
         with trio.fail_after(IDLE_S):
             part = await peer.recv(65536)
         if not part:
-            return
+            return None
         pending += part
+    line = bytes(pending[:end])
+    del pending[: end + 1]
+    return line
 
 
 async def _send(peer: trio.socket.SocketType, data: bytes) -> None:

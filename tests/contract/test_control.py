@@ -1,0 +1,186 @@
+"""The control socket, with a real socket between a server and callers of both kinds."""
+
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from kvfs import control
+from kvfs.errors import Invalid, NotFound, NotSupported, TooLarge, Unavailable
+
+Params = dict[str, Any]
+
+
+async def echo(params: Params) -> Params:
+    return params
+
+
+async def missing(params: Params) -> None:
+    raise NotFound("no such thing")
+
+
+async def broken(params: Params) -> None:
+    raise ZeroDivisionError
+
+
+async def forever(params: Params) -> None:
+    await trio.sleep_forever()
+
+
+HANDLERS = {"echo": echo, "missing": missing, "broken": broken, "forever": forever}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Deep: longer than a socket's address may be."""
+    run = tmp_path / ("d" * 100) / "run"
+    run.mkdir(parents=True)
+    return run / "control.sock"
+
+
+def serving(path: Path, talk: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(control.ControlServer(path, HANDLERS).serve)
+            await talk()
+            nursery.cancel_scope.cancel()
+
+    with_deadline(main)
+
+
+def with_deadline(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(30):
+            await main()
+
+    trio.run(bounded)
+
+
+async def in_thread(*arguments: Any) -> Any:
+    return await trio.to_thread.run_sync(control.call, *arguments)
+
+
+def test_a_request_is_answered_to_both_kinds_of_caller(path: Path) -> None:
+    async def talk() -> None:
+        params = {"name": "ü", "list": [1, 2, None]}
+        assert await control.acall(path, "echo", params) == params
+        assert await in_thread(path, "echo", params) == params
+
+    serving(path, talk)
+
+
+def test_an_error_arrives_as_its_own_class(path: Path) -> None:
+    async def talk() -> None:
+        with pytest.raises(NotFound, match="no such thing"):
+            await control.acall(path, "missing")
+        with pytest.raises(NotFound, match="no such thing"):
+            await in_thread(path, "missing")
+        with pytest.raises(NotSupported, match="no method 'nonsense'"):
+            await control.acall(path, "nonsense")
+
+    serving(path, talk)
+
+
+def test_a_failing_handler_does_not_end_the_node(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def talk() -> None:
+        with pytest.raises(Unavailable, match="ZeroDivisionError"):
+            await control.acall(path, "broken")
+        assert await control.acall(path, "echo", {"still": "here"}) == {"still": "here"}
+
+    serving(path, talk)
+    assert "a control request failed" in caplog.text
+
+
+def test_nobody_there_names_the_store_and_the_remedy(path: Path) -> None:
+    store = path.parent.parent
+    with pytest.raises(Unavailable, match=f"no node runs on the store {store}.*kvfs up"):
+        control.call(path, "echo")
+    with pytest.raises(Unavailable, match="no node runs"):
+        control.call(path.parent / "gone" / "control.sock", "echo")
+
+
+def test_a_socket_left_by_a_killed_node_is_replaced(path: Path) -> None:
+    dead = socket.socket(socket.AF_UNIX)
+    directory = os.open(path.parent, os.O_PATH)
+    dead.bind(f"/proc/self/fd/{directory}/{path.name}")
+    dead.close()
+    os.close(directory)
+    with pytest.raises(Unavailable, match="no node runs"):
+        control.call(path, "echo")
+
+    async def talk() -> None:
+        assert await control.acall(path, "echo") == {}
+
+    serving(path, talk)
+    assert not path.exists()
+
+
+def test_a_slow_answer_is_given_up(path: Path) -> None:
+    async def talk() -> None:
+        with pytest.raises(Unavailable, match="did not answer in time"):
+            await control.acall(path, "forever", {}, 0.05)
+        with pytest.raises(Unavailable, match="did not answer in time"):
+            await in_thread(path, "forever", {}, 0.05)
+
+    serving(path, talk)
+
+
+def test_too_long_a_request_is_refused_before_it_is_sent(path: Path) -> None:
+    with pytest.raises(TooLarge):
+        control.call(path, "echo", {"x": "y" * control.LINE_LIMIT})
+
+
+def test_what_is_no_request_is_answered_with_an_error(path: Path) -> None:
+    async def talk() -> None:
+        peer = await raw_connection(path)
+        with peer:
+            await peer.send(b'not json\n{"method": "echo", "params": {"a": 1}}\n')
+            answer = b""
+            while answer.count(b"\n") < 2:
+                answer += await peer.recv(65536)
+        first, second = answer.splitlines()
+        assert b'"Invalid"' in first
+        assert second == b'{"result":{"a":1}}'
+
+    serving(path, talk)
+
+
+def test_a_line_without_end_closes_the_connection(path: Path) -> None:
+    async def talk() -> None:
+        peer = await raw_connection(path)
+        with peer, pytest.raises((BrokenPipeError, ConnectionResetError)):
+            for _ in range(64):
+                await peer.send(b"x" * 65536)
+        assert await control.acall(path, "echo") == {}
+
+    serving(path, talk)
+
+
+async def raw_connection(path: Path) -> trio.socket.SocketType:
+    peer = trio.socket.socket(socket.AF_UNIX)
+    directory = os.open(path.parent, os.O_PATH)
+    try:
+        await peer.connect(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)
+    return peer
+
+
+def test_only_root_and_the_owner_may_ask(path: Path) -> None:
+    async def talk() -> None:
+        assert path.stat().st_mode & 0o777 == 0o600
+
+    serving(path, talk)
+
+
+def test_the_wire_classes_are_the_core_errors() -> None:
+    with pytest.raises(Invalid, match="x"):
+        control._result(bytearray(b'{"error":{"type":"Invalid","message":"x"}}'))
+    with pytest.raises(Unavailable):
+        control._result(bytearray(b'{"error":{"type":"os","message":"x"}}'))
