@@ -61,6 +61,7 @@ class Kvfs(System):
         self.mountpoint = base / "mount"
         self.mode = mode
         self._guard: Guard | None = None
+        self._data_files: dict[int, Path] = {}
         super().__init__(name, self.mountpoint / "cache" / "bench")
 
     def start(self, guard: Guard) -> None:
@@ -101,14 +102,12 @@ class Kvfs(System):
         )
 
     def backing(self, paths: Iterable[Path]) -> Sequence[Path]:
-        return [self._data_file(path.stat().st_ino) for path in paths]
-
-    def _data_file(self, inode: int) -> Path:
-        folder = self.store / "data" / f"{inode >> 10 & 0xFFF:03x}"
-        found = list(folder.glob(f"{inode:016x}.*"))
-        if len(found) != 1:
-            raise FileNotFoundError(f"{len(found)} data files of inode {inode:x} in {folder}")
-        return found[0]
+        """Data files are named after the inode number; where they lie is the store's affair."""
+        numbers = [path.stat().st_ino for path in paths]
+        if not self._data_files.keys() >= set(numbers):
+            for path in (self.store / "data").rglob("*.*"):
+                self._data_files[int(path.stem, 16)] = path
+        return [self._data_files[number] for number in numbers]
 
     def daemon(self) -> int | None:
         try:
