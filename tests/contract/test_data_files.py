@@ -73,7 +73,7 @@ def test_scan_finds_every_data_file_and_strangers_the_rest(files: DataFiles) -> 
         os.close(files.create(ino, version))
     Path(files.root, "notes").touch()
     Path(files.path(INO, 0)).with_name("core").touch()
-    misplaced = Path(files.path(INO, 0)).with_name(f"{INO + 1:016x}.0")
+    misplaced = Path(files.path(INO, 0)).with_name(f"{INO + (1 << 10):016x}.0")
     misplaced.touch()
     assert set(files.scan()) == expected
     assert {Path(path).name for path in files.strangers()} == {"notes", "core", misplaced.name}

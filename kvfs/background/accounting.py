@@ -1,0 +1,121 @@
+"""How much space is used, and how much there is: the one place that says so.
+
+Used is what the engine's usage says (512 x the blocks of all records, changed in the transactions
+that change them, so right after a crash) plus what files open for writing have grown since their
+last publish: passthrough writes are not seen, so the blocks of their data files are sampled.
+
+The store's capacity is its setting, or less where the disk has less left for it: other programs use
+the disk too, and a small reserve stays for the metadata, so that a full disk is met by a refused
+create and not by a failed commit.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import namespace_of
+from kvfs.namespace import spaces
+from kvfs.namespace.inodes import BLOCK, read_inodes
+from kvfs.units import Capacity
+
+_RESERVE_BYTES: Final = 64 << 20
+_RESERVE_SHARE: Final = 64
+STORE: Final = 0
+"""Stands for the store as a whole where a namespace id is asked for."""
+
+
+class Space(NamedTuple):
+    """Bytes of the store, or of one namespace."""
+
+    capacity: int
+    used: int
+
+    @property
+    def free(self) -> int:
+        return max(0, self.capacity - self.used)
+
+
+class Holding(NamedTuple):
+    """A namespace and its space. Without a limit of its own its capacity is that of the store."""
+
+    name: bytes
+    kind: str
+    limited: bool
+    space: Space
+    inodes: int
+    writers: int
+    """Files open for writing."""
+
+    @property
+    def is_cache(self) -> bool:
+        return self.kind == "cache"
+
+
+class Census(NamedTuple):
+    """One reading of everything."""
+
+    store: Space
+    namespaces: dict[int, Holding]
+
+    def space(self, namespace_id: int) -> Space:
+        """What a writer in the namespace has: the tighter of its own limit and the store's
+        (statvfs)."""
+        holding = self.namespaces.get(namespace_id)
+        if holding is None or not holding.limited:
+            return self.store
+        own = holding.space
+        free = min(own.free, self.store.free)
+        return Space(own.used + free, own.used)
+
+
+class Accounting:
+    """Takes the census of a store. `writers` gives (inode, descriptor) of each file open for
+    writing."""
+
+    def __init__(
+        self, root: str, limit: Capacity, writers: Callable[[], list[tuple[int, int]]]
+    ) -> None:
+        self._root = root
+        self._limit = limit
+        self._writers = writers
+
+    def census(self, t: Transaction) -> Census:
+        """Read everything: a few microseconds for each namespace and file open for writing."""
+        growth, open_files = self._growth(t)
+        listed = spaces.list_all(t)
+        used = {each.id: each.usage.bytes + growth.get(each.id, 0) for each in listed}
+        store = self._store(sum(used.values()))
+        holdings = {
+            each.id: Holding(
+                each.namespace.name,
+                each.namespace.kind,
+                each.namespace.capacity > 0,
+                Space(each.namespace.capacity or store.capacity, used[each.id]),
+                each.usage.inodes,
+                open_files.get(each.id, 0),
+            )
+            for each in listed
+        }
+        return Census(store, holdings)
+
+    def _store(self, used: int) -> Space:
+        disk = os.statvfs(self._root)
+        total, available = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+        reserve = min(_RESERVE_BYTES, total // _RESERVE_SHARE)
+        return Space(min(self._limit.of(total), used + max(0, available - reserve)), used)
+
+    def _growth(self, t: Transaction) -> tuple[dict[int, int], dict[int, int]]:
+        """By namespace: bytes that open files have more than their records say, and how many are
+        open."""
+        growth: dict[int, int] = {}
+        count: dict[int, int] = {}
+        writers = self._writers()
+        for (ino, fd), inode in zip(
+            writers, read_inodes(t, [ino for ino, _ in writers]), strict=True
+        ):
+            namespace_id = namespace_of(ino)
+            blocks = os.fstat(fd).st_blocks - (inode.blocks if inode else 0)
+            growth[namespace_id] = growth.get(namespace_id, 0) + BLOCK * blocks
+            count[namespace_id] = count.get(namespace_id, 0) + 1
+        return growth, count

@@ -1,0 +1,309 @@
+"""Keeps space free ahead of the writers, by evicting the files of cache namespaces that were used
+longest ago.
+
+| step of an eviction | on disk | in the engine | after a kill here |
+|---|---|---|---|
+| 1 names removed | data file | orphan | recovery finishes it |
+| 2 data file unlinked | nothing | orphan | recovery finishes it |
+| 3 index entry removed | nothing | orphan | recovery finishes it |
+| 4 record dropped | nothing | nothing | - |
+
+Invariants
+- Only published files of cache namespaces are evicted, and only while nobody in this process has
+  them open and the kernel knows of no descriptor or mapping anywhere (a lease on the data file).
+- On an embedded engine nothing runs between those checks and step 1.
+- A used-space figure comes from `Accounting` alone.
+
+Passthrough writes are not seen, so used space is sampled: every 50 ms while it changes, every
+second when nothing is written. A create asks `admits` (a set look-up); only when the answer is no
+does it wait in `make_room`.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+import trio
+
+from kvfs.background.accounting import STORE, Accounting, Census
+from kvfs.errors import KvfsError, NoSpace
+from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.records import Flag, Inode
+from kvfs.namespace import lifecycle, tree
+from kvfs.namespace.inodes import BLOCK, read_inodes
+from kvfs.policy import eviction
+from kvfs.store import lease
+from kvfs.store.files import DataFiles
+from kvfs.store.index import Index
+from kvfs.units import format_size
+
+log = logging.getLogger(__name__)
+_BATCH: Final = 64
+"""Files in one transaction: about 2 ms of the event loop."""
+_PASSES: Final = 16
+_BUSY_PERIOD_S: Final = 0.05
+_QUIET_PERIOD_S: Final = 0.25
+_IDLE_PERIOD_S: Final = 1.0
+_COST_FACTOR: Final = 20
+"""A census may take at most this part of the time, however many namespaces there are."""
+_DEADLINE_S: Final = 10.0
+_INVALIDATION_S: Final = 5.0
+
+Evicted = Sequence[lifecycle.Evicted]
+
+
+class Holds(Protocol):
+    """What this process has open."""
+
+    def busy(self, ino: int) -> bool:
+        """Whether a handle is open."""
+
+
+class Evictor:
+    """Evicts ahead of the writers; one for each node.
+
+    `on_removed` is told which names went, so that mounts forget them; its failure or delay delays
+    no eviction.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        files: DataFiles,
+        index: Index,
+        holders: Holds,
+        accounting: Accounting,
+        on_removed: Callable[[Evicted], Awaitable[None]],
+    ) -> None:
+        self._engine = engine
+        self._files = files
+        self._index = index
+        self._holders = holders
+        self._accounting = accounting
+        self._on_removed = on_removed
+        self._pressed: frozenset[int] = frozenset()
+        self._stuck: set[int] = set()
+        self._census: Census | None = None
+        self._wake = trio.Event()
+        self._sampled = trio.Event()
+        self.counters = {
+            "evicted_files_namespace_full": 0,
+            "evicted_bytes_namespace_full": 0,
+            "evicted_files_store_full": 0,
+            "evicted_bytes_store_full": 0,
+            "passed_over_in_use": 0,
+            "refused_no_space": 0,
+        }
+        """What was evicted since the start and why; files not evicted because in use; creates
+        refused."""
+
+    def pressed(self, namespace_id: int) -> bool:
+        """Whether a create or an open for writing in the namespace must wait in `make_room` first.
+        Asked by each of them: cheap."""
+        self._wake.set()
+        pressed = self._pressed
+        return bool(pressed) and (namespace_id in pressed or STORE in pressed)
+
+    async def make_room(self, namespace_id: int, deadline_s: float = _DEADLINE_S) -> None:
+        """Wait until the namespace has room for a new file.
+
+        Raises NoSpace, naming what is full, when nothing can be evicted or the deadline has passed.
+        Cancelled: nothing happened.
+        """
+        with trio.move_on_after(deadline_s):
+            while True:
+                self._wake.set()
+                await self._sampled.wait()
+                if not self.pressed(namespace_id):
+                    return
+                if self._hopeless(namespace_id):
+                    break
+        self.counters["refused_no_space"] += 1
+        raise NoSpace(self._what_is_full(namespace_id))
+
+    async def run(self) -> None:
+        """Sample and evict, until cancelled. A cancelled eviction is finished by recovery."""
+        period, used = _BUSY_PERIOD_S, -1
+        while True:
+            began = time.perf_counter()
+            census = await self.sample()
+            cost = time.perf_counter() - began
+            freed = await self._relieve(census)
+            self._sampled.set()
+            self._sampled = trio.Event()
+            if freed:
+                continue
+            writing = any(each.writers for each in census.namespaces.values())
+            if census.store.used != used:
+                period = _BUSY_PERIOD_S
+            else:
+                period = min(period * 1.5, _QUIET_PERIOD_S if writing else _IDLE_PERIOD_S)
+            used = census.store.used
+            await self._pause(max(period, cost * _COST_FACTOR), idle=period >= _QUIET_PERIOD_S)
+
+    async def sample(self) -> Census:
+        """Take the census, and let or stop new files accordingly."""
+        census = await self._engine.read(self._accounting.census)
+        pressed = {
+            number
+            for number, holding in census.namespaces.items()
+            if holding.limited and not holding.space.free
+        }
+        if not census.store.free:
+            pressed.add(STORE)
+        self._census = census
+        self._pressed = frozenset(pressed)
+        return census
+
+    async def _pause(self, period_s: float, *, idle: bool) -> None:
+        """Sleep; when idle, until a create at the latest."""
+        if idle or self._pressed:
+            self._wake = trio.Event()
+            with trio.move_on_after(period_s):
+                await self._wake.wait()
+            await trio.sleep(_BUSY_PERIOD_S / 5)
+        else:
+            await trio.sleep(period_s)
+
+    async def _relieve(self, census: Census) -> int:
+        """One batch for each limit that is exceeded; the bytes freed."""
+        freed = 0
+        self._stuck.clear()
+        caches = [number for number, each in census.namespaces.items() if each.is_cache]
+        for number in caches:
+            holding = census.namespaces[number]
+            if holding.limited:
+                need = eviction.excess(holding.space.used, holding.space.capacity)
+                freed += await self._relieve_one(number, [number], need, "namespace_full")
+        need = eviction.excess(census.store.used - freed, census.store.capacity)
+        return freed + await self._relieve_one(STORE, caches, need, "store_full")
+
+    async def _relieve_one(self, number: int, caches: list[int], need: int, reason: str) -> int:
+        if need <= 0:
+            return 0
+        freed = await self._evict(caches, need, reason)
+        if not freed:
+            self._stuck.add(number)
+        return freed
+
+    async def _evict(self, namespaces: list[int], need: int, reason: str) -> int:
+        """Evict one batch from these namespaces; the bytes freed."""
+        chosen = await self._choose(namespaces, need)
+        if not chosen:
+            return 0
+        now = time.time_ns()
+
+        def remove_names(t: Transaction) -> list[lifecycle.Evicted]:
+            return [gone for ino in chosen if (gone := lifecycle.evict(t, ino, now))]
+
+        evicted = await self._engine.transact(remove_names)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._announce, evicted)
+            await self._drop(evicted)
+        freed = sum(each.inode.blocks for each in evicted) * BLOCK
+        self.counters[f"evicted_files_{reason}"] += len(evicted)
+        self.counters[f"evicted_bytes_{reason}"] += freed
+        return freed
+
+    async def _choose(self, namespaces: list[int], need: int) -> list[int]:
+        """The coldest files that may go; a bounded number of those in use is passed over."""
+        for _ in range(_PASSES):
+            orders = [self._index.coldest(number, _BATCH) for number in namespaces]
+            inos = eviction.coldest(orders, _BATCH)
+            chosen = await self._choose_from(inos, need)
+            if chosen or len(inos) < _BATCH:
+                return chosen
+            await trio.lowlevel.checkpoint()
+        return []
+
+    async def _choose_from(self, inos: list[int], need: int) -> list[int]:
+        inodes = await self._engine.read(lambda t: read_inodes(t, inos))
+        found = list(zip(inos, inodes, strict=True))
+        if gone := [ino for ino, inode in found if inode is None]:
+            self._index.remove(gone)
+        evictable = (
+            (ino, BLOCK * inode.blocks)
+            for ino, inode in found
+            if inode is not None and self._evictable(ino, inode)
+        )
+        return list(eviction.choose(evictable, need))
+
+    def _evictable(self, ino: int, inode: Inode) -> bool:
+        """Whether the file may go now; one that may not is as good as used, and leaves the cold
+        end."""
+        if inode.blocks and inode.flags & Flag.PUBLISHED and inode.nlink:
+            if not self._in_use(ino, inode):
+                return True
+            self.counters["passed_over_in_use"] += 1
+        self._index.touch(ino)
+        return False
+
+    def _in_use(self, ino: int, inode: Inode) -> bool:
+        if self._holders.busy(ino):
+            return True
+        try:
+            fd = self._files.open(ino, inode.version, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        try:
+            return lease.is_unused(fd) is False
+        finally:
+            os.close(fd)
+
+    async def _drop(self, evicted: Evicted) -> None:
+        """Steps 2 to 4. A file opened since step 1 keeps its record until its release, as any
+        unlinked file."""
+        files = self._files
+
+        def unlink() -> None:
+            for each in evicted:
+                files.unlink(each.ino, each.inode.version)
+
+        await trio.to_thread.run_sync(unlink)
+        gone = [each.ino for each in evicted if not self._holders.busy(each.ino)]
+        self._index.remove(gone)
+
+        def reap(t: Transaction) -> None:
+            for ino in gone:
+                tree.reap(t, ino)
+
+        await self._engine.transact(reap)
+
+    async def _announce(self, evicted: Evicted) -> None:
+        with trio.move_on_after(_INVALIDATION_S) as scope:
+            try:
+                await self._on_removed(evicted)
+            except KvfsError as error:
+                log.warning("a mount may name %d evicted files still: %s", len(evicted), error)
+        if scope.cancelled_caught:
+            log.warning("a mount did not forget %d evicted files in time", len(evicted))
+
+    def _hopeless(self, namespace_id: int) -> bool:
+        """Whether waiting cannot help: what is full holds nothing evictable, nor anything that soon
+        will be."""
+        census = self._census
+        assert census is not None
+        holding = census.namespaces.get(namespace_id)
+        if holding is not None and namespace_id in self._pressed:
+            if not holding.is_cache:
+                return True
+            return namespace_id in self._stuck and not holding.writers
+        writers = any(each.writers for each in census.namespaces.values() if each.is_cache)
+        return STORE in self._stuck and not writers
+
+    def _what_is_full(self, namespace_id: int) -> str:
+        assert self._census is not None
+        holding = self._census.namespaces.get(namespace_id)
+        if holding is not None and namespace_id in self._pressed:
+            name = holding.name.decode(errors="backslashreplace")
+            size = format_size(holding.space.capacity)
+            return (
+                f"the namespace {name} is full ({size}): remove files from it, or raise its "
+                f"capacity with `kvfs namespace set {name} --capacity`"
+            )
+        size = format_size(self._census.store.capacity)
+        return f"the store is full ({size}): remove files, raise its capacity or free its disk"

@@ -1,0 +1,318 @@
+"""Seals published files: checksums, on disk, described, and known to the index as whole.
+
+| step of a seal | on disk | in the engine | after a kill here |
+|---|---|---|---|
+| 1 quiet, read, still quiet and unchanged | data in the page cache | unsealed | sealed again |
+| 2 checksums to the index | same | unsealed | sealed again |
+| 3 the record is sealed | same | sealed, listed as not synced | sealed again |
+| 4 description written, data synced | all on disk | same | sealed again |
+| 5 the record says so | same | sealed, not listed | - |
+
+Invariants
+- The data file was quiet (nobody had it open or mapped for writing) before it was read and after,
+  with the same size, mtime and ctime; on an embedded engine nothing runs between the last look and
+  step 3, or 5 and its check.
+- A file that cannot be sealed now is tried again later, ever more rarely, for as long as the engine
+  lists it.
+
+Reading and syncing compete with those who use the disk: a file of a cache namespace waits until
+nothing was published for a moment, though no longer than ten seconds, and under load the sealer
+rests three times as long as it worked. What was written with O_DIRECT is not left in the page cache
+by the reading, where the kernel can (see `checksum`).
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import trio
+
+from kvfs.errors import KvfsError
+from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.records import Flag, Inode, namespace_of
+from kvfs.namespace import lifecycle, spaces, tree
+from kvfs.namespace.inodes import read_inodes
+from kvfs.store import files as data
+from kvfs.store import lease
+from kvfs.store.checksum import Checksum, checksum
+from kvfs.store.files import DataFiles, Description
+from kvfs.store.index import Index
+
+log = logging.getLogger(__name__)
+_PERIOD_S: Final = 0.25
+_SCAN_PERIOD_S: Final = 5.0
+_SETTLED_S: Final = 1.0
+"""Since the last publish of the file: what is written again at once is not worth a checksum."""
+_CALM_S: Final = 0.5
+_PATIENCE_S: Final = 10.0
+_BATCH: Final = 32
+_BATCH_BYTES: Final = 256 << 20
+_WAITING_LIMIT: Final = 16_384
+_MAX_DELAY_S: Final = 60.0
+_RESTS: Final = 3
+
+
+class _Wait:
+    """A file that is to be sealed."""
+
+    __slots__ = ("delay_s", "due", "since")
+
+    def __init__(self, now: float, delay_s: float = _SETTLED_S) -> None:
+        self.since = now
+        self.delay_s = delay_s
+        self.due = now + delay_s
+
+
+class _Read(NamedTuple):
+    """What step 1 found in a data file; `fd` stays open until step 4."""
+
+    ino: int
+    version: int
+    fd: int
+    stat: os.stat_result
+    checksum: Checksum
+
+
+class Sealer:
+    """Seals what was published; one for each node. `writing` says whether this process has a file
+    open for writing."""
+
+    def __init__(
+        self, engine: Engine, files: DataFiles, index: Index, writing: Callable[[int], bool]
+    ) -> None:
+        self._engine = engine
+        self._files = files
+        self._index = index
+        self._writing = writing
+        self._waiting: dict[int, _Wait] = {}
+        self._last_publish = 0.0
+        self._next_scan = 0.0
+        self._scanned = 0
+        self.counters = {"sealed_files": 0, "sealed_bytes": 0, "not_quiet": 0}
+        """Since the start; `not_quiet` counts attempts that met a writer."""
+
+    def published(self, ino: int, version: int) -> None:
+        """A file was published: it takes its place in the access order, and is sealed when it has
+        settled."""
+        self._index.add(ino, version)
+        now = time.monotonic()
+        self._last_publish = now
+        if len(self._waiting) < _WAITING_LIMIT or ino in self._waiting:
+            self._waiting[ino] = _Wait(now)
+
+    async def run(self) -> None:
+        """Seal what is due, until cancelled. Cancelled: a file is sealed or it is not."""
+        while True:
+            await trio.sleep(_PERIOD_S)
+            began = time.monotonic()
+            try:
+                await self._scan(began)
+                await self._seal(await self._due(began))
+            except KvfsError as error:
+                log.warning("sealing failed, it will be tried again: %s", error)
+            busy_s = time.monotonic() - began
+            if time.monotonic() - self._last_publish < _CALM_S:
+                await trio.sleep(busy_s * _RESTS)
+
+    async def settle(self) -> None:
+        """Seal at once everything that can be; for a stop in order and for tests."""
+        after = 0
+        while inos := await self._engine.read(
+            lambda t, after=after: lifecycle.unsealed(t, after, _BATCH)  # type: ignore[misc]
+        ):
+            await self._seal(inos)
+            after = inos[-1]
+
+    async def _scan(self, now: float) -> None:
+        """Take up what the engine lists and nobody told of: from before the start, by other
+        processes, or beyond the bound of what is remembered."""
+        if now < self._next_scan or len(self._waiting) >= _WAITING_LIMIT // 2:
+            return
+        after = self._scanned
+        found = await self._engine.read(lambda t: lifecycle.unsealed(t, after, 1024))
+        inodes = await self._engine.read(lambda t: read_inodes(t, found))
+        for ino, inode in zip(found, inodes, strict=True):
+            if ino not in self._waiting and inode is not None and inode.flags & Flag.PUBLISHED:
+                self._index.add_missing(ino, inode.version)
+                self._waiting[ino] = _Wait(now)
+        self._scanned = found[-1] if found else 0
+        if not found:
+            self._next_scan = now + _SCAN_PERIOD_S
+
+    async def _due(self, now: float) -> list[int]:
+        """What is to be tried now, those that wait longest first."""
+        due = [ino for ino, wait in self._waiting.items() if wait.due <= now]
+        if now - self._last_publish < _CALM_S:
+            kinds = await self._engine.read(lambda t: _cache_namespaces(t, due))
+            due = [
+                ino
+                for ino in due
+                if namespace_of(ino) not in kinds or now - self._waiting[ino].since >= _PATIENCE_S
+            ]
+        return due[:_BATCH]
+
+    async def _seal(self, inos: list[int]) -> None:
+        if not inos:
+            return
+        inodes = await self._engine.read(lambda t: read_inodes(t, inos))
+        wanted = [
+            (ino, inode.version)
+            for ino, inode in zip(inos, inodes, strict=True)
+            if inode is not None and _sealable(inode) and not self._writing(ino)
+        ]
+        read: list[_Read] = []
+        try:
+            await trio.to_thread.run_sync(self._read, wanted, read)
+            await self._record(read)
+        finally:
+            for each in read:
+                os.close(each.fd)
+        self._reschedule(inos, {each.ino for each in read})
+
+    def _read(self, wanted: list[tuple[int, int]], read: list[_Read]) -> None:
+        """Step 1, in a thread: as many files as fit into one batch."""
+        budget = _BATCH_BYTES
+        for ino, version in wanted:
+            if budget <= 0:
+                return
+            one = self._read_one(ino, version)
+            if one is not None:
+                read.append(one)
+                budget -= one.stat.st_size
+
+    def _read_one(self, ino: int, version: int) -> _Read | None:
+        try:
+            fd = self._files.open(ino, version, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return None
+        try:
+            before = os.fstat(fd)
+            found = checksum(fd, before.st_size) if lease.is_quiet(fd) is not False else None
+        except OSError as error:
+            log.warning(
+                "the data file %s cannot be read: %s", self._files.path(ino, version), error
+            )
+            found = None
+        if found is None:
+            os.close(fd)
+            return None
+        return _Read(ino, version, fd, before, found)
+
+    async def _record(self, read: list[_Read]) -> None:
+        """Steps 2 to 5; files that were touched meanwhile fall out of `read`."""
+        self._index.store((each.ino, each.version, each.checksum.chunks) for each in read)
+        self._keep(read, [each for each in read if self._still(each)])
+        sealed = await self._engine.transact(lambda t: [_seal(t, each) for each in read])
+        self._keep(read, [each for each, done in zip(read, sealed, strict=True) if done])
+        described = await self._engine.read(lambda t: [_description(t, each) for each in read])
+        await trio.to_thread.run_sync(_settle_on_disk, read, described)
+        await self._engine.transact(lambda t: [_confirm(t, each) for each in read])
+        self.counters["sealed_files"] += len(read)
+        self.counters["sealed_bytes"] += sum(each.stat.st_size for each in read)
+
+    def _keep(self, read: list[_Read], kept: list[_Read]) -> None:
+        names = {each.ino for each in kept}
+        for each in read:
+            if each.ino not in names:
+                os.close(each.fd)
+        read[:] = kept
+
+    def _still(self, each: _Read) -> bool:
+        """Whether the file is as it was before it was read, with nobody there to change it."""
+        if self._writing(each.ino) or lease.is_quiet(each.fd) is False:
+            self.counters["not_quiet"] += 1
+            return False
+        return _stamp(os.fstat(each.fd)) == _stamp(each.stat)
+
+    def _reschedule(self, tried: list[int], sealed: set[int]) -> None:
+        now = time.monotonic()
+        for ino in tried:
+            wait = self._waiting.pop(ino, None)
+            if wait is not None and ino not in sealed and now >= wait.due:
+                again = _Wait(now, min(wait.delay_s * 2, _MAX_DELAY_S))
+                again.since = wait.since
+                self._waiting[ino] = again
+
+
+def _cache_namespaces(t: Transaction, inos: list[int]) -> set[int]:
+    namespaces = {namespace_of(ino) for ino in inos}
+    known = {each.id: each.namespace.kind for each in spaces.list_all(t)}
+    return {number for number in namespaces if known.get(number) == "cache"}
+
+
+def _sealable(inode: Inode) -> bool:
+    return bool(inode.flags & Flag.PUBLISHED and inode.nlink)
+
+
+def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def _seal(t: Transaction, each: _Read) -> bool:
+    """Step 3. What was changed through a mapping after its last close is published first."""
+    inode = tree.read_inodes(t, [each.ino])[0]
+    if inode is None or not _sealable(inode):
+        return False
+    stat = each.stat
+    if (inode.size, inode.mtime_ns) != (stat.st_size, stat.st_mtime_ns):
+        lifecycle.publish(
+            t,
+            each.ino,
+            size=stat.st_size,
+            blocks=stat.st_blocks,
+            mtime_ns=stat.st_mtime_ns,
+            ctime_ns=stat.st_ctime_ns,
+            boot=inode.boot,
+        )
+    return _seal_record(t, each, synced=False)
+
+
+def _seal_record(t: Transaction, each: _Read, *, synced: bool) -> bool:
+    return lifecycle.seal(
+        t,
+        each.ino,
+        version=each.version,
+        size=each.stat.st_size,
+        blocks=each.stat.st_blocks,
+        mtime_ns=each.stat.st_mtime_ns,
+        ctime_ns=each.stat.st_ctime_ns,
+        checksum=each.checksum.combined,
+        synced=synced,
+    )
+
+
+def _confirm(t: Transaction, each: _Read) -> bool:
+    """Step 5, unless the file was opened for writing since step 3."""
+    inode = tree.read_inodes(t, [each.ino])[0]
+    if inode is None or not inode.flags & Flag.SEALED:
+        return False
+    if inode.checksum != each.checksum.combined:
+        return False
+    return _seal_record(t, each, synced=True)
+
+
+def _description(t: Transaction, each: _Read) -> Description | None:
+    inode = tree.read_inodes(t, [each.ino])[0]
+    if inode is None or not inode.nlink:
+        return None
+    return Description(
+        ino=each.ino,
+        version=each.version,
+        size=each.stat.st_size,
+        checksum=each.checksum.combined,
+        path=tree.path_of(t, each.ino),
+        mode=inode.mode,
+        uid=inode.uid,
+        gid=inode.gid,
+        mtime_ns=inode.mtime_ns,
+    )
+
+
+def _settle_on_disk(read: list[_Read], described: list[Description | None]) -> None:
+    """Step 4, in a thread."""
+    for each, description in zip(read, described, strict=True):
+        if description is not None:
+            data.describe(each.fd, description)
+        os.fsync(each.fd)

@@ -1,0 +1,1 @@
+"""Pure decisions: what to evict. Nothing here reads a disk or a clock."""

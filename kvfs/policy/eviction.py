@@ -1,0 +1,50 @@
+"""How much must go, and which files: least recently used first. Pure.
+
+The kernel moves the bytes, so nobody sees a single write: writers are kept below a limit by free
+space ahead of them, the headroom. Eviction starts when used space enters the headroom and ends a
+little below it, so that it works in batches instead of file by file.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+_GIB: Final = 1 << 30
+_HYSTERESIS: Final = 8
+
+
+def headroom(capacity: int) -> int:
+    """Bytes to keep free of `capacity` bytes: 1 GiB or 5 %, whichever is more, but never over a
+    quarter of it."""
+    return min(max(_GIB, capacity // 20), capacity // 4)
+
+
+def excess(used: int, capacity: int) -> int:
+    """Bytes to evict now: 0 outside the headroom, else down to an eighth of it below."""
+    free = headroom(capacity)
+    if used <= capacity - free:
+        return 0
+    return used - (capacity - free - free // _HYSTERESIS)
+
+
+def coldest(orders: Iterable[list[tuple[int, int]]], limit: int) -> list[int]:
+    """At most `limit` inodes from several lists of (clock, inode), each sorted, coldest first."""
+    return [ino for _, ino in islice(heapq.merge(*orders), limit)]
+
+
+def choose(candidates: Iterable[tuple[int, int]], need: int) -> Iterator[int]:
+    """Inodes from (inode, bytes), in order, until `need` bytes are covered.
+
+    A file without bytes is passed over: evicting it frees nothing. Lazy: a candidate is drawn only
+    when still needed.
+    """
+    if need <= 0:
+        return
+    for ino, size in candidates:
+        if size <= 0:
+            continue
+        yield ino
+        need -= size
+        if need <= 0:
+            return

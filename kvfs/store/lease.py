@@ -1,0 +1,54 @@
+"""Whether anybody uses a data file, asked of the kernel.
+
+RELEASE does not mean unused: a mapping outlives its descriptor, and stores through a shared one
+still change the file. F_SETLEASE knows: a write lease is granted only when nobody else has the file
+open or mapped, a read lease only when nobody has it open or mapped for writing (ext4, xfs, btrfs
+and tmpfs; verified by the tests).
+
+The lease is dropped at once, so nobody waits for it in the normal case. An open that falls between
+makes the kernel signal the holder; SIGURG, which is ignored by default, takes the place of SIGIO,
+which would kill the process. Where the filesystem grants no leases at all (some network
+filesystems), the answer is None: nobody knows, and the caller relies on what this process has open.
+"""
+
+import errno
+import fcntl
+import os
+import signal
+from typing import Final
+
+_BUSY: Final = (errno.EAGAIN, errno.EACCES)
+
+
+def is_unused(fd: int) -> bool | None:
+    """Whether nobody but `fd` (opened for reading) has the file open or mapped; None: the
+    filesystem cannot say."""
+    return _granted(fd, fcntl.F_WRLCK)
+
+
+def is_quiet(fd: int) -> bool | None:
+    """Whether nobody has the file open or mapped for writing (`fd` is opened for reading); None:
+    cannot say."""
+    return _granted(fd, fcntl.F_RDLCK)
+
+
+def _granted(fd: int, kind: int) -> bool | None:
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, kind)
+    except OSError as error:
+        return False if error.errno in _BUSY else None
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return True
+
+
+def supported(directory: str) -> bool:
+    """Whether the filesystem of `directory` grants leases to this process. Raises OSError where it
+    cannot be written."""
+    name = f"{directory}/.lease.{os.getpid()}.{os.urandom(4).hex()}"
+    fd = os.open(name, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        return is_unused(fd) is True
+    finally:
+        os.close(fd)
+        os.unlink(name)

@@ -1,0 +1,62 @@
+"""Checksums of real files, against the definition."""
+
+import os
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from kvfs.store.checksum import CHUNK_BYTES, DIGEST_BYTES, checksum, combine
+
+
+def reference(content: bytes) -> bytes:
+    starts = range(0, len(content), CHUNK_BYTES)
+    return b"".join(
+        xxhash.xxh3_128_digest(content[start : start + CHUNK_BYTES]) for start in starts
+    )
+
+
+def computed(path: Path, size: int) -> tuple[bytes, bytes] | None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return checksum(fd, size)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [0, 1, 4095, 128 << 10, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 7],
+)
+def test_chunks_and_combination(tmp_path: Path, size: int) -> None:
+    content = os.urandom(size)
+    (tmp_path / "data").write_bytes(content)
+    expected = reference(content)
+    assert computed(tmp_path / "data", size) == (xxhash.xxh3_128_digest(expected), expected)
+    assert len(expected) == DIGEST_BYTES * -(-size // CHUNK_BYTES)
+    assert combine(expected) == xxhash.xxh3_128_digest(expected)
+
+
+def test_holes_count_as_zeros(tmp_path: Path) -> None:
+    size = 5 * CHUNK_BYTES + 100
+    with (tmp_path / "data").open("wb") as file:
+        file.truncate(size)
+        file.seek(2 * CHUNK_BYTES + 5000)
+        file.write(b"island")
+    found = computed(tmp_path / "data", size)
+    assert found is not None
+    assert found[1] == reference((tmp_path / "data").read_bytes())
+
+
+def test_a_huge_hole_is_not_read(tmp_path: Path) -> None:
+    size = 1 << 36
+    with (tmp_path / "data").open("wb") as file:
+        file.truncate(size)
+    found = computed(tmp_path / "data", size)
+    assert found is not None
+    assert found[1] == xxhash.xxh3_128_digest(bytes(CHUNK_BYTES)) * (size // CHUNK_BYTES)
+
+
+def test_a_file_that_became_shorter_has_none(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"x" * 1000)
+    assert computed(tmp_path / "data", 2000) is None
