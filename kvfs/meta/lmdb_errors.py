@@ -1,0 +1,57 @@
+"""What LMDB and the system say when they refuse, as domain errors that name the file and the
+remedy."""
+
+import errno
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from kvfs.errors import Corrupt, KvfsError, NoSpace, ReadOnly, Unavailable
+
+_DAMAGE: Final = (
+    lmdb.CorruptedError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.VersionMismatchError,
+    lmdb.IncompatibleError,
+)
+
+
+def translated(error: lmdb.Error | OSError, path: Path) -> KvfsError:
+    """The error to raise for what happened to the metadata in the directory `path`."""
+    if isinstance(error, OSError):
+        return _of_system(error, path)
+    return _of_lmdb(error, path)
+
+
+def _of_lmdb(error: lmdb.Error, path: Path) -> KvfsError:
+    file = path / "data.mdb"
+    what = str(error)
+    if isinstance(error, lmdb.MapFullError):
+        return NoSpace(f"the metadata file {file} has reached its largest size: {what}")
+    if isinstance(error, lmdb.DiskError) or "No space left" in what:
+        return NoSpace(f"no space for the metadata in {path}: free some space on that filesystem")
+    if isinstance(error, lmdb.ReadonlyError) or "Read-only file system" in what:
+        return ReadOnly(
+            f"cannot write the metadata in {path}: {what}; check its permissions and mount"
+        )
+    if isinstance(error, _DAMAGE):
+        return Corrupt(damaged(file, what))
+    return Unavailable(f"the metadata file {file} cannot be used: {what}")
+
+
+def _of_system(error: OSError, path: Path) -> KvfsError:
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return ReadOnly(
+            f"cannot write the metadata in {path}: {error.strerror}; check permissions and mount"
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(f"no space for the metadata in {path}: free some space on that filesystem")
+    return Unavailable(f"the metadata directory {path} cannot be used: {error.strerror}")
+
+
+def damaged(file: Path, what: str) -> str:
+    """The message for a metadata file that cannot be trusted."""
+    return f"the metadata file {file} is damaged ({what}): restore its directory from a backup"
