@@ -49,6 +49,10 @@ def _show(status: dict[str, Any]) -> None:
             str(space["inodes"]),
         )
     console.print(table)
-    evicted = status["evicted"]
-    if evicted["files"]:
-        console.print(f"  evicted {evicted['files']} files, {format_size(evicted['bytes'])}")
+    counters = status["counters"]
+    for reason, meaning in (("namespace_full", "namespace full"), ("store_full", "store full")):
+        if files := counters[f"evicted_files_{reason}"]:
+            size = format_size(counters[f"evicted_bytes_{reason}"])
+            console.print(f"  evicted {files} files, {size}: {meaning}")
+    if refused := counters["refused_no_space"]:
+        console.print(f"  refused {refused} creates: no space")

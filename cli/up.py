@@ -96,7 +96,7 @@ def summary(status: dict[str, Any]) -> str:
         (
             "space",
             f"{format_size(store['free_bytes'])} free of a limit of "
-            f"{format_size(store['limit_bytes'])}",
+            f"{format_size(store['capacity_bytes'])}",
         ),
         ("engine", f"{engine['name']}: {engine['durability']}"),
         ("start", f"{status['start_s']:.2f} s, process {status['pid']}"),

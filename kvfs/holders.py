@@ -55,6 +55,10 @@ class Holders:
         """Whether a handle is open."""
         return ino in self._opens
 
+    def writes(self, ino: int) -> bool:
+        """Whether a writable handle is open."""
+        return ino in self._writers
+
     def writers(self) -> list[tuple[int, int]]:
         """(inode, descriptor) of each file open for writing."""
         return list(self._writers.items())

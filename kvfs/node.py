@@ -24,6 +24,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import trio
 
+from kvfs.background.accounting import Accounting, Space
+from kvfs.background.evictor import Evictor
+from kvfs.background.sealer import Sealer
 from kvfs.config import Config
 from kvfs.control import ControlServer
 from kvfs.errors import Invalid
@@ -32,7 +35,7 @@ from kvfs.meta import boot, keys
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.namespace import spaces
-from kvfs.space import Space, space_of
+from kvfs.namespace.lifecycle import Evicted
 from kvfs.store import layout
 from kvfs.store.files import DataFiles
 from kvfs.store.index import NAME as INDEX_NAME
@@ -42,7 +45,8 @@ from kvfs.volume import Volume
 
 FIRST_NAMESPACES: Final = ((b"cache", "cache"), (b"models", "durable"))
 """Name and kind of the namespaces that a new store begins with."""
-_STOP_DEADLINE_S: Final = 30.0
+_BLOCK: Final = 4096
+"""The block size of statvfs: clients choose O_DIRECT by it."""
 log = logging.getLogger(__name__)
 
 
@@ -56,14 +60,6 @@ class Change(NamedTuple):
 
 
 Changed = Callable[[Sequence[Change]], Awaitable[None]]
-
-
-class _NoEvictor:
-    def pressed(self, namespace_id: int) -> bool:
-        return False
-
-    async def make_room(self, namespace_id: int) -> None:
-        return None
 
 
 class Node:
@@ -80,7 +76,12 @@ class Node:
         self.volume = Volume(engine, self.files, self.index, self.holders)
         self.invalidators: list[Changed] = []
         """Of the mounts: each makes its kernel forget what has changed, and returns when it has."""
-        self.evictor = _NoEvictor()
+        self.accounting = Accounting(self.files.root, config.capacity, self.holders.writers)
+        self.evictor = Evictor(
+            engine, self.files, self.index, self.holders, self.accounting, self._forget_evicted
+        )
+        self.sealer = Sealer(engine, self.files, self.index, self.holders.writes)
+        self.volume.on_published = self.sealer.published
         self.control = ControlServer(
             store.socket, {"status": self._on_status, "changed": self._on_changed}
         )
@@ -110,21 +111,29 @@ class Node:
         for invalidate in list(self.invalidators):
             await invalidate(changes)
 
-    async def space(self, namespace_id: int) -> os.statvfs_result:
-        """What statvfs(2) says in a namespace (0: at the root): the truth within the limit
-        there."""
-        return (await self._space(namespace_id)).as_statvfs()
+    async def _forget_evicted(self, evicted: Sequence[Evicted]) -> None:
+        await self.changed(
+            [Change(parent, name, each.ino) for each in evicted for parent, name in each.names]
+        )
 
-    async def _space(self, namespace_id: int) -> Space:
-        disk = os.statvfs(self.store.root)
-        listed = await self.engine.read(spaces.list_all)
-        return space_of(disk, self.config.capacity, listed, namespace_id)
+    async def space(self, namespace_id: int) -> os.statvfs_result:
+        """What statvfs(2) says in a namespace (0: at the root): the truth within the limit there.
+
+        The size is what is used and what is free: space that others on the disk took is neither.
+        """
+        census = await self.engine.read(self.accounting.census)
+        space = census.space(namespace_id)
+        within = list(census.namespaces.values())
+        if namespace_id in census.namespaces:
+            within = [census.namespaces[namespace_id]]
+        return _as_statvfs(space, sum(each.inodes for each in within), os.statvfs(self.files.root))
 
     async def status(self) -> dict[str, Any]:
         """Everything that `kvfs status` shows, in JSON's types; sizes in bytes."""
-        listed = await self.engine.read(spaces.list_all)
-        disk = os.statvfs(self.store.root)
-        space = space_of(disk, self.config.capacity, listed)
+        listed, census = await self.engine.read(
+            lambda t: (spaces.list_all(t), self.accounting.census(t))
+        )
+        disk = os.statvfs(self.files.root)
         return {
             "version": VERSION,
             "pid": os.getpid(),
@@ -135,14 +144,17 @@ class Node:
             "store": {
                 "path": str(self.store.root),
                 "id": self.store.identity.store,
-                "used_bytes": space.used_bytes,
-                "free_bytes": space.free_bytes,
-                "limit_bytes": space.limit_bytes,
+                "used_bytes": census.store.used,
+                "free_bytes": census.store.free,
+                "capacity_bytes": census.store.capacity,
                 "disk_free_bytes": disk.f_bavail * disk.f_frsize,
             },
             "engine": {"name": "LMDB", "durability": _durability(self.engine)},
             "recovery": self.recovery,
-            "namespaces": [_describe(each) for each in listed],
+            "namespaces": [
+                _describe(each, census.namespaces[each.id].space.used) for each in listed
+            ],
+            "counters": {**self.evictor.counters, **self.sealer.counters},
         }
 
     async def finish(self) -> None:
@@ -180,6 +192,8 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.volume.run)
             nursery.start_soon(node.index.run)
+            nursery.start_soon(node.sealer.run)
+            nursery.start_soon(node.evictor.run)
             await nursery.start(node.control.serve)
             yield node
             nursery.cancel_scope.cancel()
@@ -214,15 +228,23 @@ class _ChangeParams(msgspec.Struct):
     ino: int = 0
 
 
-def _describe(listed: spaces.Listed) -> dict[str, Any]:
+def _describe(listed: spaces.Listed, used_bytes: int) -> dict[str, Any]:
     return {
         "name": listed.namespace.name.decode(errors="backslashreplace"),
         "kind": listed.namespace.kind,
         "capacity_bytes": listed.namespace.capacity,
         "eviction": listed.namespace.eviction,
-        "used_bytes": listed.usage.bytes,
+        "used_bytes": used_bytes,
         "inodes": listed.usage.inodes,
     }
+
+
+def _as_statvfs(space: Space, inodes: int, disk: os.statvfs_result) -> os.statvfs_result:
+    used, free = -(-space.used // _BLOCK), space.free // _BLOCK
+    sizes = (_BLOCK, _BLOCK, used + free, free, free)
+    return os.statvfs_result(
+        (*sizes, inodes + disk.f_favail, disk.f_favail, disk.f_favail, 0, spaces.MAX_NAME)
+    )
 
 
 def _durability(engine: EmbeddedEngine) -> str:

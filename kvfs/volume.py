@@ -9,6 +9,7 @@ Access times set by reading are gathered here and written in batches: an open mu
 commit."""
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -36,6 +37,8 @@ class Volume:
         self.holders = holders
         self.atimes: dict[int, int] = {}
         """Access times (ns) not yet written to the engine."""
+        self.on_published: Callable[[int, int], None] = index.add
+        """Called with inode number and data version after each publish."""
         self._ranges: dict[int, tuple[int, int]] = {}
         self._doomed: list[tuple[int, int]] = []
         """Never longer than the orphans that the engine remembers."""

@@ -182,6 +182,7 @@ class OpenFiles:
 
         await self._volume.engine.transact(fn)
         file.published = signature
+        self._volume.on_published(file.ino, file.version)
 
     async def sync(self, file: OpenFile, *, datasync: bool) -> None:
         """What was written and recorded survives power loss when this returns."""
