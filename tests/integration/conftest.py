@@ -20,6 +20,12 @@ from tests.integration.harness import MODES, CannotStart, Node
 NATIVE = os.environ.get("KVFS_TEST_DIR")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Tests fork on purpose; their children only make system calls and end with _exit.
+    ignored = "ignore:This process .* is multi-threaded:DeprecationWarning"
+    config.addinivalue_line("filterwarnings", ignored)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "mode" in metafunc.fixturenames:
         chosen = os.environ.get("KVFS_TEST_MODES", ",".join(MODES)).split(",")

@@ -37,7 +37,7 @@ def kvfs(*arguments: str, timeout_s: float = CALL_S) -> subprocess.CompletedProc
     environment["PYTHONPATH"] = str(ROOT)
     environment["KVFS_CONFIG"] = os.devnull
     return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments],
+        [sys.executable, "-c", "from cli.main import main; main()", *arguments],
         cwd="/",
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -90,7 +90,7 @@ class Node:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def up(self) -> "Node":
-        """Start the daemon; returns when the mount answers. Raises CannotStart with what it printed."""
+        """Start the daemon; returns when the mount answers. Raises CannotStart."""
         place = (*self.place(), "--mode", self.mode)
         done = kvfs("up", "--daemon", *place, *self.flags, timeout_s=START_S)
         if done.returncode:

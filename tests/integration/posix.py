@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import faulthandler
 import os
 import stat
 import time
@@ -184,3 +185,13 @@ def let_clock_pass(*paths: Path) -> None:
             return
         time.sleep(0.001)
     pytest.fail("a timestamp lies in the future")
+
+
+def fatal_signal_of(call: Callable[[], object]) -> int:
+    """The signal that the call dies of in a child process; 0 when it returns."""
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.disable()
+        call()
+        os._exit(0)
+    return os.WTERMSIG(os.waitpid(pid, 0)[1])
