@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from gateway.fuse import protocol
-from gateway.fuse.handles import Handle, OpenFile
+from gateway.fuse.handles import Handle
 from gateway.fuse.operations import Attributes, Caller, Operations
 from gateway.fuse.protocol import Fattr, Fopen, Op
 from kvfs.errors import NotFound
@@ -22,9 +22,9 @@ Handler = Callable[["Request"], Coroutine[Any, Any, bytes]]
 
 
 class Registrar(Protocol):
-    """Gives an opened file its flags and its backing id."""
+    """Gives an opened handle its flags and its backing id."""
 
-    def flags(self, file: OpenFile, *, writable: bool) -> tuple[int, int]:
+    def flags(self, handle: Handle) -> tuple[int, int]:
         """(open flags, backing id)."""
 
 
@@ -114,7 +114,7 @@ class Handlers:
         return protocol.entry(ino, inode)
 
     def _opened(self, handle: Handle) -> bytes:
-        flags, backing = self._backing.flags(handle.file, writable=handle.writable)
+        flags, backing = self._backing.flags(handle)
         return protocol.OPEN_OUT.pack(handle.fh, flags, backing)
 
     # ---- names
