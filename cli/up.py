@@ -16,6 +16,7 @@ from kvfs.units import format_size
 from kvfs.version import VERSION
 
 _LOG_LIMIT_BYTES: Final = 10 << 20
+_FASTEST: Final = "the kernel reads and writes the data files itself"
 
 
 @click.command("up")
@@ -91,7 +92,7 @@ def summary(status: dict[str, Any]) -> str:
     store, engine, mount = status["store"], status["engine"], status["mount"]
     rows = [
         ("mount", mount["mountpoint"] if mount else "none; `kvfs mount DIR` makes one"),
-        ("path", f"{mount['mode']}: {mount['reason']}" if mount else "none"),
+        ("path", f"{mount['mode']}: {mount['reason'] or _FASTEST}" if mount else "none"),
         ("store", store["path"]),
         (
             "space",

@@ -105,9 +105,7 @@ class Handlers:
 
     def may_wait(self, opcode: int, request: Request) -> bool:
         """Whether this inline request has to run as a task after all."""
-        return opcode == Op.CREATE and not self._ops.node.evictor.admits(
-            namespace_of(request.nodeid)
-        )
+        return opcode == Op.CREATE and self._ops.node.evictor.pressed(namespace_of(request.nodeid))
 
     def _entry(self, ino: int, inode: Inode) -> bytes:
         self._holders.looked_up(ino)

@@ -313,7 +313,7 @@ class Operations:
         Raises Exists, NoSpace, NotPermitted (top level), NameTooLong, NotFound.
         """
         namespace_id = namespace_of(parent)
-        if not self.node.evictor.admits(namespace_id):
+        if self.node.evictor.pressed(namespace_id):
             await self.node.evictor.make_room(namespace_id)
         mode = stat.S_IFREG | stat.S_IMODE(mode)
         ino, inode = await self._add(parent, name, mode, caller)
