@@ -5,6 +5,7 @@ everything. There, and only there, payload passes through Python: that mode is f
 give no /dev/fuse descriptor."""
 
 import functools
+import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -16,8 +17,10 @@ from gateway.fuse import protocol
 from gateway.fuse.errno_map import errno_of
 from gateway.fuse.operations import Attributes, Caller, Operations
 from gateway.fuse.protocol import Fattr
-from kvfs.meta.records import Inode
+from kvfs.errors import KvfsError
+from kvfs.meta.records import ROOT_INODE, Inode
 
+log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -32,6 +35,8 @@ def _translated(method: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         except FUSEError:
             raise
         except Exception as e:  # translated at this one point
+            if not isinstance(e, KvfsError | OSError):
+                log.error("request failed by a bug", exc_info=e)
             raise FUSEError(errno_of(e)) from e
 
     return wrapper
@@ -222,7 +227,7 @@ class LibfuseOperations(pyfuse3.Operations):
 
     @_translated
     async def statfs(self, ctx: RequestContext) -> Any:
-        space = await self._ops.statfs(protocol.ROOT)
+        space = await self._ops.statfs(ROOT_INODE)
         data = pyfuse3.StatvfsData()
         data.f_bsize, data.f_frsize, data.f_namemax = (
             space.f_bsize,
