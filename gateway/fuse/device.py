@@ -179,7 +179,8 @@ def backing_open(device: int, fd: int) -> int:
     Raises OSError: EPERM without CAP_SYS_ADMIN, ELOOP where the filesystem beneath is stacked too
     deep."""
     request = bytearray(_BACKING_MAP.pack(fd, 0, 0))
-    return fcntl.ioctl(device, _BACKING_OPEN, request)
+    number: int = fcntl.ioctl(device, _BACKING_OPEN, request)
+    return number
 
 
 def backing_close(device: int, backing_id: int) -> None:

@@ -11,6 +11,7 @@ mount costs nothing.
 - INIT goes to libfuse, whose reply is replaced: pyfuse3 cannot ask for passthrough, KVFS can."""
 
 import errno
+import logging
 import os
 import socket
 import time
@@ -26,6 +27,7 @@ from gateway.fuse.handlers import NO_ATTRIBUTES, Handlers, Request
 from gateway.fuse.handles import Handle, OpenFile
 from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
+from kvfs.errors import KvfsError
 
 _SPIN_NS: Final = 100_000
 _SPIN_AGAIN_NS: Final = 300_000
@@ -55,6 +57,7 @@ _WANTED: Final = (
 _MAX_READAHEAD: Final = 8 << 20
 _MAX_BACKGROUND: Final = 64
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 def server_socket() -> tuple[socket.socket, socket.socket]:
@@ -177,7 +180,7 @@ class FastPath:
                     raise
                 if polled:
                     failures, polled = 0, False
-                self._dispatch(n)
+                self._guarded_dispatch(n)
                 served += 1
                 last = clock()
                 until = last + spin
@@ -189,6 +192,13 @@ class FastPath:
                 failures += 1
                 if failures >= _SPIN_PATIENCE:
                     spin = 0
+
+    def _guarded_dispatch(self, n: int) -> None:
+        """A bug in one request is that request's EIO, not the end of the mount."""
+        try:
+            self._dispatch(n)
+        except Exception as e:  # logged, then translated
+            self._reply_error(IN_HEADER.unpack_from(self._buffer)[2], e)
 
     def _dispatch(self, n: int) -> None:
         buffer = self._buffer
@@ -249,6 +259,8 @@ class FastPath:
                 raise
 
     def _reply_error(self, unique: int, error: Exception) -> None:
+        if not isinstance(error, KvfsError | OSError):
+            log.error("request failed by a bug", exc_info=error)
         payload.reply_error(self._device, unique, errno_of(error))
 
     # ---- requests without a plain handler

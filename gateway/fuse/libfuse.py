@@ -7,7 +7,7 @@ give no /dev/fuse descriptor."""
 import functools
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import pyfuse3
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _translated(method: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+def _translated(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
     """Errors of the core become FUSEError."""
 
     @functools.wraps(method)
