@@ -15,8 +15,9 @@ Invariants
 - A used-space figure comes from `Accounting` alone.
 
 Passthrough writes are not seen, so used space is sampled: every 50 ms while it changes, every
-second when nothing is written. A create asks `admits` (a set look-up); only when the answer is no
-does it wait in `make_room`.
+second when nothing is written, and by creates themselves when they have used up the credit of the
+last sample. A create asks `pressed` (a dictionary look-up); only when it is goes it through
+`make_room`.
 """
 
 import logging
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 _BATCH: Final = 64
 """Files in one transaction: about 2 ms of the event loop."""
 _PASSES: Final = 16
+_CREDIT_BYTES: Final = 64 << 20
+_SHORTEST_PERIOD_S: Final = 0.005
 _BUSY_PERIOD_S: Final = 0.05
 _QUIET_PERIOD_S: Final = 0.25
 _IDLE_PERIOD_S: Final = 1.0
@@ -83,11 +86,13 @@ class Evictor:
         self._holders = holders
         self._accounting = accounting
         self._on_removed = on_removed
-        self._pressed: frozenset[int] = frozenset()
+        self._full: frozenset[int] = frozenset()
+        self._credit: dict[int, int] = {}
+        self._idle = False
         self._stuck: set[int] = set()
         self._census: Census | None = None
         self._wake = trio.Event()
-        self._sampled = trio.Event()
+        self._relieved = trio.Event()
         self.counters = {
             "evicted_files_namespace_full": 0,
             "evicted_bytes_namespace_full": 0,
@@ -100,11 +105,19 @@ class Evictor:
         refused."""
 
     def pressed(self, namespace_id: int) -> bool:
-        """Whether a create or an open for writing in the namespace must wait in `make_room` first.
-        Asked by each of them: cheap."""
-        self._wake.set()
-        pressed = self._pressed
-        return bool(pressed) and (namespace_id in pressed or STORE in pressed)
+        """Whether a create or an open for writing in the namespace must go through `make_room`.
+
+        Asked by each of them, so cheap: between two samples a namespace has credit for as many as
+        fit in its free space at 64 MiB each.
+        """
+        if self._idle:
+            self._idle = False
+            self._wake.set()
+        credit = self._credit.get(namespace_id, 0)
+        if credit <= 0:
+            return True
+        self._credit[namespace_id] = credit - 1
+        return False
 
     async def make_room(self, namespace_id: int, deadline_s: float = _DEADLINE_S) -> None:
         """Wait until the namespace has room for a new file.
@@ -112,11 +125,13 @@ class Evictor:
         Raises NoSpace, naming what is full, when nothing can be evicted or the deadline has passed.
         Cancelled: nothing happened.
         """
+        await self.sample()
+        if not self._is_full(namespace_id):
+            return
         with trio.move_on_after(deadline_s):
             while True:
-                self._wake.set()
-                await self._sampled.wait()
-                if not self.pressed(namespace_id):
+                await self._relieved.wait()
+                if not self._is_full(namespace_id):
                     return
                 if self._hopeless(namespace_id):
                     break
@@ -131,8 +146,8 @@ class Evictor:
             census = await self.sample()
             cost = time.perf_counter() - began
             freed = await self._relieve(census)
-            self._sampled.set()
-            self._sampled = trio.Event()
+            self._relieved.set()
+            self._relieved = trio.Event()
             if freed:
                 continue
             writing = any(each.writers for each in census.namespaces.values())
@@ -141,31 +156,33 @@ class Evictor:
             else:
                 period = min(period * 1.5, _QUIET_PERIOD_S if writing else _IDLE_PERIOD_S)
             used = census.store.used
-            await self._pause(max(period, cost * _COST_FACTOR), idle=period >= _QUIET_PERIOD_S)
+            await self._pause(max(period, cost * _COST_FACTOR))
 
     async def sample(self) -> Census:
-        """Take the census, and let or stop new files accordingly."""
+        """Take the census, and give credit to those who make files accordingly."""
         census = await self._engine.read(self._accounting.census)
-        pressed = {
-            number
-            for number, holding in census.namespaces.items()
-            if holding.limited and not holding.space.free
-        }
-        if not census.store.free:
-            pressed.add(STORE)
+        full = {STORE} if not census.store.free else set()
+        for number, holding in census.namespaces.items():
+            if holding.limited and not holding.space.free:
+                full.add(number)
+            free = min(holding.space.free, census.store.free)
+            self._credit[number] = free // _CREDIT_BYTES
+        self._full = frozenset(full)
         self._census = census
-        self._pressed = frozenset(pressed)
+        if full:
+            self._wake.set()
         return census
 
-    async def _pause(self, period_s: float, *, idle: bool) -> None:
-        """Sleep; when idle, until a create at the latest."""
-        if idle or self._pressed:
-            self._wake = trio.Event()
-            with trio.move_on_after(period_s):
-                await self._wake.wait()
-            await trio.sleep(_BUSY_PERIOD_S / 5)
-        else:
-            await trio.sleep(period_s)
+    def _is_full(self, namespace_id: int) -> bool:
+        return STORE in self._full or namespace_id in self._full
+
+    async def _pause(self, period_s: float) -> None:
+        """Sleep until something is full or, when idle, until a create, at the latest."""
+        self._idle = period_s >= _QUIET_PERIOD_S
+        self._wake = trio.Event()
+        await trio.sleep(_SHORTEST_PERIOD_S)
+        with trio.move_on_after(period_s - _SHORTEST_PERIOD_S):
+            await self._wake.wait()
 
     async def _relieve(self, census: Census) -> int:
         """One batch for each limit that is exceeded; the bytes freed."""
@@ -288,7 +305,7 @@ class Evictor:
         census = self._census
         assert census is not None
         holding = census.namespaces.get(namespace_id)
-        if holding is not None and namespace_id in self._pressed:
+        if holding is not None and namespace_id in self._full:
             if not holding.is_cache:
                 return True
             return namespace_id in self._stuck and not holding.writers
@@ -298,7 +315,7 @@ class Evictor:
     def _what_is_full(self, namespace_id: int) -> str:
         assert self._census is not None
         holding = self._census.namespaces.get(namespace_id)
-        if holding is not None and namespace_id in self._pressed:
+        if holding is not None and namespace_id in self._full:
             name = holding.name.decode(errors="backslashreplace")
             size = format_size(holding.space.capacity)
             return (

@@ -23,7 +23,6 @@ by the reading, where the kernel can (see `checksum`).
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -97,7 +96,7 @@ class Sealer:
         """A file was published: it takes its place in the access order, and is sealed when it has
         settled."""
         self._index.add(ino, version)
-        now = time.monotonic()
+        now = trio.current_time()
         self._last_publish = now
         if len(self._waiting) < _WAITING_LIMIT or ino in self._waiting:
             self._waiting[ino] = _Wait(now)
@@ -106,14 +105,14 @@ class Sealer:
         """Seal what is due, until cancelled. Cancelled: a file is sealed or it is not."""
         while True:
             await trio.sleep(_PERIOD_S)
-            began = time.monotonic()
+            began = trio.current_time()
             try:
                 await self._scan(began)
                 await self._seal(await self._due(began))
             except KvfsError as error:
                 log.warning("sealing failed, it will be tried again: %s", error)
-            busy_s = time.monotonic() - began
-            if time.monotonic() - self._last_publish < _CALM_S:
+            busy_s = trio.current_time() - began
+            if trio.current_time() - self._last_publish < _CALM_S:
                 await trio.sleep(busy_s * _RESTS)
 
     async def settle(self) -> None:
@@ -227,7 +226,7 @@ class Sealer:
         return _stamp(os.fstat(each.fd)) == _stamp(each.stat)
 
     def _reschedule(self, tried: list[int], sealed: set[int]) -> None:
-        now = time.monotonic()
+        now = trio.current_time()
         for ino in tried:
             wait = self._waiting.pop(ino, None)
             if wait is not None and ino not in sealed and now >= wait.due:

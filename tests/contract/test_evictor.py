@@ -1,0 +1,272 @@
+"""Eviction on real files: limits hold, what is in use stays, durable namespaces lose nothing."""
+
+import mmap
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.background.accounting import STORE
+from kvfs.errors import NoSpace
+from kvfs.namespace import lifecycle
+from kvfs.policy.eviction import headroom
+from tests.contract.small_node import SmallNode, small_node
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[SmallNode]:
+    with small_node(tmp_path / "store") as made:
+        yield made
+
+
+def keeping(node: SmallNode, main: Callable[[], Awaitable[None]]) -> None:
+    """Run `main` beside the evictor."""
+
+    async def both() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.evictor.run)
+            with trio.fail_after(120):
+                await main()
+            nursery.cancel_scope.cancel()
+
+    trio.run(both)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await trio.sleep(0.01)
+
+
+def fill(node: SmallNode, space: int, names: str, size: int = MIB) -> list[int]:
+    return [node.write(space, name, bytes(size)) for name in names]
+
+
+def within(node: SmallNode, space: int) -> Callable[[], bool]:
+    def check() -> bool:
+        used, capacity = node.used(space), node.census().namespaces[space].space.capacity
+        return used <= capacity - headroom(capacity)
+
+    return check
+
+
+def test_the_coldest_go_until_the_headroom_is_free(node: SmallNode) -> None:
+    space = node.namespace("cache", capacity=8 * MIB)
+    inos = fill(node, space, "abcdefgh")
+    node.index.touch(inos[0])
+    keeping(node, lambda: until(within(node, space)))
+    left = node.names(space)
+    assert "a" in left and "b" not in left
+    assert left == {"a"} | set(sorted("bcdefgh")[-(len(left) - 1) :])
+    assert {name for _, name in node.announced} == {
+        name.encode() for name in set("abcdefgh") - left
+    }
+    assert set(node.files.scan()) == {(ino, 0) for ino in inos if node.record(ino)}
+    assert {ino for ino, _ in node.index.entries()} == {ino for ino, _ in node.files.scan()}
+    assert node.evictor.counters["evicted_files_namespace_full"] == 8 - len(left)
+    assert node.evictor.counters["evicted_bytes_namespace_full"] >= (8 - len(left)) * MIB
+
+
+def test_nothing_goes_while_there_is_room(node: SmallNode) -> None:
+    space = node.namespace("cache", capacity=8 * MIB)
+    fill(node, space, "abcdef")
+
+    async def main() -> None:
+        await node.evictor.make_room(space)
+
+    keeping(node, main)
+    assert node.names(space) == set("abcdef")
+
+
+@pytest.mark.parametrize("how", ["handle", "descriptor", "mapping"])
+def test_what_is_in_use_stays(node: SmallNode, how: str) -> None:
+    space = node.namespace("cache", capacity=8 * MIB)
+    inos = fill(node, space, "abcdefgh")
+    file = open(node.files.path(inos[0], 0), "r+b")  # noqa: SIM115
+    mapping = mmap.mmap(file.fileno(), 0)
+    if how != "mapping":
+        mapping.close()
+    if how != "descriptor":
+        file.close()
+    if how == "handle":
+        node.holders.opened(inos[0])
+    keeping(node, lambda: until(within(node, space)))
+    assert "a" in node.names(space)
+    assert "b" not in node.names(space)
+    assert node.evictor.counters["passed_over_in_use"] >= 1
+    mapping.close()
+    file.close()
+
+
+def test_an_unpublished_file_stays(node: SmallNode) -> None:
+    space = node.namespace("cache", capacity=8 * MIB)
+    ino, fd = node.make(space, "young")
+    os.write(fd, bytes(2 * MIB))
+    fill(node, space, "abcdef")
+    node.index.add(ino, 0)
+    keeping(node, lambda: until(within(node, space)))
+    assert "young" in node.names(space)
+    node.close(ino, fd)
+
+
+def test_every_link_of_an_evicted_file_goes(node: SmallNode) -> None:
+    from kvfs.meta.records import namespace_root
+    from kvfs.namespace import tree
+
+    space = node.namespace("cache", capacity=8 * MIB)
+    inos = fill(node, space, "a")
+    node.engine.transact_now(lambda t: tree.link(t, inos[0], namespace_root(space), b"again", 1))
+    fill(node, space, "bcdefgh")
+    keeping(node, lambda: until(within(node, space)))
+    assert not {"a", "again"} & node.names(space)
+
+
+def test_durable_namespaces_lose_nothing_and_say_that_they_are_full(node: SmallNode) -> None:
+    space = node.namespace("models", kind="durable", capacity=4 * MIB)
+    fill(node, space, "abcd")
+
+    async def main() -> None:
+        await node.evictor.sample()
+        assert node.evictor.pressed(space)
+        with pytest.raises(NoSpace, match=r"namespace models is full.*kvfs namespace set models"):
+            await node.evictor.make_room(space)
+
+    keeping(node, main)
+    assert node.names(space) == set("abcd")
+    assert node.evictor.counters["refused_no_space"] == 1
+
+
+def test_a_full_store_evicts_from_every_cache_by_age_and_spares_the_durable(tmp_path: Path) -> None:
+    with small_node(tmp_path / "store", "16MiB") as node:
+        durable = node.namespace("models", kind="durable")
+        first, second = node.namespace("first"), node.namespace("second")
+        fill(node, durable, "mnop")
+        fill(node, first, "ab")
+        fill(node, second, "cdefgh")
+        fill(node, first, "ijkl")
+
+        async def main() -> None:
+            await until(lambda: node.census().store.used <= 12 * MIB)
+
+        keeping(node, main)
+        assert node.names(durable) == set("mnop")
+        assert not set("ab") & node.names(first), "the coldest of all were in the first namespace"
+        assert set("ijkl") <= node.names(first)
+        assert node.evictor.counters["evicted_files_store_full"] >= 4
+
+
+def test_a_store_full_of_durable_files_refuses(tmp_path: Path) -> None:
+    with small_node(tmp_path / "store", "4MiB") as node:
+        durable, cache = node.namespace("models", kind="durable"), node.namespace("cache")
+        fill(node, durable, "mnop")
+
+        async def main() -> None:
+            for space in (durable, cache):
+                with pytest.raises(NoSpace, match="the store is full"):
+                    await node.evictor.make_room(space)
+
+        keeping(node, main)
+
+
+def test_a_cache_whose_files_are_all_in_use_refuses_at_the_deadline(node: SmallNode) -> None:
+    space = node.namespace("cache", capacity=4 * MIB)
+    opened = [node.files.open(ino, 0, os.O_RDONLY) for ino in fill(node, space, "abcd")]
+
+    async def main() -> None:
+        with pytest.raises(NoSpace, match="namespace cache is full"):
+            await node.evictor.make_room(space, deadline_s=5)
+
+    keeping(node, main)
+    for fd in opened:
+        os.close(fd)
+
+
+def test_a_waiting_create_goes_on_when_room_was_made(node: SmallNode) -> None:
+    space = node.namespace("cache", capacity=4 * MIB)
+    fill(node, space, "abcd")
+
+    async def main() -> None:
+        await node.evictor.make_room(space)
+
+    keeping(node, main)
+    assert node.census().space(space).free > 0
+
+
+def test_growth_of_open_files_counts(node: SmallNode) -> None:
+    space = node.namespace("cache", capacity=64 * MIB)
+    before = node.used(space)
+    ino, fd = node.make(space, "young")
+    os.write(fd, bytes(3 * MIB))
+    assert node.used(space) - before >= 3 * MIB
+    node.publish(ino, fd)
+    assert 3 * MIB <= node.used(space) - before < 4 * MIB, "counted once"
+    os.write(fd, bytes(2 * MIB))
+    assert node.used(space) - before >= 5 * MIB
+    node.close(ino, fd)
+    assert node.census().store.used == node.used(space)
+
+
+def test_the_tighter_limit_is_what_a_writer_has(node: SmallNode) -> None:
+    small = node.namespace("small", capacity=8 * MIB)
+    fill(node, small, "ab")
+    space = node.census().space(small)
+    assert space.capacity == 8 * MIB
+    assert 5 * MIB < space.free <= 6 * MIB
+    whole = node.census().space(STORE)
+    disk = os.statvfs(node.files.root)
+    assert 0 < whole.free <= disk.f_bavail * disk.f_frsize
+
+
+def test_an_eviction_that_a_kill_cut_short_leaves_an_orphan(node: SmallNode) -> None:
+    space = node.namespace("cache", capacity=8 * MIB)
+    inos = fill(node, space, "abcdefgh")
+    unlink = node.files.unlink
+
+    def killed(ino: int, version: int) -> bool:
+        raise KeyboardInterrupt
+
+    node.files.unlink = killed  # type: ignore[method-assign]
+    with pytest.raises(BaseException):  # noqa: B017
+        keeping(node, lambda: until(within(node, space)))
+    node.files.unlink = unlink  # type: ignore[method-assign]
+    orphans = node.engine.read_now(lambda t: lifecycle.orphans(t, 0, 100))
+    assert orphans and set(orphans) <= set(inos)
+    assert set(node.files.scan()) == {(ino, 0) for ino in inos}
+
+
+def test_sixteen_writers_at_full_speed_never_pass_the_limit_by_more_than_the_headroom(
+    node: SmallNode,
+) -> None:
+    """The blocks and the limit are a sixteenth of 64 MiB and 4 GiB; their ratio is the same."""
+    capacity, block = 256 * MIB, 4 * MIB
+    space = node.namespace("cache", capacity=capacity)
+    highest = 0
+
+    async def writer(number: int) -> None:
+        nonlocal highest
+        for round_number in range(10):
+            if node.evictor.pressed(space):
+                await node.evictor.make_room(space)
+            ino, fd = node.make(space, f"{number}.{round_number}")
+            await trio.to_thread.run_sync(os.write, fd, bytes(block))
+            highest = max(highest, node.used(space))
+            node.close(ino, fd)
+            node.sealer.published(ino, 0)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(16):
+                nursery.start_soon(writer, number)
+
+    keeping(node, main)
+    assert highest <= capacity + headroom(capacity)
+    assert node.evictor.counters["refused_no_space"] == 0
+    assert node.evictor.counters["evicted_files_namespace_full"] >= 16 * 10 - capacity // block
+    assert node.used(space) == sum(
+        512 * node.files.stat(ino, version).st_blocks for ino, version in node.files.scan()
+    )
+    assert threading.active_count() < 50

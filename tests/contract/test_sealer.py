@@ -1,0 +1,175 @@
+"""Sealing on real files: what is quiet gets its checksums, what is not stays as it is."""
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from kvfs.meta.records import Flag
+from kvfs.namespace import lifecycle
+from kvfs.store.checksum import checksum
+from kvfs.store.files import description
+from tests.contract.small_node import SmallNode, small_node
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[SmallNode]:
+    with small_node(tmp_path / "store") as made:
+        yield made
+
+
+@pytest.fixture
+def space(node: SmallNode) -> int:
+    return node.namespace("cache")
+
+
+def listed(node: SmallNode) -> list[int]:
+    return node.engine.read_now(lambda t: lifecycle.unsealed(t, 0, 100))
+
+
+def is_sealed(node: SmallNode, ino: int) -> bool:
+    inode = node.record(ino)
+    assert inode is not None
+    return bool(inode.flags & Flag.SEALED)
+
+
+def test_a_published_file_is_sealed_synced_and_described(node: SmallNode, space: int) -> None:
+    content = os.urandom(5 << 20)
+    ino = node.write(space, "block", content)
+    trio.run(node.sealer.settle)
+    inode = node.record(ino)
+    assert inode is not None
+    fd = node.files.open(ino, 0, os.O_RDONLY)
+    expected = checksum(fd, len(content))
+    said = description(fd)
+    os.close(fd)
+    assert expected is not None
+    assert inode.flags & Flag.SEALED
+    assert inode.checksum == expected.combined
+    assert inode.boot == 0, "its data are on disk"
+    assert listed(node) == []
+    entry = node.index.get(ino)
+    assert entry is not None and entry.chunks == expected.chunks
+    if said is not None:
+        assert (said.ino, said.size, said.checksum) == (ino, len(content), expected.combined)
+        assert said.path == b"/cache/block"
+
+
+def test_sealing_does_not_show_in_the_file_s_times(node: SmallNode, space: int) -> None:
+    ino = node.write(space, "block", b"x")
+    before = node.record(ino)
+    trio.run(node.sealer.settle)
+    after = node.record(ino)
+    assert before is not None and after is not None
+    assert (after.mtime_ns, after.ctime_ns) == (before.mtime_ns, before.ctime_ns)
+
+
+def test_a_file_open_for_writing_is_not_sealed(node: SmallNode, space: int) -> None:
+    ino, fd = node.make(space, "block")
+    os.write(fd, b"x")
+    node.publish(ino, fd)
+    trio.run(node.sealer.settle)
+    assert not is_sealed(node, ino)
+    assert listed(node) == [ino]
+    node.close(ino, fd)
+    trio.run(node.sealer.settle)
+    assert is_sealed(node, ino)
+
+
+def test_a_writer_this_process_does_not_know_of_counts(node: SmallNode, space: int) -> None:
+    ino = node.write(space, "block", b"x" * mmap.PAGESIZE)
+    with open(node.files.path(ino, 0), "r+b") as file:
+        mapping = mmap.mmap(file.fileno(), 0)
+    trio.run(node.sealer.settle)
+    assert not is_sealed(node, ino)
+    mapping[:6] = b"stored"
+    mapping.close()
+    trio.run(node.sealer.settle)
+    inode = node.record(ino)
+    fd = node.files.open(ino, 0, os.O_RDONLY)
+    found = checksum(fd, mmap.PAGESIZE)
+    os.close(fd)
+    assert inode is not None and found is not None
+    assert inode.flags & Flag.SEALED and inode.checksum == found.combined
+
+
+def test_a_change_between_reading_and_sealing_is_noticed(
+    node: SmallNode, space: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ino = node.write(space, "block", b"first")
+    record = node.sealer._record
+
+    async def change_first(read: list) -> None:  # type: ignore[type-arg]
+        Path(node.files.path(ino, 0)).write_bytes(b"other")
+        await record(read)
+
+    monkeypatch.setattr(node.sealer, "_record", change_first)
+    trio.run(node.sealer.settle)
+    assert not is_sealed(node, ino)
+    monkeypatch.undo()
+    trio.run(node.sealer.settle)
+    assert is_sealed(node, ino)
+
+
+def test_an_unlinked_or_unpublished_file_is_left_alone(node: SmallNode, space: int) -> None:
+    gone = node.write(space, "gone", b"x")
+    node.engine.transact_now(lambda t: lifecycle.evict(t, gone, 1))
+    young, fd = node.make(space, "young")
+    node.holders.not_writing(young)
+    os.close(fd)
+    trio.run(node.sealer.settle)
+    assert not is_sealed(node, gone)
+    assert not is_sealed(node, young)
+
+
+def test_a_missing_data_file_stops_nothing(node: SmallNode, space: int) -> None:
+    lost = node.write(space, "lost", b"x")
+    whole = node.write(space, "whole", b"x")
+    node.files.unlink(lost, 0)
+    trio.run(node.sealer.settle)
+    assert not is_sealed(node, lost)
+    assert is_sealed(node, whole)
+
+
+def test_the_keeper_seals_what_it_is_told_of_and_what_the_engine_lists(
+    node: SmallNode, space: int
+) -> None:
+    async def main() -> None:
+        told = node.write(space, "told", b"x")
+        listed_only = node.write(space, "listed", b"y")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.sealer.run)
+            node.sealer.published(told, 0)
+            with trio.fail_after(60):
+                while not (is_sealed(node, told) and is_sealed(node, listed_only)):
+                    await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    assert node.sealer.counters["sealed_files"] == 2
+
+
+def test_a_busy_file_is_tried_ever_more_rarely(node: SmallNode, space: int) -> None:
+    attempts = []
+    read_one = node.sealer._read_one
+
+    def counted(ino: int, version: int) -> object:
+        attempts.append(ino)
+        return read_one(ino, version)
+
+    async def main() -> None:
+        ino = node.write(space, "busy", b"x")
+        with open(node.files.path(ino, 0), "r+b"):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(node.sealer.run)
+                node.sealer.published(ino, 0)
+                await trio.sleep(200)
+                nursery.cancel_scope.cancel()
+
+    node.sealer._read_one = counted  # type: ignore[method-assign,assignment]
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.002))
+    assert 4 <= len(attempts) <= 20
