@@ -6,6 +6,7 @@ nothing above them caches (passthrough). Never by fadvise on a mount: that would
 pages and leave those of the file beneath.
 """
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -74,20 +75,27 @@ def _mincore(descriptor: int) -> int:
 
 def make_cold(backing: Sequence[Path]) -> None:
     """Syncs and drops; raises NotCold when after several attempts a backing file still has a page
-    in memory.
+    in memory. A file that has gone meanwhile (a temporary one of a peer's cache) counts as cold.
     """
     for path in backing:
-        _sync(path)
+        with contextlib.suppress(FileNotFoundError):
+            _sync(path)
     warm = list(backing)
     for attempt in range(_ATTEMPTS):
         _drop(warm)
-        warm = [path for path in warm if cached_pages(path)]
+        warm = [path for path in warm if _is_warm(path)]
         if not warm:
             return
-        time.sleep(
-            0.02 * 2**attempt
-        )  # a page under writeback or in use by the daemon stays until it ends
+        # A page under writeback or in use by the daemon stays until that ends.
+        time.sleep(0.02 * 2**attempt)
     raise NotCold(f"{len(warm)} backing files keep pages in memory, {warm[0]} among them")
+
+
+def _is_warm(path: Path) -> bool:
+    try:
+        return cached_pages(path) > 0
+    except FileNotFoundError:
+        return False
 
 
 def _drop(paths: Iterable[Path]) -> None:
@@ -95,11 +103,16 @@ def _drop(paths: Iterable[Path]) -> None:
         Path(_DROP_CACHES).write_text("1\n")
         return
     for path in paths:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            _advise_gone(path)
+
+
+def _advise_gone(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
 
 
 def _sync(path: Path) -> None:

@@ -33,7 +33,7 @@ class Scale:
     many_files: int
 
 
-QUICK: Final = Scale(0.12, 64 * MIB, 256 * MIB, 10_000, 1_000, 10_000)
+QUICK: Final = Scale(0.08, 48 * MIB, 256 * MIB, 4_000, 400, 4_000)
 FULL: Final = Scale(0.5, 256 * MIB, 2048 * MIB, 10_000, 10_000, 100_000)
 
 

@@ -16,7 +16,6 @@ from typing import Final
 from benchmarks._guard import Guard, unmount
 
 _START_S: Final = 60.0
-_SETTLE_S: Final = 30.0
 _QUIET_S: Final = 1.5
 _QUIET_TICKS: Final = 1
 _ROOT: Final = Path(__file__).resolve().parent.parent
@@ -93,7 +92,7 @@ class Kvfs(System):
         place = ["--store", str(self.store), "--mount", str(self.mountpoint)]
         return subprocess.run(
             [*_KVFS_COMMAND, name, *place, *arguments],
-            cwd=_ROOT,
+            env=os.environ | {"PYTHONPATH": str(_ROOT)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -204,14 +203,14 @@ def _last_line(output: str) -> str:
     return (output.strip().splitlines() or ["it ended without a word"])[-1]
 
 
-def settle(systems: Sequence[System]) -> None:
+def settle(systems: Sequence[System], limit_s: float) -> None:
     """Waits until no daemon has used the processor for a while (checksums and uploads begin a while
     after a close).
     """
     daemons = [pid for system in systems if (pid := system.daemon()) is not None]
     if not daemons:
         return
-    deadline = time.monotonic() + _SETTLE_S
+    deadline = time.monotonic() + limit_s
     before, quiet_since = 0, time.monotonic()
     while time.monotonic() - quiet_since < _QUIET_S and time.monotonic() < deadline:
         ticks = sum(map(_processor_ticks, daemons))

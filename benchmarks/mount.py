@@ -26,7 +26,7 @@ from benchmarks._interleave import NATIVE, Group, Results, Row, run
 from benchmarks._systems import JUICEFS_RELEASE, JuiceFs, Kvfs, System, Unavailable, settle
 
 _MODES: Final = ("passthrough", "relay", "libfuse")
-_QUICK_S: Final = 50.0  # of measuring; a full run is bounded too, by what nobody would wait for
+_QUICK_S: Final = 50.0  # then one more round of a group, and the end of all systems
 _FULL_S: Final = 3600.0
 _QUICK_LAST_S: Final = 8.0
 _FULL_LAST_S: Final = 300.0
@@ -36,6 +36,7 @@ _PREPARE_S: Final = 300.0
 
 
 def main() -> int:
+    began = time.monotonic()
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     base = Path(tempfile.mkdtemp(prefix="kvfs-bench-", dir=options.dir))
@@ -44,7 +45,7 @@ def main() -> int:
             guard = stack.enter_context(Guard())
             guard.directory(base)
             systems, left_out = _start(_wanted(options, base), guard, stack)
-            rows, results = _measure(options, systems, guard)
+            rows, results = _measure(options, systems, guard, began)
     except KeyboardInterrupt:
         _say("interrupted; everything is unmounted")
         return 130
@@ -63,11 +64,11 @@ def main() -> int:
 
 
 def _measure(
-    options: argparse.Namespace, systems: Sequence[System], guard: Guard
+    options: argparse.Namespace, systems: Sequence[System], guard: Guard, began: float
 ) -> tuple[list[Row], Results]:
+    deadline = began + (_QUICK_S if options.quick else _FULL_S)
     scale = _mount_rows.QUICK if options.quick else _mount_rows.FULL
     rounds = options.rounds or (_QUICK_ROUNDS if options.quick else _FULL_ROUNDS)
-    deadline = time.monotonic() + (_QUICK_S if options.quick else _FULL_S)
     results = Results()
     first = _chosen(_node_rows.first_groups(), options.rows)
     middle = _chosen(_mount_rows.groups(scale), options.rows)
@@ -77,7 +78,7 @@ def _measure(
         run(groups, systems, results, rounds=rounds, deadline=until, watch=guard.watch, say=_say)
 
     measure(first, deadline)
-    _prepare([*middle, *last], systems, guard)
+    _prepare([*middle, *last], systems, guard, 4.0 if options.quick else 60.0)
     reserved = (_QUICK_LAST_S if options.quick else _FULL_LAST_S) if last else 0.0
     measure(middle, deadline - reserved)
     measure(last, deadline)
@@ -140,7 +141,9 @@ def _chosen(groups: Sequence[Group], pattern: str | None) -> list[Group]:
     return [group for group in groups if any(_matches(row, pattern) for row in group.rows)]
 
 
-def _prepare(groups: Sequence[Group], systems: Sequence[System], guard: Guard) -> None:
+def _prepare(
+    groups: Sequence[Group], systems: Sequence[System], guard: Guard, settle_s: float
+) -> None:
     """Data sets for all; then waits until the daemons' work on them (checksums, uploads) has ended.
 
     A system that fails here fails again when it is measured, and is reported there.
@@ -153,7 +156,7 @@ def _prepare(groups: Sequence[Group], systems: Sequence[System], guard: Guard) -
             except Exception as error:
                 _say(f"{system.name}: no data for {group.rows[0].name}: {error}")
     guard.watch(_PREPARE_S)
-    settle(systems)
+    settle(systems, settle_s)
 
 
 def _print(options: argparse.Namespace, report: dict[str, Any], table: str) -> None:
