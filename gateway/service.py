@@ -18,7 +18,7 @@ from kvfs.errors import Busy, Invalid, NotFound, Unavailable
 from kvfs.node import Node, open_node
 
 if TYPE_CHECKING:
-    from gateway.fuse.mount import MountInfo, MountOptions
+    from gateway.fuse.mount import MountInfo
 
 MOUNT_DEADLINE_S: Final = 20.0
 UNMOUNT_DEADLINE_S: Final = 20.0
@@ -77,7 +77,7 @@ class MountKeeper:
         # Imported here: a node without a mount needs no libfuse.
         from gateway.fuse import mount
 
-        options = _options(self._node.config, directory)
+        options = mount.options(self._node.config, directory)
         try:
             with scope:
                 await mount.serve(self._node, options, task_status=task_status)
@@ -89,18 +89,6 @@ class MountKeeper:
         finally:
             self.info = self._scope = None
             self._gone.set()
-
-
-def _options(config: Config, directory: Path) -> "MountOptions":
-    from gateway.fuse.mount import MountOptions
-
-    return MountOptions(
-        mountpoint=str(directory),
-        mode=config.mode,
-        allow_other=config.allow_other,
-        suid=config.suid,
-        dev=config.dev,
-    )
 
 
 async def run(config: Config, *, mounted: bool, on_ready: Callable[[dict[str, Any]], None]) -> None:

@@ -152,7 +152,8 @@ def recover_stale(mountpoint: str) -> bool:
     if mounted_type(mountpoint) != FSTYPE:
         return False
     try:
-        os.stat(mountpoint)
+        # Not stat: the kernel may answer that from what it remembers of the dead server.
+        os.statvfs(mountpoint)
     except OSError as e:
         if e.errno in (errno.ENOTCONN, errno.ECONNABORTED):
             unmount(mountpoint, lazy=True)

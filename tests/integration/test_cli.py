@@ -1,0 +1,408 @@
+"""The command line against real nodes: start, stop, settings, mistakes and their remedies."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.harness import MODES, Node, is_mounted, kvfs
+
+MODE = os.environ.get("KVFS_TEST_MODES", MODES[0]).split(",")[0]
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """A store and a mountpoint; not started."""
+    made = Node.make(MODE)
+    yield made
+    made.remove()
+
+
+def refused(*arguments: str) -> tuple[int, str]:
+    """Exit code and message of a command that must fail: one line, no traceback."""
+    done = kvfs(*arguments)
+    if done.returncode == 0 and "up" in arguments:
+        stop_unexpected(arguments)
+    assert done.returncode != 0, done.stdout
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("kvfs: ")
+    return done.returncode, lines[0]
+
+
+def stop_unexpected(arguments: tuple[str, ...]) -> None:
+    """A node that should have been refused must not outlive its test."""
+    at = arguments.index("--store")
+    kvfs("down", *arguments[at : at + 4])
+
+
+# ---- start and stop
+
+
+def test_up_returns_when_the_mount_answers_and_down_takes_it_away(node: Node) -> None:
+    done = kvfs("up", "--daemon", *node.place(), "--mode", MODE)
+    assert done.returncode == 0, done.stderr
+    node.pid = node.status()["pid"]
+    assert f"  mount   {node.mount}" in done.stdout
+    assert f"  store   {node.store}" in done.stdout
+    assert "  engine  LMDB" in done.stdout
+    assert sorted(os.listdir(node.mount)) == ["cache", "models"]
+    (node.mount / "models" / "weights").write_bytes(b"w")
+    node.down()
+    assert os.listdir(node.mount) == []
+    node.up()
+    assert (node.mount / "models" / "weights").read_bytes() == b"w"
+
+
+def test_the_first_namespaces_are_a_cache_and_a_durable_one(node: Node) -> None:
+    node.up()
+    kinds = {each["name"]: each["kind"] for each in node.status()["namespaces"]}
+    assert kinds == {"cache": "cache", "models": "durable"}
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_in_the_foreground_a_signal_unmounts(node: Node, sent: signal.Signals) -> None:
+    command = [sys.executable, "-c", "from cli.main import main; main()", "up", *node.place()]
+    environment = {**os.environ, "KVFS_CONFIG": os.devnull}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("kvfs ")
+        assert is_mounted(node.mount)
+        process.send_signal(sent)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    assert not is_mounted(node.mount)
+    assert (node.store / "clean").exists()
+
+
+def test_a_mount_left_by_a_kill_is_recovered_by_the_next_up(node: Node) -> None:
+    node.up()
+    (node.mount / "models" / "kept").write_bytes(b"k")
+    node.kill()
+    assert is_mounted(node.mount)
+    with pytest.raises(OSError, match="not connected"):
+        os.statvfs(node.mount)
+    node.up()
+    assert (node.mount / "models" / "kept").read_bytes() == b"k"
+
+
+def test_down_takes_away_what_a_kill_left(node: Node) -> None:
+    node.up()
+    node.kill()
+    done = kvfs("down", *node.place())
+    assert done.returncode == 0, done.stderr
+    assert f"took away the stale mount at {node.mount}" in done.stdout
+    assert not is_mounted(node.mount)
+
+
+def test_down_twice_does_no_harm(node: Node) -> None:
+    node.up()
+    node.down()
+    done = kvfs("down", *node.place())
+    assert done.returncode == 0
+    assert "no node runs" in done.stdout
+
+
+def test_two_nodes_run_side_by_side(node: Node) -> None:
+    other = Node.make(MODE)
+    try:
+        node.up()
+        other.up()
+        (node.mount / "cache" / "here").touch()
+        assert os.listdir(other.mount / "cache") == []
+    finally:
+        other.remove()
+
+
+def test_a_missing_mountpoint_is_made(node: Node) -> None:
+    node.mount.rmdir()
+    node.up()
+    assert is_mounted(node.mount)
+
+
+# ---- mount and umount of a running node
+
+
+def test_a_node_runs_without_a_mount_until_it_is_given_one(node: Node) -> None:
+    done = kvfs("up", "--daemon", "--no-mount", *node.place(), "--mode", MODE)
+    assert done.returncode == 0, done.stderr
+    node.pid = node.status()["pid"]
+    assert node.status()["mount"] is None
+    assert not is_mounted(node.mount)
+    code, message = refused("umount", "--store", str(node.store))
+    assert (code, message) == (3, "kvfs: this node has no mount")
+
+    done = kvfs("mount", str(node.mount), "--store", str(node.store))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"mounted {node.mount}: {MODE}")
+    assert node.status()["mount"]["mountpoint"] == str(node.mount)
+    (node.mount / "cache" / "x").touch()
+
+    code, message = refused("mount", str(node.home / "second"), "--store", str(node.store))
+    assert code == 4
+    assert "has a mount already" in message
+
+    assert kvfs("umount", "--store", str(node.store)).returncode == 0
+    assert not is_mounted(node.mount)
+    assert node.status()["mount"] is None
+    assert kvfs("mount", str(node.mount), "--store", str(node.store)).returncode == 0
+    assert (node.mount / "cache" / "x").exists()
+
+
+def test_a_node_survives_an_unmount_from_outside(node: Node) -> None:
+    node.up()
+    subprocess.run(["umount", str(node.mount)], check=True)
+    assert kvfs("mount", str(node.mount), "--store", str(node.store)).returncode == 0
+    assert is_mounted(node.mount)
+    assert "was unmounted from outside" in node.log
+
+
+# ---- mistakes
+
+
+def test_a_mountpoint_that_is_not_empty_is_refused(node: Node) -> None:
+    (node.mount / "precious").touch()
+    code, message = refused("up", "--daemon", *node.place())
+    assert code == 4
+    assert "is not empty" in message
+    assert "--mount" in message
+
+
+def test_a_mountpoint_that_is_a_file_is_refused(node: Node) -> None:
+    node.mount.rmdir()
+    node.mount.touch()
+    code, message = refused("up", "--daemon", *node.place())
+    assert code == 4
+    assert "is not a directory" in message
+
+
+def test_a_mount_over_its_own_store_is_refused(node: Node) -> None:
+    code, message = refused("up", "--daemon", "--store", str(node.store), "--mount", str(node.home))
+    assert code == 2
+    assert "hide its own store" in message
+    inside = str(node.store / "data" / "m")
+    code, message = refused("up", "--daemon", "--store", str(node.store), "--mount", inside)
+    assert code == 2
+    assert "lies in the store" in message
+
+
+def test_a_second_node_on_a_store_is_refused(node: Node) -> None:
+    node.up()
+    elsewhere = node.home / "elsewhere"
+    code, message = refused("up", "--daemon", "--store", str(node.store), "--mount", str(elsewhere))
+    assert code == 4
+    assert f"in use by process {node.pid}" in message
+    assert "kvfs down" in message
+
+
+def test_a_second_node_at_a_mountpoint_is_refused(node: Node) -> None:
+    node.up()
+    other = str(node.home / "other")
+    code, message = refused("up", "--daemon", "--store", other, "--mount", str(node.mount))
+    assert code == 4
+    assert "--mount" in message
+    assert sorted(os.listdir(node.mount)) == ["cache", "models"]
+
+
+def test_a_foreign_directory_as_store_is_refused(node: Node) -> None:
+    node.store.mkdir()
+    (node.store / "thesis.tex").write_text("x")
+    code, message = refused("up", "--daemon", *node.place())
+    assert code == 2
+    assert "thesis.tex" in message
+    assert "--store" in message
+    assert os.listdir(node.store) == ["thesis.tex"]
+
+
+def test_a_damaged_engine_is_named(node: Node) -> None:
+    node.up()
+    node.down()
+    with open(node.store / "meta" / "data.mdb", "r+b") as file:
+        file.write(os.urandom(16384))
+    code, message = refused("up", "--daemon", *node.place())
+    assert code == 8
+    assert "data.mdb" in message
+
+
+def test_what_is_not_built_is_refused(node: Node) -> None:
+    code, message = refused("up", "--daemon", *node.place(), "--s3", "127.0.0.1:9000")
+    assert code == 2
+    assert "no S3 API" in message
+    code, message = refused("down", *node.place(), "--s3", "127.0.0.1:9000")
+    assert code == 2
+
+
+def test_asking_a_store_without_a_node_names_the_remedy(node: Node) -> None:
+    code, message = refused("status", "--store", str(node.store))
+    assert code == 7
+    assert f"kvfs up --store {node.store}" in message
+
+
+def test_without_the_device_the_message_says_what_to_do(node: Node) -> None:
+    """In a mount namespace of its own, where /dev/fuse is hidden."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to hide /dev/fuse")
+    script = (
+        "mount --make-rprivate / && mount -t tmpfs none /dev && "
+        "exec {python} -c 'from cli.main import main; main()' up {place}"
+    ).format(python=sys.executable, place=" ".join(node.place()))
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    assert "/dev/fuse does not exist" in done.stderr
+    assert "modprobe fuse" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---- settings
+
+
+def test_a_typo_in_the_configuration_names_the_nearest_key(node: Node, tmp_path: Path) -> None:
+    file = tmp_path / "kvfs.toml"
+    file.write_text('capacty = "1GiB"\n')
+    code, message = refused("up", "--config", str(file), *node.place())
+    assert code == 2
+    assert message == f"kvfs: {file}: capacty: no such setting; did you mean capacity?"
+
+
+def test_config_shows_where_each_setting_comes_from(tmp_path: Path) -> None:
+    file = tmp_path / "kvfs.toml"
+    file.write_text('capacity = "1GiB"\n')
+    done = kvfs("config", "--config", str(file), "--mode", "relay", "--json")
+    shown = json.loads(done.stdout)
+    assert shown["settings"]["capacity"] == "1GiB"
+    assert shown["origins"]["capacity"] == f"{file}: capacity"
+    assert shown["origins"]["mode"] == "flag: --mode"
+    assert shown["origins"]["suid"] == "default"
+
+
+def test_what_config_prints_is_a_configuration_file(tmp_path: Path) -> None:
+    first = kvfs("config", "--capacity", "70%", "--mount", "/somewhere")
+    file = tmp_path / "kvfs.toml"
+    file.write_text(first.stdout)
+    again = json.loads(kvfs("config", "--config", str(file), "--json").stdout)
+    assert again["settings"]["capacity"] == "70%"
+    assert again["settings"]["mount"] == "/somewhere"
+
+
+# ---- namespaces
+
+
+def test_namespaces_are_made_changed_and_removed_beside_a_running_node(node: Node) -> None:
+    node.up()
+    store = ("--store", str(node.store))
+    assert not (node.mount / "kv").exists()
+    done = kvfs("namespace", "create", "kv", "--kind", "cache", "--capacity", "4GiB", *store)
+    assert done.returncode == 0, done.stderr
+    # The kernel had cached that the name does not exist: it was told.
+    assert (node.mount / "kv").is_dir()
+
+    flags = ("--mode", "0700", "--owner", "1234:1235", "--capacity", "1GiB")
+    assert kvfs("namespace", "set", "/kv", *flags, *store).returncode == 0
+    facts = json.loads(kvfs("namespace", "show", "kv", "--json", *store).stdout)
+    assert facts["kind"] == "cache"
+    assert facts["capacity_bytes"] == 1 << 30
+    assert (facts["uid"], facts["gid"], facts["mode"]) == (1234, 1235, "0700")
+
+    (node.mount / "kv" / "block").write_bytes(b"b")
+    code, message = refused("namespace", "remove", "kv", *store)
+    assert (code, message) == (4, "kvfs: the namespace kv is not empty")
+    (node.mount / "kv" / "block").unlink()
+    assert kvfs("namespace", "remove", "kv", *store).returncode == 0
+    assert not (node.mount / "kv").exists()
+
+
+def test_a_namespace_made_by_mkdir_is_durable(node: Node) -> None:
+    node.up()
+    (node.mount / "mine").mkdir()
+    facts = json.loads(
+        kvfs("namespace", "show", "mine", "--json", "--store", str(node.store)).stdout
+    )
+    assert facts["kind"] == "durable"
+
+
+def test_namespaces_are_listed_without_a_node(node: Node) -> None:
+    node.up()
+    node.down()
+    done = kvfs("namespace", "list", "--store", str(node.store))
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["NAME", "KIND"],
+        ["/cache", "cache"],
+        ["/models", "durable"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("create", "a/b"), 2, "not the name of a namespace"),
+        (("create", "cache"), 4, "cache"),
+        (("create", "x", "--kind", "volatile"), 2, "durable or cache"),
+        (("create", "x", "--eviction", "lfu"), 2, "'lfu' is not built"),
+        (("create", "x", "--capacity", "50%"), 2, "is a size"),
+        (("create", "x", "--mode", "999"), 2, "octal"),
+        (("create", "x", "--owner", "nobody-of-that-name"), 2, "nobody-of-that-name"),
+        (("show", "nonesuch"), 3, "nonesuch"),
+        (("remove", "nonesuch"), 3, "nonesuch"),
+    ],
+)
+def test_mistakes_with_namespaces(
+    node: Node, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    node.up()
+    node.down()
+    assert refused("namespace", *arguments, "--store", str(node.store))[0] == code
+    assert words in refused("namespace", *arguments, "--store", str(node.store))[1]
+
+
+# ---- odds and ends
+
+
+def test_help_documents_the_exit_codes() -> None:
+    done = kvfs("--help")
+    assert done.returncode == 0
+    assert "Exit codes:" in done.stdout
+    for name in ("up", "down", "doctor", "namespace", "fsck"):
+        assert f"\n  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    done = kvfs("completion", shell)
+    assert done.returncode == 0
+    assert "_KVFS_COMPLETE" in done.stdout
+
+
+def test_the_daemon_does_not_hold_its_caller(node: Node) -> None:
+    """`kvfs up --daemon | cat` ends: the daemon keeps neither output nor terminal."""
+    node.up()
+    descriptors = Path(f"/proc/{node.pid}/fd")
+    targets = {os.readlink(descriptors / name) for name in ("0", "1", "2")}
+    assert targets == {"/dev/null", str(node.store / "run" / "kvfs.log")}
+
+
+def test_a_store_locked_by_somebody_is_seen_by_down(node: Node) -> None:
+    """`down` gives up after its deadline, naming the process, when the node does not go."""
+    node.up()
+    node.down()
+    with open(node.store / "lock", "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, message = refused("down", *node.place(), "--timeout", "0.2")
+    assert code == 7
+    assert "has not stopped" in message
