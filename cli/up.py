@@ -93,7 +93,7 @@ def summary(status: dict[str, Any]) -> str:
     rows = [
         ("mount", mount["mountpoint"] if mount else "none; `kvfs mount DIR` makes one"),
         ("path", f"{mount['mode']}: {mount['reason'] or _FASTEST}" if mount else "none"),
-        ("store", store["path"]),
+        ("store", f"{store['path']} ({store['filesystem']})"),
         (
             "space",
             f"{format_size(store['free_bytes'])} free of a limit of "

@@ -40,6 +40,7 @@ from kvfs.store import layout
 from kvfs.store.files import DataFiles
 from kvfs.store.index import NAME as INDEX_NAME
 from kvfs.store.index import Index
+from kvfs.store.probe import filesystem_type
 from kvfs.version import VERSION
 from kvfs.volume import Volume
 
@@ -143,13 +144,18 @@ class Node:
             "mount": self._mount,
             "store": {
                 "path": str(self.store.root),
+                "filesystem": filesystem_type(self.store.root),
                 "id": self.store.identity.store,
                 "used_bytes": census.store.used,
                 "free_bytes": census.store.free,
                 "capacity_bytes": census.store.capacity,
                 "disk_free_bytes": disk.f_bavail * disk.f_frsize,
             },
-            "engine": {"name": "LMDB", "durability": _durability(self.engine)},
+            "engine": {
+                "name": "LMDB",
+                "checkpointed": self.engine.fallback is None,
+                "durability": _durability(self.engine),
+            },
             "recovery": self.recovery,
             "namespaces": [
                 _describe(each, census.namespaces[each.id].space.used) for each in listed
@@ -248,6 +254,8 @@ def _as_statvfs(space: Space, inodes: int, disk: os.statvfs_result) -> os.statvf
 
 
 def _durability(engine: EmbeddedEngine) -> str:
+    if engine.failure:
+        return f"a power cut may lose what is written now: {engine.failure}"
     if engine.fallback:
         return f"each commit is synced ({engine.fallback})"
     return "a kill loses nothing; checkpoints make what was synced safe against a power cut"

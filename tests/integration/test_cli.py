@@ -270,6 +270,48 @@ def test_without_the_device_the_message_says_what_to_do(node: Node) -> None:
     assert "Traceback" not in done.stderr
 
 
+# ---- doctor
+
+
+def paths(node: Node) -> dict[str, dict[str, object]]:
+    done = kvfs("doctor", "--json", "--store", str(node.store))
+    assert done.returncode == 0, done.stderr
+    return {path["name"]: path for path in json.loads(done.stdout)["paths"]}
+
+
+EXAMINED = {
+    "passthrough",
+    "relay",
+    "libfuse",
+    "readahead",
+    "reflink",
+    "copy_file_range",
+    "xattrs",
+    "O_DIRECT",
+    "checkpoints",
+}
+
+
+def test_doctor_says_what_is_active(node: Node) -> None:
+    node.up()
+    found = paths(node)
+    assert set(found) == EXAMINED
+    assert [name for name in MODES if found[name]["active"]] == [MODE]
+    for path in found.values():
+        assert path["reason"]
+        assert path["available"] or path["remedy"], path
+    done = kvfs("doctor", "--store", str(node.store))
+    assert len(done.stdout.splitlines()) == len(found)
+
+
+def test_doctor_examines_a_machine_without_a_node(node: Node) -> None:
+    found = paths(node)
+    assert set(found) == EXAMINED
+    assert found["passthrough"]["active"] is None
+    assert not node.store.exists()
+    assert "no node runs" in kvfs("doctor", "--store", str(node.store)).stdout
+
+
 # ---- settings
 
 

@@ -1,0 +1,151 @@
+"""`kvfs doctor`: for each accelerated path whether it is available, active, why not, how to get
+it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from cli import node, settings
+from kvfs.config import Config
+from kvfs.errors import KvfsError
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One accelerated path."""
+
+    name: str
+    available: bool
+    active: bool | None
+    """None: not known, because no node runs."""
+    reason: str
+    """What it rests on, or why not and what is done instead."""
+    remedy: str = ""
+    """How to get it."""
+
+
+@click.command("doctor")
+@settings.options("store")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(config_file: Path | None, store: Path | None, as_json: bool) -> None:
+    """Say for each accelerated path: available, active, why not, how to get it.
+
+    'active' needs a running node; without one the machine is examined all the same.
+    """
+    config = settings.resolve(config_file, store=store)
+    status = _status(config)
+    lines = list(examine(_existing(config.store), status))
+    if as_json:
+        report = {"running": status is not None, "paths": msgspec.to_builtins(lines)}
+        click.echo(json.dumps(report))
+        return
+    if status is None:
+        click.echo(f"no node runs on {config.store}: what is active is not known\n")
+    for line in lines:
+        click.echo(show(line))
+
+
+def show(line: Line) -> str:
+    """For people."""
+    state = "available" if line.available else "missing"
+    if line.active is not None:
+        state = "active" if line.active else f"{state}, not active"
+    remedy = f" -> {line.remedy}" if line.remedy else ""
+    return f"{line.name:<18}{state:<23}{line.reason}{remedy}"
+
+
+def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
+    """Every accelerated path of a store in `directory`, as `status` shows it in use."""
+    yield from _modes(directory, status)
+    yield _readahead(status)
+    yield from _store(directory)
+    yield _engine(status)
+
+
+def _status(config: Config) -> dict[str, Any] | None:
+    try:
+        status: dict[str, Any] = node.ask(config, "status")
+    except KvfsError:
+        return None
+    return status
+
+
+def _existing(path: Path) -> Path:
+    """The store, or where it would be made."""
+    while not path.is_dir():
+        path = path.parent
+    return path
+
+
+def _modes(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
+    from gateway.fuse import probe
+
+    mount = status["mount"] if status else None
+    for found in probe.probe_modes(str(directory)):
+        reason, remedy, active = found.reason, found.remedy, None
+        if status is not None:
+            active = mount is not None and mount["mode"] == found.name
+        if found.name == "passthrough" and found.available and mount and not active:
+            # What the mount found when it tried says more than the probe.
+            reason = mount["reason"] or reason
+        yield Line(
+            name=found.name,
+            available=found.available,
+            active=active,
+            reason=reason,
+            remedy=remedy,
+        )
+
+
+def _readahead(status: dict[str, Any] | None) -> Line:
+    mount = status["mount"] if status else None
+    kib = mount["readahead_kib"] if mount else 0
+    if kib:
+        return Line(
+            name="readahead", available=True, active=True, reason=f"{kib} KiB, set in the kernel"
+        )
+    return Line(
+        name="readahead",
+        available=mount is None,
+        active=None if mount is None else False,
+        reason="set when mounted" if mount is None else "the kernel's 128 KiB: /sys is read-only",
+        remedy="" if mount is None else "run as root, with /sys writable",
+    )
+
+
+def _store(directory: Path) -> Iterator[Line]:
+    from kvfs.store.probe import probe
+
+    facts = probe(directory)
+    where = facts.filesystem or "unknown filesystem"
+    better = "a store on xfs (reflink=1) or btrfs"
+    for name, fact, remedy in (
+        ("reflink", facts.reflink, better),
+        ("copy_file_range", facts.copy_file_range, "Linux 5.3 or newer"),
+        ("xattrs", facts.xattrs, "a store on ext4, xfs or btrfs"),
+        ("O_DIRECT", facts.direct_io, "a store on ext4, xfs or btrfs"),
+    ):
+        yield Line(
+            name=name,
+            available=fact.available,
+            active=fact.available,
+            reason=f"{where}: {fact.reason}",
+            remedy="" if fact.available else remedy,
+        )
+
+
+def _engine(status: dict[str, Any] | None) -> Line:
+    name = "checkpoints"
+    if status is None:
+        return Line(name=name, available=True, active=None, reason="found out at the start")
+    engine = status["engine"]
+    return Line(
+        name=name,
+        available=engine["checkpointed"],
+        active=engine["checkpointed"],
+        reason=engine["durability"],
+        remedy="" if engine["checkpointed"] else "an lmdb of the data format 1",
+    )
