@@ -182,7 +182,7 @@ class Handlers:
 
     async def listxattr(self, r: Request) -> bytes:
         size = int.from_bytes(r.body[:4], "little")
-        names = await self._ops.listxattr(r.nodeid)
+        names = await self._ops.listxattr(r.nodeid, r.caller)
         return _sized(size, b"".join(name + b"\0" for name in names))
 
     # ---- files

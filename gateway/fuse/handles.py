@@ -14,7 +14,7 @@ import trio
 from kvfs.errors import Corrupt, IsADirectory, NotFound, Stale
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
-from kvfs.namespace import lifecycle, tree
+from kvfs.namespace import inodes, lifecycle, tree
 from kvfs.volume import Volume
 
 _BAD_HANDLE: Final = "no such open file: the daemon was restarted, or the handle was closed"
@@ -24,18 +24,20 @@ class OpenFile:
     """What all handles of one inode share."""
 
     __slots__ = (
+        "armed",
         "atime_ns",
         "backing_id",
         "fd",
         "handles",
         "ino",
         "published",
+        "set_ids",
         "version",
         "writable",
         "writers",
     )
 
-    def __init__(self, ino: int, version: int, fd: int, writable: bool) -> None:
+    def __init__(self, ino: int, version: int, fd: int, writable: bool, mode: int) -> None:
         self.ino = ino
         self.version = version
         self.fd = fd
@@ -48,6 +50,11 @@ class OpenFile:
         self.backing_id = 0
         """Of the kernel's registration; 0: none."""
         self.atime_ns = 0
+        self.set_ids = inodes.without_set_ids(mode) != mode
+        """A write takes mode bits away, so the daemon must see each write: no passthrough."""
+        self.armed: tuple[int, int, int] | None = None
+        """Set-id bits came while the file was open for writing: the data file as it was then. Once
+        it has changed, the bits go."""
 
 
 class Handle:
@@ -106,9 +113,9 @@ class OpenFiles:
             raise
         return self._add(file, flags, writable)
 
-    def created(self, ino: int, fd: int, flags: int) -> Handle:
+    def created(self, ino: int, inode: Inode, fd: int, flags: int) -> Handle:
         """The first handle of a file just made, whose data file is open at `fd`."""
-        file = OpenFile(ino, 0, fd, writable=True)
+        file = OpenFile(ino, 0, fd, True, inode.mode)
         self._files[ino] = file
         return self._add(file, flags, flags & os.O_ACCMODE != os.O_RDONLY)
 
@@ -134,7 +141,7 @@ class OpenFiles:
         except FileNotFoundError:
             await self._lost(ino, inode)
             raise
-        file = OpenFile(ino, inode.version, fd, writable)
+        file = OpenFile(ino, inode.version, fd, writable, inode.mode)
         if inode.flags & Flag.PUBLISHED:
             file.published = _signature(os.fstat(fd))
         self._files[ino] = file
@@ -163,6 +170,8 @@ class OpenFiles:
 
         Raises NoSpace, ReadOnly, Corrupt; OSError of fstat.
         """
+        if file.armed:
+            await self.disarm(file)
         st = os.fstat(file.fd)
         signature = _signature(st)
         if signature == file.published and not synced:
@@ -183,6 +192,28 @@ class OpenFiles:
         await self._volume.engine.transact(fn)
         file.published = signature
         self._volume.on_published(file.ino, file.version)
+
+    def mode_changed(self, ino: int, mode: int) -> None:
+        """A chmod of a file that may be open: by passthrough no WRITE is seen that must take set-id
+        bits away, so that from here on the data file is watched."""
+        file = self._files.get(ino)
+        if file is not None and file.writers:
+            watch = inodes.without_set_ids(mode) != mode
+            file.armed = _signature(os.fstat(file.fd)) if watch else None
+
+    async def disarm(self, file: OpenFile) -> bool:
+        """Take the set-id bits away if the data file changed since they came; whether it did."""
+        if file.armed is None or _signature(os.fstat(file.fd)) == file.armed:
+            return False
+        file.armed = None
+
+        def fn(t: Transaction) -> None:
+            inode = tree.read_inode(t, file.ino)
+            inode.mode = inodes.without_set_ids(inode.mode)
+            inodes.write_inode(t, file.ino, inode)
+
+        await self._volume.engine.transact(fn)
+        return True
 
     async def sync(self, file: OpenFile, *, datasync: bool) -> None:
         """What was written and recorded survives power loss when this returns."""

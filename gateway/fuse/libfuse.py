@@ -250,7 +250,7 @@ class LibfuseOperations(pyfuse3.Operations):
 
     @_translated
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Any:
-        return await self._ops.listxattr(inode)
+        return await self._ops.listxattr(inode, _caller(ctx))
 
     @_translated
     async def removexattr(self, inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:

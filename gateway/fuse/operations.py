@@ -15,7 +15,7 @@ import trio
 from gateway.fuse.directories import DirectoryStreams
 from gateway.fuse.handles import Handle, OpenFile, OpenFiles
 from gateway.fuse.protocol import NAME_MAX, Fattr
-from kvfs.errors import Invalid, NameTooLong, NoAttribute, NotSupported, Stale
+from kvfs.errors import Invalid, NameTooLong, NotSupported, Stale
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
 from kvfs.namespace import inodes, tree
@@ -27,7 +27,7 @@ _CLOCK: Final = 5
 """CLOCK_REALTIME_COARSE: the clock by which the kernel stamps the data files, so that times never
 run backwards."""
 _TARGET_MAX: Final = 4095
-_REFUSED_XATTRS: Final = (b"security.", b"system.")
+_KEPT_XATTRS: Final = (b"user.", b"trusted.")
 
 
 class Caller(NamedTuple):
@@ -85,6 +85,8 @@ class Operations:
         if not stat.S_ISREG(inode.mode):
             return inode
         file = self.open_files.get(ino)
+        if file and file.armed and await self.open_files.disarm(file):
+            inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
         try:
             st = os.fstat(file.fd) if file else self.store.stat(ino, inode.version)
         except FileNotFoundError:
@@ -248,6 +250,7 @@ class Operations:
             return inodes.set_attributes(t, ino, changes, now)
 
         inode = await self.engine.transact(fn)
+        self.open_files.mode_changed(ino, inode.mode)
         if valid & (Fattr.ATIME | Fattr.MTIME) and stat.S_ISREG(inode.mode):
             self._stamp(ino, inode, valid)
         return self.live(ino, inode)
@@ -276,26 +279,26 @@ class Operations:
     # ---- extended attributes
 
     async def getxattr(self, ino: int, name: bytes) -> bytes:
-        """Raises NoAttribute."""
-        if name.startswith(_REFUSED_XATTRS):
-            raise NoAttribute("no such attribute")
+        """Raises NoAttribute, NotSupported."""
+        _check_xattr(name)
         return await self.engine.read(lambda t: inodes.get_xattr(t, ino, name))
 
     async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int) -> None:
-        """user. and trusted. attributes; others raise NotSupported."""
-        if name.startswith(_REFUSED_XATTRS):
-            raise NotSupported("KVFS keeps extended attributes of the user. and trusted. classes")
+        """Attributes of the user. and trusted. classes; others raise NotSupported."""
+        _check_xattr(name)
         now = now_ns()
         await self.engine.transact(lambda t: inodes.set_xattr(t, ino, name, value, flags, now))
 
-    async def listxattr(self, ino: int) -> list[bytes]:
-        """Names of all attributes."""
-        return await self.engine.read(lambda t: inodes.list_xattrs(t, ino))
+    async def listxattr(self, ino: int, caller: Caller) -> list[bytes]:
+        """Names of all attributes that the caller may see: trusted. ones are root's."""
+        names = await self.engine.read(lambda t: inodes.list_xattrs(t, ino))
+        if caller.uid == 0:
+            return names
+        return [name for name in names if not name.startswith(b"trusted.")]
 
     async def removexattr(self, ino: int, name: bytes) -> None:
-        """Raises NoAttribute."""
-        if name.startswith(_REFUSED_XATTRS):
-            raise NoAttribute("no such attribute")
+        """Raises NoAttribute, NotSupported."""
+        _check_xattr(name)
         now = now_ns()
         await self.engine.transact(lambda t: inodes.remove_xattr(t, ino, name, now))
 
@@ -322,7 +325,7 @@ class Operations:
         except BaseException:
             await self.unlink(parent, name)
             raise
-        return self.open_files.created(ino, fd, flags), ino, inode
+        return self.open_files.created(ino, inode, fd, flags), ino, inode
 
     async def tmpfile(
         self, parent: int, mode: int, flags: int, caller: Caller
@@ -346,7 +349,7 @@ class Operations:
         await self.engine.transact(lambda t: tree.add_unlinked(t, parent, ino, inode))
         self._orphans[ino] = 0
         fd = self.store.create(ino, 0)
-        return self.open_files.created(ino, fd, flags), ino, inode
+        return self.open_files.created(ino, inode, fd, flags), ino, inode
 
     async def flush(self, fh: int) -> None:
         """A descriptor of the handle was closed: publish what was written."""
@@ -433,6 +436,13 @@ def _merge(inode: Inode, st: os.stat_result) -> Inode:
 def _keep(_: int) -> bool:
     # an orphan first: a kill between the record's end and the data file's must not leak the latter
     return True
+
+
+def _check_xattr(name: bytes) -> None:
+    if name.startswith((b"security.", b"system.")):
+        raise NotSupported("labels, capabilities and access lists are not kept")
+    if not name.startswith(_KEPT_XATTRS) or name in _KEPT_XATTRS:
+        raise NotSupported("an attribute is named user.NAME or trusted.NAME")
 
 
 def _check_name(name: bytes) -> None:
