@@ -14,74 +14,44 @@ start with 0xff, which no scan of the metadata reaches, and share its commits' s
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import lmdb
 import trio
 
-from kvfs.errors import Invalid, Unavailable
+from kvfs.errors import Invalid
 from kvfs.meta.boot import boot_id
-from kvfs.meta.checkpoint import (
-    Checkpointer,
-    CheckpointFile,
-    require_consistent,
-    restore,
-    sync_directory,
-)
 from kvfs.meta.interface import Transaction
+from kvfs.meta.journal import (
+    POSITION_KEY,
+    JournalWriter,
+    Writes,
+    pack_position,
+    unpack_position,
+)
 from kvfs.meta.lmdb_errors import translated
-from kvfs.meta.lmdb_file import find_damage, read_metas
+from kvfs.meta.lmdb_transactions import ReadTransaction, WriteTransaction
+from kvfs.meta.opening import Opener, look_for_damage
+from kvfs.meta.state import State, StateFile
+from kvfs.meta.syncer import Syncer
 
 T = TypeVar("T")
 _MAP_SIZE: Final = 1 << 40
-_MIN_MAP_SIZE: Final = 1 << 30
-_MAX_READERS: Final = 512
-_MAX_DATABASES: Final = 8
-_CHECKED_PAGES: Final = 16_384
-"""Looked at when it is opened: all of a file up to 64 MiB, the upper levels of a larger one, in 40
-ms."""
-_MANY: Final = 16
-"""From this many keys on, one C call for all beats a call for each (0.22 against 0.26 microseconds
-a key)."""
-
-
-class EmbeddedTransaction:
-    """LMDB's own bound methods under the names of the contract: a call costs what LMDB costs."""
-
-    __slots__ = ("_raw", "delete", "get", "put")
-
-    def __init__(self, raw: "lmdb.Transaction[bytes]") -> None:
-        self._raw = raw
-        self.get: Callable[[bytes], bytes | None] = raw.get
-        self.put: Callable[[bytes, bytes], object] = raw.put
-        self.delete: Callable[[bytes], bool] = raw.delete
-
-    def get_many(self, keys: Sequence[bytes], /) -> list[bytes | None]:
-        if len(keys) < _MANY:
-            return [self.get(key) for key in keys]
-        with self._raw.cursor() as cursor:
-            found = dict(cursor.getmulti(keys))
-        return [found.get(key) for key in keys]
-
-    def scan(self, start: bytes, end: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        with self._raw.cursor() as cursor:
-            if not cursor.set_range(start):
-                return
-            for pair in cursor:
-                if pair[0] >= end:
-                    return
-                yield pair
+_JOURNAL_BYTES: Final = 64 << 20
 
 
 class Database:
     """One of the ordered maps in the engine's file."""
 
-    def __init__(self, engine: "EmbeddedEngine", handle: Any) -> None:
+    def __init__(self, engine: "EmbeddedEngine", name: bytes, handle: Any) -> None:
         self._begin = engine.environment.begin
-        self._checkpointer = engine.checkpointer
+        self._engine = engine
+        self._lock = engine.lock
         self._path = engine.path
+        self._name = name
         self._handle = handle
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
@@ -89,7 +59,7 @@ class Database:
         try:
             raw = self._begin(self._handle)
             try:
-                return fn(EmbeddedTransaction(raw))
+                return fn(ReadTransaction(raw))
             finally:
                 raw.abort()
         except lmdb.Error as error:
@@ -100,31 +70,17 @@ class Database:
 
         `fn` must not call the engine. Raises NoSpace, ReadOnly, Corrupt, Unavailable.
         """
-        checkpointer = self._checkpointer
-        if checkpointer is None:
-            return self._commit(fn)
         try:
-            checkpointer.hold()
-        except (OSError, lmdb.Error) as error:
-            raise translated(error, self._path) from error
-        committed = False
-        try:
-            result = self._commit(fn)
-            committed = True
-            return result
-        finally:
-            checkpointer.release(committed=committed)
-
-    def _commit(self, fn: Callable[[Transaction], T]) -> T:
-        try:
-            raw = self._begin(self._handle, None, True)
-            try:
-                result = fn(EmbeddedTransaction(raw))
-            except BaseException:
-                raw.abort()
-                raise
-            raw.commit()
-            return result
+            with self._lock:
+                raw = self._begin(self._handle, None, True)
+                try:
+                    transaction = WriteTransaction(raw)
+                    result = fn(transaction)
+                    if transaction.writes:
+                        self._engine.commit(raw, self._name, transaction.writes)
+                    return result
+                finally:
+                    raw.abort()
         except lmdb.Error as error:
             raise translated(error, self._path) from error
 
@@ -133,8 +89,8 @@ class EmbeddedEngine:
     """LMDB in the directory `path` (made if missing, 0700).
 
     `map_size` bounds the file and takes address space only; where the system refuses that much,
-    less is taken. `boot` stands for the running boot's id. Raises ReadOnly, NoSpace, Corrupt,
-    Unavailable.
+    less is taken. `boot` stands for the running boot's id; `journal_bytes` is the length from which
+    a journal is replaced by a new base. Raises ReadOnly, NoSpace, Corrupt, Unavailable.
     """
 
     immediate = True
@@ -146,22 +102,30 @@ class EmbeddedEngine:
         map_size: int = _MAP_SIZE,
         readonly: bool = False,
         boot: int | None = None,
+        journal_bytes: int = _JOURNAL_BYTES,
     ) -> None:
         self.path = Path(path)
-        self.fallback: str | None = None
-        """Why commits are synced one by one, where checkpoints cannot be had; else None."""
-        self.restored = False
-        """Whether opening it put the last checkpoint back, after a reboot."""
-        self.checkpointer: Checkpointer | None = None
+        self.rebuilt: str | None = None
+        """Why opening it had to rebuild the file from base and journal, or None."""
         self._readonly = readonly
-        self._map_size = map_size
-        boot = boot_id() if boot is None else boot
+        self._boot = boot_id() if boot is None else boot
+        self.lock = threading.Lock()
+        """Writers of this process take turns; LMDB makes those of different processes do."""
+        self._journal = JournalWriter(self.path)
+        self._state: StateFile | None = None
+        self._syncer: Syncer | None = None
+        opener = Opener(self.path, map_size, self._boot)
         try:
-            self.environment = self._open_to_read(boot) if readonly else self._open_to_write(boot)
+            if readonly:
+                self.environment = opener.open_to_read()
+            else:
+                self.environment, self._state, self.rebuilt = opener.open_to_write()
+                self._syncer = Syncer(self.environment, self.path, self._state, journal_bytes)
+            self._main = self.environment.open_db(None)
         except (OSError, lmdb.Error) as error:
             raise translated(error, self.path) from error
         self._databases: dict[bytes, Database] = {}
-        main = Database(self, None)
+        main = Database(self, b"", self._main)
         self.read_now = main.read_now
         self.transact_now = main.transact_now
 
@@ -183,128 +147,83 @@ class EmbeddedEngine:
 
     def sync_now(self) -> None:
         """As `sync`, waiting for the disk in this thread."""
-        if self.checkpointer is None:
-            return
+        if self._syncer is not None:
+            self._syncer.sync()
+
+    def rotate_now(self) -> None:
+        """Replace the journal by a new base now, so that a start after a power cut has nothing to
+        replay."""
         try:
-            self.checkpointer.take()
+            if self._syncer is not None:
+                self._syncer.rotate()
         except (OSError, lmdb.Error) as error:
             raise translated(error, self.path) from error
+
+    @property
+    def restored(self) -> bool:
+        """Whether opening it rebuilt it: after a power cut, what was not synced may be lost."""
+        return self.rebuilt is not None
 
     @property
     def failure(self) -> str | None:
         """Why nothing more is promised to survive a power cut (the disk refused a sync), or
         None."""
-        return None if self.checkpointer is None else self.checkpointer.failure
+        return None if self._syncer is None else self._syncer.failure
 
     def database(self, name: bytes) -> Database:
         """Another ordered map in the same file, made if missing. `name` starts with 0xff."""
-        if not name.startswith(b"\xff"):
+        if not name.startswith(b"\xff") or name == POSITION_KEY:
             raise Invalid("a database's name starts with 0xff, beyond every key of the metadata")
         if name not in self._databases:
-            self._databases[name] = Database(self, self._open_database(name))
+            try:
+                with self.lock:
+                    handle = self.environment.open_db(name, create=not self._readonly)
+            except lmdb.Error as error:
+                raise translated(error, self.path) from error
+            self._databases[name] = Database(self, name, handle)
         return self._databases[name]
 
     def find_damage(self) -> str | None:
         """Look at every page's header; what is wrong, or None. Takes some 2 us a page of 4 KiB."""
-        fd = os.open(self.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            with self.environment.begin() as held:
-                metas = [meta for meta in read_metas(fd) if meta.txnid == held.id()]
-                return find_damage(fd, metas[0], metas[0].last_page) if metas else None
-        finally:
-            os.close(fd)
+        return look_for_damage(self.environment, self.path)
 
     def close(self) -> None:
-        """Take a last checkpoint and release the file; idempotent. No transaction may be open."""
-        checkpointer, self.checkpointer = self.checkpointer, None
+        """Sync, and release the file; idempotent. No transaction may be open."""
+        syncer, self._syncer = self._syncer, None
+        state, self._state = self._state, None
         try:
-            if checkpointer is not None:
-                checkpointer.close()
+            if syncer is not None and state is not None:
+                syncer.stop()
+                with state.locked():
+                    self._close_in_order(syncer, state)
         except (OSError, lmdb.Error) as error:
             raise translated(error, self.path) from error
         finally:
             self.environment.close()
+            self._journal.close()
+            if state is not None:
+                state.close()
 
-    def _open_to_write(self, boot: int) -> lmdb.Environment:
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = CheckpointFile(self.path)
+    def _close_in_order(self, syncer: Syncer, state: StateFile) -> None:
+        """The last writer syncs LMDB's file itself, so that no start needs to rebuild it."""
+        syncer.sync()
+        if state.try_alone():
+            self.environment.sync(True)
+            state.write(State(self._boot, clean=True))
+
+    def commit(self, raw: "lmdb.Transaction[bytes]", name: bytes, writes: Writes) -> None:
+        """Append what a transaction wrote to the journal, note in it where that ends, and commit
+        it.
+
+        For `Database`, whose lock is held. Killed in between, the record is overwritten by the
+        next.
+        """
+        position = unpack_position(raw.get(POSITION_KEY, b"", self._main))
         try:
-            with file.locked():
-                self.restored = restore(self.path, file, boot)
-                environment = self._environment(synced=False)
-                if not _known_format(self.path):
-                    environment.close()
-                    file.close()
-                    self.fallback = (
-                        "this LMDB's file format is not known here: each commit is synced"
-                    )
-                    return self._environment(synced=True)
-                sync_directory(self.path)
-                return self._first_checkpoint(environment, file, boot)
-        except BaseException:
-            file.close()
-            raise
-
-    def _first_checkpoint(
-        self, environment: lmdb.Environment, file: CheckpointFile, boot: int
-    ) -> lmdb.Environment:
-        checkpointer = Checkpointer(environment, file, boot)
-        try:
-            checkpointer.take_locked(_CHECKED_PAGES)
-        except BaseException:
-            environment.close()
-            raise
-        self.checkpointer = checkpointer
-        return environment
-
-    def _open_to_read(self, boot: int) -> lmdb.Environment:
-        data = self.path / "data.mdb"
-        if not data.exists():
-            raise Unavailable(
-                f"there are no metadata in {self.path}: start the node once to make them"
-            )
-        require_consistent(self.path, boot)
-        return self._environment(synced=False)
-
-    def _environment(self, *, synced: bool) -> lmdb.Environment:
-        map_size = self._map_size
-        while True:
-            try:
-                return lmdb.Environment(
-                    str(self.path),
-                    map_size=map_size,
-                    readonly=self._readonly,
-                    metasync=synced,
-                    sync=synced,
-                    mode=0o600,
-                    create=not self._readonly,
-                    max_readers=_MAX_READERS,
-                    max_dbs=_MAX_DATABASES,
-                    max_spare_txns=4,
-                )
-            except lmdb.MemoryError:
-                if map_size <= _MIN_MAP_SIZE:
-                    raise
-                map_size //= 4
-
-    def _open_database(self, name: bytes) -> Any:
-        """Making one is a commit, so it takes the pin as a commit does."""
-        checkpointer = self.checkpointer
-        try:
-            if checkpointer is None:
-                return self.environment.open_db(name, create=not self._readonly)
-            checkpointer.hold()
-            try:
-                return self.environment.open_db(name)
-            finally:
-                checkpointer.release(committed=True)
-        except (OSError, lmdb.Error) as error:
+            position = self._journal.append(position, name, writes)
+        except OSError as error:
             raise translated(error, self.path) from error
-
-
-def _known_format(path: Path) -> bool:
-    fd = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return bool(read_metas(fd))
-    finally:
-        os.close(fd)
+        raw.put(POSITION_KEY, pack_position(position), db=self._main)
+        raw.commit()
+        if self._syncer is not None:
+            self._syncer.committed(position)

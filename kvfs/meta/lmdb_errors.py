@@ -38,7 +38,7 @@ def _of_lmdb(error: lmdb.Error, path: Path) -> KvfsError:
             f"cannot write the metadata in {path}: {what}; check its permissions and mount"
         )
     if isinstance(error, _DAMAGE):
-        return Corrupt(damaged(file, what))
+        return Corrupt(f"the metadata file {file} is damaged ({what}): restart to rebuild it")
     return Unavailable(f"the metadata file {file} cannot be used: {what}")
 
 
@@ -50,8 +50,3 @@ def _of_system(error: OSError, path: Path) -> KvfsError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(f"no space for the metadata in {path}: free some space on that filesystem")
     return Unavailable(f"the metadata directory {path} cannot be used: {error.strerror}")
-
-
-def damaged(file: Path, what: str) -> str:
-    """The message for a metadata file that cannot be trusted."""
-    return f"the metadata file {file} is damaged ({what}): restore its directory from a backup"

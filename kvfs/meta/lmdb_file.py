@@ -22,7 +22,6 @@ _DB: Final = struct.Struct("=IHHQQQQQ")
 _NODE: Final = struct.Struct("=HHHH")
 _BRANCH: Final = 1
 _LEAF: Final = 2
-_META_FLAG: Final = 8
 _SUB_DATABASE: Final = 2
 _NO_PAGE: Final = (1 << 64) - 1
 _PAGE_SIZES: Final = tuple(1 << bits for bits in range(9, 17))
@@ -33,7 +32,6 @@ _UNWRITTEN_TAIL: Final = 64
 class Meta(NamedTuple):
     """One meta record."""
 
-    raw: bytes
     page_size: int
     roots: tuple[int, int]
     """Of the free pages' tree and of the unnamed database."""
@@ -49,7 +47,7 @@ def parse(raw: bytes) -> Meta | None:
     page_size = _DB.unpack(free)[0]
     if magic != MAGIC or version != DATA_VERSION or page_size not in _PAGE_SIZES:
         return None
-    return Meta(raw, page_size, (_DB.unpack(free)[-1], _DB.unpack(main)[-1]), last_page, txnid)
+    return Meta(page_size, (_DB.unpack(free)[-1], _DB.unpack(main)[-1]), last_page, txnid)
 
 
 def read_metas(fd: int) -> list[Meta]:
@@ -58,17 +56,6 @@ def read_metas(fd: int) -> list[Meta]:
     sizes = _PAGE_SIZES if first is None else (first.page_size,)
     others = (parse(os.pread(fd, META_SIZE, size + _HEADER.size)) for size in sizes)
     return [meta for meta in (first, *others) if meta is not None]
-
-
-def newest(fd: int) -> Meta | None:
-    return max(read_metas(fd), key=lambda meta: meta.txnid, default=None)
-
-
-def write_metas(fd: int, meta: Meta) -> None:
-    """Make this snapshot the one in force, whichever meta page LMDB looks at."""
-    for page in (0, 1):
-        header = _HEADER.pack(page, 0, _META_FLAG, 0, 0)
-        os.pwrite(fd, header + meta.raw, page * meta.page_size)
 
 
 def find_damage(fd: int, meta: Meta, limit_pages: int) -> str | None:

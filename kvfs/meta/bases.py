@@ -1,0 +1,146 @@
+"""Bases: whole copies of the engine's file, from which and the journals after them it can be
+rebuilt.
+
+| step of a rotation | a power cut leaves | rebuilt from |
+|---|---|---|
+| 1 make journal.<g+1>, sync it | it may be missing | base.g, journal.g |
+| 2 commit: the next record goes there | both journals | base.g, both journals |
+| 3 sync both; copy the engine's file into base.tmp, sync it | an unfinished copy | as before |
+| 4 sync the journal up to where the copy ends; base.tmp becomes base.<g+1> | either base | either |
+| 5 remove base.g, journal.g | some left over | base.<g+1>, journal.<g+1> |
+
+Invariants
+- There is always a whole base with all journals from its generation on.
+- Every rotation and rebuild holds the engine's state file locked.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+
+from kvfs.errors import Corrupt
+from kvfs.meta.journal import (
+    FIRST,
+    POSITION_KEY,
+    Position,
+    journal_path,
+    pack_position,
+    prepare_journal,
+    read_start,
+    replay,
+    start_journal,
+    sync_journals,
+    unpack_position,
+)
+
+_TEMPORARY = "base.tmp"
+_REBUILD = "rebuild"
+
+
+def base_path(directory: Path, generation: int) -> Path:
+    return directory / f"base.{generation}"
+
+
+def generations(directory: Path, kind: str) -> list[int]:
+    """The generations of which there is a `base` or `journal`, ascending."""
+    suffixes = (path.suffix[1:] for path in directory.glob(f"{kind}.*"))
+    return sorted(int(suffix) for suffix in suffixes if suffix.isdecimal())
+
+
+def read_position(environment: lmdb.Environment) -> Position:
+    """Where the journal ends as of the last commit; `FIRST` in a new file."""
+    with environment.begin() as transaction:
+        packed = transaction.get(POSITION_KEY)
+    return FIRST if packed is None else unpack_position(packed)
+
+
+def rotate(environment: lmdb.Environment, directory: Path) -> None:
+    """Start a new journal and make a new base. Others may go on committing: they wait for step 2
+    alone.
+
+    Raises OSError, lmdb.Error; then the old base and all journals are still there.
+    """
+    generation = read_position(environment).generation + 1
+    prepare_journal(directory, generation)
+    sync_directory(directory)
+    with environment.begin(write=True) as transaction:
+        packed = transaction.get(POSITION_KEY)
+        old = FIRST if packed is None else unpack_position(packed)
+        transaction.put(POSITION_KEY, pack_position(start_journal(directory, old)))
+    sync_journals(directory, generation)
+    _write_base(environment, directory)
+    sync_journals(directory, generation)
+    (directory / _TEMPORARY).rename(base_path(directory, generation))
+    sync_directory(directory)
+    for kind in ("base", "journal"):
+        for older in generations(directory, kind):
+            if older < generation:
+                (directory / f"{kind}.{older}").unlink()
+
+
+def rebuild(directory: Path, open_environment: Callable[[Path], lmdb.Environment]) -> None:
+    """Make `data.mdb` anew from the newest base and the journals. Nobody may have it open.
+
+    A crash halfway leaves everything for the next attempt. Raises Corrupt, OSError, lmdb.Error.
+    """
+    work = directory / _REBUILD
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(mode=0o700)
+    generation = generations(directory, "base")[-1]
+    shutil.copyfile(base_path(directory, generation), work / "data.mdb")
+    environment = open_environment(work)
+    try:
+        needed = read_position(environment)
+        reached = _replay_all(environment, directory, generation)
+        if reached.sequence < needed.sequence:
+            raise Corrupt(
+                f"{journal_path(directory, generation)} is damaged before record"
+                f" {needed.sequence}: restore {directory} from a backup"
+            )
+        with environment.begin(write=True) as transaction:
+            transaction.put(POSITION_KEY, pack_position(reached))
+        environment.sync(True)
+    finally:
+        environment.close()
+    (directory / "lock.mdb").unlink(missing_ok=True)
+    (work / "data.mdb").rename(directory / "data.mdb")
+    sync_directory(directory)
+    shutil.rmtree(work)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power cut."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_base(environment: lmdb.Environment, directory: Path) -> None:
+    """A compact copy: LMDB writes it from a snapshot, in C, without the GIL."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    fd = os.open(directory / _TEMPORARY, flags, 0o600)
+    try:
+        environment.copyfd(fd, compact=True)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _replay_all(environment: lmdb.Environment, directory: Path, first: int) -> Position:
+    """Replay the journals from generation `first` on as far as they are whole; returns how far."""
+    reached = read_start(journal_path(directory, first))
+    if reached is None or reached.generation != first:
+        path = journal_path(directory, first)
+        raise Corrupt(f"{path} is damaged: restore {directory} from a backup")
+    for generation in generations(directory, "journal"):
+        path = journal_path(directory, generation)
+        start = read_start(path) if generation >= first else None
+        if start is None or start[2:] != reached[2:]:
+            continue
+        reached = replay(environment, path, start)
+    return reached

@@ -1,0 +1,219 @@
+"""The redo journal of the embedded engine: what each commit wrote, appended before it commits.
+
+LMDB commits without syncing, so after a power cut `data.mdb` may be torn. The journal is what is
+synced instead: some 600 bytes a commit in one sequential file, where syncing LMDB's own pages costs
+40 KB.
+
+`journal.<generation>` starts with a header; records follow. Each record's digest covers the digest
+before it, so reading stops at the first record that is torn, missing or left over from an append
+that did not commit. Where the journal ends is kept in the engine itself (`POSITION_KEY`) and moves
+with each commit: what a killed process appended and did not commit is overwritten by the next
+writer, of whatever process.
+
+A record holds absolute values, so replaying it onto a state that has it already changes nothing.
+"""
+
+import errno
+import hashlib
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import lmdb
+import msgspec
+
+from kvfs.errors import Corrupt
+
+POSITION_KEY: Final = b"\xffjournal"
+"""In the unnamed database, beyond every key of the metadata."""
+_MAGIC: Final = b"KVFSJRN1"
+_HEADER: Final = struct.Struct("<8sQQ8s")
+"""magic, generation, sequence number and digest of the last record before this file."""
+_RECORD: Final = struct.Struct("<I8s")
+"""Length and digest of the payload that follows: msgpack of a `Record`."""
+_POSITION: Final = struct.Struct("<QQQ8s")
+_DIGEST_SIZE: Final = 8
+_READ_SIZE: Final = 1 << 20
+_NO_DIGEST: Final = bytes(_DIGEST_SIZE)
+
+Writes = list[bytes | None]
+"""Keys and values in turn; None for the value of a deleted key."""
+
+
+class Record(msgspec.Struct, array_like=True):
+    """One commit."""
+
+    sequence: int
+    database: bytes
+    """Its name; empty for the unnamed one."""
+    writes: Writes
+
+
+class Position(NamedTuple):
+    """Where the journal ends."""
+
+    generation: int
+    end: int
+    """Offset in bytes of the next record."""
+    sequence: int
+    """Of the last record; grows by one with each commit, over all generations."""
+    digest: bytes
+    """Of the last record."""
+
+
+FIRST: Final = Position(0, 0, 0, _NO_DIGEST)
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Record).decode
+
+
+def journal_path(directory: Path, generation: int) -> Path:
+    return directory / f"journal.{generation}"
+
+
+def unpack_position(packed: bytes) -> Position:
+    return Position(*_POSITION.unpack(packed))
+
+
+def pack_position(position: Position) -> bytes:
+    return _POSITION.pack(*position)
+
+
+def prepare_journal(directory: Path, generation: int) -> None:
+    """Make an empty journal; on disk when this returns, but for its name. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    fd = os.open(journal_path(directory, generation), flags, 0o600)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def start_journal(directory: Path, after: Position) -> Position:
+    """Begin the prepared journal of the next generation; returns its position. Raises OSError."""
+    generation = after.generation + 1
+    fd = os.open(journal_path(directory, generation), os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, _HEADER.pack(_MAGIC, generation, after.sequence, after.digest), 0)
+    finally:
+        os.close(fd)
+    return Position(generation, _HEADER.size, after.sequence, after.digest)
+
+
+class JournalWriter:
+    """Appends the commits of one process. Use it from one thread at a time, inside the write
+    transaction."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._generation = -1
+        self._fd = -1
+
+    def append(self, position: Position, database: bytes, writes: Writes) -> Position:
+        """Append one commit; returns the position to record in it. Raises OSError."""
+        if position.generation != self._generation:
+            self._open(position.generation)
+        sequence = position.sequence + 1
+        payload = _encode((sequence, database, writes))
+        digest = _digest(position.digest, payload)
+        record = _RECORD.pack(len(payload), digest) + payload
+        if os.pwrite(self._fd, record, position.end) != len(record):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return Position(position.generation, position.end + len(record), sequence, digest)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = self._generation = -1
+
+    def _open(self, generation: int) -> None:
+        self.close()
+        path = journal_path(self._directory, generation)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        self._generation = generation
+
+
+def sync_journals(directory: Path, generation: int) -> None:
+    """Make the journal survive power loss up to where it ends now, and the one before it, which is
+    needed as long as it is there. Raises OSError."""
+    for number in (generation - 1, generation):
+        try:
+            fd = os.open(journal_path(directory, number), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if number == generation:
+                raise
+            continue
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+
+def read_start(path: Path) -> Position | None:
+    """The position before the first record of a journal; None where its header is not whole."""
+    with path.open("rb") as file:
+        header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    magic, generation, sequence, digest = _HEADER.unpack(header)
+    if magic != _MAGIC:
+        return None
+    return Position(generation, _HEADER.size, sequence, digest)
+
+
+def read_records(path: Path, start: Position) -> Iterator[tuple[Record, Position]]:
+    """The whole records after `start`, each with the position after it."""
+    position = start
+    with path.open("rb", buffering=_READ_SIZE) as file:
+        file.seek(start.end)
+        while True:
+            prefix = file.read(_RECORD.size)
+            if len(prefix) < _RECORD.size:
+                return
+            length, digest = _RECORD.unpack(prefix)
+            payload = file.read(length) if length <= os.fstat(file.fileno()).st_size else b""
+            if len(payload) < length or _digest(position.digest, payload) != digest:
+                return
+            record = _decode(payload)
+            if record.sequence != position.sequence + 1:
+                raise Corrupt(f"{path} has record {record.sequence} after {position.sequence}")
+            end = position.end + _RECORD.size + length
+            position = Position(position.generation, end, record.sequence, digest)
+            yield record, position
+
+
+def replay(environment: lmdb.Environment, path: Path, start: Position) -> Position:
+    """Apply the whole records after `start`, in transactions of some thousand; returns how far they
+    go."""
+    reached = start
+    batches: dict[bytes, dict[bytes, bytes | None]] = {}
+    for record, after in read_records(path, start):
+        batch = batches.setdefault(record.database, {})
+        pairs = iter(record.writes)
+        for key, value in zip(pairs, pairs, strict=True):
+            assert key is not None
+            batch[key] = value
+        reached = after
+        if after.sequence % 4_096 == 0:
+            _apply(environment, batches)
+    _apply(environment, batches)
+    return reached
+
+
+def _apply(environment: lmdb.Environment, batches: dict[bytes, dict[bytes, bytes | None]]) -> None:
+    for name, batch in batches.items():
+        database = environment.open_db(name or None)
+        with environment.begin(database, write=True) as transaction:
+            for key in sorted(batch):
+                value = batch[key]
+                if value is None:
+                    transaction.delete(key)
+                else:
+                    transaction.put(key, value)
+    batches.clear()
+
+
+def _digest(previous: bytes, payload: bytes) -> bytes:
+    return hashlib.blake2b(previous + payload, digest_size=_DIGEST_SIZE).digest()

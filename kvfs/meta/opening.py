@@ -1,0 +1,160 @@
+"""Opens the embedded engine's LMDB file: makes it, trusts it, or rebuilds it from base and journal.
+
+| `state` says | and the file | then |
+|---|---|---|
+| nothing, and there is no base | any | never finished, so nothing was acknowledged: made anew |
+| this boot, or closed cleanly | looks whole | used as it is |
+| this boot, or closed cleanly | is damaged | rebuilt; nothing is lost, the journal is complete |
+| another boot, not clean; or torn | any | rebuilt; what was not synced may be lost, never torn |
+"""
+
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import lmdb
+
+from kvfs.errors import Corrupt, Unavailable
+from kvfs.meta.bases import generations, read_position, rebuild, rotate
+from kvfs.meta.lmdb_errors import translated
+from kvfs.meta.lmdb_file import find_damage, read_metas
+from kvfs.meta.state import State, StateFile, read_state
+
+_MIN_MAP_SIZE: Final = 1 << 30
+_MAX_READERS: Final = 512
+_MAX_DATABASES: Final = 8
+_CHECKED_PAGES: Final = 16_384
+"""Looked at when it is opened: all of a file up to 64 MiB, the upper levels of a larger one; 40
+ms."""
+
+
+class Opened(NamedTuple):
+    """A file open for writing."""
+
+    environment: lmdb.Environment
+    state: StateFile
+    rebuilt: str | None
+    """Why it had to be rebuilt, if it had to."""
+
+
+class Opener:
+    """Where and how. Every method raises Corrupt, Unavailable, OSError, lmdb.Error."""
+
+    def __init__(self, path: Path, map_size: int, boot: int) -> None:
+        self.path = path
+        self._map_size = map_size
+        self._boot = boot
+
+    def open_to_write(self) -> Opened:
+        """Open it whatever state it is in; waits while another process opens or closes it."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = StateFile(self.path)
+        try:
+            with state.locked():
+                environment, rebuilt = self._open_locked(state)
+                state.write(State(self._boot, clean=False))
+                state.share()
+        except BaseException:
+            state.close()
+            raise
+        return Opened(environment, state, rebuilt)
+
+    def open_to_read(self) -> lmdb.Environment:
+        """Open it if it can be trusted as it is."""
+        state = read_state(self.path / "state")
+        if state is None or not (self.path / "data.mdb").exists():
+            raise Unavailable(
+                f"there are no metadata in {self.path}: start the node once to make them"
+            )
+        if state.boot != self._boot and not state.clean:
+            raise Unavailable(
+                f"the metadata in {self.path} were open when the machine went down:"
+                " start the node once, with the right to write them"
+            )
+        return self._environment(self.path, readonly=True)
+
+    def _open_locked(self, state: StateFile) -> tuple[lmdb.Environment, str | None]:
+        recorded = state.read()
+        if not generations(self.path, "base"):
+            return self._make(recorded), None
+        alone = state.try_alone()
+        torn = recorded is None or (recorded.boot != self._boot and not recorded.clean)
+        why = "the machine went down while it was open" if torn else None
+        if why is None:
+            try:
+                return self._open_checked(), None
+            except Corrupt as error:
+                why = str(error)
+        if not alone:
+            raise Unavailable(
+                f"{why}, and another process uses it: stop all of them and start again"
+            )
+        rebuild(self.path, self._environment)
+        return self._open_checked(), why
+
+    def _make(self, recorded: State | None) -> lmdb.Environment:
+        if recorded is not None:
+            raise Corrupt(
+                f"the base in {self.path} is missing: restore the directory from a backup"
+            )
+        for name in ("data.mdb", "lock.mdb"):
+            (self.path / name).unlink(missing_ok=True)
+        environment = self._environment(self.path)
+        rotate(environment, self.path)
+        return environment
+
+    def _open_checked(self) -> lmdb.Environment:
+        """Raises Corrupt for damage that shows."""
+        data = self.path / "data.mdb"
+        if not data.exists():
+            raise Corrupt(f"{data} is missing")
+        try:
+            environment = self._environment(self.path)
+        except lmdb.Error as error:
+            raise translated(error, self.path) from error
+        damage = look_for_damage(environment, self.path, _CHECKED_PAGES)
+        if damage is None and not self._has_its_journal(environment):
+            damage = "it is another file than its journal belongs to"
+        if damage is not None:
+            environment.close()
+            raise Corrupt(f"{data} is damaged: {damage}")
+        return environment
+
+    def _has_its_journal(self, environment: lmdb.Environment) -> bool:
+        return read_position(environment).generation in generations(self.path, "journal")
+
+    def _environment(self, path: Path, *, readonly: bool = False) -> lmdb.Environment:
+        map_size = self._map_size
+        while True:
+            try:
+                return lmdb.Environment(
+                    str(path),
+                    map_size=map_size,
+                    readonly=readonly,
+                    metasync=False,
+                    sync=False,
+                    mode=0o600,
+                    create=not readonly,
+                    max_readers=_MAX_READERS,
+                    max_dbs=_MAX_DATABASES,
+                    max_spare_txns=4,
+                )
+            except lmdb.MemoryError:
+                if map_size <= _MIN_MAP_SIZE:
+                    raise
+                map_size //= 4
+
+
+def look_for_damage(
+    environment: lmdb.Environment, directory: Path, limit_pages: int | None = None
+) -> str | None:
+    """Look at pages of the newest snapshot (None: all); what is wrong, or None."""
+    fd = os.open(directory / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with environment.begin() as held:
+            # Others may have committed twice since: then its meta record is gone, and the file is
+            # fine.
+            meta = next((meta for meta in read_metas(fd) if meta.txnid == held.id()), None)
+            return None if meta is None else find_damage(fd, meta, limit_pages or meta.last_page)
+    finally:
+        os.close(fd)

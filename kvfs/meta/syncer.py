@@ -1,0 +1,135 @@
+"""Syncs the journal of one process's commits in the background, and rotates it when it is long.
+
+Every commit is on disk `PERIOD_S` after it was made, plus the time that the disk takes: what a
+power cut may lose is bounded though nobody asked for a sync.
+"""
+
+import logging
+import threading
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from kvfs.errors import KvfsError, Unavailable
+from kvfs.meta.bases import base_path, generations, read_position, rotate
+from kvfs.meta.journal import Position, sync_journals
+from kvfs.meta.state import StateFile
+
+PERIOD_S: Final = 1.0
+_ATTEMPTS: Final = 10
+_log = logging.getLogger(__name__)
+
+
+class Syncer:
+    """One for each writing engine. `limit_bytes`: a journal longer than this, and than half of its
+    base, is replaced by a new base."""
+
+    def __init__(
+        self, environment: lmdb.Environment, directory: Path, state: StateFile, limit_bytes: int
+    ) -> None:
+        self.failure: str | None = None
+        """Why nothing more is promised to survive a power cut: the disk refused a sync. Else
+        None."""
+        self._environment = environment
+        self._directory = directory
+        self._state = state
+        self._least_limit = limit_bytes
+        self._syncing = threading.Lock()
+        self._synced = -1
+        """Sequence number of the last record known to be on disk."""
+        self._pending = False
+        self._long = False
+        self._closing = False
+        self._wake = threading.Event()
+        self._soon = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._set_limit()
+
+    def committed(self, position: Position) -> None:
+        """A commit was made. Callers take turns."""
+        if not self._pending:
+            self._pending = True
+            self._begin_period()
+        if position.end > self._limit and not self._long:
+            self._long = True
+            self._soon.set()
+
+    def sync(self) -> None:
+        """Everything committed before the call is on disk when this returns; concurrent callers
+        share a sync.
+
+        Raises Unavailable where the disk refused, now or before.
+        """
+        wanted = read_position(self._environment).sequence
+        with self._syncing:
+            if self.failure is not None:
+                raise Unavailable(self.failure)
+            if self._synced < wanted:
+                self._synced = self._sync_journal()
+
+    def rotate(self) -> bool:
+        """Replace the journal by a new base; False when another process is at it. Raises OSError,
+        lmdb.Error."""
+        with self._state.try_locked() as locked:
+            if locked:
+                rotate(self._environment, self._directory)
+        self._set_limit()
+        return locked
+
+    def stop(self) -> None:
+        """End the thread; idempotent. What it had not synced is the caller's."""
+        self._closing = True
+        self._wake.set()
+        self._soon.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _sync_journal(self) -> int:
+        for _ in range(_ATTEMPTS):
+            position = read_position(self._environment)
+            try:
+                sync_journals(self._directory, position.generation)
+            except FileNotFoundError:
+                continue  # another process has just replaced it by a base
+            except OSError as error:
+                # The kernel reports a lost write once and calls the page clean then: never try
+                # again.
+                self.failure = f"the disk refused to sync {self._directory}: {error.strerror}"
+                raise Unavailable(self.failure) from error
+            return position.sequence
+        raise Unavailable(
+            f"the journal in {self._directory} is not there: close the engine and open it"
+        )
+
+    def _set_limit(self) -> None:
+        bases = generations(self._directory, "base")
+        size = base_path(self._directory, bases[-1]).stat().st_size if bases else 0
+        self._limit = max(self._least_limit, size // 2)
+
+    def _begin_period(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="journal sync", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._soon.wait(PERIOD_S)
+            if self._closing:
+                return
+            self._end_period()
+
+    def _end_period(self) -> None:
+        self._wake.clear()
+        self._soon.clear()
+        self._pending = False
+        try:
+            self.sync()
+            if self._long:
+                self._long = False
+                self.rotate()
+            self._environment.reader_check()
+        except (KvfsError, OSError, lmdb.Error) as error:
+            _log.error("the metadata's journal: %s", error)
