@@ -4,7 +4,7 @@
 |---|---|
 | 1 store made or opened, locked | an empty store, or the old one; the lock goes with the process |
 | 2 engine opened (after a reboot its checkpoint), first namespaces made | no `clean` marker |
-| 3 marker taken; where there was none: recovery | recovery runs again |
+| 3 marker taken, what the last process left is mended (`recover`) | it is mended again |
 | 4 keepers (dropper, sealer, evictor) and control socket in a nursery | a dead socket, replaced |
 
 The stop runs backwards: keepers end, what they hold in memory is flushed, the engine is synced and
@@ -36,6 +36,7 @@ from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.namespace import spaces
 from kvfs.namespace.lifecycle import Evicted
+from kvfs.recover import recover
 from kvfs.store import layout
 from kvfs.store.files import DataFiles
 from kvfs.store.index import NAME as INDEX_NAME
@@ -87,7 +88,7 @@ class Node:
             store.socket, {"status": self._on_status, "changed": self._on_changed}
         )
         self.recovery: dict[str, int] | None = None
-        """What the start had to mend after an unclean stop; None after a clean one."""
+        """What the start had to mend, by kind; None where nothing was."""
         self.ready_after_s = 0.0
         self._mount: dict[str, Any] | None = None
         self._started = time.monotonic()
@@ -194,7 +195,16 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         engine.transact_now(_first_start)
         node = Node(config, store, engine)
         closing.callback(node.files.close)
-        store.take_clean()
+        node.recovery = await recover(
+            store,
+            engine,
+            node.files,
+            node.index,
+            boot=node.boot,
+            now=time.time_ns(),
+            clean=store.take_clean(),
+            restored=engine.restored,
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.volume.run)
             nursery.start_soon(node.index.run)

@@ -102,7 +102,7 @@ class OpenFiles:
         writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
         file = self._files.get(ino)
         if file is None:
-            file = await self._open_file(ino, writable)
+            file = await self._open_file(ino, writable, flags & os.O_NOATIME)
         try:
             if writable and file.writers == 0:
                 await self.begin_writing(file)
@@ -131,13 +131,14 @@ class OpenFiles:
             holders.writing(file.ino, file.fd)
         return handle
 
-    async def _open_file(self, ino: int, writable: bool) -> OpenFile:
+    async def _open_file(self, ino: int, writable: bool, noatime: int) -> OpenFile:
         volume = self._volume
         inode: Inode = await volume.engine.read(lambda t: tree.read_inode(t, ino))
         if inode.mode & 0o170000 != 0o100000:
             raise IsADirectory(f"inode {ino:x} is not a regular file")
         try:
-            fd = volume.files.open(ino, inode.version, os.O_RDWR if writable else os.O_RDONLY)
+            access = os.O_RDWR if writable else os.O_RDONLY
+            fd = volume.files.open(ino, inode.version, access | noatime)
         except FileNotFoundError:
             await self._lost(ino, inode)
             raise
