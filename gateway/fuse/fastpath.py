@@ -23,9 +23,9 @@ import trio
 from gateway.fuse import device as dev
 from gateway.fuse import payload, protocol
 from gateway.fuse.errno_map import errno_of
-from gateway.fuse.handlers import NO_ATTRIBUTES, Handlers, Request
+from gateway.fuse.handlers import Handlers, Request
 from gateway.fuse.handles import Handle, OpenFile
-from gateway.fuse.operations import Operations
+from gateway.fuse.operations import NO_ATTRIBUTES, Operations
 from gateway.fuse.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
 from kvfs.errors import KvfsError
 

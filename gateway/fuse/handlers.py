@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from gateway.fuse import protocol
 from gateway.fuse.handles import Handle
-from gateway.fuse.operations import Attributes, Caller, Operations
+from gateway.fuse.operations import NO_ATTRIBUTES, Attributes, Caller, Operations
 from gateway.fuse.protocol import Fattr, Fopen, Op
 from kvfs.errors import NotFound
 from kvfs.meta.records import Inode, namespace_of
@@ -272,9 +272,6 @@ class Handlers:
     async def fsyncdir(self, r: Request) -> bytes:
         await self._ops.sync_directory()
         return b""
-
-
-NO_ATTRIBUTES: Final = Attributes(0, 0, 0, 0, 0, 0)
 
 
 def _sized(size: int, value: bytes) -> bytes:

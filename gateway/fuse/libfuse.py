@@ -15,7 +15,7 @@ from pyfuse3 import FileHandleT, FileNameT, FlagT, FUSEError, InodeT, ModeT, Req
 
 from gateway.fuse import protocol
 from gateway.fuse.errno_map import errno_of
-from gateway.fuse.operations import Attributes, Caller, Operations
+from gateway.fuse.operations import NO_ATTRIBUTES, Attributes, Caller, Operations
 from gateway.fuse.protocol import Fattr
 from kvfs.errors import KvfsError
 from kvfs.meta.records import ROOT_INODE, Inode
@@ -166,6 +166,9 @@ class LibfuseOperations(pyfuse3.Operations):
     @_translated
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> Any:
         handle = await self._ops.open(inode, flags)
+        if flags & os.O_TRUNC and ctx.uid != 0:
+            # the kernel leaves it to the server, and libfuse does not pass on that it does
+            await self._ops.setattr(inode, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
         return pyfuse3.FileInfo(fh=FileHandleT(handle.fh), keep_cache=True)
 
     @_translated

@@ -409,6 +409,9 @@ class Attributes(NamedTuple):
     mtime_ns: int
 
 
+NO_ATTRIBUTES: Final = Attributes(0, 0, 0, 0, 0, 0)
+
+
 def _changes(valid: int, wanted: Attributes, now: int) -> inodes.Changes:
     changes = inodes.Changes()
     if valid & Fattr.MODE:
