@@ -8,6 +8,7 @@
 | `data/xxx/` | data files, 4,096 directories made when first needed |
 | `run/` | control socket, log |
 | `clean` | there while no daemon runs and the last one stopped in order |
+| `recovered` | id of the boot in which data files and records were last known to agree |
 
 Invariants
 - `format` is written first and atomically: a directory without it that holds anything else is not
@@ -56,6 +57,7 @@ class Store:
         self.run = root / "run"
         self.socket = self.run / "control.sock"
         self._clean = root / "clean"
+        self._recovered = root / "recovered"
         self._lock_fd = -1
 
     def lock(self) -> None:
@@ -98,6 +100,23 @@ class Store:
             return False
         _sync_directory(self.root)
         return True
+
+    def recovered_boot(self) -> int:
+        """The boot given to the last `mark_recovered`; 0: never."""
+        try:
+            return int(self._recovered.read_text(encoding="ascii"))
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def mark_recovered(self, boot: int) -> None:
+        """Say that in this boot data files and records agree, but for what the engine lists."""
+        draft = self.root / ".recovered.new"
+        with open(draft, "w", encoding="ascii", opener=_private) as file:
+            file.write(str(boot))
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(draft, self._recovered)
+        _sync_directory(self.root)
 
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC

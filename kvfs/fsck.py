@@ -1,0 +1,232 @@
+"""Whether a store is whole, and its repair. For a store that no daemon uses: hold its lock.
+
+| kind | what | the repair |
+|---|---|---|
+| leaked_data | a data file without a record | it is unlinked |
+| foreign_file | a file among the data that is none | none: look at it, and move it away |
+| missing_data | a record without a data file | the name goes: there is nothing behind it |
+| wrong_size | a sealed record and its data differ | cache: it goes. durable: the data count |
+| wrong_checksum | likewise, by reading all data (`checksums=True`) | as for wrong_size |
+| dangling_entry | a name that leads to nothing | the name goes |
+| unreachable_inode | an inode without its name | it gets a name again |
+| wrong_link_count | a count that differs from the names | the names count |
+| wrong_list | the unsealed, unpublished, orphan lists and the records differ | the records count |
+| wrong_usage | a namespace's usage differs from its records | the records count |
+| stray_index_entry | an index entry without a file of that version | it goes |
+| missing_index_entry | a sealed file that the index does not know | it is added |
+| wrong_index_order | a file without its place in the access order, or with two | its entry counts |
+
+What a kill left for the next start (orphans, unpublished files) is no problem. Reads page by page:
+memory does not grow with the number of files.
+"""
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+from kvfs.errors import Corrupt
+from kvfs.fsck_records import RecordCheck
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
+from kvfs.namespace import lifecycle, spaces, tree
+from kvfs.problem import Problem
+from kvfs.store.checksum import Checksum, checksum
+from kvfs.store.files import DataFiles
+from kvfs.store.index import Entry, Index, Table
+
+__all__ = ["Fsck", "Problem"]
+_ROUNDS: Final = 5
+"""Mending one problem may uncover another (a directory that comes back holds names): so often at
+most."""
+
+
+class Fsck:
+    """Checks and repairs one store."""
+
+    def __init__(
+        self, engine: Table, files: DataFiles, index: Index, *, checksums: bool = False
+    ) -> None:
+        self._engine = engine
+        self._files = files
+        self._index = index
+        self._checksums = checksums
+        self._records = RecordCheck(engine)
+
+    def check(self) -> Iterator[Problem]:
+        """Every problem, as it is found. Raises Corrupt when the engine cannot be read."""
+        yield from self._records.problems()
+        yield from self._of_data_files()
+        for key, value in self._records.pages(b"i", b"j"):
+            inode = unpack_inode(value)
+            if stat.S_ISREG(inode.mode) and inode.nlink and inode.flags & Flag.PUBLISHED:
+                yield from self._of_file(keys.unpack_u64(key, 1), inode)
+        yield from self._of_index()
+
+    def repair(self) -> Iterator[Problem]:
+        """Mend what can be, and give each problem that was; then look again, until nothing is
+        found.
+
+        Raises Corrupt when that does not come to an end, NoSpace, ReadOnly.
+        """
+        for _ in range(_ROUNDS):
+            mended = 0
+            for problem in self.check():
+                if problem.mend is not None:
+                    problem.mend()
+                    mended += 1
+                    yield problem
+            if not mended:
+                return
+        raise Corrupt(
+            f"new problems appear after {_ROUNDS} repairs: restore the store from a backup"
+        )
+
+    def _of_data_files(self) -> Iterator[Problem]:
+        for path in self._files.strangers():
+            yield Problem("foreign_file", path, "it is no data file; move it away", None)
+        for ino, version in self._files.scan():
+            inode = self._record(ino)
+            if inode is not None and inode.version == version:
+                continue
+            detail = "no record names it" if inode is None else "its record has another version"
+            mend = partial(self._unlink, ino, version)
+            yield Problem("leaked_data", self._files.path(ino, version), detail, mend)
+
+    def _of_file(self, ino: int, inode: Inode) -> Iterator[Problem]:
+        try:
+            found = self._files.stat(ino, inode.version)
+        except FileNotFoundError:
+            subject = self._name(ino)
+            yield Problem("missing_data", subject, "its data are gone", partial(self._drop, ino))
+            return
+        if inode.flags & Flag.SEALED:
+            yield from self._of_sealed(ino, inode, found)
+
+    def _of_sealed(self, ino: int, inode: Inode, found: os.stat_result) -> Iterator[Problem]:
+        entry = self._index.get(ino)
+        if found.st_size != inode.size:
+            detail = f"its data file has {found.st_size} bytes, its record says {inode.size}"
+            yield self._damaged("wrong_size", ino, detail)
+        elif self._checksums and (detail := self._damage(ino, inode, entry)):
+            yield self._damaged("wrong_checksum", ino, detail)
+        if entry is None or entry.version != inode.version:
+            mend = partial(self._add_to_index, ino, inode.version)
+            detail = "the index does not know it"
+            yield Problem("missing_index_entry", self._name(ino), detail, mend)
+
+    def _damage(self, ino: int, inode: Inode, entry: Entry | None) -> str:
+        """What differs, by reading all the file's data; empty when nothing does."""
+        fd = self._files.open(ino, inode.version, os.O_RDONLY)
+        try:
+            found = checksum(fd, inode.size)
+        except OSError as error:
+            return f"its data cannot be read: {error.strerror}"
+        finally:
+            os.close(fd)
+        if found is not None and found.combined == inode.checksum:
+            return ""
+        return _where(found, entry)
+
+    def _damaged(self, kind: str, ino: int, detail: str) -> Problem:
+        if self._is_cache(ino):
+            return Problem(kind, self._name(ino), detail, partial(self._drop, ino))
+        return Problem(kind, self._name(ino), detail, partial(self._accept, ino))
+
+    def _of_index(self) -> Iterator[Problem]:
+        for clock, ino in self._index.disorder():
+            yield self._disordered(ino, clock)
+        start = 0
+        while page := self._index.entries(start):
+            for ino, entry in page:
+                inode = self._record(ino)
+                if inode is None or inode.version != entry.version:
+                    mend: Callable[[], None] = partial(self._index.remove, [ino])
+                    detail = "the index has an entry for no such file"
+                    yield Problem("stray_index_entry", f"inode {ino:#x}", detail, mend)
+                elif self._index.unordered(ino, entry):
+                    yield self._disordered(ino, entry.clock)
+            start = page[-1][0] + 1
+
+    def _disordered(self, ino: int, clock: int) -> Problem:
+        mend = partial(self._index.restore_order, ino, clock)
+        detail = "its place in the access order is wrong"
+        return Problem("wrong_index_order", f"inode {ino:#x}", detail, mend)
+
+    def _record(self, ino: int) -> Inode | None:
+        value = self._engine.read_now(lambda t: t.get(keys.inode(ino)))
+        return None if value is None else unpack_inode(value)
+
+    def _name(self, ino: int) -> str:
+        inode = self._record(ino)
+        name = inode.name.decode(errors="backslashreplace") if inode is not None else ""
+        return f"file {name!r} (inode {ino:#x})"
+
+    def _is_cache(self, ino: int) -> bool:
+        listed = self._engine.read_now(spaces.list_all)
+        return any(
+            each.id == namespace_of(ino) and each.namespace.kind == "cache" for each in listed
+        )
+
+    def _unlink(self, ino: int, version: int) -> None:
+        self._files.unlink(ino, version)
+
+    def _drop(self, ino: int) -> None:
+        """Remove a file as everywhere: names, data file, index entry, record."""
+        now = time.time_ns()
+        gone = self._engine.transact_now(lambda t: lifecycle.evict(t, ino, now))
+        if gone is not None:
+            self._files.unlink(ino, gone.inode.version)
+        self._index.remove([ino])
+        self._engine.transact_now(lambda t: tree.reap(t, ino))
+
+    def _accept(self, ino: int) -> None:
+        """Let the data file count: unsealed, of its present size; the sealer will seal it."""
+        inode = self._record(ino)
+        if inode is None:
+            return
+        found = self._files.stat(ino, inode.version)
+        self._engine.transact_now(lambda t: _accept(t, ino, found))
+
+    def _add_to_index(self, ino: int, version: int) -> None:
+        inode = self._record(ino)
+        if inode is None:
+            return
+        fd = self._files.open(ino, version, os.O_RDONLY)
+        try:
+            found = checksum(fd, inode.size)
+        finally:
+            os.close(fd)
+        self._index.remove([ino])
+        self._index.store([(ino, version, found.chunks if found is not None else b"")])
+
+
+def _where(found: Checksum | None, entry: Entry | None) -> str:
+    """Names the damaged chunks where the index knows them."""
+    if found is None:
+        return "its data file is shorter than its record says"
+    if entry is None or len(entry.chunks) != len(found.chunks):
+        return "its data do not match its checksum"
+    wrong = [
+        str(at // 16)
+        for at in range(0, len(found.chunks), 16)
+        if found.chunks[at : at + 16] != entry.chunks[at : at + 16]
+    ]
+    return (
+        f"its data do not match its checksum, in the chunks of 4 MiB number {', '.join(wrong[:8])}"
+    )
+
+
+def _accept(t: Transaction, ino: int, found: os.stat_result) -> None:
+    lifecycle.publish(
+        t,
+        ino,
+        size=found.st_size,
+        blocks=found.st_blocks,
+        mtime_ns=found.st_mtime_ns,
+        ctime_ns=found.st_ctime_ns,
+        boot=0,
+    )

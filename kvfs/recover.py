@@ -1,0 +1,249 @@
+"""What a start does about what the last process left behind.
+
+| left by | found by | done |
+|---|---|---|
+| a kill before the first close | the list of unpublished files | the file goes |
+| a kill while a file was open for writing | the list of unsealed files | the size is taken anew |
+| a kill between unlink and drop, or in an eviction | the list of orphans | it is dropped wholly |
+| a power cut: data that were not synced | the list of unsealed files, boot id | the file goes |
+| a power cut: the engine is back at its checkpoint, not the disk | comparing all | see below |
+
+Only the last one reads everything, and only after a power cut (2 to 4 us a file): data files
+without a record go; so do records of cache namespaces without a data file. A durable record without
+one stays, for `fsck` to report: its data were acknowledged, so this is damage.
+
+Invariants
+- Run before anything else uses the store, with its lock held. A kill at any point: run again, same
+  result.
+- A file is removed as everywhere: names, then data file, then index entry, then record.
+"""
+
+import os
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from kvfs.meta import keys
+from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
+from kvfs.namespace import lifecycle, spaces, tree
+from kvfs.namespace.inodes import read_inodes
+from kvfs.store.files import DataFiles
+from kvfs.store.index import Index
+from kvfs.store.layout import Store
+
+_BATCH: Final = 256
+_REGULAR: Final = 0o100000
+_FORMAT: Final = 0o170000
+
+
+class Recovery:
+    """One recovery of one store; `run` does it."""
+
+    def __init__(self, engine: Engine, files: DataFiles, index: Index, boot: int, now: int) -> None:
+        self._engine = engine
+        self._files = files
+        self._index = index
+        self._boot = boot
+        self._now = now
+        self.found = {
+            "unpublished_dropped": 0,
+            "unsynced_dropped": 0,
+            "orphans_dropped": 0,
+            "sizes_refreshed": 0,
+            "data_files_removed": 0,
+            "records_without_data_dropped": 0,
+            "durable_data_missing": 0,
+        }
+
+    async def run(self, *, compare_all: bool) -> None:
+        """Everything of the table above; `compare_all` after a power cut. Raises NoSpace, ReadOnly,
+        Corrupt."""
+        await self._each(lifecycle.unpublished, self._drop_unpublished)
+        await self._each(lifecycle.unsealed, self._judge_unsealed)
+        if compare_all:
+            await self._remove_leaked()
+            await self._each(_regular_files, self._judge_present)
+        await self._each(lifecycle.orphans, self._drop_orphans)
+
+    async def _each(
+        self,
+        listed: Callable[[Transaction, int, int], list[int]],
+        step: Callable[[list[int]], Awaitable[None]],
+    ) -> None:
+        """Give `step` all that the engine lists, a batch at a time."""
+        after = 0
+        while True:
+            inos = await self._engine.read(_page(listed, after))
+            if not inos:
+                return
+            await step(inos)
+            after = inos[-1]
+            await trio.lowlevel.checkpoint()
+
+    async def _drop_unpublished(self, inos: list[int]) -> None:
+        records = await self._read(inos)
+        for ino, inode in records.items():
+            if inode is None:  # reserved by a process that then never made the record
+                self.found["data_files_removed"] += self._files.unlink(ino, 0)
+
+        def fn(t: Transaction) -> None:
+            for ino, inode in records.items():
+                if inode is None:
+                    t.delete(keys.unpublished(ino))
+                else:
+                    lifecycle.evict(t, ino, self._now)
+
+        await self._engine.transact(fn)
+        self.found["unpublished_dropped"] += len(inos)
+
+    async def _judge_unsealed(self, inos: list[int]) -> None:
+        """Drop what a power cut may have torn; the others are as long as their data files."""
+        torn: list[int] = []
+        grown: list[tuple[int, Inode, os.stat_result]] = []
+        for ino, inode in (await self._read(inos)).items():
+            if inode is None or not inode.nlink:
+                continue
+            stat = self._stat(ino, inode)
+            if inode.boot and (inode.boot != self._boot or stat is None):
+                torn.append(ino)
+            elif stat is not None and not _agree(inode, stat):
+                grown.append((ino, inode, stat))
+        await self._engine.transact(lambda t: self._evict(t, torn))
+        await self._engine.transact(lambda t: _refresh(t, grown))
+        self.found["unsynced_dropped"] += len(torn)
+        self.found["sizes_refreshed"] += len(grown)
+
+    async def _judge_present(self, inos: list[int]) -> None:
+        """After a power cut: whether each record has its data file."""
+        caches = await self._engine.read(_cache_namespaces)
+        missing = [
+            ino
+            for ino, inode in (await self._read(inos)).items()
+            if inode is not None and inode.nlink and self._stat(ino, inode) is None
+        ]
+        gone = [ino for ino in missing if namespace_of(ino) in caches]
+        await self._engine.transact(lambda t: self._evict(t, gone))
+        self.found["records_without_data_dropped"] += len(gone)
+        self.found["durable_data_missing"] += len(missing) - len(gone)
+
+    async def _drop_orphans(self, inos: list[int]) -> None:
+        for ino, inode in (await self._read(inos)).items():
+            if inode is not None and inode.mode & _FORMAT == _REGULAR:
+                self._files.unlink(ino, inode.version)
+        self._index.remove(inos)
+
+        def fn(t: Transaction) -> None:
+            for ino in inos:
+                tree.reap(t, ino)
+
+        await self._engine.transact(fn)
+        self.found["orphans_dropped"] += len(inos)
+
+    async def _remove_leaked(self) -> None:
+        """After a power cut: unlink data files whose record did not survive."""
+        batch: list[tuple[int, int]] = []
+        for each in self._files.scan():
+            batch.append(each)
+            if len(batch) == _BATCH:
+                await self._remove_leaked_of(batch)
+                batch = []
+        await self._remove_leaked_of(batch)
+
+    async def _remove_leaked_of(self, batch: list[tuple[int, int]]) -> None:
+        records = await self._read([ino for ino, _ in batch])
+        leaked = [
+            (ino, version)
+            for ino, version in batch
+            if (inode := records[ino]) is None or inode.version != version
+        ]
+        for ino, version in leaked:
+            self._files.unlink(ino, version)
+        if without := [ino for ino, _ in leaked if records[ino] is None]:
+            self._index.remove(without)
+        self.found["data_files_removed"] += len(leaked)
+        await trio.lowlevel.checkpoint()
+
+    def _evict(self, t: Transaction, inos: list[int]) -> None:
+        for ino in inos:
+            lifecycle.evict(t, ino, self._now)
+
+    def _stat(self, ino: int, inode: Inode) -> os.stat_result | None:
+        try:
+            return self._files.stat(ino, inode.version)
+        except FileNotFoundError:
+            return None
+
+    async def _read(self, inos: list[int]) -> dict[int, Inode | None]:
+        found = await self._engine.read(lambda t: read_inodes(t, inos))
+        return dict(zip(inos, found, strict=True))
+
+
+async def recover(
+    store: Store,
+    engine: Engine,
+    files: DataFiles,
+    index: Index,
+    *,
+    boot: int,
+    now: int,
+    clean: bool,
+    restored: bool,
+) -> dict[str, int] | None:
+    """Put a store in order before its node serves; what was found, None when nothing was.
+
+    `boot`: the running boot's id. `clean`: what `Store.take_clean` said. `restored`: whether the
+    engine went back to a checkpoint. Raises NoSpace, ReadOnly, Corrupt. Cancelled: run again at the
+    next start.
+    """
+    recovery = Recovery(engine, files, index, boot, now)
+    known = store.recovered_boot()
+    await recovery.run(compare_all=restored or (not clean and known != boot))
+    await engine.sync()
+    if known != boot:
+        store.mark_recovered(boot)
+    return recovery.found if any(recovery.found.values()) else None
+
+
+def _page(
+    listed: Callable[[Transaction, int, int], list[int]], after: int
+) -> Callable[[Transaction], list[int]]:
+    return lambda t: listed(t, after, _BATCH)
+
+
+def _regular_files(t: Transaction, after_ino: int, limit: int) -> list[int]:
+    """Up to `limit` inode numbers above `after_ino` of published regular files."""
+    found: list[int] = []
+    for key, value in t.scan(keys.inode(after_ino) + b"\0", b"j"):
+        inode = unpack_inode(value)
+        if inode.mode & _FORMAT == _REGULAR and inode.flags & Flag.PUBLISHED:
+            found.append(keys.unpack_u64(key, 1))
+            if len(found) >= limit:
+                break
+    return found
+
+
+def _cache_namespaces(t: Transaction) -> set[int]:
+    return {each.id for each in spaces.list_all(t) if each.namespace.kind == "cache"}
+
+
+def _agree(inode: Inode, stat: os.stat_result) -> bool:
+    return (inode.size, inode.blocks, inode.mtime_ns) == (
+        stat.st_size,
+        stat.st_blocks,
+        stat.st_mtime_ns,
+    )
+
+
+def _refresh(t: Transaction, grown: list[tuple[int, Inode, os.stat_result]]) -> None:
+    for ino, inode, stat in grown:
+        lifecycle.publish(
+            t,
+            ino,
+            size=stat.st_size,
+            blocks=stat.st_blocks,
+            mtime_ns=stat.st_mtime_ns,
+            ctime_ns=stat.st_ctime_ns,
+            boot=inode.boot,
+        )

@@ -1,0 +1,298 @@
+"""Planted damage of every kind is found, named, and mended."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.fsck import Fsck
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Flag, Inode, Usage, namespace_root, pack, unpack_inode
+from kvfs.namespace import lifecycle, spaces, tree
+from kvfs.store import index as index_module
+from tests.contract.small_node import SmallNode, small_node
+
+
+class Planted:
+    """A healthy store with something of everything, to damage."""
+
+    def __init__(self, node: SmallNode) -> None:
+        self.node = node
+        self.cache = node.namespace("cache")
+        self.models = node.namespace("models", kind="durable")
+        self.block = node.write(self.cache, "block", os.urandom(5 << 20))
+        self.weights = node.write(self.models, "weights", os.urandom(10_000))
+        self.directory = self._directory("directory")
+        self.linked = node.write(self.models, "linked", b"linked")
+        self.change(lambda t: tree.link(t, self.linked, self.directory, b"again", time.time_ns()))
+        deep = self._number()
+        self.change(lambda t: tree.add(t, self.directory, b"deep", deep, _directory()))
+        trio.run(node.sealer.settle)
+        node.index.flush()
+
+    def change(self, fn: Callable[[Transaction], object]) -> None:
+        self.node.engine.transact_now(fn)
+
+    def edit(self, ino: int, **fields: object) -> None:
+        inode = self.node.record(ino)
+        assert inode is not None
+        for name, value in fields.items():
+            setattr(inode, name, value)
+        self.change(lambda t: t.put(keys.inode(ino), pack(inode)))
+
+    def check(self, *, checksums: bool = False) -> list[str]:
+        fsck = Fsck(self.node.engine, self.node.files, self.node.index, checksums=checksums)
+        return [problem.kind for problem in fsck.check()]
+
+    def repair(self, *, checksums: bool = False) -> None:
+        fsck = Fsck(self.node.engine, self.node.files, self.node.index, checksums=checksums)
+        assert list(fsck.repair())
+
+    def _number(self) -> int:
+        return self.node.engine.transact_now(lambda t: spaces.allocate_inodes(t, self.models, 1))
+
+    def _directory(self, name: str) -> int:
+        ino = self._number()
+        root = namespace_root(self.models)
+        self.change(lambda t: tree.add(t, root, name.encode(), ino, _directory()))
+        return ino
+
+
+def _directory() -> Inode:
+    return Inode(
+        mode=0o40755,
+        uid=0,
+        gid=0,
+        nlink=2,
+        atime_ns=1,
+        mtime_ns=1,
+        ctime_ns=1,
+        parent=0,
+        name=b"",
+    )
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Iterator[Planted]:
+    with small_node(tmp_path / "store") as node:
+        yield Planted(node)
+
+
+def test_a_healthy_store_has_no_problem(planted: Planted) -> None:
+    assert planted.check(checksums=True) == []
+
+
+def test_a_new_store_has_no_problem(tmp_path: Path) -> None:
+    with small_node(tmp_path / "store") as node:
+        assert list(Fsck(node.engine, node.files, node.index).check()) == []
+
+
+def leaked_data(p: Planted) -> None:
+    os.close(p.node.files.create(p.block + 500, 0))
+
+
+def old_version(p: Planted) -> None:
+    os.close(p.node.files.create(p.block, 7))
+
+
+def missing_data(p: Planted) -> None:
+    p.node.files.unlink(p.weights, 0)
+
+
+def wrong_size(p: Planted) -> None:
+    os.truncate(p.node.files.path(p.block, 0), 3)
+
+
+def wrong_size_durable(p: Planted) -> None:
+    os.truncate(p.node.files.path(p.weights, 0), 3)
+
+
+def dangling_entry(p: Planted) -> None:
+    key = keys.file_entry(p.directory, b"ghost")
+    p.change(lambda t: t.put(key, keys.pack_u64(p.block + 500)))
+
+
+def entry_of_a_missing_directory(p: Planted) -> None:
+    key = keys.file_entry(p.directory + 900, b"lost")
+    p.change(lambda t: t.put(key, keys.pack_u64(p.block)))
+
+
+def entry_its_inode_does_not_know(p: Planted) -> None:
+    key = keys.file_entry(p.directory, b"alias")
+    p.change(lambda t: t.put(key, keys.pack_u64(p.block)))
+
+
+def unreachable_inode(p: Planted) -> None:
+    p.change(lambda t: t.delete(keys.file_entry(namespace_root(p.models), b"weights")))
+
+
+def unreachable_with_another_name(p: Planted) -> None:
+    p.change(lambda t: t.delete(keys.file_entry(p.directory, b"again")))
+    p.edit(p.linked, parent=p.directory, name=b"again")
+
+
+def unreachable_with_its_name_taken(p: Planted) -> None:
+    key = keys.file_entry(namespace_root(p.models), b"weights")
+    p.change(lambda t: t.put(key, keys.pack_u64(p.linked)))
+
+
+def wrong_link_count(p: Planted) -> None:
+    p.edit(p.linked, nlink=5)
+
+
+def wrong_directory_count(p: Planted) -> None:
+    p.edit(p.directory, nlink=9)
+
+
+def wrong_unsealed_list(p: Planted) -> None:
+    p.change(lambda t: t.put(keys.unsealed(p.block), b""))
+
+
+def unsealed_but_not_listed(p: Planted) -> None:
+    p.edit(p.block, flags=int(Flag.PUBLISHED))
+
+
+def wrong_orphan_list(p: Planted) -> None:
+    p.change(lambda t: t.put(keys.orphan(p.weights), b""))
+
+
+def wrong_unpublished_list(p: Planted) -> None:
+    p.change(lambda t: t.put(keys.unpublished(p.weights), b""))
+
+
+def stray_attribute(p: Planted) -> None:
+    p.change(lambda t: t.put(keys.xattr(p.block + 500, b"user.x"), b"value"))
+
+
+def stray_backlink(p: Planted) -> None:
+    p.change(lambda t: t.put(keys.backlink(p.block, p.directory, b"x"), b""))
+
+
+def wrong_usage(p: Planted) -> None:
+    p.change(lambda t: t.put(keys.usage(p.cache), pack(Usage(bytes=1, inodes=2))))
+
+
+def stray_index_entry(p: Planted) -> None:
+    p.node.index.store([(p.block + 500, 0, b"")])
+
+
+def missing_index_entry(p: Planted) -> None:
+    p.node.index.remove([p.block])
+
+
+def wrong_index_order(p: Planted) -> None:
+    table = p.node.engine.database(index_module.NAME)
+    table.transact_now(lambda t: t.put(index_module._order_key(p.block, 5), b""))
+
+
+def no_index_order(p: Planted) -> None:
+    table = p.node.engine.database(index_module.NAME)
+    entry = p.node.index.get(p.block)
+    assert entry is not None
+    table.transact_now(lambda t: t.delete(index_module._order_key(p.block, entry.clock)))
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind"),
+    [
+        (leaked_data, "leaked_data"),
+        (old_version, "leaked_data"),
+        (missing_data, "missing_data"),
+        (wrong_size, "wrong_size"),
+        (wrong_size_durable, "wrong_size"),
+        (dangling_entry, "dangling_entry"),
+        (entry_of_a_missing_directory, "dangling_entry"),
+        (entry_its_inode_does_not_know, "dangling_entry"),
+        (unreachable_inode, "unreachable_inode"),
+        (unreachable_with_another_name, "unreachable_inode"),
+        (unreachable_with_its_name_taken, "unreachable_inode"),
+        (wrong_link_count, "wrong_link_count"),
+        (wrong_directory_count, "wrong_link_count"),
+        (wrong_unsealed_list, "wrong_list"),
+        (unsealed_but_not_listed, "wrong_list"),
+        (wrong_orphan_list, "wrong_list"),
+        (wrong_unpublished_list, "wrong_list"),
+        (stray_attribute, "wrong_list"),
+        (stray_backlink, "wrong_list"),
+        (wrong_usage, "wrong_usage"),
+        (stray_index_entry, "stray_index_entry"),
+        (missing_index_entry, "missing_index_entry"),
+        (wrong_index_order, "wrong_index_order"),
+        (no_index_order, "wrong_index_order"),
+    ],
+)
+def test_damage_is_found_and_mended(
+    planted: Planted, plant: Callable[[Planted], None], kind: str
+) -> None:
+    plant(planted)
+    assert kind in planted.check()
+    planted.repair()
+    assert planted.check() == []
+
+
+def test_every_problem_says_what_and_where(planted: Planted) -> None:
+    wrong_usage(planted)
+    missing_data(planted)
+    fsck = Fsck(planted.node.engine, planted.node.files, planted.node.index)
+    texts = sorted(str(problem) for problem in fsck.check())
+    assert texts[0].startswith(f"missing_data: file 'weights' (inode {planted.weights:#x}): ")
+    assert texts[1].startswith("wrong_usage: namespace cache: ")
+
+
+def test_a_foreign_file_is_reported_and_left(planted: Planted) -> None:
+    path = Path(planted.node.files.root, "notes.txt")
+    path.write_text("not of KVFS")
+    assert planted.check() == ["foreign_file"]
+    assert list(Fsck(planted.node.engine, planted.node.files, planted.node.index).repair()) == []
+    assert path.exists()
+
+
+def corrupt(path: str, offset: int) -> None:
+    stat = os.stat(path)
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_rot_is_found_by_reading_and_located(planted: Planted) -> None:
+    corrupt(planted.node.files.path(planted.block, 0), (4 << 20) + 17)
+    assert planted.check() == []
+    fsck = Fsck(planted.node.engine, planted.node.files, planted.node.index, checksums=True)
+    problems = list(fsck.check())
+    assert [problem.kind for problem in problems] == ["wrong_checksum"]
+    assert "number 1" in problems[0].detail
+
+
+def test_a_rotten_cache_file_goes_and_a_durable_one_stays(planted: Planted) -> None:
+    corrupt(planted.node.files.path(planted.block, 0), 0)
+    corrupt(planted.node.files.path(planted.weights, 0), 0)
+    planted.repair(checksums=True)
+    assert planted.check(checksums=True) == []
+    assert planted.node.names(planted.cache) == set()
+    assert "weights" in planted.node.names(planted.models)
+    trio.run(planted.node.sealer.settle)
+    inode = planted.node.record(planted.weights)
+    assert inode is not None and inode.flags & Flag.SEALED
+
+
+def test_a_lost_name_comes_back_under_its_namespace(planted: Planted) -> None:
+    unreachable_with_its_name_taken(planted)
+    planted.repair()
+    assert f"lost+found-{planted.weights:x}" in planted.node.names(planted.models)
+
+
+def test_what_a_kill_leaves_for_the_next_start_is_no_problem(planted: Planted) -> None:
+    young, fd = planted.node.make(planted.cache, "young")
+    os.close(fd)
+    planted.node.holders.not_writing(young)
+    value = planted.node.engine.read_now(lambda t: t.get(keys.inode(young)))
+    assert value is not None and not unpack_inode(value).flags & Flag.PUBLISHED
+    planted.change(lambda t: lifecycle.evict(t, planted.block, 1))
+    assert planted.check() == []
