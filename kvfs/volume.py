@@ -64,8 +64,10 @@ class Volume:
     async def drop(self, doomed: list[tuple[int, int]]) -> None:
         """Unlink the data files of these orphans (inode, version), then drop their records.
 
-        Cancelled: what is left is found again at the next start.
+        Synced first: else a power cut could undo the rename that made an orphan of a durable file,
+        and find its data gone. Cancelled: what is left is found again at the next start.
         """
+        await self.engine.sync()
         files = self.files
 
         def unlink() -> None:
