@@ -138,14 +138,12 @@ def _store(directory: Path) -> Iterator[Line]:
 
 
 def _engine(status: dict[str, Any] | None) -> Line:
-    name = "checkpoints"
+    """Commits that need no sync of their own."""
+    name = "journal"
     if status is None:
-        return Line(name=name, available=True, active=None, reason="found out at the start")
-    engine = status["engine"]
-    return Line(
-        name=name,
-        available=engine["checkpointed"],
-        active=engine["checkpointed"],
-        reason=engine["durability"],
-        remedy="" if engine["checkpointed"] else "an lmdb of the data format 1",
-    )
+        return Line(name=name, available=True, active=None, reason="commits wait for no disk")
+    failure = status["engine"]["journal_failure"]
+    if failure is None:
+        return Line(name=name, available=True, active=True, reason="commits wait for no disk")
+    remedy = "look at the disk; a restart of the node tries again"
+    return Line(name=name, available=False, active=False, reason=failure, remedy=remedy)

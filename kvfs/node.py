@@ -3,7 +3,7 @@
 | step of the start | what a kill after it leaves |
 |---|---|
 | 1 store made or opened, locked | an empty store, or the old one; the lock goes with the process |
-| 2 engine opened (after a reboot its checkpoint), first namespaces made | no `clean` marker |
+| 2 engine opened (after a power cut rebuilt), first namespaces made | no `clean` marker |
 | 3 marker taken, what the last process left is mended (`recover`) | it is mended again |
 | 4 keepers (dropper, sealer, evictor) and control socket in a nursery | a dead socket, replaced |
 
@@ -154,7 +154,7 @@ class Node:
             },
             "engine": {
                 "name": "LMDB",
-                "checkpointed": self.engine.fallback is None,
+                "journal_failure": self.engine.failure,
                 "durability": _durability(self.engine),
             },
             "recovery": self.recovery,
@@ -265,10 +265,8 @@ def _as_statvfs(space: Space, inodes: int, disk: os.statvfs_result) -> os.statvf
 
 def _durability(engine: EmbeddedEngine) -> str:
     if engine.failure:
-        return f"a power cut may lose what is written now: {engine.failure}"
-    if engine.fallback:
-        return f"each commit is synced ({engine.fallback})"
-    return "a kill loses nothing; checkpoints make what was synced safe against a power cut"
+        return f"a power cut may lose what is written from now on: {engine.failure}"
+    return "a kill loses nothing; its journal makes what was synced safe against a power cut"
 
 
 def _resident_bytes() -> int:

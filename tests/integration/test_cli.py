@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.store.files import DataFiles
 from tests.integration.harness import MODES, Node, is_mounted, kvfs
 
 MODE = os.environ.get("KVFS_TEST_MODES", MODES[0]).split(",")[0]
@@ -224,14 +225,20 @@ def test_a_foreign_directory_as_store_is_refused(node: Node) -> None:
     assert os.listdir(node.store) == ["thesis.tex"]
 
 
-def test_a_damaged_engine_is_named(node: Node) -> None:
+def test_a_damaged_engine_is_rebuilt_or_named(node: Node) -> None:
     node.up()
+    (node.mount / "models" / "kept").write_bytes(b"k")
     node.down()
     with open(node.store / "meta" / "data.mdb", "r+b") as file:
         file.write(os.urandom(16384))
+    node.up()
+    assert (node.mount / "models" / "kept").read_bytes() == b"k"
+    node.down()
+    for file in (node.store / "meta").iterdir():
+        file.write_bytes(os.urandom(16384))
     code, message = refused("up", "--daemon", *node.place())
     assert code == 8
-    assert "data.mdb" in message
+    assert str(node.store / "meta") in message
 
 
 def test_what_is_not_built_is_refused(node: Node) -> None:
@@ -288,7 +295,7 @@ EXAMINED = {
     "copy_file_range",
     "xattrs",
     "O_DIRECT",
-    "checkpoints",
+    "journal",
 }
 
 
@@ -448,3 +455,40 @@ def test_a_store_locked_by_somebody_is_seen_by_down(node: Node) -> None:
         code, message = refused("down", *node.place(), "--timeout", "0.2")
     assert code == 7
     assert "has not stopped" in message
+
+
+# ---- fsck
+
+
+def test_fsck_finds_nothing_in_a_store_that_was_used(node: Node) -> None:
+    node.up()
+    (node.mount / "models" / "a").write_bytes(b"a" * 5000)
+    (node.mount / "models" / "d").mkdir()
+    (node.mount / "cache" / "b").write_bytes(b"b")
+    node.down()
+    done = kvfs("fsck", "--checksums", "--store", str(node.store))
+    assert (done.returncode, done.stdout) == (0, "the store is whole\n")
+
+
+def test_fsck_reports_and_repairs(node: Node) -> None:
+    node.up()
+    (node.mount / "cache" / "b").write_bytes(b"b")
+    node.down()
+    files = DataFiles(node.store / "data")
+    os.close(files.create(1 << 48 | 0xFFFFF, 0))
+    files.close()
+    store = ("--store", str(node.store))
+    done = kvfs("fsck", *store)
+    assert done.returncode == 1
+    assert "--repair" in done.stdout
+    done = kvfs("fsck", "--repair", "--json", *store)
+    assert done.returncode == 0, done.stdout
+    assert all(json.loads(line)["repaired"] for line in done.stdout.splitlines())
+    assert kvfs("fsck", *store).stdout == "the store is whole\n"
+
+
+def test_fsck_leaves_a_running_node_alone(node: Node) -> None:
+    node.up()
+    code, message = refused("fsck", "--store", str(node.store))
+    assert code == 4
+    assert f"in use by process {node.pid}" in message

@@ -1,0 +1,91 @@
+"""`kvfs fsck`: whether a store is whole, and its repair."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from cli import settings
+from kvfs.errors import Corrupt
+
+if TYPE_CHECKING:
+    from kvfs.fsck import Fsck, Problem
+
+_UNREPAIRED: Final = 1
+
+
+@click.command("fsck")
+@settings.options("store")
+@click.option("--repair", is_flag=True, help="Mend what is found.")
+@click.option("--checksums", is_flag=True, help="Read all data and compare their checksums.")
+@click.option("--json", "as_json", is_flag=True, help="For machines: one object on each line.")
+def command(
+    config_file: Path | None, store: Path | None, repair: bool, checksums: bool, as_json: bool
+) -> None:
+    """Check the store of a stopped node: each problem is one line on standard output.
+
+    Ends with 0 when nothing is wrong any more, with 1 when something is.
+    """
+    config = settings.resolve(config_file, store=store)
+    with ExitStack() as closing:
+        fsck = _open(config.store, closing, checksums=checksums)
+        repaired = _report(fsck.repair(), as_json, repaired=True) if repair else 0
+        left = _report(fsck.check(), as_json, repaired=False)
+    _conclude(repaired, left, as_json)
+
+
+def _open(path: Path, closing: ExitStack, *, checksums: bool) -> "Fsck":
+    """Everything that a check needs, with the store's lock held until `closing` closes."""
+    from kvfs.fsck import Fsck
+    from kvfs.meta.embedded import EmbeddedEngine
+    from kvfs.store import layout
+    from kvfs.store.files import DataFiles
+    from kvfs.store.index import NAME, Index
+
+    store = layout.open_store(path)
+    store.lock()
+    closing.callback(store.unlock)
+    engine = EmbeddedEngine(store.meta)
+    closing.callback(engine.close)
+    if damage := engine.find_damage():
+        raise Corrupt(f"the metadata of {path} are damaged: {damage}; restore meta/ from a backup")
+    files = DataFiles(store.data)
+    closing.callback(files.close)
+    return Fsck(engine, files, Index(engine.database(NAME)), checksums=checksums)
+
+
+def _report(problems: "Iterator[Problem]", as_json: bool, *, repaired: bool) -> int:
+    """Show each problem as it is found; how many there were."""
+    count = 0
+    for problem in problems:
+        count += 1
+        if as_json:
+            fields = {
+                "kind": problem.kind,
+                "subject": problem.subject,
+                "detail": problem.detail,
+                "repaired": repaired,
+            }
+            click.echo(json.dumps(fields))
+        else:
+            click.echo(f"repaired {problem}" if repaired else str(problem))
+    return count
+
+
+def _conclude(repaired: int, left: int, as_json: bool) -> None:
+    if not as_json:
+        click.echo(_conclusion(repaired, left))
+    sys.exit(_UNREPAIRED if left else 0)
+
+
+def _conclusion(repaired: int, left: int) -> str:
+    if not repaired and not left:
+        return "the store is whole"
+    if not left:
+        return f"{repaired} problems repaired, the store is whole"
+    more = "; kvfs fsck --repair mends what can be" if not repaired else ""
+    return f"{repaired} problems repaired, {left} left{more}"
