@@ -72,6 +72,7 @@ class _Read(NamedTuple):
     fd: int
     stat: os.stat_result
     checksum: Checksum
+    blocks: int
 
 
 class Sealer:
@@ -197,7 +198,7 @@ class Sealer:
         if found is None:
             os.close(fd)
             return None
-        return _Read(ino, version, fd, before, found)
+        return _Read(ino, version, fd, before, found, before.st_blocks)
 
     async def _record(self, read: list[_Read]) -> None:
         """Steps 2 to 5; files that were touched meanwhile fall out of `read`."""
@@ -206,8 +207,8 @@ class Sealer:
         sealed = await self._engine.transact(lambda t: [_seal(t, each) for each in read])
         self._keep(read, [each for each, done in zip(read, sealed, strict=True) if done])
         described = await self._engine.read(lambda t: [_description(t, each) for each in read])
-        await trio.to_thread.run_sync(_settle_on_disk, read, described)
-        await self._engine.transact(lambda t: [_confirm(t, each) for each in read])
+        settled = await trio.to_thread.run_sync(_settle_on_disk, read, described)
+        await self._engine.transact(lambda t: [_confirm(t, each) for each in settled])
         self.counters["sealed_files"] += len(read)
         self.counters["sealed_bytes"] += sum(each.stat.st_size for each in read)
 
@@ -274,7 +275,7 @@ def _seal_record(t: Transaction, each: _Read, *, synced: bool) -> bool:
         each.ino,
         version=each.version,
         size=each.stat.st_size,
-        blocks=each.stat.st_blocks,
+        blocks=each.blocks,
         mtime_ns=each.stat.st_mtime_ns,
         ctime_ns=each.stat.st_ctime_ns,
         checksum=each.checksum.combined,
@@ -309,9 +310,13 @@ def _description(t: Transaction, each: _Read) -> Description | None:
     )
 
 
-def _settle_on_disk(read: list[_Read], described: list[Description | None]) -> None:
-    """Step 4, in a thread."""
+def _settle_on_disk(read: list[_Read], described: list[Description | None]) -> list[_Read]:
+    """Step 4, in a thread; what was read, with the blocks that it takes now: allocation was delayed
+    until here, and on ext4 a description takes one block of its own."""
+    settled = []
     for each, description in zip(read, described, strict=True):
         if description is not None:
             data.describe(each.fd, description)
         os.fsync(each.fd)
+        settled.append(each._replace(blocks=os.fstat(each.fd).st_blocks))
+    return settled

@@ -1,0 +1,242 @@
+"""A process is killed at each step; the next start puts the store in order and loses nothing that
+was acknowledged."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.fsck import Fsck
+from kvfs.meta import keys
+from kvfs.recover import recover
+from tests.contract.small_node import BOOT, SmallNode, small_node
+
+ROOT = Path(__file__).resolve().parents[2]
+OTHER_BOOT = 54321
+
+VICTIM = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import trio
+from tests.contract.small_node import small_node
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def evict(node):
+    from kvfs.background.accounting import STORE
+    async def main():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.evictor.run)
+            await trio.sleep(60)
+    trio.run(main)
+
+MIB = 1 << 20
+with small_node(Path(sys.argv[2])) as node:
+    cache = node.namespace("cache", capacity=8 * MIB)
+    durable = node.namespace("models", kind="durable")
+    kept = node.write(durable, "kept", b"kept")
+    trio.run(node.sealer.settle)
+    step = sys.argv[3]
+    {steps}
+    raise SystemExit("the step did not kill")
+"""
+
+STEPS = {
+    "record made, no data file": """
+    node.files.create = die
+    node.make(cache, "young")
+""",
+    "data file made, not published": """
+    ino, fd = node.make(cache, "young")
+    os.write(fd, b"x" * MIB)
+    die()
+""",
+    "published, not sealed": """
+    node.write(durable, "acknowledged", b"x" * MIB)
+    die()
+""",
+    "written again after a publish": """
+    ino, fd = node.make(durable, "acknowledged")
+    os.write(fd, b"x" * MIB)
+    node.publish(ino, fd)
+    os.write(fd, b"y" * MIB)
+    die()
+""",
+    "sealing: read": """
+    node.write(durable, "acknowledged", b"x" * MIB)
+    node.sealer._record = die
+    trio.run(node.sealer.settle)
+""",
+    "sealing: in the index, record not sealed": """
+    node.write(durable, "acknowledged", b"x" * MIB)
+    node.sealer._still = die
+    trio.run(node.sealer.settle)
+""",
+    "sealing: sealed, not synced": """
+    node.write(durable, "acknowledged", b"x" * MIB)
+    import kvfs.background.sealer as sealer
+    sealer._settle_on_disk = die
+    trio.run(node.sealer.settle)
+""",
+    "sealing: synced, record does not say so": """
+    node.write(durable, "acknowledged", b"x" * MIB)
+    import kvfs.background.sealer as sealer
+    sealer._confirm = die
+    trio.run(node.sealer.settle)
+""",
+    "evicting: names removed": """
+    for number in range(8):
+        node.write(cache, f"cold{number}", bytes(MIB))
+    node.files.unlink = die
+    evict(node)
+""",
+    "evicting: data files unlinked": """
+    for number in range(8):
+        node.write(cache, f"cold{number}", bytes(MIB))
+    node.index.remove = die
+    evict(node)
+""",
+    "evicting: index entries removed": """
+    for number in range(8):
+        node.write(cache, f"cold{number}", bytes(MIB))
+    import kvfs.background.evictor as evictor
+    evictor.tree.reap = die
+    evict(node)
+""",
+}
+
+
+def run_victim(root: Path, step: str) -> None:
+    program = VICTIM.replace("{steps}", STEPS[step].strip().replace("\n", "\n"))
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(ROOT), str(root), step], capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def start_again(node: SmallNode, *, boot: int = BOOT, restored: bool = False) -> dict[str, int]:
+    found = trio.run(
+        lambda: recover(
+            node.store,
+            node.engine,
+            node.files,
+            node.index,
+            boot=boot,
+            now=time.time_ns(),
+            clean=node.store.take_clean(),
+            restored=restored,
+        )
+    )
+    return found or {}
+
+
+def problems(node: SmallNode) -> list[str]:
+    fsck = Fsck(node.engine, node.files, node.index, checksums=True)
+    return [str(problem) for problem in fsck.check()]
+
+
+def assert_books_balance(node: SmallNode) -> None:
+    assert problems(node) == []
+    on_disk = sum(512 * node.files.stat(*each).st_blocks for each in node.files.scan())
+    assert node.census().store.used == on_disk
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_at_each_step(tmp_path: Path, step: str) -> None:
+    run_victim(tmp_path / "store", step)
+    with small_node(tmp_path / "store") as node:
+        start_again(node)
+        assert_books_balance(node)
+        spaces = {each.name: number for number, each in node.census().namespaces.items()}
+        left = node.names(spaces[b"models"])
+        assert "kept" in left
+        if "acknowledged" in STEPS[step]:
+            assert "acknowledged" in left
+        assert "young" not in node.names(spaces[b"cache"])
+        trio.run(node.sealer.settle)
+        assert_books_balance(node)
+        assert start_again(node) == {}, "the second start finds nothing"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[SmallNode]:
+    with small_node(tmp_path / "store") as made:
+        yield made
+
+
+def test_after_a_clean_stop_there_is_nothing_to_do(node: SmallNode) -> None:
+    space = node.namespace("cache")
+    node.write(space, "block", b"x")
+    trio.run(node.sealer.settle)
+    node.store.mark_clean()
+    assert start_again(node) == {}
+
+
+def test_data_of_another_boot_that_were_not_synced_are_dropped(node: SmallNode) -> None:
+    space = node.namespace("cache")
+    node.write(space, "synced", b"x")
+    trio.run(node.sealer.settle)
+    node.write(space, "torn?", b"x")
+    assert start_again(node, boot=OTHER_BOOT)["unsynced_dropped"] == 1
+    assert node.names(space) == {"synced"}
+    assert_books_balance(node)
+
+
+def test_a_file_synced_once_is_kept_though_written_since(node: SmallNode) -> None:
+    space = node.namespace("models", kind="durable")
+    ino, fd = node.make(space, "database")
+    os.write(fd, b"x")
+    node.publish(ino, fd, boot=0)
+    os.write(fd, b"y")
+    start_again(node, boot=OTHER_BOOT)
+    assert node.names(space) == {"database"}
+    inode = node.record(ino)
+    assert inode is not None and inode.size == 2
+    node.close(ino, fd)
+
+
+def test_after_a_power_cut_disk_and_engine_are_compared(node: SmallNode) -> None:
+    cache, models = node.namespace("cache"), node.namespace("models", kind="durable")
+    lost, whole = node.write(cache, "lost", b"x"), node.write(cache, "whole", b"x")
+    damaged = node.write(models, "damaged", b"x")
+    trio.run(node.sealer.settle)
+    node.index.flush()
+    node.files.unlink(lost, 0)
+    node.files.unlink(damaged, 0)
+    os.close(node.files.create(whole + 100, 0))
+    found = start_again(node, restored=True)
+    assert found["data_files_removed"] == 1
+    assert found["records_without_data_dropped"] == 1
+    assert found["durable_data_missing"] == 1
+    assert node.names(cache) == {"whole"}
+    assert node.names(models) == {"damaged"}, "acknowledged data are never forgotten in silence"
+    assert [text.partition(":")[0] for text in problems(node)] == ["missing_data"]
+
+
+def test_a_power_cut_is_noticed_by_the_boot_though_the_engine_was_whole(node: SmallNode) -> None:
+    space = node.namespace("cache")
+    ino = node.write(space, "block", b"x")
+    trio.run(node.sealer.settle)
+    start_again(node)
+    os.close(node.files.create(ino + 100, 0))
+    assert start_again(node) == {}, "in the same boot not everything is read"
+    assert start_again(node, boot=OTHER_BOOT)["data_files_removed"] == 1
+
+
+def test_a_name_reserved_without_a_record_is_released(node: SmallNode) -> None:
+
+    space = node.namespace("cache")
+    ino = space << 48 | 500
+    node.engine.transact_now(lambda t: t.put(keys.unpublished(ino), b""))
+    os.close(node.files.create(ino, 0))
+    start_again(node)
+    assert list(node.files.scan()) == []
+    assert_books_balance(node)
