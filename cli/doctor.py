@@ -111,7 +111,9 @@ def _readahead(status: dict[str, Any] | None) -> Line:
         name="readahead",
         available=mount is None,
         active=None if mount is None else False,
-        reason="set when mounted" if mount is None else "the kernel's 128 KiB: /sys is read-only",
+        reason="set when mounted"
+        if mount is None
+        else "the kernel's 128 KiB: its setting may not be changed",
         remedy="" if mount is None else "run as root, with /sys writable",
     )
 

@@ -106,7 +106,9 @@ async def run(config: Config, *, mounted: bool, on_ready: Callable[[dict[str, An
             if mounted:
                 await keeper.mount(config.mount)
             node.ready()
-            on_ready(await node.status())
+            status = await node.status()
+            log.info("up on %s, mount: %s", config.store, status["mount"])
+            on_ready(status)
             await stopping.wait()
             log.info("stopping")
             nursery.cancel_scope.cancel()

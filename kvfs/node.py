@@ -205,6 +205,8 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             clean=store.take_clean(),
             restored=engine.restored,
         )
+        if node.recovery:
+            log.info("mended what the last process left: %s", node.recovery)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.volume.run)
             nursery.start_soon(node.index.run)
