@@ -25,9 +25,9 @@ BOOT = 12345
 class SmallNode:
     """The parts that keep files, and the few steps by which a mount would use them."""
 
-    def __init__(self, root: Path, limit: Capacity) -> None:
+    def __init__(self, root: Path, limit: Capacity, boot: int) -> None:
         self.store = create_store(root)
-        self.engine = EmbeddedEngine(self.store.meta)
+        self.engine = EmbeddedEngine(self.store.meta, boot=boot)
         self.files = DataFiles(self.store.data)
         self.index = Index(self.engine.database(NAME))
         self.holders = Holders()
@@ -133,8 +133,9 @@ class SmallNode:
 
 
 @contextlib.contextmanager
-def small_node(root: Path, limit: str = "90%") -> Iterator[SmallNode]:
-    node = SmallNode(root, parse_capacity(limit))
+def small_node(root: Path, limit: str = "90%", boot: int = BOOT) -> Iterator[SmallNode]:
+    """`boot`: the id of the boot that the node believes to run in."""
+    node = SmallNode(root, parse_capacity(limit), boot)
     try:
         yield node
     finally:

@@ -1,0 +1,70 @@
+"""Small disks that can be filled up or lose their power: a loop-mounted image, cut with its
+filesystem's shutdown ioctl."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+_GOING_DOWN: Final = 0x8004587D
+"""EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN are one number."""
+_NO_LOG_FLUSH: Final = 2
+_MIB: Final = 1 << 20
+SIZES: Final = {"ext4": 256 * _MIB, "xfs": 512 * _MIB}
+
+
+class Disk:
+    """A filesystem of its own in an image file."""
+
+    def __init__(self, image: Path, mountpoint: Path) -> None:
+        self.image = image
+        self.mountpoint = mountpoint
+
+    def mount(self) -> None:
+        self.mountpoint.mkdir(exist_ok=True)
+        subprocess.run(["mount", "-o", "loop", self.image, self.mountpoint], check=True)
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", self.mountpoint], check=True)
+
+    def power_cycle(self) -> None:
+        """What the machine does after `cut`: recover the journal, mount again."""
+        self.unmount()
+        self.mount()
+
+
+def cut(mountpoint: Path) -> None:
+    """From now on nothing reaches the disk, and what had not been flushed never will."""
+    fd = os.open(mountpoint, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, _GOING_DOWN, struct.pack("I", _NO_LOG_FLUSH))
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def disk(directory: Path, kind: str, size: int = 0) -> Iterator[Disk]:
+    """A mounted, empty disk. Skips the test, saying why, where that cannot be had."""
+    if os.getuid() != 0 or not Path("/dev/loop-control").exists():
+        pytest.skip("loop mounts need root and /dev/loop-control")
+    tool = f"mkfs.{kind}"
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    image = directory / f"{kind}.image"
+    with image.open("wb") as file:
+        file.truncate(size or SIZES[kind])
+    subprocess.run([tool, "-q", image], check=True, capture_output=True)
+    made = Disk(image, directory / kind)
+    made.mount()
+    try:
+        yield made
+    finally:
+        made.unmount()
+        image.unlink()
