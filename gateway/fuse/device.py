@@ -98,7 +98,10 @@ def _fusermount(mountpoint: str, allow_other: bool) -> int:
         )
         if result.returncode:
             why = result.stderr.decode(errors="replace").strip().splitlines()
-            raise AccessDenied(why[-1] if why else "fusermount3 refused to mount")
+            raise AccessDenied(
+                f"{mountpoint} cannot be mounted on ({why[-1] if why else 'fusermount3 refused'}): "
+                "run as root, or give the container --cap-add SYS_ADMIN"
+            )
         ours.settimeout(10)
         _, fds, _, _ = socket.recv_fds(ours, 16, 1)
     if not fds:

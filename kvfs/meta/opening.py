@@ -23,6 +23,8 @@ from kvfs.meta.state import State, StateFile, read_state
 _MIN_MAP_SIZE: Final = 1 << 30
 _MAX_READERS: Final = 512
 _MAX_DATABASES: Final = 8
+_LOCK_BYTES: Final = 40_960
+"""More than LMDB needs for _MAX_READERS (64 bytes for each and a header); it takes what it finds."""
 _CHECKED_PAGES: Final = 16_384
 """Looked at when it is opened: all of a file up to 64 MiB, the upper levels of a larger one; 40
 ms."""
@@ -124,6 +126,8 @@ class Opener:
         return read_position(environment).generation in generations(self.path, "journal")
 
     def _environment(self, path: Path, *, readonly: bool = False) -> lmdb.Environment:
+        if not readonly:
+            _reserve_lock_file(path / "lock.mdb")
         map_size = self._map_size
         while True:
             try:
@@ -143,6 +147,20 @@ class Opener:
                 if map_size <= _MIN_MAP_SIZE:
                     raise
                 map_size //= 4
+
+
+def _reserve_lock_file(file: Path) -> None:
+    """Have the blocks of a new lock file allocated before LMDB maps it: on a full disk a page of a
+    sparse one is a SIGBUS, not an error. OSError with ENOSPC instead."""
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(fd).st_size == 0:
+            os.posix_fallocate(fd, 0, _LOCK_BYTES)
+    except BaseException:
+        file.unlink()
+        raise
+    finally:
+        os.close(fd)
 
 
 def look_for_damage(

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -255,26 +256,70 @@ def test_asking_a_store_without_a_node_names_the_remedy(node: Node) -> None:
     assert f"kvfs up --store {node.store}" in message
 
 
-def test_without_the_device_the_message_says_what_to_do(node: Node) -> None:
-    """In a mount namespace of its own, where /dev/fuse is hidden."""
+def confined(script: str) -> tuple[int, str]:
+    """Exit code and the message of a foreground `up` that must fail, run by a shell script in a
+    mount namespace of its own."""
     if os.geteuid() != 0:
-        pytest.skip("needs root to hide /dev/fuse")
-    script = (
-        "mount --make-rprivate / && mount -t tmpfs none /dev && "
-        "exec {python} -c 'from cli.main import main; main()' up {place}"
-    ).format(python=sys.executable, place=" ".join(node.place()))
+        pytest.skip("needs root to make a mount namespace")
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script],
+        ["unshare", "--mount", "sh", "-ec", f"mount --make-rprivate /\n{script}"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 3, done.stderr
-    assert "/dev/fuse does not exist" in done.stderr
-    assert "modprobe fuse" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+def up_command(node: Node, *flags: str) -> str:
+    code = "from cli.main import main; main()"
+    return shlex.join([sys.executable, "-c", code, "up", *node.place(), *flags])
+
+
+def test_without_the_device_the_message_says_what_to_do(node: Node) -> None:
+    code, message = confined(f"mount -t tmpfs none /dev\n{up_command(node)}")
+    assert code == 3
+    assert "/dev/fuse does not exist" in message
+    assert "modprobe fuse" in message
+
+
+def test_without_permission_the_message_says_what_to_do(node: Node) -> None:
+    """As root in a container that was given no capabilities."""
+    code, message = confined(f"exec setpriv --bounding-set=-all {up_command(node)}")
+    assert code == 5, message
+    assert str(node.mount) in message
+    assert "root" in message
+
+
+def test_passthrough_is_refused_where_it_cannot_be_had(node: Node) -> None:
+    up = up_command(node, "--mode", "passthrough")
+    code, message = confined(f"exec setpriv --bounding-set=-all {up}")
+    assert code == 2
+    assert "CAP_SYS_ADMIN" in message
+    assert "--mode auto" in message
+
+
+def test_a_read_only_store_is_named(node: Node) -> None:
+    node.up()
+    node.down()
+    store = shlex.quote(str(node.store))
+    remount = f"mount --bind {store} {store}\nmount -o remount,bind,ro {store}"
+    code, message = confined(f"{remount}\n{up_command(node)}")
+    assert code == 5
+    assert str(node.store) in message
+    assert "read-only" in message
+
+
+def test_a_full_disk_is_named(node: Node) -> None:
+    node.store.mkdir()
+    code, message = confined(
+        f"mount -t tmpfs -o size=8k none {shlex.quote(str(node.store))}\n{up_command(node)}"
+    )
+    assert code == 6
+    assert str(node.store) in message
 
 
 # ---- doctor
