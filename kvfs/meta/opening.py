@@ -24,7 +24,7 @@ _MIN_MAP_SIZE: Final = 1 << 30
 _MAX_READERS: Final = 512
 _MAX_DATABASES: Final = 8
 _LOCK_BYTES: Final = 40_960
-"""More than LMDB needs for _MAX_READERS (64 bytes for each and a header); it takes what it finds."""
+"""More than LMDB needs for _MAX_READERS (64 bytes each, and a header); it takes what it finds."""
 _CHECKED_PAGES: Final = 16_384
 """Looked at when it is opened: all of a file up to 64 MiB, the upper levels of a larger one; 40
 ms."""
