@@ -3,7 +3,7 @@ codes.
 
 A message names the thing and, where there is one, the remedy. The core never raises a bare OSError
 on purpose: what the operating system refuses is translated where it happens, or passes through
-unchanged when only the system knows why. """
+unchanged when only the system knows why."""
 
 
 class KvfsError(Exception):

@@ -2,7 +2,7 @@
 
 An inode that lost its last link stays until nobody holds it: the kernel may have looked it up and
 open it next (`os.replace` under concurrent opens), or it is open already. The counts live in memory
-only; they end with the mount. """
+only; they end with the mount."""
 
 
 class Holders:
