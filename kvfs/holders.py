@@ -4,6 +4,12 @@ An inode that lost its last link stays until nobody holds it: the kernel may hav
 open it next (`os.replace` under concurrent opens), or it is open already. The counts live in memory
 only; they end with the mount."""
 
+from collections.abc import Callable
+
+
+def _nothing(_: int) -> None:
+    """Nobody keeps data files open beyond their handles."""
+
 
 class Holders:
     """Lookup counts and open counts of inodes. Used from the event loop only."""
@@ -12,6 +18,9 @@ class Holders:
         self._lookups: dict[int, int] = {}
         self._opens: dict[int, int] = {}
         self._writers: dict[int, int] = {}
+        self.let_go: Callable[[int], None] = _nothing
+        """Asked before a file is evicted or its space is wanted back: whoever keeps its data file
+        open though no handle is, closes it."""
 
     def looked_up(self, ino: int, count: int = 1) -> None:
         """The kernel was given this inode number in `count` replies."""

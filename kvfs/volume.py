@@ -24,6 +24,8 @@ from kvfs.store.index import Index
 _RANGE: Final = 1024
 """Inode numbers taken from the engine at a time; what a process does not use is never used."""
 _BATCH: Final = 256
+_GATHER_S: Final = 0.02
+"""What is dropped together costs one transaction and one hand-over to a thread."""
 _ATIME_PERIOD_S: Final = 1.0
 
 
@@ -109,6 +111,7 @@ class Volume:
     async def _drop_doomed(self) -> None:
         while True:
             await self._wake.wait()
+            await trio.sleep(_GATHER_S)
             self._wake = trio.Event()
             while self._doomed:
                 batch, self._doomed = self._doomed[:_BATCH], self._doomed[_BATCH:]

@@ -95,7 +95,7 @@ class Backing:
         """(open flags, backing id) of a reply that opens this handle."""
         file = handle.file
         flags = 0 if handle.writable else Fopen.NOFLUSH
-        if file.handles == 1 and self.passthrough and not file.set_ids:
+        if file.handles == 1 and not file.backing_id and self.passthrough and not file.set_ids:
             try:
                 file.backing_id = dev.backing_open(self.device, file.fd)
             except OSError:

@@ -6,6 +6,7 @@ handle whose file has changed (its error reaches close), at fsync, and at RELEAS
 came."""
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -17,6 +18,7 @@ from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import inodes, lifecycle, tree
 from kvfs.volume import Volume
 
+_IDLE_FILES: Final = 512
 _BAD_HANDLE: Final = "no such open file: the daemon was restarted, or the handle was closed"
 
 
@@ -78,7 +80,9 @@ class OpenFiles:
         self._on_closed = on_closed
         self._files: dict[int, OpenFile] = {}
         self._handles: dict[int, Handle] = {}
+        self._idle: OrderedDict[int, OpenFile] = OrderedDict()
         self._next = 1
+        volume.holders.let_go = self.let_go
 
     def get(self, ino: int) -> OpenFile | None:
         """The open file of this inode, if any handle is open."""
@@ -100,7 +104,7 @@ class OpenFiles:
         Raises Stale, NotFound (a cache file whose data have gone: a miss), Corrupt (a durable one),
         OSError."""
         writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
-        file = self._files.get(ino)
+        file = self._files.get(ino) or self._revive(ino)
         if file is None:
             file = await self._open_file(ino, writable, flags & os.O_NOATIME)
         try:
@@ -118,6 +122,20 @@ class OpenFiles:
         file = OpenFile(ino, 0, fd, True, inode.mode)
         self._files[ino] = file
         return self._add(file, flags, flags & os.O_ACCMODE != os.O_RDONLY)
+
+    def _revive(self, ino: int) -> OpenFile | None:
+        file = self._idle.pop(ino, None)
+        if file is not None:
+            self._files[ino] = file
+            self._volume.index.touch(ino)
+        return file
+
+    def let_go(self, ino: int) -> None:
+        """Close the data file if it is kept open without a handle: it is to go, or its record
+        changed."""
+        file = self._idle.pop(ino, None)
+        if file is not None:
+            self._close(file)
 
     def _add(self, file: OpenFile, flags: int, writable: bool) -> Handle:
         handle = Handle(self._next, file, flags, writable)
@@ -197,6 +215,7 @@ class OpenFiles:
     def mode_changed(self, ino: int, mode: int) -> None:
         """A chmod of a file that may be open: by passthrough no WRITE is seen that must take set-id
         bits away, so that from here on the data file is watched."""
+        self.let_go(ino)
         file = self._files.get(ino)
         if file is not None and file.writers:
             watch = inodes.without_set_ids(mode) != mode
@@ -255,15 +274,28 @@ class OpenFiles:
             self._volume.atimes[file.ino] = atime_ns
 
     def _close_unused(self, file: OpenFile) -> None:
-        if file.handles == 0:
-            self._files.pop(file.ino, None)
-            self._on_closed(file)
-            os.close(file.fd)
+        """Without a handle, a file that was only read stays open for a while: what is read once is
+        read again, and its next open is half as long. Others are closed."""
+        if file.handles:
+            return
+        self._files.pop(file.ino, None)
+        if file.writable:
+            self._close(file)
+            return
+        self._idle[file.ino] = file
+        if len(self._idle) > _IDLE_FILES:
+            self._close(self._idle.popitem(last=False)[1])
+
+    def _close(self, file: OpenFile) -> None:
+        self._on_closed(file)
+        os.close(file.fd)
 
     async def release_all(self) -> None:
         """The mount has gone: close every handle, publishing what was written."""
         for fh in list(self._handles):
             await self.release(fh)
+        for ino in list(self._idle):
+            self.let_go(ino)
 
 
 def _signature(st: os.stat_result) -> tuple[int, int, int]:

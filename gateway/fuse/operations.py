@@ -204,6 +204,7 @@ class Operations:
         """The last link of an inode went: drop it now, or when its last holder lets go."""
         if removed is None or removed.dropped or removed.inode.nlink:
             return
+        self.open_files.let_go(removed.ino)
         if self.holders.keep(removed.ino):
             self._orphans[removed.ino] = removed.inode.version
         else:

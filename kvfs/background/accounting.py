@@ -46,6 +46,8 @@ class Holding(NamedTuple):
     inodes: int
     writers: int
     """Files open for writing."""
+    coming: int
+    """Bytes that those are expected to grow yet: each to the size of the largest of late."""
 
     @property
     def is_cache(self) -> bool:
@@ -79,11 +81,13 @@ class Accounting:
         self._root = root
         self._limit = limit
         self._writers = writers
+        self._usual: dict[int, int] = {}
 
     def census(self, t: Transaction) -> Census:
         """Read everything: a few microseconds for each namespace and file open for writing."""
-        growth, open_files = self._growth(t)
+        open_files = self._open_files(t)
         listed = spaces.list_all(t)
+        growth = {number: sum(grown for _, grown in each) for number, each in open_files.items()}
         used = {each.id: each.usage.bytes + growth.get(each.id, 0) for each in listed}
         store = self._store(sum(used.values()))
         holdings = {
@@ -93,7 +97,8 @@ class Accounting:
                 each.namespace.capacity > 0,
                 Space(each.namespace.capacity or store.capacity, used[each.id]),
                 each.usage.inodes,
-                open_files.get(each.id, 0),
+                len(open_files.get(each.id, ())),
+                self._coming(each.id, [size for size, _ in open_files.get(each.id, ())]),
             )
             for each in listed
         }
@@ -105,17 +110,24 @@ class Accounting:
         reserve = min(_RESERVE_BYTES, total // _RESERVE_SHARE)
         return Space(min(self._limit.of(total), used + max(0, available - reserve)), used)
 
-    def _growth(self, t: Transaction) -> tuple[dict[int, int], dict[int, int]]:
-        """By namespace: bytes that open files have more than their records say, and how many are
-        open."""
-        growth: dict[int, int] = {}
-        count: dict[int, int] = {}
+    def _open_files(self, t: Transaction) -> dict[int, list[tuple[int, int]]]:
+        """By namespace, for each file open for writing: its bytes, and those that its record does
+        not say."""
+        found: dict[int, list[tuple[int, int]]] = {}
         writers = self._writers()
         for (ino, fd), inode in zip(
             writers, read_inodes(t, [ino for ino, _ in writers]), strict=True
         ):
-            namespace_id = namespace_of(ino)
-            blocks = os.fstat(fd).st_blocks - (inode.blocks if inode else 0)
-            growth[namespace_id] = growth.get(namespace_id, 0) + BLOCK * blocks
-            count[namespace_id] = count.get(namespace_id, 0) + 1
-        return growth, count
+            blocks = os.fstat(fd).st_blocks
+            grown = blocks - (inode.blocks if inode else 0)
+            found.setdefault(namespace_of(ino), []).append((BLOCK * blocks, BLOCK * grown))
+        return found
+
+    def _coming(self, namespace_id: int, sizes: list[int]) -> int:
+        """What files of these sizes are expected to grow yet. The largest size is forgotten by and
+        by, with each census that does not see it."""
+        if not sizes:
+            return 0
+        usual = max(*sizes, self._usual.get(namespace_id, 0) * 15 // 16)
+        self._usual[namespace_id] = usual
+        return sum(usual - size for size in sizes)

@@ -8,6 +8,9 @@ longest ago.
 | 3 index entry removed | nothing | orphan | recovery finishes it |
 | 4 record dropped | nothing | nothing | - |
 
+A commit that fails for lack of space is tried again after step 2: space must come from somewhere.
+What a kill leaves then is a cache file's record without data, which is a miss.
+
 Invariants
 - Only published files of cache namespaces are evicted, and only while nobody in this process has
   them open and the kernel knows of no descriptor or mapping anywhere (a lease on the data file).
@@ -43,6 +46,8 @@ from kvfs.units import format_size
 log = logging.getLogger(__name__)
 _BATCH: Final = 64
 """Files in one transaction: about 2 ms of the event loop."""
+_BATCH_BYTES: Final = 256 << 20
+"""Little enough that freed space is seen soon: 0.1 s where unlinking is slow."""
 _PASSES: Final = 16
 _CREDIT_BYTES: Final = 64 << 20
 _SHORTEST_PERIOD_S: Final = 0.005
@@ -62,6 +67,10 @@ class Holds(Protocol):
 
     def busy(self, ino: int) -> bool:
         """Whether a handle is open."""
+
+    @property
+    def let_go(self) -> Callable[[int], None]:
+        """Closes a data file that is kept open though no handle is."""
 
 
 class Evictor:
@@ -86,7 +95,7 @@ class Evictor:
         self._holders = holders
         self._accounting = accounting
         self._on_removed = on_removed
-        self._full: frozenset[int] = frozenset()
+        self._pressed: frozenset[int] = frozenset()
         self._credit: dict[int, int] = {}
         self._idle = False
         self._stuck: set[int] = set()
@@ -126,17 +135,14 @@ class Evictor:
         Cancelled: nothing happened.
         """
         await self.sample()
-        if not self._is_full(namespace_id):
-            return
         with trio.move_on_after(deadline_s):
-            while True:
+            while namespace_id in self._pressed:
                 await self._relieved.wait()
-                if not self._is_full(namespace_id):
-                    return
                 if self._hopeless(namespace_id):
                     break
-        self.counters["refused_no_space"] += 1
-        raise NoSpace(self._what_is_full(namespace_id))
+        if self._is_full(namespace_id):
+            self.counters["refused_no_space"] += 1
+            raise NoSpace(self._what_is_full(namespace_id))
 
     async def run(self) -> None:
         """Sample and evict, until cancelled. A cancelled eviction is finished by recovery."""
@@ -145,7 +151,7 @@ class Evictor:
             began = time.perf_counter()
             census = await self.sample()
             cost = time.perf_counter() - began
-            freed = await self._relieve(census)
+            freed = await self._relieve_or_log(census)
             self._relieved.set()
             self._relieved = trio.Event()
             if freed:
@@ -161,20 +167,28 @@ class Evictor:
     async def sample(self) -> Census:
         """Take the census, and give credit to those who make files accordingly."""
         census = await self._engine.read(self._accounting.census)
-        full = {STORE} if not census.store.free else set()
+        coming = sum(each.coming for each in census.namespaces.values())
+        pressed = set()
         for number, holding in census.namespaces.items():
-            if holding.limited and not holding.space.free:
-                full.add(number)
-            free = min(holding.space.free, census.store.free)
+            free = census.store.free
+            if holding.is_cache:
+                free -= eviction.reserve(coming, census.store.capacity)
+            if holding.limited:
+                own = eviction.reserve(holding.coming, holding.space.capacity)
+                free = min(free, holding.space.free - (own if holding.is_cache else 0))
             self._credit[number] = free // _CREDIT_BYTES
-        self._full = frozenset(full)
+            if free <= 0:
+                pressed.add(number)
+        self._pressed = frozenset(pressed)
         self._census = census
-        if full:
+        if pressed:
             self._wake.set()
         return census
 
     def _is_full(self, namespace_id: int) -> bool:
-        return STORE in self._full or namespace_id in self._full
+        """Whether nothing more fits, as of the last sample."""
+        assert self._census is not None
+        return not self._census.space(namespace_id).free
 
     async def _pause(self, period_s: float) -> None:
         """Sleep until something is full or, when idle, until a create, at the latest."""
@@ -183,6 +197,13 @@ class Evictor:
         await trio.sleep(_SHORTEST_PERIOD_S)
         with trio.move_on_after(period_s - _SHORTEST_PERIOD_S):
             await self._wake.wait()
+
+    async def _relieve_or_log(self, census: Census) -> int:
+        try:
+            return await self._relieve(census)
+        except KvfsError as error:
+            log.error("nothing can be evicted, it will be tried again: %s", error)
+            return 0
 
     async def _relieve(self, census: Census) -> int:
         """One batch for each limit that is exceeded; the bytes freed."""
@@ -207,15 +228,19 @@ class Evictor:
 
     async def _evict(self, namespaces: list[int], need: int, reason: str) -> int:
         """Evict one batch from these namespaces; the bytes freed."""
-        chosen = await self._choose(namespaces, need)
+        chosen = await self._choose(namespaces, min(need, _BATCH_BYTES))
         if not chosen:
             return 0
         now = time.time_ns()
 
         def remove_names(t: Transaction) -> list[lifecycle.Evicted]:
-            return [gone for ino in chosen if (gone := lifecycle.evict(t, ino, now))]
+            return [gone for ino, _ in chosen if (gone := lifecycle.evict(t, ino, now))]
 
-        evicted = await self._engine.transact(remove_names)
+        try:
+            evicted = await self._engine.transact(remove_names)
+        except NoSpace:
+            await self._unlink(chosen)
+            evicted = await self._engine.transact(remove_names)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._announce, evicted)
             await self._drop(evicted)
@@ -224,8 +249,9 @@ class Evictor:
         self.counters[f"evicted_bytes_{reason}"] += freed
         return freed
 
-    async def _choose(self, namespaces: list[int], need: int) -> list[int]:
-        """The coldest files that may go; a bounded number of those in use is passed over."""
+    async def _choose(self, namespaces: list[int], need: int) -> list[tuple[int, int]]:
+        """(inode, version) of the coldest files that may go; a bounded number of those in use is
+        passed over."""
         for _ in range(_PASSES):
             orders = [self._index.coldest(number, _BATCH) for number in namespaces]
             inos = eviction.coldest(orders, _BATCH)
@@ -235,7 +261,7 @@ class Evictor:
             await trio.lowlevel.checkpoint()
         return []
 
-    async def _choose_from(self, inos: list[int], need: int) -> list[int]:
+    async def _choose_from(self, inos: list[int], need: int) -> list[tuple[int, int]]:
         inodes = await self._engine.read(lambda t: read_inodes(t, inos))
         found = list(zip(inos, inodes, strict=True))
         if gone := [ino for ino, inode in found if inode is None]:
@@ -245,7 +271,8 @@ class Evictor:
             for ino, inode in found
             if inode is not None and self._evictable(ino, inode)
         )
-        return list(eviction.choose(evictable, need))
+        versions = {ino: inode.version for ino, inode in found if inode is not None}
+        return [(ino, versions[ino]) for ino in eviction.choose(evictable, need)]
 
     def _evictable(self, ino: int, inode: Inode) -> bool:
         """Whether the file may go now; one that may not is as good as used, and leaves the cold
@@ -260,6 +287,7 @@ class Evictor:
     def _in_use(self, ino: int, inode: Inode) -> bool:
         if self._holders.busy(ino):
             return True
+        self._holders.let_go(ino)
         try:
             fd = self._files.open(ino, inode.version, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -274,13 +302,7 @@ class Evictor:
     async def _drop(self, evicted: Evicted) -> None:
         """Steps 2 to 4. A file opened since step 1 keeps its record until its release, as any
         unlinked file."""
-        files = self._files
-
-        def unlink() -> None:
-            for each in evicted:
-                files.unlink(each.ino, each.inode.version)
-
-        await trio.to_thread.run_sync(unlink)
+        await self._unlink([(each.ino, each.inode.version) for each in evicted])
         gone = [each.ino for each in evicted if not self._holders.busy(each.ino)]
         self._index.remove(gone)
 
@@ -289,6 +311,15 @@ class Evictor:
                 tree.reap(t, ino)
 
         await self._engine.transact(reap)
+
+    async def _unlink(self, chosen: list[tuple[int, int]]) -> None:
+        files = self._files
+
+        def unlink() -> None:
+            for ino, version in chosen:
+                files.unlink(ino, version)
+
+        await trio.to_thread.run_sync(unlink)
 
     async def _announce(self, evicted: Evicted) -> None:
         with trio.move_on_after(_INVALIDATION_S) as scope:
@@ -305,7 +336,7 @@ class Evictor:
         census = self._census
         assert census is not None
         holding = census.namespaces.get(namespace_id)
-        if holding is not None and namespace_id in self._full:
+        if holding is not None and holding.limited and census.store.free:
             if not holding.is_cache:
                 return True
             return namespace_id in self._stuck and not holding.writers
@@ -313,14 +344,15 @@ class Evictor:
         return STORE in self._stuck and not writers
 
     def _what_is_full(self, namespace_id: int) -> str:
-        assert self._census is not None
-        holding = self._census.namespaces.get(namespace_id)
-        if holding is not None and namespace_id in self._full:
+        census = self._census
+        assert census is not None
+        holding = census.namespaces.get(namespace_id)
+        if holding is not None and holding.limited and census.store.free:
             name = holding.name.decode(errors="backslashreplace")
             size = format_size(holding.space.capacity)
             return (
                 f"the namespace {name} is full ({size}): remove files from it, or raise its "
                 f"capacity with `kvfs namespace set {name} --capacity`"
             )
-        size = format_size(self._census.store.capacity)
+        size = format_size(census.store.capacity)
         return f"the store is full ({size}): remove files, raise its capacity or free its disk"

@@ -17,7 +17,7 @@ Invariants
 
 Reading and syncing compete with those who use the disk: a file of a cache namespace waits until
 nothing was published for a moment, though no longer than ten seconds, and under load the sealer
-rests three times as long as it worked. What was written with O_DIRECT is not left in the page cache
+rests nine times as long as it worked. What was written with O_DIRECT is not left in the page cache
 by the reading, where the kernel can (see `checksum`).
 """
 
@@ -50,7 +50,7 @@ _BATCH: Final = 32
 _BATCH_BYTES: Final = 256 << 20
 _WAITING_LIMIT: Final = 16_384
 _MAX_DELAY_S: Final = 60.0
-_RESTS: Final = 3
+_RESTS: Final = 9
 
 
 class _Wait:
