@@ -204,6 +204,14 @@ class EmbeddedEngine:
             if state is not None:
                 state.close()
 
+    def abandon(self) -> None:
+        """In the child of a fork: let go of what the parent goes on using, and touch nothing."""
+        state, self._state, self._syncer = self._state, None, None
+        self.environment.close()
+        self._journal.close()
+        if state is not None:
+            state.close()
+
     def _close_in_order(self, syncer: Syncer, state: StateFile) -> None:
         """The last writer syncs LMDB's file itself, so that no start needs to rebuild it."""
         syncer.sync()

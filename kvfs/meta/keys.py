@@ -16,6 +16,7 @@ is S3's byte order, and a file `a` and a directory `a` can stand in one parent.
 | `u` inode (8) | empty: the file is not sealed (just made, or opened for writing since) |
 | `w` inode (8) | empty: the file is not published yet |
 | `o` inode (8) | empty: no link is left, but somebody may still hold it |
+| `t` time (8) any (8) | names that another process changed, until the mount has forgotten them |
 """
 
 import struct
@@ -88,6 +89,10 @@ def unpublished(ino: int) -> bytes:
 
 def orphan(ino: int) -> bytes:
     return b"o" + pack_u64(ino)
+
+
+def notice(time_ns: int, unique: bytes) -> bytes:
+    return b"t" + pack_u64(time_ns) + unique
 
 
 def after(prefix: bytes) -> bytes:

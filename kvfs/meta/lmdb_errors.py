@@ -7,7 +7,7 @@ from typing import Final
 
 import lmdb
 
-from kvfs.errors import Corrupt, KvfsError, NoSpace, ReadOnly, Unavailable
+from kvfs.errors import Busy, Corrupt, KvfsError, NoSpace, ReadOnly, Unavailable
 
 _DAMAGE: Final = (
     lmdb.CorruptedError,
@@ -29,6 +29,11 @@ def translated(error: lmdb.Error | OSError, path: Path) -> KvfsError:
 def _of_lmdb(error: lmdb.Error, path: Path) -> KvfsError:
     file = path / "data.mdb"
     what = str(error)
+    if "already open in this process" in what:
+        return Busy(
+            f"the metadata in {path} are open in this process already, by a node: use that one, or "
+            "another process"
+        )
     if isinstance(error, lmdb.MapFullError):
         return NoSpace(f"the metadata file {file} has reached its largest size: {what}")
     if isinstance(error, lmdb.DiskError) or "No space left" in what:

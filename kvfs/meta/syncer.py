@@ -36,6 +36,7 @@ class Syncer:
         self._state = state
         self._least_limit = limit_bytes
         self._syncing = threading.Lock()
+        self._rotating = threading.Lock()
         self._synced = -1
         """Sequence number of the last record known to be on disk."""
         self._pending = False
@@ -69,13 +70,20 @@ class Syncer:
                 self._synced = self._sync_journal()
 
     def rotate(self) -> bool:
-        """Replace the journal by a new base; False when another process is at it. Raises OSError,
-        lmdb.Error."""
-        with self._state.try_locked() as locked:
-            if locked:
-                rotate(self._environment, self._directory)
-        self._set_limit()
-        return locked
+        """Replace the journal by a new base; False when somebody else is at it.
+
+        Raises OSError, lmdb.Error.
+        """
+        if not self._rotating.acquire(blocking=False):  # a file lock does not tell threads apart
+            return False
+        try:
+            with self._state.try_locked() as locked:
+                if locked:
+                    rotate(self._environment, self._directory)
+            self._set_limit()
+            return locked
+        finally:
+            self._rotating.release()
 
     def stop(self) -> None:
         """End the thread; idempotent. What it had not synced is the caller's."""

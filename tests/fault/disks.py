@@ -21,18 +21,27 @@ SIZES: Final = {"ext4": 256 * _MIB, "xfs": 512 * _MIB}
 
 
 class Disk:
-    """A filesystem of its own in an image file."""
+    """A filesystem of its own in an image file.
+
+    It keeps its loop device: one that mount takes anew each time may be the last one, still on its
+    way out, and every access to it then fails with EIO.
+    """
 
     def __init__(self, image: Path, mountpoint: Path) -> None:
         self.image = image
         self.mountpoint = mountpoint
+        command = ["losetup", "--find", "--show", image]
+        self._device = subprocess.check_output(command, text=True).strip()
 
     def mount(self) -> None:
         self.mountpoint.mkdir(exist_ok=True)
-        subprocess.run(["mount", "-o", "loop", self.image, self.mountpoint], check=True)
+        subprocess.run(["mount", self._device, self.mountpoint], check=True)
 
     def unmount(self) -> None:
         subprocess.run(["umount", self.mountpoint], check=True)
+
+    def detach(self) -> None:
+        subprocess.run(["losetup", "--detach", self._device], check=True)
 
     def power_cycle(self) -> None:
         """What the machine does after `cut`: recover the journal, mount again."""
@@ -62,9 +71,12 @@ def disk(directory: Path, kind: str, size: int = 0) -> Iterator[Disk]:
         file.truncate(size or SIZES[kind])
     subprocess.run([tool, "-q", image], check=True, capture_output=True)
     made = Disk(image, directory / kind)
-    made.mount()
     try:
-        yield made
+        made.mount()
+        try:
+            yield made
+        finally:
+            made.unmount()
     finally:
-        made.unmount()
+        made.detach()
         image.unlink()
