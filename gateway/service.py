@@ -5,6 +5,7 @@ it from outside (umount, fusermount3), the node goes on without and says so.
 """
 
 import logging
+import resource
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -97,6 +98,7 @@ async def run(config: Config, *, mounted: bool, on_ready: Callable[[dict[str, An
     `on_ready` gets the status when requests are answered and, if `mounted`, the mount answers too.
     Raises what stands in the way of the start.
     """
+    _allow_open_files()
     stopping = trio.Event()
     async with open_node(config) as node, trio.open_nursery() as nursery:
         keeper = MountKeeper(node, nursery)
@@ -112,6 +114,12 @@ async def run(config: Config, *, mounted: bool, on_ready: Callable[[dict[str, An
             await stopping.wait()
             log.info("stopping")
             nursery.cancel_scope.cancel()
+
+
+def _allow_open_files() -> None:
+    """Each file open on the mount is a descriptor here: take as many as we may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _stop_on_signal(signals: AsyncIterator[int], stopping: trio.Event) -> None:

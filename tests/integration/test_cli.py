@@ -537,3 +537,10 @@ def test_fsck_leaves_a_running_node_alone(node: Node) -> None:
     code, message = refused("fsck", "--store", str(node.store))
     assert code == 4
     assert f"in use by process {node.pid}" in message
+
+
+def test_the_node_may_have_as_many_files_open_as_the_system_lets_it(node: Node) -> None:
+    node.up()
+    limits = Path(f"/proc/{node.pid}/limits").read_text().splitlines()
+    soft, hard = next(line for line in limits if line.startswith("Max open files")).split()[3:5]
+    assert soft == hard
