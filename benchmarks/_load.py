@@ -195,6 +195,17 @@ def _count(names: Sequence[str], limit_s: float, call: Callable[[str], object]) 
     return len(names)
 
 
+def list_folder(folder: Path, expected: int) -> float:
+    """Seconds per name to list and stat a directory that holds `expected` names."""
+    began = _clock()
+    with os.scandir(folder) as entries:
+        found = sum(1 for entry in entries if entry.stat() is not None)
+    elapsed = _clock() - began
+    if found != expected:
+        raise FileNotFoundError(f"{found} names listed of {expected} in {folder}")
+    return elapsed / found
+
+
 def new_names(folder: Path, count: int) -> list[str]:
     """Names that exist nowhere, of the length of a block's hash."""
     tag = secrets.token_hex(8)

@@ -26,7 +26,7 @@ from benchmarks._interleave import NATIVE, Group, Results, Row, run
 from benchmarks._systems import JUICEFS_RELEASE, JuiceFs, Kvfs, System, Unavailable, settle
 
 _MODES: Final = ("passthrough", "relay", "libfuse")
-_QUICK_S: Final = 50.0  # then one more round of a group, and the end of all systems
+_QUICK_S: Final = 46.0  # then one more round of a group, and the end of all systems
 _FULL_S: Final = 3600.0
 _QUICK_LAST_S: Final = 8.0
 _FULL_LAST_S: Final = 300.0
