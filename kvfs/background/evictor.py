@@ -97,6 +97,7 @@ class Evictor:
         self._on_removed = on_removed
         self._pressed: frozenset[int] = frozenset()
         self._credit: dict[int, int] = {}
+        self._turns: dict[int, trio.StrictFIFOLock] = {}
         self._idle = False
         self._stuck: set[int] = set()
         self._census: Census | None = None
@@ -134,15 +135,22 @@ class Evictor:
         Raises NoSpace, naming what is full, when nothing can be evicted or the deadline has passed.
         Cancelled: nothing happened.
         """
-        await self.sample()
+        turn = self._turns.setdefault(namespace_id, trio.StrictFIFOLock())
         with trio.move_on_after(deadline_s):
-            while namespace_id in self._pressed:
-                await self._relieved.wait()
-                if self._hopeless(namespace_id):
-                    break
+            async with turn:
+                await self._wait_for_room(namespace_id)
         if self._is_full(namespace_id):
             self.counters["refused_no_space"] += 1
             raise NoSpace(self._what_is_full(namespace_id))
+
+    async def _wait_for_room(self, namespace_id: int) -> None:
+        """Until there is room, or no hope of it."""
+        await self.sample()
+        while namespace_id in self._pressed:
+            await self._relieved.wait()
+            if self._hopeless(namespace_id):
+                return
+            await self.sample()  # by each who waits: the file of the one before counts already
 
     async def run(self) -> None:
         """Sample and evict, until cancelled. A cancelled eviction is finished by recovery."""

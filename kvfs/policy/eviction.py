@@ -28,6 +28,12 @@ def excess(used: int, capacity: int) -> int:
     return used - (capacity - free - free // _HYSTERESIS)
 
 
+def reserve(coming: int, capacity: int) -> int:
+    """Bytes to keep for what files open for writing are expected to grow; at most the headroom, so
+    that files which stay open and never grow starve nobody."""
+    return min(coming, headroom(capacity))
+
+
 def coldest(orders: Iterable[list[tuple[int, int]]], limit: int) -> list[int]:
     """At most `limit` inodes from several lists of (clock, inode), each sorted, coldest first."""
     return [ino for _, ino in islice(heapq.merge(*orders), limit)]
