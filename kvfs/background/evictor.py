@@ -157,9 +157,14 @@ class Evictor:
         period, used = _BUSY_PERIOD_S, -1
         while True:
             began = time.perf_counter()
-            census = await self.sample()
-            cost = time.perf_counter() - began
-            freed = await self._relieve_or_log(census)
+            try:
+                census = await self.sample()
+                cost = time.perf_counter() - began
+                freed = await self._relieve(census)
+            except (KvfsError, OSError) as error:
+                log.error("eviction failed, it will be tried again: %s", error)
+                await trio.sleep(_IDLE_PERIOD_S)
+                continue
             self._relieved.set()
             self._relieved = trio.Event()
             if freed:
@@ -205,13 +210,6 @@ class Evictor:
         await trio.sleep(_SHORTEST_PERIOD_S)
         with trio.move_on_after(period_s - _SHORTEST_PERIOD_S):
             await self._wake.wait()
-
-    async def _relieve_or_log(self, census: Census) -> int:
-        try:
-            return await self._relieve(census)
-        except KvfsError as error:
-            log.error("nothing can be evicted, it will be tried again: %s", error)
-            return 0
 
     async def _relieve(self, census: Census) -> int:
         """One batch for each limit that is exceeded; the bytes freed."""

@@ -209,6 +209,7 @@ class Sealer:
         described = await self._engine.read(lambda t: [_description(t, each) for each in read])
         settled = await trio.to_thread.run_sync(_settle_on_disk, read, described)
         await self._engine.transact(lambda t: [_confirm(t, each) for each in settled])
+        self._keep(read, [each for each in read if each.ino in {one.ino for one in settled}])
         self.counters["sealed_files"] += len(read)
         self.counters["sealed_bytes"] += sum(each.stat.st_size for each in read)
 
@@ -315,8 +316,12 @@ def _settle_on_disk(read: list[_Read], described: list[Description | None]) -> l
     until here, and on ext4 a description takes one block of its own."""
     settled = []
     for each, description in zip(read, described, strict=True):
-        if description is not None:
-            data.describe(each.fd, description)
-        os.fsync(each.fd)
+        try:
+            if description is not None:
+                data.describe(each.fd, description)
+            os.fsync(each.fd)
+        except OSError as error:
+            log.warning("inode %#x cannot be synced, it will be tried again: %s", each.ino, error)
+            continue
         settled.append(each._replace(blocks=os.fstat(each.fd).st_blocks))
     return settled

@@ -15,6 +15,7 @@ Invariants
 - Nothing here knows names, or whether a file may be evicted.
 """
 
+import logging
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,10 +25,12 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 import trio
 
+from kvfs.errors import KvfsError
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import namespace_of
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 NAME: Final = b"\xffindex"
 """Of the database within the embedded engine's file."""
@@ -75,14 +78,14 @@ class Index:
         """The file was just used. Nothing happens to a file that is not in the index."""
         self._touched[ino] = time.time_ns()
         if len(self._touched) >= _GATHERED_LIMIT:
-            self.flush(_BATCH)
+            self._flush_or_forget()
 
     def add(self, ino: int, version: int) -> None:
         """The file was published: from now on it has a place in the access order."""
         self._added[ino] = version
         self._touched[ino] = time.time_ns()
         if len(self._touched) >= _GATHERED_LIMIT:
-            self.flush(_BATCH)
+            self._flush_or_forget()
 
     def add_missing(self, ino: int, version: int) -> None:
         """As `add`, for a file that may be in the index already: then its place stays."""
@@ -167,8 +170,19 @@ class Index:
         while True:
             await trio.sleep(_FLUSH_PERIOD_S)
             for _ in range(0, len(self._touched), _BATCH):
-                self.flush(_BATCH)
+                self._flush_or_forget()
                 await trio.lowlevel.checkpoint()
+
+    def _flush_or_forget(self) -> None:
+        """Write one batch; where the engine cannot (a full disk), forget it: clocks are worth no
+        failed open."""
+        try:
+            self.flush(_BATCH)
+        except KvfsError as error:
+            log.warning("access times of files are lost: %s", error)
+            for ino in list(self._touched)[:_BATCH]:
+                del self._touched[ino]
+                self._added.pop(ino, None)
 
     def entries(self, start: int = 0, limit: int = _PAGE) -> list[tuple[int, Entry]]:
         """(inode, entry) in ascending order from inode `start`, at most `limit`."""

@@ -1,0 +1,102 @@
+"""The disk beneath the store is filled up by somebody else."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.errors import KvfsError, NoSpace
+from kvfs.fsck import Fsck
+from tests.contract.small_node import SmallNode, small_node
+from tests.fault.disks import Disk, disk
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Disk]:
+    with disk(tmp_path, "ext4", 128 * MIB) as made:
+        yield made
+
+
+def fill(mountpoint: Path) -> Path:
+    """A foreign file that takes every block, down to those that are kept for root."""
+    path = mountpoint / "foreign"
+    with path.open("wb", buffering=0) as file:
+        for size in (MIB, 4096):
+            while True:
+                try:
+                    file.write(bytes(size))
+                except OSError as error:
+                    assert error.errno == errno.ENOSPC
+                    break
+    return path
+
+
+def problems(node: SmallNode) -> list[str]:
+    fsck = Fsck(node.engine, node.files, node.index, checksums=True)
+    return [str(problem) for problem in fsck.check()]
+
+
+def test_cache_files_give_way_and_writing_goes_on(small_disk: Disk) -> None:
+    with small_node(small_disk.mountpoint / "store") as node:
+        cache, models = node.namespace("cache"), node.namespace("models", kind="durable")
+        node.write(models, "kept", b"kept")
+        for number in range(32):
+            node.write(cache, f"cold{number}", bytes(MIB))
+        node.index.flush()
+        fill(small_disk.mountpoint)
+
+        async def main() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(node.evictor.run)
+                with trio.fail_after(60):
+                    await node.evictor.make_room(models)
+                    node.write(models, "new", bytes(MIB))
+                nursery.cancel_scope.cancel()
+
+        trio.run(main)
+        assert node.evictor.counters["evicted_files_store_full"] > 0
+        assert node.names(models) == {"kept", "new"}
+        assert problems(node) == []
+
+
+def test_without_a_cache_the_error_is_clear_and_nothing_is_lost(small_disk: Disk) -> None:
+    with small_node(small_disk.mountpoint / "store") as node:
+        models = node.namespace("models", kind="durable")
+        node.write(models, "kept", b"kept" * 1000)
+        trio.run(node.sealer.settle)
+        foreign = fill(small_disk.mountpoint)
+
+        async def refused() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(node.evictor.run)
+                with trio.fail_after(60), pytest.raises(NoSpace, match="free its disk"):
+                    await node.evictor.make_room(models)
+                nursery.cancel_scope.cancel()
+
+        trio.run(refused)
+        foreign.unlink()
+        trio.run(node.evictor.sample)
+        node.write(models, "new", bytes(MIB))
+        assert node.names(models) == {"kept", "new"}
+        assert problems(node) == []
+
+
+def test_a_seal_that_meets_a_full_disk_is_tried_again(small_disk: Disk) -> None:
+    with small_node(small_disk.mountpoint / "store") as node:
+        models = node.namespace("models", kind="durable")
+        ino = node.write(models, "kept", os.urandom(MIB))
+        foreign = fill(small_disk.mountpoint)
+        try:
+            trio.run(node.sealer.settle)
+        except KvfsError as error:
+            assert isinstance(error, NoSpace)
+        foreign.unlink()
+        trio.run(node.sealer.settle)
+        inode = node.record(ino)
+        assert inode is not None and inode.checksum
+        assert problems(node) == []
