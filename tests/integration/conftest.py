@@ -119,4 +119,5 @@ def new_node(mode: str) -> Iterator[Callable[..., Node]]:
 
     yield make
     for node in nodes:
+        print(node.log[-5000:])  # shown where the test failed
         node.remove()
