@@ -15,12 +15,6 @@ Invariants
 - Only published files of cache namespaces are evicted, and only while nobody in this process has
   them open and the kernel knows of no descriptor or mapping anywhere (a lease on the data file).
 - On an embedded engine nothing runs between those checks and step 1.
-- A used-space figure comes from `Accounting` alone.
-
-Passthrough writes are not seen, so used space is sampled: every 50 ms while it changes, every
-second when nothing is written, and by creates themselves when they have used up the credit of the
-last sample. A create asks `pressed` (a dictionary look-up); only when it is goes it through
-`make_room`.
 """
 
 import logging
@@ -32,6 +26,7 @@ from typing import Final, Protocol
 import trio
 
 from kvfs.background.accounting import STORE, Accounting, Census
+from kvfs.background.admission import Admission
 from kvfs.errors import KvfsError, NoSpace
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, Inode
@@ -41,7 +36,6 @@ from kvfs.policy import eviction
 from kvfs.store import lease
 from kvfs.store.files import DataFiles
 from kvfs.store.index import Index
-from kvfs.units import format_size
 
 log = logging.getLogger(__name__)
 _BATCH: Final = 64
@@ -49,14 +43,7 @@ _BATCH: Final = 64
 _BATCH_BYTES: Final = 256 << 20
 """Little enough that freed space is seen soon: 0.1 s where unlinking is slow."""
 _PASSES: Final = 16
-_CREDIT_BYTES: Final = 64 << 20
-_SHORTEST_PERIOD_S: Final = 0.005
-_BUSY_PERIOD_S: Final = 0.05
-_QUIET_PERIOD_S: Final = 0.25
-_IDLE_PERIOD_S: Final = 1.0
-_COST_FACTOR: Final = 20
-"""A census may take at most this part of the time, however many namespaces there are."""
-_DEADLINE_S: Final = 10.0
+_RETRY_S: Final = 1.0
 _INVALIDATION_S: Final = 5.0
 
 Evicted = Sequence[lifecycle.Evicted]
@@ -93,123 +80,39 @@ class Evictor:
         self._files = files
         self._index = index
         self._holders = holders
-        self._accounting = accounting
         self._on_removed = on_removed
-        self._pressed: frozenset[int] = frozenset()
-        self._credit: dict[int, int] = {}
-        self._turns: dict[int, trio.StrictFIFOLock] = {}
-        self._idle = False
         self._stuck: set[int] = set()
-        self._census: Census | None = None
-        self._wake = trio.Event()
-        self._relieved = trio.Event()
-        self.counters = {
+        self._admission = Admission(engine, accounting)
+        self.pressed = self._admission.pressed
+        self.make_room = self._admission.make_room
+        self.sample = self._admission.sample
+        self._counters = {
             "evicted_files_namespace_full": 0,
             "evicted_bytes_namespace_full": 0,
             "evicted_files_store_full": 0,
             "evicted_bytes_store_full": 0,
             "passed_over_in_use": 0,
-            "refused_no_space": 0,
         }
+
+    @property
+    def counters(self) -> dict[str, int]:
         """What was evicted since the start and why; files not evicted because in use; creates
         refused."""
-
-    def pressed(self, namespace_id: int) -> bool:
-        """Whether a create or an open for writing in the namespace must go through `make_room`.
-
-        Asked by each of them, so cheap: between two samples a namespace has credit for as many as
-        fit in its free space at 64 MiB each.
-        """
-        if self._idle:
-            self._idle = False
-            self._wake.set()
-        credit = self._credit.get(namespace_id, 0)
-        if credit <= 0:
-            return True
-        self._credit[namespace_id] = credit - 1
-        return False
-
-    async def make_room(self, namespace_id: int, deadline_s: float = _DEADLINE_S) -> None:
-        """Wait until the namespace has room for a new file.
-
-        Raises NoSpace, naming what is full, when nothing can be evicted or the deadline has passed.
-        Cancelled: nothing happened.
-        """
-        turn = self._turns.setdefault(namespace_id, trio.StrictFIFOLock())
-        with trio.move_on_after(deadline_s):
-            async with turn:
-                await self._wait_for_room(namespace_id)
-        if self._is_full(namespace_id):
-            self.counters["refused_no_space"] += 1
-            raise NoSpace(self._what_is_full(namespace_id))
-
-    async def _wait_for_room(self, namespace_id: int) -> None:
-        """Until there is room, or no hope of it."""
-        await self.sample()
-        while namespace_id in self._pressed:
-            await self._relieved.wait()
-            if self._hopeless(namespace_id):
-                return
-            await self.sample()  # by each who waits: the file of the one before counts already
+        return {**self._counters, "refused_no_space": self._admission.refused}
 
     async def run(self) -> None:
         """Sample and evict, until cancelled. A cancelled eviction is finished by recovery."""
-        period, used = _BUSY_PERIOD_S, -1
         while True:
-            began = time.perf_counter()
             try:
-                census = await self.sample()
-                cost = time.perf_counter() - began
+                census = await self._admission.sample()
                 freed = await self._relieve(census)
             except (KvfsError, OSError) as error:
                 log.error("eviction failed, it will be tried again: %s", error)
-                await trio.sleep(_IDLE_PERIOD_S)
+                await trio.sleep(_RETRY_S)
                 continue
-            self._relieved.set()
-            self._relieved = trio.Event()
-            if freed:
-                continue
-            writing = any(each.writers for each in census.namespaces.values())
-            if census.store.used != used:
-                period = _BUSY_PERIOD_S
-            else:
-                period = min(period * 1.5, _QUIET_PERIOD_S if writing else _IDLE_PERIOD_S)
-            used = census.store.used
-            await self._pause(max(period, cost * _COST_FACTOR))
-
-    async def sample(self) -> Census:
-        """Take the census, and give credit to those who make files accordingly."""
-        census = await self._engine.read(self._accounting.census)
-        coming = sum(each.coming for each in census.namespaces.values())
-        pressed = set()
-        for number, holding in census.namespaces.items():
-            free = census.store.free
-            if holding.is_cache:
-                free -= eviction.reserve(coming, census.store.capacity)
-            if holding.limited:
-                own = eviction.reserve(holding.coming, holding.space.capacity)
-                free = min(free, holding.space.free - (own if holding.is_cache else 0))
-            self._credit[number] = free // _CREDIT_BYTES
-            if free <= 0:
-                pressed.add(number)
-        self._pressed = frozenset(pressed)
-        self._census = census
-        if pressed:
-            self._wake.set()
-        return census
-
-    def _is_full(self, namespace_id: int) -> bool:
-        """Whether nothing more fits, as of the last sample."""
-        assert self._census is not None
-        return not self._census.space(namespace_id).free
-
-    async def _pause(self, period_s: float) -> None:
-        """Sleep until something is full or, when idle, until a create, at the latest."""
-        self._idle = period_s >= _QUIET_PERIOD_S
-        self._wake = trio.Event()
-        await trio.sleep(_SHORTEST_PERIOD_S)
-        with trio.move_on_after(period_s - _SHORTEST_PERIOD_S):
-            await self._wake.wait()
+            self._admission.round_ended(self._stuck)
+            if not freed:
+                await self._admission.pause()
 
     async def _relieve(self, census: Census) -> int:
         """One batch for each limit that is exceeded; the bytes freed."""
@@ -247,13 +150,23 @@ class Evictor:
         except NoSpace:
             await self._unlink(chosen)
             evicted = await self._engine.transact(remove_names)
+        await self._finish(evicted)
+        freed = sum(each.inode.blocks for each in evicted) * BLOCK
+        self._counters[f"evicted_files_{reason}"] += len(evicted)
+        self._counters[f"evicted_bytes_{reason}"] += freed
+        return freed
+
+    async def _finish(self, evicted: Evicted) -> None:
+        """Mounts forget the names while the data go."""
+        failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._announce, evicted)
-            await self._drop(evicted)
-        freed = sum(each.inode.blocks for each in evicted) * BLOCK
-        self.counters[f"evicted_files_{reason}"] += len(evicted)
-        self.counters[f"evicted_bytes_{reason}"] += freed
-        return freed
+            try:
+                await self._drop(evicted)
+            except (KvfsError, OSError) as error:  # raised here, it would come out in a group
+                failure = error
+        if failure is not None:
+            raise failure
 
     async def _choose(self, namespaces: list[int], need: int) -> list[tuple[int, int]]:
         """(inode, version) of the coldest files that may go; a bounded number of those in use is
@@ -286,7 +199,7 @@ class Evictor:
         if inode.blocks and inode.flags & Flag.PUBLISHED and inode.nlink:
             if not self._in_use(ino, inode):
                 return True
-            self.counters["passed_over_in_use"] += 1
+            self._counters["passed_over_in_use"] += 1
         self._index.touch(ino)
         return False
 
@@ -335,30 +248,3 @@ class Evictor:
                 log.warning("a mount may name %d evicted files still: %s", len(evicted), error)
         if scope.cancelled_caught:
             log.warning("a mount did not forget %d evicted files in time", len(evicted))
-
-    def _hopeless(self, namespace_id: int) -> bool:
-        """Whether waiting cannot help: what is full holds nothing evictable, nor anything that soon
-        will be."""
-        census = self._census
-        assert census is not None
-        holding = census.namespaces.get(namespace_id)
-        if holding is not None and holding.limited and census.store.free:
-            if not holding.is_cache:
-                return True
-            return namespace_id in self._stuck and not holding.writers
-        writers = any(each.writers for each in census.namespaces.values() if each.is_cache)
-        return STORE in self._stuck and not writers
-
-    def _what_is_full(self, namespace_id: int) -> str:
-        census = self._census
-        assert census is not None
-        holding = census.namespaces.get(namespace_id)
-        if holding is not None and holding.limited and census.store.free:
-            name = holding.name.decode(errors="backslashreplace")
-            size = format_size(holding.space.capacity)
-            return (
-                f"the namespace {name} is full ({size}): remove files from it, or raise its "
-                f"capacity with `kvfs namespace set {name} --capacity`"
-            )
-        size = format_size(census.store.capacity)
-        return f"the store is full ({size}): remove files, raise its capacity or free its disk"

@@ -24,19 +24,19 @@ by the reading, where the kernel can (see `checksum`).
 import logging
 import os
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import trio
 
+from kvfs.background import sealing
 from kvfs.errors import KvfsError
 from kvfs.meta.interface import Engine, Transaction
-from kvfs.meta.records import Flag, Inode, namespace_of
-from kvfs.namespace import lifecycle, spaces, tree
+from kvfs.meta.records import Flag, namespace_of
+from kvfs.namespace import lifecycle, spaces
 from kvfs.namespace.inodes import read_inodes
-from kvfs.store import files as data
 from kvfs.store import lease
-from kvfs.store.checksum import Checksum, checksum
-from kvfs.store.files import DataFiles, Description
+from kvfs.store.checksum import checksum
+from kvfs.store.files import DataFiles
 from kvfs.store.index import Index
 
 log = logging.getLogger(__name__)
@@ -62,17 +62,6 @@ class _Wait:
         self.since = now
         self.delay_s = delay_s
         self.due = now + delay_s
-
-
-class _Read(NamedTuple):
-    """What step 1 found in a data file; `fd` stays open until step 4."""
-
-    ino: int
-    version: int
-    fd: int
-    stat: os.stat_result
-    checksum: Checksum
-    blocks: int
 
 
 class Sealer:
@@ -160,9 +149,9 @@ class Sealer:
         wanted = [
             (ino, inode.version)
             for ino, inode in zip(inos, inodes, strict=True)
-            if inode is not None and _sealable(inode) and not self._writing(ino)
+            if inode is not None and sealing.sealable(inode) and not self._writing(ino)
         ]
-        read: list[_Read] = []
+        read: list[sealing.Read] = []
         try:
             await trio.to_thread.run_sync(self._read, wanted, read)
             await self._record(read)
@@ -171,7 +160,7 @@ class Sealer:
                 os.close(each.fd)
         self._reschedule(inos, {each.ino for each in read})
 
-    def _read(self, wanted: list[tuple[int, int]], read: list[_Read]) -> None:
+    def _read(self, wanted: list[tuple[int, int]], read: list[sealing.Read]) -> None:
         """Step 1, in a thread: as many files as fit into one batch."""
         budget = _BATCH_BYTES
         for ino, version in wanted:
@@ -182,7 +171,7 @@ class Sealer:
                 read.append(one)
                 budget -= one.stat.st_size
 
-    def _read_one(self, ino: int, version: int) -> _Read | None:
+    def _read_one(self, ino: int, version: int) -> sealing.Read | None:
         try:
             fd = self._files.open(ino, version, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
@@ -198,34 +187,34 @@ class Sealer:
         if found is None:
             os.close(fd)
             return None
-        return _Read(ino, version, fd, before, found, before.st_blocks)
+        return sealing.Read(ino, version, fd, before, found, before.st_blocks)
 
-    async def _record(self, read: list[_Read]) -> None:
+    async def _record(self, read: list[sealing.Read]) -> None:
         """Steps 2 to 5; files that were touched meanwhile fall out of `read`."""
         self._index.store((each.ino, each.version, each.checksum.chunks) for each in read)
         self._keep(read, [each for each in read if self._still(each)])
-        sealed = await self._engine.transact(lambda t: [_seal(t, each) for each in read])
+        sealed = await self._engine.transact(lambda t: [sealing.seal(t, each) for each in read])
         self._keep(read, [each for each, done in zip(read, sealed, strict=True) if done])
-        described = await self._engine.read(lambda t: [_description(t, each) for each in read])
-        settled = await trio.to_thread.run_sync(_settle_on_disk, read, described)
-        await self._engine.transact(lambda t: [_confirm(t, each) for each in settled])
+        described = await self._engine.read(lambda t: [sealing.describe(t, each) for each in read])
+        settled = await trio.to_thread.run_sync(sealing.settle_on_disk, read, described)
+        await self._engine.transact(lambda t: [sealing.confirm(t, each) for each in settled])
         self._keep(read, [each for each in read if each.ino in {one.ino for one in settled}])
         self.counters["sealed_files"] += len(read)
         self.counters["sealed_bytes"] += sum(each.stat.st_size for each in read)
 
-    def _keep(self, read: list[_Read], kept: list[_Read]) -> None:
+    def _keep(self, read: list[sealing.Read], kept: list[sealing.Read]) -> None:
         names = {each.ino for each in kept}
         for each in read:
             if each.ino not in names:
                 os.close(each.fd)
         read[:] = kept
 
-    def _still(self, each: _Read) -> bool:
+    def _still(self, each: sealing.Read) -> bool:
         """Whether the file is as it was before it was read, with nobody there to change it."""
         if self._writing(each.ino) or lease.is_quiet(each.fd) is False:
             self.counters["not_quiet"] += 1
             return False
-        return _stamp(os.fstat(each.fd)) == _stamp(each.stat)
+        return sealing.stamp(os.fstat(each.fd)) == sealing.stamp(each.stat)
 
     def _reschedule(self, tried: list[int], sealed: set[int]) -> None:
         now = trio.current_time()
@@ -241,87 +230,3 @@ def _cache_namespaces(t: Transaction, inos: list[int]) -> set[int]:
     namespaces = {namespace_of(ino) for ino in inos}
     known = {each.id: each.namespace.kind for each in spaces.list_all(t)}
     return {number for number in namespaces if known.get(number) == "cache"}
-
-
-def _sealable(inode: Inode) -> bool:
-    return bool(inode.flags & Flag.PUBLISHED and inode.nlink)
-
-
-def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
-    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
-
-
-def _seal(t: Transaction, each: _Read) -> bool:
-    """Step 3. What was changed through a mapping after its last close is published first."""
-    inode = tree.read_inodes(t, [each.ino])[0]
-    if inode is None or not _sealable(inode):
-        return False
-    stat = each.stat
-    if (inode.size, inode.mtime_ns) != (stat.st_size, stat.st_mtime_ns):
-        lifecycle.publish(
-            t,
-            each.ino,
-            size=stat.st_size,
-            blocks=stat.st_blocks,
-            mtime_ns=stat.st_mtime_ns,
-            ctime_ns=stat.st_ctime_ns,
-            boot=inode.boot,
-        )
-    return _seal_record(t, each, synced=False)
-
-
-def _seal_record(t: Transaction, each: _Read, *, synced: bool) -> bool:
-    return lifecycle.seal(
-        t,
-        each.ino,
-        version=each.version,
-        size=each.stat.st_size,
-        blocks=each.blocks,
-        mtime_ns=each.stat.st_mtime_ns,
-        ctime_ns=each.stat.st_ctime_ns,
-        checksum=each.checksum.combined,
-        synced=synced,
-    )
-
-
-def _confirm(t: Transaction, each: _Read) -> bool:
-    """Step 5, unless the file was opened for writing since step 3."""
-    inode = tree.read_inodes(t, [each.ino])[0]
-    if inode is None or not inode.flags & Flag.SEALED:
-        return False
-    if inode.checksum != each.checksum.combined:
-        return False
-    return _seal_record(t, each, synced=True)
-
-
-def _description(t: Transaction, each: _Read) -> Description | None:
-    inode = tree.read_inodes(t, [each.ino])[0]
-    if inode is None or not inode.nlink:
-        return None
-    return Description(
-        ino=each.ino,
-        version=each.version,
-        size=each.stat.st_size,
-        checksum=each.checksum.combined,
-        path=tree.path_of(t, each.ino),
-        mode=inode.mode,
-        uid=inode.uid,
-        gid=inode.gid,
-        mtime_ns=inode.mtime_ns,
-    )
-
-
-def _settle_on_disk(read: list[_Read], described: list[Description | None]) -> list[_Read]:
-    """Step 4, in a thread; what was read, with the blocks that it takes now: allocation was delayed
-    until here, and on ext4 a description takes one block of its own."""
-    settled = []
-    for each, description in zip(read, described, strict=True):
-        try:
-            if description is not None:
-                data.describe(each.fd, description)
-            os.fsync(each.fd)
-        except OSError as error:
-            log.warning("inode %#x cannot be synced, it will be tried again: %s", each.ino, error)
-            continue
-        settled.append(each._replace(blocks=os.fstat(each.fd).st_blocks))
-    return settled

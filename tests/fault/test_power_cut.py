@@ -73,14 +73,14 @@ STEPS: Final = {
 """,
     "sealing: sealed, not synced": """
     node.write(durable, "young", b"x" * MIB)
-    import kvfs.background.sealer as sealer
-    sealer._settle_on_disk = die
+    import kvfs.background.sealing as sealing
+    sealing.settle_on_disk = die
     trio.run(node.sealer.settle)
 """,
     "sealing: synced, record does not say so": """
     node.write(durable, "young", b"x" * MIB)
-    import kvfs.background.sealer as sealer
-    sealer._confirm = die
+    import kvfs.background.sealing as sealing
+    sealing.confirm = die
     trio.run(node.sealer.settle)
 """,
     "sealed and synced": """

@@ -1,0 +1,115 @@
+"""The steps of a seal: what was read of a file, what is recorded, what is written beside its data.
+
+`sealer` says in which order, and what a kill between leaves.
+"""
+
+import logging
+import os
+from typing import NamedTuple
+
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Flag, Inode
+from kvfs.namespace import lifecycle, tree
+from kvfs.store import files as data
+from kvfs.store.checksum import Checksum
+from kvfs.store.files import Description
+
+log = logging.getLogger(__name__)
+
+
+class Read(NamedTuple):
+    """What step 1 found in a data file; `fd` stays open until step 4."""
+
+    ino: int
+    version: int
+    fd: int
+    stat: os.stat_result
+    checksum: Checksum
+    blocks: int
+
+
+def sealable(inode: Inode) -> bool:
+    """Whether its state allows a seal, quiet or not."""
+    return bool(inode.flags & Flag.PUBLISHED and inode.nlink)
+
+
+def stamp(stat: os.stat_result) -> tuple[int, int, int]:
+    """Changes whenever a data file is written."""
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def seal(t: Transaction, each: Read) -> bool:
+    """Step 3. What was changed through a mapping after its last close is published first."""
+    inode = tree.read_inodes(t, [each.ino])[0]
+    if inode is None or not sealable(inode):
+        return False
+    stat = each.stat
+    if (inode.size, inode.mtime_ns) != (stat.st_size, stat.st_mtime_ns):
+        lifecycle.publish(
+            t,
+            each.ino,
+            size=stat.st_size,
+            blocks=stat.st_blocks,
+            mtime_ns=stat.st_mtime_ns,
+            ctime_ns=stat.st_ctime_ns,
+            boot=inode.boot,
+        )
+    return _seal_record(t, each, synced=False)
+
+
+def _seal_record(t: Transaction, each: Read, *, synced: bool) -> bool:
+    return lifecycle.seal(
+        t,
+        each.ino,
+        version=each.version,
+        size=each.stat.st_size,
+        blocks=each.blocks,
+        mtime_ns=each.stat.st_mtime_ns,
+        ctime_ns=each.stat.st_ctime_ns,
+        checksum=each.checksum.combined,
+        synced=synced,
+    )
+
+
+def confirm(t: Transaction, each: Read) -> bool:
+    """Step 5, unless the file was opened for writing since step 3."""
+    inode = tree.read_inodes(t, [each.ino])[0]
+    if inode is None or not inode.flags & Flag.SEALED:
+        return False
+    if inode.checksum != each.checksum.combined:
+        return False
+    return _seal_record(t, each, synced=True)
+
+
+def describe(t: Transaction, each: Read) -> Description | None:
+    """What the data file is to say about itself; None when it has no name any more."""
+    inode = tree.read_inodes(t, [each.ino])[0]
+    if inode is None or not inode.nlink:
+        return None
+    return Description(
+        ino=each.ino,
+        version=each.version,
+        size=each.stat.st_size,
+        checksum=each.checksum.combined,
+        path=tree.path_of(t, each.ino),
+        mode=inode.mode,
+        uid=inode.uid,
+        gid=inode.gid,
+        mtime_ns=inode.mtime_ns,
+    )
+
+
+def settle_on_disk(read: list[Read], described: list[Description | None]) -> list[Read]:
+    """Step 4, in a thread; what was read, with the blocks that it takes now: allocation was delayed
+    until here, and on ext4 a description takes one block of its own."""
+    settled = []
+    for each, description in zip(read, described, strict=True):
+        try:
+            if description is not None:
+                data.describe(each.fd, description)
+            os.fsync(each.fd)
+        except OSError as error:
+            log.warning("inode %#x cannot be synced, it will be tried again: %s", each.ino, error)
+            continue
+        settled.append(each._replace(blocks=os.fstat(each.fd).st_blocks))
+    return settled
