@@ -4,7 +4,6 @@ A stream remembers the names in the order in which it first met them, so that an
 into them: it stays valid whatever is created or removed meanwhile, and names that stay are neither
 skipped nor repeated (POSIX readdir)."""
 
-from collections.abc import Iterator
 from typing import Final
 
 from kvfs.errors import NotADirectory, Stale
@@ -52,20 +51,22 @@ class DirectoryStreams:
         """Forget the stream."""
         self._streams.pop(fh, None)
 
-    async def read(self, fh: int, offset: int) -> Iterator[tuple[int, bytes, int, Inode]]:
-        """Entries from `offset` on: (offset of the next, name, inode number, record), at most some
-        hundred.
+    async def read(self, fh: int, offset: int, limit: int) -> list[tuple[int, bytes, int, Inode]]:
+        """At most `limit` entries from `offset` on: (offset of the next, name, inode number,
+        record).
 
-        Fewer than asked for is not the end; none is. `.` and `..` come first."""
+        Fewer than asked for is not the end; none is. `.` and `..` come first. """
         stream = self._streams.get(fh)
         if stream is None:
             raise Stale("no such open directory")
         if offset == 0:
             stream.entries, stream.last, stream.ended = [], b"", False
-        return iter(await self._engine.read(lambda t: _page(t, stream, offset)))
+        return await self._engine.read(lambda t: _page(t, stream, offset, limit))
 
 
-def _page(t: Transaction, stream: Stream, offset: int) -> list[tuple[int, bytes, int, Inode]]:
+def _page(
+    t: Transaction, stream: Stream, offset: int, limit: int
+) -> list[tuple[int, bytes, int, Inode]]:
     page: list[tuple[int, bytes, int, Inode]] = []
     if offset < _DOTS:
         this = tree.read_inode(t, stream.ino)
@@ -75,15 +76,17 @@ def _page(t: Transaction, stream: Stream, offset: int) -> list[tuple[int, bytes,
                 page.append((at, name, ino, tree.read_inode(t, ino)))
     start = max(offset - _DOTS, 0)
     while not page and not (stream.ended and start >= len(stream.entries)):
-        page = _known(t, stream, start)
-        start += _BATCH
+        page = _known(t, stream, start, limit)
+        start += limit
     return page
 
 
-def _known(t: Transaction, stream: Stream, start: int) -> list[tuple[int, bytes, int, Inode]]:
-    while not stream.ended and len(stream.entries) < start + _BATCH:
+def _known(
+    t: Transaction, stream: Stream, start: int, limit: int
+) -> list[tuple[int, bytes, int, Inode]]:
+    while not stream.ended and len(stream.entries) < start + limit:
         _extend(t, stream)
-    names = stream.entries[start : start + _BATCH]
+    names = stream.entries[start : start + limit]
     records = t.get_many([keys.inode(ino) for _, ino in names])
     return [
         (start + at + 1 + _DOTS, name, ino, unpack_inode(record))

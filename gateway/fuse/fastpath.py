@@ -35,7 +35,7 @@ _SPIN_PATIENCE: Final = 4
 _BURST: Final = 64
 _BURST_NS: Final = 2_000_000
 _INLINE_BYTES: Final = 64 << 10
-"""READs and WRITEs up to this size are served by the loop when they cannot wait for a disk."""
+"""WRITEs up to this size are always served by the loop."""
 _HEADER: Final = IN_HEADER.size
 _SOCKET_BYTES: Final = 4 * protocol.BUFFER_BYTES
 _SO_SNDBUFFORCE: Final = 32
@@ -131,9 +131,10 @@ class FastPath:
         self._handlers = Handlers(operations, backing)
         self._immediate = operations.engine.immediate
         self._workers = payload.Workers(device)
+        self._lane = payload.Lane(device)
+        self._pace = payload.Pace()
         self._buffers = payload.Buffers()
         self._buffer = self._buffers.take()
-        self._probe = bytearray(1)
         self._nursery: trio.Nursery | None = None
         self._token = trio.lowlevel.current_trio_token()
         self._init_unique = 0
@@ -267,32 +268,26 @@ class FastPath:
 
     def _read(self, unique: int, buffer: memoryview) -> None:
         fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(buffer, _HEADER)
-        try:
-            fd = self._operations.file(fh).fd
-        except Exception as e:  # translated at this one point
-            self._reply_error(unique, e)
-            return
+        fd = self._operations.file(fh).fd
         size = min(size, protocol.MAX_WRITE)
-        self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
+        if not self._lane.reply_cached(unique, fd, offset, size):
+            self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
 
     def _write(self, unique: int, buffer: memoryview, n: int) -> None:
         fh, offset, size, flags, _, _, _ = protocol.WRITE_IN.unpack_from(buffer, _HEADER)
+        file = self._operations.file(fh)
+        if flags & protocol.WRITE_KILL_SUIDGID:
+            drive(self._operations.setattr(file.ino, Fattr.KILL_SUIDGID, NO_ATTRIBUTES))
         start = _HEADER + protocol.WRITE_IN.size
-        device = self._device
-        try:
-            file = self._operations.file(fh)
-            if flags & protocol.WRITE_KILL_SUIDGID:
-                drive(self._operations.setattr(file.ino, Fattr.KILL_SUIDGID, NO_ATTRIBUTES))
-        except Exception as e:  # translated at this one point
-            self._reply_error(unique, e)
-            return
-        if size <= _INLINE_BYTES:
-            payload.write_payload(device, unique, file.fd, offset, buffer[start : start + size])
+        data, fd = buffer[start : start + size], file.fd
+        if size <= _INLINE_BYTES or self._pace.quick():
+            with self._pace:
+                payload.write_payload(self._device, unique, fd, offset, data)
             return
         self._buffer = self._buffers.take()
 
         def job(_: payload.Lane) -> None:
-            payload.write_payload(device, unique, file.fd, offset, buffer[start : start + size])
+            payload.write_payload(self._device, unique, fd, offset, data)
             self._buffers.give(buffer)
 
         self._workers.submit(job)

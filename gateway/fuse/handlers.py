@@ -17,6 +17,7 @@ from kvfs.errors import NotFound
 from kvfs.meta.records import Inode, namespace_of
 
 _SECOND: Final = 1_000_000_000
+_LEAST_DIRENT: Final = 32
 _NO_RANGE: Final = errno.ERANGE
 Handler = Callable[["Request"], Coroutine[Any, Any, bytes]]
 
@@ -105,7 +106,9 @@ class Handlers:
 
     def may_wait(self, opcode: int, request: Request) -> bool:
         """Whether this inline request has to run as a task after all."""
-        return opcode == Op.CREATE and self._ops.node.evictor.pressed(namespace_of(request.nodeid))
+        return opcode == Op.CREATE and self._ops.node.evictor.must_wait(
+            namespace_of(request.nodeid)
+        )
 
     def _entry(self, ino: int, inode: Inode) -> bytes:
         self._holders.looked_up(ino)
@@ -173,7 +176,7 @@ class Handlers:
         wanted = Attributes(
             mode, uid, gid, size, atime * _SECOND + atime_ns, mtime * _SECOND + mtime_ns
         )
-        inode = await self._ops.setattr(r.nodeid, Fattr(valid), wanted)
+        inode = await self._ops.setattr(r.nodeid, valid, wanted)
         return protocol.attr_reply(r.nodeid, inode)
 
     async def getxattr(self, r: Request) -> bytes:
@@ -246,7 +249,8 @@ class Handlers:
     async def readdir(self, r: Request) -> bytes:
         fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(r.body)
         out = bytearray()
-        for following, name, ino, inode in await self._ops.directories.read(fh, offset):
+        limit = size // _LEAST_DIRENT
+        for following, name, ino, inode in await self._ops.directories.read(fh, offset, limit):
             one = protocol.dirent(ino, following, name, inode.mode)
             if len(out) + len(one) > size:
                 break
@@ -257,7 +261,8 @@ class Handlers:
         fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(r.body)
         out = bytearray()
         live, looked_up = self._ops.live, self._holders.looked_up
-        for following, name, ino, inode in await self._ops.directories.read(fh, offset):
+        limit = size // (_LEAST_DIRENT + protocol.ENTRY_BYTES)
+        for following, name, ino, inode in await self._ops.directories.read(fh, offset, limit):
             one = protocol.dirent(ino, following, name, inode.mode)
             if len(out) + protocol.ENTRY_BYTES + len(one) > size:
                 break

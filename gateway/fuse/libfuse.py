@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import pyfuse3
 from pyfuse3 import FileHandleT, FileNameT, FlagT, FUSEError, InodeT, ModeT, RequestContext
@@ -21,6 +21,7 @@ from kvfs.errors import KvfsError
 from kvfs.meta.records import ROOT_INODE, Inode
 
 log = logging.getLogger(__name__)
+_PAGE: Final = 32
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -95,7 +96,7 @@ class LibfuseOperations(pyfuse3.Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> Any:
-        valid = Fattr(0)
+        valid = 0
         for wanted, flag in (
             (fields.update_mode, Fattr.MODE),
             (fields.update_uid, Fattr.UID),
@@ -207,17 +208,15 @@ class LibfuseOperations(pyfuse3.Operations):
     @_translated
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         while True:
-            page = await self._ops.directories.read(fh, start_id)
-            empty = True
+            page = await self._ops.directories.read(fh, start_id, _PAGE)
             for following, name, ino, inode in page:
-                empty = False
                 start_id = following
                 live = attributes(ino, self._ops.live(ino, inode))
                 if not pyfuse3.readdir_reply(token, name, live, following):
                     return
                 if name not in (b".", b".."):
                     self._ops.holders.looked_up(ino)
-            if empty:
+            if not page:
                 return
 
     @_translated

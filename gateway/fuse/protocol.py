@@ -69,53 +69,53 @@ class Notify(enum.IntEnum):
     DELETE = 6
 
 
-class Init(enum.IntFlag):
+class Init:
     """INIT flags; bit 32 and above travel in `flags2`."""
 
-    ASYNC_READ = 1 << 0
-    ATOMIC_O_TRUNC = 1 << 3
-    EXPORT_SUPPORT = 1 << 4
-    BIG_WRITES = 1 << 5
-    SPLICE_WRITE = 1 << 7
-    SPLICE_MOVE = 1 << 8
-    SPLICE_READ = 1 << 9
-    DO_READDIRPLUS = 1 << 13
-    READDIRPLUS_AUTO = 1 << 14
-    ASYNC_DIO = 1 << 15
-    PARALLEL_DIROPS = 1 << 18
-    MAX_PAGES = 1 << 22
-    CACHE_SYMLINKS = 1 << 23
-    EXPLICIT_INVAL_DATA = 1 << 25
-    HANDLE_KILLPRIV_V2 = 1 << 28
-    INIT_EXT = 1 << 30
-    PASSTHROUGH = 1 << 37
+    ASYNC_READ: Final = 1 << 0
+    ATOMIC_O_TRUNC: Final = 1 << 3
+    EXPORT_SUPPORT: Final = 1 << 4
+    BIG_WRITES: Final = 1 << 5
+    SPLICE_WRITE: Final = 1 << 7
+    SPLICE_MOVE: Final = 1 << 8
+    SPLICE_READ: Final = 1 << 9
+    DO_READDIRPLUS: Final = 1 << 13
+    READDIRPLUS_AUTO: Final = 1 << 14
+    ASYNC_DIO: Final = 1 << 15
+    PARALLEL_DIROPS: Final = 1 << 18
+    MAX_PAGES: Final = 1 << 22
+    CACHE_SYMLINKS: Final = 1 << 23
+    EXPLICIT_INVAL_DATA: Final = 1 << 25
+    HANDLE_KILLPRIV_V2: Final = 1 << 28
+    INIT_EXT: Final = 1 << 30
+    PASSTHROUGH: Final = 1 << 37
 
 
-class Fopen(enum.IntFlag):
+class Fopen:
     """Flags of an OPEN, CREATE or OPENDIR reply."""
 
-    DIRECT_IO = 1 << 0
-    KEEP_CACHE = 1 << 1
-    CACHE_DIR = 1 << 3
-    NOFLUSH = 1 << 5
-    PARALLEL_DIRECT_WRITES = 1 << 6
-    PASSTHROUGH = 1 << 7
+    DIRECT_IO: Final = 1 << 0
+    KEEP_CACHE: Final = 1 << 1
+    CACHE_DIR: Final = 1 << 3
+    NOFLUSH: Final = 1 << 5
+    PARALLEL_DIRECT_WRITES: Final = 1 << 6
+    PASSTHROUGH: Final = 1 << 7
 
 
-class Fattr(enum.IntFlag):
+class Fattr:
     """Which fields a SETATTR request sets."""
 
-    MODE = 1 << 0
-    UID = 1 << 1
-    GID = 1 << 2
-    SIZE = 1 << 3
-    ATIME = 1 << 4
-    MTIME = 1 << 5
-    FH = 1 << 6
-    ATIME_NOW = 1 << 7
-    MTIME_NOW = 1 << 8
-    CTIME = 1 << 10
-    KILL_SUIDGID = 1 << 11
+    MODE: Final = 1 << 0
+    UID: Final = 1 << 1
+    GID: Final = 1 << 2
+    SIZE: Final = 1 << 3
+    ATIME: Final = 1 << 4
+    MTIME: Final = 1 << 5
+    FH: Final = 1 << 6
+    ATIME_NOW: Final = 1 << 7
+    MTIME_NOW: Final = 1 << 8
+    CTIME: Final = 1 << 10
+    KILL_SUIDGID: Final = 1 << 11
 
 
 GETATTR_FH: Final = 1

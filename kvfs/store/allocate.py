@@ -1,4 +1,4 @@
-"""fallocate(2) with all its modes, which the standard library lacks (os.posix_fallocate has none)."""
+"""fallocate(2) with all its modes: the standard library has os.posix_fallocate alone."""
 
 import ctypes
 import errno
