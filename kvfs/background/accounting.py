@@ -70,6 +70,15 @@ class Census(NamedTuple):
         free = min(own.free, self.store.free)
         return Space(own.used + free, own.used)
 
+    def attainable(self, namespace_id: int) -> int:
+        """Bytes that could be free in the namespace if all cache namespaces were empty."""
+        caches = sum(each.space.used for each in self.namespaces.values() if each.is_cache)
+        holding = self.namespaces.get(namespace_id)
+        if holding is None or not holding.limited:
+            return self.store.free + caches
+        own = holding.space.capacity if holding.is_cache else holding.space.free
+        return min(own, self.store.free + caches)
+
 
 class Accounting:
     """Takes the census of a store. `writers` gives (inode, descriptor) of each file open for

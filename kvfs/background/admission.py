@@ -19,7 +19,7 @@ from typing import Final
 
 import trio
 
-from kvfs.background.accounting import STORE, Accounting, Census
+from kvfs.background.accounting import STORE, Accounting, Census, Space
 from kvfs.errors import NoSpace
 from kvfs.meta.interface import Engine
 from kvfs.policy import eviction
@@ -44,6 +44,7 @@ class Admission:
         self._pressed: frozenset[int] = frozenset()
         self._stuck: frozenset[int] = frozenset()
         self._credit: dict[int, int] = {}
+        self._demands: list[tuple[int, int]] = []
         self._turns: dict[int, trio.StrictFIFOLock] = {}
         self._census: Census | None = None
         self._cost_s = 0.0
@@ -54,6 +55,10 @@ class Admission:
         self._round = trio.Event()
         self.refused = 0
         """Files that were refused for lack of space since the start."""
+
+    def must_wait(self, namespace_id: int) -> bool:
+        """Whether `pressed` would say yes now; asking costs nothing."""
+        return self._credit.get(namespace_id, 0) <= 0
 
     def pressed(self, namespace_id: int) -> bool:
         """Whether a create or an open for writing in the namespace must go through `make_room`.
@@ -83,6 +88,30 @@ class Admission:
         if self._is_full(namespace_id):
             self.refused += 1
             raise NoSpace(self._what_is_full(namespace_id))
+
+    async def room_for(self, namespace_id: int, size: int, deadline_s: float = DEADLINE_S) -> None:
+        """Wait until `size` bytes are free in the namespace, which the evictor sees to.
+
+        Raises NoSpace, naming what is full, when so much cannot be had or the deadline has passed.
+        Cancelled: nothing happened.
+        """
+        census = await self.sample()
+        demand = (namespace_id, size)
+        if size <= census.attainable(namespace_id):
+            self._demands.append(demand)
+            try:
+                with trio.move_on_after(deadline_s):
+                    census = await self._wait_for_bytes(namespace_id, size, census)
+            finally:
+                self._demands.remove(demand)
+        if census.space(namespace_id).free < size:
+            self.refused += 1
+            raise NoSpace(self._what_is_full(namespace_id))
+
+    def lacking(self, number: int, space: Space) -> int:
+        """Bytes that those in `room_for` lack in a namespace, or in the store as a whole."""
+        wanted = sum(size for each, size in self._demands if number in (each, STORE))
+        return space.used + wanted - space.capacity if wanted else 0
 
     async def sample(self) -> Census:
         """Take the census, and give credit to those who make files accordingly."""
@@ -139,6 +168,16 @@ class Admission:
             if self._hopeless(namespace_id):
                 return
             await self.sample()
+
+    async def _wait_for_bytes(self, namespace_id: int, size: int, census: Census) -> Census:
+        while census.space(namespace_id).free < size:
+            self._wake.set()
+            await self._round.wait()
+            hopeless = self._hopeless(namespace_id)
+            census = await self.sample()
+            if hopeless:
+                break
+        return census
 
     def _is_full(self, namespace_id: int) -> bool:
         """Whether nothing more fits, as of the last sample."""

@@ -15,6 +15,7 @@ Invariants
 - Only published files of cache namespaces are evicted, and only while nobody in this process has
   them open and the kernel knows of no descriptor or mapping anywhere (a lease on the data file).
 - On an embedded engine nothing runs between those checks and step 1.
+- No eviction waits for a mount.
 """
 
 import logging
@@ -44,7 +45,9 @@ _BATCH_BYTES: Final = 256 << 20
 """Little enough that freed space is seen soon: 0.1 s where unlinking is slow."""
 _PASSES: Final = 16
 _RETRY_S: Final = 1.0
-_INVALIDATION_S: Final = 5.0
+_ANNOUNCEMENTS: Final = 1024
+"""Batches of names that mounts have not forgotten yet. A name beyond is found out by its use: its
+inode number is stale, and the kernel looks it up again."""
 
 Evicted = Sequence[lifecycle.Evicted]
 
@@ -82,9 +85,12 @@ class Evictor:
         self._holders = holders
         self._on_removed = on_removed
         self._stuck: set[int] = set()
+        self._to_announce, self._announced = trio.open_memory_channel[Evicted](_ANNOUNCEMENTS)
         self._admission = Admission(engine, accounting)
+        self.must_wait = self._admission.must_wait
         self.pressed = self._admission.pressed
         self.make_room = self._admission.make_room
+        self.room_for = self._admission.room_for
         self.sample = self._admission.sample
         self._counters = {
             "evicted_files_namespace_full": 0,
@@ -102,6 +108,11 @@ class Evictor:
 
     async def run(self) -> None:
         """Sample and evict, until cancelled. A cancelled eviction is finished by recovery."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._announce)
+            nursery.start_soon(self._keep_room)
+
+    async def _keep_room(self) -> None:
         while True:
             try:
                 census = await self._admission.sample()
@@ -122,9 +133,15 @@ class Evictor:
         for number in caches:
             holding = census.namespaces[number]
             if holding.limited:
-                need = eviction.excess(holding.space.used, holding.space.capacity)
+                need = max(
+                    eviction.excess(holding.space.used, holding.space.capacity),
+                    self._admission.lacking(number, holding.space),
+                )
                 freed += await self._relieve_one(number, [number], need, "namespace_full")
-        need = eviction.excess(census.store.used - freed, census.store.capacity)
+        need = max(
+            eviction.excess(census.store.used - freed, census.store.capacity),
+            self._admission.lacking(STORE, census.store) - freed,
+        )
         return freed + await self._relieve_one(STORE, caches, need, "store_full")
 
     async def _relieve_one(self, number: int, caches: list[int], need: int, reason: str) -> int:
@@ -150,23 +167,12 @@ class Evictor:
         except NoSpace:
             await self._unlink(chosen)
             evicted = await self._engine.transact(remove_names)
-        await self._finish(evicted)
+        self._tell(evicted)
+        await self._drop(evicted)
         freed = sum(each.inode.blocks for each in evicted) * BLOCK
         self._counters[f"evicted_files_{reason}"] += len(evicted)
         self._counters[f"evicted_bytes_{reason}"] += freed
         return freed
-
-    async def _finish(self, evicted: Evicted) -> None:
-        """Mounts forget the names while the data go."""
-        failure: Exception | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._announce, evicted)
-            try:
-                await self._drop(evicted)
-            except (KvfsError, OSError) as error:  # raised here, it would come out in a group
-                failure = error
-        if failure is not None:
-            raise failure
 
     async def _choose(self, namespaces: list[int], need: int) -> list[tuple[int, int]]:
         """(inode, version) of the coldest files that may go; a bounded number of those in use is
@@ -240,11 +246,17 @@ class Evictor:
 
         await trio.to_thread.run_sync(unlink)
 
-    async def _announce(self, evicted: Evicted) -> None:
-        with trio.move_on_after(_INVALIDATION_S) as scope:
+    def _tell(self, evicted: Evicted) -> None:
+        try:
+            self._to_announce.send_nowait(evicted)
+        except trio.WouldBlock:
+            log.warning("mounts may name %d evicted files still", len(evicted))
+
+    async def _announce(self) -> None:
+        """Mounts forget the names, in their own time: a create that waits for room holds the lock
+        on its directory, which forgetting a name in there needs."""
+        async for evicted in self._announced:
             try:
                 await self._on_removed(evicted)
             except KvfsError as error:
-                log.warning("a mount may name %d evicted files still: %s", len(evicted), error)
-        if scope.cancelled_caught:
-            log.warning("a mount did not forget %d evicted files in time", len(evicted))
+                log.warning("mounts may name %d evicted files still: %s", len(evicted), error)

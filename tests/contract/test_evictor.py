@@ -58,7 +58,11 @@ def test_the_coldest_go_until_the_headroom_is_free(node: SmallNode) -> None:
     space = node.namespace("cache", capacity=8 * MIB)
     inos = fill(node, space, "abcdefgh")
     node.index.touch(inos[0])
-    keeping(node, lambda: until(within(node, space)))
+
+    def settled() -> bool:
+        return within(node, space)() and len(node.announced) == 8 - len(node.names(space))
+
+    keeping(node, lambda: until(settled))
     left = node.names(space)
     assert "a" in left and "b" not in left
     assert left == {"a"} | set(sorted("bcdefgh")[-(len(left) - 1) :])
@@ -69,6 +73,20 @@ def test_the_coldest_go_until_the_headroom_is_free(node: SmallNode) -> None:
     assert {ino for ino, _ in node.index.entries()} == {ino for ino, _ in node.files.scan()}
     assert node.evictor.counters["evicted_files_namespace_full"] == 8 - len(left)
     assert node.evictor.counters["evicted_bytes_namespace_full"] >= (8 - len(left)) * MIB
+
+
+def test_no_eviction_waits_for_a_mount(node: SmallNode) -> None:
+    """A create that waits for room may hold the lock which forgetting a name needs."""
+    space = node.namespace("cache", capacity=8 * MIB)
+
+    async def never(evicted: object) -> None:
+        await trio.sleep_forever()
+
+    node.evictor._on_removed = never
+    fill(node, space, "abcdefgh")
+    keeping(node, lambda: until(within(node, space)))
+    fill(node, space, "ijklmnop")
+    keeping(node, lambda: until(within(node, space)))
 
 
 def test_nothing_goes_while_there_is_room(node: SmallNode) -> None:
