@@ -1,0 +1,35 @@
+"""One of several LMCache processes that store the same keys, and load them, at the same time.
+
+    python lmcache_race.py DIRECTORY ROUNDS [--direct]
+
+LMCache's temporary name follows from the key alone, so all of them write the same one. A store may
+fail (another has renamed the file away) and a load may miss; a load that succeeds must have the
+right bytes. Prints how many of each.
+"""
+
+import os
+import sys
+
+from lmcache_example import Adapter, Engine, digest, object_key
+
+
+def main() -> None:
+    directory, rounds, direct = sys.argv[1], int(sys.argv[2]), "--direct" in sys.argv
+    engine, adapter = Engine(directory, direct), Adapter(directory, direct)
+    chunk, into = engine.chunk(7), engine.empty()
+    right = digest(chunk)
+    stored = loaded = 0
+    for n in range(rounds):
+        key = object_key(n)
+        stored += adapter.store([key], [chunk])
+        for look in (key, object_key(max(n - 1, 0))):
+            if adapter.load([look], [into]):
+                loaded += 1
+                assert digest(into) == right, f"round {n}: a chunk came back torn"
+    print(f"{stored} stored, {loaded} loaded")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The real LMCache and real safetensors checkpoints against the mount.
+
+They need torch, so they live in a virtual environment of their own, `.venv-lmcache` in the checkout
+(git-ignored), which the first run makes from the two requirements files here and later runs reuse.
+"""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.harness import ROOT
+
+HERE = Path(__file__).resolve().parent
+TORCH, LMCACHE = HERE / "requirements-torch.txt", HERE / "requirements-lmcache.txt"
+VENV = ROOT / ".venv-lmcache"
+
+pytestmark = pytest.mark.timeout(1200)  # the first test may have to install torch
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """The interpreter of the environment, made when it is missing or out of date."""
+    wanted = hashlib.sha256(TORCH.read_bytes() + LMCACHE.read_bytes()).hexdigest()
+    stamp, interpreter = VENV / "stamp", VENV / "bin" / "python"
+    with open(ROOT / ".venv-lmcache.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stamp.exists() or stamp.read_text() != wanted:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=True)
+            for requirements in (TORCH, LMCACHE):
+                install(interpreter, requirements)
+            stamp.write_text(wanted)
+    return interpreter
+
+
+def install(interpreter: Path, requirements: Path) -> None:
+    command = [interpreter, "-m", "pip", "install", "--quiet", "--no-deps", "--retries", "2"]
+    done = subprocess.run(
+        [*command, "--disable-pip-version-check", "-r", requirements],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "No matching distribution" in done.stderr:
+        pytest.skip(f"not to be had for this Python: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+
+
+def run(python: Path, script: str, *arguments: object) -> str:
+    done = subprocess.run(
+        [python, HERE / script, *map(str, arguments)],
+        env={"PATH": os.environ["PATH"], "HOME": str(VENV), "LMCACHE_TRACK_USAGE": "false"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("how", [[], ["--direct"]], ids=["buffered", "direct"])
+def test_store_look_up_and_load(here: Path, python: Path, how: list[str]) -> None:
+    output = run(python, "lmcache_example.py", here / "lmcache", *how)
+    assert "connector and L2 adapter got every byte back" in output
+    blocks = list((here / "lmcache").rglob("*.data"))
+    assert len(blocks) == 7 + 8  # one of the connector's was removed
+    assert {b.stat().st_size - 4 * (1 << 20) for b in blocks} <= {0, 28}
+    assert not list((here / "lmcache").rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("how", [[], ["--direct"]], ids=["buffered", "direct"])
+def test_processes_that_race_for_one_temporary_name(
+    here: Path, python: Path, how: list[str]
+) -> None:
+    rounds = 20
+    command = [python, HERE / "lmcache_race.py", here, str(rounds), *how]
+    running = [
+        subprocess.Popen(
+            command,
+            env={"PATH": os.environ["PATH"], "HOME": str(VENV), "LMCACHE_TRACK_USAGE": "false"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=200)[0] for process in running]
+    assert [p.returncode for p in running] == [0, 0], "\n".join(outputs)
+    blocks = sorted(here.glob("*.data"))
+    assert len(blocks) == rounds
+    assert len({hashlib.sha256(b.read_bytes()).digest() for b in blocks}) == 1
+    assert blocks[0].stat().st_size == 4 << 20
+
+
+def test_a_safetensors_checkpoint(here: Path, python: Path) -> None:
+    assert "agree" in run(python, "checkpoint.py", here)
