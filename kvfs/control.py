@@ -40,6 +40,12 @@ _BACKLOG: Final = 128
 _CREDENTIALS: Final = struct.Struct("3i")
 
 Handler = Callable[[dict[str, Any]], Awaitable[object]]
+
+
+class NoNode(errors.Unavailable):
+    """No node runs on the store, so there is no mount of it either."""
+
+
 log = logging.getLogger(__name__)
 
 
@@ -129,8 +135,8 @@ def call(
 ) -> Any:
     """Ask the node whose control socket is `path`, and return its result.
 
-    Raises Unavailable when no node runs there or it does not answer within `deadline_s` seconds,
-    else the error that the node raised. Blocks the thread; `acall` is the same for trio.
+    Raises NoNode when none runs there, Unavailable when it does not answer within `deadline_s`
+    seconds, else the error that the node raised. Blocks the thread; `acall` is the same for trio.
     """
     end = time.monotonic() + deadline_s
     request, line = _request(method, params), bytearray()
@@ -209,7 +215,7 @@ def _no_node(path: Path) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
-        raise errors.Unavailable(
+        raise NoNode(
             f"no node runs on the store {store}; start one: kvfs up --store {store}"
         ) from error
     except PermissionError as error:

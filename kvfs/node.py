@@ -12,14 +12,12 @@ closed, the marker written, the lock given back. This module does not know the f
 a Node, and register with it.
 """
 
-import base64
-import binascii
 import contextlib
 import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -27,9 +25,9 @@ import trio
 from kvfs.background.accounting import Accounting, Space
 from kvfs.background.evictor import Evictor
 from kvfs.background.sealer import Sealer
+from kvfs.changes import Change
 from kvfs.config import Config
 from kvfs.control import ControlServer
-from kvfs.errors import Invalid
 from kvfs.holders import Holders
 from kvfs.meta import boot, keys
 from kvfs.meta.embedded import EmbeddedEngine
@@ -37,6 +35,7 @@ from kvfs.meta.interface import Transaction
 from kvfs.namespace import spaces
 from kvfs.namespace.lifecycle import Evicted
 from kvfs.recover import recover
+from kvfs.requests import Requests
 from kvfs.store import layout
 from kvfs.store.files import DataFiles
 from kvfs.store.index import NAME as INDEX_NAME
@@ -50,15 +49,6 @@ FIRST_NAMESPACES: Final = ((b"cache", "cache"), (b"models", "durable"))
 _BLOCK: Final = 4096
 """The block size of statvfs: clients choose O_DIRECT by it."""
 log = logging.getLogger(__name__)
-
-
-class Change(NamedTuple):
-    """A name that came, went or now stands for another inode, behind the mount's back."""
-
-    parent: int
-    name: bytes
-    ino: int
-    """The inode that lost its link by it; 0: none did."""
 
 
 Changed = Callable[[Sequence[Change]], Awaitable[None]]
@@ -84,8 +74,11 @@ class Node:
         )
         self.sealer = Sealer(engine, self.files, self.index, self.holders.writes)
         self.volume.on_published = self.sealer.published
+        self.requests = Requests(
+            engine, self.index, self.sealer, self.evictor, self._capacity, self.changed
+        )
         self.control = ControlServer(
-            store.socket, {"status": self._on_status, "changed": self._on_changed}
+            store.socket, {"status": self._on_status, **self.requests.handlers()}
         )
         self.recovery: dict[str, int] | None = None
         """What the start had to mend, by kind; None where nothing was."""
@@ -112,6 +105,10 @@ class Node:
         """Every mount has forgotten these names when it returns. Raises Unavailable."""
         for invalidate in list(self.invalidators):
             await invalidate(changes)
+
+    def _capacity(self) -> int:
+        disk = os.statvfs(self.files.root)
+        return self.config.capacity.of(disk.f_blocks * disk.f_frsize)
 
     async def _forget_evicted(self, evicted: Sequence[Evicted]) -> None:
         await self.changed(
@@ -174,10 +171,6 @@ class Node:
     async def _on_status(self, params: dict[str, Any]) -> dict[str, Any]:
         return await self.status()
 
-    async def _on_changed(self, params: dict[str, Any]) -> dict[str, Any]:
-        await self.changed([_parse_change(raw) for raw in params.get("changes", [])])
-        return {}
-
 
 @contextlib.asynccontextmanager
 async def open_node(config: Config) -> AsyncIterator[Node]:
@@ -212,6 +205,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             nursery.start_soon(node.index.run)
             nursery.start_soon(node.sealer.run)
             nursery.start_soon(node.evictor.run)
+            nursery.start_soon(node.requests.run)
             await nursery.start(node.control.serve)
             yield node
             nursery.cancel_scope.cancel()
@@ -230,20 +224,6 @@ def _first_start(t: Transaction) -> None:
     spaces.format(t, now, uid, gid)
     for name, kind in FIRST_NAMESPACES:
         spaces.create(t, name, kind=kind, uid=uid, gid=gid, now=now)
-
-
-def _parse_change(raw: object) -> Change:
-    try:
-        change = msgspec.convert(raw, _ChangeParams)
-        return Change(change.parent, base64.b64decode(change.name, validate=True), change.ino)
-    except (msgspec.ValidationError, binascii.Error) as error:
-        raise Invalid(f"not a change of a name: {error}") from None
-
-
-class _ChangeParams(msgspec.Struct):
-    parent: int
-    name: str
-    ino: int = 0
 
 
 def _describe(listed: spaces.Listed, used_bytes: int) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import trio
 
 from gateway.fuse.device import Notifier
 from gateway.fuse.operations import Operations
+from kvfs.changes import Change
 from kvfs.errors import Unavailable
-from kvfs.node import Change
 
 _DEADLINE_S: Final = 5.0
 

@@ -1,0 +1,109 @@
+"""What clients in other processes of this host ask of a node, and notices they could not deliver.
+
+| method | params | answer |
+|---|---|---|
+| `changed` | `changes`: names; `published`: inodes | nothing, when the mounts have forgotten them |
+| `room` | `namespace`, `bytes` | `capacity_bytes` of the store, when so much is free |
+| `touched` | `inodes`, in the order of their use | nothing |
+
+A client that was killed between its commit and `changed` leaves a notice in the engine
+(`namespace.notices`); the node acts on those that are older than any client waits.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from kvfs.background.evictor import Evictor
+from kvfs.background.sealer import Sealer
+from kvfs.changes import Change, from_wire
+from kvfs.control import Handler
+from kvfs.errors import KvfsError
+from kvfs.meta.interface import Engine
+from kvfs.namespace import notices
+from kvfs.namespace.inodes import read_inodes
+from kvfs.store.index import Index
+
+_PERIOD_S: Final = 5.0
+_OLD_NS: Final = 30_000_000_000
+_BATCH: Final = 256
+log = logging.getLogger(__name__)
+
+
+class _Changed(msgspec.Struct):
+    changes: list[Any] = []
+    published: list[int] = []
+
+
+class _Room(msgspec.Struct):
+    namespace: int
+    bytes: int
+
+
+class _Touched(msgspec.Struct):
+    inodes: list[int]
+
+
+class Requests:
+    """Answers them for one node. `tell_mounts` returns when every mount has forgotten the names."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        index: Index,
+        sealer: Sealer,
+        evictor: Evictor,
+        capacity: Callable[[], int],
+        tell_mounts: Callable[[Sequence[Change]], Awaitable[None]],
+    ) -> None:
+        self._engine = engine
+        self._index = index
+        self._sealer = sealer
+        self._evictor = evictor
+        self._capacity = capacity
+        self._tell_mounts = tell_mounts
+
+    def handlers(self) -> dict[str, Handler]:
+        """By method name, for a ControlServer."""
+        return {"changed": self._on_changed, "room": self._on_room, "touched": self._on_touched}
+
+    async def run(self) -> None:
+        """Act on notices that were left behind, until cancelled."""
+        while True:
+            await trio.sleep(_PERIOD_S)
+            try:
+                await self._act_on_notices()
+            except KvfsError as error:
+                log.warning("mounts may show names that were changed: %s", error)
+
+    async def _on_changed(self, params: dict[str, Any]) -> dict[str, Any]:
+        asked = msgspec.convert(params, _Changed)
+        await self._tell_mounts(from_wire(asked.changes))
+        inodes = await self._engine.read(lambda t: read_inodes(t, asked.published))
+        for ino, inode in zip(asked.published, inodes, strict=True):
+            if inode is not None:
+                self._sealer.published(ino, inode.version)
+        return {}
+
+    async def _on_room(self, params: dict[str, Any]) -> dict[str, Any]:
+        asked = msgspec.convert(params, _Room)
+        await self._evictor.room_for(asked.namespace, asked.bytes)
+        return {"capacity_bytes": self._capacity()}
+
+    async def _on_touched(self, params: dict[str, Any]) -> dict[str, Any]:
+        for ino in msgspec.convert(params, _Touched).inodes:
+            self._index.touch(ino)
+        return {}
+
+    async def _act_on_notices(self) -> None:
+        before = time.time_ns() - _OLD_NS
+        while left := await self._engine.read(lambda t: notices.waiting(t, before, _BATCH)):
+            await self._tell_mounts([change for each in left for change in each.changes])
+            await self._forget([each.key for each in left])
+
+    async def _forget(self, keys: list[bytes]) -> None:
+        await self._engine.transact(lambda t: notices.remove(t, keys))
