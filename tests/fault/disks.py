@@ -30,7 +30,7 @@ class Disk:
     def __init__(self, image: Path, mountpoint: Path) -> None:
         self.image = image
         self.mountpoint = mountpoint
-        command = ["losetup", "--find", "--show", image]
+        command = ["losetup", "--find", "--show", str(image)]
         self._device = subprocess.check_output(command, text=True).strip()
 
     def mount(self) -> None:
