@@ -49,6 +49,7 @@ __all__ = [
     "forget",
     "format",
     "get",
+    "is_durable",
     "list_all",
     "remove",
     "rename",
@@ -139,6 +140,12 @@ def create(
     write_inode(t, ino, _directory(mode, uid, gid, now, name))
     _touch_root(t, now, 1)
     return namespace_id
+
+
+def is_durable(t: Transaction, ino: int) -> bool:
+    """Whether an inode's namespace promises to drop nothing; of one that is gone, True."""
+    value = t.get(keys.namespace(namespace_of(ino)))
+    return value is None or unpack_namespace(value).kind != "cache"
 
 
 def set_policy(

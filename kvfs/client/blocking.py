@@ -1,0 +1,259 @@
+"""The Python API: the files of a store, read and written without the mount."""
+
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Final, Literal, overload
+
+from kvfs.client import paths
+from kvfs.client.attributes import Stat
+from kvfs.client.buffers import Buffer
+from kvfs.client.core import Core, target_of
+from kvfs.client.local import Destination, Source
+from kvfs.client.paths import Path
+from kvfs.client.placing import Options
+from kvfs.client.sharing import nothing
+from kvfs.client.writer import Writer
+from kvfs.errors import KvfsError
+
+NEW_FILE: Final = 0o644
+NEW_DIRECTORY: Final = 0o755
+
+
+class Client:
+    """The files of one store of this host, with or without its node running.
+
+    It opens the store itself: metadata from the embedded engine, data straight from and to the
+    store's data files; no payload byte passes through Python. Several clients, threads and
+    processes may use one store at once, beside its node and mount. A running node is told of every
+    change, so that its mount shows it when the call returns; it also makes room in full caches.
+
+        with kvfs.Client() as client:
+            client.put("/cache/model/block-1", tensor, parents=True)
+            present = client.exists(["/cache/model/block-1", "/cache/model/block-2"])
+            size = client.get("/cache/model/block-1", into=buffer)
+            for entry in client.list("/cache/model"):
+                print(entry.name, entry.size)
+
+    `store`: its directory; None: the one that `kvfs up` would use (KVFS_STORE, the configuration
+    file, or the default). Nothing is opened for writing before the first write, so reading works
+    on a store that is read-only too.
+
+    Paths are text or bytes like `/cache/a/b`, the leading slash optional, bytes kept as they are.
+    What a mount has not closed yet is not seen. Symbolic links are not followed.
+
+    Every method may raise, besides what it says: NotFound (no store there), Busy (a node runs in
+    this very process), Corrupt, Unavailable (see the message), AccessDenied (the node belongs to
+    another user), OSError (of the disk, or of local files). Methods that write also raise ReadOnly,
+    and Unavailable when all is done, but a running node did not say in time that its mount has
+    forgotten what was there before.
+
+    Interrupted (KeyboardInterrupt): a change is made whole or not at all.
+    """
+
+    def __init__(self, store: str | bytes | os.PathLike[str] | None = None) -> None:
+        self._core = Core(store)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the store; idempotent. File objects for reading go on working, those for
+        writing are to be closed before."""
+        self._core.close()
+
+    # ---- whole files
+
+    def put(
+        self,
+        path: Path,
+        data: Buffer,
+        *,
+        mode: int = NEW_FILE,
+        exclusive: bool = False,
+        parents: bool = False,
+    ) -> None:
+        """Store the bytes of a buffer under a name, atomically over what is there.
+
+        `data`: anything with the buffer protocol, or a torch tensor on the CPU; contiguous. It is
+        not changed and not copied. `mode`: permission bits. `exclusive`: the name must be free,
+        else Exists. `parents`: directories on the way are made, but for the namespace.
+
+        When it returns, the file survives SIGKILL of every process, and in a durable namespace
+        power loss. Readers see the old file or the new one, whole. Raises NotFound, NotADirectory,
+        IsADirectory, Exists, NotPermitted (beside the namespaces), NameTooLong, Invalid, NoSpace.
+        """
+        self._core.put(path, data, Options(mode, exclusive, parents), nothing)
+
+    def put_many(
+        self,
+        items: Iterable[tuple[Path, Buffer]],
+        *,
+        mode: int = NEW_FILE,
+        exclusive: bool = False,
+        parents: bool = False,
+    ) -> None:
+        """As `put` for each (path, data), in one transaction: all files appear at once, or none.
+
+        Data are written by several threads. Of items with the same path the last one counts.
+        Raises as `put`.
+        """
+        self._core.put_many(items, Options(mode, exclusive, parents), nothing)
+
+    @overload
+    def get(self, path: Path, *, offset: int = 0, size: int | None = None) -> bytearray: ...
+
+    @overload
+    def get(self, path: Path, into: Buffer, *, offset: int = 0, size: int | None = None) -> int: ...
+
+    def get(
+        self,
+        path: Path,
+        into: Buffer | None = None,
+        *,
+        offset: int = 0,
+        size: int | None = None,
+    ) -> bytearray | int:
+        """Read a file, or `size` bytes of it from `offset` on; less where it ends before.
+
+        Returns a new bytearray. With `into` (a writable buffer as in `put`) the kernel reads into
+        that, and the number of bytes is returned; TooLarge where it is too small.
+
+        What replaces or evicts the file meanwhile does not matter. Raises NotFound (evicted ones
+        too), NotADirectory, IsADirectory, NotSupported (a symbolic link), TooLarge, Invalid,
+        Corrupt (the data file is missing, shorter than recorded, or cannot be read).
+        """
+        return self._core.get(path, into, offset, size, nothing)
+
+    @overload
+    def get_many(
+        self, keys: Sequence[Path], buffers: None = None
+    ) -> list[bytearray | KvfsError | None]: ...
+
+    @overload
+    def get_many(
+        self, keys: Sequence[Path], buffers: Sequence[Buffer]
+    ) -> list[int | KvfsError | None]: ...
+
+    def get_many(
+        self, keys: Sequence[Path], buffers: Sequence[Buffer] | None = None
+    ) -> Sequence[bytearray | int | KvfsError | None]:
+        """Read many files, by several threads; the results in the order of `keys`.
+
+        For each: its bytes as a new bytearray or, with `buffers`, the number of bytes that were
+        read into the buffer of its place; None for a miss; an error object, not raised, for one
+        that cannot be read (IsADirectory, NotSupported, TooLarge, Corrupt).
+        """
+        return self._core.get_many(keys, buffers, nothing)
+
+    def put_file(
+        self,
+        source: Source,
+        path: Path,
+        *,
+        mode: int = NEW_FILE,
+        exclusive: bool = False,
+        parents: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """As `put`, from a local file: its path, or a descriptor or file object (a pipe too). The
+        bytes stored.
+
+        The kernel moves the bytes: it shares them (reflink) where the filesystem can, else
+        copy_file_range, else sendfile; holes stay holes. `progress` is called with the bytes moved
+        so far, at least every 64 MiB; what it raises ends the transfer, and nothing was put.
+        """
+        return self._core.put_file(
+            source, path, Options(mode, exclusive, parents), progress or nothing
+        )
+
+    def get_file(
+        self,
+        path: Path,
+        destination: Destination,
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Copy a file to a local one: a path, where it appears whole or not at all, or a descriptor
+        or file object. The bytes copied; `progress` as in `put_file`. Raises as `get`."""
+        return self._core.get_file(path, destination, progress or nothing)
+
+    @overload
+    def open(self, path: Path, mode: Literal["rb"] = "rb") -> io.BufferedReader: ...
+
+    @overload
+    def open(self, path: Path, mode: Literal["wb", "xb"], *, parents: bool = False) -> Writer: ...
+
+    def open(
+        self, path: Path, mode: str = "rb", *, parents: bool = False
+    ) -> io.BufferedReader | Writer:
+        """A file object: for reading, the data file itself, which may also be mapped or sent; for
+        writing (`wb`, or `xb` for a name that is free), a `Writer`, whose file appears when it is
+        closed. Raises as `get` and `put`; NotSupported for other modes."""
+        return self._core.open(path, mode, parents=parents)
+
+    # ---- names
+
+    def exists(self, keys: Sequence[Path]) -> list[bool]:
+        """Whether each path is there, in the order of `keys`; one transaction for all.
+
+        Made for many keys of few directories: some hundred thousand a second or more. Only names
+        are looked at: `get` is what tells whether a file can be read.
+        """
+        return self._core.names.exist(keys)
+
+    def stat(self, path: Path) -> Stat:
+        """What is known of a file, directory or symbolic link. Raises NotFound, NotADirectory,
+        NameTooLong."""
+        return self._core.names.stat(paths.parse(path))
+
+    def remove(self, path: Path) -> None:
+        """Remove the name of anything but a directory. Who has the file open goes on reading it.
+
+        Raises NotFound, NotADirectory, IsADirectory.
+        """
+        self._core.names.remove(*paths.parse_name(path))
+
+    def rename(self, old: Path, new: Path, *, exclusive: bool = False) -> None:
+        """Move a file or directory to another name in its namespace, atomically over a file (or an
+        empty directory) that is there; a namespace, to another name.
+
+        `exclusive`: the new name must be free, else Exists. Raises NotFound, NotADirectory,
+        IsADirectory, NotEmpty, CrossNamespace, NotPermitted, NameTooLong, Invalid.
+        """
+        self._core.names.rename(paths.parse_name(old), paths.parse_name(new), exclusive=exclusive)
+
+    def mkdir(self, path: Path, *, mode: int = NEW_DIRECTORY, parents: bool = False) -> None:
+        """Make a directory; at the top level, a durable namespace. `parents` as in `put`.
+
+        Raises Exists, NotFound, NotADirectory, NameTooLong, Invalid.
+        """
+        self._core.names.make_directory(target_of(path), Options(mode=mode, parents=parents))
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty directory; at the top level, a namespace. Raises NotFound, NotADirectory,
+        NotEmpty."""
+        self._core.names.remove_directory(*paths.parse_name(path))
+
+    def sync(self) -> None:
+        """What was done to names so far, by whichever process, survives power loss when this
+        returns. Raises Unavailable where the disk refuses."""
+        self._core.session.sync()
+
+    def list(self, path: Path = "/", *, after: bytes = b"") -> Iterator[Stat]:
+        """What stands in a directory, sorted by name (a directory as its name and `/`).
+
+        Read in pages of 1,000 as the iteration goes on, each as of one moment: names that stay all
+        the while are given once. `after`: goes on after the entry that has this `Stat.key`. Raises
+        NotFound, NotADirectory, with the first entry.
+        """
+        return self._core.names.entries(paths.parse(path), after)

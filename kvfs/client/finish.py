@@ -1,0 +1,92 @@
+"""After a change of names is committed: the node's mount forgets them, and what lost its last link
+goes.
+
+| step | left by a kill before it, and who mends it |
+|---|---|
+| 1 names changed, with a notice of it (one transaction) | nothing was changed |
+| 2 the node told: kernels forgot, it drops the removed | the notice: the node, within seconds |
+| 3 no node: data files of the removed unlinked | orphans: the next start |
+| 4 no node: their index entries and records dropped | orphans: the next start |
+| 5 the notice removed, with the next change | the notice: the node, to no effect |
+"""
+
+import stat
+from collections.abc import Sequence
+
+from kvfs.changes import Change
+from kvfs.client.link import Link
+from kvfs.client.session import Session
+from kvfs.errors import KvfsError
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Inode
+from kvfs.namespace import notices, spaces, tree
+from kvfs.namespace.tree import Removed
+
+
+class Changed:
+    """Gathers, in one transaction, what it changes."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.orphans: list[tuple[int, Inode]] = []
+        self.published: list[int] = []
+        """New files."""
+        self.notice = b""
+
+    def name(self, parent: int, name: bytes, removed: Removed | None = None) -> None:
+        """This name came, went or leads elsewhere; `removed` is what lost its link by that."""
+        orphan = removed is not None and not removed.inode.nlink
+        self.changes.append(Change(parent, name, removed.ino if removed and orphan else 0))
+        if removed is not None and orphan:
+            self.orphans.append((removed.ino, removed.inode))
+
+    def post(self, t: Transaction, now: int) -> None:
+        """Call last in the transaction."""
+        self.notice = notices.post(t, self.changes, now)
+
+
+class Finisher:
+    """Does steps 2 to 5 for one client; any thread."""
+
+    def __init__(self, session: Session, link: Link) -> None:
+        self._session = session
+        self._link = link
+        self._taken: list[bytes] = []
+
+    def clear(self, t: Transaction) -> None:
+        """Step 5, in any transaction that writes anyway."""
+        taken, self._taken = self._taken, []
+        notices.remove(t, taken)
+
+    def finish(self, changed: Changed) -> None:
+        """Steps 2 to 4. Raises Unavailable when the node does not answer: the change is committed,
+        and the node has its notice."""
+        if not self._link.tell(changed.changes, changed.published) and changed.orphans:
+            self.drop(changed.orphans)
+        self._taken.append(changed.notice)
+
+    def drop(self, orphans: Sequence[tuple[int, Inode]]) -> None:
+        """Steps 3 and 4."""
+        inos = [ino for ino, _ in orphans]
+        if self._session.read(lambda t: any(spaces.is_durable(t, ino) for ino in inos)):
+            # Else a power cut could undo what made an orphan of it, and find no data.
+            self._session.sync()
+        for ino, inode in orphans:
+            if stat.S_ISREG(inode.mode):
+                self._session.files.unlink(ino, inode.version)
+        self._session.use_index(lambda index: index.remove(inos))
+
+        def reap(t: Transaction) -> None:
+            for ino in inos:
+                tree.reap(t, ino)
+
+        self._session.write(reap)
+
+    def close(self) -> None:
+        """Remove the notices that were taken; the node does what this cannot."""
+        if not self._taken or not self._session.writable:
+            return
+        try:
+            self._session.write(self.clear)
+        except KvfsError:
+            pass

@@ -1,0 +1,187 @@
+"""What a client does with names: look up, list, remove, rename, make directories."""
+
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from os import stat_result
+from typing import Final, TypeVar
+
+from kvfs.client import paths, placing
+from kvfs.client.attributes import Stat, describe
+from kvfs.client.finish import Changed, Finisher
+from kvfs.client.paths import Path, naming
+from kvfs.client.placing import Options, Target
+from kvfs.client.session import Session, now_ns
+from kvfs.errors import NotADirectory
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Flag, Inode
+from kvfs.namespace import published, tree
+from kvfs.namespace.inodes import is_directory
+from kvfs.namespace.spaces import MAX_NAME
+
+T = TypeVar("T")
+Parts = tuple[bytes, ...]
+_PAGE: Final = 1_000
+_ODD: Final = frozenset((b"", b".", b".."))
+
+
+class Names:
+    """Of one client; any thread."""
+
+    def __init__(self, session: Session, finisher: Finisher) -> None:
+        self._session = session
+        self._finisher = finisher
+
+    def stat(self, path: Parts) -> Stat:
+        """See `Client.stat`."""
+        found = self._read(path, lambda t: self._find(t, path))
+        name = path[-1] if path else b""
+        return describe(name, found.ino, found.inode, self._data(found.ino, found.inode))
+
+    def exist(self, wanted: Sequence[Path]) -> list[bool]:
+        """See `Client.exists`."""
+        raw = [
+            path.encode("utf-8", "surrogateescape") if type(path) is str else paths.encode(path)
+            for path in wanted
+        ]
+        return self._session.read(lambda t: _exist(t, raw, self._session.boot))
+
+    def entries(self, path: Parts, after: bytes) -> Iterator[Stat]:
+        """See `Client.list`."""
+        following = after
+        while True:
+            page, following = self.page(path, following)
+            yield from page
+            if not following:
+                return
+
+    def page(self, path: Parts, after: bytes) -> tuple[list[Stat], bytes]:
+        """The entries that come next, and the key to go on after; empty when these are the
+        last."""
+
+        def fn(t: Transaction) -> tuple[list[published.Listed], bytes]:
+            found = self._find(t, path)
+            if not is_directory(found.inode):
+                raise NotADirectory("not a directory")
+            return published.list_children(t, found.ino, after, _PAGE, self._session.boot)
+
+        listed, following = self._read(path, fn)
+        entries = [
+            describe(each.name, each.ino, each.inode, self._data(each.ino, each.inode))
+            for each in listed
+        ]
+        return entries, following
+
+    def remove(self, path: Parts, name: bytes) -> None:
+        """See `Client.remove`."""
+        now = now_ns()
+
+        def fn(t: Transaction, changed: Changed) -> None:
+            parent = self._find(t, path).ino
+            self._find(t, (*path, name))
+            changed.name(parent, name, tree.unlink(t, parent, name, now, _keep))
+
+        self._change((*path, name), fn)
+
+    def remove_directory(self, path: Parts, name: bytes) -> None:
+        """See `Client.rmdir`."""
+        now = now_ns()
+
+        def fn(t: Transaction, changed: Changed) -> None:
+            parent = self._find(t, path).ino
+            changed.name(parent, name, tree.rmdir(t, parent, name, now, _keep))
+
+        self._change((*path, name), fn)
+
+    def rename(
+        self, old: tuple[Parts, bytes], new: tuple[Parts, bytes], *, exclusive: bool
+    ) -> None:
+        """See `Client.rename`."""
+        now = now_ns()
+        flags = tree.RENAME_NOREPLACE if exclusive else 0
+
+        def fn(t: Transaction, changed: Changed) -> None:
+            source, target = self._find(t, old[0]).ino, self._find(t, new[0]).ino
+            self._find(t, (*old[0], old[1]))
+            removed = tree.rename(
+                t, source, old[1], target, new[1], flags=flags, now=now, keep=_keep
+            )
+            changed.name(source, old[1])
+            changed.name(target, new[1], removed)
+
+        self._change((*old[0], old[1]), fn)
+
+    def make_directory(self, target: Target, options: Options) -> None:
+        """See `Client.mkdir`."""
+        author = self._session.author()
+        self._change(
+            (*target.directory, target.name),
+            lambda t, changed: placing.make_directory(t, target, options, author, changed),
+        )
+
+    def _change(self, path: Parts, step: Callable[[Transaction, Changed], None]) -> None:
+        changed = Changed()
+
+        def fn(t: Transaction) -> None:
+            self._finisher.clear(t)
+            step(t, changed)
+            changed.post(t, now_ns())
+
+        with naming(path):
+            self._session.write(fn)
+        self._finisher.finish(changed)
+
+    def _read(self, path: Parts, fn: Callable[[Transaction], T]) -> T:
+        with naming(path):
+            return self._session.read(fn)
+
+    def _find(self, t: Transaction, path: Parts) -> published.Found:
+        return published.find(t, path, self._session.boot)
+
+    def _data(self, ino: int, inode: Inode) -> stat_result | None:
+        """The data file's own attributes where they are the truth."""
+        if inode.flags & Flag.SEALED or not stat.S_ISREG(inode.mode):
+            return None
+        try:
+            return self._session.files.stat(ino, inode.version)
+        except FileNotFoundError:
+            return None
+
+
+def _exist(t: Transaction, wanted: list[bytes], boot: int) -> list[bool]:
+    """Paths of one directory cost one look-up of it; then an entry each."""
+    answers = [False] * len(wanted)
+    prefixes: dict[bytes, bytes | None] = {}
+    entries: list[bytes] = []
+    places: list[int] = []
+    for at, path in enumerate(wanted):
+        directory, _, name = path.rpartition(b"/")
+        if directory not in prefixes:
+            prefixes[directory] = _prefix(t, directory, boot)
+        prefix = prefixes[directory]
+        if prefix is None or len(name) > MAX_NAME:
+            continue
+        if name in _ODD:
+            answers[at] = _leads_somewhere(t, path, boot)
+            continue
+        entries.append(prefix + name)
+        places.append(at)
+    for at, there in zip(places, published.exist(t, entries), strict=True):
+        answers[at] = there
+    return answers
+
+
+def _prefix(t: Transaction, directory: bytes, boot: int) -> bytes | None:
+    """Of the entries of a directory; None where there is no such directory."""
+    ino = published.find_directory(t, paths.parse(directory), boot)
+    return None if ino is None else keys.entries(ino)
+
+
+def _leads_somewhere(t: Transaction, path: bytes, boot: int) -> bool:
+    (found,) = published.find_many(t, [paths.parse(path)], boot)
+    return found is not None
+
+
+def _keep(_: int) -> bool:
+    # An orphan first: a kill between the record's end and the data file's must not leak the latter.
+    return True

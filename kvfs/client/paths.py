@@ -1,0 +1,77 @@
+"""Paths within KVFS, as callers give them: text or bytes, kept as they are."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from kvfs import errors
+from kvfs.errors import Invalid
+
+Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+"""Like `/cache/a/b`; the leading slash is optional. Text becomes bytes as in `os.fsencode`."""
+_OF_NAMES: Final = (
+    errors.CrossNamespace,
+    errors.Exists,
+    errors.Invalid,
+    errors.IsADirectory,
+    errors.NameTooLong,
+    errors.NotADirectory,
+    errors.NotEmpty,
+    errors.NotFound,
+    errors.NotPermitted,
+)
+
+
+def parse(path: Path) -> tuple[bytes, ...]:
+    """The names that the path consists of; none for `/`. Empty parts and `.` are skipped.
+
+    Raises Invalid for a NUL byte.
+    """
+    raw = encode(path)
+    if b"\0" in raw:
+        raise Invalid(f"{shown(raw)}: a path holds no NUL byte")
+    return tuple(part for part in raw.split(b"/") if part and part != b".")
+
+
+def parse_name(path: Path) -> tuple[tuple[bytes, ...], bytes]:
+    """The names of the directory, and the last one. Raises Invalid for `/` itself and for `..` at
+    the end."""
+    parts = parse(path)
+    if not parts or parts[-1] == b"..":
+        raise Invalid(f"{shown(encode(path))} has no name that could be given or taken")
+    return parts[:-1], parts[-1]
+
+
+def encode(path: Path) -> bytes:
+    """The bytes of a path. Raises Invalid for anything that is none."""
+    if isinstance(path, str):
+        return path.encode("utf-8", "surrogateescape")
+    if isinstance(path, bytes):
+        return path
+    try:
+        return os.fsencode(path)
+    except TypeError:
+        raise Invalid(f"a path is text or bytes, not {type(path).__name__}") from None
+
+
+def shown(path: bytes) -> str:
+    """A path in a message."""
+    return path.decode(errors="backslashreplace")
+
+
+def joined(parts: tuple[bytes, ...]) -> str:
+    """The path that consists of these names, in a message."""
+    return shown(b"/" + b"/".join(parts))
+
+
+@contextlib.contextmanager
+def naming(parts: tuple[bytes, ...]) -> Iterator[None]:
+    """Errors about names say the path, where they do not already."""
+    try:
+        yield
+    except _OF_NAMES as error:
+        path, text = joined(parts), str(error)
+        if path in text:
+            raise
+        raise type(error)(f"{path}: {text}") from None

@@ -1,0 +1,224 @@
+"""Reads files straight from the store's data files.
+
+An open descriptor is the lease: eviction and replacement only unlink a data file, so what was
+opened is read to its end. Between the look-up and the open it may go; then the look-up is done once
+more, and finds what took its place, or nothing.
+
+Nothing is copied here: the kernel reads into the caller's memory, or into a new bytearray.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from kvfs.client import sharing
+from kvfs.client.paths import joined, naming, shown
+from kvfs.client.session import Session
+from kvfs.client.sharing import Step
+from kvfs.client.touches import Touches
+from kvfs.errors import (
+    Corrupt,
+    Invalid,
+    IsADirectory,
+    KvfsError,
+    NotADirectory,
+    NotFound,
+    NotSupported,
+    TooLarge,
+)
+from kvfs.meta.records import Flag
+from kvfs.namespace import published, spaces
+from kvfs.namespace.inodes import read_inodes
+from kvfs.namespace.published import Found
+
+T = TypeVar("T")
+Parts = tuple[bytes, ...]
+_STEP_BYTES: Final = 64 << 20
+_ALONE_BYTES: Final = 1 << 20
+"""Less than this is read without the help of threads: waking one costs as much as reading 256
+KiB."""
+
+
+class Opened(NamedTuple):
+    """A data file open for reading."""
+
+    fd: int
+    size: int
+
+
+class Reader:
+    """Opens and reads for one client; any thread."""
+
+    def __init__(self, session: Session, touches: Touches) -> None:
+        self._session = session
+        self._touches = touches
+
+    def open(self, path: Parts, found: Found | None = None) -> Opened:
+        """A new descriptor of the file, which `found` may say already.
+
+        Raises NotFound, NotADirectory, NameTooLong, IsADirectory, NotSupported (a symbolic link),
+        Invalid (another kind), Corrupt, OSError.
+        """
+        found = found or self._find(path)
+        opened = self._open_found(found, path)
+        if opened is None:
+            found = self._find(path)
+            opened = self._open_found(found, path)
+        if opened is None:
+            raise self._lost(found, path)
+        return opened
+
+    def read(self, path: Parts, offset: int, size: int | None, step: Step) -> bytearray:
+        """See `Client.get`."""
+        return self._read(self.open(path), path, offset, size, step)
+
+    def read_into(
+        self, path: Parts, into: memoryview, offset: int, size: int | None, step: Step
+    ) -> int:
+        """See `Client.get`; the bytes that were read."""
+        return self._read_into(self.open(path), path, into, offset, size, step)
+
+    def read_many(self, paths: Sequence[Parts], step: Step) -> list[bytearray | KvfsError | None]:
+        """See `Client.get_many`."""
+        return self._each(
+            paths,
+            lambda _, opened, path: self._read(opened, path, 0, None, sharing.nothing),
+            step,
+        )
+
+    def read_many_into(
+        self, paths: Sequence[Parts], buffers: Sequence[memoryview], step: Step
+    ) -> list[int | KvfsError | None]:
+        """See `Client.get_many`; the bytes that were read."""
+        return self._each(
+            paths,
+            lambda at, opened, path: self._read_into(
+                opened, path, buffers[at], 0, None, sharing.nothing
+            ),
+            step,
+        )
+
+    def _each(
+        self, paths: Sequence[Parts], read: Callable[[int, Opened, Parts], T], step: Step
+    ) -> list[T | KvfsError | None]:
+        """None for a path that is not there, and for others the error where there is one."""
+        found = self._session.read(lambda t: published.find_many(t, paths, self._session.boot))
+        results: list[T | KvfsError | None] = [None] * len(paths)
+
+        def job(at: int) -> None:
+            try:
+                results[at] = read(at, self.open(paths[at], found[at]), paths[at])
+            except (NotFound, NotADirectory):
+                pass
+            except KvfsError as error:
+                results[at] = error
+
+        there = [at for at, each in enumerate(found) if each is not None]
+        sizes = [each.inode.size for each in found if each is not None]
+        sharing.each(self._session, there, job, sizes=sizes, alone_below=_ALONE_BYTES, step=step)
+        return results
+
+    def _read(
+        self, opened: Opened, path: Parts, offset: int, size: int | None, step: Step
+    ) -> bytearray:
+        try:
+            data = bytearray(_length(opened, offset, size))
+            count = _fill(opened.fd, memoryview(data), offset, step, path)
+        finally:
+            os.close(opened.fd)
+        if count < len(data):
+            del data[count:]
+        return data
+
+    def _read_into(
+        self,
+        opened: Opened,
+        path: Parts,
+        into: memoryview,
+        offset: int,
+        size: int | None,
+        step: Step,
+    ) -> int:
+        try:
+            wanted = _length(opened, offset, size)
+            if wanted > len(into):
+                raise TooLarge(
+                    f"{joined(path)}: {wanted} bytes do not fit into a buffer of {len(into)}"
+                )
+            return _fill(opened.fd, into[:wanted], offset, step, path)
+        finally:
+            os.close(opened.fd)
+
+    def _find(self, path: Parts) -> Found:
+        with naming(path):
+            return self._session.read(lambda t: published.find(t, path, self._session.boot))
+
+    def _open_found(self, found: Found, path: Parts) -> Opened | None:
+        """None when the data file has gone."""
+        _require_file(found, path)
+        try:
+            fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        size = os.fstat(fd).st_size
+        if found.inode.flags & Flag.SEALED and size != found.inode.size and self._is_torn(found):
+            os.close(fd)
+            raise Corrupt(
+                f"{joined(path)}: its data file has {size} bytes, its record says "
+                f"{found.inode.size}: run `kvfs fsck`"
+            )
+        self._touches.add(found.ino)
+        return Opened(fd, size)
+
+    def _is_torn(self, found: Found) -> bool:
+        """Whether the record still says the same: else it was opened for writing meanwhile."""
+        (now,) = self._session.read(lambda t: read_inodes(t, [found.ino]))
+        return now == found.inode
+
+    def _lost(self, found: Found, path: Parts) -> KvfsError:
+        """A record without its data file: a miss in a cache namespace, an error in a durable
+        one."""
+        if self._session.read(lambda t: spaces.is_durable(t, found.ino)):
+            return Corrupt(f"{joined(path)}: its data file is missing; run `kvfs fsck`")
+        return NotFound(f"{joined(path)}: its data have gone")
+
+
+def _require_file(found: Found, path: Parts) -> None:
+    mode = found.inode.mode
+    if stat.S_ISREG(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectory(f"{joined(path)} is a directory")
+    if stat.S_ISLNK(mode):
+        raise NotSupported(
+            f"{joined(path)} is a symbolic link to {shown(found.inode.target)}: name the file "
+            "itself, or read it through the mount"
+        )
+    raise Invalid(f"{joined(path)} is no regular file: reach it through the mount")
+
+
+def _length(opened: Opened, offset: int, size: int | None) -> int:
+    """The bytes to read."""
+    if offset < 0 or (size is not None and size < 0):
+        raise Invalid("an offset or a size is never negative")
+    left = max(0, opened.size - offset)
+    return left if size is None else min(left, size)
+
+
+def _fill(fd: int, view: memoryview, offset: int, step: Step, path: Parts) -> int:
+    """Read until the view is full, or the file ends; the bytes read."""
+    done = 0
+    while done < len(view):
+        try:
+            count = os.preadv(fd, [view[done : done + _STEP_BYTES]], offset + done)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise Corrupt(f"{joined(path)}: the disk cannot read its data file") from error
+        if count == 0:
+            break
+        done += count
+        step(done)
+    return done

@@ -1,0 +1,247 @@
+"""A store as this process has it open: one session for each store, shared by all its clients.
+
+LMDB must not be opened twice in one process, so sessions are found by store and counted. The engine
+is opened read-only, and again for writing at the first write: a process that only reads needs no
+right to write, and disturbs nobody.
+
+Invariants
+- The engine is exchanged only while no transaction of this process is inside.
+- After a fork the child has sessions of its own: what it inherited is let go of, untouched, and
+  opened again when it is used.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from kvfs.errors import ReadOnly, Unavailable
+from kvfs.meta.boot import boot_id
+from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.interface import Transaction
+from kvfs.namespace import spaces
+from kvfs.store import layout
+from kvfs.store.files import DataFiles
+from kvfs.store.index import NAME as INDEX_NAME
+from kvfs.store.index import Index
+
+T = TypeVar("T")
+_CLOCK: Final = 5
+"""CLOCK_REALTIME_COARSE."""
+WORKERS: Final = 8
+"""Threads that move data at once, for all clients of a store in this process."""
+
+
+class Author(NamedTuple):
+    """Who makes inodes, and when."""
+
+    uid: int
+    gid: int
+    now: int
+    """Nanoseconds since the epoch."""
+    boot: int
+    """The running boot's id."""
+
+
+def now_ns() -> int:
+    """By the coarse clock, as the kernel stamps data files."""
+    return time.clock_gettime_ns(_CLOCK)
+
+
+class Session:
+    """The parts of one store. Methods may be called from any thread."""
+
+    def __init__(self, store: layout.Store) -> None:
+        self.store = store
+        self.boot = boot_id()
+        self.files = DataFiles(store.data)
+        self.clients = 0
+        """How many share it; `acquire` and `release` count."""
+        self._engine: EmbeddedEngine | None = None
+        self._writable = False
+        self._refused: ReadOnly | None = None
+        self._start()
+
+    def _start(self) -> None:
+        """What does not survive a fork."""
+        self._gate = threading.Condition(threading.Lock())
+        self._inside = 0
+        self._exchanging = False
+        self._pool: ThreadPoolExecutor | None = None
+
+    def author(self) -> Author:
+        """Who makes inodes now."""
+        return Author(os.geteuid(), os.getegid(), now_ns(), self.boot)
+
+    def read(self, fn: Callable[[Transaction], T]) -> T:
+        """Run `fn` on a read-only view. Raises what `fn` raises, Busy, Unavailable, Corrupt."""
+        engine = self._enter(write=False)
+        try:
+            return engine.read_now(fn)
+        finally:
+            self._leave()
+
+    def write(self, fn: Callable[[Transaction], T]) -> T:
+        """Run `fn` and commit: it survives SIGKILL when this returns. Raises as `read`, and
+        ReadOnly, NoSpace."""
+        engine = self._enter(write=True)
+        try:
+            return engine.transact_now(fn)
+        finally:
+            self._leave()
+
+    def use_index(self, fn: Callable[[Index], None]) -> None:
+        """Change the index of data files. Raises as `write`."""
+        engine = self._enter(write=True)
+        try:
+            fn(Index(engine.database(INDEX_NAME)))
+        finally:
+            self._leave()
+
+    def sync(self) -> None:
+        """Every commit so far, of whichever process, survives power loss when this returns. Raises
+        as `write`, and Unavailable where the disk refuses."""
+        engine = self._enter(write=True)
+        try:
+            engine.sync_now()
+        finally:
+            self._leave()
+
+    @property
+    def writable(self) -> bool:
+        """Whether this process has written already."""
+        return self._writable
+
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads for moving data, started when first asked for."""
+        with self._gate:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="kvfs")
+            return self._pool
+
+    def _enter(self, *, write: bool) -> EmbeddedEngine:
+        gate = self._gate
+        with gate:
+            while self._exchanging:
+                gate.wait()
+            engine = self._engine
+            if engine is None or (write and not self._writable):
+                engine = self._exchange(write)
+            self._inside += 1
+            return engine
+
+    def _leave(self) -> None:
+        with self._gate:
+            self._inside -= 1
+            if self._exchanging:
+                self._gate.notify_all()
+
+    def _exchange(self, write: bool) -> EmbeddedEngine:
+        """Open the engine, in place of the one that is open. The gate is held."""
+        if self._refused is not None:
+            raise ReadOnly(str(self._refused))
+        self._exchanging = True
+        try:
+            while self._inside:
+                self._gate.wait()
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
+            self._engine, self._writable = self._open(write)
+            return self._engine
+        finally:
+            self._exchanging = False
+            self._gate.notify_all()
+
+    def _open(self, write: bool) -> tuple[EmbeddedEngine, bool]:
+        try:
+            if write:
+                return self._open_writable(), True
+            try:
+                return EmbeddedEngine(self.store.meta, readonly=True), False
+            except Unavailable:
+                # After a power cut it must be rebuilt before anybody reads: only a writer can.
+                return self._open_writable(), True
+        except ReadOnly as refused:
+            if not write:
+                raise
+            # Reading goes on as before; the next write is refused without another attempt.
+            self._refused = refused
+            self._engine, self._writable = EmbeddedEngine(self.store.meta, readonly=True), False
+            raise
+
+    def _open_writable(self) -> EmbeddedEngine:
+        if not (self.store.meta / "state").exists():
+            raise Unavailable(
+                f"the store {self.store.root} was never started: run `kvfs up --store "
+                f"{self.store.root}` once"
+            )
+        engine = EmbeddedEngine(self.store.meta)
+        try:
+            engine.read_now(spaces.check_format)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def close(self) -> None:
+        """Sync what was written and let go of the store."""
+        with self._gate:
+            while self._inside or self._exchanging:
+                self._gate.wait()
+            engine, self._engine = self._engine, None
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+        self.files.close()
+        if engine is not None:
+            engine.close()
+
+    def forked(self) -> None:
+        """In the child of a fork."""
+        if self._engine is not None:
+            self._engine.abandon()
+            self._engine = None
+        self._writable = False
+        self._start()
+
+
+_sessions: dict[Path, Session] = {}
+_lock = threading.Lock()
+
+
+def acquire(root: Path) -> Session:
+    """The session of the store in `root`; `release` gives it back.
+
+    Raises NotFound (no store there), Invalid, Corrupt.
+    """
+    where = Path(os.path.realpath(root))
+    with _lock:
+        session = _sessions.get(where)
+        if session is None:
+            session = _sessions[where] = Session(layout.open_store(where))
+        session.clients += 1
+        return session
+
+
+def release(session: Session) -> None:
+    """One client fewer; the last one closes the session."""
+    with _lock:
+        session.clients -= 1
+        if session.clients == 0:
+            del _sessions[session.store.root]
+            session.close()
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for session in _sessions.values():
+        session.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,154 @@
+"""Moves a file's bytes between descriptors without bringing them into Python.
+
+| source, target | tried in this order |
+|---|---|
+| regular files | FICLONE (shares the blocks), copy_file_range, sendfile |
+| regular file to anything | sendfile |
+| pipe to anything | splice |
+| what none of these can | a reused buffer of 1 MiB |
+
+Holes stay holes between regular files. `step` is called with the bytes moved so far, at least every
+64 MiB; what it raises ends the transfer.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import Final
+
+Step = Callable[[int], None]
+_FICLONE: Final = 0x40049409
+_PART_BYTES: Final = 64 << 20
+_BUFFER_BYTES: Final = 1 << 20
+_CANNOT: Final = frozenset(
+    (
+        errno.EINVAL,
+        errno.EXDEV,
+        errno.EOPNOTSUPP,
+        errno.ENOSYS,
+        errno.ENOTTY,
+        errno.EBADF,
+        errno.EPERM,
+        errno.ETXTBSY,
+        errno.EISDIR,
+    )
+)
+"""What the kernel says when it cannot move bytes this way, though it may in another."""
+
+
+def copy(source: int, target: int, step: Step) -> int:
+    """Everything from `source`, from its start where it is a regular file; the bytes moved, or the
+    size where they are files. A regular target is empty. Raises OSError."""
+    kind = os.fstat(source).st_mode
+    if not stat.S_ISREG(kind):
+        return _stream(source, target, step, splicing=stat.S_ISFIFO(kind))
+    size = os.fstat(source).st_size
+    whole = stat.S_ISREG(os.fstat(target).st_mode) and os.lseek(target, 0, os.SEEK_CUR) == 0
+    if not whole:
+        return _send(source, target, step, 0, size, None)
+    if _clone(source, target):
+        step(size)
+        return size
+    ranged = True
+    for start, end in _extents(source, size):
+        if ranged:
+            start, ranged = _copy_range(source, target, step, start, end)
+        if start < end:
+            _send(source, target, step, start, end, start)
+    size = min(size, os.fstat(source).st_size)
+    if os.fstat(target).st_size < size:
+        os.ftruncate(target, size)  # it ends in a hole
+    step(size)
+    return size
+
+
+def _clone(source: int, target: int) -> bool:
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+        return False
+    return True
+
+
+def _extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """(start, end) of what is not a hole."""
+    end = 0
+    while end < size:
+        try:
+            start = os.lseek(fd, end, os.SEEK_DATA)
+            end = min(os.lseek(fd, start, os.SEEK_HOLE), size)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return
+            if error.errno not in _CANNOT:
+                raise
+            start, end = end, size  # this filesystem knows no holes
+        yield start, end
+
+
+def _copy_range(source: int, target: int, step: Step, at: int, end: int) -> tuple[int, bool]:
+    """How far it came, and whether the kernel can do this between the two at all."""
+    while at < end:
+        try:
+            count = os.copy_file_range(source, target, min(end - at, _PART_BYTES), at, at)
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise
+            return at, False
+        if count == 0:  # the source shrank, or is a file whose size says nothing
+            return at, False
+        at += count
+        step(at)
+    return at, True
+
+
+def _send(source: int, target: int, step: Step, at: int, end: int, place: int | None) -> int:
+    """By sendfile: to the target's offset `place`, or where it is where that is None."""
+    if place is not None:
+        os.lseek(target, place, os.SEEK_SET)
+    first = at
+    while at < end:
+        try:
+            count = os.sendfile(target, source, at, min(end - at, _PART_BYTES))
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise
+            os.lseek(source, at, os.SEEK_SET)
+            return at - first + _pump(source, target, step, at)
+        if count == 0:
+            break
+        at += count
+        step(at)
+    return at - first
+
+
+def _stream(source: int, target: int, step: Step, *, splicing: bool) -> int:
+    moved = 0
+    while splicing:
+        try:
+            count = os.splice(source, target, _PART_BYTES)
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise
+            break
+        if count == 0:
+            return moved
+        moved += count
+        step(moved)
+    return _pump(source, target, step, moved)
+
+
+def _pump(source: int, target: int, step: Step, moved: int) -> int:
+    """The fallback: through a buffer of this process, which is reused. The bytes moved in all."""
+    buffer = memoryview(bytearray(_BUFFER_BYTES))
+    while count := os.readv(source, [buffer]):
+        done = 0
+        while done < count:
+            done += os.write(target, buffer[done:count])
+        moved += count
+        step(moved)
+    return moved

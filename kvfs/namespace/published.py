@@ -1,0 +1,136 @@
+"""What a process other than the mount sees of the namespace: files that were published.
+
+A file that was never closed is seen on its mount alone; one whose data a power cut may have torn
+(written in another boot, never synced) is a miss until the node's start has dropped it. Directories
+and other inodes are seen as they are.
+"""
+
+import stat
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from kvfs.errors import NameTooLong, NotADirectory, NotFound
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import ROOT_INODE, Flag, Inode
+from kvfs.namespace import tree
+from kvfs.namespace.inodes import is_directory, read_inode, read_inodes
+from kvfs.namespace.spaces import MAX_NAME
+
+_UNPUBLISHED: Final = b"w"
+
+
+class Found(NamedTuple):
+    """An inode that a path leads to."""
+
+    ino: int
+    inode: Inode
+
+
+class Listed(NamedTuple):
+    """A name in a directory."""
+
+    key: bytes
+    """Where to go on after it."""
+    name: bytes
+    ino: int
+    inode: Inode
+
+
+def is_visible(inode: Inode, boot: int) -> bool:
+    """Whether others than its mount may read it; `boot` is the running boot's id."""
+    if not stat.S_ISREG(inode.mode):
+        return True
+    return bool(inode.flags & Flag.PUBLISHED) and inode.boot in (0, boot)
+
+
+def find(t: Transaction, path: Sequence[bytes], boot: int) -> Found:
+    """Walk a path from the root of the mount; symbolic links are not followed.
+
+    Raises NotFound, NotADirectory (a part of the path is none), NameTooLong; their messages do not
+    name the path.
+    """
+    ino, inode = ROOT_INODE, read_inode(t, ROOT_INODE)
+    for name in path:
+        if not is_directory(inode):
+            raise NotADirectory("a part of the path is not a directory")
+        found = tree.find(t, ino, name)
+        if found is None:
+            raise NotFound("no such file or directory")
+        ino, inode = found
+    if not is_visible(inode, boot):
+        raise NotFound("no such file or directory")
+    return Found(ino, inode)
+
+
+def find_many(t: Transaction, paths: Sequence[tuple[bytes, ...]], boot: int) -> list[Found | None]:
+    """As `find`, None for a path that leads nowhere; each directory is looked up once."""
+    directories: dict[tuple[bytes, ...], int | None] = {}
+    found: list[Found | None] = []
+    for path in paths:
+        above = path[:-1]
+        if above not in directories:
+            directories[above] = find_directory(t, above, boot)
+        found.append(_find_in(t, directories[above], path, boot))
+    return found
+
+
+def _find_in(
+    t: Transaction, directory: int | None, path: tuple[bytes, ...], boot: int
+) -> Found | None:
+    if directory is None or (path and len(path[-1]) > MAX_NAME):
+        return None
+    found = tree.find(t, directory, path[-1] if path else b".")
+    if found is None or not is_visible(found[1], boot):
+        return None
+    return Found(*found)
+
+
+def find_directory(t: Transaction, path: Sequence[bytes], boot: int) -> int | None:
+    """The inode of a directory; None where the path leads to none."""
+    try:
+        found = find(t, path, boot)
+    except (NotFound, NotADirectory, NameTooLong):
+        return None
+    return found.ino if is_directory(found.inode) else None
+
+
+def exist(t: Transaction, entries: Sequence[bytes]) -> list[bool]:
+    """Whether each of these entries (see `keys.file_entry`) is a name of a published file, or of
+    anything else; three round trips for all, mostly two.
+
+    A record torn by a power cut counts as there until the node's start has dropped it: only entries
+    are looked at.
+    """
+    values = t.get_many(entries)
+    if next(t.scan(_UNPUBLISHED, b"x"), None) is not None:
+        _hide_unpublished(t, values)
+    found = [value is not None for value in values]
+    missing = [at for at, there in enumerate(found) if not there]
+    if missing:
+        directories = t.get_many([entries[at] + b"/" for at in missing])
+        for at, value in zip(missing, directories, strict=True):
+            found[at] = value is not None
+    return found
+
+
+def _hide_unpublished(t: Transaction, values: list[bytes | None]) -> None:
+    there = [(at, value) for at, value in enumerate(values) if value is not None]
+    marks = t.get_many([_UNPUBLISHED + value for _, value in there])
+    for (at, _), mark in zip(there, marks, strict=True):
+        if mark is not None:
+            values[at] = None
+
+
+def list_children(
+    t: Transaction, parent: int, after_key: bytes, limit: int, boot: int
+) -> tuple[list[Listed], bytes]:
+    """What is visible among the next `limit` names after `after_key`, and where to go on (empty:
+    nowhere, all were given)."""
+    children = tree.list_children(t, parent, after_key, limit)
+    records = read_inodes(t, [child.ino for child in children])
+    listed = [
+        Listed(child.key, child.name, child.ino, inode)
+        for child, inode in zip(children, records, strict=True)
+        if inode is not None and is_visible(inode, boot)
+    ]
+    return listed, children[-1].key if len(children) == limit else b""
