@@ -24,6 +24,7 @@ import trio
 
 from kvfs.background.accounting import Accounting, Space
 from kvfs.background.evictor import Evictor
+from kvfs.background.leftovers import Leftovers
 from kvfs.background.sealer import Sealer
 from kvfs.changes import Change
 from kvfs.config import Config
@@ -74,6 +75,7 @@ class Node:
         )
         self.sealer = Sealer(engine, self.files, self.index, self.holders.writes)
         self.volume.on_published = self.sealer.published
+        self.leftovers = Leftovers(engine, self.files, self.holders, self.volume.drop_later)
         self.requests = Requests(
             engine, self.index, self.sealer, self.evictor, self._capacity, self.changed
         )
@@ -102,7 +104,14 @@ class Node:
             self._mount = None
 
     async def changed(self, changes: Sequence[Change]) -> None:
-        """Every mount has forgotten these names when it returns. Raises Unavailable."""
+        """Every mount has forgotten these names when it returns, and drops what lost its last link
+        by it as soon as nobody holds it. Raises Unavailable."""
+        await self._tell_mounts(changes)
+        if not self.invalidators:
+            gone = [change.ino for change in changes if change.ino]
+            await self.leftovers.drop(gone, before_ns=time.time_ns())
+
+    async def _tell_mounts(self, changes: Sequence[Change]) -> None:
         for invalidate in list(self.invalidators):
             await invalidate(changes)
 
@@ -111,7 +120,7 @@ class Node:
         return self.config.capacity.of(disk.f_blocks * disk.f_frsize)
 
     async def _forget_evicted(self, evicted: Sequence[Evicted]) -> None:
-        await self.changed(
+        await self._tell_mounts(
             [Change(parent, name, each.ino) for each in evicted for parent, name in each.names]
         )
 
@@ -206,6 +215,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             nursery.start_soon(node.sealer.run)
             nursery.start_soon(node.evictor.run)
             nursery.start_soon(node.requests.run)
+            nursery.start_soon(node.leftovers.run)
             await nursery.start(node.control.serve)
             yield node
             nursery.cancel_scope.cancel()

@@ -7,7 +7,7 @@
 | `touched` | `inodes`, in the order of their use | nothing |
 
 A client that was killed between its commit and `changed` leaves a notice in the engine
-(`namespace.notices`); the node acts on those that are older than any client waits.
+(`namespace.notices`); the node acts on those that are some seconds old.
 """
 
 import logging
@@ -28,8 +28,9 @@ from kvfs.namespace import notices
 from kvfs.namespace.inodes import read_inodes
 from kvfs.store.index import Index
 
-_PERIOD_S: Final = 5.0
-_OLD_NS: Final = 30_000_000_000
+_PERIOD_S: Final = 1.0
+_OLD_NS: Final = 3_000_000_000
+"""A client that is alive has told by then; and to be told twice does no harm."""
 _BATCH: Final = 256
 log = logging.getLogger(__name__)
 
