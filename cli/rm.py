@@ -1,0 +1,59 @@
+"""`kvfs rm`: remove files and, asked to, directories with what is in them."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli import settings, store
+from kvfs.errors import IsADirectory, NotFound
+
+if TYPE_CHECKING:
+    from kvfs.client import Client
+
+
+@click.command("rm")
+@click.argument("paths", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PATH...")
+@settings.options("store")
+@click.option("-r", "--recursive", is_flag=True, help="Remove directories with all they hold.")
+@click.option("-f", "--force", is_flag=True, help="What is not there is no error.")
+def command(
+    paths: tuple[str, ...],
+    config_file: Path | None,
+    recursive: bool,
+    force: bool,
+    **flags: object,
+) -> None:
+    """Remove files. A top-level directory is a namespace: -r removes that too."""
+    config = settings.resolve(config_file, **flags)
+    with store.client_of(config) as client:
+        for path in map(os.fsencode, paths):
+            try:
+                _remove(client, path, recursive=recursive)
+            except NotFound:
+                if not force:
+                    raise
+
+
+def _remove(client: "Client", path: bytes, *, recursive: bool) -> None:
+    if not client.stat(path).is_directory:
+        client.remove(path)
+    elif recursive:
+        _remove_tree(client, path)
+    else:
+        raise IsADirectory(f"{os.fsdecode(path)} is a directory: -r removes it with all it holds")
+
+
+def _remove_tree(client: "Client", path: bytes) -> None:
+    """Depth first; what others remove meanwhile is gone, as wanted."""
+    for entry in client.list(path):
+        below = path.rstrip(b"/") + b"/" + entry.name
+        try:
+            if entry.is_directory:
+                _remove_tree(client, below)
+            else:
+                client.remove(below)
+        except NotFound:
+            continue
+    client.rmdir(path)
