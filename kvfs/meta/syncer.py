@@ -69,21 +69,14 @@ class Syncer:
             if self._synced < wanted:
                 self._synced = self._sync_journal()
 
-    def rotate(self) -> bool:
-        """Replace the journal by a new base; False when somebody else is at it.
+    def rotate(self) -> None:
+        """Replace the journal by a new base; waits while somebody else is at it.
 
         Raises OSError, lmdb.Error.
         """
-        if not self._rotating.acquire(blocking=False):  # a file lock does not tell threads apart
-            return False
-        try:
-            with self._state.try_locked() as locked:
-                if locked:
-                    rotate(self._environment, self._directory)
-            self._set_limit()
-            return locked
-        finally:
-            self._rotating.release()
+        with self._rotating, self._state.locked():
+            rotate(self._environment, self._directory)
+        self._set_limit()
 
     def stop(self) -> None:
         """End the thread; idempotent. What it had not synced is the caller's."""
@@ -92,6 +85,17 @@ class Syncer:
         self._soon.set()
         if self._thread is not None:
             self._thread.join()
+
+    def _rotate_unless_another_does(self) -> None:
+        if not self._rotating.acquire(blocking=False):  # a file lock does not tell threads apart
+            return
+        try:
+            with self._state.try_locked() as locked:
+                if locked:
+                    rotate(self._environment, self._directory)
+        finally:
+            self._rotating.release()
+        self._set_limit()
 
     def _sync_journal(self) -> int:
         for _ in range(_ATTEMPTS):
@@ -137,7 +141,7 @@ class Syncer:
             self.sync()
             if self._long:
                 self._long = False
-                self.rotate()
+                self._rotate_unless_another_does()
             self._environment.reader_check()
         except (KvfsError, OSError, lmdb.Error) as error:
             _log.error("the metadata's journal: %s", error)
