@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from gateway import mountpoint
+from gateway.fuse import device
 from kvfs.config import Config
 from kvfs.errors import Busy, Invalid, NotFound, Unavailable
 from kvfs.node import Node, open_node
@@ -59,13 +60,19 @@ class MountKeeper:
                 self._scope = None
         return self.info
 
-    async def unmount(self) -> str:
-        """Unmount and wait until it has gone; the mountpoint. Raises NotFound where there is no
-        mount."""
-        if self._scope is None or self.info is None:
+    async def unmount(self, *, lazy: bool) -> str:
+        """Unmount and wait until it has gone; the mountpoint.
+
+        `lazy`: also while it is in use; what is open there is closed then. Raises NotFound where
+        there is no mount, Busy while it is in use.
+        """
+        scope = self._scope
+        if scope is None or self.info is None:
             raise NotFound("this node has no mount")
         directory = self.info.mountpoint
-        self._scope.cancel()
+        if not lazy:
+            await trio.to_thread.run_sync(lambda: device.unmount(directory, lazy=False))
+        scope.cancel()
         with trio.move_on_after(UNMOUNT_DEADLINE_S) as deadline:
             await self._gone.wait()
         if deadline.cancelled_caught:
@@ -82,7 +89,7 @@ class MountKeeper:
         try:
             with scope:
                 await mount.serve(self._node, options, task_status=task_status)
-            if not scope.cancelled_caught:
+            if not scope.cancel_called:
                 log.warning(
                     "%s was unmounted from outside; the node goes on: `kvfs mount` mounts again",
                     directory,
@@ -103,7 +110,7 @@ async def run(config: Config, *, mounted: bool, on_ready: Callable[[dict[str, An
     async with open_node(config) as node, trio.open_nursery() as nursery:
         keeper = MountKeeper(node, nursery)
         _answer_requests(node, keeper, stopping)
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(*_ending_signals()) as signals:
             nursery.start_soon(_stop_on_signal, signals, stopping)
             if mounted:
                 await keeper.mount(config.mount)
@@ -114,6 +121,14 @@ async def run(config: Config, *, mounted: bool, on_ready: Callable[[dict[str, An
             await stopping.wait()
             log.info("stopping")
             nursery.cancel_scope.cancel()
+
+
+def _ending_signals() -> list[signal.Signals]:
+    """Those that end the service in order. SIGHUP is left ignored where nohup has it ignored."""
+    ending = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ending.append(signal.SIGHUP)
+    return ending
 
 
 def _allow_open_files() -> None:
@@ -135,7 +150,7 @@ def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event) -> N
         return describe(await keeper.mount(Path(directory)))
 
     async def unmount(params: dict[str, Any]) -> dict[str, Any]:
-        return {"mountpoint": await keeper.unmount()}
+        return {"mountpoint": await keeper.unmount(lazy=params.get("lazy") is True)}
 
     async def stop(params: dict[str, Any]) -> dict[str, Any]:
         stopping.set()

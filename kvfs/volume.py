@@ -8,12 +8,14 @@ start finds by their keys.
 Access times set by reading are gathered here and written in batches: an open must not cost a
 commit."""
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Final
 
 import trio
 
+from kvfs.errors import KvfsError
 from kvfs.holders import Holders
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import namespace_of
@@ -23,7 +25,9 @@ from kvfs.store.index import Index
 
 _RANGE: Final = 1024
 """Inode numbers taken from the engine at a time; what a process does not use is never used."""
+log = logging.getLogger(__name__)
 _BATCH: Final = 256
+_RETRY_S: Final = 1.0
 _GATHER_S: Final = 0.02
 """What is dropped together costs one transaction and one hand-over to a thread."""
 _ATIME_PERIOD_S: Final = 1.0
@@ -66,11 +70,13 @@ class Volume:
     async def drop(self, doomed: list[tuple[int, int]]) -> None:
         """Unlink the data files of these orphans (inode, version), then drop their records.
 
-        Synced first: else a power cut could undo the rename that made an orphan of a durable file,
-        and find its data gone. Cancelled: what is left is found again at the next start.
+        In a durable namespace synced first: else a power cut could undo the rename that made an
+        orphan, and find its data gone. Cancelled: what is left is found again at the next start.
+        Raises NoSpace, ReadOnly, Unavailable.
         """
-        await self.engine.sync()
         files = self.files
+        if await self.engine.read(lambda t: _any_durable(t, doomed)):
+            await self.engine.sync()
 
         def unlink() -> None:
             for ino, version in doomed:
@@ -82,8 +88,8 @@ class Volume:
             for ino, _ in doomed:
                 tree.reap(t, ino)
 
-        await self.engine.transact(forget)
         self.index.remove(ino for ino, _ in doomed)
+        await self.engine.transact(forget)
 
     async def discard_lost(self, ino: int) -> bool:
         """A file of a cache namespace whose data file has gone is a miss: forget its record. False:
@@ -114,13 +120,22 @@ class Volume:
             await trio.sleep(_GATHER_S)
             self._wake = trio.Event()
             while self._doomed:
-                batch, self._doomed = self._doomed[:_BATCH], self._doomed[_BATCH:]
-                await self.drop(batch)
+                batch = self._doomed[:_BATCH]
+                try:
+                    await self.drop(batch)
+                except KvfsError as error:
+                    log.warning("orphans wait for their end, it will be tried again: %s", error)
+                    await trio.sleep(_RETRY_S)
+                else:
+                    del self._doomed[: len(batch)]
 
     async def _write_atimes(self) -> None:
         while True:
             await trio.sleep(_ATIME_PERIOD_S)
-            await self.flush_atimes()
+            try:
+                await self.flush_atimes()
+            except KvfsError as error:
+                log.warning("access times of the last second are lost: %s", error)
 
     async def flush_atimes(self) -> None:
         """Write the gathered access times to the engine."""
@@ -135,3 +150,8 @@ class Volume:
                     inodes.write_inode(t, ino, inode)
 
         await self.engine.transact(fn)
+
+
+def _any_durable(t: Transaction, doomed: list[tuple[int, int]]) -> bool:
+    kinds = {each.id: each.namespace.kind for each in spaces.list_all(t)}
+    return any(kinds.get(namespace_of(ino)) != "cache" for ino, _ in doomed)

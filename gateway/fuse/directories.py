@@ -55,7 +55,7 @@ class DirectoryStreams:
         """At most `limit` entries from `offset` on: (offset of the next, name, inode number,
         record).
 
-        Fewer than asked for is not the end; none is. `.` and `..` come first. """
+        Fewer than asked for is not the end; none is. `.` and `..` come first."""
         stream = self._streams.get(fh)
         if stream is None:
             raise Stale("no such open directory")

@@ -10,13 +10,14 @@ costs more than the request itself. It stops polling when polling does not pay, 
 mount costs nothing.
 - INIT goes to libfuse, whose reply is replaced: pyfuse3 cannot ask for passthrough, KVFS can."""
 
+import contextlib
 import errno
 import logging
 import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import trio
 
@@ -25,6 +26,7 @@ from gateway.fuse import payload, protocol
 from gateway.fuse.errno_map import errno_of
 from gateway.fuse.handlers import Handlers, Request
 from gateway.fuse.handles import Handle, OpenFile
+from gateway.fuse.immediate import drive
 from gateway.fuse.operations import NO_ATTRIBUTES, Operations
 from gateway.fuse.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
 from kvfs.errors import KvfsError
@@ -56,7 +58,6 @@ _WANTED: Final = (
 )
 _MAX_READAHEAD: Final = 8 << 20
 _MAX_BACKGROUND: Final = 64
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -70,17 +71,6 @@ def server_socket() -> tuple[socket.socket, socket.socket]:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         end.setblocking(False)
     return ours, theirs
-
-
-def drive(step: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits. RuntimeError when it does."""
-    try:
-        step.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    step.close()
-    raise RuntimeError("a request that must not wait did")
 
 
 class Backing:
@@ -110,7 +100,8 @@ class Backing:
     def closed(self, file: OpenFile) -> None:
         """The last handle was released."""
         if file.backing_id:
-            dev.backing_close(self.device, file.backing_id)
+            with contextlib.suppress(OSError):  # after the mount the kernel has forgotten them all
+                dev.backing_close(self.device, file.backing_id)
             file.backing_id = 0
 
 
@@ -136,6 +127,8 @@ class FastPath:
         self._buffers = payload.Buffers()
         self._buffer = self._buffers.take()
         self._nursery: trio.Nursery | None = None
+        self._waiting: dict[int, trio.CancelScope] = {}
+        """Of each request that runs as a task, by its unique number."""
         self._token = trio.lowlevel.current_trio_token()
         self._init_unique = 0
         self.kernel_minor = 0
@@ -223,7 +216,9 @@ class FastPath:
             self._forget_many(buffer)
         elif (waiting := self._handlers.waiting.get(opcode)) is not None:
             self._spawn(waiting, Request(unique, nodeid, uid, gid, pid, buffer[_HEADER:n]))
-        elif opcode != Op.INTERRUPT:  # every request is bounded: it ends by itself
+        elif opcode == Op.INTERRUPT:
+            self._interrupt(buffer)
+        else:
             self._relay(opcode, unique, n)
 
     # ---- answering
@@ -244,12 +239,24 @@ class FastPath:
     async def _answer_later(
         self, handler: Callable[[Request], Awaitable[bytes]], request: Request
     ) -> None:
-        try:
-            body = await handler(request)
-        except Exception as e:  # translated at this one point
-            self._reply_error(request.unique, e)
-        else:
-            self._reply(request.unique, body)
+        unique = request.unique
+        with trio.CancelScope() as scope:
+            self._waiting[unique] = scope
+            try:
+                self._reply(unique, await handler(request))
+            except Exception as e:  # translated at this one point
+                self._reply_error(unique, e)
+            finally:
+                del self._waiting[unique]
+        if scope.cancelled_caught:
+            payload.reply_error(self._device, unique, errno.EINTR)
+
+    def _interrupt(self, buffer: memoryview) -> None:
+        """The caller was sent a signal: what waits for it ends. What does not wait ends by
+        itself."""
+        scope = self._waiting.get(protocol.INTERRUPT_IN.unpack_from(buffer, _HEADER)[0])
+        if scope is not None:
+            scope.cancel()
 
     def _reply(self, unique: int, body: bytes) -> None:
         message = OUT_HEADER.pack(OUT_HEADER.size + len(body), 0, unique) + body

@@ -96,6 +96,7 @@ class Handlers:
             Op.READDIRPLUS: self.readdirplus,
             Op.RELEASEDIR: self.releasedir,
             Op.LSEEK: self.lseek,
+            Op.STATFS: self.statfs,
         }
         self.waiting: dict[int, Handler] = {
             Op.FSYNC: self.fsync,
@@ -105,7 +106,7 @@ class Handlers:
         }
 
     def may_wait(self, opcode: int, request: Request) -> bool:
-        """Whether this inline request has to run as a task after all."""
+        """Whether this inline request has to run as a task after all. For an immediate engine."""
         return opcode == Op.CREATE and self._ops.node.evictor.must_wait(
             namespace_of(request.nodeid)
         )
@@ -235,6 +236,20 @@ class Handlers:
         length = min(length, 0x7FFFF000)  # the reply holds 32 bits
         copied = await self._ops.copy_range(fh_in, at_in, fh_out, at_out, length)
         return protocol.WRITE_OUT.pack(copied, 0)
+
+    async def statfs(self, r: Request) -> bytes:
+        space = await self._ops.statfs(r.nodeid)
+        return protocol.STATFS_OUT.pack(
+            space.f_blocks,
+            space.f_bfree,
+            space.f_bavail,
+            space.f_files,
+            space.f_ffree,
+            space.f_bsize,
+            protocol.NAME_MAX,
+            space.f_frsize,
+            0,
+        )
 
     # ---- directories
 

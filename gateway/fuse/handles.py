@@ -179,8 +179,9 @@ class OpenFiles:
         volume = self._volume
         if not file.writable:
             fd = volume.files.open(file.ino, file.version, os.O_RDWR)
-            os.close(file.fd)
-            file.fd, file.writable = fd, True
+            os.dup2(fd, file.fd, inheritable=False)  # a worker may be reading from that number
+            os.close(fd)
+            file.writable = True
         if file.published is not None:
             await volume.engine.transact(lambda t: lifecycle.reopen(t, file.ino))
 

@@ -127,12 +127,12 @@ async def _serve_fast(
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(_detach, where)
+            await operations.close()
             notifier.close()
             os.close(device)
             ours.close()
             pyfuse3.close(unmount=False)
             theirs.detach()
-            await operations.close()
 
 
 async def _until_gone(fast: FastPath, scope: trio.CancelScope) -> None:

@@ -15,10 +15,10 @@ import trio
 from gateway.fuse.directories import DirectoryStreams
 from gateway.fuse.handles import Handle, OpenFile, OpenFiles
 from gateway.fuse.protocol import NAME_MAX, Fattr
-from kvfs.errors import Invalid, NameTooLong, NotSupported, Stale
+from kvfs.errors import Exists, Invalid, NameTooLong, NotSupported, Stale
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
-from kvfs.namespace import inodes, tree
+from kvfs.namespace import inodes, spaces, tree
 from kvfs.namespace.tree import Removed
 from kvfs.node import Node
 from kvfs.store import allocate
@@ -189,8 +189,14 @@ class Operations:
     async def rename(
         self, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> None:
-        """rename(2) with RENAME_NOREPLACE or RENAME_EXCHANGE; atomic for every reader."""
+        """rename(2) with RENAME_NOREPLACE or RENAME_EXCHANGE; atomic for every reader.
+
+        Over a file of a durable namespace it waits until the new file's data are on disk: a power
+        cut must not take both."""
         _check_name(new_name)
+        source = await self.at_risk(old_parent, old_name, new_parent, new_name)
+        if source:
+            await self._settle(source)
         now = now_ns()
 
         def fn(t: Transaction) -> Removed | None:
@@ -199,6 +205,32 @@ class Operations:
             )
 
         self.removed(await self.engine.transact(fn))
+
+    async def at_risk(
+        self, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes
+    ) -> int:
+        """The inode whose data must be on disk before this rename is committed; 0: none."""
+
+        def fn(t: Transaction) -> int:
+            if spaces.get(t, namespace_of(new_parent)).kind != "durable":
+                return 0
+            source = tree.find(t, old_parent, old_name)
+            if source is None or not source[1].boot or not stat.S_ISREG(source[1].mode):
+                return 0
+            target = tree.find(t, new_parent, new_name)
+            return source[0] if target and target[0] != source[0] else 0
+
+        if ROOT_INODE in (old_parent, new_parent):
+            return 0
+        return await self.engine.read(fn)
+
+    async def _settle(self, ino: int) -> None:
+        """Wait until the data of a published file are on disk, and record that."""
+        handle = await self.open(ino, os.O_WRONLY)
+        try:
+            await self.open_files.sync(handle.file, datasync=True)
+        finally:
+            await self.release(handle.fh)
 
     def removed(self, removed: Removed | None) -> None:
         """The last link of an inode went: drop it now, or when its last holder lets go."""
@@ -320,13 +352,27 @@ class Operations:
         if self.node.evictor.pressed(namespace_id):
             await self.node.evictor.make_room(namespace_id)
         mode = stat.S_IFREG | stat.S_IMODE(mode)
-        ino, inode = await self._add(parent, name, mode, caller)
+        try:
+            ino, inode = await self._add(parent, name, mode, caller)
+        except Exists:
+            if flags & os.O_EXCL:
+                raise
+            return await self._open_existing(parent, name, flags)
         try:
             fd = self.store.create(ino, 0)
         except BaseException:
             await self.unlink(parent, name)
             raise
         return self.open_files.created(ino, inode, fd, flags), ino, inode
+
+    async def _open_existing(
+        self, parent: int, name: bytes, flags: int
+    ) -> tuple[Handle, int, Inode]:
+        """Somebody made the file after the kernel looked for it: open theirs."""
+        ino, inode = await self.lookup(parent, name)
+        if not stat.S_ISREG(inode.mode):
+            raise Exists("the name is taken by something that is no regular file")
+        return await self.open(ino, flags), ino, inode
 
     async def tmpfile(
         self, parent: int, mode: int, flags: int, caller: Caller

@@ -149,6 +149,7 @@ FLUSH_IN: Final = struct.Struct("<QIIQ")
 FSYNC_IN: Final = struct.Struct("<QII")
 FALLOCATE_IN: Final = struct.Struct("<QQQII")
 LSEEK_IN: Final = struct.Struct("<QQII")
+INTERRUPT_IN: Final = struct.Struct("<Q")
 COPY_IN: Final = struct.Struct("<QQQQQQQ")
 
 ENTRY_OUT: Final = struct.Struct("<QQQQII")
