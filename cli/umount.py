@@ -9,8 +9,9 @@ from cli import node, settings
 
 @click.command("umount")
 @settings.options("store")
-def command(config_file: Path | None, store: Path | None) -> None:
+@click.option("--lazy", is_flag=True, help="Also while it is in use: what is open is closed.")
+def command(config_file: Path | None, store: Path | None, lazy: bool) -> None:
     """Unmount; the node goes on running."""
     config = settings.resolve(config_file, store=store)
-    answer = node.ask(config, "unmount", deadline_s=node.MOUNT_DEADLINE_S)
+    answer = node.ask(config, "unmount", {"lazy": lazy}, deadline_s=node.MOUNT_DEADLINE_S)
     click.echo(f"unmounted {answer['mountpoint']}")

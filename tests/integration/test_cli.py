@@ -69,7 +69,7 @@ def test_the_first_namespaces_are_a_cache_and_a_durable_one(node: Node) -> None:
     assert kinds == {"cache": "cache", "models": "durable"}
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_in_the_foreground_a_signal_unmounts(node: Node, sent: signal.Signals) -> None:
     command = [sys.executable, "-c", "from cli.main import main; main()", "up", *node.place()]
     environment = {**os.environ, "KVFS_CONFIG": os.devnull}
@@ -159,6 +159,25 @@ def test_a_node_runs_without_a_mount_until_it_is_given_one(node: Node) -> None:
     assert node.status()["mount"] is None
     assert kvfs("mount", str(node.mount), "--store", str(node.store)).returncode == 0
     assert (node.mount / "cache" / "x").exists()
+
+
+def test_a_mount_in_use_is_taken_away_only_when_told_so(node: Node) -> None:
+    node.up()
+    store = ("--store", str(node.store))
+    file = node.mount / "models" / "open"
+    held = open(file, "wb", buffering=0)  # noqa: SIM115
+    held.write(b"one")
+    code, message = refused("umount", *store)
+    assert code == 4
+    assert "in use" in message
+    held.write(b"two")
+    assert node.status()["mount"]
+    assert kvfs("umount", "--lazy", *store).returncode == 0
+    with pytest.raises(OSError, match="not connected"):
+        held.close()
+    assert not is_mounted(node.mount)
+    assert kvfs("mount", str(node.mount), *store).returncode == 0
+    assert file.read_bytes() == b"onetwo"
 
 
 def test_a_node_survives_an_unmount_from_outside(node: Node) -> None:
