@@ -6,11 +6,13 @@
 import errno
 import os
 import stat
+import struct
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from gateway.fuse import protocol
 from gateway.fuse.handles import Handle
+from gateway.fuse.immediate import drive
 from gateway.fuse.operations import NO_ATTRIBUTES, Attributes, Caller, Operations
 from gateway.fuse.protocol import Fattr, Fopen, Op
 from kvfs.errors import NotFound
@@ -107,9 +109,18 @@ class Handlers:
 
     def may_wait(self, opcode: int, request: Request) -> bool:
         """Whether this inline request has to run as a task after all. For an immediate engine."""
-        return opcode == Op.CREATE and self._ops.node.evictor.must_wait(
-            namespace_of(request.nodeid)
-        )
+        if opcode == Op.CREATE:
+            return self._ops.node.evictor.must_wait(namespace_of(request.nodeid))
+        if opcode == Op.RENAME:
+            return self._replaces_what_lasts(request, protocol.RENAME_IN)
+        if opcode == Op.RENAME2:
+            return self._replaces_what_lasts(request, protocol.RENAME2_IN)
+        return False
+
+    def _replaces_what_lasts(self, r: Request, layout: struct.Struct) -> bool:
+        target = layout.unpack_from(r.body)[0]
+        old, new = r.names(layout.size)
+        return bool(drive(self._ops.at_risk(r.nodeid, old, target, new)))
 
     def _entry(self, ino: int, inode: Inode) -> bytes:
         self._holders.looked_up(ino)
