@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gateway.fuse.probe import probe_modes
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODES = ("passthrough", "relay", "libfuse")
 START_S = 60
@@ -51,6 +53,14 @@ def kvfs(*arguments: str, timeout_s: float = CALL_S) -> subprocess.CompletedProc
 def base_directory() -> str:
     """Where stores and mountpoints are made: `KVFS_TEST_BASE`, else the temporary directory."""
     return os.environ.get("KVFS_TEST_BASE", tempfile.gettempdir())
+
+
+def best_mode() -> str:
+    """The mode for tests that run in one only: the first that was picked and that this machine can
+    do."""
+    picked = os.environ.get("KVFS_TEST_MODES", ",".join(MODES)).split(",")
+    able = {found.name for found in probe_modes(base_directory()) if found.available}
+    return next((mode for mode in picked if mode in able), picked[0])
 
 
 def is_mounted(path: Path) -> bool:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from kvfs.store.files import DataFiles
-from tests.integration.harness import MODES, Node, is_mounted, kvfs
+from tests.integration.harness import MODES, Node, best_mode, is_mounted, kvfs
 
-MODE = os.environ.get("KVFS_TEST_MODES", MODES[0]).split(",")[0]
+MODE = best_mode()
 
 
 @pytest.fixture

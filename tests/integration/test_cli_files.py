@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import MODES, Node, kvfs
+from tests.integration.harness import Node, best_mode, kvfs
 
-MODE = os.environ.get("KVFS_TEST_MODES", MODES[0]).split(",")[0]
+MODE = best_mode()
 ODD = b"not utf-8 \xff\xfe"
 
 
