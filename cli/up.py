@@ -15,6 +15,7 @@ from kvfs.errors import NotSupported, Unavailable
 from kvfs.units import format_size
 from kvfs.version import VERSION
 
+log = logging.getLogger(__name__)
 _LOG_LIMIT_BYTES: Final = 10 << 20
 _FASTEST: Final = "the kernel reads and writes the data files itself"
 
@@ -77,7 +78,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error that ended the service: where several did, the first is shown and all are in the
     log."""
     if len(group.exceptions) > 1:
-        logging.getLogger(__name__).error("several parts failed", exc_info=group)
+        log.error("several parts failed", exc_info=group)
     first = group.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
@@ -141,6 +142,11 @@ def _be_daemon(config: Config, writer: int, log_path: Path, *, mounted: bool) ->
     """The child's life. It never returns into the parent's code."""
     reported = False
 
+    def ready(status: dict[str, Any]) -> None:
+        for line in summary(status).splitlines():
+            log.info("%s", line)
+        report({"status": status})
+
     def report(answer: dict[str, Any]) -> None:
         nonlocal reported
         os.write(writer, json.dumps(answer).encode())
@@ -152,12 +158,11 @@ def _be_daemon(config: Config, writer: int, log_path: Path, *, mounted: bool) ->
         os.setsid()
         os.chdir("/")
         _redirect(log_path)
-        _run(config, mounted=mounted, on_ready=lambda status: report({"status": status}))
+        _close_others(writer)
+        _run(config, mounted=mounted, on_ready=ready)
     except BaseException as error:
         code = exits.exit_code(error)
-        logging.getLogger(__name__).error(
-            "the node stopped: %s", exits.describe(error), exc_info=code == exits.BUG
-        )
+        log.error("the node stopped: %s", exits.describe(error), exc_info=code == exits.BUG)
         if not reported:
             report({"error": exits.describe(error), "code": code})
     finally:
@@ -170,9 +175,15 @@ def _redirect(log_path: Path) -> None:
     if log_path.exists() and log_path.stat().st_size > _LOG_LIMIT_BYTES:
         log_path.replace(log_path.with_suffix(".log.1"))
     null = os.open(os.devnull, os.O_RDWR)
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     os.close(null)
-    os.close(log)
+    os.close(output)
+
+
+def _close_others(kept: int) -> None:
+    """Close what the caller had open beside the standard streams: it may wait for its end."""
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))

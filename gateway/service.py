@@ -115,9 +115,7 @@ async def run(config: Config, *, mounted: bool, on_ready: Callable[[dict[str, An
             if mounted:
                 await keeper.mount(config.mount)
             node.ready()
-            status = await node.status()
-            log.info("up on %s, mount: %s", config.store, status["mount"])
-            on_ready(status)
+            on_ready(await node.status())
             await stopping.wait()
             log.info("stopping")
             nursery.cancel_scope.cancel()

@@ -503,8 +503,17 @@ def test_completion_scripts(shell: str) -> None:
 
 
 def test_the_daemon_does_not_hold_its_caller(node: Node) -> None:
-    """`kvfs up --daemon | cat` ends: the daemon keeps neither output nor terminal."""
-    node.up()
+    """`kvfs up --daemon | cat` ends: the daemon keeps neither output nor anything else open."""
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    try:
+        command = [sys.executable, "-c", "from cli.main import main; main()", "up", "--daemon"]
+        subprocess.run([*command, *node.place()], close_fds=False, check=True, timeout=60)
+        node.pid = node.status()["pid"]
+        os.close(writer)
+        assert os.read(reader, 1) == b""
+    finally:
+        os.close(reader)
     descriptors = Path(f"/proc/{node.pid}/fd")
     targets = {os.readlink(descriptors / name) for name in ("0", "1", "2")}
     assert targets == {"/dev/null", str(node.store / "run" / "kvfs.log")}
