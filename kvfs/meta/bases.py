@@ -26,6 +26,7 @@ from kvfs.meta.journal import (
     FIRST,
     POSITION_KEY,
     Position,
+    generations,
     journal_path,
     pack_position,
     prepare_journal,
@@ -42,12 +43,6 @@ _REBUILD = "rebuild"
 
 def base_path(directory: Path, generation: int) -> Path:
     return directory / f"base.{generation}"
-
-
-def generations(directory: Path, kind: str) -> list[int]:
-    """The generations of which there is a `base` or `journal`, ascending."""
-    suffixes = (path.suffix[1:] for path in directory.glob(f"{kind}.*"))
-    return sorted(int(suffix) for suffix in suffixes if suffix.isdecimal())
 
 
 def read_position(environment: lmdb.Environment) -> Position:
@@ -91,6 +86,7 @@ def rebuild(directory: Path, open_environment: Callable[[Path], lmdb.Environment
     work.mkdir(mode=0o700)
     generation = generations(directory, "base")[-1]
     shutil.copyfile(base_path(directory, generation), work / "data.mdb")
+    (work / "data.mdb").chmod(0o600)
     environment = open_environment(work)
     try:
         needed = read_position(environment)

@@ -72,6 +72,12 @@ def journal_path(directory: Path, generation: int) -> Path:
     return directory / f"journal.{generation}"
 
 
+def generations(directory: Path, kind: str) -> list[int]:
+    """The generations of which there is a `base` or `journal`, ascending."""
+    suffixes = (path.suffix[1:] for path in directory.glob(f"{kind}.*"))
+    return sorted(int(suffix) for suffix in suffixes if suffix.isdecimal())
+
+
 def unpack_position(packed: bytes) -> Position:
     return Position(*_POSITION.unpack(packed))
 
@@ -136,9 +142,14 @@ class JournalWriter:
 
 
 def sync_journals(directory: Path, generation: int) -> None:
-    """Make the journal survive power loss up to where it ends now, and the one before it, which is
-    needed as long as it is there. Raises OSError."""
-    for number in (generation - 1, generation):
+    """Make every journal up to this generation survive power loss, as far as it goes now.
+
+    The older ones are needed for as long as they are there. Raises OSError, FileNotFoundError among
+    them when the newest has meanwhile been replaced by a base.
+    """
+    for number in {generation, *generations(directory, "journal")}:
+        if number > generation:
+            continue
         try:
             fd = os.open(journal_path(directory, number), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

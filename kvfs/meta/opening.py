@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 import lmdb
 
 from kvfs.errors import Corrupt, Unavailable
-from kvfs.meta.bases import generations, read_position, rebuild, rotate
+from kvfs.meta.bases import read_position, rebuild, rotate
+from kvfs.meta.journal import generations
 from kvfs.meta.lmdb_errors import translated
 from kvfs.meta.lmdb_file import find_damage, read_metas
 from kvfs.meta.state import State, StateFile, read_state
@@ -25,9 +26,9 @@ _MAX_READERS: Final = 512
 _MAX_DATABASES: Final = 8
 _LOCK_BYTES: Final = 40_960
 """More than LMDB needs for _MAX_READERS (64 bytes each, and a header); it takes what it finds."""
-_CHECKED_PAGES: Final = 16_384
-"""Looked at when it is opened: all of a file up to 64 MiB, the upper levels of a larger one; 40
-ms."""
+_CHECKED_PAGES: Final = 4_096
+"""Looked at when it is opened: all of a file up to 16 MiB, the upper levels of a larger one; 10 us
+a page, most of it for the read."""
 
 
 class Opened(NamedTuple):

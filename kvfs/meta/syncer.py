@@ -12,8 +12,8 @@ from typing import Final
 import lmdb
 
 from kvfs.errors import KvfsError, Unavailable
-from kvfs.meta.bases import base_path, generations, read_position, rotate
-from kvfs.meta.journal import Position, sync_journals
+from kvfs.meta.bases import base_path, read_position, rotate
+from kvfs.meta.journal import Position, generations, sync_journals
 from kvfs.meta.state import StateFile
 
 PERIOD_S: Final = 1.0

@@ -113,7 +113,12 @@ def test_everything_is_there_after_closing(path: Path) -> None:
     engine.close()
 
 
-def test_files_are_for_their_owner_alone(engine: EmbeddedEngine, path: Path) -> None:
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_files_are_for_their_owner_alone(path: Path, rebuilt: bool) -> None:
+    EmbeddedEngine(path).close()
+    if rebuilt:
+        missing(path)
+        EmbeddedEngine(path).close()
     assert path.stat().st_mode & 0o777 == 0o700
     for file in path.iterdir():
         assert file.stat().st_mode & 0o077 == 0, file

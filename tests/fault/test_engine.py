@@ -2,6 +2,7 @@
 kill; what `sync` acknowledged is there after a power cut; and what is there is always exactly the
 first n commits."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.errors import NoSpace, Unavailable
 from kvfs.meta.embedded import EmbeddedEngine
 from tests.fault import engine_writer
 from tests.fault.disks import Disk, cut, disk
@@ -130,6 +132,25 @@ def test_a_power_cut_at_each_step_of_a_rebuild(tmp_path: Path, filesystem: str) 
                 check(path, 3, said.synced)
 
 
+@pytest.mark.parametrize("filesystem", FILESYSTEMS)
+def test_a_sync_covers_the_journals_that_killed_rotations_left(
+    tmp_path: Path, filesystem: str
+) -> None:
+    with disk(tmp_path, filesystem) as there:
+        path = there.mountpoint / "meta"
+        for step in ("after start_journal", "before _write_base", "before sync_journals"):
+            said = run_until_killed(path, 1, 60, step)
+        last = said.committed + 1
+        engine = EmbeddedEngine(path, boot=1)
+        engine_writer.commit(engine, last)
+        engine.sync_now()
+        cut(there.mountpoint)
+        with contextlib.suppress(Unavailable):
+            engine.close()
+        there.power_cycle()
+        assert check(path, 2, last) == last
+
+
 def cut_while_open(there: Disk, path: Path) -> Acknowledged:
     with start(path, 1, 100_000) as writer:
         output = read_some(writer, 300)
@@ -157,8 +178,6 @@ def test_what_was_closed_in_order_is_used_as_it_is(tmp_path: Path, filesystem: s
 
 
 def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
-    from kvfs.errors import NoSpace
-
     with disk(tmp_path, "ext4", 16 << 20) as there:
         path = there.mountpoint / "meta"
         engine = EmbeddedEngine(path, boot=1)
