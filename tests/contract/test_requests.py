@@ -1,0 +1,169 @@
+"""What a node answers to clients of other processes, on real files and without a mount."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from kvfs import requests
+from kvfs.changes import Change, to_wire
+from kvfs.errors import NoSpace
+from kvfs.meta.records import Flag, namespace_root
+from kvfs.namespace import notices
+from kvfs.requests import Requests
+from tests.contract.small_node import SmallNode, small_node
+
+MIB = 1 << 20
+
+
+class Asked:
+    """A small node with its requests, and what its mounts were told."""
+
+    def __init__(self, node: SmallNode) -> None:
+        self.node = node
+        self.told: list[Change] = []
+        self.requests = Requests(
+            node.engine, node.index, node.sealer, node.evictor, lambda: 1234, self._tell
+        )
+
+    async def _tell(self, changes: Sequence[Change]) -> None:
+        self.told += changes
+
+    def keeping(self, main: Callable[[], Awaitable[None]]) -> None:
+        """Run `main` beside the evictor."""
+
+        async def both() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.node.evictor.run)
+                with trio.fail_after(60):
+                    await main()
+                nursery.cancel_scope.cancel()
+
+        trio.run(both)
+
+    async def ask(self, method: str, **params: object) -> object:
+        return await self.requests.handlers()[method](params)
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Iterator[Asked]:
+    with small_node(tmp_path / "store") as node:
+        yield Asked(node)
+
+
+def test_room_is_made_for_as_much_as_is_asked_for(asked: Asked) -> None:
+    """More than the headroom that is kept anyway."""
+    node = asked.node
+    space = node.namespace("cache", capacity=16 * MIB)
+    for number in range(11):
+        node.write(space, f"{number}", bytes(MIB))
+
+    async def main() -> None:
+        answer = await asked.ask("room", namespace=space, bytes=10 * MIB)
+        assert answer == {"capacity_bytes": 1234}
+        assert node.used(space) <= 6 * MIB
+        assert node.names(space) >= {"10", "9", "8"}
+
+    asked.keeping(main)
+
+
+def test_more_than_a_namespace_may_hold_evicts_nothing(asked: Asked) -> None:
+    node = asked.node
+    space = node.namespace("cache", capacity=8 * MIB)
+    node.write(space, "kept", bytes(MIB))
+
+    async def main() -> None:
+        with pytest.raises(NoSpace, match="the namespace cache"):
+            await asked.ask("room", namespace=space, bytes=9 * MIB)
+
+    asked.keeping(main)
+    assert node.names(space) == {"kept"}
+
+
+def test_a_durable_namespace_gets_what_is_free_and_no_more(asked: Asked) -> None:
+    node = asked.node
+    space = node.namespace("models", kind="durable", capacity=8 * MIB)
+    node.write(space, "kept", bytes(4 * MIB))
+
+    async def main() -> None:
+        await asked.ask("room", namespace=space, bytes=3 * MIB)
+        with pytest.raises(NoSpace, match="the namespace models"):
+            await asked.ask("room", namespace=space, bytes=5 * MIB)
+
+    asked.keeping(main)
+    assert node.names(space) == {"kept"}
+
+
+def test_mounts_are_told_and_new_files_take_their_place_in_the_order(asked: Asked) -> None:
+    node = asked.node
+    space = node.namespace("cache")
+    ino, fd = node.make(space, "new")
+    node.close(ino, fd)
+    changes = [Change(namespace_root(space), b"new", 0), Change(namespace_root(space), b"\xff", 7)]
+
+    async def main() -> None:
+        await asked.ask("changed", changes=to_wire(changes), published=[ino, 999])
+
+    asked.keeping(main)
+    assert asked.told == changes
+    assert [found for _, found in node.index.coldest(space, 10)] == [ino]
+
+
+def test_touched_files_are_warm_in_the_order_given(asked: Asked) -> None:
+    node = asked.node
+    space = node.namespace("cache")
+    first, second = (node.write(space, name, b"x") for name in ("a", "b"))
+
+    async def main() -> None:
+        await asked.ask("touched", inodes=[second, first])
+
+    asked.keeping(main)
+    assert [ino for _, ino in node.index.coldest(space, 10)] == [second, first]
+    record = node.record(first)
+    assert record is not None
+    assert record.flags & Flag.PUBLISHED
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("room", {"namespace": "cache", "bytes": 1}),
+        ("room", {}),
+        ("touched", {"inodes": "all"}),
+        ("changed", {"published": [None]}),
+    ],
+)
+def test_a_malformed_request_is_refused(
+    asked: Asked, method: str, params: dict[str, object]
+) -> None:
+    async def main() -> None:
+        with pytest.raises(msgspec.ValidationError):
+            await asked.ask(method, **params)
+
+    asked.keeping(main)
+
+
+def test_a_notice_left_by_a_killed_client_is_acted_on(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_PERIOD_S", 0.01)
+    old = Change(1, b"old", 5)
+    node = asked.node
+    now = time.time_ns()
+    node.engine.transact_now(lambda t: notices.post(t, [old], now - 60_000_000_000))
+    node.engine.transact_now(lambda t: notices.post(t, [Change(1, b"young", 6)], now))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asked.requests.run)
+            while not asked.told:
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+    asked.keeping(main)
+    assert asked.told == [old]
+    left = node.engine.read_now(lambda t: notices.waiting(t, now + 1, 10))
+    assert [change.name for each in left for change in each.changes] == [b"young"]
