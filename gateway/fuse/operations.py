@@ -62,6 +62,8 @@ class Operations:
     async def lookup(self, parent: int, name: bytes) -> tuple[int, Inode]:
         """The inode under a name. Raises NotFound, NameTooLong, Stale."""
         ino, inode = await self.engine.read(lambda t: tree.lookup(t, parent, name))
+        if not inode.nlink:
+            raise Stale("the last link is gone")  # `.`, by a file handle
         return ino, self.live(ino, inode)
 
     def live(self, ino: int, inode: Inode) -> Inode:
