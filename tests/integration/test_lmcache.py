@@ -77,7 +77,7 @@ def test_store_look_up_and_load(here: Path, python: Path, how: list[str]) -> Non
 def test_processes_that_race_for_one_temporary_name(
     here: Path, python: Path, how: list[str]
 ) -> None:
-    rounds = 20
+    rounds = 10
     command = [python, HERE / "lmcache_race.py", here, str(rounds), *how]
     running = [
         subprocess.Popen(
