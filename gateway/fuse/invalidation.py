@@ -1,9 +1,10 @@
 """What changed behind the kernel's back: entries and inodes that it must forget, and orphans to
 drop.
 
-Two notifiers: the device's own (a thread, see `device.Notifier`) and pyfuse3's, for libfuse mode.
+Two notifiers: the device's own (a thread, see `device.Notifier`) and libfuse's, for libfuse mode.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -16,6 +17,7 @@ from kvfs.changes import Change
 from kvfs.errors import Unavailable
 
 _DEADLINE_S: Final = 5.0
+_TOO_SLOW: Final = "the kernel did not take an invalidation in time"
 
 
 class KernelNotifier(Protocol):
@@ -45,7 +47,7 @@ class DeviceNotifier:
         with trio.move_on_after(_DEADLINE_S) as scope:
             await done.wait()
         if scope.cancelled_caught:
-            raise Unavailable("the kernel did not take an invalidation in time")
+            raise Unavailable(_TOO_SLOW)
 
     def close(self) -> None:
         """End the thread."""
@@ -53,15 +55,27 @@ class DeviceNotifier:
 
 
 class LibfuseNotifier:
-    """pyfuse3's own queue and thread."""
+    """libfuse's own calls, in a worker thread: they wait for locks of the kernel, which it may hold
+    until the event loop has answered."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[int, bytes]] = []
 
     def entry(self, parent: int, name: bytes) -> None:
-        pyfuse3.invalidate_entry_async(
-            pyfuse3.InodeT(parent), pyfuse3.FileNameT(name), ignore_enoent=True
-        )
+        self._pending.append((parent, name))
 
     async def settled(self) -> None:
-        await trio.lowlevel.checkpoint()
+        pending, self._pending = self._pending, []
+        with trio.move_on_after(_DEADLINE_S) as scope:
+            await trio.to_thread.run_sync(_invalidate, pending, abandon_on_cancel=True)
+        if scope.cancelled_caught:
+            raise Unavailable(_TOO_SLOW)
+
+
+def _invalidate(entries: Sequence[tuple[int, bytes]]) -> None:
+    for parent, name in entries:
+        with contextlib.suppress(FileNotFoundError):  # the kernel does not know it
+            pyfuse3.invalidate_entry(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name))
 
 
 class Invalidator:

@@ -6,19 +6,21 @@ right to write, and disturbs nobody.
 
 Invariants
 - The engine is exchanged only while no transaction of this process is inside.
-- After a fork the child has sessions of its own: what it inherited is let go of, untouched, and
-  opened again when it is used.
+- LMDB does not survive a fork: the engine is closed before, and opened again by whichever process
+  uses the session next.
 """
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from kvfs.errors import ReadOnly, Unavailable
+from kvfs.errors import KvfsError, ReadOnly, Unavailable
 from kvfs.meta.boot import boot_id
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
@@ -29,6 +31,7 @@ from kvfs.store.index import NAME as INDEX_NAME
 from kvfs.store.index import Index
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 _CLOCK: Final = 5
 """CLOCK_REALTIME_COARSE."""
 WORKERS: Final = 8
@@ -63,10 +66,6 @@ class Session:
         self._engine: EmbeddedEngine | None = None
         self._writable = False
         self._refused: ReadOnly | None = None
-        self._start()
-
-    def _start(self) -> None:
-        """What does not survive a fork."""
         self._gate = threading.Condition(threading.Lock())
         self._inside = 0
         self._exchanging = False
@@ -201,13 +200,24 @@ class Session:
         if engine is not None:
             engine.close()
 
-    def forked(self) -> None:
-        """In the child of a fork."""
-        if self._engine is not None:
-            self._engine.abandon()
-            self._engine = None
-        self._writable = False
-        self._start()
+    def before_fork(self) -> None:
+        """Close the engine; nobody enters until `after_fork`."""
+        self._gate.acquire()
+        while self._inside or self._exchanging:
+            self._gate.wait()
+        engine, self._engine, self._writable = self._engine, None, False
+        if engine is None:
+            return
+        try:
+            engine.close()
+        except KvfsError as error:
+            log.error("closing the store %s before a fork: %s", self.store.root, error)
+
+    def after_fork(self, *, child: bool) -> None:
+        """Threads of the parent are not in the child."""
+        if child:
+            self._pool = None
+        self._gate.release()
 
 
 _sessions: dict[Path, Session] = {}
@@ -237,11 +247,20 @@ def release(session: Session) -> None:
             session.close()
 
 
-def _forked() -> None:
-    global _lock
-    _lock = threading.Lock()
+def _before_fork() -> None:
+    _lock.acquire()
     for session in _sessions.values():
-        session.forked()
+        session.before_fork()
 
 
-os.register_at_fork(after_in_child=_forked)
+def _after_fork(*, child: bool) -> None:
+    for session in _sessions.values():
+        session.after_fork(child=child)
+    _lock.release()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=partial(_after_fork, child=False),
+    after_in_child=partial(_after_fork, child=True),
+)

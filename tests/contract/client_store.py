@@ -1,0 +1,122 @@
+"""Stores for the tests of the Python API: with a node in a process of its own, or without."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import trio
+
+from kvfs import control
+from kvfs.config import Config
+from kvfs.fsck import Fsck
+from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.node import open_node
+from kvfs.store.files import DataFiles
+from kvfs.store.index import NAME, Index
+from kvfs.store.layout import open_store
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_NODE = """
+import sys, trio
+from pathlib import Path
+from kvfs.config import Config
+from kvfs.node import open_node
+from kvfs.units import parse_capacity
+
+async def main():
+    config = Config(store=Path(sys.argv[1]), capacity=parse_capacity(sys.argv[2]))
+    async with open_node(config) as node:
+        print("ready", flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+def make(root: Path) -> Path:
+    """A store with the namespaces `cache` and `models`, as a node leaves it that stopped."""
+
+    async def main() -> None:
+        async with open_node(Config(store=root)):
+            pass
+
+    trio.run(main)
+    return root
+
+
+def restart(root: Path) -> dict[str, int] | None:
+    """Start and stop a node: what it had to mend."""
+
+    async def main() -> dict[str, int] | None:
+        async with open_node(Config(store=root)) as node:
+            return node.recovery
+
+    return trio.run(main)
+
+
+@contextlib.contextmanager
+def running_node(root: Path, capacity: str = "90%") -> Iterator[int]:
+    """A node without a mount, in another process; its pid."""
+    child = python(_NODE, str(root), capacity)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        yield child.pid
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def python(program: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    """Run a program text in another interpreter, its output in a pipe."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("KVFS_")}
+    environment["PYTHONPATH"] = str(ROOT)
+    environment["KVFS_CONFIG"] = os.devnull
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, env=environment
+    )
+
+
+def run(program: str, *arguments: str) -> bytes:
+    """As `python`, to its end; what it printed."""
+    child = python(program, *arguments)
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 0, output
+    return output
+
+
+def run_killed(program: str, *arguments: str) -> None:
+    """As `python`, for a program that kills itself."""
+    child = python(program, *arguments)
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == -signal.SIGKILL, output
+
+
+def problems(root: Path) -> list[str]:
+    """What fsck finds; nobody may use the store."""
+    store = open_store(root)
+    engine, files = EmbeddedEngine(store.meta), DataFiles(store.data)
+    try:
+        found = Fsck(engine, files, Index(engine.database(NAME)), checksums=True).check()
+        return [f"{each.kind}: {each.subject}: {each.detail}" for each in found]
+    finally:
+        files.close()
+        engine.close()
+
+
+def data_files(root: Path) -> int:
+    """How many there are."""
+    return sum(len(names) for _, _, names in os.walk(root / "data"))
+
+
+def node_of(root: Path) -> dict[str, object]:
+    """The status of the node that runs."""
+    status = control.call(root / "run" / "control.sock", "status")
+    assert isinstance(status, dict)
+    return status

@@ -1,0 +1,100 @@
+"""What killed clients leave in a running node's store: dropped when nobody uses it."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.background.leftovers import Leftovers
+from kvfs.meta.records import Inode, namespace_root
+from kvfs.namespace import spaces, tree
+from kvfs.store import lease
+from tests.contract.small_node import SmallNode, small_node
+
+
+class Dropped:
+    """A node's leftovers, and what they were dropped as."""
+
+    def __init__(self, node: SmallNode) -> None:
+        self.node = node
+        self.dropped: list[int] = []
+        self._leftovers = Leftovers(node.engine, node.files, node.holders, self._drop)
+
+    def _drop(self, ino: int, version: int) -> None:
+        assert version == 0
+        self.dropped.append(ino)
+
+    def sweep(self, age_ns: int = 0) -> list[int]:
+        self.dropped.clear()
+        trio.run(self._leftovers.sweep, time.time_ns() - age_ns)
+        return self.dropped
+
+
+@pytest.fixture
+def leftovers(tmp_path: Path) -> Iterator[Dropped]:
+    with small_node(tmp_path / "store") as node:
+        if not lease.supported(node.files.root):
+            pytest.skip("the filesystem of the temporary directory grants no leases")
+        node.namespace("cache")
+        yield Dropped(node)
+
+
+def orphan(node: SmallNode) -> int:
+    """A record without a name, as a client makes it first."""
+    (number, _) = node.engine.read_now(lambda t: spaces.by_name(t, b"cache"))
+    ino = node.engine.transact_now(lambda t: spaces.allocate_inodes(t, number, 1))
+    now = time.time_ns()
+    inode = Inode(
+        mode=0o100644,
+        uid=0,
+        gid=0,
+        nlink=0,
+        atime_ns=now,
+        mtime_ns=now,
+        ctime_ns=now,
+        parent=0,
+        name=b"",
+    )
+    node.engine.transact_now(lambda t: tree.add_unlinked(t, namespace_root(number), ino, inode))
+    return ino
+
+
+def test_a_record_without_a_data_file_goes(leftovers: Dropped) -> None:
+    ino = orphan(leftovers.node)
+    assert leftovers.sweep() == [ino]
+
+
+def test_a_young_one_stays(leftovers: Dropped) -> None:
+    orphan(leftovers.node)
+    assert leftovers.sweep(age_ns=60_000_000_000) == []
+
+
+def test_a_data_file_that_somebody_has_open_stays(leftovers: Dropped) -> None:
+    ino = orphan(leftovers.node)
+    fd = leftovers.node.files.create(ino, 0)
+    assert leftovers.sweep() == []
+    os.close(fd)
+    assert leftovers.sweep() == [ino]
+
+
+def test_what_the_mount_holds_stays(leftovers: Dropped) -> None:
+    ino = orphan(leftovers.node)
+    leftovers.node.holders.looked_up(ino)
+    assert leftovers.sweep() == []
+    leftovers.node.holders.forgotten(ino, 1)
+    assert leftovers.sweep() == [ino]
+
+
+def test_what_has_a_name_stays(leftovers: Dropped) -> None:
+    node = leftovers.node
+    (number, _) = node.engine.read_now(lambda t: spaces.by_name(t, b"cache"))
+    node.write(number, "a", b"1")
+    assert leftovers.sweep() == []
+
+
+def test_all_of_many_are_found(leftovers: Dropped) -> None:
+    inos = [orphan(leftovers.node) for _ in range(600)]
+    assert sorted(leftovers.sweep()) == inos
