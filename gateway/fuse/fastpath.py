@@ -2,20 +2,18 @@
 rest.
 
 - One event-loop task reads requests. Where the engine is immediate, a handler is driven to its end
-in one step and its reply written at once: no task, no wake-up. What may wait (fsync, fallocate,
-copies, pressure on a cache's capacity) runs as a task; payload of relay mode that may wait for a
-disk goes to worker threads.
-- After a reply the task polls the device for a bounded time before it sleeps: a wake-up across CPUs
-costs more than the request itself. It stops polling when polling does not pay, so that an idle
-mount costs nothing.
-- INIT goes to libfuse, whose reply is replaced: pyfuse3 cannot ask for passthrough, KVFS can."""
+  in one step and its reply written at once: no task, no wake-up. What may wait (fsync, fallocate,
+  copies, pressure on a cache's capacity) runs as a task; payload of relay mode that may wait for a
+  disk goes to worker threads.
+- How it waits for the next request is `attention`'s subject.
+- INIT goes to libfuse, whose reply is replaced: pyfuse3 cannot ask for passthrough, KVFS can.
+"""
 
 import contextlib
 import errno
 import logging
 import os
 import socket
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
@@ -23,6 +21,7 @@ import trio
 
 from gateway.fuse import device as dev
 from gateway.fuse import payload, protocol
+from gateway.fuse.attention import Attention
 from gateway.fuse.errno_map import errno_of
 from gateway.fuse.handlers import Handlers, Request
 from gateway.fuse.handles import Handle, OpenFile
@@ -31,11 +30,6 @@ from gateway.fuse.operations import NO_ATTRIBUTES, Operations
 from gateway.fuse.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
 from kvfs.errors import KvfsError
 
-_SPIN_NS: Final = 100_000
-_SPIN_AGAIN_NS: Final = 300_000
-_SPIN_PATIENCE: Final = 4
-_BURST: Final = 64
-_BURST_NS: Final = 2_000_000
 _INLINE_BYTES: Final = 64 << 10
 """WRITEs up to this size are always served by the loop."""
 _HEADER: Final = IN_HEADER.size
@@ -149,43 +143,28 @@ class FastPath:
             self._workers.close()
 
     async def _serve(self) -> None:
-        spin, failures, last = 0, 0, 0
-        clock = time.perf_counter_ns
-        while True:
-            await trio.lowlevel.wait_readable(self._device)
-            started = clock()
-            if started - last < _SPIN_AGAIN_NS:
-                spin, failures = _SPIN_NS, 0
-            until, served, polled = 0, 0, False
-            while True:
-                try:
-                    n = os.readv(self._device, [self._buffer])
-                except BlockingIOError:
-                    last = clock()
-                    if last < until:
-                        polled = True
-                        continue
-                    break
-                except OSError as e:
-                    if e.errno == errno.ENODEV:
-                        return
-                    if e.errno in (errno.EINTR, errno.ENOENT, errno.ECONNABORTED):
-                        continue
-                    raise
-                if polled:
-                    failures, polled = 0, False
+        attention = Attention(self._device)
+        while (n := self._receive()) >= 0:
+            if n:
                 self._guarded_dispatch(n)
-                served += 1
-                last = clock()
-                until = last + spin
-                if served >= _BURST or last - started > _BURST_NS:
+                if attention.served():
                     await trio.lowlevel.cancel_shielded_checkpoint()
-                    started, served = clock(), 0
-                    until = started + spin
-            if spin:
-                failures += 1
-                if failures >= _SPIN_PATIENCE:
-                    spin = 0
+            elif not attention.stay(block=not self._waiting):
+                await trio.lowlevel.wait_readable(self._device)
+                attention.woken()
+
+    def _receive(self) -> int:
+        """Bytes of the next request; 0: there is none now; -1: the mount has gone."""
+        try:
+            return os.readv(self._device, [self._buffer])
+        except BlockingIOError:
+            return 0
+        except OSError as e:
+            if e.errno == errno.ENODEV:
+                return -1
+            if e.errno in (errno.EINTR, errno.ENOENT, errno.ECONNABORTED):
+                return 0
+            raise
 
     def _guarded_dispatch(self, n: int) -> None:
         """A bug in one request is that request's EIO, not the end of the mount."""
