@@ -4,6 +4,7 @@ import errno
 import fcntl
 import mmap
 import os
+import random
 import stat
 import time
 from pathlib import Path
@@ -559,3 +560,49 @@ def test_statvfs(here: Path, place: Place) -> None:
     assert 0 < found.f_ffree <= found.f_files
     with descriptor(touch(here / "f"), os.O_RDONLY) as fd:
         assert os.fstatvfs(fd).f_bsize == PAGE
+
+
+# --- one file, many descriptors ---
+
+
+def test_one_file_open_in_many_ways_at_once(here: Path, seed: int) -> None:
+    """Whatever is open already, the next open works and sees the same bytes: modes never mix."""
+    path = touch(here / "f", 0o644, bytes(4 * PAGE))
+    chance = random.Random(seed)
+    expected = bytearray(4 * PAGE)
+    fds: list[tuple[int, int]] = []
+    kinds = [
+        (os.O_RDONLY, 1),
+        (os.O_WRONLY, 2),
+        (os.O_RDWR, 3),
+        (os.O_RDONLY | os.O_DIRECT, 5),
+        (os.O_RDWR | os.O_DIRECT, 7),
+        (os.O_RDWR | os.O_SYNC, 3),
+    ]
+    block = aligned(PAGE)
+    for n in range(600):
+        if len(fds) < 12 and chance.random() < 0.6:
+            flags, can = chance.choice(kinds)
+            fds.append((os.open(path, flags), can))
+        elif fds:
+            os.close(fds.pop(chance.randrange(len(fds)))[0])
+        path.chmod(chance.choice((0o644, 0o4755, 0o2755)))
+        if chance.random() < 0.05:
+            (here / "link").unlink(missing_ok=True)
+            os.link(path, here / "link")
+        at = chance.randrange(4) * PAGE
+        for fd, can in fds:
+            if can & 2:
+                block[:] = bytes([n % 251 + 1]) * PAGE
+                assert os.pwritev(fd, [block], at) == PAGE
+                expected[at : at + PAGE] = block[:]
+            if can & 1:
+                assert os.preadv(fd, [block], at) == PAGE
+                assert block[:] == expected[at : at + PAGE]
+            if can == 3 and chance.random() < 0.2:
+                with mmap.mmap(fd, 4 * PAGE) as view:
+                    assert view[:] == expected
+                    view[at] = expected[at] = n % 256
+    for fd, _ in fds:
+        os.close(fd)
+    assert path.read_bytes() == expected
