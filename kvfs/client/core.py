@@ -40,7 +40,7 @@ class Core:
         root = config.load()[0].store if store is None else LocalPath(os.fsdecode(store))
         self._session: session.Session | None = session.acquire(root)
         opened = self._session
-        link = Link(opened.store.socket)
+        self._link = link = Link(opened.store.socket)
         self._finisher = Finisher(opened, link)
         self._touches = Touches(opened, link)
         self._drafts = Drafts(opened, Room(opened.files.root, link), self._finisher)
@@ -53,6 +53,7 @@ class Core:
         if held is not None:
             self._touches.flush()
             self._finisher.close()
+            self._link.close()
             session.release(held)
 
     @property

@@ -31,10 +31,14 @@ class Room(msgspec.Struct):
 
 
 class Link:
-    """To the node behind one control socket. Connects for each request."""
+    """To the node behind one control socket; any thread."""
 
     def __init__(self, socket: Path) -> None:
-        self._socket = socket
+        self._node = control.Caller(socket)
+
+    def close(self) -> None:
+        """Close the connection to the node; it is made again when needed."""
+        self._node.close()
 
     def tell(self, changes: Sequence[Change], published: Sequence[int]) -> bool:
         """The kernels of all mounts have forgotten these names when it returns, and the node knows
@@ -46,7 +50,7 @@ class Link:
             part = slice(start, start + _CHANGES_IN_A_REQUEST)
             params = {"changes": to_wire(changes[part]), "published": published[part]}
             try:
-                control.call(self._socket, "changed", params, _DEADLINE_S)
+                self._node.call("changed", params, _DEADLINE_S)
             except control.NoNode:
                 return False
             except Unavailable as error:
@@ -78,6 +82,6 @@ class Link:
 
     def _ask(self, method: str, params: dict[str, Any], deadline_s: float) -> Any:
         try:
-            return control.call(self._socket, method, params, deadline_s)
+            return self._node.call(method, params, deadline_s)
         except control.NoNode:
             return None

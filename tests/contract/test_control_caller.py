@@ -1,0 +1,133 @@
+"""Many requests over connections that are kept, from threads, over restarts and forks."""
+
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from kvfs import control
+from kvfs.errors import NotFound, Unavailable
+
+Params = dict[str, Any]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run" / "control.sock"
+
+
+def serving(path: Path, talk: Callable[[], Awaitable[None]]) -> None:
+    """Talk while a node answers; it counts its connections by their tasks."""
+
+    async def echo(params: Params) -> Params:
+        return {**params, "connection": id(trio.lowlevel.current_task())}
+
+    async def missing(params: Params) -> None:
+        raise NotFound("no such thing")
+
+    async def forever(params: Params) -> None:
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                handlers = {"echo": echo, "missing": missing, "forever": forever}
+                await nursery.start(control.ControlServer(path, handlers).serve)
+                await talk()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+async def ask(caller: control.Caller, *arguments: Any) -> Any:
+    return await trio.to_thread.run_sync(caller.call, *arguments)
+
+
+def test_one_connection_serves_many_requests(path: Path) -> None:
+    caller = control.Caller(path)
+
+    async def talk() -> None:
+        answers = [await ask(caller, "echo", {"n": n}) for n in range(5)]
+        assert [answer["n"] for answer in answers] == list(range(5))
+        assert len({answer["connection"] for answer in answers}) == 1
+        with pytest.raises(NotFound, match="no such thing"):
+            await ask(caller, "missing")
+        assert (await ask(caller, "echo"))["connection"] == answers[0]["connection"]
+        caller.close()
+        caller.close()
+        assert await ask(caller, "echo")
+
+    serving(path, talk)
+    caller.close()
+
+
+def test_a_restart_of_the_node_goes_unnoticed(path: Path) -> None:
+    caller = control.Caller(path)
+
+    async def talk() -> None:
+        assert await ask(caller, "echo")
+
+    serving(path, talk)
+    with pytest.raises(control.NoNode):
+        caller.call("echo")
+    serving(path, talk)
+    serving(path, talk)
+    caller.close()
+
+
+def test_an_answer_that_comes_too_late_is_never_taken_for_another(path: Path) -> None:
+    caller = control.Caller(path)
+
+    async def talk() -> None:
+        assert await ask(caller, "echo")
+        with pytest.raises(Unavailable, match="did not answer in time"):
+            await ask(caller, "forever", {}, 0.05)
+        assert (await ask(caller, "echo", {"mine": True}))["mine"] is True
+
+    serving(path, talk)
+    caller.close()
+
+
+def test_threads_do_not_mix_their_answers(path: Path) -> None:
+    caller = control.Caller(path)
+    wrong: list[Any] = []
+
+    def many(name: str) -> None:
+        for number in range(50):
+            answer = caller.call("echo", {"name": name, "number": number})
+            if (answer["name"], answer["number"]) != (name, number):
+                wrong.append(answer)
+
+    def all_of_them() -> None:
+        threads = [threading.Thread(target=many, args=(name,)) for name in "abc"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    async def talk() -> None:
+        await trio.to_thread.run_sync(all_of_them)
+
+    serving(path, talk)
+    caller.close()
+    assert wrong == []
+
+
+def test_the_child_of_a_fork_does_not_use_its_parents_connection(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = control.Caller(path)
+
+    async def talk() -> None:
+        first = await ask(caller, "echo")
+        pid = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+        assert (await ask(caller, "echo"))["connection"] != first["connection"]
+
+    serving(path, talk)
+    caller.close()
