@@ -31,8 +31,8 @@ def _of_lmdb(error: lmdb.Error, path: Path) -> KvfsError:
     what = str(error)
     if "already open in this process" in what:
         return Busy(
-            f"the metadata in {path} are open in this process already, by a node: use that one, or "
-            "another process"
+            f"the metadata in {path} are open in this process already, by a node or a client: use "
+            "that one, or another process"
         )
     if isinstance(error, lmdb.MapFullError):
         return NoSpace(f"the metadata file {file} has reached its largest size: {what}")
