@@ -27,7 +27,8 @@ class Dropped:
         assert version == 0
         self.dropped.append(ino)
 
-    def sweep(self, age_ns: int = 0) -> list[int]:
+    def sweep(self, age_ns: int = -60_000_000_000) -> list[int]:
+        """Those of at least this age; by default also those that a clock set back makes young."""
         self.dropped.clear()
         trio.run(self._leftovers.sweep, time.time_ns() - age_ns)
         return self.dropped
