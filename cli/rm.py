@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli import settings, store
+from kvfs.client.paths import parse_name
 from kvfs.errors import IsADirectory, NotFound
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def _remove(client: "Client", path: bytes, *, recursive: bool) -> None:
     if not client.stat(path).is_directory:
         client.remove(path)
     elif recursive:
+        parse_name(path)  # `/` and what ends with `..` are refused before anything is gone
         _remove_tree(client, path)
     else:
         raise IsADirectory(f"{os.fsdecode(path)} is a directory: -r removes it with all it holds")

@@ -156,6 +156,17 @@ def test_rm_takes_what_it_is_told_to(node: Node) -> None:
     good(node, "rm", "-f", "/cache/tree")
 
 
+@pytest.mark.parametrize("path", ["/", "", "//", ".", "..", "/cache/..", "/cache/kept/../.."])
+def test_rm_of_everything_is_refused_before_anything_is_gone(node: Node, path: str) -> None:
+    kept = node.mount / "cache" / "kept"
+    kept.mkdir(exist_ok=True)
+    (kept / "file").touch()
+    for force in ("-r", "-rf"):
+        assert refused(node, "rm", force, path)[0] == 2
+    assert (kept / "file").exists()
+    assert (node.mount / "models").is_dir()
+
+
 def test_what_is_not_there(node: Node, local: Path) -> None:
     for command in (["get", "/cache/none"], ["stat", "/cache/none"], ["ls", "/cache/none"]):
         code, message = refused(node, *command)
