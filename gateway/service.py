@@ -107,18 +107,21 @@ async def run(config: Config, *, mounted: bool, on_ready: Callable[[dict[str, An
     """
     _allow_open_files()
     stopping = trio.Event()
-    async with open_node(config) as node, trio.open_nursery() as nursery:
-        keeper = MountKeeper(node, nursery)
-        _answer_requests(node, keeper, stopping)
+    async with open_node(config) as node:
+        # Outside the nursery: a start that fails at once ends the task that listens, not the
+        # receiver under it.
         with trio.open_signal_receiver(*_ending_signals()) as signals:
-            nursery.start_soon(_stop_on_signal, signals, stopping)
-            if mounted:
-                await keeper.mount(config.mount)
-            node.ready()
-            on_ready(await node.status())
-            await stopping.wait()
-            log.info("stopping")
-            nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as nursery:
+                keeper = MountKeeper(node, nursery)
+                _answer_requests(node, keeper, stopping)
+                nursery.start_soon(_stop_on_signal, signals, stopping)
+                if mounted:
+                    await keeper.mount(config.mount)
+                node.ready()
+                on_ready(await node.status())
+                await stopping.wait()
+                log.info("stopping")
+                nursery.cancel_scope.cancel()
 
 
 def _ending_signals() -> list[signal.Signals]:

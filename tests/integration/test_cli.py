@@ -197,6 +197,7 @@ def test_a_mountpoint_that_is_not_empty_is_refused(node: Node) -> None:
     assert code == 4
     assert "is not empty" in message
     assert "--mount" in message
+    assert refused("up", *node.place()) == (code, message)  # in the foreground, too
 
 
 def test_a_mountpoint_that_is_a_file_is_refused(node: Node) -> None:
