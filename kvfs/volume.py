@@ -123,7 +123,7 @@ class Volume:
                 batch = self._doomed[:_BATCH]
                 try:
                     await self.drop(batch)
-                except KvfsError as error:
+                except (KvfsError, OSError) as error:  # a disk's error must not end the node
                     log.warning("orphans wait for their end, it will be tried again: %s", error)
                     await trio.sleep(_RETRY_S)
                 else:
