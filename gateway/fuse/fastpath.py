@@ -22,11 +22,12 @@ import trio
 from gateway.fuse import device as dev
 from gateway.fuse import payload, protocol
 from gateway.fuse.attention import Attention
+from gateway.fuse.attributes import NO_ATTRIBUTES
 from gateway.fuse.errno_map import errno_of
 from gateway.fuse.handlers import Handlers, Request
 from gateway.fuse.handles import Handle, OpenFile
 from gateway.fuse.immediate import drive
-from gateway.fuse.operations import NO_ATTRIBUTES, Operations
+from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
 from kvfs.errors import KvfsError
 
@@ -324,7 +325,7 @@ class FastPath:
             wanted |= Init.PASSTHROUGH
         return protocol.INIT_OUT.pack(
             7,
-            protocol.MINOR,
+            min(self.kernel_minor, protocol.MINOR),
             _MAX_READAHEAD,
             wanted & 0xFFFFFFFF,
             _MAX_BACKGROUND,

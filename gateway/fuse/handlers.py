@@ -11,9 +11,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from gateway.fuse import protocol
+from gateway.fuse.attributes import NO_ATTRIBUTES, Attributes
+from gateway.fuse.caller import Caller
 from gateway.fuse.handles import Handle
 from gateway.fuse.immediate import drive
-from gateway.fuse.operations import NO_ATTRIBUTES, Attributes, Caller, Operations
+from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import Fattr, Fopen, Op
 from kvfs.errors import NotFound
 from kvfs.meta.records import Inode, namespace_of
@@ -193,11 +195,11 @@ class Handlers:
 
     async def getxattr(self, r: Request) -> bytes:
         size = int.from_bytes(r.body[:4], "little")
-        return _sized(size, await self._ops.getxattr(r.nodeid, r.name(8)))
+        return _sized(size, await self._ops.xattrs.getxattr(r.nodeid, r.name(8)))
 
     async def listxattr(self, r: Request) -> bytes:
         size = int.from_bytes(r.body[:4], "little")
-        names = await self._ops.listxattr(r.nodeid, r.caller)
+        names = await self._ops.xattrs.listxattr(r.nodeid, r.caller)
         return _sized(size, b"".join(name + b"\0" for name in names))
 
     # ---- files

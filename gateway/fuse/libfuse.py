@@ -14,8 +14,10 @@ import pyfuse3
 from pyfuse3 import FileHandleT, FileNameT, FlagT, FUSEError, InodeT, ModeT, RequestContext
 
 from gateway.fuse import protocol
+from gateway.fuse.attributes import NO_ATTRIBUTES, Attributes
+from gateway.fuse.caller import Caller
 from gateway.fuse.errno_map import errno_of
-from gateway.fuse.operations import NO_ATTRIBUTES, Attributes, Caller, Operations
+from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import Fattr
 from kvfs.errors import KvfsError
 from kvfs.meta.records import ROOT_INODE, Inode
@@ -244,16 +246,16 @@ class LibfuseOperations(pyfuse3.Operations):
     async def setxattr(
         self, inode: InodeT, name: FileNameT, value: bytes, ctx: RequestContext
     ) -> None:
-        await self._ops.setxattr(inode, name, value, 0)
+        await self._ops.xattrs.setxattr(inode, name, value, 0)
 
     @_translated
     async def getxattr(self, inode: InodeT, name: FileNameT, ctx: RequestContext) -> Any:
-        return await self._ops.getxattr(inode, name)
+        return await self._ops.xattrs.getxattr(inode, name)
 
     @_translated
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Any:
-        return await self._ops.listxattr(inode, _caller(ctx))
+        return await self._ops.xattrs.listxattr(inode, _caller(ctx))
 
     @_translated
     async def removexattr(self, inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
-        await self._ops.removexattr(inode, name)
+        await self._ops.xattrs.removexattr(inode, name)

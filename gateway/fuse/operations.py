@@ -7,15 +7,17 @@ the kernel (`default_permissions`). Errors are the core's or OSError; `errno_map
 
 import os
 import stat
-import time
-from typing import Final, NamedTuple
+from typing import Final
 
 import trio
 
+from gateway.fuse.attributes import Attributes, changes_of, completed
+from gateway.fuse.caller import Caller, now_ns
 from gateway.fuse.directories import DirectoryStreams
 from gateway.fuse.handles import Handle, OpenFile, OpenFiles
 from gateway.fuse.protocol import NAME_MAX, Fattr
-from kvfs.errors import Exists, Invalid, NameTooLong, NotSupported, Stale
+from gateway.fuse.xattrs import Xattrs
+from kvfs.errors import Exists, Invalid, NameTooLong, Stale
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
 from kvfs.namespace import inodes, spaces, tree
@@ -23,24 +25,7 @@ from kvfs.namespace.tree import Removed
 from kvfs.node import Node
 from kvfs.store import allocate
 
-_CLOCK: Final = 5
-"""CLOCK_REALTIME_COARSE: the clock by which the kernel stamps the data files, so that times never
-run backwards."""
 _TARGET_MAX: Final = 4095
-_KEPT_XATTRS: Final = (b"user.", b"trusted.")
-
-
-class Caller(NamedTuple):
-    """Who asks."""
-
-    uid: int
-    gid: int
-    pid: int
-
-
-def now_ns() -> int:
-    """The kernel's coarse time, ns since the epoch."""
-    return time.clock_gettime_ns(_CLOCK)
 
 
 class Operations:
@@ -54,6 +39,7 @@ class Operations:
         self.store = node.files
         self.open_files = open_files
         self.directories = DirectoryStreams(node)
+        self.xattrs = Xattrs(node.engine)
         self._orphans: dict[int, int] = {}
         """Inode -> data version of files without a link that somebody still holds."""
 
@@ -79,7 +65,7 @@ class Operations:
             st = os.fstat(file.fd) if file else self.store.stat(ino, inode.version)
         except FileNotFoundError:
             return inode
-        return _merge(inode, st)
+        return completed(inode, st)
 
     async def getattr(self, ino: int) -> Inode:
         """Attributes, with the access time that reads by passthrough left on the data file."""
@@ -96,7 +82,7 @@ class Operations:
         if inode.flags & Flag.SEALED:
             inode.atime_ns = st.st_atime_ns
             return inode
-        return _merge(inode, st)
+        return completed(inode, st)
 
     async def make_directory(
         self, parent: int, name: bytes, mode: int, caller: Caller
@@ -270,12 +256,12 @@ class Operations:
 
     # ---- attributes
 
-    async def setattr(self, ino: int, valid: int, wanted: "Attributes") -> Inode:
+    async def setattr(self, ino: int, valid: int, wanted: Attributes) -> Inode:
         """chmod, chown, utimens, truncate, in any combination."""
         if valid & Fattr.SIZE:
             await self._truncate(ino, wanted.size)
         now = now_ns()
-        changes = _changes(valid, wanted, now)
+        changes = changes_of(valid, wanted, now)
 
         def fn(t: Transaction) -> Inode:
             if valid & Fattr.KILL_SUIDGID:
@@ -310,32 +296,6 @@ class Operations:
             os.ftruncate(handle.file.fd, size)
         finally:
             await self.release(handle.fh)
-
-    # ---- extended attributes
-
-    async def getxattr(self, ino: int, name: bytes) -> bytes:
-        """Raises NoAttribute, NotSupported."""
-        _check_xattr(name)
-        return await self.engine.read(lambda t: inodes.get_xattr(t, ino, name))
-
-    async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int) -> None:
-        """Attributes of the user. and trusted. classes; others raise NotSupported."""
-        _check_xattr(name)
-        now = now_ns()
-        await self.engine.transact(lambda t: inodes.set_xattr(t, ino, name, value, flags, now))
-
-    async def listxattr(self, ino: int, caller: Caller) -> list[bytes]:
-        """Names of all attributes that the caller may see: trusted. ones are root's."""
-        names = await self.engine.read(lambda t: inodes.list_xattrs(t, ino))
-        if caller.uid == 0:
-            return names
-        return [name for name in names if not name.startswith(b"trusted.")]
-
-    async def removexattr(self, ino: int, name: bytes) -> None:
-        """Raises NoAttribute, NotSupported."""
-        _check_xattr(name)
-        now = now_ns()
-        await self.engine.transact(lambda t: inodes.remove_xattr(t, ino, name, now))
 
     # ---- files
 
@@ -447,54 +407,9 @@ class Operations:
         return await self.node.space(namespace_of(ino))
 
 
-class Attributes(NamedTuple):
-    """What a SETATTR request may carry; `valid` says which of it counts."""
-
-    mode: int
-    uid: int
-    gid: int
-    size: int
-    atime_ns: int
-    mtime_ns: int
-
-
-NO_ATTRIBUTES: Final = Attributes(0, 0, 0, 0, 0, 0)
-
-
-def _changes(valid: int, wanted: Attributes, now: int) -> inodes.Changes:
-    changes = inodes.Changes()
-    if valid & Fattr.MODE:
-        changes.mode = stat.S_IMODE(wanted.mode)
-    if valid & Fattr.UID:
-        changes.uid = wanted.uid
-    if valid & Fattr.GID:
-        changes.gid = wanted.gid
-    if valid & Fattr.ATIME:
-        changes.atime_ns = now if valid & Fattr.ATIME_NOW else wanted.atime_ns
-    if valid & Fattr.MTIME:
-        changes.mtime_ns = now if valid & Fattr.MTIME_NOW else wanted.mtime_ns
-    return changes
-
-
-def _merge(inode: Inode, st: os.stat_result) -> Inode:
-    inode.size = st.st_size
-    inode.blocks = st.st_blocks
-    inode.atime_ns = st.st_atime_ns
-    inode.mtime_ns = st.st_mtime_ns
-    inode.ctime_ns = max(inode.ctime_ns, st.st_ctime_ns)
-    return inode
-
-
 def _keep(_: int) -> bool:
     # an orphan first: a kill between the record's end and the data file's must not leak the latter
     return True
-
-
-def _check_xattr(name: bytes) -> None:
-    if name.startswith((b"security.", b"system.")):
-        raise NotSupported("labels, capabilities and access lists are not kept")
-    if not name.startswith(_KEPT_XATTRS) or name in _KEPT_XATTRS:
-        raise NotSupported("an attribute is named user.NAME or trusted.NAME")
 
 
 def _check_name(name: bytes) -> None:

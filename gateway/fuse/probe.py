@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from kvfs.errors import NotSupported
+from kvfs.store.probe import filesystem_type
 
 _CAP_SYS_ADMIN: Final = 21
 _PASSTHROUGH_SINCE: Final = (6, 9)
@@ -49,18 +50,6 @@ def has_sys_admin() -> bool:
     return False
 
 
-def filesystem_type(path: str) -> str:
-    """The type of the filesystem that `path` lies on, by the mount table; empty when it is not in
-    there."""
-    device = os.stat(path).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        if left.split()[2] == wanted:
-            return right.split()[0]
-    return ""
-
-
 def passthrough(store: str) -> Capability:
     """Whether reads and writes can go from the kernel to the data files directly."""
     version = kernel_version()
@@ -79,7 +68,7 @@ def passthrough(store: str) -> Capability:
             reason="the daemon has no CAP_SYS_ADMIN",
             remedy="run as root, or give the container --cap-add SYS_ADMIN",
         )
-    kind = filesystem_type(store)
+    kind = filesystem_type(pathlib.Path(store))
     return Capability(
         name=name,
         available=True,
@@ -110,7 +99,7 @@ def choose(wanted: str, store: str) -> Choice:
         return Choice(mode="libfuse", reason="asked for", stack_depth=0)
     best = passthrough(store)
     if best.available and wanted != "relay":
-        depth = 2 if filesystem_type(store) in _STACKED else 1
+        depth = 2 if filesystem_type(pathlib.Path(store)) in _STACKED else 1
         return Choice(mode="passthrough", reason="", stack_depth=depth)
     if wanted == "passthrough":
         raise NotSupported(f"no passthrough: {best.reason}; {best.remedy}, or use --mode auto")

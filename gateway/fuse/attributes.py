@@ -1,0 +1,49 @@
+"""What a SETATTR request wants, and a record completed by its data file. Pure."""
+
+import os
+import stat
+from typing import Final, NamedTuple
+
+from gateway.fuse.protocol import Fattr
+from kvfs.meta.records import Inode
+from kvfs.namespace import inodes
+
+
+class Attributes(NamedTuple):
+    """What a SETATTR request may carry; `valid` says which of it counts."""
+
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    atime_ns: int
+    mtime_ns: int
+
+
+NO_ATTRIBUTES: Final = Attributes(0, 0, 0, 0, 0, 0)
+
+
+def changes_of(valid: int, wanted: Attributes, now: int) -> inodes.Changes:
+    """What the record is to change to; NOW becomes `now`. The size is not among it."""
+    changes = inodes.Changes()
+    if valid & Fattr.MODE:
+        changes.mode = stat.S_IMODE(wanted.mode)
+    if valid & Fattr.UID:
+        changes.uid = wanted.uid
+    if valid & Fattr.GID:
+        changes.gid = wanted.gid
+    if valid & Fattr.ATIME:
+        changes.atime_ns = now if valid & Fattr.ATIME_NOW else wanted.atime_ns
+    if valid & Fattr.MTIME:
+        changes.mtime_ns = now if valid & Fattr.MTIME_NOW else wanted.mtime_ns
+    return changes
+
+
+def completed(inode: Inode, st: os.stat_result) -> Inode:
+    """The record of a file that is not sealed, with what its data file says. Changes `inode`."""
+    inode.size = st.st_size
+    inode.blocks = st.st_blocks
+    inode.atime_ns = st.st_atime_ns
+    inode.mtime_ns = st.st_mtime_ns
+    inode.ctime_ns = max(inode.ctime_ns, st.st_ctime_ns)
+    return inode

@@ -1,0 +1,48 @@
+"""Extended attributes: the user. and trusted. classes are kept, others refused."""
+
+from typing import Final
+
+from gateway.fuse.caller import Caller, now_ns
+from kvfs.errors import NotSupported
+from kvfs.meta.interface import Engine
+from kvfs.namespace import inodes
+
+_KEPT_XATTRS: Final = (b"user.", b"trusted.")
+
+
+class Xattrs:
+    """The extended attributes of one mount's files."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def getxattr(self, ino: int, name: bytes) -> bytes:
+        """Raises NoAttribute, NotSupported."""
+        _check_xattr(name)
+        return await self._engine.read(lambda t: inodes.get_xattr(t, ino, name))
+
+    async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int) -> None:
+        """Attributes of the user. and trusted. classes; others raise NotSupported."""
+        _check_xattr(name)
+        now = now_ns()
+        await self._engine.transact(lambda t: inodes.set_xattr(t, ino, name, value, flags, now))
+
+    async def listxattr(self, ino: int, caller: Caller) -> list[bytes]:
+        """Names of all attributes that the caller may see: trusted. ones are root's."""
+        names = await self._engine.read(lambda t: inodes.list_xattrs(t, ino))
+        if caller.uid == 0:
+            return names
+        return [name for name in names if not name.startswith(b"trusted.")]
+
+    async def removexattr(self, ino: int, name: bytes) -> None:
+        """Raises NoAttribute, NotSupported."""
+        _check_xattr(name)
+        now = now_ns()
+        await self._engine.transact(lambda t: inodes.remove_xattr(t, ino, name, now))
+
+
+def _check_xattr(name: bytes) -> None:
+    if name.startswith((b"security.", b"system.")):
+        raise NotSupported("labels, capabilities and access lists are not kept")
+    if not name.startswith(_KEPT_XATTRS) or name in _KEPT_XATTRS:
+        raise NotSupported("an attribute is named user.NAME or trusted.NAME")
