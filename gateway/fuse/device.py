@@ -5,9 +5,11 @@ Notifications take kernel inode locks, which the kernel may hold while it waits 
 they are written by a thread of their own from a bounded queue, never by the event loop (a loop that
 did deadlocked at once)."""
 
+import contextlib
 import ctypes
 import errno
 import fcntl
+import logging
 import os
 import pathlib
 import queue
@@ -22,6 +24,7 @@ from typing import Final
 from gateway.fuse import protocol
 from kvfs.errors import AccessDenied, Busy, NotFound, NotSupported, Unavailable
 
+log = logging.getLogger(__name__)
 DEVICE: Final = "/dev/fuse"
 FSTYPE: Final = "fuse.kvfs"
 MS_NOSUID, MS_NODEV = 2, 4
@@ -31,6 +34,8 @@ _BACKING_OPEN: Final = 1 << 30 | 16 << 16 | 229 << 8 | 1
 _BACKING_CLOSE: Final = 1 << 30 | 4 << 16 | 229 << 8 | 2
 _BACKING_MAP: Final = struct.Struct("<iIQ")
 _QUEUE_LIMIT: Final = 4096
+_FORGOTTEN: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.ENOTEMPTY)
+"""The kernel does not know the name or inode (any more), or the mount has gone."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -203,27 +208,20 @@ class Notifier:
         self._thread = threading.Thread(target=self._run, name="kvfs-notify", daemon=True)
         self._thread.start()
 
-    def invalidate_entry(
-        self, parent: int, name: bytes, done: Callable[[], None] | None = None
-    ) -> None:
-        """The kernel forgets what it knows of `name`, its absence too. `done` is called in the
-        notifying thread.
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        """The kernel forgets what it knows of `name`, its absence too.
 
-        Raises Unavailable when the queue is full (the kernel holds a lock for long)."""
+        Raises Unavailable when the queue is full (the kernel holds a lock for long).
+        """
         body = protocol.INVAL_ENTRY_OUT.pack(parent, len(name), 0) + name + b"\0"
-        self._put(protocol.Notify.INVAL_ENTRY, body, done)
-
-    def invalidate_inode(self, ino: int, done: Callable[[], None] | None = None) -> None:
-        """The kernel forgets the inode's attributes and cached pages."""
-        self._put(protocol.Notify.INVAL_INODE, protocol.INVAL_INODE_OUT.pack(ino, 0, 0), done)
+        size = protocol.OUT_HEADER.size + len(body)
+        header = protocol.OUT_HEADER.pack(size, protocol.Notify.INVAL_ENTRY, 0)
+        self._offer((header + body, None))
 
     def flush(self, done: Callable[[], None]) -> None:
-        """`done` is called when everything queued so far has been written."""
+        """`done` is called, in the notifying thread, when everything queued so far has been
+        written. Raises Unavailable when the queue is full."""
         self._offer((b"", done))
-
-    def _put(self, code: int, body: bytes, done: Callable[[], None] | None) -> None:
-        header = protocol.OUT_HEADER.pack(protocol.OUT_HEADER.size + len(body), code, 0)
-        self._offer((header + body, done))
 
     def _offer(self, item: tuple[bytes, Callable[[], None] | None]) -> None:
         try:
@@ -233,31 +231,37 @@ class Notifier:
                 "the kernel takes no invalidations: a lock is held for long"
             ) from None
 
-    def close(self) -> None:
-        """End the thread after what is queued; does not wait for it (the kernel may hold it)."""
-        try:
-            self._queue.put_nowait(None)
-        except queue.Full:
-            raise Unavailable("the kernel takes no invalidations") from None
+    def close(self, deadline_s: float) -> bool:
+        """End the thread, dropping what is queued: the mount has gone. Whether it ended in time
+        (the kernel may hold it in a lock); blocks the calling thread."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
+        self._queue.put(None)
+        self._thread.join(deadline_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             message, done = item
-            if message:
-                try:
+            try:
+                if message:
                     os.write(self._device, message)
-                except OSError as e:
-                    # ENOENT: unknown to the kernel; ENODEV, EBADF: unmounted meanwhile
-                    if e.errno not in (
-                        errno.ENOENT,
-                        errno.ENODEV,
-                        errno.EBADF,
-                        errno.ENOTDIR,
-                        errno.ENOTEMPTY,
-                    ):
-                        raise
+            except OSError as e:
+                if e.errno not in _FORGOTTEN:
+                    log.warning("the kernel refused an invalidation: %s", e)
             if done is not None:
                 done()
+
+
+def retire(device: int, *, ended: bool) -> None:
+    """End the connection to the kernel. The number is given back only when every thread that writes
+    to it has `ended`: until then it leads nowhere, so that no late message meets a data file."""
+    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(nowhere, device, inheritable=False)
+    os.close(nowhere)
+    if ended:
+        os.close(device)
 
 
 def require_little_endian() -> None:

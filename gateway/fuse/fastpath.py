@@ -31,6 +31,7 @@ from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
 from kvfs.errors import KvfsError
 
+_WORKERS_DEADLINE_S: Final = 10.0
 _INLINE_BYTES: Final = 64 << 10
 """WRITEs up to this size are always served by the loop."""
 _HEADER: Final = IN_HEADER.size
@@ -120,7 +121,11 @@ class FastPath:
         self._lane = payload.Lane(device)
         self._pace = payload.Pace()
         self._buffers = payload.Buffers()
-        self._buffer = self._buffers.take()
+        first = self._buffers.take()
+        assert first is not None
+        self._buffer = first
+        self.workers_ended = False
+        """Whether no thread of this mount is left; known after `run`."""
         self._nursery: trio.Nursery | None = None
         self._waiting: dict[int, trio.CancelScope] = {}
         """Of each request that runs as a task, by its unique number."""
@@ -141,7 +146,10 @@ class FastPath:
                 await self._serve()
                 nursery.cancel_scope.cancel()
         finally:
-            self._workers.close()
+            with trio.CancelScope(shield=True):
+                self.workers_ended = await trio.to_thread.run_sync(
+                    self._workers.close, _WORKERS_DEADLINE_S
+                )
 
     async def _serve(self) -> None:
         attention = Attention(self._device)
@@ -214,14 +222,17 @@ class FastPath:
 
     def _spawn(self, handler: Callable[[Request], Awaitable[bytes]], request: Request) -> None:
         assert self._nursery is not None
-        self._nursery.start_soon(self._answer_later, handler, request.detached())
+        scope = self._waiting[request.unique] = trio.CancelScope()
+        self._nursery.start_soon(self._answer_later, handler, request.detached(), scope)
 
     async def _answer_later(
-        self, handler: Callable[[Request], Awaitable[bytes]], request: Request
+        self,
+        handler: Callable[[Request], Awaitable[bytes]],
+        request: Request,
+        scope: trio.CancelScope,
     ) -> None:
         unique = request.unique
-        with trio.CancelScope() as scope:
-            self._waiting[unique] = scope
+        with scope:
             try:
                 self._reply(unique, await handler(request))
             except Exception as e:  # translated at this one point
@@ -267,11 +278,13 @@ class FastPath:
             drive(self._operations.setattr(file.ino, Fattr.KILL_SUIDGID, NO_ATTRIBUTES))
         start = _HEADER + protocol.WRITE_IN.size
         data, fd = buffer[start : start + size], file.fd
-        if size <= _INLINE_BYTES or self._pace.quick():
+        quick = size <= _INLINE_BYTES or self._pace.quick()
+        other = None if quick else self._buffers.take()
+        if other is None:
             with self._pace:
                 payload.write_payload(self._device, unique, fd, offset, data)
             return
-        self._buffer = self._buffers.take()
+        self._buffer = other
 
         def job(_: payload.Lane) -> None:
             payload.write_payload(self._device, unique, fd, offset, data)

@@ -17,7 +17,7 @@ from gateway.fuse.handles import Handle
 from gateway.fuse.immediate import drive
 from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import Fattr, Fopen, Op
-from kvfs.errors import NotFound
+from kvfs.errors import KvfsError, NotFound
 from kvfs.meta.records import Inode, namespace_of
 
 _SECOND: Final = 1_000_000_000
@@ -113,11 +113,23 @@ class Handlers:
         """Whether this inline request has to run as a task after all. For an immediate engine."""
         if opcode == Op.CREATE:
             return self._ops.node.evictor.must_wait(namespace_of(request.nodeid))
+        if opcode == Op.OPEN:
+            flags, _ = protocol.OPEN_IN.unpack_from(request.body)
+            return bool(flags & os.O_TRUNC) and self._is_large(request.nodeid)
+        if opcode == Op.SETATTR:
+            valid = protocol.SETATTR_IN.unpack_from(request.body)[0]
+            return bool(valid & Fattr.SIZE) and self._is_large(request.nodeid)
         if opcode == Op.RENAME:
             return self._replaces_what_lasts(request, protocol.RENAME_IN)
         if opcode == Op.RENAME2:
             return self._replaces_what_lasts(request, protocol.RENAME2_IN)
         return False
+
+    def _is_large(self, ino: int) -> bool:
+        try:
+            return drive(self._ops.is_large(ino))
+        except KvfsError:  # the handler will say so
+            return False
 
     def _replaces_what_lasts(self, r: Request, layout: struct.Struct) -> bool:
         target = layout.unpack_from(r.body)[0]

@@ -5,20 +5,29 @@ whether it is read and written by passthrough, are fixed. Publishing happens at 
 handle whose file has changed (its error reaches close), at fsync, and at RELEASE where no FLUSH
 came."""
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import trio
 
-from kvfs.errors import Corrupt, IsADirectory, NotFound, Stale
+from kvfs.errors import Corrupt, IsADirectory, KvfsError, NotFound, Stale
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import inodes, lifecycle, tree
 from kvfs.volume import Volume
 
+if TYPE_CHECKING:
+    from outcome import Outcome
+
+log = logging.getLogger(__name__)
 _IDLE_FILES: Final = 512
+LARGE_BLOCKS: Final = (256 << 20) // 512
+"""From this many on, giving the blocks back takes some 4 ms on ext4: longer than the event loop may
+be away."""
 _BAD_HANDLE: Final = "no such open file: the daemon was restarted, or the handle was closed"
 
 
@@ -111,11 +120,18 @@ class OpenFiles:
             if writable and file.writers == 0:
                 await self.begin_writing(file)
             if flags & os.O_TRUNC:
-                os.ftruncate(file.fd, 0)
+                await self.cut(file, 0)
         except BaseException:
             self._close_unused(file)
             raise
         return self._add(file, flags, writable)
+
+    async def cut(self, file: OpenFile, size: int) -> None:
+        """Set the data file's size; in a thread where giving back the blocks takes long."""
+        if _is_large(file.fd):
+            await trio.to_thread.run_sync(os.ftruncate, file.fd, size)
+        else:
+            os.ftruncate(file.fd, size)
 
     def created(self, ino: int, inode: Inode, fd: int, flags: int) -> Handle:
         """The first handle of a file just made, whose data file is open at `fd`."""
@@ -289,15 +305,29 @@ class OpenFiles:
 
     def _close(self, file: OpenFile) -> None:
         self._on_closed(file)
-        os.close(file.fd)
+        if _is_large(file.fd):  # the last close of an unlinked file gives its blocks back
+            trio.lowlevel.start_thread_soon(partial(os.close, file.fd), _closed)
+        else:
+            os.close(file.fd)
 
     async def release_all(self) -> None:
         """The mount has gone: close every handle, publishing what was written."""
-        for fh in list(self._handles):
-            await self.release(fh)
+        for fh, handle in list(self._handles.items()):
+            try:
+                await self.release(fh)
+            except (KvfsError, OSError) as error:
+                log.error("inode %x: its last changes are not recorded: %s", handle.file.ino, error)
         for ino in list(self._idle):
             self.let_go(ino)
 
 
 def _signature(st: os.stat_result) -> tuple[int, int, int]:
     return st.st_size, st.st_mtime_ns, st.st_ctime_ns
+
+
+def _is_large(fd: int) -> bool:
+    return os.fstat(fd).st_blocks > LARGE_BLOCKS
+
+
+def _closed(_: "Outcome[None]") -> None:
+    """Nobody waits for a close."""

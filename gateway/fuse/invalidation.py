@@ -16,6 +16,7 @@ from gateway.fuse.operations import Operations
 from kvfs.changes import Change
 from kvfs.errors import Unavailable
 
+_THREADS: Final = 4
 _DEADLINE_S: Final = 5.0
 _TOO_SLOW: Final = "the kernel did not take an invalidation in time"
 
@@ -43,15 +44,19 @@ class DeviceNotifier:
 
     async def settled(self) -> None:
         done = trio.Event()
-        self._notifier.flush(lambda: self._token.run_sync_soon(done.set))
+        self._notifier.flush(lambda: self._tell(done))
         with trio.move_on_after(_DEADLINE_S) as scope:
             await done.wait()
         if scope.cancelled_caught:
             raise Unavailable(_TOO_SLOW)
 
-    def close(self) -> None:
-        """End the thread."""
-        self._notifier.close()
+    def _tell(self, done: trio.Event) -> None:
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(done.set)
+
+    async def close(self) -> bool:
+        """End the thread; whether it ended in time."""
+        return await trio.to_thread.run_sync(self._notifier.close, _DEADLINE_S)
 
 
 class LibfuseNotifier:
@@ -60,6 +65,8 @@ class LibfuseNotifier:
 
     def __init__(self) -> None:
         self._pending: list[tuple[int, bytes]] = []
+        self._limiter = trio.CapacityLimiter(_THREADS)
+        """Of its own: what hangs in the kernel must not take the threads of everybody else."""
 
     def entry(self, parent: int, name: bytes) -> None:
         self._pending.append((parent, name))
@@ -67,7 +74,9 @@ class LibfuseNotifier:
     async def settled(self) -> None:
         pending, self._pending = self._pending, []
         with trio.move_on_after(_DEADLINE_S) as scope:
-            await trio.to_thread.run_sync(_invalidate, pending, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(
+                _invalidate, pending, abandon_on_cancel=True, limiter=self._limiter
+            )
         if scope.cancelled_caught:
             raise Unavailable(_TOO_SLOW)
 

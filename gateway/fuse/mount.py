@@ -128,8 +128,8 @@ async def _serve_fast(
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(_detach, where)
             await operations.close()
-            notifier.close()
-            os.close(device)
+            told = await notifier.close()
+            dev.retire(device, ended=told and fast.workers_ended)
             ours.close()
             pyfuse3.close(unmount=False)
             theirs.detach()

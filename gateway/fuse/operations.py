@@ -14,7 +14,7 @@ import trio
 from gateway.fuse.attributes import Attributes, changes_of, completed
 from gateway.fuse.caller import Caller, now_ns
 from gateway.fuse.directories import DirectoryStreams
-from gateway.fuse.handles import Handle, OpenFile, OpenFiles
+from gateway.fuse.handles import LARGE_BLOCKS, Handle, OpenFile, OpenFiles
 from gateway.fuse.protocol import NAME_MAX, Fattr
 from gateway.fuse.xattrs import Xattrs
 from kvfs.errors import Exists, Invalid, NameTooLong, Stale
@@ -290,10 +290,14 @@ class Operations:
             ),
         )
 
+    async def is_large(self, ino: int) -> bool:
+        """Whether cutting this file may take long."""
+        return (await self.getattr(ino)).blocks > LARGE_BLOCKS
+
     async def _truncate(self, ino: int, size: int) -> None:
         handle = await self.open_files.open(ino, os.O_WRONLY)
         try:
-            os.ftruncate(handle.file.fd, size)
+            await self.open_files.cut(handle.file, size)
         finally:
             await self.release(handle.fh)
 

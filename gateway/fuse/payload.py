@@ -6,6 +6,7 @@ kernel itself. A hand-over costs a wake-up and the GIL's own hand-over, as much 
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 import queue
@@ -14,8 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gateway.fuse.protocol import BUFFER_BYTES, OUT_HEADER, PAGE, WRITE_OUT
+from gateway.fuse.protocol import BUFFER_BYTES, OUT_HEADER, WRITE_OUT
 
+log = logging.getLogger(__name__)
 _THREADS: Final = 4
 _SLOW_S: Final = 0.003
 _PENALTY_S: Final = 0.25
@@ -129,35 +131,46 @@ class Workers:
             thread.start()
 
     def submit(self, job: Job) -> None:
-        """Run `job` in a worker. The kernel bounds what is under way (max_background)."""
+        """Run `job` in a worker. What is queued is bounded by who waits: each blocked caller once,
+        and the kernel's own readahead (max_background)."""
         self._jobs.put(job)
 
-    def close(self) -> None:
-        """End the threads after what is queued."""
+    def close(self, deadline_s: float) -> bool:
+        """End the threads after what is queued; whether all ended in time. Blocks the calling
+        thread."""
         for _ in self._threads:
             self._jobs.put(None)
+        end = time.monotonic() + deadline_s
         for thread in self._threads:
-            thread.join(timeout=10)
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, device: int) -> None:
         lane = Lane(device)
         while (job := self._jobs.get()) is not None:
-            job(lane)
+            try:
+                job(lane)
+            except Exception:  # a bug: this request hangs, the others must not
+                log.exception("a READ or WRITE was not answered")
 
 
 class Buffers:
     """Buffers for reading requests; one that holds a WRITE's payload is lent to a worker until it
-    is written."""
+    is written. At most LIMIT are made."""
 
-    _ALIGN: Final = PAGE
+    LIMIT: Final = 8
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
+        self._made = 0
 
-    def take(self) -> memoryview:
-        """A buffer of BUFFER_BYTES."""
+    def take(self) -> memoryview | None:
+        """A buffer of BUFFER_BYTES; None while all are lent."""
         with contextlib.suppress(IndexError):
             return self._free.pop()
+        if self._made == self.LIMIT:
+            return None
+        self._made += 1
         return memoryview(mmap.mmap(-1, BUFFER_BYTES))
 
     def give(self, buffer: memoryview) -> None:
