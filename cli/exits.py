@@ -3,6 +3,7 @@
 The table is exhaustive: a test fails on a class of `kvfs.errors` that has no row.
 """
 
+import errno
 import os
 import sys
 from typing import Final, NoReturn
@@ -37,6 +38,14 @@ EXIT_CODES: Final[dict[type[errors.KvfsError], int]] = {
     errors.Corrupt: 8,
 }
 
+_SYSTEM_CODES: Final = {
+    errno.EROFS: 5,
+    errno.ENOSPC: 6,
+    errno.EDQUOT: 6,
+    errno.EIO: 8,
+}
+_OTHER_REFUSAL: Final = 7
+
 HELP: Final = """\b
 Exit codes:
   0    done
@@ -46,8 +55,8 @@ Exit codes:
   4    in the way: exists, not empty, in use, wrong type
   5    not permitted, or read-only
   6    no space
-  7    no node runs there, or it did not answer in time
-  8    damaged data or metadata
+  7    no node runs there, it did not answer in time, or the system refused for another reason
+  8    damaged data or metadata, or a disk that fails
   70   a bug in KVFS
   130  interrupted"""
 
@@ -63,7 +72,9 @@ def exit_code(error: BaseException) -> int:
         return 4
     if isinstance(error, PermissionError):
         return 5
-    return 7 if isinstance(error, OSError) else BUG
+    if isinstance(error, OSError):
+        return _SYSTEM_CODES.get(error.errno or 0, _OTHER_REFUSAL)
+    return BUG
 
 
 def describe(error: BaseException) -> str:

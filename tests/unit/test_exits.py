@@ -1,3 +1,4 @@
+import errno
 import inspect
 from pathlib import Path
 
@@ -24,6 +25,20 @@ def test_system_errors_have_codes_too() -> None:
     assert exits.exit_code(IsADirectoryError()) == 4
     assert exits.exit_code(PermissionError()) == 5
     assert exits.exit_code(ZeroDivisionError()) == exits.BUG
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ENOSPC, 6),
+        (errno.EDQUOT, 6),
+        (errno.EROFS, 5),
+        (errno.EIO, 8),
+        (errno.ENOTCONN, 7),
+    ],
+)
+def test_what_the_disk_says_has_the_code_of_the_table(number: int, code: int) -> None:
+    assert exits.exit_code(OSError(number, "x")) == code
 
 
 def test_a_message_is_one_line(tmp_path: Path) -> None:
