@@ -1,7 +1,9 @@
 """`kvfs down`: stop the node of a store, and take away what a killed one left mounted."""
 
+import errno
 import fcntl
 import os
+import select
 import time
 from pathlib import Path
 from typing import Final
@@ -11,6 +13,7 @@ import click
 from cli import node, settings
 from cli.up import refuse_s3
 from kvfs.config import Config
+from kvfs.control import NoNode
 from kvfs.errors import Unavailable
 
 _POLL_S: Final = 0.02
@@ -44,25 +47,58 @@ def command(
 
 
 def _stop(config: Config, timeout_s: float) -> bool:
-    """Whether a node ran and has gone. Raises Unavailable when it does not go in time."""
+    """Whether a node ran and has gone. Raises Unavailable when it does not go in time.
+
+    The node is asked before its lock is looked at: on a disk that has failed the lock cannot be
+    read, and the socket still answers.
+    """
     lock = config.store / "lock"
-    if not is_locked(lock):
-        return False
     end = time.monotonic() + timeout_s
+    pid: int | None = None
     try:
-        node.ask(config, "stop", deadline_s=timeout_s)
+        pid = node.ask(config, "stop", deadline_s=timeout_s).get("pid")
+    except NoNode:
+        # It may be on its way in or out: the lock tells.
+        if not is_locked(lock):
+            return False
     except Unavailable:
-        # It may be on its way out already, or hang: the lock tells.
-        pass
+        pass  # It may hang, or be on its way out.
+    try:
+        _wait_for_lock(lock, end)
+        return True
+    except TimeoutError:
+        pid_text = lock.read_text("ascii").strip()
+    except OSError as error:
+        if error.errno != errno.EIO or pid is None:
+            raise
+        if _has_ended(pid, end):
+            return True
+        pid_text = str(pid)
+    raise Unavailable(
+        f"the node on {config.store} (process {pid_text}) has not stopped "
+        f"after {timeout_s:g} s; `kill -9 {pid_text}` and `kvfs down` end it"
+    )
+
+
+def _wait_for_lock(lock: Path, end: float) -> None:
+    """Return when no node holds the store. Raises TimeoutError past `end`."""
     while is_locked(lock):
         if time.monotonic() > end:
-            pid = lock.read_text("ascii").strip()
-            raise Unavailable(
-                f"the node on {config.store} (process {pid}) has not stopped "
-                f"after {timeout_s:g} s; `kill -9 {pid}` and `kvfs down` end it"
-            )
+            raise TimeoutError
         time.sleep(_POLL_S)
-    return True
+
+
+def _has_ended(pid: int, end: float) -> bool:
+    """Wait for the end of a process, until `end`."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        left = max(end - time.monotonic(), 0)
+        return bool(select.select([process], [], [], left)[0])
+    finally:
+        os.close(process)
 
 
 def is_locked(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """`kvfs up`: start a node and mount it, in the foreground or detached."""
 
+import errno
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import click
 
 from cli import exits, settings
 from kvfs.config import Config
-from kvfs.errors import NotSupported, Unavailable
+from kvfs.errors import Corrupt, NotSupported, Unavailable
 from kvfs.units import format_size
 from kvfs.version import VERSION
 
@@ -47,6 +48,7 @@ def command(
             raise click.UsageError(f"--no-passthrough does not go with --mode {flags['mode']}")
         flags["mode"] = "relay"
     config = settings.resolve(config_file, **flags)
+    _refuse_place(config, mounted=not no_mount)
     if daemon:
         _start_detached(config, mounted=not no_mount)
     else:
@@ -57,6 +59,16 @@ def refuse_s3(address: str | None) -> None:
     """The S3 API is accepted when it is there, not before. Raises NotSupported."""
     if address is not None:
         raise NotSupported("--s3: this version has no S3 API; leave the option away")
+
+
+def _refuse_place(config: Config, *, mounted: bool) -> None:
+    """What stands in the way of a new store is found before one is made. With an old store the
+    mountpoint comes after the lock: who holds the store is what a second `up` is told."""
+    from gateway import mountpoint
+
+    mountpoint.refuse_nested(config.store)
+    if mounted and not os.path.exists(config.store / "format"):
+        mountpoint.check(config.mount, config.store)
 
 
 def _run(config: Config, *, mounted: bool, on_ready: Any) -> None:
@@ -115,17 +127,15 @@ def _start_detached(config: Config, *, mounted: bool) -> None:
 
     A fork and not a new interpreter: what is imported already need not be imported again.
     """
-    from kvfs.store import layout
-
-    store = layout.create_store(config.store)
-    log_path = store.run / "kvfs.log"
+    log_path, output = _open_log(config)
     reader, writer = os.pipe()
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _be_daemon(config, writer, log_path, mounted=mounted)
+        _be_daemon(config, writer, output, mounted=mounted)
     os.close(writer)
+    os.close(output)
     with open(reader, "rb") as pipe:
         report = pipe.read()
     if not report:
@@ -138,7 +148,7 @@ def _start_detached(config: Config, *, mounted: bool) -> None:
     _summarise(answer["status"])
 
 
-def _be_daemon(config: Config, writer: int, log_path: Path, *, mounted: bool) -> NoReturn:
+def _be_daemon(config: Config, writer: int, output: int, *, mounted: bool) -> NoReturn:
     """The child's life. It never returns into the parent's code."""
     reported = False
 
@@ -157,7 +167,7 @@ def _be_daemon(config: Config, writer: int, log_path: Path, *, mounted: bool) ->
     try:
         os.setsid()
         os.chdir("/")
-        _redirect(log_path)
+        _redirect(output)
         _close_others(writer)
         _run(config, mounted=mounted, on_ready=ready)
     except BaseException as error:
@@ -171,11 +181,30 @@ def _be_daemon(config: Config, writer: int, log_path: Path, *, mounted: bool) ->
         os._exit(code)
 
 
-def _redirect(log_path: Path) -> None:
-    if log_path.exists() and log_path.stat().st_size > _LOG_LIMIT_BYTES:
-        log_path.replace(log_path.with_suffix(".log.1"))
+def _open_log(config: Config) -> tuple[Path, int]:
+    """The log of the store, made where it is missing: its path and a descriptor.
+
+    Done before the fork: a store that cannot be written is told to the caller. Raises ReadOnly,
+    NoSpace, Invalid, Corrupt (the disk fails).
+    """
+    from kvfs.store import layout
+
+    try:
+        path = layout.create_store(config.store).run / "kvfs.log"
+        if path.exists() and path.stat().st_size > _LOG_LIMIT_BYTES:
+            path.replace(path.with_suffix(".log.1"))
+        return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise Corrupt(
+                f"the disk of the store {config.store} fails ({error.strerror}): look into the "
+                "kernel's log (dmesg), then unmount it, check it and mount it again"
+            ) from error
+        raise layout.translate(error, config.store) from error
+
+
+def _redirect(output: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
-    output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.dup2(null, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -5,6 +5,7 @@ it from outside (umount, fusermount3), the node goes on without and says so.
 """
 
 import logging
+import os
 import resource
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -155,7 +156,7 @@ def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event) -> N
 
     async def stop(params: dict[str, Any]) -> dict[str, Any]:
         stopping.set()
-        return {}
+        return {"pid": os.getpid()}
 
     node.control.handlers.update(mount=mount, unmount=unmount, stop=stop)
 
