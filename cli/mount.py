@@ -17,4 +17,5 @@ def command(
     config = settings.resolve(config_file, store=store, mount=directory or mount)
     params = {"mountpoint": str(config.mount)}
     answer = node.ask(config, "mount", params, deadline_s=node.MOUNT_DEADLINE_S)
-    click.echo(f"mounted {answer['mountpoint']}: {answer['mode']} ({answer['reason']})")
+    reason = f" ({answer['reason']})" if answer["reason"] else ""
+    click.echo(f"mounted {answer['mountpoint']}: {answer['mode']}{reason}")

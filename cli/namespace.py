@@ -107,6 +107,10 @@ def set_(
     from kvfs.meta.records import namespace_root
     from kvfs.namespace import inodes, spaces
 
+    if (kind, capacity, eviction, owner, mode) == (None,) * 5:
+        raise click.UsageError(
+            "nothing to change: give --kind, --capacity, --eviction, --owner or --mode"
+        )
     config = settings.resolve(config_file, **flags)
     raw = store.namespace_name(os.fsencode(name))
     who = _parse_owner(owner)

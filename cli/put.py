@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from cli import progress, settings, store
+from kvfs.client.paths import parse_name, shown
 from kvfs.errors import Invalid
 
 
@@ -32,6 +33,7 @@ def command(
     target = os.fsencode(path)
     if target.endswith(b"/"):
         target += _name_of(source)
+    _refuse_top_level(target)
     with (
         store.client_of(config) as client,
         open(0 if source == "-" else source, "rb", buffering=0, closefd=source != "-") as stream,
@@ -47,6 +49,16 @@ def command(
                 parents=parents,
                 progress=step,
             )
+
+
+def _refuse_top_level(target: bytes) -> None:
+    """Raises Invalid where the path leads to the top level: links are not followed, so counting is
+    enough."""
+    depth = 0
+    for part in parse_name(target)[0]:
+        depth = max(depth - 1, 0) if part == b".." else depth + 1
+    if depth == 0:
+        raise Invalid(f"{shown(target)}: the top level holds namespaces only: put the file in one")
 
 
 def _name_of(source: str) -> bytes:

@@ -105,7 +105,7 @@ def check_name(name: bytes) -> None:
     if len(name) > MAX_NAME:
         raise NameTooLong(f"a name has at most {MAX_NAME} bytes, not {len(name)}")
     if not name or name == b"." or name == b".." or b"/" in name or b"\0" in name:
-        raise Invalid(f"{name!r} cannot be a name")
+        raise Invalid(f"'{_shown(name)}' cannot be a name")
 
 
 def create(
@@ -130,7 +130,7 @@ def create(
     _check_policy(record)
     entry = keys.directory_entry(ROOT_INODE, name)
     if t.get(entry) is not None:
-        raise Exists(f"there is a namespace {name!r} already")
+        raise Exists(f"there is a namespace '{_shown(name)}' already")
     namespace_id = _next_id(t)
     ino = namespace_root(namespace_id)
     t.put(keys.namespace(namespace_id), pack(record))
@@ -170,7 +170,7 @@ def get(t: Transaction, namespace_id: int) -> Namespace:
     """Raises NotFound."""
     value = t.get(keys.namespace(namespace_id))
     if value is None:
-        raise NotFound(f"there is no namespace with the id {namespace_id}")
+        raise _missing(namespace_id)
     return unpack_namespace(value)
 
 
@@ -178,7 +178,7 @@ def usage(t: Transaction, namespace_id: int) -> Usage:
     """What the namespace holds now. Raises NotFound."""
     value = t.get(keys.usage(namespace_id))
     if value is None:
-        raise NotFound(f"there is no namespace with the id {namespace_id}")
+        raise _missing(namespace_id)
     return unpack_usage(value)
 
 
@@ -188,7 +188,7 @@ def by_name(t: Transaction, name: bytes) -> tuple[int, Namespace]:
         raise NameTooLong(f"a name has at most {MAX_NAME} bytes, not {len(name)}")
     value = t.get(keys.directory_entry(ROOT_INODE, name))
     if value is None:
-        raise NotFound(f"there is no namespace {name.decode(errors='backslashreplace')}")
+        raise NotFound(f"there is no namespace {_shown(name)}")
     namespace_id = namespace_of(keys.unpack_u64(value))
     return namespace_id, get(t, namespace_id)
 
@@ -207,7 +207,7 @@ def remove(t: Transaction, name: bytes, now: int) -> int:
     ino = namespace_root(namespace_id)
     prefix = keys.entries(ino)
     if next(t.scan(prefix, keys.after(prefix)), None) is not None:
-        raise NotEmpty(f"the namespace {name.decode(errors='backslashreplace')} is not empty")
+        raise NotEmpty(f"the namespace {_shown(name)} is not empty")
     forget(t, namespace_id, name, now)
     drop_inode(t, ino, read_inode(t, ino))
     return namespace_id
@@ -246,6 +246,16 @@ def allocate_inodes(t: Transaction, namespace_id: int, count: int) -> int:
     return first
 
 
+def _missing(namespace_id: int) -> NotFound:
+    if namespace_id == _TOP:
+        return NotFound("the top level is no namespace: it holds namespaces only")
+    return NotFound(f"there is no namespace with the id {namespace_id}")
+
+
+def _shown(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
+
+
 def _next_id(t: Transaction) -> int:
     value = t.get(keys.counter(_TOP))
     if value is None:
@@ -259,10 +269,10 @@ def _next_id(t: Transaction) -> int:
 
 def _check_policy(record: Namespace) -> None:
     if record.kind not in KINDS:
-        raise Invalid(f"a namespace is {' or '.join(KINDS)}, not {record.kind!r}")
+        raise Invalid(f"a namespace is {' or '.join(KINDS)}, not '{record.kind}'")
     if record.eviction not in EVICTIONS:
         raise Invalid(
-            f"the eviction of a namespace is {' or '.join(EVICTIONS)}, not {record.eviction!r}"
+            f"the eviction of a namespace is {' or '.join(EVICTIONS)}, not '{record.eviction}'"
         )
     if record.capacity < 0:
         raise Invalid(f"a capacity is at least 0 bytes, not {record.capacity}")

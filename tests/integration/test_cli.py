@@ -147,6 +147,7 @@ def test_a_node_runs_without_a_mount_until_it_is_given_one(node: Node) -> None:
     done = kvfs("mount", str(node.mount), "--store", str(node.store))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"mounted {node.mount}: {MODE}")
+    assert "()" not in done.stdout
     assert node.status()["mount"]["mountpoint"] == str(node.mount)
     (node.mount / "cache" / "x").touch()
 
@@ -198,6 +199,7 @@ def test_a_mountpoint_that_is_not_empty_is_refused(node: Node) -> None:
     assert "is not empty" in message
     assert "--mount" in message
     assert refused("up", *node.place()) == (code, message)  # in the foreground, too
+    assert not node.store.exists()
 
 
 def test_a_mountpoint_that_is_a_file_is_refused(node: Node) -> None:
@@ -206,6 +208,37 @@ def test_a_mountpoint_that_is_a_file_is_refused(node: Node) -> None:
     code, message = refused("up", "--daemon", *node.place())
     assert code == 4
     assert "is not a directory" in message
+    node.mount.unlink()
+    inside = str(node.home / "file" / "mnt")
+    (node.home / "file").touch()
+    code, message = refused("up", "--daemon", "--store", str(node.store), "--mount", inside)
+    assert code == 4
+    assert "is not a directory" in message
+    assert not node.store.exists()
+
+
+def test_a_mountpoint_that_cannot_be_made_leaves_no_store(node: Node) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    node.store.mkdir()
+    os.chown(node.store, 65534, 65534)
+    node.mount.rmdir()
+    up = up_command(node)
+    code, message = confined(f"exec setpriv --reuid 65534 --regid 65534 --clear-groups {up}")
+    assert code == 5, message
+    assert f"no permission to mount at {node.mount}" in message
+    assert os.listdir(node.store) == []
+
+
+def test_a_store_within_a_mount_is_refused(node: Node) -> None:
+    node.up()
+    inside = node.mount / "models" / "store"
+    elsewhere = str(node.home / "elsewhere")
+    for flags in (["--daemon"], []):
+        code, message = refused("up", *flags, "--store", str(inside), "--mount", elsewhere)
+        assert code == 2
+        assert f"{inside} lies in a mount of KVFS" in message
+    assert not inside.exists()
 
 
 def test_a_mount_over_its_own_store_is_refused(node: Node) -> None:
@@ -225,6 +258,7 @@ def test_a_second_node_on_a_store_is_refused(node: Node) -> None:
     assert code == 4
     assert f"in use by process {node.pid}" in message
     assert "kvfs down" in message
+    assert refused("up", "--daemon", *node.place()) == (code, message)
 
 
 def test_a_second_node_at_a_mountpoint_is_refused(node: Node) -> None:
@@ -291,6 +325,7 @@ def confined(script: str) -> tuple[int, str]:
     )
     assert done.stdout == ""
     assert "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
     return done.returncode, done.stderr.splitlines()[-1]
 
 
@@ -327,10 +362,11 @@ def test_a_read_only_store_is_named(node: Node) -> None:
     node.down()
     store = shlex.quote(str(node.store))
     remount = f"mount --bind {store} {store}\nmount -o remount,bind,ro {store}"
-    code, message = confined(f"{remount}\n{up_command(node)}")
-    assert code == 5
-    assert str(node.store) in message
-    assert "read-only" in message
+    for flags in ([], ["--daemon"]):
+        code, message = confined(f"{remount}\n{up_command(node, *flags)}")
+        assert code == 5
+        assert str(node.store) in message
+        assert "read-only filesystem: remount it" in message
 
 
 def test_a_full_disk_is_named(node: Node) -> None:
@@ -416,6 +452,20 @@ def test_what_config_prints_is_a_configuration_file(tmp_path: Path) -> None:
 
 
 # ---- namespaces
+
+
+def test_what_is_wrong_with_a_namespace_is_said_in_text(node: Node) -> None:
+    node.up()
+    node.down()
+    store = ("--store", str(node.store))
+    code, message = refused("namespace", "create", "cache", *store)
+    assert (code, message) == (4, "kvfs: there is a namespace 'cache' already")
+    code, message = refused("namespace", "create", ".", *store)
+    assert (code, message) == (2, "kvfs: '.' cannot be a name")
+    done = kvfs("namespace", "set", "cache", *store)
+    assert done.returncode == 2
+    for option in ("--kind", "--capacity", "--eviction", "--owner", "--mode"):
+        assert option in done.stderr.splitlines()[-1]
 
 
 def test_namespaces_are_made_changed_and_removed_beside_a_running_node(node: Node) -> None:

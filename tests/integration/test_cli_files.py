@@ -13,6 +13,7 @@ import pytest
 from tests.integration.harness import Node, best_mode, kvfs
 
 MODE = best_mode()
+MAIN = "from cli.main import main; main()"
 ODD = b"not utf-8 \xff\xfe"
 
 
@@ -177,6 +178,31 @@ def test_what_is_not_there(node: Node, local: Path) -> None:
     assert b"No such file" in message
     code, _ = refused(node, "put", str(local), "/no-such-namespace/x")
     assert code == 3
+
+
+@pytest.mark.parametrize("destination", ["/dev/full", "-"])
+def test_a_full_destination_is_named(node: Node, local: Path, destination: str) -> None:
+    good(node, "put", str(local), "/models/full")
+    with open("/dev/full", "wb") as output:
+        done = subprocess.run(
+            [sys.executable, "-c", MAIN, "get", "/models/full", destination],
+            env={**os.environ, "KVFS_STORE": str(node.store), "KVFS_CONFIG": os.devnull},
+            stdout=output,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    named = b"standard output" if destination == "-" else b"/dev/full"
+    assert done.returncode == 6
+    assert done.stderr == b"kvfs: " + named + b": No space left on device\n"
+
+
+@pytest.mark.parametrize("path", ["/x", "x", "/models/../x", "/../x", "/models/a/../../x"])
+def test_a_file_at_the_top_level_is_wrong_usage(node: Node, local: Path, path: str) -> None:
+    code, message = refused(node, "put", str(local), path)
+    assert code == 2
+    assert path.encode() in message
+    assert b"the top level holds namespaces only" in message
 
 
 def test_a_long_transfer_shows_progress_on_a_terminal(node: Node) -> None:
