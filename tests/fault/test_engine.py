@@ -48,6 +48,16 @@ def read_some(writer: subprocess.Popen[bytes], lines: int) -> bytes:
     return b"".join(writer.stdout.readline() for _ in range(lines))
 
 
+def cut_after(there: Disk, writer: subprocess.Popen[bytes], lines: int) -> Acknowledged:
+    """Cut the power when the writer has said so much; what it said until then. A sync that is under
+    way when the filesystem is shut down may return as if it were done: no cut power does that."""
+    said = Acknowledged(read_some(writer, lines))
+    cut(there.mountpoint)
+    writer.kill()
+    writer.communicate(timeout=60)
+    return said
+
+
 def check(path: Path, boot: int, at_least: int, at_most: int | None = None) -> int:
     """Open it: whole, nothing acknowledged missing, and it goes on working. Returns the commits
     found."""
@@ -97,12 +107,8 @@ def test_a_power_cut_leaves_the_first_commits(tmp_path: Path, filesystem: str, l
     with disk(tmp_path, filesystem) as there:
         path = there.mountpoint / "meta"
         with start(path, 1, 100_000) as writer:
-            output = read_some(writer, lines)
-            cut(there.mountpoint)
-            writer.kill()
-            output += writer.communicate(timeout=60)[0]
+            said = cut_after(there, writer, lines)
         there.power_cycle()
-        said = Acknowledged(output)
         check(path, 2, said.synced)
 
 
@@ -153,12 +159,9 @@ def test_a_sync_covers_the_journals_that_killed_rotations_left(
 
 def cut_while_open(there: Disk, path: Path) -> Acknowledged:
     with start(path, 1, 100_000) as writer:
-        output = read_some(writer, 300)
-        cut(there.mountpoint)
-        writer.kill()
-        output += writer.communicate(timeout=60)[0]
+        said = cut_after(there, writer, 300)
     there.power_cycle()
-    return Acknowledged(output)
+    return said
 
 
 @pytest.mark.parametrize("filesystem", FILESYSTEMS)
