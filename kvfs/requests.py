@@ -19,10 +19,10 @@ import msgspec
 import trio
 
 from kvfs.background.evictor import Evictor
+from kvfs.background.persist import Persistence
 from kvfs.background.sealer import Sealer
 from kvfs.changes import Change, from_wire
 from kvfs.control import Handler
-from kvfs.errors import KvfsError
 from kvfs.meta.interface import Engine
 from kvfs.namespace import notices
 from kvfs.namespace.inodes import read_inodes
@@ -74,12 +74,10 @@ class Requests:
 
     async def run(self) -> None:
         """Act on notices that were left behind, until cancelled."""
+        acting = Persistence(log.warning, "mounts may show names that were changed")
         while True:
             await trio.sleep(_PERIOD_S)
-            try:
-                await self._act_on_notices()
-            except KvfsError as error:
-                log.warning("mounts may show names that were changed: %s", error)
+            await acting.attempt(self._act_on_notices)
 
     async def _on_changed(self, params: dict[str, Any]) -> dict[str, Any]:
         asked = msgspec.convert(params, _Changed)

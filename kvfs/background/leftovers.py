@@ -8,6 +8,7 @@ Invariants
   the next start.
 """
 
+import logging
 import os
 import stat
 import time
@@ -16,6 +17,7 @@ from typing import Final, Protocol
 
 import trio
 
+from kvfs.background.persist import Persistence
 from kvfs.meta.interface import Engine
 from kvfs.meta.records import Inode
 from kvfs.namespace import lifecycle
@@ -23,6 +25,7 @@ from kvfs.namespace.inodes import read_inodes
 from kvfs.store import lease
 from kvfs.store.files import DataFiles
 
+log = logging.getLogger(__name__)
 _PERIOD_S: Final = 30.0
 _AGE_NS: Final = 60_000_000_000
 _BATCH: Final = 256
@@ -52,9 +55,10 @@ class Leftovers:
 
     async def run(self) -> None:
         """Look every half minute, until cancelled."""
+        sweeping = Persistence(log.warning, "what killed clients left is looked for again later")
         while True:
             await trio.sleep(_PERIOD_S)
-            await self.sweep(time.time_ns() - _AGE_NS)
+            await sweeping.attempt(lambda: self.sweep(time.time_ns() - _AGE_NS))
 
     async def sweep(self, before_ns: int) -> None:
         """Drop the orphans that became so before this time and that nobody uses."""

@@ -29,7 +29,7 @@ from typing import Final
 import trio
 
 from kvfs.background import sealing
-from kvfs.errors import KvfsError
+from kvfs.background.persist import Persistence
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, namespace_of
 from kvfs.namespace import lifecycle, spaces
@@ -93,17 +93,19 @@ class Sealer:
 
     async def run(self) -> None:
         """Seal what is due, until cancelled. Cancelled: a file is sealed or it is not."""
+        sealing_due = Persistence(log.warning, "sealing failed, it will be tried again")
         while True:
             await trio.sleep(_PERIOD_S)
             began = trio.current_time()
-            try:
-                await self._scan(began)
-                await self._seal(await self._due(began))
-            except KvfsError as error:
-                log.warning("sealing failed, it will be tried again: %s", error)
+            await sealing_due.attempt(self._seal_due)
             busy_s = trio.current_time() - began
             if trio.current_time() - self._last_publish < _CALM_S:
                 await trio.sleep(busy_s * _RESTS)
+
+    async def _seal_due(self) -> None:
+        now = trio.current_time()
+        await self._scan(now)
+        await self._seal(await self._due(now))
 
     async def settle(self) -> None:
         """Seal at once everything that can be; for a stop in order and for tests."""
@@ -152,13 +154,15 @@ class Sealer:
             if inode is not None and sealing.sealable(inode) and not self._writing(ino)
         ]
         read: list[sealing.Read] = []
+        sealed: set[int] = set()
         try:
             await trio.to_thread.run_sync(self._read, wanted, read)
             await self._record(read)
-        finally:
+            sealed = {each.ino for each in read}
+        finally:  # those of a batch that failed give way to others, too
             for each in read:
                 os.close(each.fd)
-        self._reschedule(inos, {each.ino for each in read})
+            self._reschedule(inos, sealed)
 
     def _read(self, wanted: list[tuple[int, int]], read: list[sealing.Read]) -> None:
         """Step 1, in a thread: as many files as fit into one batch."""
@@ -211,10 +215,14 @@ class Sealer:
 
     def _still(self, each: sealing.Read) -> bool:
         """Whether the file is as it was before it was read, with nobody there to change it."""
-        if self._writing(each.ino) or lease.is_quiet(each.fd) is False:
-            self.counters["not_quiet"] += 1
+        try:
+            if self._writing(each.ino) or lease.is_quiet(each.fd) is False:
+                self.counters["not_quiet"] += 1
+                return False
+            return sealing.stamp(os.fstat(each.fd)) == sealing.stamp(each.stat)
+        except OSError as error:
+            log.warning("inode %#x cannot be sealed, it will be tried again: %s", each.ino, error)
             return False
-        return sealing.stamp(os.fstat(each.fd)) == sealing.stamp(each.stat)
 
     def _reschedule(self, tried: list[int], sealed: set[int]) -> None:
         now = trio.current_time()

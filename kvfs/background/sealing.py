@@ -108,8 +108,9 @@ def settle_on_disk(read: list[Read], described: list[Description | None]) -> lis
             if description is not None:
                 data.describe(each.fd, description)
             os.fsync(each.fd)
+            blocks = os.fstat(each.fd).st_blocks
         except OSError as error:
             log.warning("inode %#x cannot be synced, it will be tried again: %s", each.ino, error)
             continue
-        settled.append(each._replace(blocks=os.fstat(each.fd).st_blocks))
+        settled.append(each._replace(blocks=blocks))
     return settled

@@ -1,14 +1,18 @@
 """What killed clients leave in a running node's store: dropped when nobody uses it."""
 
+import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from kvfs.background.leftovers import Leftovers
+from kvfs.errors import Unavailable
+from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode, namespace_root
 from kvfs.namespace import spaces, tree
 from kvfs.store import lease
@@ -22,6 +26,7 @@ class Dropped:
         self.node = node
         self.dropped: list[int] = []
         self._leftovers = Leftovers(node.engine, node.files, node.holders, self._drop)
+        self.run = self._leftovers.run
 
     def _drop(self, ino: int, version: int) -> None:
         assert version == 0
@@ -94,6 +99,34 @@ def test_what_has_a_name_stays(leftovers: Dropped) -> None:
     (number, _) = node.engine.read_now(lambda t: spaces.by_name(t, b"cache"))
     node.write(number, "a", b"1")
     assert leftovers.sweep() == []
+
+
+def test_an_engine_that_fails_for_a_while_ends_nothing(
+    leftovers: Dropped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = leftovers.node
+    ino = orphan(node)
+    failures = [OSError(errno.EIO, "Input/output error"), Unavailable("not now")]
+    read = node.engine.read
+    later_ns = time.time_ns() + 120_000_000_000
+
+    async def failing(fn: Callable[[Transaction], object]) -> object:
+        if failures:
+            raise failures.pop()
+        return await read(fn)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leftovers.run)
+            with trio.fail_after(1000):
+                while not leftovers.dropped:
+                    await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+
+    monkeypatch.setattr(node.engine, "read", failing)
+    monkeypatch.setattr(time, "time_ns", lambda: later_ns)
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert set(leftovers.dropped) == {ino}
 
 
 def test_all_of_many_are_found(leftovers: Dropped) -> None:

@@ -1,5 +1,6 @@
 """What a node answers to clients of other processes, on real files and without a mount."""
 
+import errno
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import trio
 
 from kvfs import requests
 from kvfs.changes import Change, to_wire
-from kvfs.errors import NoSpace
+from kvfs.errors import NoSpace, Unavailable
 from kvfs.meta.records import Flag, namespace_root
 from kvfs.namespace import notices
 from kvfs.requests import Requests
@@ -25,11 +26,14 @@ class Asked:
     def __init__(self, node: SmallNode) -> None:
         self.node = node
         self.told: list[Change] = []
+        self.failures: list[Exception] = []
         self.requests = Requests(
             node.engine, node.index, node.sealer, node.evictor, lambda: 1234, self._tell
         )
 
     async def _tell(self, changes: Sequence[Change]) -> None:
+        if self.failures:
+            raise self.failures.pop()
         self.told += changes
 
     def keeping(self, main: Callable[[], Awaitable[None]]) -> None:
@@ -167,3 +171,23 @@ def test_a_notice_left_by_a_killed_client_is_acted_on(
     assert asked.told == [old]
     left = node.engine.read_now(lambda t: notices.waiting(t, now + 1, 10))
     assert [change.name for each in left for change in each.changes] == [b"young"]
+
+
+def test_a_mount_that_cannot_be_told_is_told_again(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_PERIOD_S", 0.01)
+    old = Change(1, b"old", 5)
+    then = time.time_ns() - 60_000_000_000
+    asked.node.engine.transact_now(lambda t: notices.post(t, [old], then))
+    asked.failures = [OSError(errno.EIO, "Input/output error"), Unavailable("not now")]
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asked.requests.run)
+            while not asked.told:
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+    asked.keeping(main)
+    assert asked.told == [old]

@@ -1,5 +1,6 @@
 """Sealing on real files: what is quiet gets its checksums, what is not stays as it is."""
 
+import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from kvfs.background import sealer
 from kvfs.meta.records import Flag
 from kvfs.namespace import lifecycle
 from kvfs.store.checksum import checksum
@@ -173,3 +175,32 @@ def test_a_busy_file_is_tried_ever_more_rarely(node: SmallNode, space: int) -> N
     node.sealer._read_one = counted  # type: ignore[method-assign,assignment]
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.002))
     assert 4 <= len(attempts) <= 20
+
+
+@pytest.mark.parametrize("step", ["lease.is_quiet", "sealing.settle_on_disk", "sealing.stamp"])
+def test_an_error_of_the_disk_does_not_end_the_keeper(
+    node: SmallNode, space: int, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    module, name = step.split(".")
+    works = getattr(getattr(sealer, module), name)
+    failures = [OSError(errno.EIO, "Input/output error")] * 2
+
+    def failing(*arguments: object) -> object:
+        if failures:
+            raise failures.pop()
+        return works(*arguments)
+
+    async def main() -> None:
+        ino = node.write(space, "block", b"x")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.sealer.run)
+            node.sealer.published(ino, 0)
+            with trio.fail_after(600):
+                while listed(node):
+                    await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+        assert is_sealed(node, ino)
+
+    monkeypatch.setattr(f"kvfs.background.sealer.{step}", failing)
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    assert not failures
