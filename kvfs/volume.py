@@ -10,12 +10,15 @@ commit."""
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
 from typing import Final
 
 import trio
 
-from kvfs.errors import KvfsError
+from kvfs.background.persist import Persistence
+from kvfs.background.unlinking import Name, unlink_each
 from kvfs.holders import Holders
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import namespace_of
@@ -28,6 +31,7 @@ _RANGE: Final = 1024
 log = logging.getLogger(__name__)
 _BATCH: Final = 256
 _RETRY_S: Final = 1.0
+_LONGEST_RETRY_S: Final = 60.0
 _GATHER_S: Final = 0.02
 """What is dropped together costs one transaction and one hand-over to a thread."""
 _ATIME_PERIOD_S: Final = 1.0
@@ -46,8 +50,10 @@ class Volume:
         self.on_published: Callable[[int, int], None] = index.add
         """Called with inode number and data version after each publish."""
         self._ranges: dict[int, tuple[int, int]] = {}
-        self._doomed: list[tuple[int, int]] = []
-        """Never longer than the orphans that the engine remembers."""
+        self._doomed: dict[Name, None] = {}
+        self._unwilling: dict[Name, None] = {}
+        """What the disk would not unlink. With the doomed never more than the orphans that the
+        engine remembers."""
         self._wake = trio.Event()
 
     async def allocate(self, namespace_id: int) -> int:
@@ -64,32 +70,31 @@ class Volume:
     def drop_later(self, ino: int, version: int) -> None:
         """An orphan that nobody holds any more: its data file and record go soon, in the
         background."""
-        self._doomed.append((ino, version))
-        self._wake.set()
+        if (ino, version) not in self._unwilling:
+            self._doomed[ino, version] = None
+            self._wake.set()
 
-    async def drop(self, doomed: list[tuple[int, int]]) -> None:
-        """Unlink the data files of these orphans (inode, version), then drop their records.
+    async def drop(self, doomed: Sequence[Name]) -> dict[Name, OSError]:
+        """Unlink the data files of these orphans (inode, version), then drop their records; those
+        whose data file could not be unlinked, and why.
 
         In a durable namespace synced first: else a power cut could undo the rename that made an
         orphan, and find its data gone. Cancelled: what is left is found again at the next start.
         Raises NoSpace, ReadOnly, Unavailable.
         """
-        files = self.files
         if await self.engine.read(lambda t: _any_durable(t, doomed)):
             await self.engine.sync()
 
-        def unlink() -> None:
-            for ino, version in doomed:
-                files.unlink(ino, version)
-
-        await trio.to_thread.run_sync(unlink)
+        failed = await unlink_each(self.files, doomed)
+        gone = [name[0] for name in doomed if name not in failed]
 
         def forget(t: Transaction) -> None:
-            for ino, _ in doomed:
+            for ino in gone:
                 tree.reap(t, ino)
 
-        self.index.remove(ino for ino, _ in doomed)
+        self.index.remove(gone)
         await self.engine.transact(forget)
+        return failed
 
     async def discard_lost(self, ino: int) -> bool:
         """A file of a cache namespace whose data file has gone is a miss: forget its record. False:
@@ -112,30 +117,42 @@ class Volume:
         """Drop what is doomed and write access times, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._drop_doomed)
+            nursery.start_soon(self._retry_unwilling)
             nursery.start_soon(self._write_atimes)
 
     async def _drop_doomed(self) -> None:
+        dropping = Persistence(log.warning, "orphans wait for their end, it will be tried again")
         while True:
             await self._wake.wait()
             await trio.sleep(_GATHER_S)
             self._wake = trio.Event()
             while self._doomed:
-                batch = self._doomed[:_BATCH]
-                try:
-                    await self.drop(batch)
-                except (KvfsError, OSError) as error:  # a disk's error must not end the node
-                    log.warning("orphans wait for their end, it will be tried again: %s", error)
-                    await trio.sleep(_RETRY_S)
-                else:
-                    del self._doomed[: len(batch)]
+                await dropping.attempt(partial(self._drop_batch, dropping))
+
+    async def _drop_batch(self, dropping: Persistence) -> None:
+        batch = list(islice(self._doomed, _BATCH))
+        failed = await self.drop(batch)
+        for name in batch:
+            del self._doomed[name]
+        for name, error in failed.items():
+            self._unwilling[name] = None
+            dropping.complain(error)
+
+    async def _retry_unwilling(self) -> None:
+        """All together, ever more rarely while some stay."""
+        delay_s = _RETRY_S
+        while True:
+            await trio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_RETRY_S) if self._unwilling else _RETRY_S
+            again, self._unwilling = self._unwilling, {}
+            for name in again:
+                self.drop_later(*name)
 
     async def _write_atimes(self) -> None:
+        writing = Persistence(log.warning, "access times of the last second are lost")
         while True:
             await trio.sleep(_ATIME_PERIOD_S)
-            try:
-                await self.flush_atimes()
-            except KvfsError as error:
-                log.warning("access times of the last second are lost: %s", error)
+            await writing.attempt(self.flush_atimes, pause_s=0)
 
     async def flush_atimes(self) -> None:
         """Write the gathered access times to the engine."""
@@ -152,6 +169,6 @@ class Volume:
         await self.engine.transact(fn)
 
 
-def _any_durable(t: Transaction, doomed: list[tuple[int, int]]) -> bool:
+def _any_durable(t: Transaction, doomed: Sequence[Name]) -> bool:
     kinds = {each.id: each.namespace.kind for each in spaces.list_all(t)}
     return any(kinds.get(namespace_of(ino)) != "cache" for ino, _ in doomed)

@@ -22,13 +22,16 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import trio
 
 from kvfs.background.accounting import STORE, Accounting, Census
 from kvfs.background.admission import Admission
-from kvfs.errors import KvfsError, NoSpace
+from kvfs.background.persist import Persistence
+from kvfs.background.unlinking import unlink_each
+from kvfs.errors import NoSpace
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import lifecycle, tree
@@ -44,7 +47,6 @@ _BATCH: Final = 64
 _BATCH_BYTES: Final = 256 << 20
 """Little enough that freed space is seen soon: 0.1 s where unlinking is slow."""
 _PASSES: Final = 16
-_RETRY_S: Final = 1.0
 _ANNOUNCEMENTS: Final = 1024
 """Batches of names that mounts have not forgotten yet. A name beyond is found out by its use: its
 inode number is stale, and the kernel looks it up again."""
@@ -113,17 +115,15 @@ class Evictor:
             nursery.start_soon(self._keep_room)
 
     async def _keep_room(self) -> None:
+        evicting = Persistence(log.error, "eviction failed, it will be tried again")
         while True:
-            try:
-                census = await self._admission.sample()
-                freed = await self._relieve(census)
-            except (KvfsError, OSError) as error:
-                log.error("eviction failed, it will be tried again: %s", error)
-                await trio.sleep(_RETRY_S)
-                continue
-            self._admission.round_ended(self._stuck)
-            if not freed:
-                await self._admission.pause()
+            await evicting.attempt(self._round)
+
+    async def _round(self) -> None:
+        freed = await self._relieve(await self._admission.sample())
+        self._admission.round_ended(self._stuck)
+        if not freed:
+            await self._admission.pause()
 
     async def _relieve(self, census: Census) -> int:
         """One batch for each limit that is exceeded; the bytes freed."""
@@ -165,7 +165,7 @@ class Evictor:
         try:
             evicted = await self._engine.transact(remove_names)
         except NoSpace:
-            await self._unlink(chosen)
+            await unlink_each(self._files, chosen)
             evicted = await self._engine.transact(remove_names)
         self._tell(evicted)
         await self._drop(evicted)
@@ -226,9 +226,11 @@ class Evictor:
 
     async def _drop(self, evicted: Evicted) -> None:
         """Steps 2 to 4. A file opened since step 1 keeps its record until its release, as any
-        unlinked file."""
-        await self._unlink([(each.ino, each.inode.version) for each in evicted])
-        gone = [each.ino for each in evicted if not self._holders.busy(each.ino)]
+        unlinked file; one that cannot be unlinked keeps its own as what a kill leaves, and its
+        error is raised when the others have gone."""
+        names = [(each.ino, each.inode.version) for each in evicted]
+        failed = await unlink_each(self._files, names)
+        gone = [name[0] for name in names if name not in failed and not self._holders.busy(name[0])]
         self._index.remove(gone)
 
         def reap(t: Transaction) -> None:
@@ -236,15 +238,8 @@ class Evictor:
                 tree.reap(t, ino)
 
         await self._engine.transact(reap)
-
-    async def _unlink(self, chosen: list[tuple[int, int]]) -> None:
-        files = self._files
-
-        def unlink() -> None:
-            for ino, version in chosen:
-                files.unlink(ino, version)
-
-        await trio.to_thread.run_sync(unlink)
+        for error in failed.values():
+            raise error
 
     def _tell(self, evicted: Evicted) -> None:
         try:
@@ -255,8 +250,6 @@ class Evictor:
     async def _announce(self) -> None:
         """Mounts forget the names, in their own time: a create that waits for room holds the lock
         on its directory, which forgetting a name in there needs."""
+        announcing = Persistence(log.warning, "mounts may name evicted files still")
         async for evicted in self._announced:
-            try:
-                await self._on_removed(evicted)
-            except KvfsError as error:
-                log.warning("mounts may name %d evicted files still: %s", len(evicted), error)
+            await announcing.attempt(partial(self._on_removed, evicted), pause_s=0)

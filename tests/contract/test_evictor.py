@@ -1,5 +1,6 @@
 """Eviction on real files: limits hold, what is in use stays, durable namespaces lose nothing."""
 
+import errno
 import mmap
 import os
 import threading
@@ -87,6 +88,40 @@ def test_no_eviction_waits_for_a_mount(node: SmallNode) -> None:
     keeping(node, lambda: until(within(node, space)))
     fill(node, space, "ijklmnop")
     keeping(node, lambda: until(within(node, space)))
+
+
+def test_a_mount_that_cannot_be_told_ends_nothing(node: SmallNode) -> None:
+    space = node.namespace("cache", capacity=8 * MIB)
+    told = []
+
+    async def failing(evicted: object) -> None:
+        told.append(evicted)
+        raise OSError(errno.EIO, "Input/output error")
+
+    node.evictor._on_removed = failing
+    fill(node, space, "abcdefgh")
+    keeping(node, lambda: until(lambda: bool(told)))
+    fill(node, space, "ijklmnop")
+    keeping(node, lambda: until(within(node, space)))
+
+
+def test_a_file_that_the_disk_does_not_give_up_stops_no_other(
+    node: SmallNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = node.namespace("cache", capacity=8 * MIB)
+    stubborn, *_ = fill(node, space, "abcdefgh")
+    unlink = node.files.unlink
+
+    def failing(ino: int, version: int) -> bool:
+        if ino == stubborn:
+            raise OSError(errno.EIO, "Input/output error")
+        return unlink(ino, version)
+
+    monkeypatch.setattr(node.files, "unlink", failing)
+    keeping(node, lambda: until(within(node, space)))
+    assert node.names(space)
+    orphans = node.engine.read_now(lambda t: lifecycle.orphans(t, 0, 100))
+    assert orphans == [stubborn], "what a later sweep drops"
 
 
 def test_nothing_goes_while_there_is_room(node: SmallNode) -> None:

@@ -3,12 +3,16 @@
 import errno
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
-from kvfs.meta.records import Inode, namespace_of, namespace_root
+from kvfs.errors import NoSpace
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Inode, namespace_root
 from kvfs.namespace import lifecycle, tree
 from kvfs.volume import Volume
 from tests.contract.small_node import SmallNode, small_node
@@ -32,31 +36,92 @@ def orphan(node: SmallNode, namespace_id: int, ino: int) -> None:
     os.close(node.files.create(ino, 0))
 
 
-def test_an_error_of_the_disk_does_not_end_the_node(
+class Stubborn:
+    """A disk that does not unlink some of a node's data files."""
+
+    def __init__(self, node: SmallNode, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.inos: set[int] = set()
+        self.attempts = 0
+        self._unlink = node.files.unlink
+        monkeypatch.setattr(node.files, "unlink", self._failing)
+
+    def _failing(self, ino: int, version: int) -> bool:
+        if ino in self.inos:
+            self.attempts += 1
+            raise OSError(errno.EIO, "Input/output error")
+        return self._unlink(ino, version)
+
+
+def test_a_file_that_the_disk_does_not_give_up_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failures = iter([OSError(errno.EIO, "Input/output error")])
+    with small_node(tmp_path / "store") as node:
+        stubborn = Stubborn(node, monkeypatch)
+        volume = Volume(node.engine, node.files, node.index, node.holders)
+
+        async def left(inos: list[int]) -> None:
+            with trio.fail_after(600):
+                while node.engine.read_now(lambda t: lifecycle.orphans(t, 0, 1000)) != inos:
+                    await trio.sleep(0.1)
+
+        async def main() -> None:
+            namespace_id = node.namespace("cache")
+            inos = [await volume.allocate(namespace_id) for _ in range(300)]
+            stubborn.inos = set(inos[:260])
+            for ino in inos:
+                orphan(node, namespace_id, ino)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(volume.run)
+                for ino in inos:
+                    volume.drop_later(ino, 0)
+                await left(inos[:260])
+                before = stubborn.attempts
+                for _ in range(60):
+                    await trio.sleep(10)
+                    volume.drop_later(inos[0], 0)
+                assert 260 * 9 < stubborn.attempts - before < 260 * 20
+                stubborn.inos.clear()
+                await left([])
+                nursery.cancel_scope.cancel()
+
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.001))
+        assert not list(node.files.scan())
+    said = [line for line in caplog.messages if "it will be tried again" in line]
+    assert 0 < len(said) < 10
+
+
+def test_an_engine_that_fails_for_a_while_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with small_node(tmp_path / "store") as node:
         volume = Volume(node.engine, node.files, node.index, node.holders)
-        unlink = node.files.unlink
+        namespace_id = node.namespace("cache")
+        kept = node.write(namespace_id, "kept", b"x")
+        failures = [OSError(errno.EIO, "Input/output error"), NoSpace("full")] * 4
+        transact = node.engine.transact
 
-        def failing(ino: int, version: int) -> bool:
-            for failure in failures:
-                raise failure
-            return unlink(ino, version)
+        async def failing(fn: Callable[[Transaction], object]) -> object:
+            if failures:
+                raise failures.pop()
+            return await transact(fn)
 
-        async def dropped() -> None:
-            ino = await volume.allocate(node.namespace("cache"))
-            orphan(node, namespace_of(ino), ino)
+        def done() -> bool:
+            inode = node.record(kept)
+            orphans = node.engine.read_now(lambda t: lifecycle.orphans(t, 0, 1))
+            return inode is not None and inode.atime_ns == 17 and not orphans
+
+        async def main() -> None:
+            ino = await volume.allocate(namespace_id)
+            orphan(node, namespace_id, ino)
+            monkeypatch.setattr(node.engine, "transact", failing)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(volume.run)
                 volume.drop_later(ino, 0)
-                with trio.fail_after(10):
-                    while node.engine.read_now(lambda t: lifecycle.orphans(t, 0, 1)):
-                        await trio.sleep(0.01)
+                with trio.fail_after(600):
+                    while not done():
+                        volume.atimes[kept] = 17
+                        await trio.sleep(0.1)
                 nursery.cancel_scope.cancel()
 
-        monkeypatch.setattr(node.files, "unlink", failing)
-        trio.run(dropped)
-        assert not list(node.files.scan())
-    assert "it will be tried again" in caplog.text
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.001))
+        assert not failures
