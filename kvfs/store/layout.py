@@ -242,6 +242,8 @@ def translate(error: OSError, root: Path) -> KvfsError:
         return NoSpace(f"the filesystem of the store {root} is full: free some space on it")
     if error.errno in (errno.EACCES, errno.EPERM):
         return ReadOnly(f"no permission to write in the store {root}: run as its owner")
+    if error.errno == errno.EIO:
+        return Corrupt(f"the disk of the store {root} reports an error: see the kernel's log")
     return Invalid(f"the store {root} cannot be used: {error.strerror or error}")
 
 
