@@ -12,7 +12,6 @@ from kvfs.meta.records import ROOT_INODE
 
 if TYPE_CHECKING:
     from kvfs.client import Client
-
     from kvfs.meta.embedded import EmbeddedEngine
 
 _SEPARATOR: Final = b"/"
