@@ -129,6 +129,7 @@ def _store(directory: Path) -> Iterator[Line]:
         ("copy_file_range", facts.copy_file_range, "Linux 5.3 or newer"),
         ("xattrs", facts.xattrs, "a store on ext4, xfs or btrfs"),
         ("O_DIRECT", facts.direct_io, "a store on ext4, xfs or btrfs"),
+        ("spare data files", facts.tmpfile, "root, and a store on ext4, xfs or btrfs"),
     ):
         yield Line(
             name=name,

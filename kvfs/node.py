@@ -197,6 +197,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         engine.transact_now(_first_start)
         node = Node(config, store, engine)
         closing.callback(node.files.close)
+        node.files.keep_spares()
         node.recovery = await recover(
             store,
             engine,

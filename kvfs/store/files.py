@@ -20,6 +20,8 @@ from typing import Final
 
 import msgspec
 
+from kvfs.store.spares import Spares, name_spare
+
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _ATTRIBUTE: Final = "user.kvfs"
 _HINT_LIMIT_BYTES: Final = 1024
@@ -62,9 +64,13 @@ class DataFiles:
     def __init__(self, root: Path) -> None:
         self.root = os.fspath(root)
         self._directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._spares: Spares | None = None
 
     def close(self) -> None:
         """Release the directory; idempotent."""
+        if self._spares is not None:
+            self._spares.close()
+            self._spares = None
         if self._directory >= 0:
             os.close(self._directory)
             self._directory = -1
@@ -73,15 +79,41 @@ class DataFiles:
         """The absolute path of a data file, there or not."""
         return f"{self.root}/{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
 
+    def keep_spares(self) -> None:
+        """From here on data files are made ahead of their use; for the process that makes many."""
+        if self._spares is None:
+            self._spares = Spares(self.root)
+
     def create(self, ino: int, version: int) -> int:
         """Make a data file; a new descriptor, readable and writable. FileExistsError when it is
         there."""
-        name = f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
+        near = f"{ino >> 10 & 0xFFF:03x}"
+        name = f"{near}/{ino:016x}.{version:x}"
+        if self._spares is not None:
+            spare = self._spares.take(near)
+            if spare is not None and self._name(spare, ino, name):
+                return spare
         try:
             return os.open(name, _CREATE, 0o600, dir_fd=self._directory)
         except FileNotFoundError:
             self._make_directory(ino)
             return os.open(name, _CREATE, 0o600, dir_fd=self._directory)
+
+    def _name(self, spare: int, ino: int, name: str) -> bool:
+        """Whether the spare has its name now; where the system refuses there are no more spares."""
+        try:
+            try:
+                name_spare(spare, self._directory, name)
+            except FileNotFoundError:
+                self._make_directory(ino)
+                name_spare(spare, self._directory, name)
+        except OSError:
+            os.close(spare)
+            if self._spares is not None:
+                self._spares.close()
+                self._spares = None
+            return False
+        return True
 
     def open(self, ino: int, version: int, flags: int) -> int:
         """A new descriptor of an existing data file. FileNotFoundError when there is none."""

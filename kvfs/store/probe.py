@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from kvfs.store.layout import translate
+from kvfs.store.spares import name_spare
 
 _FICLONE: Final = 0x40049409
 _SIZE: Final = 1 << 16
@@ -70,13 +71,28 @@ def probe(directory: Path) -> StoreFacts:
                     "O_DIRECT is refused on the mount too",
                 ),
                 tmpfile=_attempt(
-                    lambda: os.close(os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)),
-                    "files without names",
-                    "a name is used until the file is published",
+                    lambda: _name_spare(directory),
+                    "data files are made ahead of their use",
+                    "each create waits for the filesystem's own",
                 ),
             )
     except OSError as error:
         raise translate(error, directory) from error
+
+
+def _name_spare(directory: Path) -> None:
+    """As data files are made: without a name first, then named."""
+    name = f".probe.{os.getpid()}.{os.urandom(4).hex()}"
+    at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        spare = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            name_spare(spare, at, name)
+        finally:
+            os.close(spare)
+        os.unlink(name, dir_fd=at)
+    finally:
+        os.close(at)
 
 
 def filesystem_type(path: Path) -> str:

@@ -1,7 +1,11 @@
 """Data files on a real directory."""
 
+import contextlib
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +33,68 @@ def test_create_open_unlink(files: DataFiles) -> None:
     assert files.stat(INO, 0).st_mode & 0o777 == 0o600
     assert files.unlink(INO, 0)
     assert not files.unlink(INO, 0)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until it holds; the thread that makes it so is another."""
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "never happened"
+        time.sleep(0.001)
+
+
+def nameless(directory: Path) -> int:
+    """Open files of this process that lie there without a name."""
+    found = 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{number}")
+            found += target.startswith(f"{directory}/") and target.endswith(" (deleted)")
+    return found
+
+
+def test_data_files_are_made_ahead_and_named_when_they_are_wanted(
+    files: DataFiles, tmp_path: Path
+) -> None:
+    files.keep_spares()
+    made = [files.create(INO, 0)]
+    made.append(files.create(INO + 1, 0))
+    wait_for(lambda: nameless(tmp_path) > 0)
+    made += [files.create(INO + n, 0) for n in range(2, 300)]
+    made.append(files.create(INO + 4096, 0))  # in a directory that is not there yet
+    for at, fd in enumerate(made[:-1]):
+        os.write(fd, b"%d" % at)
+        assert files.stat(INO + at, 0).st_ino == os.fstat(fd).st_ino
+        assert files.stat(INO + at, 0).st_mode & 0o777 == 0o600
+    assert files.stat(INO + 4096, 0).st_nlink == 1
+    with pytest.raises(FileExistsError):
+        files.create(INO, 0)
+    assert sorted(files.scan())[:2] == [(INO, 0), (INO + 1, 0)]
+    assert not list(files.strangers())
+    for fd in made:
+        os.close(fd)
+    files.close()
+    assert nameless(tmp_path) == 0
+
+
+def test_without_the_right_to_name_them_data_files_are_made_as_ever(tmp_path: Path) -> None:
+    """Drops CAP_DAC_READ_SEARCH in a process of its own, where it may."""
+    code = (
+        "import os, sys; from pathlib import Path; from kvfs.store.files import DataFiles\n"
+        "os.setegid(65534); os.seteuid(65534)\n"
+        "files = DataFiles(Path(sys.argv[1])); files.keep_spares()\n"
+        "made = [files.create(n, 0) for n in range(200)]\n"
+        "assert all(files.stat(n, 0).st_ino == os.fstat(fd).st_ino for n, fd in enumerate(made))\n"
+        "files.close()"
+    )
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 65534, 65534)
+        for above in tmp_path.parents[:2]:
+            os.chmod(above, 0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_versions_are_different_files(files: DataFiles) -> None:
