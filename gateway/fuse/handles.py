@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from kvfs.errors import Corrupt, IsADirectory, KvfsError, NotFound, Stale
+from kvfs.errors import Corrupt, IsADirectory, KvfsError, Stale
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import inodes, lifecycle, tree
@@ -110,8 +110,9 @@ class OpenFiles:
     async def open(self, ino: int, flags: int) -> Handle:
         """Open a regular file. O_TRUNC cuts it to nothing.
 
-        Raises Stale, NotFound (a cache file whose data have gone: a miss), Corrupt (a durable one),
-        OSError."""
+        Raises Stale (removed, or a cache file whose data have gone: a miss), Corrupt (a durable one
+        whose data have gone), OSError.
+        """
         writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
         file = self._files.get(ino) or self._revive(ino)
         if file is None:
@@ -184,11 +185,14 @@ class OpenFiles:
         return file
 
     async def _lost(self, ino: int, inode: Inode) -> None:
-        """A record without its data file: a miss in a cache namespace, an error in a durable
-        one."""
-        if inode.nlink and await self._volume.discard_lost(ino):
-            raise NotFound(f"{os.fsdecode(inode.name)}: its data have gone; it is forgotten")
-        raise Corrupt(f"{os.fsdecode(inode.name)}: its data file is missing; run 'kvfs fsck'")
+        """A record without its data file: evicted a moment ago, or lost; a miss in a cache
+        namespace, an error in a durable one."""
+        name = os.fsdecode(inode.name)
+        if not inode.nlink:
+            raise Stale(f"{name}: evicted or removed")  # the kernel looks the name up again
+        if await self._volume.discard_lost(ino):
+            raise Stale(f"{name}: its data have gone; it is forgotten")
+        raise Corrupt(f"{name}: its data file is missing; run 'kvfs fsck'")
 
     async def begin_writing(self, file: OpenFile) -> None:
         """From here on the data file may change: the record says so before the first byte does."""

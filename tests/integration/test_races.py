@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.integration.harness import Node
 from tests.integration.posix import descriptor, folder, touch
 
 
@@ -214,3 +215,35 @@ def test_threads_of_one_process(here: Path) -> None:
         thread.join()
     assert not failures
     assert len(os.listdir(here)) == 16
+
+
+def test_readers_of_a_full_cache_meet_whole_blocks_or_none(
+    new_node: Callable[..., Node],
+) -> None:
+    """Eviction between a reader's lookup and its open, or its open and its read, is a miss or a
+    whole block; never an error, never other bytes."""
+    size = 256 << 10
+    cache = new_node("--capacity", str(32 << 20)).mount / "cache"
+    stop = cache.parent / "models" / "stop"
+
+    def write() -> None:
+        try:
+            for n in range(1_500):
+                (cache / "draft").write_bytes(bytes([n % 251]) * size)
+                (cache / "draft").replace(cache / f"b{n % 300}")
+        finally:
+            touch(stop)
+
+    def read() -> None:
+        hits = 0
+        while not stop.exists():
+            for n in range(300):
+                try:
+                    data = (cache / f"b{n}").read_bytes()
+                except FileNotFoundError:
+                    continue
+                assert data == data[:1] * size
+                hits += 1
+        assert hits
+
+    together(write, read, read)
