@@ -22,6 +22,23 @@ from kvfs.units import Capacity, parse_capacity
 BOOT = 12345
 
 
+def new_inode(*, boot: int = 0) -> Inode:
+    """The record of a file that was made just now and has no name yet."""
+    now = time.time_ns()
+    return Inode(
+        mode=0o100644,
+        uid=0,
+        gid=0,
+        nlink=0,
+        atime_ns=now,
+        mtime_ns=now,
+        ctime_ns=now,
+        parent=0,
+        name=b"",
+        boot=boot,
+    )
+
+
 class SmallNode:
     """The parts that keep files, and the few steps by which a mount would use them."""
 
@@ -63,19 +80,7 @@ class SmallNode:
     def make(self, namespace_id: int, name: str) -> tuple[int, int]:
         """An open new file: (inode, descriptor)."""
         ino = self.engine.transact_now(lambda t: spaces.allocate_inodes(t, namespace_id, 1))
-        now = time.time_ns()
-        inode = Inode(
-            mode=0o100644,
-            uid=0,
-            gid=0,
-            nlink=1,
-            atime_ns=now,
-            mtime_ns=now,
-            ctime_ns=now,
-            parent=0,
-            name=b"",
-            boot=BOOT,
-        )
+        inode = new_inode(boot=BOOT)
         parent = namespace_root(namespace_id)
         self.engine.transact_now(lambda t: tree.add(t, parent, name.encode(), ino, inode))
         fd = self.files.create(ino, 0)

@@ -13,10 +13,10 @@ import trio.testing
 from kvfs.background.leftovers import Leftovers
 from kvfs.errors import Unavailable
 from kvfs.meta.interface import Transaction
-from kvfs.meta.records import Inode, namespace_root
+from kvfs.meta.records import namespace_root
 from kvfs.namespace import spaces, tree
 from kvfs.store import lease
-from tests.contract.small_node import SmallNode, small_node
+from tests.contract.small_node import SmallNode, new_inode, small_node
 
 
 class Dropped:
@@ -52,18 +52,7 @@ def orphan(node: SmallNode) -> int:
     """A record without a name, as a client makes it first."""
     (number, _) = node.engine.read_now(lambda t: spaces.by_name(t, b"cache"))
     ino = node.engine.transact_now(lambda t: spaces.allocate_inodes(t, number, 1))
-    now = time.time_ns()
-    inode = Inode(
-        mode=0o100644,
-        uid=0,
-        gid=0,
-        nlink=0,
-        atime_ns=now,
-        mtime_ns=now,
-        ctime_ns=now,
-        parent=0,
-        name=b"",
-    )
+    inode = new_inode()
     node.engine.transact_now(lambda t: tree.add_unlinked(t, namespace_root(number), ino, inode))
     return ino
 

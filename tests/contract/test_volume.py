@@ -2,7 +2,6 @@
 
 import errno
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,25 +11,14 @@ import trio.testing
 
 from kvfs.errors import NoSpace
 from kvfs.meta.interface import Transaction
-from kvfs.meta.records import Inode, namespace_root
+from kvfs.meta.records import namespace_root
 from kvfs.namespace import lifecycle, tree
 from kvfs.volume import Volume
-from tests.contract.small_node import SmallNode, small_node
+from tests.contract.small_node import SmallNode, new_inode, small_node
 
 
 def orphan(node: SmallNode, namespace_id: int, ino: int) -> None:
-    now = time.time_ns()
-    inode = Inode(
-        mode=0o100644,
-        uid=0,
-        gid=0,
-        nlink=0,
-        atime_ns=now,
-        mtime_ns=now,
-        ctime_ns=now,
-        parent=0,
-        name=b"",
-    )
+    inode = new_inode()
     parent = namespace_root(namespace_id)
     node.engine.transact_now(lambda t: tree.add_unlinked(t, parent, ino, inode))
     os.close(node.files.create(ino, 0))

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,10 @@ from kvfs.background import leftovers
 from kvfs.changes import Change
 from kvfs.config import Config
 from kvfs.errors import KvfsError
-from kvfs.meta.records import ROOT_INODE, Inode, namespace_root
+from kvfs.meta.records import ROOT_INODE, namespace_root
 from kvfs.namespace import notices, spaces, tree
 from kvfs.node import Node, open_node
+from tests.contract.small_node import new_inode
 from tests.fault.disks import cut, disk
 
 
@@ -23,18 +23,7 @@ async def unlinked(node: Node) -> int:
     """A file without a name."""
     (number, _) = node.engine.read_now(lambda t: spaces.by_name(t, b"cache"))
     ino = await node.volume.allocate(number)
-    now = time.time_ns()
-    inode = Inode(
-        mode=0o100644,
-        uid=0,
-        gid=0,
-        nlink=0,
-        atime_ns=now,
-        mtime_ns=now,
-        ctime_ns=now,
-        parent=0,
-        name=b"",
-    )
+    inode = new_inode()
     node.engine.transact_now(lambda t: tree.add_unlinked(t, namespace_root(number), ino, inode))
     os.close(node.files.create(ino, 0))
     return ino
