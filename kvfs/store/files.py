@@ -107,6 +107,7 @@ class DataFiles:
             except FileNotFoundError:
                 self._make_directory(ino)
                 name_spare(spare, self._directory, name)
+            os.utime(spare)  # it is older than its file
         except OSError:
             os.close(spare)
             if self._spares is not None:

@@ -60,7 +60,10 @@ def test_data_files_are_made_ahead_and_named_when_they_are_wanted(
     made = [files.create(INO, 0)]
     made.append(files.create(INO + 1, 0))
     wait_for(lambda: nameless(tmp_path) > 0)
+    before = time.clock_gettime_ns(time.CLOCK_REALTIME)
     made += [files.create(INO + n, 0) for n in range(2, 300)]
+    tick = 20_000_000  # the kernel stamps files by a coarser clock
+    assert all(os.fstat(fd).st_mtime_ns >= before - tick for fd in made[2:])
     made.append(files.create(INO + 4096, 0))  # in a directory that is not there yet
     for at, fd in enumerate(made[:-1]):
         os.write(fd, b"%d" % at)

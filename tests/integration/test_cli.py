@@ -393,6 +393,7 @@ EXAMINED = {
     "libfuse",
     "readahead",
     "reflink",
+    "spare data files",
     "copy_file_range",
     "xattrs",
     "O_DIRECT",
