@@ -88,9 +88,6 @@ class Backing:
                 file.backing_id = 0  # this file is relayed until its last handle closes
         if file.backing_id:
             return flags | Fopen.PASSTHROUGH, file.backing_id
-        if handle.writable and file.handles == 1 and handle.flags & os.O_ACCMODE == os.O_WRONLY:
-            # Nobody reads: no second copy in the page cache of the mount, half the time.
-            return flags | Fopen.DIRECT_IO | Fopen.PARALLEL_DIRECT_WRITES, 0
         return flags | Fopen.KEEP_CACHE, 0
 
     def closed(self, file: OpenFile) -> None:
