@@ -61,6 +61,7 @@ class OpenFile:
         self.backing_id = 0
         """Of the kernel's registration; 0: none."""
         self.atime_ns = 0
+        """As the record has it, or will soon."""
         self.set_ids = inodes.without_set_ids(mode) != mode
         """A write takes mode bits away, so the daemon must see each write: no passthrough."""
         self.armed: tuple[int, int, int] | None = None
@@ -178,6 +179,7 @@ class OpenFiles:
             await self._lost(ino, inode)
             raise
         file = OpenFile(ino, inode.version, fd, writable, inode.mode)
+        file.atime_ns = inode.atime_ns
         if inode.flags & Flag.PUBLISHED:
             file.published = _signature(os.fstat(fd))
         self._files[ino] = file
@@ -292,7 +294,7 @@ class OpenFiles:
         """Reads by passthrough are not seen here, but they set the data file's access time."""
         atime_ns = os.fstat(file.fd).st_atime_ns
         if atime_ns != file.atime_ns:
-            self._volume.atimes[file.ino] = atime_ns
+            self._volume.atimes[file.ino] = file.atime_ns = atime_ns
 
     def _close_unused(self, file: OpenFile) -> None:
         """Without a handle, a file that was only read stays open for a while: what is read once is

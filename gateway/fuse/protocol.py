@@ -64,9 +64,7 @@ class Op(enum.IntEnum):
 class Notify(enum.IntEnum):
     """Codes of messages that the server sends on its own (unique 0)."""
 
-    INVAL_INODE = 2
     INVAL_ENTRY = 3
-    DELETE = 6
 
 
 class Init:
@@ -76,9 +74,6 @@ class Init:
     ATOMIC_O_TRUNC: Final = 1 << 3
     EXPORT_SUPPORT: Final = 1 << 4
     BIG_WRITES: Final = 1 << 5
-    SPLICE_WRITE: Final = 1 << 7
-    SPLICE_MOVE: Final = 1 << 8
-    SPLICE_READ: Final = 1 << 9
     DO_READDIRPLUS: Final = 1 << 13
     READDIRPLUS_AUTO: Final = 1 << 14
     ASYNC_DIO: Final = 1 << 15
@@ -94,11 +89,9 @@ class Init:
 class Fopen:
     """Flags of an OPEN, CREATE or OPENDIR reply."""
 
-    DIRECT_IO: Final = 1 << 0
     KEEP_CACHE: Final = 1 << 1
     CACHE_DIR: Final = 1 << 3
     NOFLUSH: Final = 1 << 5
-    PARALLEL_DIRECT_WRITES: Final = 1 << 6
     PASSTHROUGH: Final = 1 << 7
 
 
@@ -118,7 +111,6 @@ class Fattr:
     KILL_SUIDGID: Final = 1 << 11
 
 
-GETATTR_FH: Final = 1
 OPEN_KILL_SUIDGID: Final = 1
 WRITE_KILL_SUIDGID: Final = 1 << 2
 FSYNC_FDATASYNC: Final = 1
@@ -133,12 +125,10 @@ INIT_OUT: Final = struct.Struct("<IIIIHHIIHHIIH22x")
 FORGET_IN: Final = struct.Struct("<Q")
 BATCH_FORGET_IN: Final = struct.Struct("<II")
 FORGET_ONE: Final = struct.Struct("<QQ")
-GETATTR_IN: Final = struct.Struct("<IIQ")
 SETATTR_IN: Final = struct.Struct("<IIQQQqqqIIIIIIII")
 OPEN_IN: Final = struct.Struct("<II")
 CREATE_IN: Final = struct.Struct("<IIII")
 MKDIR_IN: Final = struct.Struct("<II")
-MKNOD_IN: Final = struct.Struct("<IIII")
 RENAME_IN: Final = struct.Struct("<Q")
 RENAME2_IN: Final = struct.Struct("<QII")
 LINK_IN: Final = struct.Struct("<Q")
@@ -166,9 +156,7 @@ LSEEK_OUT: Final = struct.Struct("<Q")
 STATFS_OUT: Final = struct.Struct("<QQQQQIIII24x")
 DIRENT: Final = struct.Struct("<QQII")
 """ino, offset of the next entry, length of the name, type; the name follows, padded to 8 bytes."""
-INVAL_INODE_OUT: Final = struct.Struct("<Qqq")
 INVAL_ENTRY_OUT: Final = struct.Struct("<QII")
-DELETE_OUT: Final = struct.Struct("<QQII")
 
 PAGE: Final = 4096
 MAX_PAGES: Final = 256
