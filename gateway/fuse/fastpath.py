@@ -39,7 +39,6 @@ _SOCKET_BYTES: Final = 4 * protocol.BUFFER_BYTES
 _SO_SNDBUFFORCE: Final = 32
 _WANTED: Final = (
     Init.ASYNC_READ
-    | Init.ATOMIC_O_TRUNC
     | Init.EXPORT_SUPPORT
     | Init.BIG_WRITES
     | Init.DO_READDIRPLUS
@@ -332,7 +331,9 @@ class FastPath:
     def _init_reply(self) -> bytes:
         wanted = int(_WANTED)
         if self._backing.passthrough:
-            wanted |= Init.PASSTHROUGH
+            # In relay mode a write is several requests: the kernel must truncate under the lock
+            # that it holds for all of them, or another's O_TRUNC falls between two of them.
+            wanted |= Init.PASSTHROUGH | Init.ATOMIC_O_TRUNC
         return protocol.INIT_OUT.pack(
             7,
             min(self.kernel_minor, protocol.MINOR),

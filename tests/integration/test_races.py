@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from tests.integration.conftest import Place
 from tests.integration.harness import Node
 from tests.integration.posix import descriptor, folder, touch
 
@@ -193,6 +196,35 @@ def test_two_writers_of_one_temporary_name(here: Path) -> None:
     together(write(1), write(2))
     for path in here.glob("*.data"):
         assert path.stat().st_size == size
+
+
+def test_a_truncation_does_not_fall_into_a_write(place: Place, here: Path) -> None:
+    """One write() of a whole block, another's O_TRUNC: the block or nothing, no hole before its
+    end."""
+    if place.is_bare:
+        pytest.skip("libfuse: O_TRUNC and the parts of a write are requests without a common lock")
+    block = here / "block"
+    stop = here / "stop"
+    size = 4 << 20
+
+    def write() -> None:
+        try:
+            for _ in range(150):
+                with descriptor(block, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) as fd:
+                    assert os.write(fd, b"w" * size) == size
+                data = block.read_bytes()
+                assert data == b"w" * len(data)
+        finally:
+            stop.touch()
+
+    def truncate() -> None:
+        for _ in range(10_000_000):
+            with descriptor(block, os.O_CREAT | os.O_WRONLY | os.O_TRUNC):
+                pass
+            if stop.exists():
+                return
+
+    together(write, truncate)
 
 
 def test_threads_of_one_process(here: Path) -> None:
