@@ -15,6 +15,7 @@ class Change(NamedTuple):
 
     parent: int
     name: bytes
+    """As a mount shows it; empty: no mount does, it is about the inode alone."""
     ino: int
     """The inode that lost its last link by it; 0: none did."""
 

@@ -98,7 +98,8 @@ class Invalidator:
         """The kernel has forgotten every named entry when this returns; inodes that lost their last
         link are dropped once nobody holds them. Raises Unavailable."""
         for change in changes:
-            self._notifier.entry(change.parent, change.name)
+            if change.name:
+                self._notifier.entry(change.parent, change.name)
             if change.ino:
                 await self._operations.orphaned(change.ino)
         await self._notifier.settled()

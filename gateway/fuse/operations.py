@@ -173,6 +173,7 @@ class Operations:
         now = now_ns()
         removed = await self.engine.transact(lambda t: tree.rmdir(t, parent, name, now, _keep))
         self.removed(removed)
+        self.removed(removed.marker)
 
     async def rename(
         self, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes, flags: int

@@ -89,7 +89,10 @@ class Names:
 
         def fn(t: Transaction, changed: Changed) -> None:
             parent = self._find(t, path).ino
-            changed.name(parent, name, tree.rmdir(t, parent, name, now, _keep))
+            removed = tree.rmdir(t, parent, name, now, _keep)
+            changed.name(parent, name, removed)
+            if removed.marker is not None:
+                changed.name(removed.ino, b"", removed.marker)
 
         self._change((*path, name), fn)
 
@@ -161,7 +164,7 @@ def _exist(t: Transaction, wanted: list[bytes], boot: int) -> list[bool]:
         prefix = prefixes[directory]
         if prefix is None or len(name) > MAX_NAME:
             continue
-        if name in _ODD:
+        if name in _ODD or b"%" in name:
             answers[at] = _leads_somewhere(t, path, boot)
             continue
         entries.append(prefix + name)

@@ -20,7 +20,7 @@ from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE, Inode, namespace_of
 from kvfs.namespace import lifecycle, spaces, tree
-from kvfs.namespace.entries import find_entry
+from kvfs.namespace.entries import find_shown
 from kvfs.namespace.inodes import BLOCK, read_inode, set_blocks, write_inode
 
 _PAGE_BYTES: Final = 4096
@@ -155,7 +155,7 @@ def make_directory(
 ) -> None:
     """mkdir; at the top level it makes a durable namespace. Raises Exists, and as `reserve`."""
     parent = _make_directories(t, target, options, author, changed)
-    if find_entry(t, parent, target.name) is not None:
+    if find_shown(t, parent, target.name) is not None:
         raise Exists(f"{target} exists already")
     _add_directory(t, parent, target.name, options.mode, author, changed)
 
@@ -177,7 +177,7 @@ def _check(t: Transaction, target: Target, options: Options) -> int:
 
 
 def _is_taken(t: Transaction, parent: int, target: Target, options: Options) -> bool:
-    entry = find_entry(t, parent, target.name)
+    entry = find_shown(t, parent, target.name)
     if entry is None:
         return False
     if options.exclusive:

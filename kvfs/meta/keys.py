@@ -16,6 +16,7 @@ is S3's byte order, and a file `a` and a directory `a` can stand in one parent.
 | `u` inode (8) | empty: the file is not sealed (just made, or opened for writing since) |
 | `w` inode (8) | empty: the file is not published yet |
 | `o` inode (8) | empty: no link is left, but somebody may still hold it |
+| `g` namespace id (2) name | a setting of the namespace as a bucket: what it is, its reader knows |
 | `t` time (8) any (8) | names that another process changed, until the mount has forgotten them |
 """
 
@@ -36,6 +37,10 @@ def unpack_u64(value: bytes, offset: int = 0) -> int:
 
 def namespace(namespace_id: int) -> bytes:
     return b"n" + _u16.pack(namespace_id)
+
+
+def setting(namespace_id: int, name: bytes) -> bytes:
+    return b"g" + _u16.pack(namespace_id) + name
 
 
 def usage(namespace_id: int) -> bytes:

@@ -31,6 +31,8 @@ class Flag:
     SEALED: Final = 2
     """Unchanged since its checksums and size were recorded; size, blocks and times in the record
     are the truth. Without it the data file's own stat is the truth."""
+    IMPLIED: Final = 4
+    """A directory made because an object's key needs it: it goes with the last object below it."""
 
 
 class Inode(msgspec.Struct, array_like=True, kw_only=True):
@@ -71,6 +73,8 @@ class Namespace(msgspec.Struct, array_like=True, kw_only=True):
     capacity: int = 0
     """Bytes; 0: the store's own limit."""
     eviction: str = "lru"
+    created_ns: int = 0
+    """Since the epoch; 0: not known, it was made by an earlier version."""
 
 
 class Usage(msgspec.Struct, array_like=True, kw_only=True):

@@ -1,7 +1,7 @@
 """The steps that every change of a name is made of: find, touch the parent, move, lose a link.
 
-A directory's entry is `name/`, any other's `name`. Where both stand in one parent (object stores
-allow it), the mount sees the bare one alone.
+A directory's entry is `name/`, any other's `name`. Both may stand in one parent, and names may be
+of bytes that no mount can show, since object stores allow it: see `odd`.
 
 Invariants
 - A file with one link has no backlink keys; with more, one for each link, and (parent, name) of its
@@ -16,6 +16,7 @@ from kvfs.errors import Corrupt, NotADirectory, NotFound
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode, unpack_inode
+from kvfs.namespace import odd
 from kvfs.namespace.inodes import drop_inode, is_directory, write_inode
 
 Keep = Callable[[int], bool]
@@ -34,6 +35,11 @@ class Entry(NamedTuple):
     ino: int
     directory: bool
 
+    @property
+    def name(self) -> bytes:
+        """As the engine has it."""
+        return self.key[9:-1] if self.directory else self.key[9:]
+
 
 class Removed(NamedTuple):
     """What a name led to before it went."""
@@ -44,10 +50,24 @@ class Removed(NamedTuple):
     dropped: bool
     """The record is gone, so the data file may go. False: a link is left, or somebody may hold
     it."""
+    marker: "Removed | None" = None
+    """What went with a directory: an object's empty marker in it."""
+
+
+def find_shown(t: Transaction, parent: int, name: bytes) -> Entry | None:
+    """What the mount sees under this name, which may be an odd form."""
+    entry = find_entry(t, parent, name)
+    if entry is not None or b"%" not in name:
+        return entry
+    suffix = odd.find(t, parent, name)
+    if suffix is None:
+        return None
+    key = keys.entries(parent) + suffix
+    return Entry(key, keys.unpack_u64(t.get(key) or b""), suffix.endswith(b"/"))
 
 
 def find_entry(t: Transaction, parent: int, name: bytes) -> Entry | None:
-    """What the mount sees under this name."""
+    """The entry of this very name, a file's first."""
     key = keys.file_entry(parent, name)
     value = t.get(key)
     if value is not None:

@@ -17,6 +17,7 @@ from kvfs.errors import Stale
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
+from kvfs.namespace import odd
 from kvfs.namespace.entries import find_entry, links, touch
 from kvfs.namespace.inodes import read_inode, set_blocks, write_inode
 from kvfs.namespace.tree import replace
@@ -40,7 +41,7 @@ class Evicted(NamedTuple):
     ino: int
     inode: Inode
     names: list[tuple[int, bytes]]
-    """(parent, name) of each: what mounts must forget."""
+    """(parent, name as mounts show it, empty for a hidden one) of each: what they must forget."""
 
 
 def publish(
@@ -133,7 +134,9 @@ def evict(t: Transaction, ino: int, now: int) -> Evicted | None:
     names = links(t, ino, inode)
     if not names:
         return None
+    shown: list[tuple[int, bytes]] = []
     for parent, name in names:
+        shown += [(parent, each) for each in odd.all_shown(t, parent, name) or [b""]]
         entry = find_entry(t, parent, name)
         if entry is not None and entry.ino == ino:
             t.delete(entry.key)
@@ -142,7 +145,7 @@ def evict(t: Transaction, ino: int, now: int) -> Evicted | None:
     inode.nlink, inode.parent, inode.ctime_ns = 0, 0, now
     t.put(keys.orphan(ino), b"")
     write_inode(t, ino, inode)
-    return Evicted(ino, inode, names)
+    return Evicted(ino, inode, shown)
 
 
 def unsealed(t: Transaction, after_ino: int, limit: int) -> list[int]:

@@ -21,7 +21,7 @@ from kvfs.namespace.entries import (
     Keep,
     Removed,
     entry_key,
-    find_entry,
+    find_shown,
     is_empty,
     live_directory,
     lose_link,
@@ -56,12 +56,13 @@ def rename(
         raise Invalid(f"rename does not know the flags {flags:#x}")
     spaces.check_name(old_name)
     spaces.check_name(new_name)
-    source = find_entry(t, old_parent, old_name)
+    source = find_shown(t, old_parent, old_name)
     if source is None:
         raise NotFound("no such name")
     _check_namespaces(source, old_parent, new_parent)
-    target = find_entry(t, new_parent, new_name)
-    old, new = (old_parent, old_name), (new_parent, new_name)
+    target = find_shown(t, new_parent, new_name)
+    old = old_parent, source.name
+    new = new_parent, new_name if target is None else target.name
     if flags & RENAME_EXCHANGE:
         _exchange(t, source, old, target, new, now)
         return None

@@ -51,6 +51,7 @@ __all__ = [
     "get",
     "is_durable",
     "list_all",
+    "list_settings",
     "remove",
     "rename",
     "set_policy",
@@ -126,7 +127,9 @@ def create(
     id is left: 65,535 were used).
     """
     check_name(name)
-    record = Namespace(name=name, kind=kind, capacity=capacity, eviction=eviction)
+    record = Namespace(
+        name=name, kind=kind, capacity=capacity, eviction=eviction, created_ns=now
+    )
     _check_policy(record)
     entry = keys.directory_entry(ROOT_INODE, name)
     if t.get(entry) is not None:
@@ -219,6 +222,8 @@ def forget(t: Transaction, namespace_id: int, name: bytes, now: int) -> None:
     t.delete(keys.directory_entry(ROOT_INODE, name))
     t.delete(keys.namespace(namespace_id))
     t.delete(keys.usage(namespace_id))
+    for key in list_settings(t, namespace_id):
+        t.delete(keys.setting(namespace_id, key))
     _touch_root(t, now, -1)
 
 
@@ -244,6 +249,12 @@ def allocate_inodes(t: Transaction, namespace_id: int, count: int) -> int:
         raise NoSpace(f"the namespace {namespace_id} has used up its inode numbers")
     t.put(key, keys.pack_u64(first + count))
     return first
+
+
+def list_settings(t: Transaction, namespace_id: int) -> list[bytes]:
+    """The names of what is set for the namespace as a bucket."""
+    prefix = keys.setting(namespace_id, b"")
+    return [key[len(prefix) :] for key, _ in t.scan(prefix, keys.after(prefix))]
 
 
 def _missing(namespace_id: int) -> NotFound:

@@ -30,11 +30,12 @@ from kvfs.meta.records import (
     namespace_root,
     unpack_inode,
 )
-from kvfs.namespace import spaces
+from kvfs.namespace import odd, spaces
 from kvfs.namespace.entries import (
     Keep,
     Removed,
     find_entry,
+    find_shown,
     is_empty,
     links,
     live_directory,
@@ -90,12 +91,16 @@ class Child(NamedTuple):
 
 def find(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode] | None:
     """As `lookup`, None for a name that is not there. Two reads, whether it is there or not."""
+    if name == b"." or name == b"..":
+        return _find_dots(t, parent, name)
     if len(name) > spaces.MAX_NAME:
         raise NameTooLong(f"a name has at most {spaces.MAX_NAME} bytes, not {len(name)}")
     key = b"e" + keys.pack_u64(parent) + name
     packed = t.get(key) or t.get(key + b"/")
     if packed is None:
-        return _find_dots(t, parent, name)
+        packed = _find_odd(t, parent, name) if b"%" in name else None
+        if packed is None:
+            return None
     value = t.get(b"i" + packed)
     if value is None:
         raise Stale(f"the entry of inode {keys.unpack_u64(packed):#x} leads nowhere: run fsck")
@@ -200,39 +205,56 @@ def link(t: Transaction, ino: int, parent: int, name: bytes, now: int) -> Inode:
 
 def unlink(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Removed:
     """Remove the name of anything but a directory. Raises NotFound, IsADirectory."""
-    entry = find_entry(t, parent, name)
+    entry = find_shown(t, parent, name)
     if entry is None:
         raise NotFound("no such name")
     if entry.directory:
         raise IsADirectory("a directory is removed with rmdir")
     t.delete(entry.key)
     touch(t, parent, read_inode(t, parent), now)
-    return lose_link(t, entry.ino, read_inode(t, entry.ino), (parent, name), now, keep)
+    return lose_link(t, entry.ino, read_inode(t, entry.ino), (parent, entry.name), now, keep)
 
 
 def rmdir(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Removed:
-    """Remove an empty directory; at the top level, a namespace.
+    """Remove an empty directory; at the top level, a namespace. An object's empty marker in it
+    (see `odd`) goes too: `Removed.marker`.
 
     Raises NotFound, NotADirectory, NotEmpty, Invalid (`.`).
     """
     if name == b"..":
         raise NotEmpty("the parent directory holds this one")
     spaces.check_name(name)
-    key = keys.directory_entry(parent, name)
-    packed = t.get(key)
-    if packed is None:
-        if t.get(key[:-1]) is not None:
-            raise NotADirectory("it is not a directory; unlink it")
+    entry = find_shown(t, parent, name)
+    if entry is None:
         raise NotFound("no such name")
-    ino = keys.unpack_u64(packed)
+    if not entry.directory:
+        raise NotADirectory("it is not a directory; unlink it")
+    ino = entry.ino
+    marker = _remove_marker(t, ino, now, keep)
     if not is_empty(t, ino):
         raise NotEmpty("the directory is not empty")
     if parent == ROOT_INODE:
         spaces.forget(t, namespace_of(ino), name, now)
     else:
-        t.delete(key)
+        t.delete(entry.key)
         touch(t, parent, read_inode(t, parent), now, -1)
-    return lose_link(t, ino, read_inode(t, ino), (parent, name), now, keep)
+    removed = lose_link(t, ino, read_inode(t, ino), (parent, entry.name), now, keep)
+    return removed._replace(marker=marker)
+
+
+def _remove_marker(t: Transaction, directory: int, now: int, keep: Keep) -> Removed | None:
+    """Remove the file '' of a directory where it is empty and stands there alone."""
+    prefix = keys.entries(directory)
+    found = t.scan(prefix, keys.after(prefix))
+    first, second = next(found, None), next(found, None)
+    if first is None or first[0] != prefix or second is not None:
+        return None
+    ino = keys.unpack_u64(first[1])
+    inode = read_inode(t, ino)
+    if inode.size or not inode.flags & Flag.PUBLISHED:
+        return None
+    t.delete(prefix)
+    return lose_link(t, ino, inode, (directory, b""), now, keep)
 
 
 def replace(
@@ -266,18 +288,19 @@ def reap(t: Transaction, ino: int) -> None:
 
 
 def list_children(t: Transaction, parent: int, after_key: bytes, limit: int) -> list[Child]:
-    """Up to `limit` names after `after_key` (b"": from the start), in the order of their keys."""
+    """Up to `limit` names after `after_key` (b"": from the start), in the order of their keys, as
+    the mount shows them."""
     prefix = keys.entries(parent)
     start = prefix + after_key + b"\0" if after_key else prefix
     children: list[Child] = []
     for key, packed in t.scan(start, keys.after(prefix)):
         suffix = key[9:]
-        name = suffix
-        if suffix[-1:] == b"/":
-            name = suffix[:-1]
-            if t.get(key[:-1]) is not None:  # a file of the same name hides it from the mount
+        name: bytes | None = suffix
+        if suffix[-1:] == b"/" or odd.is_odd(suffix):
+            name = odd.shown(t, parent, suffix)
+            if name is None:
                 continue
-        children.append(Child(suffix, name, keys.unpack_u64(packed)))
+        children.append(Child(suffix or odd.NUL, name, keys.unpack_u64(packed)))
         if len(children) >= limit:
             break
     return children
@@ -329,9 +352,13 @@ def _find_dots(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode] | 
     return None
 
 
+def _find_odd(t: Transaction, parent: int, name: bytes) -> bytes | None:
+    entry = find_shown(t, parent, name)
+    return None if entry is None else keys.pack_u64(entry.ino)
+
+
 def _check_free(t: Transaction, parent: int, name: bytes) -> None:
-    entry = keys.file_entry(parent, name)
-    if t.get(entry) is not None or t.get(entry + b"/") is not None:
+    if find_shown(t, parent, name) is not None:
         raise Exists("the name is taken")
 
 

@@ -280,7 +280,7 @@ def test_a_listing_goes_on_where_its_last_name_was_removed(space: Space) -> None
     assert [child.name for child in rest] == [b"b", b"c"]
 
 
-def test_a_file_hides_a_directory_of_its_name(space: Space) -> None:
+def test_a_directory_beside_a_file_of_its_name_is_shown_with_a_percent_sign(space: Space) -> None:
     """An object store may make both `a` and `a/b`."""
     top = space.directory(space.root, b"a")
     ino = space.do(lambda t: spaces.allocate_inodes(t, space.id, 1))
@@ -289,7 +289,8 @@ def test_a_file_hides_a_directory_of_its_name(space: Space) -> None:
     inode.parent, inode.name, inode.nlink = space.root, b"a", 1
     space.do(lambda t: tree.write_inode(t, ino, inode))
     assert space.lookup(space.root, b"a") == ino
-    assert space.names(space.root) == [b"a"]
+    assert space.lookup(space.root, b"a%") == top
+    assert space.names(space.root) == [b"a", b"a%"]
     space.do(lambda t: tree.unlink(t, space.root, b"a", 20, space.keep))
     assert space.lookup(space.root, b"a") == top
     assert space.names(space.root) == [b"a"]

@@ -1,0 +1,21 @@
+"""The HTTP/1.1 server of KVFS: bodies are moved by the kernel, every wait has a deadline.
+
+`kvfs.wire.http` is its public face. It knows nothing of what is served, and nothing of KVFS: front
+doors and nodes give it a handler.
+
+| module | subject |
+|---|---|
+| `limits` | what a peer may send, and how long each wait lasts |
+| `errors` | what goes wrong on a connection |
+| `head` | the head of a request |
+| `parser` | bytes to a head: strict, no I/O |
+| `chunks` | the framing of chunked bodies: strict, no I/O |
+| `stream` | a socket, or TLS on it, with deadlines |
+| `inbox` | what has come and nobody has taken yet |
+| `body` | the body of a request |
+| `response` | what a handler answers, and its head as bytes: no I/O |
+| `sending` | a response onto a stream |
+| `connection` | one connection: requests in, responses out, in order |
+| `server` | listeners, connections, deadlines, the graceful end |
+| `tls` | contexts for TLS |
+"""
