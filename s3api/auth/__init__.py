@@ -1,0 +1,6 @@
+"""Who asks: signatures of requests, forms and chunks, the identities' credentials, presigned URLs.
+
+Everything here is pure: bytes in, a verdict out; no sockets, no files, no engine. A refusal is an
+`S3Error`; whatever a client sends raises nothing else. No secret, signing key or session token
+stands in a repr, a message or an error's `extra`.
+"""

@@ -1,0 +1,90 @@
+"""Which signature a request carries, and whether it is right: the one entrance for requests.
+
+Forms (POST) carry theirs in the body: `post_policy`.
+"""
+
+from s3api.auth import sigv2, sigv4
+from s3api.auth.canonical import Headers, by_name
+from s3api.auth.sigv4 import Request
+from s3api.auth.verified import SecretOf, Verified
+from s3api.errors import S3Error
+
+
+def authenticate(
+    method: bytes,
+    target: bytes,
+    headers: Headers,
+    secret_of: SecretOf,
+    now: float,
+    *,
+    region: bytes = b"",
+    version_2: bool = False,
+    host_bucket: bytes = b"",
+    body_sha256: bytes = b"",
+) -> Verified | None:
+    """Who signed the request; None: nobody, it is anonymous.
+
+    `target` is path and query as sent, `headers` have lower-case names, `now` is in seconds since
+    the epoch. `region` b"" allows any. `version_2` allows signature version 2, for which
+    `host_bucket` is the bucket that the host names (b"": the path does). `body_sha256`
+    (hexadecimal) is for requests of STS, whose headers do not say it. Raises S3Error.
+    """
+    path, _, query = target.partition(b"?")
+    request = Request(method, path, query, by_name(headers))
+    authorization = request.headers.get(b"authorization")
+    if _is_version_4(query):
+        _check_single(authorization)
+        return sigv4.verify_query(request, secret_of, now, region)
+    if _is_version_2(query):
+        _check_single(authorization)
+        _check_allowed(version_2)
+        return sigv2.verify_query(request, secret_of, now, host_bucket)
+    if not authorization:
+        return None
+    if authorization.startswith(b"AWS4-HMAC-SHA256 "):
+        return sigv4.verify_header(request, secret_of, now, region, body_sha256)
+    if authorization.startswith(b"AWS "):
+        _check_allowed(version_2)
+        return sigv2.verify_header(request, secret_of, now, host_bucket)
+    raise _unsupported(authorization)
+
+
+def _is_version_4(query: bytes) -> bool:
+    return b"X-Amz-" in query and (
+        b"X-Amz-Algorithm=" in query
+        or b"X-Amz-Signature=" in query
+        or b"X-Amz-Credential=" in query
+    )
+
+
+def _is_version_2(query: bytes) -> bool:
+    return b"Signature=" in query and b"AWSAccessKeyId=" in query
+
+
+def _check_single(authorization: bytes | None) -> None:
+    if authorization:
+        raise S3Error(
+            "InvalidArgument",
+            "Only one auth mechanism allowed; only the X-Amz-Algorithm query parameter, Signature "
+            "query string parameter or the Authorization header should be specified",
+            extra={"ArgumentName": "Authorization"},
+        )
+
+
+def _check_allowed(version_2: bool) -> None:
+    if not version_2:
+        raise S3Error(
+            "InvalidRequest",
+            "The authorization mechanism you have provided is not supported. Please use "
+            "AWS4-HMAC-SHA256.",
+        )
+
+
+def _unsupported(authorization: bytes) -> S3Error:
+    if authorization.startswith(b"AWS4-"):
+        return S3Error("UnsupportedSignature")
+    return S3Error(
+        "InvalidArgument",
+        "Unsupported Authorization Type",
+        extra={"ArgumentName": "Authorization"},
+    )

@@ -1,0 +1,138 @@
+"""Signature version 2: presigned queries, and the Authorization header `AWS KEY:SIGNATURE`.
+
+Source: "Authenticating Requests (AWS Signature Version 2)" of the S3 user guide. boto3 still
+presigns so for an endpoint of one's own. It signs the method, MD5 and type of the body, a date,
+the x-amz-* headers, and the path with those parameters of the query that name another thing
+(sub-resources) or change the answer; the body and other parameters are not protected.
+"""
+
+from base64 import b64encode
+from hmac import compare_digest, digest
+from typing import Final
+
+from s3api.auth.canonical import decode
+from s3api.auth.sigv4 import Request, expired, mismatch, unknown_key
+from s3api.auth.timestamps import check_skew, parse_basic, parse_http
+from s3api.auth.verified import AuthType, SecretOf, Verified
+from s3api.errors import S3Error, invalid_argument
+
+SUBRESOURCES: Final = frozenset(
+    b"accelerate acl analytics cors defaultObjectAcl delete inventory lifecycle location logging "
+    b"metrics notification object-lock partNumber policy replication requestPayment "
+    b"response-cache-control response-content-disposition response-content-encoding "
+    b"response-content-language response-content-type response-expires restore select select-type "
+    b"storageClass tagging torrent uploadId uploads versionId versioning versions website".split()
+)
+_MAX_DIGITS: Final = 18
+Query = list[tuple[bytes, bytes | None]]
+"""Names as sent with decoded values; None where there is no `=`."""
+
+
+def verify_query(request: Request, secret_of: SecretOf, now: float, bucket: bytes) -> Verified:
+    """Verify a presigned query (AWSAccessKeyId, Expires, Signature). `bucket` is the one that the
+    host names, b"" where the path does. Raises S3Error."""
+    query = _query(request.query)
+    values = {name: value or b"" for name, value in query}
+    access_key, expires = values.get(b"AWSAccessKeyId", b""), values.get(b"Expires", b"")
+    signature = values.get(b"Signature", b"")
+    if not (access_key and expires and signature):
+        raise S3Error(
+            "AccessDenied",
+            "Query-string authentication requires the Signature, Expires and AWSAccessKeyId "
+            "parameters",
+        )
+    if not expires.isdigit() or len(expires) > _MAX_DIGITS:
+        shown = expires.decode("ascii", "replace")
+        raise S3Error("AccessDenied", f"Invalid date (should be seconds since epoch): {shown}")
+    if now > int(expires):
+        raise expired(min(int(expires), int(now)), now, {})
+    headers = _signed_values(values) | request.headers
+    text = _string_to_sign(request, query, headers, expires, bucket)
+    token = headers.get(b"x-amz-security-token", b"")
+    return _verify(AuthType.QUERY, access_key, signature, text, token, 0, secret_of)
+
+
+def verify_header(request: Request, secret_of: SecretOf, now: float, bucket: bytes) -> Verified:
+    """Verify `Authorization: AWS KEY:SIGNATURE`; `bucket` as in `verify_query`. Raises S3Error."""
+    headers = request.headers
+    value = headers[b"authorization"]
+    access_key, colon, signature = value.removeprefix(b"AWS ").strip().partition(b":")
+    if not colon:
+        raise invalid_argument(
+            "Authorization",
+            "AWS",
+            "AWS authorization header is invalid. Expected AwsAccessKeyId:signature",
+        )
+    amazon_date = headers.get(b"x-amz-date")
+    sent = headers.get(b"date", b"") if amazon_date is None else amazon_date
+    signed_at = parse_http(sent) or parse_basic(sent)
+    if signed_at is None:
+        raise S3Error(
+            "AccessDenied", "AWS authentication requires a valid Date or x-amz-date header"
+        )
+    check_skew(signed_at, sent, now)
+    date = sent if amazon_date is None else b""
+    text = _string_to_sign(request, _query(request.query), headers, date, bucket)
+    token = headers.get(b"x-amz-security-token", b"")
+    return _verify(AuthType.HEADER, access_key, signature, text, token, signed_at, secret_of)
+
+
+def sign(secret: bytes, text: bytes) -> bytes:
+    """Base64 of the HMAC-SHA1."""
+    return b64encode(digest(secret, text, "sha1"))
+
+
+def _verify(
+    auth_type: AuthType,
+    access_key: bytes,
+    signature: bytes,
+    text: bytes,
+    token: bytes,
+    signed_at: int,
+    secret_of: SecretOf,
+) -> Verified:
+    name, session_token = access_key.decode("latin-1"), token.decode("latin-1")
+    secret = secret_of(name, session_token)
+    if secret is None:
+        raise unknown_key(name)
+    if not compare_digest(sign(secret, text), signature):
+        raise mismatch(name, text, signature)
+    return Verified(
+        access_key=name,
+        auth_type=auth_type,
+        version=2,
+        signed_at=signed_at,
+        session_token=session_token,
+    )
+
+
+def _query(query: bytes) -> Query:
+    parts = (part.partition(b"=") for part in query.split(b"&") if part)
+    return [(name, decode(value) if equals else None) for name, equals, value in parts]
+
+
+def _signed_values(values: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """What a presigned query holds in place of headers."""
+    return {
+        name: value
+        for name, value in values.items()
+        if name.startswith(b"x-amz-") or name in (b"content-type", b"content-md5")
+    }
+
+
+def _string_to_sign(
+    request: Request, query: Query, headers: dict[bytes, bytes], date: bytes, bucket: bytes
+) -> bytes:
+    amazon = sorted(item for item in headers.items() if item[0].startswith(b"x-amz-"))
+    resource = (b"/" + bucket if bucket else b"") + (request.path or b"/")
+    chosen = sorted((name, value) for name, value in query if name in SUBRESOURCES)
+    parts = [name if value is None else b"%b=%b" % (name, value) for name, value in chosen]
+    lines = (
+        request.method,
+        headers.get(b"content-md5", b"").strip(),
+        headers.get(b"content-type", b"").strip(),
+        date.strip(),
+        *(b"%b:%b" % (name, value.strip()) for name, value in amazon),
+        b"?".join((resource, b"&".join(parts))) if parts else resource,
+    )
+    return b"\n".join(lines)

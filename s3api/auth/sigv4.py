@@ -1,0 +1,341 @@
+"""Signature version 4: verification of the Authorization header and of presigned queries.
+
+Sources: "Authenticating Requests (AWS Signature Version 4)" of the S3 API reference. A request is
+signed for a date, region and service (its scope), over method, path, query, the headers it names
+and a digest of the body, or what stands for it (`Payload`). All x-amz-* headers and the host must
+be among the signed.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from s3api.auth.canonical import (
+    canonical_path,
+    canonical_query,
+    canonical_request,
+    decode,
+    parameters,
+    trimmed,
+)
+from s3api.auth.signing import (
+    ALGORITHM,
+    EMPTY_SHA256,
+    TERMINATOR,
+    matches,
+    signing_key,
+    string_to_sign,
+)
+from s3api.auth.timestamps import MAX_SKEW_S, basic, check_skew, extended, parse_basic, parse_http
+from s3api.auth.verified import PAYLOADS, AuthType, Payload, SecretOf, Verified
+from s3api.errors import S3Error, invalid_argument
+
+MAX_EXPIRES_S: Final = 7 * 24 * 3600
+SERVICES: Final = frozenset((b"s3", b"sts"))
+_is_digest: Final = re.compile(rb"[0-9a-fA-F]{64}").fullmatch
+_is_date: Final = re.compile(rb"[0-9]{8}").fullmatch
+_MAX_DIGITS: Final = 10
+_REQUIRED: Final = (
+    b"X-Amz-Algorithm",
+    b"X-Amz-Credential",
+    b"X-Amz-Signature",
+    b"X-Amz-Date",
+    b"X-Amz-SignedHeaders",
+    b"X-Amz-Expires",
+)
+
+
+class Request(msgspec.Struct):
+    """What of a request is signed: `path` and `query` as they were sent, headers by lower-case
+    name."""
+
+    method: bytes
+    path: bytes
+    query: bytes
+    headers: dict[bytes, bytes]
+
+
+class Credential(msgspec.Struct, frozen=True):
+    """The access key and the scope that a signature names."""
+
+    access_key: str
+    date: bytes
+    region: bytes
+    service: bytes
+    scope: bytes
+
+
+class Signed(msgspec.Struct):
+    """A signature with what is needed to compute it."""
+
+    auth_type: AuthType
+    credential: Credential
+    names: tuple[bytes, ...]
+    """Of the signed headers, in the order in which they are signed."""
+    signed_headers: frozenset[bytes]
+    signature: bytes
+    timestamp: bytes
+    signed_at: int
+    payload: bytes
+    token: bytes
+
+
+def verify_header(
+    request: Request, secret_of: SecretOf, now: float, region: bytes, body_sha256: bytes
+) -> Verified:
+    """Verify the Authorization header (there must be one).
+
+    `region` b"" allows any. `body_sha256` is taken where the request need not name its body's
+    digest (service `sts`). Raises S3Error.
+    """
+    headers = request.headers
+    fields = _fields(headers[b"authorization"])
+    credential = _credential(fields[b"Credential"], region, _header_malformed)
+    timestamp, signed_at = _header_time(headers)
+    if timestamp[:8] != credential.date:
+        raise _header_malformed("the date of the credential is not that of the request")
+    check_skew(signed_at, timestamp, now)
+    names, signed_headers = split_names(fields[b"SignedHeaders"])
+    _check_signed(headers, signed_headers)
+    signed = Signed(
+        AuthType.HEADER,
+        credential,
+        names,
+        signed_headers,
+        fields[b"Signature"],
+        timestamp,
+        signed_at,
+        _header_payload(headers, credential.service, body_sha256),
+        headers.get(b"x-amz-security-token", b""),
+    )
+    return _verify(request, canonical_query(parameters(request.query)), signed, secret_of)
+
+
+def verify_query(request: Request, secret_of: SecretOf, now: float, region: bytes) -> Verified:
+    """Verify a presigned query. `region` b"" allows any. Raises S3Error."""
+    sent = parameters(request.query)
+    values = {name: value for name, _, value in sent}
+    _check_required(values)
+    credential = _credential(_decoded(values[b"X-Amz-Credential"]), region, _query_malformed)
+    timestamp = values[b"X-Amz-Date"]
+    signed_at = _check_period(values, credential, now)
+    names, signed_headers = split_names(_decoded(values[b"X-Amz-SignedHeaders"]))
+    _check_signed(request.headers, signed_headers)
+    payload = values.get(b"X-Amz-Content-Sha256") or request.headers.get(b"x-amz-content-sha256")
+    signed = Signed(
+        AuthType.QUERY,
+        credential,
+        names,
+        signed_headers,
+        values[b"X-Amz-Signature"],
+        timestamp,
+        signed_at,
+        payload or Payload.UNSIGNED.value,
+        _decoded(values.get(b"X-Amz-Security-Token", b"")),
+    )
+    query = canonical_query([part for part in sent if part[0] != b"X-Amz-Signature"])
+    return _verify(request, query, signed, secret_of)
+
+
+def _verify(request: Request, query: bytes, signed: Signed, secret_of: SecretOf) -> Verified:
+    credential, payload = signed.credential, signed.payload
+    mode = PAYLOADS.get(payload, Payload.DIGEST)
+    if mode is Payload.DIGEST and not _is_digest(payload):
+        raise invalid_argument(
+            "x-amz-content-sha256",
+            payload.decode("ascii", "replace"),
+            "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, STREAMING-UNSIGNED-PAYLOAD-TRAILER, "
+            "STREAMING-AWS4-HMAC-SHA256-PAYLOAD, STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER or a "
+            "valid sha256 value.",
+        )
+    token = signed.token.decode("latin-1")
+    secret = secret_of(credential.access_key, token)
+    if secret is None:
+        raise unknown_key(credential.access_key)
+    key = signing_key(secret, credential.date, credential.region, credential.service)
+    canonical = canonical_request(
+        request.method, canonical_path(request.path), query, signed.names, request.headers, payload
+    )
+    text = string_to_sign(signed.timestamp, credential.scope, canonical)
+    if not matches(key, text, signed.signature):
+        raise mismatch(credential.access_key, text, signed.signature)
+    return Verified(
+        access_key=credential.access_key,
+        auth_type=signed.auth_type,
+        version=4,
+        signed_at=signed.signed_at,
+        session_token=token,
+        service=credential.service,
+        payload=mode,
+        payload_sha256=payload.lower() if mode is Payload.DIGEST else b"",
+        signed_headers=signed.signed_headers,
+        timestamp=signed.timestamp,
+        scope=credential.scope,
+        signing_key=key,
+        signature=signed.signature,
+    )
+
+
+def unknown_key(access_key: str) -> S3Error:
+    return S3Error("InvalidAccessKeyId", extra={"AWSAccessKeyId": access_key})
+
+
+def mismatch(access_key: str, text: bytes, signature: bytes) -> S3Error:
+    """SignatureDoesNotMatch with what we signed. The canonical request is left out: it may hold
+    the keys of customers."""
+    return S3Error(
+        "SignatureDoesNotMatch",
+        extra={
+            "AWSAccessKeyId": access_key,
+            "StringToSign": text.decode("utf-8", "replace"),
+            "SignatureProvided": signature.decode("utf-8", "replace"),
+        },
+    )
+
+
+def _header_malformed(reason: str) -> S3Error:
+    return S3Error(
+        "AuthorizationHeaderMalformed", f"The authorization header is malformed; {reason}."
+    )
+
+
+def _query_malformed(reason: str) -> S3Error:
+    return S3Error(
+        "AuthorizationQueryParametersError",
+        f"Error parsing the X-Amz-Credential parameter; {reason}.",
+    )
+
+
+def _fields(header: bytes) -> dict[bytes, bytes]:
+    fields = {}
+    for part in header[len(ALGORITHM) :].split(b","):
+        name, _, value = part.strip().partition(b"=")
+        fields[name] = value
+    if not (fields.get(b"Credential") and fields.get(b"SignedHeaders")):
+        raise _header_malformed("the Credential or the SignedHeaders are missing")
+    if len(fields.get(b"Signature", b"")) != 64:
+        raise _header_malformed("the Signature is missing or has not 64 hexadecimal digits")
+    return fields
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_credential(text: bytes) -> Credential | None:
+    """`KEY/20130524/us-east-1/s3/aws4_request`; None where it is not of that form."""
+    access_key, _, scope = text.partition(b"/")
+    parts = scope.split(b"/")
+    if len(parts) != 4 or not access_key or not text.isascii() or parts[3] != TERMINATOR:
+        return None
+    date, region, service, _ = parts
+    return Credential(access_key.decode(), date, region, service, scope) if _is_date(date) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def split_names(text: bytes) -> tuple[tuple[bytes, ...], frozenset[bytes]]:
+    """The signed headers `host;x-amz-date`, in their order and as a set."""
+    names = tuple(text.split(b";"))
+    return names, frozenset(names)
+
+
+def _credential(text: bytes, region: bytes, malformed: Callable[[str], S3Error]) -> Credential:
+    credential = parse_credential(text)
+    if credential is None:
+        raise malformed("the Credential must be KEY/YYYYMMDD/REGION/SERVICE/aws4_request")
+    if credential.service not in SERVICES:
+        raise malformed("the service of the Credential must be s3")
+    if region and credential.region != region:
+        expected = region.decode()
+        error = malformed(f"the region is wrong; expecting '{expected}'")
+        error.extra["Region"] = expected
+        raise error
+    return credential
+
+
+def _header_time(headers: dict[bytes, bytes]) -> tuple[bytes, int]:
+    timestamp = headers.get(b"x-amz-date")
+    if timestamp is not None:
+        signed_at = parse_basic(timestamp)
+    else:
+        signed_at = parse_http(headers.get(b"date", b""))
+        timestamp = basic(signed_at or 0)
+    if signed_at is None:
+        raise S3Error(
+            "AccessDenied", "AWS authentication requires a valid Date or x-amz-date header"
+        )
+    return timestamp, signed_at
+
+
+def _check_signed(headers: dict[bytes, bytes], signed: frozenset[bytes]) -> None:
+    missing = [name for name in headers.keys() - signed if name.startswith(b"x-amz-")]
+    if b"host" not in signed:
+        missing.append(b"host")
+    if missing:
+        raise S3Error(
+            "AccessDenied",
+            "There were headers present in the request which were not signed",
+            extra={"HeadersNotSigned": b", ".join(sorted(missing)).decode("latin-1")},
+        )
+
+
+def _header_payload(headers: dict[bytes, bytes], service: bytes, body_sha256: bytes) -> bytes:
+    payload = headers.get(b"x-amz-content-sha256")
+    if payload is not None:
+        return trimmed(payload)
+    if service == b"s3":
+        raise S3Error(
+            "InvalidRequest", "Missing required header for this request: x-amz-content-sha256"
+        )
+    return body_sha256 or EMPTY_SHA256
+
+
+def _check_required(values: dict[bytes, bytes]) -> None:
+    if not all(map(values.get, _REQUIRED)):
+        raise _query_error(
+            "Query-string authentication version 4 requires the X-Amz-Algorithm, X-Amz-Credential, "
+            "X-Amz-Signature, X-Amz-Date, X-Amz-SignedHeaders, and X-Amz-Expires parameters."
+        )
+    if values[b"X-Amz-Algorithm"] != ALGORITHM:
+        raise _query_error('X-Amz-Algorithm only supports "AWS4-HMAC-SHA256"')
+
+
+def _check_period(values: dict[bytes, bytes], credential: Credential, now: float) -> int:
+    """When the URL was signed; raises where it is not valid now."""
+    signed_at = parse_basic(values[b"X-Amz-Date"])
+    if signed_at is None:
+        raise _query_error("X-Amz-Date must be in the ISO8601 Long Format \"yyyyMMdd'T'HHmmss'Z'\"")
+    if values[b"X-Amz-Date"][:8] != credential.date:
+        raise _query_malformed("the date of the credential is not that of X-Amz-Date")
+    expires_s = _expires(values[b"X-Amz-Expires"])
+    if now > signed_at + expires_s:
+        raise expired(signed_at + expires_s, now, {"X-Amz-Expires": str(expires_s)})
+    if signed_at - now > MAX_SKEW_S:
+        raise S3Error("AccessDenied", "Request is not valid yet")
+    return signed_at
+
+
+def expired(until: int, now: float, extra: dict[str, str]) -> S3Error:
+    """AccessDenied, for a presigned URL whose time is over."""
+    times = {"Expires": extended(until), "ServerTime": extended(now)}
+    return S3Error("AccessDenied", "Request has expired", extra=extra | times)
+
+
+def _expires(text: bytes) -> int:
+    if text.startswith(b"-"):
+        raise _query_error("X-Amz-Expires must be non-negative")
+    if not text.isdigit():
+        raise _query_error("X-Amz-Expires should be a number")
+    if len(text) > _MAX_DIGITS or not 1 <= int(text) <= MAX_EXPIRES_S:
+        raise _query_error(
+            f"X-Amz-Expires must be at least 1 and less than a week (in seconds): {MAX_EXPIRES_S}"
+        )
+    return int(text)
+
+
+def _query_error(message: str) -> S3Error:
+    return S3Error("AuthorizationQueryParametersError", message)
+
+
+def _decoded(value: bytes) -> bytes:
+    return decode(value) if b"%" in value else value

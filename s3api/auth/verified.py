@@ -1,0 +1,63 @@
+"""What a verified request is known by, and what is asked for to verify one."""
+
+import enum
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+SecretOf = Callable[[str, str], bytes | None]
+"""The secret of an access key, given the key and the session token that came with it ('': none);
+None where there is no such key or it may not be used. Raises S3Error: ExpiredToken, InvalidToken.
+"""
+
+
+class Payload(enum.Enum):
+    """How the body is protected; the values are those of x-amz-content-sha256."""
+
+    DIGEST = b""
+    """By the SHA-256 that the request names: the caller compares it with the body's."""
+    UNSIGNED = b"UNSIGNED-PAYLOAD"
+    SIGNED_CHUNKS = b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
+    SIGNED_CHUNKS_TRAILER = b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"
+    UNSIGNED_CHUNKS_TRAILER = b"STREAMING-UNSIGNED-PAYLOAD-TRAILER"
+
+
+class AuthType(enum.Enum):
+    """Where the signature stood; the values are those of the policy condition s3:authType."""
+
+    HEADER = "REST-HEADER"
+    QUERY = "REST-QUERY-STRING"
+    POST = "POST"
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """A request whose signature is right. For version 2, what only version 4 has is empty."""
+
+    access_key: str
+    auth_type: AuthType
+    version: int
+    """Of the signature: 2 or 4."""
+    signed_at: int
+    """Seconds since the epoch, as the client says; 0 where it does not (query, version 2)."""
+    session_token: str = ""
+    """Already taken for good by the `SecretOf` that was asked."""
+    service: bytes = b"s3"
+    """`s3` or `sts`: a request signed for one must not be served as the other."""
+    payload: Payload = Payload.UNSIGNED
+    payload_sha256: bytes = b""
+    """With Payload.DIGEST: 64 lower-case hexadecimal digits."""
+    signed_headers: frozenset[bytes] = frozenset()
+    timestamp: bytes = b""
+    """As it is signed: 20130524T000000Z."""
+    scope: bytes = b""
+    """20130524/us-east-1/s3/aws4_request."""
+    signing_key: bytes = b""
+    signature: bytes = b""
+    """64 hexadecimal digits: the seed of the chain of chunk signatures."""
+
+    def __repr__(self) -> str:
+        return f"Verified({self.access_key!r}, {self.auth_type.value}, version {self.version})"
+
+
+PAYLOADS: Final = {mode.value: mode for mode in Payload if mode is not Payload.DIGEST}
