@@ -12,7 +12,11 @@ from collections.abc import Mapping
 from typing import Final
 from xml.sax.saxutils import escape
 
-Headers = list[tuple[str, str]]
+Headers = list[tuple[bytes, bytes]]
+
+# Every document starts with it. Where an answer must begin before it is known, this may be sent
+# first, then white space as long as it takes, then the document without it.
+DECLARATION: Final = b'<?xml version="1.0" encoding="UTF-8"?>\n'
 
 # code -> (HTTP status, message where the raiser gives none)
 CODES: Final[Mapping[str, tuple[int, str]]] = {
@@ -311,7 +315,7 @@ def error_document(error: S3Error, resource: str, request_id: str, host_id: str)
     fields = {"Code": error.code, "Message": error.message, **error.extra}
     fields |= {"Resource": resource, "RequestId": request_id, "HostId": host_id}
     inner = "".join(f"<{name}>{_text(value)}</{name}>" for name, value in fields.items())
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{inner}</Error>'.encode()
+    return DECLARATION + f"<Error>{inner}</Error>".encode()
 
 
 def error_response(
@@ -322,10 +326,10 @@ def error_response(
     The body is empty where HTTP allows none (304). For HEAD the caller leaves it out: Content-
     Length is the server's to say.
     """
-    headers = list(error.headers.items())
+    headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
     if error.status == 304:
         return error.status, headers, b""
-    headers.append(("content-type", "application/xml"))
+    headers.append((b"content-type", b"application/xml"))
     return error.status, headers, error_document(error, resource, request_id, host_id)
 
 

@@ -1,0 +1,139 @@
+"""From the target and host of a request to bucket, key and query parameters, and what names are
+legal.
+
+Keys are percent-decoded exactly once and otherwise left as they are: empty segments, a leading `/`,
+`.` and `..`, `+` and any UTF-8 are parts of a key like others. It knows nothing of operations.
+"""
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from s3api.errors import S3Error, invalid_argument
+
+KEY_LIMIT_BYTES: Final = 1024
+
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html; that a label
+# neither begins nor ends with a hyphen is older than that page, and DNS's.
+_BUCKET: Final = re.compile(
+    r"(?=.{3,63}\Z)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*\Z"
+)
+_RESERVED_STARTS: Final = ("xn--", "sthree-", "amzn-s3-demo-")
+_RESERVED_ENDS: Final = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
+_IN_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+
+
+class Address(NamedTuple):
+    """What a request is about. No bucket: the service itself; no key: the bucket."""
+
+    bucket: str | None
+    key: str | None
+
+
+def split_target(target: bytes) -> tuple[bytes, dict[str, str]]:
+    """The raw path and the decoded query parameters of a request target.
+
+    Where a parameter is repeated its first value counts. `+` in a query is a space, as in forms.
+    Raises InvalidURI.
+    """
+    path, _, query = target.partition(b"?")
+    parameters: dict[str, str] = {}
+    for field in query.split(b"&") if query else ():
+        name, _, value = field.replace(b"+", b" ").partition(b"=")
+        if name or value:
+            parameters.setdefault(decode(name), decode(value))
+    return path, parameters
+
+
+def address(path: bytes, host: str, domains: Sequence[str]) -> Address:
+    """Bucket and key of a raw path, for a request to `host` (the Host header as it came).
+
+    A host that is a subdomain of one of `domains` names the bucket (virtual-hosted addressing),
+    any other host leaves it to the path. Raises InvalidURI and KeyTooLongError.
+    """
+    if not path.startswith(b"/"):
+        raise S3Error("InvalidURI")
+    bucket = bucket_of_host(host, domains)
+    rest = path[1:]
+    if bucket is None:
+        if not rest:
+            return Address(None, None)
+        raw_bucket, _, rest = rest.partition(b"/")
+        bucket = decode(raw_bucket)
+    if not rest:
+        return Address(bucket, None)
+    key = unquote_to_bytes(rest) if b"%" in rest else rest
+    if len(key) > KEY_LIMIT_BYTES:
+        limits = {"Size": str(len(key)), "MaxSizeAllowed": str(KEY_LIMIT_BYTES)}
+        raise S3Error("KeyTooLongError", extra=limits)
+    return Address(bucket, decode(rest))
+
+
+def bucket_of_host(host: str, domains: Sequence[str]) -> str | None:
+    """The bucket that a Host header names under one of `domains`, None where it names none."""
+    name = host.lower()
+    if not name.endswith("]"):  # an IPv6 address without a port has colons of its own
+        name = name.rsplit(":", 1)[0] if ":" in name else name
+    found = None
+    for domain in domains:
+        if name == domain:
+            return None
+        if name.endswith("." + domain):
+            bucket = name[: -len(domain) - 1]
+            # Of domains within each other the longest counts.
+            found = bucket if found is None or len(bucket) < len(found) else found
+    return found
+
+
+def decode(raw: bytes) -> str:
+    """Percent-decode once. Raises InvalidURI for an escape or UTF-8 that is none."""
+    if b"%" in raw:
+        if _IN_ESCAPE.search(raw):
+            raise S3Error("InvalidURI")
+        raw = unquote_to_bytes(raw)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise S3Error("InvalidURI") from None
+
+
+def is_bucket_name(name: str) -> bool:
+    """Whether S3's naming rules allow a bucket of this name."""
+    return (
+        _BUCKET.match(name) is not None
+        and not name.startswith(_RESERVED_STARTS)
+        and not name.endswith(_RESERVED_ENDS)
+        and not _is_ip_address(name)
+    )
+
+
+def check_bucket_name(name: str) -> None:
+    """Raises InvalidBucketName for a name that S3's naming rules do not allow."""
+    if not is_bucket_name(name):
+        raise S3Error("InvalidBucketName", extra={"BucketName": name})
+
+
+def copy_source(value: str) -> tuple[str, str, str | None]:
+    """Bucket, key and version of an `x-amz-copy-source` header: `[/]bucket/key[?versionId=V]`,
+    percent-encoded. Raises InvalidArgument."""
+    path, mark, version = value.partition("?versionId=")
+    bucket, _, key = path.removeprefix("/").partition("/")
+    try:
+        # Not all clients encode: then it is the bytes of the key that came.
+        source = decode(bucket.encode("latin-1")), decode(key.encode("latin-1"))
+    except S3Error:
+        source = "", ""
+    if not all(source) or (mark and not version):
+        message = "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
+        raise invalid_argument("x-amz-copy-source", value, message)
+    return *source, version or None
+
+
+def _is_ip_address(name: str) -> bool:
+    try:
+        ipaddress.IPv4Address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,176 @@
+"""From a request's method, address and parameters to the operation that it asks for.
+
+The table comes from the model's HTTP bindings. An operation is told from its neighbours by
+selectors: the fixed parameters of its URI (`acl`, `list-type=2`), the query parameters that it
+requires (`uploadId`) and, for copies, the header `x-amz-copy-source`. The one with most selectors
+present wins.
+
+Invariant: a parameter that neither the operation nor this module knows is never passed over, since
+it may be a sub-resource: what asks for one thing never gets another.
+"""
+
+import functools
+from collections.abc import Mapping, Set
+from typing import Final
+
+import msgspec
+
+from s3api.errors import S3Error, invalid_argument
+from s3api.model.service import Operation, Service, service
+
+# Not in the model, for no SDK has them: a form's upload and a browser's CORS question. Names and
+# semantics: RESTObjectPOST and RESTOPTIONSobject of the S3 API reference.
+POST_OBJECT: Final = "PostObject"
+OPTIONS_OBJECT: Final = "OptionsObject"
+
+_COPY_SOURCE: Final = b"x-amz-copy-source"
+
+# Parameters that change nothing about which operation is meant.
+IGNORABLE: Final = frozenset(
+    {
+        "AWSAccessKeyId",  # presigning of version 2
+        "Expires",
+        "Signature",
+        "versionId",
+        "metadata",  # an extension of lists that MinIO's clients send to every server
+    }
+)
+# S3 ignores custom parameters that start with x- (user guide, "Server access logging"): x-id of
+# the SDKs, presigning of version 4, what others trace with.
+_IGNORABLE_STARTS: Final = ("x-", "X-Amz-", "response-")
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One operation of a method and scope, with what tells it from its neighbours."""
+
+    name: str
+    fixed: dict[str, str]
+    required: frozenset[str]
+    copies: bool
+
+    @property
+    def names(self) -> Set[str]:
+        return self.fixed.keys() | self.required
+
+    @property
+    def selectors(self) -> int:
+        return len(self.names) + self.copies
+
+
+class Routes:
+    """Every operation that a request can lead to."""
+
+    def __init__(self, model: Service) -> None:
+        self._table: dict[tuple[str, str], list[Route]] = {}
+        self._by_names: dict[tuple[str, str, frozenset[str]], list[Route]] = {}
+        self._subresources: dict[str, set[str]] = {"service": set(), "bucket": set(), "key": set()}
+        self._parameters = set(IGNORABLE)
+        for operation in model.operations.values():
+            if operation.served:
+                self._add(operation)
+        for (method, scope), found in self._table.items():
+            found.sort(key=lambda route: -route.selectors)
+            for route in found:
+                names = frozenset(route.names & self._subresources[scope])
+                self._by_names.setdefault((method, scope, names), []).append(route)
+        every = set[str]().union(*self._subresources.values())
+        assert not every & IGNORABLE, "a sub-resource would be ignored"
+        self._known = {
+            scope: self._parameters - every | own for scope, own in self._subresources.items()
+        }
+
+    def _add(self, operation: Operation) -> None:
+        members = operation.input.members
+        in_query = {n: m.location_name for n, m in members.items() if m.location == "querystring"}
+        required = frozenset(in_query[name] for name in operation.input.required & in_query.keys())
+        source = members.get("CopySource")
+        route = Route(operation.name, operation.query, required, source is not None)
+        self._table.setdefault((operation.method, operation.scope), []).append(route)
+        self._subresources[operation.scope] |= operation.query.keys()
+        if not operation.query:
+            # Nothing but these stands between such an operation and its plain neighbour.
+            self._subresources[operation.scope] |= required
+        self._parameters |= set(in_query.values())
+
+    def find(self, method: str, scope: str, query: Mapping[str, str], copies: bool) -> str:
+        """The operation's name. Raises as `route` says."""
+        names = query.keys()
+        if unknown := names - self._known[scope]:
+            _check_unknown(unknown)
+        asked = frozenset(names & self._subresources[scope])
+        if method in ("GET", "HEAD"):
+            # The number of a part says where an upload goes, but of a read only how much of it.
+            asked -= {"partNumber"}
+        for found in self._by_names.get((method, scope, asked), ()):
+            if _answers(found, query, copies):
+                return found.name
+        raise self._refusal(method, scope, query, asked)
+
+    def _refusal(
+        self, method: str, scope: str, query: Mapping[str, str], asked: Set[str]
+    ) -> S3Error:
+        """Why no operation answers, though S3 has the parameters."""
+        routes = self._table.get((method, scope), [])
+        for found in routes:
+            for name, value in found.fixed.items():
+                if value and query.get(name, value) != value:
+                    return invalid_argument(name, query[name])
+            lacking = found.required - query.keys()
+            if lacking and asked and found.names >= asked:
+                message = f"This operation needs the parameter {min(lacking)}"
+                return invalid_argument(min(lacking), "", message)
+        if len(asked) > 1:
+            names = ", ".join(sorted(asked))
+            message = f"Conflicting query string parameters: {names}"
+            return invalid_argument("ResourceType", min(asked), message)
+        return _not_allowed()
+
+
+def route(
+    method: str,
+    bucket: str | None,
+    key: str | None,
+    query: Mapping[str, str],
+    headers: Mapping[bytes, bytes],
+) -> str:
+    """The name of the operation that a request asks for: one of the model's, POST_OBJECT or
+    OPTIONS_OBJECT. `headers` have lower-case names.
+
+    Raises NotImplemented for a parameter that S3 does not have, MethodNotAllowed for a sub-resource
+    that does not have the method, InvalidArgument for parameters that contradict each other.
+    """
+    if method == "OPTIONS" and bucket is not None:
+        return OPTIONS_OBJECT
+    scope = "service" if bucket is None else "bucket" if key is None else "key"
+    if method == "POST" and scope == "bucket" and not _asks(query):
+        if headers.get(b"content-type", b"").lower().startswith(b"multipart/form-data"):
+            return POST_OBJECT
+        condition = "Bucket POST must be of the enclosure-type multipart/form-data"
+        raise S3Error("PreconditionFailed", extra={"Condition": condition})
+    return routes().find(method, scope, query, _COPY_SOURCE in headers)
+
+
+@functools.cache
+def routes() -> Routes:
+    """The table of the installed model."""
+    return Routes(service())
+
+
+def _asks(query: Mapping[str, str]) -> bool:
+    return any(name not in IGNORABLE and not name.startswith(_IGNORABLE_STARTS) for name in query)
+
+
+def _answers(found: Route, query: Mapping[str, str], copies: bool) -> bool:
+    if found.copies > copies or not found.required <= query.keys():
+        return False
+    return all(not value or query[name] == value for name, value in found.fixed.items())
+
+
+def _check_unknown(names: Set[str]) -> None:
+    unknown = [name for name in names if not name.startswith(_IGNORABLE_STARTS)]
+    if unknown:
+        raise S3Error("NotImplemented", extra={"Header": min(unknown)})
+
+
+def _not_allowed() -> S3Error:
+    return S3Error("MethodNotAllowed")
