@@ -1,0 +1,402 @@
+"""Checksums of bodies: what a request asks for, the computation, and S3's verdicts.
+
+Values travel as base64 of the big-endian digest. A FULL_OBJECT value is of the whole body; the
+COMPOSITE value of a multipart upload is the hash of its parts' digests, written `base64-N`. Which
+algorithm knows which type:
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html.
+
+Everything runs in C over the caller's buffer; measured on one core: CRC32C and CRC64NVME 57 GB/s,
+CRC32 4.3 (zlib; awscrt 3.1), SHA256 1.8, SHA1 1.9, MD5 0.8.
+"""
+
+import base64
+import binascii
+import hashlib
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import xxhash
+from awscrt import checksums as crt
+
+from s3api.errors import S3Error
+from s3api.rules import etag
+
+FULL_OBJECT: Final = "FULL_OBJECT"
+COMPOSITE: Final = "COMPOSITE"
+DEFAULT: Final = "CRC64NVME"
+"""What S3 computes where the client names no algorithm."""
+
+_PREFIX: Final = "x-amz-checksum-"
+_OTHER_HEADERS: Final = frozenset({_PREFIX + "algorithm", _PREFIX + "mode", _PREFIX + "type"})
+_SDK: Final = "x-amz-sdk-checksum-algorithm"
+
+
+class Hasher(Protocol):
+    """A running digest, as hashlib has them."""
+
+    def update(self, data: memoryview, /) -> None: ...
+
+    def digest(self) -> bytes: ...
+
+
+class _Crc:
+    """A running CRC of `digest_bytes` bytes."""
+
+    __slots__ = ("_digest_bytes", "_step", "_value")
+
+    def __init__(self, step: Callable[[memoryview, int], int], digest_bytes: int) -> None:
+        self._step = step
+        self._digest_bytes = digest_bytes
+        self._value = 0
+
+    def update(self, data: memoryview, /) -> None:
+        self._value = self._step(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(self._digest_bytes, "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """`name` as in x-amz-checksum-algorithm; `combine(a, b, length of b)` only of CRCs;
+    `types`, the default one of multipart uploads first."""
+
+    name: str
+    digest_bytes: int
+    new: Callable[[], Hasher]
+    combine: Callable[[int, int, int], int] | None
+    types: tuple[str, ...]
+
+    @property
+    def header(self) -> str:
+        """The header or trailer that carries a value."""
+        return _PREFIX + self.name.lower()
+
+    @property
+    def member(self) -> str:
+        """The member of botocore's shapes that carries a value."""
+        return f"Checksum{self.name}"
+
+
+def _sha1() -> Hasher:
+    return hashlib.sha1(usedforsecurity=False)
+
+
+ALGORITHMS: Final = {
+    each.name: each
+    for each in (
+        Algorithm(
+            "CRC32", 4, lambda: _Crc(zlib.crc32, 4), crt.combine_crc32, (COMPOSITE, FULL_OBJECT)
+        ),
+        Algorithm(
+            "CRC32C", 4, lambda: _Crc(crt.crc32c, 4), crt.combine_crc32c, (COMPOSITE, FULL_OBJECT)
+        ),
+        Algorithm(
+            "CRC64NVME", 8, lambda: _Crc(crt.crc64nvme, 8), crt.combine_crc64nvme, (FULL_OBJECT,)
+        ),
+        Algorithm("SHA1", 20, _sha1, None, (COMPOSITE,)),
+        Algorithm("SHA256", 32, hashlib.sha256, None, (COMPOSITE,)),
+    )
+}
+_BY_HEADER: Final = {each.header: each for each in ALGORITHMS.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """A stored checksum: `value` as it stands in headers, `type` FULL_OBJECT or COMPOSITE."""
+
+    algorithm: Algorithm
+    value: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request wants computed: `expected` the digest that its header names, `trailer` the
+    name of the trailer that will name it; neither where S3 computes for itself."""
+
+    algorithm: Algorithm
+    expected: bytes | None = None
+    trailer: str | None = None
+
+
+def algorithm(name: str) -> Algorithm:
+    """The algorithm of that name, in any case of letters. Raises InvalidRequest."""
+    found = ALGORITHMS.get(name.upper())
+    if found is None:
+        raise _invalid(
+            "Checksum algorithm provided is unsupported. Please try again with any of the valid"
+            f" types: [{', '.join(ALGORITHMS)}]"
+        )
+    return found
+
+
+def wanted(headers: Mapping[str, str], fallback: str = DEFAULT) -> Wanted:
+    """What a PUT or UploadPart with these headers (names in lower case) wants; `fallback` names the
+    algorithm of the upload or the bucket. Raises InvalidRequest."""
+    given = [name for name in headers if name.startswith(_PREFIX) and name not in _OTHER_HEADERS]
+    trailer = headers.get("x-amz-trailer", "").strip().lower()
+    if len(given) + bool(trailer) > 1:
+        raise _invalid(
+            "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed."
+        )
+    if trailer:
+        found = Wanted(_of_trailer(trailer), trailer=trailer)
+    elif given:
+        named = algorithm(given[0].removeprefix(_PREFIX))
+        found = Wanted(named, expected=_of_header(named, headers[given[0]]))
+    else:
+        found = Wanted(algorithm(fallback))
+    _check_sdk(headers.get(_SDK), found, named=bool(given or trailer))
+    return found
+
+
+def encode(digest: bytes) -> str:
+    """The base64 form of a digest."""
+    return base64.b64encode(digest).decode("ascii")
+
+
+def decode(value: str, digest_bytes: int) -> bytes | None:
+    """The digest of `digest_bytes` bytes that `value` encodes, or None."""
+    try:
+        digest = base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return digest if len(digest) == digest_bytes else None
+
+
+def content_md5(value: str | None) -> bytes | None:
+    """The digest of a Content-MD5 header, None without one. Raises InvalidDigest."""
+    if value is None:
+        return None
+    digest = decode(value.strip(), 16)
+    if digest is None:
+        raise S3Error(
+            "InvalidDigest",
+            "The Content-MD5 you specified was invalid.",
+            extra={"Content-MD5": value},
+        )
+    return digest
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """What is known of a received body: size in bytes, tag without quotes, checksum."""
+
+    size: int
+    etag: str
+    checksum: Checksum
+
+
+class FirstPass:
+    """Computes all that a body needs while it is received, each view read once.
+
+    `content_sha256` is the payload's digest in hexadecimal where the signature covers it, else
+    None; `content_md5` the digest of that header; `size` the announced number of bytes, if known.
+    """
+
+    __slots__ = (
+        "_content_md5",
+        "_content_sha256",
+        "_hashers",
+        "_md5",
+        "_sha256",
+        "_sum",
+        "_wanted",
+        "_xxh3",
+        "size",
+    )
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        *,
+        size: int | None,
+        content_sha256: str | None = None,
+        content_md5: bytes | None = None,
+    ) -> None:
+        self.size = 0
+        self._wanted = wanted
+        self._content_sha256 = content_sha256
+        self._content_md5 = content_md5
+        self._sum = wanted.algorithm.new()
+        self._sha256: Hasher | None = None
+        self._md5: Hasher | None = None
+        self._xxh3: Hasher | None = None
+        self._hashers = [self._sum]
+        if content_sha256 is not None:
+            if wanted.algorithm.name == "SHA256":
+                self._sha256 = self._sum
+            else:
+                self._sha256 = hashlib.sha256()
+                self._hashers.append(self._sha256)
+        if etag.wants_md5(size, has_content_md5=content_md5 is not None):
+            self._md5 = hashlib.md5(usedforsecurity=False)
+            self._hashers.append(self._md5)
+        else:
+            self._xxh3 = xxhash.xxh3_128()
+            self._hashers.append(self._xxh3)
+
+    def update(self, view: memoryview) -> None:
+        """Take the next bytes; the buffer may be reused afterwards."""
+        self.size += view.nbytes
+        for hasher in self._hashers:
+            hasher.update(view)
+
+    def finish(self, trailers: Mapping[str, str]) -> Digests:
+        """Verify the whole body. `trailers` are those that came behind it, names in lower case.
+
+        Raises XAmzContentSHA256Mismatch, BadDigest, InvalidRequest, MalformedTrailerError."""
+        self._check_payload()
+        self._check_md5()
+        digest = self._sum.digest()
+        self._check_sum(digest, trailers)
+        return Digests(
+            self.size, self._etag(), Checksum(self._wanted.algorithm, encode(digest), FULL_OBJECT)
+        )
+
+    def _etag(self) -> str:
+        if self._md5 is not None:
+            return self._md5.digest().hex()
+        assert self._xxh3 is not None
+        return etag.fast_etag(self._xxh3.digest())
+
+    def _check_payload(self) -> None:
+        if self._sha256 is None or self._content_sha256 is None:
+            return
+        computed = self._sha256.digest().hex()
+        if computed != self._content_sha256:
+            raise S3Error(
+                "XAmzContentSHA256Mismatch",
+                "The provided 'x-amz-content-sha256' header does not match what was computed.",
+                extra={
+                    "ClientComputedContentSHA256": self._content_sha256,
+                    "S3ComputedContentSHA256": computed,
+                },
+            )
+
+    def _check_md5(self) -> None:
+        if self._content_md5 is None:
+            return
+        assert self._md5 is not None
+        computed = self._md5.digest()
+        if computed != self._content_md5:
+            raise S3Error(
+                "BadDigest",
+                "The Content-MD5 you specified did not match what we received.",
+                extra={
+                    "ExpectedDigest": encode(self._content_md5),
+                    "CalculatedDigest": encode(computed),
+                },
+            )
+
+    def _check_sum(self, digest: bytes, trailers: Mapping[str, str]) -> None:
+        expected = self._wanted.expected
+        if self._wanted.trailer is not None:
+            value = trailers.get(self._wanted.trailer)
+            if value is None:
+                raise S3Error(
+                    "MalformedTrailerError",
+                    "The request contained trailing data that was not well-formed or did not"
+                    " conform to our published schema.",
+                    400,
+                )
+            expected = _of_header(self._wanted.algorithm, value)
+        if expected is not None and expected != digest:
+            raise mismatch(self._wanted.algorithm)
+
+
+def multipart_type(name: str | None, type_: str | None) -> tuple[Algorithm, str]:
+    """Algorithm and type of a multipart upload created with these. Raises InvalidRequest."""
+    if name is None:
+        if type_ is not None:
+            raise _invalid(
+                "The x-amz-checksum-type header can only be used with the x-amz-checksum-algorithm"
+                " header."
+            )
+        return ALGORITHMS[DEFAULT], FULL_OBJECT
+    found = algorithm(name)
+    if type_ is None:
+        return found, found.types[0]
+    check_type(found, type_)
+    return found, type_
+
+
+def check_type(found: Algorithm, type_: str) -> None:
+    """Raises InvalidRequest where the algorithm does not know the type."""
+    if type_ not in (FULL_OBJECT, COMPOSITE):
+        raise _invalid("Value for x-amz-checksum-type header is invalid.")
+    if type_ not in found.types:
+        raise _invalid(
+            f"The {type_} checksum type cannot be used with the {found.name.lower()} checksum"
+            " algorithm."
+        )
+
+
+def whole(found: Algorithm, type_: str, parts: Sequence[tuple[str, int]]) -> Checksum:
+    """The checksum of a completed upload from its parts' (base64 value, bytes), in order.
+
+    Nothing is read: CRCs are combined."""
+    digests = [base64.b64decode(value) for value, _ in parts]
+    if type_ == COMPOSITE:
+        hasher = found.new()
+        hasher.update(memoryview(b"".join(digests)))
+        return Checksum(found, f"{encode(hasher.digest())}-{len(parts)}", COMPOSITE)
+    assert found.combine is not None
+    value = 0
+    for digest, (_, length) in zip(digests, parts, strict=True):
+        value = found.combine(value, int.from_bytes(digest, "big"), length)
+    return Checksum(found, encode(value.to_bytes(found.digest_bytes, "big")), FULL_OBJECT)
+
+
+def check_whole(computed: Checksum, header: str | None) -> None:
+    """Hold the value that the client names for a completed upload against the computed one; the
+    `-N` of a COMPOSITE value may be left out. Raises BadDigest, InvalidRequest."""
+    if header is None:
+        return
+    value = header.strip()
+    if computed.type == COMPOSITE and "-" not in value:
+        value += computed.value[computed.value.index("-") :]
+    _of_header(computed.algorithm, value.partition("-")[0])
+    if value != computed.value:
+        raise mismatch(computed.algorithm)
+
+
+def mismatch(found: Algorithm) -> S3Error:
+    """The refusal of a body whose checksum is another than the client's."""
+    return S3Error(
+        "BadDigest", f"The {found.name} you specified did not match the calculated checksum."
+    )
+
+
+def _of_header(found: Algorithm, value: str) -> bytes:
+    digest = decode(value.strip(), found.digest_bytes)
+    if digest is None:
+        raise _invalid(f"Value for {found.header} header is invalid.")
+    return digest
+
+
+def _of_trailer(name: str) -> Algorithm:
+    found = _BY_HEADER.get(name)
+    if found is None:
+        raise _invalid("The value specified in the x-amz-trailer header is not supported")
+    return found
+
+
+def _check_sdk(sdk: str | None, found: Wanted, *, named: bool) -> None:
+    if sdk is None:
+        return
+    announced = ALGORITHMS.get(sdk.strip().upper())
+    if announced is None or (named and announced is not found.algorithm):
+        raise _invalid(f"Value for {_SDK} header is invalid.")
+    if not named:
+        raise _invalid(
+            f"{_SDK} specified, but no corresponding x-amz-checksum-* or x-amz-trailer headers were"
+            " found."
+        )
+
+
+def _invalid(message: str) -> S3Error:
+    return S3Error("InvalidRequest", message)

@@ -1,0 +1,44 @@
+"""Entity tags.
+
+A tag of 32 hexadecimal digits is the body's MD5: clients verify it where it looks so. MD5 runs at
+0.6 to 0.8 GB/s a core, so it is computed only for small bodies and for those that come with a
+Content-MD5, where it is needed anyway. Every other tag ends in `-N`, as S3's own tags of multipart
+uploads do, and no client takes it for an MD5. All tags here are without quotes.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import xxhash
+
+MD5_LIMIT_BYTES: Final = 256 << 10
+"""Bodies up to this size have their MD5 as tag: 0.35 ms at most."""
+
+_FILE: Final = struct.Struct("<QQQq")
+_DIGEST_BYTES: Final = 16
+
+
+def wants_md5(size: int | None, *, has_content_md5: bool) -> bool:
+    """Whether a body's tag is its MD5; a size that is not known counts as large."""
+    return has_content_md5 or (size is not None and size <= MD5_LIMIT_BYTES)
+
+
+def fast_etag(digest: bytes) -> str:
+    """The tag of a body from a fast hash of 16 bytes."""
+    assert len(digest) == _DIGEST_BYTES
+    return f"{digest.hex()}-1"
+
+
+def file_etag(ino: int, version: int, size: int, mtime_ns: int) -> str:
+    """The tag of a file that was written through the mount: it changes when the file does, and
+    nothing is read for it."""
+    return fast_etag(xxhash.xxh3_128_digest(_FILE.pack(ino, version, size, mtime_ns)))
+
+
+def multipart_etag(part_etags: Sequence[str]) -> str:
+    """The tag of a completed upload: the MD5 of its parts' digests and their number, which is S3's
+    own where the parts' tags are MD5s."""
+    digests = b"".join(bytes.fromhex(tag[: 2 * _DIGEST_BYTES]) for tag in part_etags)
+    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(part_etags)}"

@@ -1,0 +1,217 @@
+"""Checksums: published values, combination against direct computation, S3's verdicts."""
+
+import base64
+import hashlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s3api.errors import S3Error
+from s3api.rules import checksums
+from s3api.rules.checksums import (
+    ALGORITHMS,
+    COMPOSITE,
+    FULL_OBJECT,
+    Checksum,
+    FirstPass,
+    Wanted,
+    algorithm,
+    check_whole,
+    content_md5,
+    multipart_type,
+    wanted,
+    whole,
+)
+from s3api.rules.etag import MD5_LIMIT_BYTES, file_etag, multipart_etag
+
+# The check values of the CRC catalogue (https://reveng.sourceforge.io/crc-catalogue) and RFC 3174.
+CHECK = {
+    "CRC32": "cbf43926",
+    "CRC32C": "e3069283",
+    "CRC64NVME": "ae8b14860a799888",
+    "SHA1": hashlib.sha1(b"123456789").hexdigest(),
+    "SHA256": hashlib.sha256(b"123456789").hexdigest(),
+}
+
+
+def compute(name: str, data: bytes) -> bytes:
+    hasher = ALGORITHMS[name].new()
+    hasher.update(memoryview(data))
+    return hasher.digest()
+
+
+def value(name: str, data: bytes) -> str:
+    return base64.b64encode(compute(name, data)).decode()
+
+
+def code_of(call: Any, *arguments: Any, **named: Any) -> str:
+    with pytest.raises(S3Error) as caught:
+        call(*arguments, **named)
+    return caught.value.code
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_published_values(name: str) -> None:
+    assert compute(name, b"123456789").hex() == CHECK[name]
+    assert len(compute(name, b"")) == ALGORITHMS[name].digest_bytes
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=5))
+def test_combined_crcs_are_those_of_the_whole(parts: list[bytes]) -> None:
+    for name in ("CRC32", "CRC32C", "CRC64NVME"):
+        pairs = [(value(name, part), len(part)) for part in parts]
+        found = whole(ALGORITHMS[name], FULL_OBJECT, pairs)
+        assert found.value == value(name, b"".join(parts))
+
+
+def test_composite_is_the_hash_of_the_digests() -> None:
+    parts = [b"one", b"two"]
+    for name in ("CRC32", "CRC32C", "SHA1", "SHA256"):
+        found = whole(ALGORITHMS[name], COMPOSITE, [(value(name, p), len(p)) for p in parts])
+        digests = b"".join(compute(name, part) for part in parts)
+        assert found.value == value(name, digests) + "-2"
+
+
+def test_types_of_multipart_uploads() -> None:
+    assert multipart_type(None, None) == (ALGORITHMS["CRC64NVME"], FULL_OBJECT)
+    assert multipart_type("CRC64NVME", None)[1] == FULL_OBJECT
+    for name in ("crc32", "CRC32C", "SHA1", "SHA256"):
+        assert multipart_type(name, None)[1] == COMPOSITE
+    assert multipart_type("CRC32", FULL_OBJECT)[1] == FULL_OBJECT
+    for bad in (("SHA1", FULL_OBJECT), ("SHA256", FULL_OBJECT), ("CRC64NVME", COMPOSITE)):
+        assert code_of(multipart_type, *bad) == "InvalidRequest"
+    for bad_type in ((None, FULL_OBJECT), ("CRC32", "HALF"), ("CRC33", None)):
+        assert code_of(multipart_type, *bad_type) == "InvalidRequest"
+
+
+def test_what_headers_want() -> None:
+    crc = value("CRC32", b"x")
+    assert wanted({}) == Wanted(algorithm("CRC64NVME"))
+    assert wanted({}, "SHA256").algorithm.name == "SHA256"
+    assert wanted({"x-amz-checksum-crc32": crc}).expected == compute("CRC32", b"x")
+    named = {"x-amz-checksum-crc32": crc, "x-amz-sdk-checksum-algorithm": "CRC32"}
+    assert wanted(named).algorithm.name == "CRC32"
+    trailer = {"x-amz-trailer": "x-amz-checksum-crc32c", "x-amz-sdk-checksum-algorithm": "CRC32C"}
+    assert wanted(trailer) == Wanted(algorithm("CRC32C"), trailer="x-amz-checksum-crc32c")
+    assert wanted({"x-amz-checksum-type": "FULL_OBJECT"}).expected is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-amz-checksum-crc32": "!!!"},
+        {"x-amz-checksum-crc32": "AAAA"},
+        {"x-amz-checksum-sha256": "AAAAAA=="},
+        {"x-amz-checksum-sha1024": "AAAAAA=="},
+        {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-checksum-crc32c": "AAAAAA=="},
+        {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-trailer": "x-amz-checksum-crc32"},
+        {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-sdk-checksum-algorithm": "SHA1"},
+        {"x-amz-sdk-checksum-algorithm": "SHA1"},
+        {"x-amz-sdk-checksum-algorithm": "MD6"},
+        {"x-amz-trailer": "x-amz-meta-later"},
+    ],
+)
+def test_headers_that_contradict(headers: dict[str, str]) -> None:
+    assert code_of(wanted, headers) == "InvalidRequest"
+
+
+def test_content_md5() -> None:
+    assert content_md5(None) is None
+    digest = hashlib.md5(b"x").digest()
+    assert content_md5(base64.b64encode(digest).decode()) == digest
+    for bad in ("", "YQ==", "no base64", hashlib.md5(b"x").hexdigest()):
+        assert code_of(content_md5, bad) == "InvalidDigest"
+
+
+@given(st.lists(st.binary(max_size=50), max_size=4), st.sampled_from(sorted(ALGORITHMS)))
+def test_one_pass_computes_all(pieces: list[bytes], name: str) -> None:
+    body = b"".join(pieces)
+    expected = compute(name, body)
+    passed = FirstPass(
+        Wanted(ALGORITHMS[name], expected=expected),
+        size=len(body),
+        content_sha256=hashlib.sha256(body).hexdigest(),
+        content_md5=hashlib.md5(body).digest(),
+    )
+    buffer = bytearray(50)
+    for piece in pieces:
+        buffer[: len(piece)] = piece
+        passed.update(memoryview(buffer)[: len(piece)])
+    digests = passed.finish({})
+    assert digests.size == len(body)
+    assert digests.etag == hashlib.md5(body).hexdigest()
+    checksum = Checksum(ALGORITHMS[name], base64.b64encode(expected).decode(), FULL_OBJECT)
+    assert digests.checksum == checksum
+
+
+def passed_over(body: bytes, **named: Any) -> FirstPass:
+    passed = FirstPass(named.pop("wanted", wanted({})), size=len(body), **named)
+    passed.update(memoryview(body))
+    return passed
+
+
+def test_mismatches() -> None:
+    other = hashlib.sha256(b"other").hexdigest()
+    sha256 = passed_over(b"body", content_sha256=other)
+    assert code_of(sha256.finish, {}) == "XAmzContentSHA256Mismatch"
+    md5 = passed_over(b"body", content_md5=hashlib.md5(b"other").digest())
+    assert code_of(md5.finish, {}) == "BadDigest"
+    header = passed_over(b"body", wanted=Wanted(algorithm("CRC32"), expected=bytes(4)))
+    assert code_of(header.finish, {}) == "BadDigest"
+
+
+def test_trailers() -> None:
+    name = "x-amz-checksum-crc32c"
+
+    def end(trailers: dict[str, str]) -> object:
+        want = wanted({"x-amz-trailer": name})
+        return passed_over(b"body", wanted=want).finish(trailers)
+
+    assert end({name: value("CRC32C", b"body")})
+    assert code_of(end, {}) == "MalformedTrailerError"
+    assert code_of(end, {name: "AAAA"}) == "InvalidRequest"
+    assert code_of(end, {name: "AAAAAA=="}) == "BadDigest"
+
+
+def test_only_small_bodies_and_checked_ones_have_md5_tags() -> None:
+    body = bytes(MD5_LIMIT_BYTES + 1)
+    tag = passed_over(body).finish({}).etag
+    assert len(tag) == 34
+    assert tag.endswith("-1")
+    md5 = hashlib.md5(body)
+    checked = passed_over(body, content_md5=md5.digest()).finish({})
+    assert checked.etag == md5.hexdigest()
+    unsized = FirstPass(wanted({}), size=None)
+    assert unsized.finish({}).etag.endswith("-1")
+
+
+def test_whole_values_of_clients() -> None:
+    composite = Checksum(algorithm("CRC32"), "AAAAAA==-2", COMPOSITE)
+    for good in (None, "AAAAAA==-2", "AAAAAA=="):
+        check_whole(composite, good)
+    assert code_of(check_whole, composite, "AAAAAA==-3") == "BadDigest"
+    assert code_of(check_whole, composite, "AQAAAA==") == "BadDigest"
+    assert code_of(check_whole, composite, "nonsense") == "InvalidRequest"
+    full = Checksum(algorithm("CRC32"), "AAAAAA==", FULL_OBJECT)
+    check_whole(full, "AAAAAA==")
+    assert code_of(check_whole, full, "AAAAAA==-2") == "BadDigest"
+
+
+def test_tags_of_uploads_and_files() -> None:
+    parts = [hashlib.md5(part).hexdigest() for part in (b"a", b"b")]
+    digests = hashlib.md5(b"a").digest() + hashlib.md5(b"b").digest()
+    assert multipart_etag(parts) == hashlib.md5(digests).hexdigest() + "-2"
+    assert multipart_etag([f"{part}-1" for part in parts]) == multipart_etag(parts)
+    tag = file_etag(7, 1, 10, 5)
+    assert tag == file_etag(7, 1, 10, 5)
+    assert len({tag, file_etag(8, 1, 10, 5), file_etag(7, 2, 10, 5), file_etag(7, 1, 11, 5)}) == 4
+    assert tag != file_etag(7, 1, 10, -6)
+
+
+def test_headers_and_members() -> None:
+    assert algorithm("crc64nvme").header == "x-amz-checksum-crc64nvme"
+    assert algorithm("SHA256").member == "ChecksumSHA256"
+    assert code_of(algorithm, "MD5") == "InvalidRequest"
+    assert checksums.DEFAULT in ALGORITHMS
