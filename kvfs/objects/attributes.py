@@ -1,0 +1,113 @@
+"""What is said about an object beside its bytes, as extended attributes of its file.
+
+| name | attribute | value |
+|---|---|---|
+| `content-type`, `cache-control`, ... (standard headers) | `user.s3.NAME` | the header's |
+| `meta.NAME` (user metadata) | `user.s3.meta.NAME` | the header's |
+| `checksum.crc32`, ..., `checksum.type` | `user.s3.checksum.crc32` | base64 |
+| `tagging` | `user.s3.tagging` | the caller's encoding |
+| (ETag) | `user.s3.etag` | ETag, size, mtime in ns; believed while file and record agree |
+| `retention` | `trusted.s3.retention` | mode, end in seconds since the epoch |
+| `legal-hold` | `trusted.s3.legal-hold` | `ON` |
+| `acl`, `owner`, `storage`, `encryption`, `parts` | `trusted.s3.NAME` | the caller's encoding |
+| (version) | `trusted.s3.version` | the id of the current version (`versions`); none: null |
+
+`trusted.` ones can be set by root alone, so that no user of the mount fakes them. Names are text of
+at most 240 bytes, values text of at most 64 KiB.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import xxhash
+
+from kvfs.errors import TooLarge
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Inode
+from kvfs.namespace.inodes import MAX_XATTR_VALUE
+
+Metadata = Mapping[str, str]
+ETAG: Final = b"user.s3.etag"
+VERSION: Final = b"trusted.s3.version"
+_USER: Final = b"user.s3."
+_TRUSTED: Final = b"trusted.s3."
+_PROTECTED: Final = frozenset(
+    ("retention", "legal-hold", "acl", "owner", "storage", "encryption", "parts")
+)
+_MAX_NAME: Final = 240
+_PREFIX: Final = 9
+"""In an attribute's key: `x` and the inode."""
+
+
+def read(t: Transaction, ino: int) -> dict[str, str]:
+    """What is said about an object, but its ETag and version."""
+    return split(read_raw(t, ino))
+
+
+def read_raw(t: Transaction, ino: int) -> dict[bytes, bytes]:
+    """All that are kept here, ETag and version too, by the names of the attributes; one scan."""
+    prefix = keys.xattrs(ino)
+    return {
+        key[_PREFIX:]: value
+        for key, value in t.scan(prefix + b"trusted.s3.", prefix + b"user.s3/")
+        if key.startswith((_USER, _TRUSTED), _PREFIX)
+    }
+
+
+def split(raw: Mapping[bytes, bytes]) -> dict[str, str]:
+    """By the callers' names."""
+    return {
+        name.split(b".s3.", 1)[1].decode(errors="surrogateescape"): value.decode(
+            errors="surrogateescape"
+        )
+        for name, value in raw.items()
+        if name not in (ETAG, VERSION)
+    }
+
+
+def write(t: Transaction, ino: int, metadata: Metadata) -> None:
+    """Add or replace. Raises TooLarge."""
+    for name, value in metadata.items():
+        t.put(keys.xattr(ino, attribute(name)), _packed(name, value))
+
+
+def remove(t: Transaction, ino: int, names: Iterable[str]) -> None:
+    for name in names:
+        t.delete(keys.xattr(ino, attribute(name)))
+
+
+def attribute(name: str) -> bytes:
+    """The name of the attribute. Raises TooLarge."""
+    raw = name.encode(errors="surrogateescape")
+    if not 0 < len(raw) <= _MAX_NAME:
+        raise TooLarge(f"a name of metadata has 1 to {_MAX_NAME} bytes, not {len(raw)}")
+    return (_TRUSTED if name in _PROTECTED else _USER) + raw
+
+
+def packed_etag(etag: str, inode: Inode) -> bytes:
+    """The value of the attribute."""
+    return b"%s %d %d" % (etag.encode(), inode.size, inode.mtime_ns)
+
+
+def etag_of(packed: bytes | None, ino: int, inode: Inode) -> str:
+    """The ETag, without quotes: the one that was given, where the file is what it was then; else
+    one that no client takes for an MD5 and that stays while nobody writes."""
+    if packed is not None:
+        etag, _, valid = packed.partition(b" ")
+        if valid == b"%d %d" % (inode.size, inode.mtime_ns):
+            return etag.decode(errors="replace")
+    return computed_etag(ino, inode)
+
+
+def computed_etag(ino: int, inode: Inode) -> str:
+    """Of a file that nobody gave one, from its number, size and mtime."""
+    seed = b"%d %d %d" % (ino, inode.size, inode.mtime_ns)
+    return xxhash.xxh3_128_hexdigest(seed) + "-1"
+
+
+def _packed(name: str, value: str) -> bytes:
+    packed = value.encode(errors="surrogateescape")
+    if len(packed) > MAX_XATTR_VALUE:
+        raise TooLarge(f"{name}: a value has at most {MAX_XATTR_VALUE} bytes, not {len(packed)}")
+    return packed

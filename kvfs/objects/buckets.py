@@ -1,0 +1,132 @@
+"""Buckets: namespaces, with settings that only their readers understand. No I/O here."""
+
+from typing import Final, NamedTuple
+
+from kvfs.client.finish import Changed
+from kvfs.errors import Exists
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import ROOT_INODE
+from kvfs.namespace import spaces
+from kvfs.namespace.entries import lose_link, touch
+from kvfs.namespace.inodes import read_inode
+from kvfs.objects import changing, uploads
+from kvfs.objects.changing import Moment
+from kvfs.objects.finding import Bucket, find_bucket
+from kvfs.objects.names import COMPLETED
+from kvfs.objects.problems import BucketExists, BucketNotEmpty
+
+_MAX_SETTING_NAME: Final = 255
+
+
+class Described(NamedTuple):
+    """A bucket in a list."""
+
+    name: bytes
+    created_ns: int
+    kind: str
+    """Of the namespace: durable or cache."""
+
+
+def create(
+    t: Transaction, name: bytes, kind: str, uid: int, gid: int, now: int, changed: Changed
+) -> Bucket:
+    """Make a bucket. Raises BucketExists, Invalid, NameTooLong, NoSpace."""
+    try:
+        spaces.create(t, name, kind=kind, uid=uid, gid=gid, now=now)
+    except Exists as error:
+        raise BucketExists(str(error)) from None
+    changed.name(ROOT_INODE, name)
+    return find_bucket(t, name)
+
+
+def remove(t: Transaction, name: bytes, moment: Moment, changed: Changed) -> None:
+    """Remove a bucket that holds nothing but empty directories, and its settings. Raises
+    NoSuchBucket, BucketNotEmpty."""
+    bucket = find_bucket(t, name)
+    _remove_completed(t, bucket, moment, changed)
+    _remove_empty(t, bucket.root, name, moment, changed)
+    spaces.forget(t, bucket.id, name, moment.now)
+    top = read_inode(t, bucket.root)
+    removed = lose_link(t, bucket.root, top, (ROOT_INODE, name), moment.now, lambda _: True)
+    changed.name(ROOT_INODE, name, removed)
+
+
+def describe(t: Transaction, name: bytes) -> Described:
+    """Raises NoSuchBucket."""
+    bucket = find_bucket(t, name)
+    return _describe(t, bucket.id)
+
+
+def list_all(t: Transaction) -> list[Described]:
+    """Every namespace, in the order of their names; which of them are legal names of buckets is the
+    caller's to say."""
+    prefix = keys.entries(ROOT_INODE)
+    return [
+        _describe(t, keys.unpack_u64(value) >> 48) for _, value in t.scan(prefix, keys.after(prefix))
+    ]
+
+
+def get_setting(t: Transaction, bucket: Bucket, name: str) -> bytes | None:
+    """What is set; None where nothing is."""
+    return t.get(_setting(bucket, name))
+
+
+def put_setting(t: Transaction, bucket: Bucket, name: str, value: bytes) -> None:
+    t.put(_setting(bucket, name), value)
+
+
+def delete_setting(t: Transaction, bucket: Bucket, name: str) -> bool:
+    """Whether anything was set."""
+    return t.delete(_setting(bucket, name))
+
+
+def list_settings(t: Transaction, bucket: Bucket) -> list[str]:
+    return [name.decode() for name in spaces.list_settings(t, bucket.id)]
+
+
+def _setting(bucket: Bucket, name: str) -> bytes:
+    assert 0 < len(name.encode()) <= _MAX_SETTING_NAME, name
+    return keys.setting(bucket.id, name.encode())
+
+
+def _describe(t: Transaction, number: int) -> Described:
+    record = spaces.get(t, number)
+    created = record.created_ns
+    if not created:
+        created = read_inode(t, number << 48 | ROOT_INODE).mtime_ns
+    return Described(record.name, created, record.kind)
+
+
+def _remove_completed(t: Transaction, bucket: Bucket, moment: Moment, changed: Changed) -> None:
+    value = t.get(keys.directory_entry(bucket.root, COMPLETED))
+    if value is not None:
+        directory = keys.unpack_u64(value)
+        for name, ino in uploads.notes(t, directory):
+            uploads.remove_note(t, directory, name, ino, moment)
+        _remove_directory(t, bucket.root, COMPLETED, directory, moment, changed)
+
+
+def _remove_empty(
+    t: Transaction, directory: int, name: bytes, moment: Moment, changed: Changed
+) -> None:
+    """Remove the directories below; raises BucketNotEmpty at the first thing that is none."""
+    prefix = keys.entries(directory)
+    below: list[tuple[bytes, int]] = []
+    for key, value in t.scan(prefix, keys.after(prefix)):
+        if not key.endswith(b"/"):
+            shown = name.decode(errors="backslashreplace")
+            raise BucketNotEmpty(f"the bucket {shown} is not empty")
+        below.append((key[len(prefix) : -1], keys.unpack_u64(value)))
+    for child, ino in below:
+        _remove_empty(t, ino, name, moment, changed)
+        _remove_directory(t, directory, child, ino, moment, changed)
+
+
+def _remove_directory(
+    t: Transaction, parent: int, name: bytes, ino: int, moment: Moment, changed: Changed
+) -> None:
+    t.delete(keys.directory_entry(parent, name))
+    touch(t, parent, read_inode(t, parent), moment.now, -1)
+    removed = lose_link(t, ino, read_inode(t, ino), (parent, name), moment.now, lambda _: True)
+    changing.tell(t, changed, parent, name + b"/", removed)

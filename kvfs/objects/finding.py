@@ -1,0 +1,217 @@
+"""Where an object is, and what it is: reads only.
+
+An object is a regular file that was published (see `published`). The current version stands under
+its own name, older ones and delete markers under names of their own beside it (`versions`).
+"""
+
+import stat
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Inode, namespace_root, unpack_inode
+from kvfs.namespace import published, spaces
+from kvfs.namespace.inodes import read_inode
+from kvfs.namespace.odd import NUL
+from kvfs.objects import attributes, versions
+from kvfs.objects.names import Place, check_key, place_of
+from kvfs.objects.problems import NoSuchBucket, NoSuchKey, NoSuchVersion
+
+MARKER_MODE: Final = stat.S_IFCHR
+"""Of a delete marker: a device without a number, as other file systems mark what is whited out."""
+
+
+class Bucket(NamedTuple):
+    """A namespace as objects see it."""
+
+    id: int
+    root: int
+    """Its directory's inode number."""
+    durable: bool
+
+
+class Facts(NamedTuple):
+    """One version of an object, as one transaction saw it."""
+
+    key: bytes
+    ino: int
+    inode: Inode
+    etag: str
+    """Without quotes; empty for a delete marker."""
+    metadata: dict[str, str]
+    """By the names of `attributes`."""
+    version: str
+    """Its id; "null" where it was written while the bucket kept no versions."""
+    latest: bool
+    delete_marker: bool
+
+    @property
+    def size(self) -> int:
+        return self.inode.size
+
+    @property
+    def mtime_ns(self) -> int:
+        return self.inode.mtime_ns
+
+
+def find_bucket(t: Transaction, name: bytes) -> Bucket:
+    """Raises NoSuchBucket."""
+    value = t.get(keys.directory_entry(1, name)) if 0 < len(name) <= spaces.MAX_NAME else None
+    if value is None:
+        raise NoSuchBucket(f"there is no bucket {name.decode(errors='backslashreplace')}")
+    root = keys.unpack_u64(value)
+    number = root >> 48
+    return Bucket(number, root, spaces.get(t, number).kind != "cache")
+
+
+def bucket_of(t: Transaction, number: int) -> Bucket:
+    """By the id of its namespace. Raises NotFound."""
+    return Bucket(number, namespace_root(number), spaces.get(t, number).kind != "cache")
+
+
+def descend(t: Transaction, root: int, directories: Sequence[bytes]) -> int | None:
+    """The directory at the end of this way; None where a part is missing."""
+    ino = root
+    for name in directories:
+        value = t.get(keys.directory_entry(ino, name))
+        if value is None:
+            return None
+        ino = keys.unpack_u64(value)
+    return ino
+
+
+def find(t: Transaction, bucket: Bucket, key: bytes, version: str, boot: int) -> Facts:
+    """One version; the current one where `version` is empty, which may be a delete marker.
+
+    Raises NoSuchKey, NoSuchVersion, Invalid (no possible key).
+    """
+    check_key(key)
+    place = place_of(key)
+    parent = descend(t, bucket.root, place.directories)
+    found = None
+    if parent is not None:
+        if version:
+            found = find_version(t, parent, place.name, key, version, boot)
+        else:
+            found = find_current(t, parent, place.name, key, boot)
+    if found is None:
+        shown = key.decode(errors="backslashreplace")
+        if version:
+            raise NoSuchVersion(f"{shown}: there is no version {version}")
+        raise NoSuchKey(f"there is no object {shown}")
+    return found
+
+
+def find_many(
+    t: Transaction, bucket: Bucket, wanted: Sequence[bytes], boot: int
+) -> list[Facts | None]:
+    """The current version of each key; None where there is none, or a delete marker."""
+    directories: dict[tuple[bytes, ...], int | None] = {}
+    found: list[Facts | None] = []
+    for key in wanted:
+        check_key(key)
+        place = place_of(key)
+        if place.directories not in directories:
+            directories[place.directories] = descend(t, bucket.root, place.directories)
+        parent = directories[place.directories]
+        found.append(None if parent is None else find_file(t, parent, place.name, key, boot))
+    return found
+
+
+def find_current(
+    t: Transaction, parent: int, name: bytes, key: bytes, boot: int
+) -> Facts | None:
+    """The object, or the delete marker that stands for it; None: neither."""
+    found = find_file(t, parent, name, key, boot)
+    if found is not None or t.get(keys.file_entry(parent, name)) is not None:
+        return found
+    for version, ino in noncurrent(t, parent, name):
+        inode = read_inode(t, ino)
+        return facts(t, key, ino, inode, version, latest=True) if is_marker(inode) else None
+    return None
+
+
+def find_file(t: Transaction, parent: int, name: bytes, key: bytes, boot: int) -> Facts | None:
+    """The object under its own name."""
+    value = t.get(keys.file_entry(parent, name))
+    if value is None:
+        return None
+    record = t.get(b"i" + value)
+    if record is None:
+        return None
+    inode = unpack_inode(record)
+    if not is_object(inode, boot):
+        return None
+    return facts(t, key, keys.unpack_u64(value), inode, None, latest=True)
+
+
+def find_version(
+    t: Transaction, parent: int, name: bytes, key: bytes, version: str, boot: int
+) -> Facts | None:
+    """The version with this id, whether or not it is the current one."""
+    current = find_file(t, parent, name, key, boot)
+    if current is not None and current.version == version:
+        return current
+    for found, ino in _matching(t, parent, name, version):
+        inode = read_inode(t, ino)
+        if is_marker(inode) or is_object(inode, boot):
+            first = next(noncurrent(t, parent, name))[0]
+            latest = is_marker(inode) and found == first and current is None
+            return facts(t, key, ino, inode, found, latest=latest)
+    return None
+
+
+def noncurrent(t: Transaction, parent: int, name: bytes) -> Iterator[tuple[bytes, int]]:
+    """(id, inode number) of the versions and delete markers beside a name, newest first."""
+    prefix = keys.file_entry(parent, name + NUL)
+    for key, value in t.scan(prefix, prefix + b"\xff"):
+        yield key[len(prefix) :], keys.unpack_u64(value)
+
+
+def facts(
+    t: Transaction, key: bytes, ino: int, inode: Inode, version: bytes | None, *, latest: bool
+) -> Facts:
+    """Of a record that was read in this transaction; `version` is None for the current one, which
+    says it itself."""
+    raw = attributes.read_raw(t, ino)
+    marker = is_marker(inode)
+    version = raw.get(attributes.VERSION) if version is None else version
+    return Facts(
+        key,
+        ino,
+        inode,
+        "" if marker else attributes.etag_of(raw.get(attributes.ETAG), ino, inode),
+        attributes.split(raw),
+        versions.NULL if version is None else versions.outside(version),
+        latest,
+        marker,
+    )
+
+
+def is_object(inode: Inode, boot: int) -> bool:
+    return stat.S_ISREG(inode.mode) and published.is_visible(inode, boot)
+
+
+def is_marker(inode: Inode) -> bool:
+    return stat.S_ISCHR(inode.mode)
+
+
+def place_in(t: Transaction, bucket: Bucket, key: bytes) -> tuple[int | None, Place]:
+    """The directory of a key, and where it is in its bucket. Raises Invalid."""
+    check_key(key)
+    place = place_of(key)
+    return descend(t, bucket.root, place.directories), place
+
+
+def _matching(
+    t: Transaction, parent: int, name: bytes, version: str
+) -> Iterator[tuple[bytes, int]]:
+    if version == versions.NULL:
+        yield from (each for each in noncurrent(t, parent, name) if versions.is_null(each[0]))
+        return
+    raw = version.encode(errors="replace")
+    if versions.is_valid(raw):
+        value = t.get(keys.file_entry(parent, versions.entry_name(name, raw)))
+        if value is not None:
+            yield raw, keys.unpack_u64(value)

@@ -1,0 +1,315 @@
+"""Lists keys in the order of their bytes: a depth-first scan that seeks.
+
+A directory's scan yields names in the order of the keys below them (see `names`), so one scan for
+each directory on the way to the present key, and no sorting. Whatever follows is reached by a new
+scan from there: the start, and what comes after a common prefix, so that the keys which it stands
+for are not read.
+
+Invariant: a scan's directory has its prefix, the start of all its keys.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.namespace.odd import NUL, is_continuation
+from kvfs.objects.finding import Bucket, Facts
+from kvfs.objects.names import MAX_KEY, joined, place_of
+
+_BATCH: Final = 256
+_END: Final = b"\xff"
+"""After every byte of an id."""
+
+
+class Listed(NamedTuple):
+    """An object in a list."""
+
+    key: bytes
+    ino: int
+    size: int
+    mtime_ns: int
+    etag: str
+
+
+class Page(NamedTuple):
+    """A part of a list. Objects and common prefixes are each in order; `following` is where to go
+    on after (`start_after`), empty at the end."""
+
+    objects: list[Listed]
+    prefixes: list[bytes]
+    following: bytes
+
+    @property
+    def truncated(self) -> bool:
+        return bool(self.following)
+
+
+class VersionPage(NamedTuple):
+    """As `Page`; where to go on is after a key and, if not empty, the id of one of its versions."""
+
+    versions: list[Facts]
+    prefixes: list[bytes]
+    following: bytes
+    following_version: str
+    truncated: bool
+
+
+class _Frame(NamedTuple):
+    """A directory that is being scanned."""
+
+    ino: int
+    prefix: bytes
+    scan: Iterator[tuple[bytes, bytes]]
+
+
+class Walk:
+    """Entries of a bucket that are not directories, as (directory, start of its keys, name, inode
+    number packed), in order."""
+
+    def __init__(self, t: Transaction, bucket: Bucket) -> None:
+        self._t = t
+        self._root = bucket.root
+        self._frames: list[_Frame] = []
+
+    def start(self, key: bytes, extra: bytes = b"") -> None:
+        """Go on with the first entry that is not before this one; `extra` follows the name of the
+        key's file."""
+        self._frames = []
+        place = place_of(key)
+        ino, prefix = self._root, b""
+        for name in place.directories:
+            suffix = name + b"/"
+            self._push(ino, prefix, suffix + NUL)
+            value = self._t.get(keys.entries(ino) + suffix)
+            if value is None:
+                return
+            ino, prefix = keys.unpack_u64(value), joined(prefix, suffix)
+        self._push(ino, prefix, place.name + extra)
+
+    def skip(self, prefix: bytes) -> None:
+        """Go on after all keys that start so; the present one must."""
+        while self._frames and self._frames[-1].prefix.startswith(prefix):
+            self._frames.pop()
+        if not self._frames:
+            return
+        frame = self._frames.pop()
+        self._push(frame.ino, frame.prefix, keys.after(prefix[len(frame.prefix) :]))
+
+    def __iter__(self) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+        while self._frames:
+            ino, prefix, scan = self._frames[-1]
+            pair = next(scan, None)
+            if pair is None:
+                self._frames.pop()
+                continue
+            suffix = pair[0][9:]
+            if suffix[-1:] != b"/":
+                yield ino, prefix, suffix, pair[1]
+            elif NUL not in suffix or is_continuation(suffix):
+                self._push(keys.unpack_u64(pair[1]), joined(prefix, suffix), b"")
+
+    def _push(self, ino: int, prefix: bytes, start: bytes) -> None:
+        above = keys.entries(ino)
+        self._frames.append(_Frame(ino, prefix, self._t.scan(above + start, keys.after(above))))
+
+
+def list_objects(
+    t: Transaction,
+    bucket: Bucket,
+    *,
+    prefix: bytes = b"",
+    delimiter: bytes = b"",
+    start_after: bytes = b"",
+    max_keys: int = 1000,
+    boot: int,
+) -> Page:
+    """Keys that start with `prefix`, and the common prefixes that end with the first `delimiter`
+    after it, all greater than `start_after`, up to `max_keys` together."""
+    found = _Gathered(t, prefix, delimiter, start_after, max_keys, boot)
+    if max_keys > 0:
+        found.gather(bucket)
+    return found.page()
+
+
+class _Gathered:
+    """Gathers one more than the page holds, to know whether there is more."""
+
+    def __init__(
+        self,
+        t: Transaction,
+        prefix: bytes,
+        delimiter: bytes,
+        start_after: bytes,
+        limit: int,
+        boot: int,
+    ) -> None:
+        self._t = t
+        self._prefix = prefix
+        self._delimiter = delimiter
+        self._start_after = start_after
+        self._limit = limit
+        self._boot = boot
+        self._found: list[Listed | bytes] = []
+        self._pending: list[tuple[bytes, bytes]] = []
+
+    def gather(self, bucket: Bucket) -> None:
+        walk = Walk(self._t, bucket)
+        if self._start_after < self._prefix:
+            walk.start(self._prefix)
+        else:
+            walk.start(self._start_after, NUL)
+        prefix, delimiter = self._prefix, self._delimiter
+        room = min(self._limit + 1, _BATCH)
+        pending = self._pending
+        for _, above, name, packed in walk:
+            key = above + name
+            if not key.startswith(prefix):
+                break
+            if NUL in name or not is_listable(key):
+                continue
+            at = key.find(delimiter, len(prefix)) if delimiter else -1
+            if at < 0:
+                pending.append((key, packed))
+                if len(pending) < room:
+                    continue
+            elif self._flush():
+                self._add_prefix(walk, key[: at + len(delimiter)], packed)
+            if not self._flush():
+                return
+            room = min(self._limit + 1 - len(self._found), _BATCH)
+        self._flush()
+
+    def page(self) -> Page:
+        found = self._found[: self._limit] if self._limit > 0 else []
+        following = b""
+        if found and len(self._found) > self._limit:
+            last = found[-1]
+            following = last if isinstance(last, bytes) else last.key
+        return Page(
+            [each for each in found if not isinstance(each, bytes)],
+            [each for each in found if isinstance(each, bytes)],
+            following,
+        )
+
+    def _add_prefix(self, walk: Walk, common: bytes, packed: bytes) -> None:
+        """A common prefix is there if any object is below it, which this one may show."""
+        if common <= self._start_after:
+            walk.skip(common)
+            return
+        record = self._t.get(b"i" + packed)
+        if record is not None and finding.is_object(unpack_inode(record), self._boot):
+            self._found.append(common)
+            walk.skip(common)
+
+    def _flush(self) -> bool:
+        """Take over what is pending; whether more is wanted."""
+        pending = self._pending
+        if pending:
+            records = self._t.get_many([b"i" + packed for _, packed in pending])
+            etags = self._t.get_many([b"x" + packed + attributes.ETAG for _, packed in pending])
+            for (key, packed), record, etag in zip(pending, records, etags, strict=True):
+                if record is None:
+                    continue
+                inode = unpack_inode(record)
+                if finding.is_object(inode, self._boot):
+                    ino = keys.unpack_u64(packed)
+                    tag = attributes.etag_of(etag, ino, inode)
+                    self._found.append(Listed(key, ino, inode.size, inode.mtime_ns, tag))
+            pending.clear()
+        return len(self._found) <= self._limit
+
+
+def list_versions(
+    t: Transaction,
+    bucket: Bucket,
+    *,
+    prefix: bytes = b"",
+    delimiter: bytes = b"",
+    start_after: bytes = b"",
+    start_version: str = "",
+    max_keys: int = 1000,
+    boot: int,
+) -> VersionPage:
+    """As `list_objects`, of all versions and delete markers, those of a key newest first."""
+    found: list[Facts | bytes] = []
+    walk = Walk(t, bucket)
+    if start_after < prefix or not start_after:
+        walk.start(prefix)
+        start_version = ""
+    else:
+        walk.start(start_after, _after_version(t, bucket, start_after, start_version, boot))
+    last = start_after if start_version else b""
+    for _, above, name, packed in walk if max_keys > 0 else ():
+        stem, _, version = name.partition(NUL)
+        key = above + stem
+        if not key.startswith(prefix):
+            break
+        inode = read_inode(t, keys.unpack_u64(packed))
+        if not is_listable(key) or not (
+            finding.is_object(inode, boot) or (version and finding.is_marker(inode))
+        ):
+            continue
+        at = key.find(delimiter, len(prefix)) if delimiter else -1
+        if at >= 0:
+            common = key[: at + len(delimiter)]
+            if common > start_after:
+                found.append(common)
+            walk.skip(common)
+        else:
+            ino = keys.unpack_u64(packed)
+            latest = not version or (finding.is_marker(inode) and key != last)
+            found.append(finding.facts(t, key, ino, inode, version or None, latest=latest))
+            last = key
+        if len(found) > max_keys:
+            break
+    return _version_page(found, max_keys)
+
+
+def is_listable(key: bytes) -> bool:
+    """Whether it can be a key: a mount may make names that are not UTF-8, or longer paths."""
+    if len(key) > MAX_KEY:
+        return False
+    if key.isascii():
+        return True
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _after_version(
+    t: Transaction, bucket: Bucket, key: bytes, version: str, boot: int
+) -> bytes:
+    """What follows a key's name in the first entry after one of its versions, or after all."""
+    parent, place = finding.place_in(t, bucket, key)
+    if parent is None or not version:
+        return NUL + _END
+    current = finding.find_file(t, parent, place.name, key, boot)
+    if current is not None and current.version == version:
+        return NUL
+    raw = version.encode(errors="replace")
+    if version == versions.NULL:
+        nulls = [
+            each for each, _ in finding.noncurrent(t, parent, place.name) if versions.is_null(each)
+        ]
+        raw = nulls[0] if nulls else _END
+    return NUL + raw + NUL
+
+
+def _version_page(found: list[Facts | bytes], limit: int) -> VersionPage:
+    kept = found[:limit] if limit > 0 else []
+    truncated = bool(kept) and len(found) > limit
+    following, version = b"", ""
+    if truncated:
+        last = kept[-1]
+        following = last if isinstance(last, bytes) else last.key
+        version = "" if isinstance(last, bytes) else last.version
+    return VersionPage(
+        [each for each in kept if not isinstance(each, bytes)],
+        [each for each in kept if isinstance(each, bytes)],
+        following,
+        version,
+        truncated,
+    )

@@ -1,0 +1,47 @@
+"""What is refused to who works with objects; each is a kind of the core's errors."""
+
+from kvfs.errors import AccessDenied, Conflict, Exists, Invalid, NotEmpty, NotFound
+
+
+class NoSuchBucket(NotFound):
+    """There is no namespace of that name."""
+
+
+class NoSuchKey(NotFound):
+    """The bucket has no object of that key."""
+
+
+class NoSuchVersion(NotFound):
+    """The object has no version of that id."""
+
+
+class NoSuchUpload(NotFound):
+    """The upload was never begun, or is completed or aborted."""
+
+
+class BucketExists(Exists):
+    """The name of the bucket is taken."""
+
+
+class BucketNotEmpty(NotEmpty):
+    """The bucket holds objects, versions or uploads."""
+
+
+class PreconditionFailed(Conflict):
+    """What the caller made a condition is not so."""
+
+
+class Locked(AccessDenied):
+    """A retention or a legal hold forbids to delete this version."""
+
+
+class InvalidPart(Invalid):
+    """A part that is to be put together is missing, or another one than it was said to be."""
+
+
+class PartOrder(Invalid):
+    """The parts to put together are not in ascending order."""
+
+
+class PartTooSmall(Invalid):
+    """A part other than the last has less than 5 MiB."""
