@@ -56,6 +56,8 @@ class Shape(msgspec.Struct, frozen=True, rename="camel"):
     timestamp_format: str = ""
     enum: frozenset[str] = frozenset()
     eventstream: bool = False
+    min: float = 0
+    max: float | None = None
     xml_namespace: Namespace | None = None
 
 
