@@ -19,12 +19,14 @@ from kvfs.wire.limits import Limits
 _LINE_EXTRA: Final = 64  # method, blanks and version of a request line
 _TOKEN_START: Final = re.compile(rb"[A-Za-z]")
 _UNKNOWN_METHOD: Final = re.compile(rb"[A-Z][A-Z-]{0,31} ")
-_OTHER_VERSION: Final = re.compile(rb".* HTTP/[0-9]\.[0-9]", re.DOTALL)
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?#@]+)(.*)", re.IGNORECASE | re.DOTALL)
 # A trailer must not change how its message was framed, routed or authorised (RFC 9110, 6.5.1).
 _NOT_IN_TRAILERS: Final = frozenset(
-    (b"authorization", b"content-length", b"expect", b"host", b"te", b"trailer")
-    + (b"connection", b"transfer-encoding", b"content-encoding", b"content-range", b"content-type")
+    (
+        *(b"authorization", b"connection", b"content-encoding", b"content-length"),
+        *(b"content-range", b"content-type", b"expect", b"host", b"te", b"trailer"),
+        b"transfer-encoding",
+    )
 )
 
 
@@ -72,13 +74,15 @@ def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool
     Raises Refused: 400, 414, 417, 431, 501 or 505."""
     collector = _Collector()
     method = _feed(block, collector)
-    http_1_0 = _version(block, method, collector.target)
+    http_1_0 = _is_http_1_0(block, method, collector.target)
     if len(collector.target) > limits.target_bytes:
         raise Refused(414, f"a target may hold {limits.target_bytes} bytes")
     headers = collector.headers
     if len(headers) > limits.header_count:
         raise Refused(431, f"a head may hold {limits.header_count} fields")
     fields = dict(headers) if len(headers) < 2 else _by_name(headers)
+    if b"host" not in fields and not http_1_0:
+        raise Refused(400, "a request needs a Host")
     target = collector.target
     if not target.startswith(b"/"):
         target = _other_form(method, target, fields)
@@ -125,15 +129,16 @@ def _feed(block: bytes, collector: _Collector) -> str:
     return parser.get_method().decode("ascii")
 
 
-def _version(block: bytes, method: str, target: bytes) -> bool:
-    """Whether it is HTTP/1.0. Raises Refused where the request line is not in its one right form."""
+def _is_http_1_0(block: bytes, method: str, target: bytes) -> bool:
+    """Raises Refused where the request line is not in its one right form."""
     line = block[: block.index(b"\r\n")]
-    begin = b"%b %b HTTP/1." % (method.encode("ascii"), target)
-    if line[:-1] == begin and line[-1:] in (b"0", b"1"):
-        return line[-1:] == b"0"
-    if _OTHER_VERSION.fullmatch(line) and not line.endswith((b"1.0", b"1.1")):
+    begin = b"%b %b HTTP/" % (method.encode("ascii"), target)
+    if not line.startswith(begin):
+        raise Refused(400, "this is no request line")
+    version = line[len(begin) :]
+    if version not in (b"1.1", b"1.0"):
         raise Refused(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
-    raise Refused(400, "this is no request line")
+    return version == b"1.0"
 
 
 def _by_name(headers: list[Field]) -> dict[bytes, bytes]:
@@ -161,8 +166,6 @@ def _other_form(method: str, target: bytes, fields: dict[bytes, bytes]) -> bytes
 
 def _is_chunked(fields: dict[bytes, bytes], http_1_0: bool) -> bool:
     encoding = fields.get(b"transfer-encoding")
-    if b"host" not in fields and not http_1_0:
-        raise Refused(400, "a request needs a Host")
     if encoding is None:
         return False
     if http_1_0:
