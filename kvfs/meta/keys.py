@@ -17,6 +17,8 @@ is S3's byte order, and a file `a` and a directory `a` can stand in one parent.
 | `w` inode (8) | empty: the file is not published yet |
 | `o` inode (8) | empty: no link is left, but somebody may still hold it |
 | `g` namespace id (2) name | a setting of the namespace as a bucket: what it is, its reader knows |
+| `a` user name | User |
+| `k` access key | AccessKey |
 | `t` time (8) any (8) | names that another process changed, until the mount has forgotten them |
 """
 
@@ -94,6 +96,14 @@ def unpublished(ino: int) -> bytes:
 
 def orphan(ino: int) -> bytes:
     return b"o" + pack_u64(ino)
+
+
+def user(name: str) -> bytes:
+    return b"a" + name.encode()
+
+
+def access_key(name: str) -> bytes:
+    return b"k" + name.encode()
 
 
 def notice(time_ns: int, unique: bytes) -> bytes:

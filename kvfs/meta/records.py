@@ -85,8 +85,29 @@ class Usage(msgspec.Struct, array_like=True, kw_only=True):
     inodes: int = 0
 
 
+class User(msgspec.Struct, array_like=True, kw_only=True):
+    """Somebody who may sign requests."""
+
+    access_keys: list[str]
+    created_ns: int
+    enabled: bool = True
+    policy: str = ""
+    """A policy document in JSON; empty: none, only what buckets allow."""
+
+
+class AccessKey(msgspec.Struct, array_like=True, kw_only=True):
+    """What requests are signed with."""
+
+    user: str
+    secret: bytes
+    """Encrypted with the store's key (`kvfs.encryption`)."""
+    created_ns: int
+
+
 _encoder = msgspec.msgpack.Encoder()
 pack = _encoder.encode
 unpack_inode = msgspec.msgpack.Decoder(Inode).decode
 unpack_namespace = msgspec.msgpack.Decoder(Namespace).decode
 unpack_usage = msgspec.msgpack.Decoder(Usage).decode
+unpack_user = msgspec.msgpack.Decoder(User).decode
+unpack_access_key = msgspec.msgpack.Decoder(AccessKey).decode

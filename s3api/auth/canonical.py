@@ -47,7 +47,7 @@ def encode(value: bytes) -> bytes:
 
 def decode(value: bytes) -> bytes:
     """A name or value of the query, decoded."""
-    return unquote_to_bytes(value.replace(b"+", b" "))
+    return value and unquote_to_bytes(value.replace(b"+", b" "))
 
 
 def canonical_path(path: bytes) -> bytes:

@@ -1,0 +1,100 @@
+"""Secrets at rest: encrypted with a key that lies beside the engine, readable by its owner alone.
+
+XChaCha20-Poly1305 of libsodium: its nonces are long enough to be random, so nothing need be
+counted across processes and restarts. Who can read the whole store has key and ciphertext; what is
+kept apart is copies of the engine: backups, exports, another node's replica.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from nacl.bindings import (
+    crypto_aead_xchacha20poly1305_ietf_decrypt,
+    crypto_aead_xchacha20poly1305_ietf_encrypt,
+)
+from nacl.bindings.crypto_aead import crypto_aead_xchacha20poly1305_ietf_NPUBBYTES
+from nacl.exceptions import CryptoError
+
+from kvfs.errors import Corrupt, Invalid
+
+KEY_SIZE: Final = 32
+_NONCE_SIZE: Final = crypto_aead_xchacha20poly1305_ietf_NPUBBYTES
+
+
+class SecretKey:
+    """A key of KEY_SIZE bytes. Its repr does not show it."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_SIZE:
+            raise Invalid(f"an encryption key has {KEY_SIZE} bytes")
+        self._key = key
+
+    def __repr__(self) -> str:
+        return "SecretKey(...)"
+
+    def encrypt(self, plain: bytes, context: bytes) -> bytes:
+        """Nonce and ciphertext; `context` says what it is for and must be given to decrypt it."""
+        nonce = os.urandom(_NONCE_SIZE)
+        return nonce + crypto_aead_xchacha20poly1305_ietf_encrypt(plain, context, nonce, self._key)
+
+    def decrypt(self, encrypted: bytes, context: bytes) -> bytes:
+        """Raises Corrupt where it was changed, or made with another key or for another context."""
+        nonce, text = encrypted[:_NONCE_SIZE], encrypted[_NONCE_SIZE:]
+        try:
+            return crypto_aead_xchacha20poly1305_ietf_decrypt(text, context, nonce, self._key)
+        except (CryptoError, ValueError):
+            raise Corrupt(
+                "a secret cannot be decrypted: it is damaged, or the store's key was replaced"
+            ) from None
+
+
+def open_key(path: Path) -> SecretKey:
+    """The key in the file `path`, made where it is missing; of several that make it one wins.
+
+    Raises Invalid (others may read the file), Corrupt (it holds no key), OSError.
+    """
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        _make(path)
+        return _read(path)
+
+
+def _read(path: Path) -> SecretKey:
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            raise Invalid(f"others may read or write {path}: chmod 600 it, and rotate all users")
+        key = file.read(KEY_SIZE + 1)
+    if len(key) != KEY_SIZE:
+        raise Corrupt(f"{path} holds no key: restore it from a backup, or remove it and add users")
+    return SecretKey(key)
+
+
+def _make(path: Path) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        with open(draft, "xb", opener=_private) as file:
+            file.write(os.urandom(KEY_SIZE))
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
