@@ -145,6 +145,11 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
         400,
         "The XML you provided was not well-formed or did not validate against our published schema",
     ),
+    "MalformedTrailerError": (
+        400,
+        "The request contained trailing data that was not well-formed or did not conform to our "
+        "published schema.",
+    ),
     "MaxMessageLengthExceeded": (400, "Your request was too large."),
     "MaxPostPreDataLengthExceededError": (
         400,

@@ -188,13 +188,10 @@ def _take(members: dict[str, Any], field: _Field, wire: str, value: str) -> None
     if field.empty_is_absent and not value:
         return
     try:
-        converted = field.convert(value)
+        members[field.member] = field.convert(value)
     except ValueError:
-        if field.lenient:
-            return
-        raise invalid_argument(wire, value) from None
-    if converted is not None:
-        members[field.member] = converted
+        if not field.lenient:
+            raise invalid_argument(wire, value) from None
 
 
 def _field(name: str, member: Member, shapes: Mapping[str, Shape]) -> _Field:
@@ -217,7 +214,7 @@ def _converter(wire: str, shape_name: str, shapes: Mapping[str, Shape]) -> Conve
         return parse_timestamp
     if shape.enum and wire not in _HINTS:
         return _chosen(wire, shape.enum)
-    return _without_framing if wire == "content-encoding" else str
+    return str
 
 
 def _listed(convert: Convert) -> Convert:
@@ -259,14 +256,6 @@ def _chosen(wire: str, allowed: frozenset[str]) -> Convert:
         raise invalid_argument(wire, value, message or _UNKNOWN_VALUE_MESSAGE.get(wire, ""))
 
     return read
-
-
-def _without_framing(value: str) -> str | None:
-    """A Content-Encoding without aws-chunked, which ends at the server; None where that is all."""
-    if "aws-chunked" not in value:
-        return value
-    kept = [part.strip() for part in value.split(",") if part.strip() != "aws-chunked"]
-    return ", ".join(kept) or None
 
 
 # --- the document

@@ -1,0 +1,68 @@
+"""From the core's errors to S3's: the one place where they are translated.
+
+The tables are exhaustive: a test fails on a class without a row. What a message of the core says is
+for the log, for it names paths; the client gets the code's own text.
+"""
+
+import errno
+from collections.abc import Mapping
+from typing import Final
+
+from kvfs import errors
+from kvfs.objects import problems
+from s3api.errors import S3Error
+
+CODES: Final[Mapping[type[errors.KvfsError], str]] = {
+    errors.AccessDenied: "AccessDenied",
+    errors.Busy: "OperationAborted",
+    errors.ConfigError: "InternalError",
+    errors.Conflict: "OperationAborted",
+    errors.Corrupt: "InternalError",
+    errors.CrossNamespace: "InvalidRequest",
+    errors.Exists: "OperationAborted",
+    errors.Invalid: "InvalidArgument",
+    errors.IsADirectory: "InvalidRequest",
+    errors.NameTooLong: "KeyTooLongError",
+    errors.NoAttribute: "InternalError",
+    errors.NoSpace: "InsufficientStorage",
+    errors.NotADirectory: "InvalidRequest",
+    errors.NotEmpty: "BucketNotEmpty",
+    errors.NotFound: "NoSuchKey",
+    errors.NotPermitted: "AccessDenied",
+    errors.NotSupported: "NotImplemented",
+    errors.ReadOnly: "AccessDenied",
+    errors.Stale: "NoSuchKey",
+    errors.TooLarge: "MetadataTooLarge",
+    errors.Unavailable: "ServiceUnavailable",
+    problems.BucketExists: "BucketAlreadyOwnedByYou",
+    problems.BucketNotEmpty: "BucketNotEmpty",
+    problems.InvalidPart: "InvalidPart",
+    problems.Locked: "AccessDenied",
+    problems.NoSuchBucket: "NoSuchBucket",
+    problems.NoSuchKey: "NoSuchKey",
+    problems.NoSuchUpload: "NoSuchUpload",
+    problems.NoSuchVersion: "NoSuchVersion",
+    problems.PartOrder: "InvalidPartOrder",
+    problems.PartTooSmall: "EntityTooSmall",
+    problems.PreconditionFailed: "PreconditionFailed",
+}
+
+_SYSTEM_CODES: Final = {
+    errno.EDQUOT: "InsufficientStorage",
+    errno.EMFILE: "SlowDown",
+    errno.ENFILE: "SlowDown",
+    errno.ENOSPC: "InsufficientStorage",
+    errno.EROFS: "AccessDenied",
+}
+
+
+def s3_error(error: Exception) -> S3Error:
+    """What the client is told of `error`: of any that is not known, InternalError."""
+    if isinstance(error, S3Error):
+        return error
+    if isinstance(error, OSError):
+        return S3Error(_SYSTEM_CODES.get(error.errno or 0, "InternalError"))
+    for kind in type(error).__mro__:
+        if kind in CODES:
+            return S3Error(CODES[kind])
+    return S3Error("InternalError")
