@@ -92,6 +92,8 @@ class Fsck:
             inode = self._record(ino)
             if inode is not None and inode.version == version:
                 continue
+            if inode is None and self._is_reserved(ino):
+                continue
             detail = "no record names it" if inode is None else "its record has another version"
             mend = partial(self._unlink, ino, version)
             yield Problem("leaked_data", self._files.path(ino, version), detail, mend)
@@ -159,6 +161,9 @@ class Fsck:
     def _record(self, ino: int) -> Inode | None:
         value = self._engine.read_now(lambda t: t.get(keys.inode(ino)))
         return None if value is None else unpack_inode(value)
+
+    def _is_reserved(self, ino: int) -> bool:
+        return self._engine.read_now(lambda t: t.get(keys.reserved(ino))) is not None
 
     def _name(self, ino: int) -> str:
         inode = self._record(ino)

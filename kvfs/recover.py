@@ -5,6 +5,7 @@
 | a kill before the first close | the list of unpublished files | the file goes |
 | a kill while a file was open for writing | the list of unsealed files | the size is taken anew |
 | a kill between unlink and drop, or in an eviction | the list of orphans | it is dropped wholly |
+| a kill while an object was put | the list of reserved numbers | an orphan, see above |
 | a power cut: data that were not synced | the list of unsealed files, boot id | the file goes |
 | a power cut: the engine is back at its checkpoint, not the disk | comparing all | see below |
 
@@ -27,7 +28,7 @@ import trio
 from kvfs.meta import keys
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
-from kvfs.namespace import lifecycle, spaces, tree
+from kvfs.namespace import lifecycle, reserving, spaces, tree
 from kvfs.namespace.inodes import read_inodes
 from kvfs.store.files import DataFiles
 from kvfs.store.index import Index
@@ -61,6 +62,7 @@ class Recovery:
         """Everything of the table above; `compare_all` after a power cut. `orderly`: the last
         process stopped in order, in this boot, so the unsealed files (4 us each) are as their
         records say. Raises NoSpace, ReadOnly, Corrupt."""
+        await self._each(reserving.reserved, self._abandon_reserved)
         await self._each(lifecycle.unpublished, self._drop_unpublished)
         if not orderly:
             await self._each(lifecycle.unsealed, self._judge_unsealed)
@@ -83,6 +85,10 @@ class Recovery:
             await step(inos)
             after = inos[-1]
             await trio.lowlevel.checkpoint()
+
+    async def _abandon_reserved(self, inos: list[int]) -> None:
+        """Those who reserved them are dead, or learn of it when they use one."""
+        await self._engine.transact(lambda t: reserving.abandon(t, inos, self._now))
 
     async def _drop_unpublished(self, inos: list[int]) -> None:
         records = await self._read(inos)

@@ -20,7 +20,7 @@ import trio
 from kvfs.background.persist import Persistence
 from kvfs.meta.interface import Engine
 from kvfs.meta.records import Inode
-from kvfs.namespace import lifecycle
+from kvfs.namespace import lifecycle, reserving
 from kvfs.namespace.inodes import read_inodes
 from kvfs.store import lease
 from kvfs.store.files import DataFiles
@@ -69,6 +69,27 @@ class Leftovers:
             await self.drop(inos, before_ns)
             after = inos[-1]
             await trio.lowlevel.checkpoint()
+        await self._abandon(before_ns)
+
+    async def _abandon(self, before_ns: int) -> None:
+        """Make orphans of reserved numbers that have a data file which nobody uses any more."""
+        after = 0
+        while inos := await self._engine.read(
+            lambda t, after=after: reserving.reserved(t, after, _BATCH)  # type: ignore[misc]
+        ):
+            after = inos[-1]
+            left = [ino for ino in inos if self._is_left(ino, before_ns)]
+            if left:
+                now = time.time_ns()
+                await self._engine.transact(lambda t: reserving.abandon(t, left, now))  # noqa: B023
+            await trio.lowlevel.checkpoint()
+
+    def _is_left(self, ino: int, before_ns: int) -> bool:
+        try:
+            found = self._files.stat(ino, 0)
+        except FileNotFoundError:
+            return False
+        return found.st_ctime_ns < before_ns and not self._is_open(ino, 0)
 
     async def drop(self, inos: Iterable[int], before_ns: int) -> None:
         """Of these inodes, drop the orphans that became so before this time and that nobody
@@ -82,10 +103,11 @@ class Leftovers:
                 self._drop_later(ino, inode.version)
 
     def _in_use(self, ino: int, inode: Inode) -> bool:
-        if not stat.S_ISREG(inode.mode):
-            return False
+        return stat.S_ISREG(inode.mode) and self._is_open(ino, inode.version)
+
+    def _is_open(self, ino: int, version: int) -> bool:
         try:
-            fd = self._files.open(ino, inode.version, os.O_RDONLY | os.O_NONBLOCK)
+            fd = self._files.open(ino, version, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
             return False
         except OSError:

@@ -15,6 +15,7 @@ is S3's byte order, and a file `a` and a directory `a` can stand in one parent.
 | `x` inode (8) name | value of an extended attribute |
 | `u` inode (8) | empty: the file is not sealed (just made, or opened for writing since) |
 | `w` inode (8) | empty: the file is not published yet |
+| `r` inode (8) | empty: a process may be making a data file of this number, which has no record |
 | `o` inode (8) | empty: no link is left, but somebody may still hold it |
 | `g` namespace id (2) name | a setting of the namespace as a bucket: what it is, its reader knows |
 | `a` user name | User |
@@ -92,6 +93,10 @@ def unsealed(ino: int) -> bytes:
 
 def unpublished(ino: int) -> bytes:
     return b"w" + pack_u64(ino)
+
+
+def reserved(ino: int) -> bytes:
+    return b"r" + pack_u64(ino)
 
 
 def orphan(ino: int) -> bytes:

@@ -6,7 +6,7 @@ An object's key is a path in the engine, its segments as they are; POSIX cannot 
 |---|---|
 | directory '' (key `a//b`) | `%` |
 | directory or file `.`, `..` | `%2E`, `%2E%2E` |
-| a name over 255 bytes, or the first 480 bytes of a longer one | its first 200 bytes, `%`, 16 hex digits |
+| a name over 255 bytes; the start of one over 479 | its first 200 bytes, `%`, 16 hex digits |
 | of a file and a directory of one name | the file keeps the name, the directory is name + `%` |
 | file '' (key `a/`, a marker), of size 0 | hidden |
 | file '' with content | `%`; `%%` where there is a directory '' |

@@ -127,9 +127,7 @@ def create(
     id is left: 65,535 were used).
     """
     check_name(name)
-    record = Namespace(
-        name=name, kind=kind, capacity=capacity, eviction=eviction, created_ns=now
-    )
+    record = Namespace(name=name, kind=kind, capacity=capacity, eviction=eviction, created_ns=now)
     _check_policy(record)
     entry = keys.directory_entry(ROOT_INODE, name)
     if t.get(entry) is not None:

@@ -295,12 +295,10 @@ def list_children(t: Transaction, parent: int, after_key: bytes, limit: int) -> 
     children: list[Child] = []
     for key, packed in t.scan(start, keys.after(prefix)):
         suffix = key[9:]
-        name: bytes | None = suffix
-        if suffix[-1:] == b"/" or odd.is_odd(suffix):
-            name = odd.shown(t, parent, suffix)
-            if name is None:
-                continue
-        children.append(Child(suffix or odd.NUL, name, keys.unpack_u64(packed)))
+        if suffix[-1:] != b"/" and not odd.is_odd(suffix):
+            children.append(Child(suffix, suffix, keys.unpack_u64(packed)))
+        elif (name := odd.shown(t, parent, suffix)) is not None:
+            children.append(Child(suffix or odd.NUL, name, keys.unpack_u64(packed)))
         if len(children) >= limit:
             break
     return children

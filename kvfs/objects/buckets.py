@@ -63,7 +63,8 @@ def list_all(t: Transaction) -> list[Described]:
     caller's to say."""
     prefix = keys.entries(ROOT_INODE)
     return [
-        _describe(t, keys.unpack_u64(value) >> 48) for _, value in t.scan(prefix, keys.after(prefix))
+        _describe(t, keys.unpack_u64(value) >> 48)
+        for _, value in t.scan(prefix, keys.after(prefix))
     ]
 
 

@@ -215,9 +215,7 @@ def restate(
     return found._replace(metadata=dict(metadata))
 
 
-def prune(
-    t: Transaction, bucket: Bucket, directory: int, moment: Moment, changed: Changed
-) -> None:
+def prune(t: Transaction, bucket: Bucket, directory: int, moment: Moment, changed: Changed) -> None:
     """Remove the directory if it was made for keys and is empty, and likewise those above it."""
     while directory != bucket.root and is_empty(t, directory):
         inode = read_inode(t, directory)
@@ -342,9 +340,7 @@ def _drop_null(t: Transaction, parent: int, name: bytes, moment: Moment, changed
         tell(t, changed, parent, aside, _unlink(t, parent, aside, keys.pack_u64(ino), moment))
 
 
-def _next_time(
-    t: Transaction, parent: int, name: bytes, version: bytes | None, now: int
-) -> int:
+def _next_time(t: Transaction, parent: int, name: bytes, version: bytes | None, now: int) -> int:
     """For the id of a new version: later than those of all others."""
     newest = next(finding.noncurrent(t, parent, name), None)
     times = [versions.time_of(each) for each in (version, newest and newest[0]) if each]
@@ -368,9 +364,7 @@ def _promote(t: Transaction, parent: int, name: bytes, moment: Moment, changed: 
         return
 
 
-def _put_marker(
-    t: Transaction, bucket: Bucket, parent: int, name: bytes, moment: Moment
-) -> None:
+def _put_marker(t: Transaction, bucket: Bucket, parent: int, name: bytes, moment: Moment) -> None:
     add_note(t, bucket, parent, name, moment)
     touch(t, parent, read_inode(t, parent), moment.now)
 
@@ -380,7 +374,7 @@ def _publish(
 ) -> Inode:
     """The record of a new file, under its name."""
     ino = body.ino
-    if t.delete(keys.unpublished(ino)):
+    if t.delete(keys.reserved(ino)):
         inode = _blank(FILE_MODE, read_inode(t, bucket.root), parent, name, moment.now)
         inode.blocks = body.blocks
         add_usage(t, bucket.id, BLOCK * body.blocks, 1)

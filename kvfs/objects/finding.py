@@ -45,6 +45,8 @@ class Facts(NamedTuple):
     """Its id; "null" where it was written while the bucket kept no versions."""
     latest: bool
     delete_marker: bool
+    data_mtime_ns: int = 0
+    """Of the data file, where that was looked at."""
 
     @property
     def size(self) -> int:
@@ -119,9 +121,7 @@ def find_many(
     return found
 
 
-def find_current(
-    t: Transaction, parent: int, name: bytes, key: bytes, boot: int
-) -> Facts | None:
+def find_current(t: Transaction, parent: int, name: bytes, key: bytes, boot: int) -> Facts | None:
     """The object, or the delete marker that stands for it; None: neither."""
     found = find_file(t, parent, name, key, boot)
     if found is not None or t.get(keys.file_entry(parent, name)) is not None:

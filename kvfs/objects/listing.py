@@ -13,7 +13,10 @@ from typing import Final, NamedTuple
 
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
+from kvfs.meta.records import unpack_inode
+from kvfs.namespace.inodes import read_inode
 from kvfs.namespace.odd import NUL, is_continuation
+from kvfs.objects import attributes, finding, versions
 from kvfs.objects.finding import Bucket, Facts
 from kvfs.objects.names import MAX_KEY, joined, place_of
 
@@ -279,9 +282,7 @@ def is_listable(key: bytes) -> bool:
     return True
 
 
-def _after_version(
-    t: Transaction, bucket: Bucket, key: bytes, version: str, boot: int
-) -> bytes:
+def _after_version(t: Transaction, bucket: Bucket, key: bytes, version: str, boot: int) -> bytes:
     """What follows a key's name in the first entry after one of its versions, or after all."""
     parent, place = finding.place_in(t, bucket, key)
     if parent is None or not version:

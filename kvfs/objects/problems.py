@@ -19,6 +19,16 @@ class NoSuchUpload(NotFound):
     """The upload was never begun, or is completed or aborted."""
 
 
+class MarkedDeleted(NoSuchKey):
+    """A delete marker is what was asked for, or stands for the object."""
+
+    def __init__(self, message: str, version: str, *, latest: bool) -> None:
+        super().__init__(message)
+        self.version = version
+        """Of the delete marker."""
+        self.latest = latest
+
+
 class BucketExists(Exists):
     """The name of the bucket is taken."""
 

@@ -13,12 +13,12 @@ files named by their numbers. What is to become of them is in attributes of the 
 The note of a completed upload stays for an hour, so that completing it again gives the same answer.
 """
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kvfs.client.finish import Changed
-from kvfs.client.placing import Written
 from kvfs.errors import Invalid
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
@@ -153,13 +153,11 @@ def list_parts(
     return found, False
 
 
-def choose_parts(
-    t: Transaction, upload: Upload, wanted: Sequence[Wanted], boot: int
-) -> list[Part]:
+def choose_parts(t: Transaction, upload: Upload, wanted: Sequence[Wanted], boot: int) -> list[Part]:
     """The parts to put together. Raises PartOrder, InvalidPart, PartTooSmall."""
     if not wanted:
         raise Invalid("an upload is completed with at least one part")
-    if any(one.number >= other.number for one, other in zip(wanted, wanted[1:], strict=False)):
+    if any(one.number >= other.number for one, other in itertools.pairwise(wanted)):
         raise PartOrder("the parts are not in ascending order")
     there = {each.number: each for each in list_parts(t, upload, 0, MAX_PARTS, boot)[0]}
     chosen = [_choose(there.get(each.number), each) for each in wanted]
@@ -178,8 +176,9 @@ def complete(
     moment: Moment,
     changed: Changed,
 ) -> None:
-    """Remove an upload whose object was put in this transaction, and note that. Raises NoSuchUpload,
-    InvalidPart (a part was replaced meanwhile)."""
+    """Remove an upload whose object was put in this transaction, and note that.
+
+    Raises NoSuchUpload, InvalidPart (a part was replaced meanwhile)."""
     find(t, bucket, upload.key, upload.id)
     there = {each.number: each.ino for each in list_parts(t, upload, 0, MAX_PARTS, moment.boot)[0]}
     for part in parts:
@@ -194,9 +193,7 @@ def complete(
     t.put(keys.xattr(ino, _RESULT), f"{result.etag} {result.version}".encode())
 
 
-def completed(
-    t: Transaction, bucket: Bucket, key: bytes, upload_id: str
-) -> tuple[str, str] | None:
+def completed(t: Transaction, bucket: Bucket, key: bytes, upload_id: str) -> tuple[str, str] | None:
     """(ETag, version) that completing this upload gave, within the last hour."""
     above = t.get(keys.directory_entry(bucket.root, COMPLETED))
     name = upload_id.encode(errors="replace")
@@ -346,4 +343,6 @@ def _sweep(t: Transaction, bucket: Bucket, moment: Moment) -> None:
 
 
 def _missing(upload_id: str) -> NoSuchUpload:
-    return NoSuchUpload(f"there is no upload {upload_id}: it was completed or aborted, or never was")
+    return NoSuchUpload(
+        f"there is no upload {upload_id}: it was completed or aborted, or never was"
+    )

@@ -1,0 +1,239 @@
+"""Data files in the making: what will be an object's body, or a part's.
+
+A small body needs no transaction before its own: its inode number was reserved with many others
+(`r` keys), and its data file has that name from the start. A large one has a record without a name,
+which reserves its space, as `kvfs.client.drafts` makes them.
+
+| step | on disk | in the engine | left by a kill after it, and who mends it |
+|---|---|---|---|
+| 1 number taken; or record without a name | nothing | `r`; or orphan | as below |
+| 2 data file made, written; durable: synced | the data | the same | node, when old and unused |
+| 3 under its key (one transaction) | the data | published | nothing: the object is there |
+
+Invariants
+- A number is used once. A node that starts makes an orphan of each reserved number, so that step 3
+  of who still lives fails with `placing.Dropped`; then the data are copied to a new number.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from kvfs.client import placing, transfer
+from kvfs.client.placing import Written
+from kvfs.client.room import Refused, Room
+from kvfs.client.session import Session
+from kvfs.errors import KvfsError, NoSpace
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Inode
+from kvfs.namespace import reserving, spaces, tree
+from kvfs.namespace.inodes import BLOCK
+from kvfs.objects.changing import FILE_MODE
+from kvfs.objects.finding import Bucket
+
+T = TypeVar("T")
+SMALL_BYTES: Final = 1 << 20
+_NUMBERS: Final = 256
+"""Reserved at a time."""
+_CREDIT_BYTES: Final = 4 << 20
+"""Found free at a time, for small bodies: this much more than a limit may be used by each process
+within a second."""
+_CREDIT_S: Final = 1.0
+_GROWTH_BYTES: Final = 64 << 20
+
+
+class Body:
+    """One body in the making. `fd` is its data file, open for reading and writing."""
+
+    __slots__ = ("bucket", "fd", "ino", "reserved", "small")
+
+    def __init__(self, bucket: Bucket, ino: int, reserved: int, *, small: bool) -> None:
+        self.bucket = bucket
+        self.ino = ino
+        self.reserved = reserved
+        """Bytes."""
+        self.small = small
+        """Its number is reserved, it has no record."""
+        self.fd = -1
+
+
+class Bodies:
+    """Makes and discards bodies; any thread."""
+
+    def __init__(self, session: Session, room: Room) -> None:
+        self._session = session
+        self._room = room
+        self._lock = threading.Lock()
+        self._numbers: dict[int, deque[int]] = {}
+        self._credit: dict[int, tuple[int, float]] = {}
+
+    def begin(self, bucket: Bucket, size_hint: int) -> Body:
+        """A new body of about so many bytes. Raises NoSpace, ReadOnly, Unavailable, OSError."""
+        if size_hint <= SMALL_BYTES:
+            self._spend(bucket.id, BLOCK * placing.blocks_of(size_hint))
+            body = Body(bucket, self._number(bucket.id), SMALL_BYTES, small=True)
+        else:
+            body = Body(bucket, self._reserve(bucket, size_hint), size_hint, small=False)
+        try:
+            body.fd = self._session.files.create(body.ino, 0)
+        except BaseException:
+            self.discard(body)
+            raise
+        return body
+
+    def grow(self, body: Body, size: int) -> None:
+        """Call before the body is longer than `reserved`. Raises NoSpace, Unavailable."""
+        if size <= body.reserved:
+            return
+        new = max(size, body.reserved + _GROWTH_BYTES)
+        if body.small:
+            self._spend(body.bucket.id, new)
+        else:
+            ino, old = body.ino, body.reserved
+            self._with_room(
+                lambda t, attempt: placing.grow(t, self._room, ino, old, new, attempt),
+                self._session.write,
+            )
+        body.reserved = new
+
+    def sync(self, body: Body) -> None:
+        """Of a durable bucket: the data survive power loss when this returns. Raises OSError."""
+        if body.bucket.durable:
+            os.fdatasync(body.fd)
+
+    def written(self, body: Body) -> Written:
+        """The data file as it is now."""
+        found = os.fstat(body.fd)
+        return Written(
+            ino=body.ino,
+            size=found.st_size,
+            blocks=found.st_blocks,
+            mtime_ns=found.st_mtime_ns,
+            ctime_ns=found.st_ctime_ns,
+            synced=body.bucket.durable,
+        )
+
+    def rescue(self, body: Body) -> None:
+        """Give a body that a starting node dropped another number, and its data with it."""
+        lost, old_fd = body.ino, body.fd
+        new = self.begin(body.bucket, body.reserved)
+        try:
+            os.lseek(new.fd, 0, os.SEEK_SET)
+            transfer.copy(old_fd, new.fd, lambda _: None)
+            self.sync(new)
+        except BaseException:
+            self.discard(new)
+            raise
+        os.close(old_fd)
+        self._session.files.unlink(lost, 0)
+        body.ino, body.fd, body.small = new.ino, new.fd, new.small
+
+    def close(self, body: Body) -> None:
+        """The body was published, or is discarded; idempotent."""
+        if body.fd >= 0:
+            os.close(body.fd)
+            body.fd = -1
+
+    def discard(self, body: Body) -> None:
+        """Undo `begin`; of a published body it only closes the descriptor. What cannot be undone
+        now is left to the node."""
+        if body.fd < 0 and body.ino == 0:
+            return
+        self.close(body)
+        ino, body.ino = body.ino, 0
+        if not ino:
+            return
+        try:
+            if body.small:
+                if self._session.read(lambda t: t.get(keys.reserved(ino))) is not None:
+                    self._session.files.unlink(ino, 0)
+                    self._numbers[body.bucket.id].append(ino)
+            elif self._session.read(lambda t: t.get(keys.orphan(ino))) is not None:
+                self._session.files.unlink(ino, 0)
+                self._session.write(lambda t: tree.reap(t, ino))
+        except (KvfsError, OSError):
+            pass
+
+    def give_back(self) -> None:
+        """Release the numbers that were not used; what fails is left to the node's next start."""
+        with self._lock:
+            unused = [ino for each in self._numbers.values() for ino in each]
+            self._numbers.clear()
+        if not unused:
+            return
+        try:
+            self._session.write(lambda t: reserving.release(t, unused))
+        except KvfsError:
+            pass
+
+    def _number(self, namespace_id: int) -> int:
+        with self._lock:
+            numbers = self._numbers.setdefault(namespace_id, deque())
+            if not numbers:
+                first = self._session.write(lambda t: reserving.reserve(t, namespace_id, _NUMBERS))
+                numbers.extend(range(first, first + _NUMBERS))
+            return numbers.popleft()
+
+    def _spend(self, namespace_id: int, size: int) -> None:
+        """Take from what was found free of late, or look for more."""
+        with self._lock:
+            left, until = self._credit.get(namespace_id, (0, 0.0))
+            if left >= size and time.monotonic() < until:
+                self._credit[namespace_id] = left - size, until
+                return
+        try:
+            self._admit(namespace_id, size + _CREDIT_BYTES)
+        except NoSpace:
+            self._admit(namespace_id, size)
+            return
+        with self._lock:
+            self._credit[namespace_id] = _CREDIT_BYTES, time.monotonic() + _CREDIT_S
+
+    def _admit(self, namespace_id: int, size: int) -> None:
+        wanted = {namespace_id: size}
+        self._with_room(
+            lambda t, attempt: self._room.refuse(t, wanted, attempt), self._session.read
+        )
+
+    def _reserve(self, bucket: Bucket, size: int) -> int:
+        author = self._session.author()
+
+        def fn(t: Transaction, attempt: int) -> int | Refused:
+            blocks = placing.blocks_of(size)
+            if refused := self._room.refuse(t, {bucket.id: BLOCK * blocks}, attempt):
+                return refused
+            ino = spaces.allocate_inodes(t, bucket.id, 1)
+            inode = Inode(
+                mode=FILE_MODE,
+                uid=author.uid,
+                gid=author.gid,
+                nlink=0,
+                blocks=blocks,
+                atime_ns=author.now,
+                mtime_ns=author.now,
+                ctime_ns=author.now,
+                parent=0,
+                name=b"",
+                boot=author.boot,
+            )
+            tree.add_unlinked(t, bucket.root, ino, inode)
+            return ino
+
+        return self._with_room(fn, self._session.write)
+
+    def _with_room(
+        self,
+        fn: Callable[[Transaction, int], T | Refused],
+        run: Callable[[Callable[[Transaction], T | Refused]], T | Refused],
+    ) -> T:
+        attempt = 0
+        while True:
+            found = run(lambda t, attempt=attempt: fn(t, attempt))  # type: ignore[misc]
+            if not isinstance(found, Refused):
+                return found
+            self._room.demand(found, attempt)
+            attempt += 1

@@ -1,0 +1,107 @@
+"""Opens objects for reading: a descriptor, and facts that agree with it.
+
+An open descriptor is the lease: what replaces or deletes the object only unlinks its data file.
+While a file is not sealed, its data file is the truth about size and time (a mount may be writing
+to it), so who sends it compares both again at the end: `Opened.is_unchanged`.
+"""
+
+import os
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvfs.client.session import Session
+from kvfs.client.touches import Touches
+from kvfs.errors import Corrupt
+from kvfs.meta.records import Flag
+from kvfs.namespace import spaces
+from kvfs.objects import attributes, finding
+from kvfs.objects.finding import Facts
+from kvfs.objects.problems import MarkedDeleted, NoSuchKey
+
+_ATTEMPTS: Final = 3
+
+
+class Opened(NamedTuple):
+    """An object open for reading; the caller closes `fd`."""
+
+    fd: int
+    facts: Facts
+
+    @property
+    def size(self) -> int:
+        return self.facts.size
+
+    def is_unchanged(self) -> bool:
+        """Whether the bytes read so far are those of the object that was opened: False where its
+        file was written in place meanwhile."""
+        found = os.fstat(self.fd)
+        return (found.st_size, found.st_mtime_ns) == (self.facts.size, self.facts.data_mtime_ns)
+
+
+class Opener:
+    """Of one store; any thread."""
+
+    def __init__(self, session: Session, touches: Touches) -> None:
+        self._session = session
+        self._touches = touches
+
+    def find(self, bucket: bytes, key: bytes, version: str) -> Facts:
+        """One version, or a delete marker. Raises NoSuchBucket, NoSuchKey, NoSuchVersion,
+        Invalid."""
+        boot = self._session.boot
+        found = self._session.read(
+            lambda t: finding.find(t, finding.find_bucket(t, bucket), key, version, boot)
+        )
+        if found.delete_marker or found.inode.flags & Flag.SEALED:
+            return found
+        try:
+            data = self._session.files.stat(found.ino, found.inode.version)
+        except FileNotFoundError:
+            return found
+        return _as_data(found, data)
+
+    def open(self, bucket: bytes, key: bytes, version: str) -> Opened:
+        """A new descriptor of one version. Raises as `find`, MarkedDeleted, Corrupt, OSError."""
+        boot = self._session.boot
+        found = None
+        for _ in range(_ATTEMPTS):
+            found = self._session.read(
+                lambda t: finding.find(t, finding.find_bucket(t, bucket), key, version, boot)
+            )
+            opened = self._open(found)
+            if opened is not None:
+                self._touches.add(found.ino)
+                return opened
+        assert found is not None
+        shown = key.decode(errors="backslashreplace")
+        if self._session.read(lambda t: spaces.is_durable(t, found.ino)):
+            raise Corrupt(f"{shown}: its data file is missing or torn: run `kvfs fsck`")
+        raise NoSuchKey(f"{shown}: its data have gone")
+
+    def _open(self, found: Facts) -> Opened | None:
+        """None when the data file has gone, or is not what the record says."""
+        if found.delete_marker:
+            shown = found.key.decode(errors="backslashreplace")
+            raise MarkedDeleted(f"{shown} is deleted", found.version, latest=found.latest)
+        try:
+            fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        data = os.fstat(fd)
+        if found.inode.flags & Flag.SEALED:
+            if data.st_size == found.inode.size:
+                return Opened(fd, found._replace(data_mtime_ns=data.st_mtime_ns))
+            os.close(fd)
+            return None
+        return Opened(fd, _as_data(found, data))
+
+
+def _as_data(found: Facts, data: os.stat_result) -> Facts:
+    """The facts as the data file has them."""
+    inode = found.inode
+    if (inode.size, inode.mtime_ns) == (data.st_size, data.st_mtime_ns):
+        return found._replace(data_mtime_ns=data.st_mtime_ns)
+    inode = msgspec.structs.replace(inode, size=data.st_size, mtime_ns=data.st_mtime_ns)
+    etag = attributes.computed_etag(found.ino, inode)
+    return found._replace(inode=inode, etag=etag, data_mtime_ns=data.st_mtime_ns)
