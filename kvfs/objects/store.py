@@ -263,7 +263,7 @@ class ObjectStore:
         check: Check = anything,
     ) -> Facts:
         """Copy an object (bucket, key, version) to (bucket, key) without moving its bytes where the
-        filesystem can; onto itself in a bucket without versions, only what is said about it changes.
+        filesystem can; onto itself in a bucket without versions, only its facts change.
 
         `metadata` None: the source's, but locks and access list; `etag` None: the source's. Raises
         as `open` and `commit`; Conflict when the source was written to meanwhile.
@@ -407,8 +407,9 @@ class ObjectStore:
         *,
         check_source: Check = anything,
     ) -> Facts:
-        """Fill a draft with a range of an object; the facts of the source. Raises as `open`; Invalid
-        when the range is not within it, Conflict when it was written to meanwhile."""
+        """Fill a draft with a range of an object; the facts of the source.
+
+        Raises as `open`; Invalid when the range is not within it, Conflict when it was written to meanwhile."""
         opened = self.open(*source)
         try:
             check_source(opened.facts)

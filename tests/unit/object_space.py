@@ -1,0 +1,123 @@
+"""A bucket in an engine in memory, for the tests of objects: puts without data files."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvfs.client.finish import Changed
+from kvfs.client.placing import Written
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.memory import MemoryEngine
+from kvfs.namespace import reserving, spaces
+from kvfs.objects import buckets, changing, finding, listing
+from kvfs.objects.changing import Check, Deleted, Moment, New, anything
+from kvfs.objects.finding import Facts
+from tests.unit.space import BOOT
+
+T = TypeVar("T")
+
+
+class ObjectSpace:
+    """One bucket `b`; every change is a transaction at a later time."""
+
+    def __init__(self) -> None:
+        self.engine = MemoryEngine()
+        self.now = 1_000
+        self.do(lambda t: spaces.format(t, 1, 0, 0))
+        self.changed = Changed()
+        self.bucket = self.do(
+            lambda t: buckets.create(t, b"b", "durable", 7, 8, self.now, self.changed)
+        )
+
+    def do(self, fn: Callable[[Transaction], T]) -> T:
+        return self.engine.transact_now(fn)
+
+    def moment(self) -> Moment:
+        self.now += 1
+        return Moment(self.now, BOOT)
+
+    def body(self, size: int = 0) -> Written:
+        ino = self.do(lambda t: reserving.reserve(t, self.bucket.id, 1))
+        return Written(ino, size, -(-size // 4096) * 8, self.now, self.now, synced=True)
+
+    def put(
+        self,
+        key: bytes,
+        *,
+        size: int = 0,
+        etag: str = "e",
+        metadata: dict[str, str] | None = None,
+        versioning: str = "",
+        check: Check = anything,
+    ) -> Facts:
+        new = New(self.body(size), etag, metadata or {})
+        moment = self.moment()
+        return self.do(
+            lambda t: changing.put(
+                t, self.bucket, key, new, versioning, check, moment, self.changed
+            )
+        )
+
+    def delete(self, key: bytes, versioning: str = "", check: Check = anything) -> Deleted:
+        moment = self.moment()
+        return self.do(
+            lambda t: changing.delete(t, self.bucket, key, versioning, check, moment, self.changed)
+        )
+
+    def delete_version(self, key: bytes, version: str, *, bypass: bool = False) -> Deleted:
+        moment = self.moment()
+        return self.do(
+            lambda t: changing.delete_version(
+                t, self.bucket, key, version, anything, moment, self.changed, bypass=bypass
+            )
+        )
+
+    def find(self, key: bytes, version: str = "") -> Facts:
+        return self.do(lambda t: finding.find(t, self.bucket, key, version, BOOT))
+
+    def list(
+        self,
+        prefix: bytes = b"",
+        delimiter: bytes = b"",
+        start_after: bytes = b"",
+        max_keys: int = 1000,
+    ) -> listing.Page:
+        return self.do(
+            lambda t: listing.list_objects(
+                t,
+                self.bucket,
+                prefix=prefix,
+                delimiter=delimiter,
+                start_after=start_after,
+                max_keys=max_keys,
+                boot=BOOT,
+            )
+        )
+
+    def versions(
+        self,
+        prefix: bytes = b"",
+        delimiter: bytes = b"",
+        start_after: bytes = b"",
+        start_version: str = "",
+        max_keys: int = 1000,
+    ) -> listing.VersionPage:
+        return self.do(
+            lambda t: listing.list_versions(
+                t,
+                self.bucket,
+                prefix=prefix,
+                delimiter=delimiter,
+                start_after=start_after,
+                start_version=start_version,
+                max_keys=max_keys,
+                boot=BOOT,
+            )
+        )
+
+    def entries(self) -> int:
+        """Names in the bucket, of any kind."""
+        return sum(1 for _ in self.do(lambda t: list(t.scan(b"e" + b"\0\1", b"f"))))
+
+    def is_listed(self, prefix: bytes) -> bool:
+        return bool(self.do(lambda t: list(t.scan(prefix, keys.after(prefix)))))
