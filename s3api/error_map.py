@@ -38,6 +38,7 @@ CODES: Final[Mapping[type[errors.KvfsError], str]] = {
     problems.BucketNotEmpty: "BucketNotEmpty",
     problems.InvalidPart: "InvalidPart",
     problems.Locked: "AccessDenied",
+    problems.MarkedDeleted: "NoSuchKey",
     problems.NoSuchBucket: "NoSuchBucket",
     problems.NoSuchKey: "NoSuchKey",
     problems.NoSuchUpload: "NoSuchUpload",
@@ -62,6 +63,9 @@ def s3_error(error: Exception) -> S3Error:
         return error
     if isinstance(error, OSError):
         return S3Error(_SYSTEM_CODES.get(error.errno or 0, "InternalError"))
+    if isinstance(error, problems.MarkedDeleted):
+        marker = {"x-amz-delete-marker": "true", "x-amz-version-id": error.version}
+        return S3Error("NoSuchKey", headers=marker)
     for kind in type(error).__mro__:
         if kind in CODES:
             return S3Error(CODES[kind])

@@ -266,6 +266,9 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
         "The bucket POST request must contain the specified field name. If it is specified, check "
         "the order of the fields.",
     ),
+    # Of STS: https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html
+    "PackedPolicyTooLarge": (400, "The session policy is too large."),
+    "ValidationError": (400, "A parameter of the request is missing or not valid."),
     # Sent by S3, absent from the list.
     "AccessForbidden": (
         403,
