@@ -40,7 +40,9 @@ _CANNED: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "log-delivery-write": ((LOG_DELIVERY, "WRITE"), (LOG_DELIVERY, "READ_ACP")),
 }
 _BUCKET_OWNERS: Final = {"bucket-owner-read": "READ", "bucket-owner-full-control": _FULL}
-_GRANTEE: Final = re.compile(r'\s*(id|uri|emailAddress)\s*=\s*(?:"([^"]*)"|([^\s",]*))\s*', re.I)
+_GRANTEE: Final = re.compile(
+    r'\s*(id|uri|emailAddress)\s*=\s*(?:"([^"]*)"|([^\s",]*))\s*', re.IGNORECASE
+)
 
 _ON_BUCKET: Final[Mapping[str, tuple[str, ...]]] = {
     "READ": ("s3:ListBucket", "s3:ListBucketVersions", "s3:ListBucketMultipartUploads"),
@@ -186,9 +188,9 @@ def not_supported() -> S3Error:
 def policy_of_bucket(acl: Acl, bucket: str) -> Policy:
     """What a bucket's ACL allows."""
     statements = list(_statements(acl, _ON_BUCKET, bucket_arn(bucket)))
-    for grant in acl.grants:
-        if grant.permission in ("WRITE", _FULL):
-            statements.append(_statement(grant, _IN_BUCKET, bucket_arn(bucket, "*")))
+    inside = bucket_arn(bucket, "*")
+    writers = (each for each in acl.grants if each.permission in ("WRITE", _FULL))
+    statements += (_statement(each, _IN_BUCKET, inside) for each in writers)
     return Policy(tuple(statements))
 
 

@@ -4,7 +4,8 @@ Source: "IAM JSON policy elements: Condition operators" in the IAM User Guide.
 
 A name is in lower case and may have a set qualifier before it (`forallvalues:`, `foranyvalue:`) and
 `ifexists` behind it. A request's value is a tuple of texts, None where the key is absent. Negated
-operators hold for an absent key, others do not; `ForAllValues` holds for it, `ForAnyValue` does not.
+operators hold for an absent key, others do not; `ForAllValues` holds for it, `ForAnyValue` does
+not.
 """
 
 import ipaddress
