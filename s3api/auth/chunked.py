@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final
 
-from s3api.auth.signing import ALGORITHM, EMPTY_SHA256, matches
+from s3api.auth.signing import ALGORITHM, EMPTY_SHA256, SigningKey
 from s3api.auth.verified import PAYLOADS, Payload, Verified
 from s3api.errors import S3Error, invalid_argument
 
@@ -53,11 +53,12 @@ def decoder(headers: Mapping[bytes, bytes], verified: Verified | None) -> "Decod
     announced = _announced(headers.get(b"x-amz-trailer", b""))
     if mode is Payload.UNSIGNED_CHUNKS_TRAILER:
         return Decoder(length, announced)
-    if verified is None or not verified.signing_key:
+    if verified is None or verified.signing_key is None:
         raise S3Error("AccessDenied", "Signed chunks need a request that is signed with version 4")
+    chain = Chain(verified.signing_key, verified)
     if mode is Payload.SIGNED_CHUNKS:
-        return Decoder(length, frozenset(), Chain(verified))
-    return Decoder(length, announced, Chain(verified), signed_trailers=True)
+        return Decoder(length, frozenset(), chain)
+    return Decoder(length, announced, chain, signed_trailers=True)
 
 
 def _mode(headers: Mapping[bytes, bytes], verified: Verified | None) -> Payload:
@@ -95,8 +96,8 @@ def _announced(value: bytes) -> frozenset[bytes]:
 class Chain:
     """The chain of signatures that begins with the request's."""
 
-    def __init__(self, verified: Verified) -> None:
-        self._key = verified.signing_key
+    def __init__(self, key: SigningKey, verified: Verified) -> None:
+        self._key = key
         self._scope = b"%b\n%b\n" % (verified.timestamp, verified.scope)
         self._previous = verified.signature
 
@@ -110,7 +111,7 @@ class Chain:
 
     def _check(self, kind: bytes, hashed: bytes, signature: bytes) -> None:
         text = b"%b-%b\n%b%b\n%b" % (ALGORITHM, kind, self._scope, self._previous, hashed)
-        if not matches(self._key, text, signature):
+        if not self._key.matches(text, signature):
             raise S3Error("SignatureDoesNotMatch")
         self._previous = signature
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from s3api.auth import sigv2
-from s3api.auth.signing import ALGORITHM, sign, signing_key
+from s3api.auth.signing import ALGORITHM, signing_key
 from s3api.auth.sigv4 import SERVICES, mismatch, parse_credential, unknown_key
 from s3api.auth.timestamps import parse_basic
 from s3api.auth.verified import AuthType, SecretOf, Verified
@@ -138,7 +138,7 @@ def _version_4(form: Mapping[str, str], secret_of: SecretOf, region: bytes) -> V
         raise unknown_key(credential.access_key)
     key = signing_key(secret, credential.date, credential.region, credential.service)
     policy, signature = _bytes(form["policy"]), _bytes(signature_text)
-    if not compare_digest(sign(key, policy), signature):
+    if not key.matches(policy, signature):
         raise mismatch(credential.access_key, policy, signature)
     return Verified(
         access_key=credential.access_key,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from s3api.auth.canonical import canonical_query, canonical_request, encode, encode_path
-from s3api.auth.signing import ALGORITHM, TERMINATOR, sign, signing_key, string_to_sign
+from s3api.auth.signing import ALGORITHM, TERMINATOR, signing_key, string_to_sign
 from s3api.auth.sigv4 import MAX_EXPIRES_S
 from s3api.auth.timestamps import basic
 from s3api.auth.verified import Payload
@@ -56,6 +56,6 @@ def presign(
         method.encode(), quoted, encoded, names, signed, Payload.UNSIGNED.value
     )
     key = signing_key(secret.encode(), timestamp[:8], region.encode(), b"s3")
-    signature = sign(key, string_to_sign(timestamp, scope, request))
+    signature = key.sign(string_to_sign(timestamp, scope, request))
     url = b"%b?%b&X-Amz-Signature=%b" % (quoted, encoded, signature)
     return f"{scheme}://{host}{url.decode()}"

@@ -26,7 +26,6 @@ from s3api.auth.signing import (
     ALGORITHM,
     EMPTY_SHA256,
     TERMINATOR,
-    matches,
     signing_key,
     string_to_sign,
 )
@@ -140,10 +139,11 @@ def verify_query(request: Request, secret_of: SecretOf, now: float, region: byte
         timestamp,
         signed_at,
         payload or _UNSIGNED,
-        decode(values.get(b"X-Amz-Security-Token", b"")),
+        decode(values.get(b"X-Amz-Security-Token", b""))
+        or request.headers.get(b"x-amz-security-token", b""),
     )
-    query = canonical_query([part for part in sent if part[0] != b"X-Amz-Signature"])
-    return _verify(request, query, signed, secret_of)
+    sent.remove((b"X-Amz-Signature", b"=", signed.signature))
+    return _verify(request, canonical_query(sent), signed, secret_of)
 
 
 def _verify(request: Request, query: bytes, signed: Signed, secret_of: SecretOf) -> Verified:
@@ -166,7 +166,7 @@ def _verify(request: Request, query: bytes, signed: Signed, secret_of: SecretOf)
         request.method, canonical_path(request.path), query, signed.names, request.headers, payload
     )
     text = string_to_sign(signed.timestamp, credential.scope, canonical)
-    if not matches(key, text, signed.signature):
+    if not key.matches(text, signed.signature):
         raise mismatch(credential.access_key, text, signed.signature)
     return Verified(
         access_key=credential.access_key,
@@ -332,15 +332,15 @@ def expired(until: int, now: float, extra: dict[str, str]) -> S3Error:
 
 
 def _expires(text: bytes) -> int:
+    if text.isdigit() and len(text) <= _MAX_DIGITS and 1 <= int(text) <= MAX_EXPIRES_S:
+        return int(text)
     if text.startswith(b"-"):
         raise _query_error("X-Amz-Expires must be non-negative")
     if not text.isdigit():
         raise _query_error("X-Amz-Expires should be a number")
-    if len(text) > _MAX_DIGITS or not 1 <= int(text) <= MAX_EXPIRES_S:
-        raise _query_error(
-            f"X-Amz-Expires must be at least 1 and less than a week (in seconds): {MAX_EXPIRES_S}"
-        )
-    return int(text)
+    raise _query_error(
+        f"X-Amz-Expires must be at least 1 and less than a week (in seconds): {MAX_EXPIRES_S}"
+    )
 
 
 def _query_error(message: str) -> S3Error:

@@ -6,6 +6,8 @@ from typing import Final
 
 import msgspec
 
+from s3api.auth.signing import SigningKey
+
 SecretOf = Callable[[str, str], bytes | None]
 """The secret of an access key, given the key and the session token that came with it ('': none);
 None where there is no such key or it may not be used. Raises S3Error: ExpiredToken, InvalidToken.
@@ -52,7 +54,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     """As it is signed: 20130524T000000Z."""
     scope: bytes = b""
     """20130524/us-east-1/s3/aws4_request."""
-    signing_key: bytes = b""
+    signing_key: SigningKey | None = None
     signature: bytes = b""
     """64 hexadecimal digits: the seed of the chain of chunk signatures."""
 

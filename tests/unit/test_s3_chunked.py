@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from s3api.auth.chunked import LINE_LIMIT, Decoder, decoder
-from s3api.auth.signing import EMPTY_SHA256, sign
+from s3api.auth.signing import EMPTY_SHA256, SigningKey
 from s3api.auth.verified import AuthType, Payload, Verified
 from s3api.errors import S3Error
 from tests.unit.s3_signed import Sent, check
 
 THEN = calendar.timegm((2013, 5, 24, 0, 0, 0))
+KEY = SigningKey(b"key")
 CHUNKS = [b"a" * 65536, b"a" * 1024]
 SIGNATURES = [
     b"ad80c730a21e5b8d04586a2213dd63b9a0e99e0e2307b0ade35a65485a288648",
@@ -166,7 +167,7 @@ def test_any_split_of_signed_chunks(chunks: list[bytes], size: int) -> None:
         payload=Payload.SIGNED_CHUNKS,
         timestamp=b"20130524T000000Z",
         scope=b"20130524/r/s3/aws4_request",
-        signing_key=b"key",
+        signing_key=KEY,
         signature=b"5" * 64,
     )
     previous, signatures = verified.signature, []
@@ -179,7 +180,7 @@ def test_any_split_of_signed_chunks(chunks: list[bytes], size: int) -> None:
             EMPTY_SHA256,
             hashlib.sha256(chunk).hexdigest().encode(),
         ]
-        previous = sign(b"key", b"\n".join(lines))
+        previous = KEY.sign(b"\n".join(lines))
         signatures.append(previous)
     payload = b"".join(chunks)
     headers = {b"x-amz-decoded-content-length": b"%d" % len(payload)}
