@@ -58,14 +58,13 @@ class Inbox:
         return bool(self.data)
 
     async def _receive_idly(self) -> bytes:
-        """Once the server stops, what has come already is served, and nothing awaited."""
+        """Where no more may be awaited, what has come already is served."""
         if not self.stopping:
             deadline = time.monotonic() + self._limits.idle_s
             try:
                 return await self.stream.receive(_READ_BYTES, deadline)
             except Stalled:
-                if not self.stopping:
-                    raise
+                pass
         return await self.stream.receive(_READ_BYTES, AT_ONCE)
 
     async def _rest_of_head(self) -> int:

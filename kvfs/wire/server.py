@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 BACKLOG: Final = 1024
 _EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _EXHAUSTED_PAUSE_S: Final = 0.1
+_FULL_PAUSE_S: Final = 0.05
 _STOPPING_TICK_S: Final = 0.02
 
 
@@ -88,7 +89,8 @@ async def serve(
     """
     if tls is not None:
         tls.set_alpn_protocols(["http/1.1"])
-    service = Service(handler, limits or Limits(), counters or Counters(), refuse, on_response)
+    counters = Counters() if counters is None else counters
+    service = Service(handler, limits or Limits(), counters, refuse, on_response)
     server = _Server(service, tls)
     async with trio.open_nursery() as nursery:
         with server.ending(listeners):
@@ -98,7 +100,7 @@ async def serve(
                     listener.setblocking(False)
                     accepting.start_soon(server.accept, listener, nursery)
                 task_status.started()
-                await (stop or trio.Event()).wait()
+                await (trio.Event() if stop is None else stop).wait()
                 accepting.cancel_scope.cancel()
 
 
@@ -134,11 +136,11 @@ class _Server:
                 self._slots.release()
 
     async def _take_slot(self) -> None:
-        try:
-            self._slots.acquire_nowait()
-        except trio.WouldBlock:
+        while True:
+            with trio.move_on_after(_FULL_PAUSE_S):
+                await self._slots.acquire()
+                return
             self._close_idle()
-            await self._slots.acquire()
 
     def _close_idle(self) -> None:
         """Clients keep connections that they may never use again; new ones must not wait for it."""
