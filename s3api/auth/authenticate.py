@@ -11,7 +11,7 @@ from s3api.errors import S3Error
 
 
 def authenticate(
-    method: bytes,
+    method: str,
     target: bytes,
     headers: Headers,
     secret_of: SecretOf,
@@ -30,7 +30,7 @@ def authenticate(
     (hexadecimal) is for requests of STS, whose headers do not say it. Raises S3Error.
     """
     path, _, query = target.partition(b"?")
-    request = Request(method, path, query, by_name(headers))
+    request = Request(method.encode(), path, query, by_name(headers))
     authorization = request.headers.get(b"authorization")
     if _is_version_4(query):
         _check_single(authorization)

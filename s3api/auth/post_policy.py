@@ -20,7 +20,7 @@ import msgspec
 
 from s3api.auth import sigv2
 from s3api.auth.signing import ALGORITHM, signing_key
-from s3api.auth.sigv4 import SERVICES, mismatch, parse_credential, unknown_key
+from s3api.auth.sigv4 import Credential, mismatch, parse_credential, unknown_key
 from s3api.auth.timestamps import parse_basic
 from s3api.auth.verified import AuthType, SecretOf, Verified
 from s3api.errors import S3Error
@@ -117,19 +117,11 @@ def _signer(
 
 
 def _version_4(form: Mapping[str, str], secret_of: SecretOf, region: bytes) -> Verified:
-    algorithm, credential_text, timestamp_text, signature_text = (
-        _field(form, f"x-amz-{name}") for name in ("algorithm", "credential", "date", "signature")
-    )
-    if algorithm != ALGORITHM.decode():
+    if _field(form, "x-amz-algorithm") != ALGORITHM:
         raise _invalid("X-Amz-Algorithm", 'X-Amz-Algorithm only supports "AWS4-HMAC-SHA256"')
-    credential = parse_credential(_bytes(credential_text))
-    timestamp = _bytes(timestamp_text)
+    credential = _credential(_field(form, "x-amz-credential"), region)
+    timestamp = _field(form, "x-amz-date")
     signed_at = parse_basic(timestamp)
-    if credential is None or credential.service not in SERVICES:
-        raise _invalid("X-Amz-Credential", "The X-Amz-Credential is malformed")
-    if region and credential.region != region:
-        expected = region.decode()
-        raise _invalid("X-Amz-Credential", f"The region is wrong; expecting '{expected}'")
     if signed_at is None or timestamp[:8] != credential.date:
         raise _invalid("X-Amz-Date", "X-Amz-Date is malformed or not of the credential's date")
     token = form.get("x-amz-security-token", "")
@@ -137,7 +129,7 @@ def _version_4(form: Mapping[str, str], secret_of: SecretOf, region: bytes) -> V
     if secret is None:
         raise unknown_key(credential.access_key)
     key = signing_key(secret, credential.date, credential.region, credential.service)
-    policy, signature = _bytes(form["policy"]), _bytes(signature_text)
+    policy, signature = _bytes(form["policy"]), _field(form, "x-amz-signature")
     if not key.matches(policy, signature):
         raise mismatch(credential.access_key, policy, signature)
     return Verified(
@@ -152,6 +144,16 @@ def _version_4(form: Mapping[str, str], secret_of: SecretOf, region: bytes) -> V
         signing_key=key,
         signature=signature,
     )
+
+
+def _credential(text: bytes, region: bytes) -> Credential:
+    credential = parse_credential(text)
+    if credential is None or credential.service != b"s3":
+        raise _invalid("X-Amz-Credential", "The X-Amz-Credential is malformed")
+    if region and credential.region != region:
+        expected = region.decode()
+        raise _invalid("X-Amz-Credential", f"The region is wrong; expecting '{expected}'")
+    return credential
 
 
 def _version_2(form: Mapping[str, str], secret_of: SecretOf) -> Verified:
@@ -275,10 +277,10 @@ def _sent(form: Mapping[str, str], operator: str, name: str) -> Iterator[str]:
         yield value
 
 
-def _field(form: Mapping[str, str], name: str) -> str:
+def _field(form: Mapping[str, str], name: str) -> bytes:
     if not form.get(name):
         raise _missing(name)
-    return form[name]
+    return _bytes(form[name])
 
 
 def _bytes(value: str) -> bytes:

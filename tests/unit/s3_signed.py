@@ -21,7 +21,7 @@ from s3api.auth.verified import Verified
 ACCESS_KEY = "AKIAIOSFODNN7EXAMPLE"
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 HOST = "s3.example.org:9000"
-Sent = tuple[bytes, bytes, list[tuple[bytes, bytes]]]
+Sent = tuple[str, bytes, list[tuple[bytes, bytes]]]
 """Method, target, headers."""
 
 
@@ -38,7 +38,7 @@ def sent(request: AWSRequest) -> Sent:
     for name, value in prepared.headers.items():
         data = value if isinstance(value, bytes) else value.encode()
         headers.append((name.lower().encode(), data))
-    return request.method.encode(), target, headers
+    return request.method, target, headers
 
 
 def signed(

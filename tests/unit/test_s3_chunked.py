@@ -50,7 +50,7 @@ def request(mode: bytes, signature: bytes, *more: tuple[bytes, bytes]) -> Sent:
         b"AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request,"
         b"SignedHeaders=%b,Signature=%b" % (names, signature)
     )
-    return b"PUT", b"/examplebucket/chunkObject.txt", [*headers, (b"authorization", value)]
+    return "PUT", b"/examplebucket/chunkObject.txt", [*headers, (b"authorization", value)]
 
 
 SIGNED = request(

@@ -32,7 +32,7 @@ def test_the_published_example_of_a_query() -> None:
     )
     headers = [(b"host", b"johnsmith.s3.amazonaws.com")]
     verified = authenticate(
-        b"GET",
+        "GET",
         target,
         headers,
         secret_of,
@@ -51,7 +51,7 @@ def test_the_published_example_of_a_header() -> None:
         (b"authorization", b"AWS AKIAIOSFODNN7EXAMPLE:bWq2s1WEIj+Ydj0vQ697zp+IXMU="),
     ]
     verified = authenticate(
-        b"GET",
+        "GET",
         b"/photos/puppy.jpg",
         headers,
         secret_of,
@@ -97,7 +97,7 @@ def test_whatever_botocore_signs(signer: str, key: str, version: str) -> None:
 def test_a_change_is_refused(signer: str) -> None:
     method, target, headers = signed(signer, path="/bucket/key?versionId=1")
     for request in (
-        (b"PUT", target, headers),
+        ("PUT", target, headers),
         (method, target.replace(b"key", b"kez"), headers),
         (method, target.replace(b"versionId=1", b"versionId=2"), headers),
         (method, target + b"&acl", headers),
@@ -137,10 +137,10 @@ def test_a_setting_turns_it_off(signer: str) -> None:
 )
 def test_the_header_must_make_sense(authorization: bytes, date: bytes, expected: str) -> None:
     headers = [(b"host", b"h"), (b"authorization", authorization), (b"date", date)]
-    assert code((b"GET", b"/b/k", headers), now=THEN) == expected
+    assert code(("GET", b"/b/k", headers), now=THEN) == expected
 
 
 @pytest.mark.parametrize("expires", [b"", b"x", b"-1", b"9" * 5000])
 def test_expires_must_be_a_number(expires: bytes) -> None:
     target = b"/b/k?AWSAccessKeyId=" + EXAMPLE_KEY + b"&Signature=s&Expires=" + expires
-    assert code((b"GET", target, [(b"host", b"h")]), now=THEN) == "AccessDenied"
+    assert code(("GET", target, [(b"host", b"h")]), now=THEN) == "AccessDenied"
