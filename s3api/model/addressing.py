@@ -7,7 +7,7 @@ Keys are percent-decoded exactly once and otherwise left as they are: empty segm
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -22,6 +22,14 @@ _BUCKET: Final = re.compile(
 )
 _RESERVED_STARTS: Final = ("xn--", "sthree-", "amzn-s3-demo-")
 _RESERVED_ENDS: Final = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
+# Parameters of the signature itself.
+_PRESIGNING: Final = frozenset(
+    f"x-amz-{name}"
+    for name in (
+        *("algorithm", "content-sha256", "credential", "date"),
+        *("expires", "security-token", "signature", "signedheaders"),
+    )
+)
 _IN_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
@@ -113,6 +121,22 @@ def check_bucket_name(name: str) -> None:
     """Raises InvalidBucketName for a name that S3's naming rules do not allow."""
     if not is_bucket_name(name):
         raise S3Error("InvalidBucketName", extra={"BucketName": name})
+
+
+def with_hoisted(headers: Mapping[bytes, bytes], query: Mapping[str, str]) -> Mapping[bytes, bytes]:
+    """The headers of a request with those that presigning moved into its query, as some SDKs do
+    with every x-amz- header; one that was sent as a header wins.
+
+    Where the query holds no signature nothing vouches for it, and `headers` come back unchanged.
+    """
+    if "X-Amz-Signature" not in query:
+        return headers
+    hoisted = {
+        name.lower().encode("latin-1", "replace"): value.encode()
+        for name, value in query.items()
+        if name.lower().startswith("x-amz-") and name.lower() not in _PRESIGNING
+    }
+    return {**hoisted, **headers} if hoisted else headers
 
 
 def copy_source(value: str) -> tuple[str, str, str | None]:

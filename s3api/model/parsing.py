@@ -23,7 +23,10 @@ from s3api.model.timestamps import parse_timestamp
 from s3api.model.xml import Element, read_xml
 
 # Enough for 10,000 parts with their checksums, and for 1,000 keys of 1,024 bytes in references.
-XML_LIMIT_BYTES: Final = 4 << 20
+LIST_LIMIT_BYTES: Final = 4 << 20
+_LISTS: Final = frozenset({"CompleteMultipartUpload", "DeleteObjects"})
+# Enough for 1,000 rules of a bucket's lifecycle.
+DOCUMENT_LIMIT_BYTES: Final = 1 << 20
 INTEGER_LIMIT: Final = (1 << 31) - 1
 LONG_LIMIT: Final = (1 << 63) - 1
 
@@ -128,6 +131,8 @@ class Parser:
                 wire = self._places[name]
                 raise S3Error("InvalidRequest", f"The request lacks the parameter or header {wire}")
         if self.payload is not None:
+            if len(body) > body_limit(self.operation):
+                raise S3Error("MaxMessageLengthExceeded")
             self.payload(members, body)
         return members
 
@@ -157,7 +162,7 @@ def parse(
     """The members of a request: strings, integers, booleans, aware datetimes, lists and dicts.
 
     `query` and the key are decoded, `headers` have lower-case names. `body` is the whole document
-    of an operation that has one (at most XML_LIMIT_BYTES), and passed over where it streams.
+    of an operation that has one (at most `body_limit` bytes), and passed over where it streams.
     Absent members are absent. Raises S3Error.
     """
     return parser(operation).parse(bucket, key, query, headers, body)
@@ -168,6 +173,11 @@ def parser(operation: str) -> Parser:
     """The parser of an operation of the model. Raises KeyError for another name."""
     model = service()
     return Parser(model.operations[operation], model.shapes)
+
+
+def body_limit(operation: str) -> int:
+    """The most bytes that the document of a request may have."""
+    return LIST_LIMIT_BYTES if operation in _LISTS else DOCUMENT_LIMIT_BYTES
 
 
 def payload_length(headers: Mapping[bytes, bytes]) -> int:
@@ -313,8 +323,6 @@ def _text_payload(name: str, required: bool) -> Callable[[dict[str, Any], bytes]
 
 
 def _root(body: bytes, name: str, error: str) -> Element:
-    if len(body) > XML_LIMIT_BYTES:
-        raise S3Error("MaxMessageLengthExceeded")
     try:
         root = read_xml(body)
     except S3Error as malformed:

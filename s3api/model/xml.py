@@ -7,6 +7,7 @@ with and without them.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 from xml.parsers import expat
 
@@ -14,17 +15,20 @@ from s3api.errors import S3Error
 
 DEPTH_LIMIT: Final = 32
 ELEMENT_LIMIT: Final = 200_000
+_TEXT_BYTES: Final = 64 << 10
+_NO_ATTRIBUTES: Final[Mapping[str, str]] = {}
 
 
 class Element:
-    """An element: local name, attributes by local name, elements within, text."""
+    """An element: local name, attributes by local name, elements within, and the text before the
+    first of them."""
 
     __slots__ = ("attributes", "children", "name", "text")
 
-    def __init__(self, name: str, attributes: dict[str, str]) -> None:
+    def __init__(self, name: str, attributes: Mapping[str, str]) -> None:
         self.name = name
         self.attributes = attributes
-        self.children: list[Element] = []
+        self.children: Sequence[Element] = ()
         self.text = ""
 
 
@@ -33,6 +37,7 @@ def read_xml(document: bytes) -> Element:
     builder = _Builder()
     parser = expat.ParserCreate()
     parser.buffer_text = True
+    parser.buffer_size = _TEXT_BYTES
     parser.StartDoctypeDeclHandler = builder.doctype
     parser.StartElementHandler = builder.start
     parser.EndElementHandler = builder.end
@@ -58,17 +63,23 @@ class _Builder:
         self._count += 1
         if len(self._open) > DEPTH_LIMIT or self._count > ELEMENT_LIMIT:
             raise S3Error("MalformedXML", "The document has too many elements.")
-        if attributes:
-            attributes = {_local(key): value for key, value in attributes.items()}
-        element = Element(_local(name), attributes)
-        self._open[-1].children.append(element)
+        local = {_local(key): text for key, text in attributes.items()} if attributes else None
+        element = Element(_local(name), local or _NO_ATTRIBUTES)
+        parent = self._open[-1]
+        if isinstance(parent.children, list):
+            parent.children.append(element)
+        else:
+            parent.children = [element]
         self._open.append(element)
 
     def end(self, _: str) -> None:
         self._open.pop()
 
     def characters(self, text: str) -> None:
-        self._open[-1].text += text
+        element = self._open[-1]
+        # What stands between elements says nothing in S3; kept, it would be joined again and again.
+        if not element.children:
+            element.text += text
 
 
 def _local(name: str) -> str:

@@ -10,6 +10,7 @@ from s3api.model.addressing import (
     copy_source,
     is_bucket_name,
     split_target,
+    with_hoisted,
 )
 
 DOMAINS = ["localhost", "s3.example.org", "eu.s3.example.org"]
@@ -136,6 +137,15 @@ def test_names_that_no_bucket_has(name: str) -> None:
     assert not is_bucket_name(name)
     with pytest.raises(S3Error, match="InvalidBucketName"):
         check_bucket_name(name)
+
+
+def test_headers_that_presigning_moved_into_the_query() -> None:
+    sent = {b"host": b"h", b"x-amz-acl": b"private"}
+    query = {"X-Amz-Meta-A": "\xe9", "x-amz-acl": "public-read", "x-id": "1", "X-Amz-Date": "d"}
+    assert with_hoisted(sent, query) is sent
+    merged = with_hoisted(sent, query | {"X-Amz-Signature": "s"})
+    assert merged == sent | {b"x-amz-meta-a": b"\xc3\xa9"}
+    assert with_hoisted(sent, {"X-Amz-Signature": "s"}) is sent
 
 
 def test_copy_sources() -> None:
