@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from s3api.errors import S3Error
-from s3api.model.parsing import body_limit, parse, parser, payload_length
+from s3api.model.documents import body_limit
+from s3api.model.parsing import parse, parser, payload_length
 from s3api.model.service import service
 from s3api.model.timestamps import http_date, iso8601, parse_timestamp
 from s3api.model.xml import DEPTH_LIMIT, read_xml
