@@ -188,6 +188,8 @@ def needed(operation: str, params: Mapping[str, Any]) -> tuple[str, ...]:
     `needed_of_source`."""
     permissions = PERMISSIONS[operation]
     first = permissions.versioned if params.get("VersionId") is not None else permissions.plain
+    if operation == "GetObjectAttributes":
+        return (first, needed_of_source(params.get("VersionId")))
     if operation not in _WRITES:
         return (first,)
     besides = {action: None for name, action in _BESIDES.items() if params.get(name) is not None}

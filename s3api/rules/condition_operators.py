@@ -12,11 +12,13 @@ import ipaddress
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 from s3api.rules.glob import is_fixed, matches
 
 _SETS: Final = ("forallvalues:", "foranyvalue:")
+_REMEMBERED: Final = 1024
 _IF_EXISTS: Final = "ifexists"
 _WILDCARD: Final = re.compile(r"\$\{[*?$]\}|([*?])")
 _NARROW_PREFIX: Final = {4: 8, 6: 32}
@@ -105,6 +107,7 @@ def _is_inside(pattern: str, value: str) -> bool:
     return network is not None and (mapped or address) in network
 
 
+@lru_cache(_REMEMBERED)
 def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     try:
         return ipaddress.ip_network(text, strict=False)

@@ -21,7 +21,13 @@ _ID_CHARACTERS: Final = 255
 _NEWER_VERSIONS: Final = 100
 _DAY: Final = timedelta(days=1)
 _ACTIONS: Final = ("Expiration", "NoncurrentVersionExpiration", "AbortIncompleteMultipartUpload")
-_TRANSITIONS: Final = ("Transitions", "NoncurrentVersionTransitions", "Transition")
+_TRANSITIONS: Final = (
+    "Transitions",
+    "NoncurrentVersionTransitions",
+    # In the rules of PutBucketLifecycle, the older operation.
+    "Transition",
+    "NoncurrentVersionTransition",
+)
 _CONDITIONS: Final = ("Prefix", "Tag", "ObjectSizeGreaterThan", "ObjectSizeLessThan", "And")
 
 Rule = Mapping[str, Any]

@@ -91,16 +91,18 @@ def parse_retention(document: Mapping[str, Any], now: datetime) -> Retention | N
     return Retention(mode, _future(until, now))
 
 
-def parse_headers(params: Mapping[str, Any], now: datetime, *, enabled: bool) -> Lock | None:
-    """The lock that a request names for a new version (ObjectLockMode,
-    ObjectLockRetainUntilDate, ObjectLockLegalHoldStatus); None where it names none, so that the
-    bucket's default holds. Raises InvalidRequest, InvalidArgument."""
+def new_lock(
+    params: Mapping[str, Any], configuration: Mapping[str, Any] | None, now: datetime
+) -> Lock:
+    """The lock of a new version: what its request names (ObjectLockMode, ObjectLockRetainUntilDate,
+    ObjectLockLegalHoldStatus), and the bucket's default retention where it names none.
+    `configuration` is None in a bucket without object lock. Raises InvalidRequest,
+    InvalidArgument."""
     mode = params.get("ObjectLockMode")
     until = params.get("ObjectLockRetainUntilDate")
     hold = params.get("ObjectLockLegalHoldStatus")
-    if mode is None and until is None and hold is None:
-        return None
-    check_enabled(enabled=enabled)
+    if mode is not None or until is not None or hold is not None:
+        check_enabled(enabled=configuration is not None)
     if (mode is None) != (until is None):
         raise _argument(
             "x-amz-object-lock-retain-until-date and x-amz-object-lock-mode must both be supplied"
@@ -109,8 +111,11 @@ def parse_headers(params: Mapping[str, Any], now: datetime, *, enabled: bool) ->
         raise _argument("Unknown wormMode directive.")
     if hold not in (None, "ON", "OFF"):
         raise _argument("Legal Hold must be either of 'ON' or 'OFF'")
-    retention = Retention(mode, _future(until, now)) if mode and until else None
-    return Lock(retention, hold == "ON")
+    if mode is not None and until is not None:
+        retention: Retention | None = Retention(mode, _future(until, now))
+    else:
+        retention = default_retention(configuration or {}, now)
+    return Lock(retention, legal_hold=hold == "ON")
 
 
 def parse_legal_hold(document: Mapping[str, Any]) -> bool:

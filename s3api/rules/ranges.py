@@ -22,8 +22,10 @@ class ByteRange(NamedTuple):
     offset: int
     length: int
 
-    def content_range(self, size: int) -> str:
-        """The Content-Range header, of an object of `size` bytes."""
+    def content_range(self, size: int) -> str | None:
+        """The Content-Range header, of an object of `size` bytes; there is none of no bytes."""
+        if not self.length:
+            return None
         return f"bytes {self.offset}-{self.offset + self.length - 1}/{size}"
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from s3api.errors import S3Error
 from s3api.rules.conditions import (
@@ -107,6 +109,20 @@ def test_deletes() -> None:
     assert refused(lambda: check_delete(TARGET, if_size=11))[1] == "x-amz-if-match-size"
     code, condition = refused(lambda: check_delete(TARGET, if_modified=BEFORE))
     assert (code, condition) == ("PreconditionFailed", "x-amz-if-match-last-modified-time")
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_list_of_tags_and_perhaps_a_date(text: str) -> None:
+    assert is_not_modified(Conditions(if_none_match=text), TARGET) in (True, False)
+    found = http_date(text)
+    assert found is None or found.tzinfo is UTC
+
+
+@given(st.lists(st.text("abc,", max_size=4), max_size=4), st.text("abc,", max_size=4))
+def test_lists_of_quoted_tags(tags: list[str], etag: str) -> None:
+    header = ", ".join(f'"{tag}"' for tag in tags)
+    found = is_not_modified(Conditions(if_none_match=header), Target(etag, WHEN, 0))
+    assert found is (etag in tags)
 
 
 def test_conditions_from_parameters() -> None:

@@ -174,6 +174,7 @@ def test_uploads() -> None:
             },
             "InvalidRequest",
         ),
+        ({"Transition": {"Days": 1, "StorageClass": "GLACIER"}}, "NotImplemented"),
         ({"Transitions": [{"Days": 1, "StorageClass": "GLACIER"}]}, "NotImplemented"),
         (
             {"NoncurrentVersionTransitions": [{"NoncurrentDays": 1, "StorageClass": "GLACIER"}]},

@@ -70,6 +70,12 @@ def test_any_value_comes_back(value: str) -> None:
         assert decode(in_header) == value
 
 
+@given(st.text(max_size=10), st.sampled_from(["utf-8", "x", "", "ascii"]), st.text(max_size=10))
+def test_any_header_is_read(before: str, charset: str, inside: str) -> None:
+    for coding in "BQX":
+        assert isinstance(decode(f"{before}=?{charset}?{coding}?{inside}?="), str)
+
+
 def test_encoded_words() -> None:
     assert decode("=?UTF-8?Q?caf=C3=A9?=") == "café"
     assert encode("café") == "=?UTF-8?B?Y2Fmw6k=?="

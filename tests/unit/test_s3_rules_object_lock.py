@@ -16,8 +16,8 @@ from s3api.rules.object_lock import (
     check_enabled,
     check_versioning,
     default_retention,
+    new_lock,
     parse_configuration,
-    parse_headers,
     parse_legal_hold,
     parse_retention,
 )
@@ -115,13 +115,18 @@ def test_retention_documents() -> None:
     assert refused(parse_retention, good | {"RetainUntilDate": PAST}, NOW) == "InvalidArgument"
 
 
-def test_headers_of_new_versions() -> None:
-    assert parse_headers({}, NOW, enabled=False) is None
+def test_locks_of_new_versions() -> None:
+    plain = {"ObjectLockEnabled": "Enabled"}
+    default = configuration(Mode=GOVERNANCE, Days=2)
+    assert new_lock({}, None, NOW) == Lock()
+    assert new_lock({}, plain, NOW) == Lock()
+    assert new_lock({}, default, NOW) == Lock(Retention(GOVERNANCE, LATER))
     both = {"ObjectLockMode": COMPLIANCE, "ObjectLockRetainUntilDate": SOON}
-    assert parse_headers(both, NOW, enabled=True) == Lock(Retention(COMPLIANCE, SOON))
+    assert new_lock(both, default, NOW) == Lock(Retention(COMPLIANCE, SOON))
     hold = {"ObjectLockLegalHoldStatus": "ON"}
-    assert parse_headers(hold, NOW, enabled=True) == Lock(legal_hold=True)
-    assert refused(parse_headers, both, NOW, enabled=False) == "InvalidRequest"
+    assert new_lock(hold, plain, NOW) == Lock(legal_hold=True)
+    assert new_lock(hold, default, NOW) == Lock(Retention(GOVERNANCE, LATER), legal_hold=True)
+    assert refused(new_lock, both, None, NOW) == "InvalidRequest"
     for bad in (
         {"ObjectLockMode": COMPLIANCE},
         {"ObjectLockRetainUntilDate": SOON},
@@ -129,7 +134,7 @@ def test_headers_of_new_versions() -> None:
         both | {"ObjectLockRetainUntilDate": PAST},
         {"ObjectLockLegalHoldStatus": "on"},
     ):
-        assert refused(parse_headers, bad, NOW, enabled=True) == "InvalidArgument"
+        assert refused(new_lock, bad, plain, NOW) == "InvalidArgument"
 
 
 def test_legal_hold_and_buckets() -> None:

@@ -390,6 +390,8 @@ def test_actions_that_operations_need() -> None:
     assert needed("UploadPart", {"Tagging": "x"}) == ("s3:PutObject",)
     put = needed("PutObject", {"Tagging": "a=b", "ACL": "private", "GrantRead": "x"})
     assert put == ("s3:PutObject", "s3:PutObjectTagging", "s3:PutObjectAcl")
+    attributes = needed("GetObjectAttributes", {"VersionId": "v"})
+    assert attributes == ("s3:GetObjectVersionAttributes", "s3:GetObjectVersion")
     assert actions.needed_of_source(None) == "s3:GetObject"
     assert actions.needed_of_source("v") == "s3:GetObjectVersion"
 

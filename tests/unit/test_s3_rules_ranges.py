@@ -100,6 +100,7 @@ def test_copy_ranges() -> None:
 def test_parts() -> None:
     assert part_range([5, 0, 3], 1) == (0, 5)
     assert part_range([5, 0, 3], 2) == (5, 0)
+    assert part_range([5, 0, 3], 2).content_range(8) is None
     assert part_range([5, 0, 3], 3) == (5, 3)
     for number in (0, 4):
         with pytest.raises(S3Error) as caught:
