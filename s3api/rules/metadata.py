@@ -6,9 +6,9 @@ and reads: https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingMetadata.h
 """
 
 import base64
-import email.errors
-import email.header
+import binascii
 import mimetypes
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -19,6 +19,8 @@ USER_METADATA_BYTES: Final = 2048
 STORAGE_CLASS: Final = "STANDARD"
 
 _META_ATTRIBUTE: Final = b"user.s3.meta."
+_WORD: Final = re.compile(r"=\?utf-8\?([bq])\?([^?\s]*)\?=", re.IGNORECASE)
+_BETWEEN_WORDS: Final = re.compile(r"(?<=\?=)\s+(?==\?utf-8\?)", re.IGNORECASE)
 _META_HEADER: Final = "x-amz-meta-"
 # Header -> attribute.
 _STORED: Final = {
@@ -115,13 +117,21 @@ def encode(value: str) -> str:
 
 
 def decode(value: str) -> str:
-    """The value that a header means: encoded words are read, anything else is taken as it is."""
+    """The value that a header means: encoded words of UTF-8 are read, anything else is taken as it
+    is. White space between two encoded words is none (RFC 2047, section 6.2)."""
     if "=?" not in value:
         return value
+    return _WORD.sub(_decode_word, _BETWEEN_WORDS.sub("", value))
+
+
+def _decode_word(match: re.Match[str]) -> str:
     try:
-        return str(email.header.make_header(email.header.decode_header(value)))
-    except (email.errors.HeaderParseError, LookupError, ValueError):
-        return value
+        data = match[2].encode("ascii")
+        if match[1] in "bB":
+            return base64.b64decode(data, validate=True).decode()
+        return binascii.a2b_qp(data, header=True).decode()
+    except ValueError:
+        return match[0]
 
 
 def _meta_name(header: str) -> bytes:
