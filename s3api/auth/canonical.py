@@ -24,8 +24,9 @@ _PLAIN: Final = rb"A-Za-z0-9\-._~"
 _is_canonical_path: Final = re.compile(
     rb"(?:[%s/]++|%s)*+" % (_PLAIN, _ESCAPES.replace(b"QUERY", b""))
 ).fullmatch
+_WORD: Final = rb"(?:[%s]++|%s)*+" % (_PLAIN, _ESCAPES.replace(b"QUERY", b"|2F"))
 _is_canonical_query: Final = re.compile(
-    rb"(?:[%s=&]++|%s)*+" % (_PLAIN, _ESCAPES.replace(b"QUERY", b"|2F"))
+    rb"(?:%s=%s(?:&%s=%s)*+)?" % (_WORD, _WORD, _WORD, _WORD)
 ).fullmatch
 _escape_path: Final = re.compile(rb"[^%s/]" % _PLAIN).sub
 _escape_value: Final = re.compile(rb"[^%s]" % _PLAIN).sub
@@ -60,7 +61,7 @@ def canonical_path(path: bytes) -> bytes:
 def parameters(query: bytes) -> list[Parameter]:
     """The query's parameters in the order sent."""
     found = [part.partition(b"=") for part in query.split(b"&") if part]
-    if _is_canonical_query(query) and query.count(b"=") == len(found):
+    if _is_canonical_query(query):
         return found
     return [(encode(decode(name)), b"=", encode(decode(value))) for name, _, value in found]
 

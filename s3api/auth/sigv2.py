@@ -3,7 +3,8 @@
 Source: "Authenticating Requests (AWS Signature Version 2)" of the S3 user guide. boto3 still
 presigns so for an endpoint of one's own. It signs the method, MD5 and type of the body, a date,
 the x-amz-* headers, and the path with those parameters of the query that name another thing
-(sub-resources) or change the answer; the body and other parameters are not protected.
+(sub-resources) or change the answer. The body is not protected, nor are other parameters: those
+that could make another operation of the request are refused.
 """
 
 from base64 import b64encode
@@ -23,6 +24,14 @@ SUBRESOURCES: Final = frozenset(
     b"response-content-language response-content-type response-expires restore select select-type "
     b"storageClass tagging torrent uploadId uploads versionId versioning versions website".split()
 )
+UNSIGNED: Final = frozenset(
+    b"AWSAccessKeyId Expires Signature content-md5 content-type continuation-token delimiter "
+    b"encoding-type fetch-owner id key-marker list-type marker max-buckets max-keys max-parts "
+    b"max-uploads part-number-marker prefix start-after upload-id-marker "
+    b"version-id-marker".split()
+)
+"""Parameters that say how much of a list is wanted, or hold the signature; besides them, those that
+begin with `x-`."""
 _MAX_DIGITS: Final = 18
 Query = list[tuple[bytes, bytes | None]]
 """Names as sent with decoded values; None where there is no `=`."""
@@ -107,7 +116,16 @@ def _verify(
 
 
 def _query(query: bytes) -> Query:
-    parts = (part.partition(b"=") for part in query.split(b"&") if part)
+    """The parameters. Raises InvalidRequest for one that this version would not protect."""
+    parts = [part.partition(b"=") for part in query.split(b"&") if part]
+    for name, _, _ in parts:
+        if not (name in SUBRESOURCES or name in UNSIGNED or name.startswith(b"x-")):
+            shown = decode(name).decode("utf-8", "replace")
+            raise S3Error(
+                "InvalidRequest",
+                f"Signature version 2 does not cover the parameter '{shown}'. Please use "
+                "AWS4-HMAC-SHA256.",
+            )
     return [(name, decode(value) if equals else None) for name, equals, value in parts]
 
 

@@ -34,9 +34,14 @@ from s3api.auth.verified import PAYLOADS, AuthType, Payload, SecretOf, Verified
 from s3api.errors import S3Error, invalid_argument
 
 MAX_EXPIRES_S: Final = 7 * 24 * 3600
+MAX_CREDENTIAL: Final = 256
+MAX_NAMES: Final = 4096
 SERVICES: Final = frozenset((b"s3", b"sts"))
 _is_digest: Final = re.compile(rb"[0-9a-fA-F]{64}").fullmatch
-_is_date: Final = re.compile(rb"[0-9]{8}").fullmatch
+_credential_of: Final = re.compile(
+    rb"([!-.0-~]+)/(([0-9]{8})/([A-Za-z0-9._-]+)/([a-z0-9-]+)/%b)" % TERMINATOR
+).fullmatch
+_are_names: Final = re.compile(rb"[a-z0-9!#$&'*+.^_`|~-]+(?:;[a-z0-9!#$&'*+.^_`|~-]+)*").fullmatch
 _MAX_DIGITS: Final = 10
 # Looking a member up in its enumeration costs 0.1 us and more each time.
 _DIGEST: Final = Payload.DIGEST
@@ -103,8 +108,7 @@ def verify_header(
     if timestamp[:8] != credential.date:
         raise _header_malformed("the date of the credential is not that of the request")
     check_skew(signed_at, timestamp, now)
-    names, signed_headers = split_names(fields[b"SignedHeaders"])
-    _check_signed(headers, signed_headers)
+    names, signed_headers = _names(fields[b"SignedHeaders"], headers, _header_malformed)
     signed = Signed(
         _HEADER,
         credential,
@@ -127,8 +131,9 @@ def verify_query(request: Request, secret_of: SecretOf, now: float, region: byte
     credential = _credential(values[b"X-Amz-Credential"], region, _query_malformed)
     timestamp = values[b"X-Amz-Date"]
     signed_at = _check_period(values, credential, now)
-    names, signed_headers = split_names(values[b"X-Amz-SignedHeaders"])
-    _check_signed(request.headers, signed_headers)
+    names, signed_headers = _names(
+        values[b"X-Amz-SignedHeaders"], request.headers, _query_malformed
+    )
     payload = values.get(b"X-Amz-Content-Sha256") or request.headers.get(b"x-amz-content-sha256")
     signed = Signed(
         _QUERY,
@@ -211,7 +216,7 @@ def _header_malformed(reason: str) -> S3Error:
 def _query_malformed(reason: str) -> S3Error:
     return S3Error(
         "AuthorizationQueryParametersError",
-        f"Error parsing the X-Amz-Credential parameter; {reason}.",
+        f"The authorization parameters of the query are malformed; {reason}.",
     )
 
 
@@ -227,25 +232,31 @@ def _fields(header: bytes) -> dict[bytes, bytes]:
     return fields
 
 
-@functools.lru_cache(maxsize=1024)
 def parse_credential(text: bytes) -> Credential | None:
     """`KEY/20130524/us-east-1/s3/aws4_request`, encoded or not; None where it is not of that form.
 
-    The last 1,024 are remembered, as are those of `split_names`: a client sends few of them.
+    The last 1,024 are remembered, as are those of `_split_names`: a client sends few of them.
     """
-    text = unquote_to_bytes(text)
-    access_key, _, scope = text.partition(b"/")
-    parts = scope.split(b"/")
-    if len(parts) != 4 or not access_key or not text.isascii() or parts[3] != TERMINATOR:
-        return None
-    date, region, service, _ = parts
-    return Credential(access_key.decode(), date, region, service, scope) if _is_date(date) else None
+    return _parse_credential(text) if len(text) <= MAX_CREDENTIAL else None
 
 
 @functools.lru_cache(maxsize=1024)
-def split_names(text: bytes) -> tuple[tuple[bytes, ...], frozenset[bytes]]:
-    """The signed headers `host;x-amz-date`, encoded or not, in their order and as a set."""
-    names = tuple(unquote_to_bytes(text).split(b";"))
+def _parse_credential(text: bytes) -> Credential | None:
+    match = _credential_of(unquote_to_bytes(text))
+    if match is None:
+        return None
+    access_key, scope, date, region, service = match.groups()
+    return Credential(access_key.decode(), date, region, service, scope)
+
+
+@functools.lru_cache(maxsize=1024)
+def _split_names(text: bytes) -> tuple[tuple[bytes, ...], frozenset[bytes]] | None:
+    """The signed headers `host;x-amz-date`, encoded or not, in their order and as a set; None where
+    they are no names of headers in lower case."""
+    decoded = unquote_to_bytes(text)
+    if not _are_names(decoded):
+        return None
+    names = tuple(decoded.split(b";"))
     return names, frozenset(names)
 
 
@@ -277,7 +288,14 @@ def _header_time(headers: dict[bytes, bytes]) -> tuple[bytes, int]:
     return timestamp, signed_at
 
 
-def _check_signed(headers: dict[bytes, bytes], signed: frozenset[bytes]) -> None:
+def _names(
+    text: bytes, headers: dict[bytes, bytes], malformed: Callable[[str], S3Error]
+) -> tuple[tuple[bytes, ...], frozenset[bytes]]:
+    """The signed headers; raises where one that must be signed is not."""
+    split = _split_names(text) if len(text) <= MAX_NAMES else None
+    if split is None:
+        raise malformed("the SignedHeaders must be names in lower case with ';' between")
+    names, signed = split
     missing = [name for name in headers.keys() - signed if name.startswith(b"x-amz-")]
     if b"host" not in signed:
         missing.append(b"host")
@@ -287,6 +305,7 @@ def _check_signed(headers: dict[bytes, bytes], signed: frozenset[bytes]) -> None
             "There were headers present in the request which were not signed",
             extra={"HeadersNotSigned": b", ".join(sorted(missing)).decode("latin-1")},
         )
+    return names, signed
 
 
 def _header_payload(headers: dict[bytes, bytes], service: bytes, body_sha256: bytes) -> bytes:

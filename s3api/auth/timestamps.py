@@ -1,7 +1,7 @@
 """Times in requests: how they are written, and how far they may be from ours.
 
-Times are whole seconds since the epoch. Parsing is remembered: the requests of one second, and
-those made with one presigned URL, carry the same text.
+Times are whole seconds since the epoch. What was parsed is remembered: the requests of one
+second, and those made with one presigned URL, carry the same text.
 """
 
 import calendar
@@ -17,23 +17,30 @@ MAX_SKEW_S: Final = 15 * 60
 _BASIC: Final = re.compile(
     rb"(\d{4})(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3])([0-5]\d)([0-5]\d)Z"
 ).fullmatch
+_BASIC_LENGTH: Final = 16
 _MAX_HTTP_DATE: Final = 64
 
 
-@functools.lru_cache(maxsize=256)
 def parse_basic(text: bytes) -> int | None:
     """20130524T000000Z; None where it is not of that form."""
+    return _parse_basic(text) if len(text) == _BASIC_LENGTH else None
+
+
+@functools.lru_cache(maxsize=256)
+def _parse_basic(text: bytes) -> int | None:
     match = _BASIC(text)
     if match is None or match[1] < b"1970":
         return None
     return calendar.timegm((*map(int, match.groups()), 0, 0, 0))
 
 
-@functools.lru_cache(maxsize=256)
 def parse_http(text: bytes) -> int | None:
     """A Date header (RFC 9110); None where it cannot be read or lies before the epoch."""
-    if len(text) > _MAX_HTTP_DATE:
-        return None
+    return _parse_http(text) if len(text) <= _MAX_HTTP_DATE else None
+
+
+@functools.lru_cache(maxsize=256)
+def _parse_http(text: bytes) -> int | None:
     try:
         parsed = parsedate_tz(text.decode("ascii"))
         if parsed is None:

@@ -107,6 +107,14 @@ def test_a_change_is_refused(signer: str) -> None:
         assert code(request) == "SignatureDoesNotMatch"
 
 
+@pytest.mark.parametrize("signer", ["v2", "v2-query"])
+@pytest.mark.parametrize("name", ["retention", "legal-hold", "a%63l", "encryption", "%61cl"])
+def test_no_other_operation_can_be_made_of_it(signer: str, name: str) -> None:
+    method, target, headers = signed(signer, "PUT", "/bucket/key?x-id=PutObject")
+    assert check((method, target + b"&max-keys=1&x-custom=1", headers)) is not None
+    assert code((method, target + b"&" + name.encode(), headers)) == "InvalidRequest"
+
+
 def test_the_time_is_over() -> None:
     request = signed("v2-query")
     assert check(request, time.time() + 590) is not None

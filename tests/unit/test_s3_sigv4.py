@@ -232,6 +232,12 @@ def test_the_same_key_in_other_encodings() -> None:
     assert check((method, other, headers)) is not None
 
 
+def test_parameters_in_any_form() -> None:
+    method, target, headers = signed("v4", path="/bucket?uploads=&a=b%3Dc&b=")
+    other = target.replace(b"uploads=", b"uploads").replace(b"%3D", b"=").replace(b"&b=", b"&&b=&")
+    assert check((method, other, headers)) is not None
+
+
 def test_values_of_one_name_are_joined() -> None:
     method, target, headers = signed("v4", headers={"x-amz-meta-a": "1,2  3"})
     split = [item for item in headers if item[0] != b"x-amz-meta-a"]
@@ -304,6 +310,11 @@ def test_query_parameters_must_make_sense(old: bytes, new: bytes) -> None:
         (b"Credential=", b"Kredential=", "AuthorizationHeaderMalformed"),
         (b"Signature=", b"Signature=0", "AuthorizationHeaderMalformed"),
         (b"/aws4_request", b"", "AuthorizationHeaderMalformed"),
+        (b"/us-east-1/", b"/us%0Aeast/", "AuthorizationHeaderMalformed"),
+        (b"EXAMPLE/", b"E" * 300 + b"/", "AuthorizationHeaderMalformed"),
+        (b"=host;", b"=Host;", "AuthorizationHeaderMalformed"),
+        (b"=host;", b"=host;%0A;", "AuthorizationHeaderMalformed"),
+        (b"=host;", b"=host" + b";a" * 3000 + b";", "AuthorizationHeaderMalformed"),
         (b"Signature=f0", b"Signature=0f", "SignatureDoesNotMatch"),
         (b"AWS4-HMAC-SHA256", b"AWS4-ECDSA-P256-SHA256", "UnsupportedSignature"),
         (b"AWS4-HMAC-SHA256", b"Bearer", "InvalidArgument"),
