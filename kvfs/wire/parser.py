@@ -80,7 +80,7 @@ def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool
     headers = collector.headers
     if len(headers) > limits.header_count:
         raise Refused(431, f"a head may hold {limits.header_count} fields")
-    fields = dict(headers) if len(headers) < 2 else _by_name(headers)
+    fields = _by_name(headers)
     if b"host" not in fields and not http_1_0:
         raise Refused(400, "a request needs a Host")
     target = collector.target
@@ -126,7 +126,7 @@ def _feed(block: bytes, collector: _Collector) -> str:
         raise Refused(400, "this is no request line") from error
     except httptools.HttpParserError as error:
         raise Refused(400, f"malformed request: {error}") from error
-    return parser.get_method().decode("ascii")
+    return str(parser.get_method(), "ascii")
 
 
 def _is_http_1_0(block: bytes, method: str, target: bytes) -> bool:

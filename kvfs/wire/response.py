@@ -31,6 +31,7 @@ class FileRange:
     unchanged: Callable[[], bool] | None = None
 
 
+_SIZED: Final = (bytes, FileRange)
 ResponseBody = bytes | FileRange | AsyncGenerator[bytes, None] | None
 
 
@@ -75,7 +76,7 @@ def has_body(head: Head | None, response: Response) -> bool:
 
 def is_delimited(head: Head | None, response: Response) -> bool:
     """The client can tell where the response ends without the connection's end."""
-    if response.body is None or isinstance(response.body, bytes | FileRange):
+    if response.body is None or isinstance(response.body, _SIZED):
         return True
     return head is not None and not (head.http_1_0 and has_body(head, response))
 
@@ -84,13 +85,14 @@ def render_head(head: Head | None, response: Response, goes_on: bool) -> bytes:
     """Status line and fields. `goes_on`: the connection does, after this response.
 
     Raises ValueError where the handler's fields are not to be sent as they are."""
-    fields = b"".join([b"%b: %b\r\n" % field for field in response.headers])
+    fields = b""
+    for name, value in response.headers:
+        if name.lower() in _OURS:
+            raise ValueError(f"{name.decode('latin-1')} is set by the server alone")
+        fields += b"%b: %b\r\n" % (name, value)
     count = len(response.headers)
     if fields.count(b"\n") != count or fields.count(b"\r") != count or b"\0" in fields:
         raise ValueError("a header field of the response holds a line end or NUL")
-    for name, _ in response.headers:
-        if name.lower() in _OURS:
-            raise ValueError(f"{name.decode('latin-1')} is set by the server alone")
     parts = (
         _status_line(response.status),
         _common_fields(int(time.time())),
@@ -120,7 +122,7 @@ def _common_fields(now_s: int) -> bytes:
 
 def _length_field(head: Head | None, response: Response) -> bytes:
     body, status = response.body, response.status
-    if isinstance(body, bytes | FileRange):
+    if isinstance(body, _SIZED):
         if status in _BODILESS:
             raise ValueError(f"a response with status {status} has no body")
         length = len(body) if isinstance(body, bytes) else body.length

@@ -88,7 +88,8 @@ class Stream:
         """Up to `size_bytes`, waiting until `deadline` (of time.monotonic); b"": the peer closed.
 
         Raises Lost, Stalled."""
-        await self.take_turn()
+        if self._is_turn_over():
+            await trio.lowlevel.checkpoint()
         while True:
             try:
                 data = self._sock.recv(size_bytes)
@@ -111,7 +112,8 @@ class Stream:
 
     async def receive_into(self, view: memoryview) -> int:
         """Payload from the socket into `view`; 0: the peer closed. Raises Lost, Stalled."""
-        await self.take_turn()
+        if self._is_turn_over():
+            await trio.lowlevel.checkpoint()
         while True:
             try:
                 count = self._sock.recv_into(view)
@@ -131,7 +133,8 @@ class Stream:
         Raises Lost, Stalled; then, and when cancelled, a part may have gone."""
         flags = socket.MSG_MORE if more and not self.secure else 0
         rest = memoryview(data)
-        await self.take_turn()
+        if self._is_turn_over():
+            await trio.lowlevel.checkpoint()
         while True:
             try:
                 count = self._sock.send(rest, flags)
@@ -164,7 +167,8 @@ class Stream:
                 raise Lost("the file changed while it was sent")
 
     async def _sendfile(self, fd: int, offset: int, length: int) -> int:
-        await self.take_turn()
+        if self._is_turn_over():
+            await trio.lowlevel.checkpoint()
         while True:
             try:
                 count = os.sendfile(self._fd, fd, offset, length)
@@ -207,7 +211,8 @@ class Stream:
             return
 
     async def _drop(self, deadline: float) -> int:
-        await self.take_turn()
+        if self._is_turn_over():
+            await trio.lowlevel.checkpoint()
         while True:
             try:
                 count = self._sock.recv_into(_SCRATCH)
@@ -266,8 +271,14 @@ class Stream:
             self.deadline = NEVER
 
     async def take_turn(self) -> None:
-        """Before an operation: lets other tasks run where this one has not waited for long."""
-        self._turn -= _TURN_COST
-        if self._turn <= 0:
-            self._turn = _TURN_BYTES
+        """Lets other tasks run where this one has not waited for long."""
+        if self._is_turn_over():
             await trio.lowlevel.checkpoint()
+
+    def _is_turn_over(self) -> bool:
+        """Asked before each operation; if so, the caller lets others run."""
+        self._turn -= _TURN_COST
+        if self._turn > 0:
+            return False
+        self._turn = _TURN_BYTES
+        return True

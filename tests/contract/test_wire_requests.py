@@ -335,11 +335,11 @@ def test_the_answer_is_seen_by_a_client_that_goes_on_sending() -> None:
 def test_failures_of_a_handler_are_the_servers(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for path in ("/failing", "/injection", "/status?99"):
+    for path in ("/failing", "/injection", "/status?99", "/own_length"):
         answer = server.until_closed(get(path))
         assert statuses(answer) == [500]
         assert b"Set-Cookie" not in answer
-    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 3
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 4
 
 
 def test_what_is_counted_and_told(tmp_path: Path) -> None:

@@ -175,6 +175,9 @@ class Handler:
     async def answer_injection(self, head: Head, body: Body) -> Response:
         return Response(200, [(b"X-Name", b"a\r\nSet-Cookie: b")], b"")
 
+    async def answer_own_length(self, head: Head, body: Body) -> Response:
+        return Response(200, [(b"CONTENT-length", b"3")], b"abc")
+
     async def answer_failing(self, head: Head, body: Body) -> Response:
         raise ZeroDivisionError
 
