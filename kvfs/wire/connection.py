@@ -113,9 +113,10 @@ class Connection:
         self._service.counters.requests += 1
         body = Body(head, self._inbox, self._service.limits)
         self.stream.restart_pace()
-        goes_on = await self._respond(head, body, await self._answer(head, body))
-        self._service.counters.received_body_bytes += body.received_bytes
-        return goes_on
+        try:
+            return await self._respond(head, body, await self._answer(head, body))
+        finally:
+            self._service.counters.received_body_bytes += body.received_bytes
 
     async def _answer(self, head: Head, body: Body) -> Response:
         try:
@@ -131,7 +132,8 @@ class Connection:
         except WireError:
             raise
         except Exception:
-            log.exception("a handler failed: %s %r", head.method, head.target)
+            path = head.target.partition(b"?")[0]  # a query may hold a signature
+            log.exception("a handler failed: %s %r", head.method, path)
             return self._refusal(500, "the server failed")
 
     def _refusal(self, status: int, reason: str) -> Response:
