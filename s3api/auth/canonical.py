@@ -15,19 +15,12 @@ Headers = Sequence[tuple[bytes, bytes]]
 Parameter = tuple[bytes, bytes, bytes]
 """Name, `=`, value; both encoded canonically."""
 
-# Upper-case escapes of what must be escaped: neither A-Z a-z 0-9 nor - . _ ~.
-_ESCAPES: Final = (
-    rb"%(?:[01][0-9A-F]|2[0-9A-C]|3[A-F]|40|5[B-E]|60|7[B-DF]|[89A-F][0-9A-F]"
-    rb"QUERY)"
-)
 _PLAIN: Final = rb"A-Za-z0-9\-._~"
-_is_canonical_path: Final = re.compile(
-    rb"(?:[%s/]++|%s)*+" % (_PLAIN, _ESCAPES.replace(b"QUERY", b""))
-).fullmatch
-_WORD: Final = rb"(?:[%s]++|%s)*+" % (_PLAIN, _ESCAPES.replace(b"QUERY", b"|2F"))
-_is_canonical_query: Final = re.compile(
-    rb"(?:%s=%s(?:&%s=%s)*+)?" % (_WORD, _WORD, _WORD, _WORD)
-).fullmatch
+# Upper-case escapes of all that is neither plain nor `/`; of `/` in the query alone.
+_ESCAPE: Final = rb"%(?:[01][0-9A-F]|2[0-9A-C]|3[A-F]|40|5[B-E]|60|7[B-DF]|[89A-F][0-9A-F])"
+_is_canonical_path: Final = re.compile(rb"(?:[%b/]++|%b)*+" % (_PLAIN, _ESCAPE)).fullmatch
+_WORD: Final = rb"(?:[%b]++|%b|%%2F)*+" % (_PLAIN, _ESCAPE)
+_is_canonical_query: Final = re.compile(rb"(?:%b=%b(?:&%b=%b)*+)?" % ((_WORD,) * 4)).fullmatch
 _escape_path: Final = re.compile(rb"[^%s/]" % _PLAIN).sub
 _escape_value: Final = re.compile(rb"[^%s]" % _PLAIN).sub
 

@@ -19,8 +19,9 @@ from typing import Any, Final
 import msgspec
 
 from s3api.auth import sigv2
+from s3api.auth.scope import Credential, parse_credential
 from s3api.auth.signing import ALGORITHM, signing_key
-from s3api.auth.sigv4 import Credential, mismatch, parse_credential, unknown_key
+from s3api.auth.sigv4 import mismatch, unknown_key
 from s3api.auth.timestamps import parse_basic
 from s3api.auth.verified import AuthType, SecretOf, Verified
 from s3api.errors import S3Error

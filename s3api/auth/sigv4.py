@@ -6,11 +6,9 @@ and a digest of the body, or what stands for it (`Payload`). All x-amz-* headers
 be among the signed.
 """
 
-import functools
 import re
 from collections.abc import Callable
 from typing import Final
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -22,10 +20,10 @@ from s3api.auth.canonical import (
     parameters,
     trimmed,
 )
+from s3api.auth.scope import Credential, Names, parse_credential, parse_names
 from s3api.auth.signing import (
     ALGORITHM,
     EMPTY_SHA256,
-    TERMINATOR,
     signing_key,
     string_to_sign,
 )
@@ -34,14 +32,8 @@ from s3api.auth.verified import PAYLOADS, AuthType, Payload, SecretOf, Verified
 from s3api.errors import S3Error, invalid_argument
 
 MAX_EXPIRES_S: Final = 7 * 24 * 3600
-MAX_CREDENTIAL: Final = 256
-MAX_NAMES: Final = 4096
 SERVICES: Final = frozenset((b"s3", b"sts"))
 _is_digest: Final = re.compile(rb"[0-9a-fA-F]{64}").fullmatch
-_credential_of: Final = re.compile(
-    rb"([!-.0-~]+)/(([0-9]{8})/([A-Za-z0-9._-]+)/([a-z0-9-]+)/%b)" % TERMINATOR
-).fullmatch
-_are_names: Final = re.compile(rb"[a-z0-9!#$&'*+.^_`|~-]+(?:;[a-z0-9!#$&'*+.^_`|~-]+)*").fullmatch
 _MAX_DIGITS: Final = 10
 # Looking a member up in its enumeration costs 0.1 us and more each time.
 _DIGEST: Final = Payload.DIGEST
@@ -66,16 +58,6 @@ class Request(msgspec.Struct):
     path: bytes
     query: bytes
     headers: dict[bytes, bytes]
-
-
-class Credential(msgspec.Struct, frozen=True):
-    """The access key and the scope that a signature names."""
-
-    access_key: str
-    date: bytes
-    region: bytes
-    service: bytes
-    scope: bytes
 
 
 class Signed(msgspec.Struct):
@@ -232,34 +214,6 @@ def _fields(header: bytes) -> dict[bytes, bytes]:
     return fields
 
 
-def parse_credential(text: bytes) -> Credential | None:
-    """`KEY/20130524/us-east-1/s3/aws4_request`, encoded or not; None where it is not of that form.
-
-    The last 1,024 are remembered, as are those of `_split_names`: a client sends few of them.
-    """
-    return _parse_credential(text) if len(text) <= MAX_CREDENTIAL else None
-
-
-@functools.lru_cache(maxsize=1024)
-def _parse_credential(text: bytes) -> Credential | None:
-    match = _credential_of(unquote_to_bytes(text))
-    if match is None:
-        return None
-    access_key, scope, date, region, service = match.groups()
-    return Credential(access_key.decode(), date, region, service, scope)
-
-
-@functools.lru_cache(maxsize=1024)
-def _split_names(text: bytes) -> tuple[tuple[bytes, ...], frozenset[bytes]] | None:
-    """The signed headers `host;x-amz-date`, encoded or not, in their order and as a set; None where
-    they are no names of headers in lower case."""
-    decoded = unquote_to_bytes(text)
-    if not _are_names(decoded):
-        return None
-    names = tuple(decoded.split(b";"))
-    return names, frozenset(names)
-
-
 def _credential(text: bytes, region: bytes, malformed: Callable[[str], S3Error]) -> Credential:
     credential = parse_credential(text)
     if credential is None:
@@ -288,11 +242,9 @@ def _header_time(headers: dict[bytes, bytes]) -> tuple[bytes, int]:
     return timestamp, signed_at
 
 
-def _names(
-    text: bytes, headers: dict[bytes, bytes], malformed: Callable[[str], S3Error]
-) -> tuple[tuple[bytes, ...], frozenset[bytes]]:
+def _names(text: bytes, headers: dict[bytes, bytes], malformed: Callable[[str], S3Error]) -> Names:
     """The signed headers; raises where one that must be signed is not."""
-    split = _split_names(text) if len(text) <= MAX_NAMES else None
+    split = parse_names(text)
     if split is None:
         raise malformed("the SignedHeaders must be names in lower case with ';' between")
     names, signed = split
