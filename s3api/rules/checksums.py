@@ -301,7 +301,6 @@ class FirstPass:
                     "MalformedTrailerError",
                     "The request contained trailing data that was not well-formed or did not"
                     " conform to our published schema.",
-                    400,
                 )
             expected = _of_header(self._wanted.algorithm, value)
         if expected is not None and expected != digest:
