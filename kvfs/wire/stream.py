@@ -30,7 +30,7 @@ NEVER: Final = math.inf
 AT_ONCE: Final = -math.inf  # as a deadline: no wait at all
 _TURN_BYTES: Final = 4 << 20
 _TURN_COST: Final = 64 << 10  # of an operation, however little it moves
-_PIECE_BYTES: Final = 1 << 20  # of one sendfile
+_PIECE_BYTES: Final = 2 << 20  # of one sendfile; a socket holds 4 MiB at most by default
 _COPY_BYTES: Final = 256 << 10  # the buffer that stands in for sendfile under TLS
 _SCRATCH: Final = bytearray(64 << 10)  # what is read into it is dropped, so all streams share it
 
