@@ -1,0 +1,36 @@
+"""What browsers of other origins may do: preflight requests, and the headers of all answers."""
+
+from kvfs.wire.http import Response
+from s3api.call import Call
+from s3api.errors import Headers
+from s3api.rules import cors
+from s3api.settings import CORS
+
+
+def preflight(call: Call) -> Response:
+    """The answer to OPTIONS. Raises S3Error."""
+    told = cors.preflight(
+        call.settings.get(CORS),
+        _header(call, b"origin"),
+        _header(call, b"access-control-request-method"),
+        _header(call, b"access-control-request-headers"),
+    )
+    return Response(200, _fields(told))
+
+
+def headers(call: Call) -> Headers:
+    """To add to the answer to a request that names its origin."""
+    rules = call.settings.get(CORS)
+    origin = _header(call, b"origin")
+    if rules is None or origin is None:
+        return []
+    return _fields(cors.response_headers(rules, origin, call.head.method))
+
+
+def _header(call: Call, name: bytes) -> str | None:
+    value = call.fields.get(name)
+    return None if value is None else value.decode("latin-1")
+
+
+def _fields(told: dict[str, str]) -> Headers:
+    return [(name.encode(), value.encode("latin-1")) for name, value in told.items()]

@@ -1,0 +1,141 @@
+"""Takes the body of a request: into a draft's data file, or as a small document.
+
+Payload goes from the socket into a reused buffer, is hashed there in C and written from there.
+"""
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from kvfs.wire.http import BadChunk, BodyStalled, BodyTooLarge, BodyTruncated
+from s3api.auth import chunked
+from s3api.auth.verified import Payload
+from s3api.errors import S3Error
+from s3api.rules import checksums
+from s3api.rules.checksums import Digests, FirstPass
+
+if TYPE_CHECKING:
+    from s3api.call import Call
+
+BUFFER_BYTES: Final = 256 << 10
+_INLINE_BYTES: Final = 64 << 10
+"""Up to here hashing and writing take less than a thread's wake-up."""
+
+
+class Buffers:
+    """Reused buffers of BUFFER_BYTES; as many exist as bodies were received at once."""
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+
+    @contextmanager
+    def lent(self) -> Iterator[memoryview]:
+        buffer = self._free.pop() if self._free else bytearray(BUFFER_BYTES)
+        try:
+            yield memoryview(buffer)
+        finally:
+            self._free.append(buffer)
+
+
+class _Target:
+    """A file that is written from its beginning."""
+
+    def __init__(self, fd: int, first_pass: FirstPass) -> None:
+        self._fd = fd
+        self._first_pass = first_pass
+        self.offset = 0
+
+    def take(self, parts: list[memoryview]) -> None:
+        """Hash and write. Raises OSError."""
+        for part in parts:
+            self._first_pass.update(part)
+            done = 0
+            while done < len(part):
+                done += os.pwrite(self._fd, part[done:], self.offset + done)
+            self.offset += len(part)
+
+
+class Receiver:
+    """The body of one call; use it once."""
+
+    def __init__(self, call: "Call", fallback: str = checksums.DEFAULT) -> None:
+        """`fallback` names the checksum that is computed where the request asks for none.
+
+        Raises S3Error for what the headers say of the body."""
+        headers = call.headers()
+        self._call = call
+        self._decoder = chunked.decoder(call.fields, call.verified)
+        sha256 = None
+        if call.verified is not None and call.verified.payload is Payload.DIGEST:
+            sha256 = call.verified.payload_sha256.decode()
+        self._first_pass = FirstPass(
+            checksums.wanted(headers, fallback),
+            size=self.announced,
+            content_sha256=sha256,
+            content_md5=checksums.content_md5(headers.get("content-md5")),
+        )
+
+    @property
+    def announced(self) -> int | None:
+        """Bytes of payload that the headers announce."""
+        if self._decoder is not None:
+            return int(self._call.fields[b"x-amz-decoded-content-length"])
+        return self._call.head.content_length
+
+    async def into(self, fd: int, grow: Callable[[int], None]) -> Digests:
+        """Write the payload to the file; `grow` is called before it gets longer than announced
+        (and may wait). Raises S3Error, OSError."""
+        target = _Target(fd, self._first_pass)
+        async for parts, size in self._parts():
+            step = partial(target.take, parts)
+            if self.announced is None:
+                await self._call.blocking(partial(grow, target.offset + size))
+            if size <= _INLINE_BYTES:
+                step()
+            else:
+                await self._call.blocking(step)
+        return self._finish()
+
+    async def document(self, limit_bytes: int) -> bytes:
+        """The whole of a small body. Raises S3Error."""
+        document = bytearray()
+        async for parts, _ in self._parts():
+            for part in parts:
+                self._first_pass.update(part)
+                document += part
+            if len(document) > limit_bytes:
+                raise S3Error("MaxMessageLengthExceeded")
+        self._finish()
+        return bytes(document)
+
+    def _finish(self) -> Digests:
+        if self._decoder is not None:
+            trailers = self._decoder.finish()
+        else:
+            trailers = {
+                name.decode("latin-1"): value.decode("latin-1")
+                for name, value in self._call.body.trailers
+            }
+        return self._first_pass.finish(trailers)
+
+    async def _parts(self) -> AsyncIterator[tuple[list[memoryview], int]]:
+        with self._call.service.buffers.lent() as buffer:
+            while count := await self._receive(buffer):
+                view = buffer[:count]
+                parts = [view] if self._decoder is None else self._decoder.feed(view)
+                if parts:
+                    yield parts, count
+
+    async def _receive(self, buffer: memoryview) -> int:
+        try:
+            return await self._call.body.receive_into(buffer)
+        except BodyTruncated:
+            raise S3Error("IncompleteBody") from None
+        except BodyStalled:
+            raise S3Error("RequestTimeout") from None
+        except BodyTooLarge:
+            raise S3Error("EntityTooLarge") from None
+        except BadChunk:
+            raise S3Error("InvalidRequest", "The chunked body is malformed") from None

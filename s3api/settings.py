@@ -1,0 +1,65 @@
+"""What is set for a bucket: policy, versioning, ACL and the like, as the engine keeps it.
+
+Each setting is the MessagePack form of botocore's dict for it (policies are their own text), under
+the name of its sub-resource.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+OWNER: Final = "owner"
+VERSIONING: Final = "versioning"
+POLICY: Final = "policy"
+CORS: Final = "cors"
+LIFECYCLE: Final = "lifecycle"
+TAGGING: Final = "tagging"
+ACL: Final = "acl"
+OWNERSHIP: Final = "ownership"
+PUBLIC_ACCESS: Final = "public-access-block"
+OBJECT_LOCK: Final = "object-lock"
+
+_REMEMBERED: Final = 1024
+
+
+def pack(value: object) -> bytes:
+    """The form in which a setting is kept."""
+    return msgspec.msgpack.encode(value)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _unpack(raw: bytes) -> Any:
+    return msgspec.msgpack.decode(raw)
+
+
+class Settings:
+    """Of one bucket, as one transaction saw them. What `get` returns is shared: not to be
+    changed."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: Mapping[str, bytes]) -> None:
+        self._raw = raw
+
+    def get(self, name: str) -> Any:
+        """The setting; None where it is not set."""
+        raw = self._raw.get(name)
+        return None if raw is None else _unpack(raw)
+
+    @property
+    def versioning(self) -> str:
+        """`Enabled`, `Suspended`, or empty where versions were never kept."""
+        status: str = (self.get(VERSIONING) or {}).get("Status", "")
+        return status
+
+    @property
+    def ownership(self) -> str:
+        """The rule for who owns objects; by default the writer does, and ACLs count."""
+        return self.get(OWNERSHIP) or "ObjectWriter"
+
+    @property
+    def has_lock(self) -> bool:
+        """Whether the bucket was made for locked objects."""
+        return OBJECT_LOCK in self._raw
