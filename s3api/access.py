@@ -66,7 +66,7 @@ class Access:
         known = call.known
         own = _policies_of(known)
         session = _policy(known.session_policy) if known and known.session_policy else None
-        if not call.bucket:
+        if action in _FOR_ALL_USERS:
             return self._allows_service(call, own, session, action)
         is_owner = call.caller.name is not None and call.caller.name == call.owner
         document = call.settings.get(POLICY)

@@ -58,12 +58,15 @@ class Finisher:
         taken, self._taken = self._taken, []
         notices.remove(t, taken)
 
-    def finish(self, changed: Changed) -> None:
-        """Steps 2 to 4. Raises Unavailable when the node does not answer: the change is committed,
-        and the node has its notice."""
-        if not self._link.tell(changed.changes, changed.published) and changed.orphans:
-            self.drop(changed.orphans)
-        self._taken.append(changed.notice)
+    def finish(self, *changed: Changed) -> None:
+        """Steps 2 to 4, for all these at once. Raises Unavailable when the node does not answer:
+        the changes are committed, and the node has its notices."""
+        changes = [change for each in changed for change in each.changes]
+        orphans = [orphan for each in changed for orphan in each.orphans]
+        published = [ino for each in changed for ino in each.published]
+        if not self._link.tell(changes, published) and orphans:
+            self.drop(orphans)
+        self._taken += [each.notice for each in changed]
 
     def drop(self, orphans: Sequence[tuple[int, Inode]]) -> None:
         """Steps 3 and 4."""

@@ -120,6 +120,8 @@ class Bodies:
     def rescue(self, body: Body) -> None:
         """Give a body that a starting node dropped another number, and its data with it."""
         lost, old_fd = body.ino, body.fd
+        with self._lock:
+            self._numbers.pop(body.bucket.id, None)  # the node dropped all that were reserved
         new = self.begin(body.bucket, body.reserved)
         try:
             os.lseek(new.fd, 0, os.SEEK_SET)
@@ -149,14 +151,23 @@ class Bodies:
             return
         try:
             if body.small:
-                if self._session.read(lambda t: t.get(keys.reserved(ino))) is not None:
-                    self._session.files.unlink(ino, 0)
-                    self._numbers[body.bucket.id].append(ino)
+                self._discard_small(body.bucket.id, ino)
             elif self._session.read(lambda t: t.get(keys.orphan(ino))) is not None:
                 self._session.files.unlink(ino, 0)
                 self._session.write(lambda t: tree.reap(t, ino))
         except (KvfsError, OSError):
             pass
+
+    def _discard_small(self, namespace_id: int, ino: int) -> None:
+        def is_published(t: Transaction) -> bool:
+            return t.get(keys.inode(ino)) is not None and t.get(keys.orphan(ino)) is None
+
+        if self._session.read(is_published):
+            return
+        self._session.files.unlink(ino, 0)
+        if self._session.read(lambda t: t.get(keys.reserved(ino))) is not None:
+            with self._lock:
+                self._numbers.setdefault(namespace_id, deque()).append(ino)
 
     def give_back(self) -> None:
         """Release the numbers that were not used; what fails is left to the node's next start."""

@@ -234,8 +234,12 @@ class ObjectStore:
         *,
         versioning: str = "",
         check: Check = anything,
+        later: list[Changed] | None = None,
     ) -> Facts:
         """Put the draft under its key, whole or not at all; the draft is spent, also by an error.
+
+        `later`: the node is not told yet; its list is for `finish`, which tells of many commits in
+        one round trip, and before which nobody may be told of success.
 
         Raises what `check` raises, NoSuchBucket, TooLarge, NoSpace, ReadOnly, Unavailable,
         Conflict, OSError.
@@ -249,7 +253,13 @@ class ObjectStore:
                 t, bucket, draft.key, new, versioning, check, self._moment(), changed
             )
 
-        return self._publish(draft.body, fn)
+        return self._publish(draft.body, fn, later)
+
+    def finish(self, changed: Sequence[Changed]) -> None:
+        """The node's mount has forgotten what these commits replaced when it returns. Raises
+        Unavailable."""
+        if changed:
+            self._finisher.finish(*changed)
 
     def copy(
         self,
@@ -532,7 +542,12 @@ class ObjectStore:
                 raise InvalidPart(f"part {part.number} is shorter than it was")
             at += moved
 
-    def _publish(self, body: Body, fn: Callable[[Transaction, Written, Changed], T]) -> T:
+    def _publish(
+        self,
+        body: Body,
+        fn: Callable[[Transaction, Written, Changed], T],
+        later: list[Changed] | None = None,
+    ) -> T:
         try:
             self._bodies.sync(body)
             result, changed = self._place(body, fn)
@@ -543,7 +558,10 @@ class ObjectStore:
         body.ino = 0
         if body.bucket.durable:
             self._session.sync()
-        self._finisher.finish(changed)
+        if later is None:
+            self._finisher.finish(changed)
+        else:
+            later.append(changed)
         return result
 
     def _place(
