@@ -331,11 +331,14 @@ class ObjectStore:
         versioning: str = "",
         check: Check = anything,
         bypass: bool = False,
+        later: list[Changed] | None = None,
     ) -> Deleted:
-        """Delete the current version, or one for good. Raises NoSuchBucket, Invalid, Locked, what
-        `check` raises."""
+        """Delete the current version, or one for good. `later`: as for `commit`. Raises
+        NoSuchBucket, Invalid, Locked, what `check` raises."""
         doomed = [Doomed(key, version, check)]
-        (result,) = self.delete_many(bucket, doomed, versioning=versioning, bypass=bypass)
+        (result,) = self.delete_many(
+            bucket, doomed, versioning=versioning, bypass=bypass, later=later
+        )
         if isinstance(result, KvfsError):
             raise result
         return result
@@ -347,6 +350,7 @@ class ObjectStore:
         *,
         versioning: str = "",
         bypass: bool = False,
+        later: list[Changed] | None = None,
     ) -> list[Deleted | KvfsError]:
         """As `delete` for each, with the error in its place. Raises NoSuchBucket."""
         results: list[Deleted | KvfsError] = []
@@ -359,7 +363,7 @@ class ObjectStore:
                 found = finding.find_bucket(t, bucket)
                 return [self._delete(t, found, each, versioning, bypass, changed) for each in part]
 
-            results += self._change(fn)
+            results += self._change(fn, later)
         if self._session.read(lambda t: finding.find_bucket(t, bucket)).durable:
             self._session.sync()
         return results
@@ -371,7 +375,9 @@ class ObjectStore:
 
         def fn(t: Transaction) -> Upload:
             found = finding.find_bucket(t, bucket)
-            return uploads.create(t, found, key, metadata, self._moment())
+            # The exact clock: ids are in the order of their beginning.
+            moment = Moment(time.time_ns(), self._session.boot)
+            return uploads.create(t, found, key, metadata, moment)
 
         upload = self._session.write(fn)
         self._sync_if_durable(upload.directory)
@@ -583,7 +589,9 @@ class ObjectStore:
                 self._bodies.rescue(body)
         raise Conflict("starting nodes dropped the new file again and again: try once more")
 
-    def _change(self, fn: Callable[[Transaction, Changed], T]) -> T:
+    def _change(
+        self, fn: Callable[[Transaction, Changed], T], later: list[Changed] | None = None
+    ) -> T:
         def step(t: Transaction) -> tuple[T, Changed]:
             changed = Changed()
             self._finisher.clear(t)
@@ -593,8 +601,10 @@ class ObjectStore:
             return result, changed
 
         result, changed = self._session.write(step)
-        if changed.changes:
+        if changed.changes and later is None:
             self._finisher.finish(changed)
+        elif changed.changes and later is not None:
+            later.append(changed)
         return result
 
     def _delete(
