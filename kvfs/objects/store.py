@@ -425,7 +425,9 @@ class ObjectStore:
     ) -> Facts:
         """Fill a draft with a range of an object; the facts of the source.
 
-        Raises as `open`; Invalid when the range is not within it, Conflict when it was written to meanwhile."""
+        Raises as `open`; Invalid when the range is not within it, Conflict when it was written to
+        meanwhile.
+        """
         opened = self.open(*source)
         try:
             check_source(opened.facts)
