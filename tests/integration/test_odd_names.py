@@ -1,4 +1,4 @@
-"""Keys that no POSIX name can be, as every mode of the mount shows them, beside the object store."""
+"""Keys that no POSIX name can be, as every mode of the mount shows them, beside their objects."""
 
 import errno
 import os
