@@ -183,21 +183,25 @@ def content_md5(value: str | None) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """What is known of a received body: size in bytes, tag without quotes, checksum."""
+    """What is known of a received body: size in bytes, tag without quotes, checksum, and the one
+    that was computed besides."""
 
     size: int
     etag: str
     checksum: Checksum
+    besides: Checksum | None = None
 
 
 class FirstPass:
     """Computes all that a body needs while it is received, each view read once.
 
     `content_sha256` is the payload's digest in hexadecimal where the signature covers it, else
-    None; `content_md5` the digest of that header; `size` the announced number of bytes, if known.
+    None; `content_md5` the digest of that header; `size` the announced number of bytes, if known;
+    `besides` another algorithm to compute.
     """
 
     __slots__ = (
+        "_besides",
         "_content_md5",
         "_content_sha256",
         "_hashers",
@@ -216,6 +220,7 @@ class FirstPass:
         size: int | None,
         content_sha256: str | None = None,
         content_md5: bytes | None = None,
+        besides: Algorithm | None = None,
     ) -> None:
         self.size = 0
         self._wanted = wanted
@@ -226,6 +231,10 @@ class FirstPass:
         self._md5: Hasher | None = None
         self._xxh3: Hasher | None = None
         self._hashers = [self._sum]
+        self._besides: tuple[Algorithm, Hasher] | None = None
+        if besides is not None and besides is not wanted.algorithm:
+            self._besides = besides, besides.new()
+            self._hashers.append(self._besides[1])
         if content_sha256 is not None:
             if wanted.algorithm.name == "SHA256":
                 self._sha256 = self._sum
@@ -253,9 +262,12 @@ class FirstPass:
         self._check_md5()
         digest = self._sum.digest()
         self._check_sum(digest, trailers)
-        return Digests(
-            self.size, self._etag(), Checksum(self._wanted.algorithm, encode(digest), FULL_OBJECT)
-        )
+        besides = None
+        if self._besides is not None:
+            found, hasher = self._besides
+            besides = Checksum(found, encode(hasher.digest()), FULL_OBJECT)
+        checksum = Checksum(self._wanted.algorithm, encode(digest), FULL_OBJECT)
+        return Digests(self.size, self._etag(), checksum, besides)
 
     def _etag(self) -> str:
         if self._md5 is not None:

@@ -1,0 +1,60 @@
+"""The source of CopyObject and UploadPartCopy: who copies must be allowed to read it."""
+
+import dataclasses
+
+from kvfs.objects.finding import Facts
+from kvfs.objects.problems import MarkedDeleted, NoSuchKey
+from s3api.access import Access
+from s3api.call import Call, target
+from s3api.errors import S3Error
+from s3api.rules import actions
+from s3api.rules.conditions import Conditions, check_copy_source
+from s3api.rules.copy_source import parse_copy_source
+
+
+class Source:
+    """An object that a call copies from, allowed to be read, its conditions met.
+
+    `triple` names it for the store. What the store opens later may be another version: `check` is
+    held against that."""
+
+    def __init__(self, call: Call) -> None:
+        """Raises S3Error, NoSuchBucket."""
+        named = parse_copy_source(call.params["CopySource"])
+        self.triple = named.bucket.encode(), named.key.encode(), named.version
+        self._conditions = Conditions.of(call.params, "CopySource")
+        reading = dataclasses.replace(
+            call,
+            bucket=named.bucket,
+            key=named.key,
+            params={"VersionId": named.version} if named.version else {},
+            _settings=None,
+        )
+        self.settings = reading.settings
+        self.facts = self._find(reading, call.service.access)
+
+    def check(self, found: Facts | None) -> None:
+        """Raises PreconditionFailed."""
+        if found is not None and self._conditions:
+            check_copy_source(self._conditions, target(found))
+
+    def _find(self, reading: Call, access: Access) -> Facts:
+        action = actions.needed_of_source(reading.version or None)
+        try:
+            found = reading.store.find(*self.triple)
+        except NoSuchKey as error:
+            access.require(reading, (action,))
+            if isinstance(error, MarkedDeleted) or access.allows(reading, "s3:ListBucket"):
+                raise S3Error("NoSuchKey", extra={"Key": reading.key}) from None
+            raise S3Error("AccessDenied") from None
+        access.require(reading, (action,), None if found.delete_marker else found)
+        if found.delete_marker and reading.version:
+            raise S3Error(
+                "InvalidRequest",
+                "The source of a copy request may not specifically refer to a delete marker by"
+                " version id.",
+            )
+        if found.delete_marker:
+            raise S3Error("NoSuchKey", extra={"Key": reading.key})
+        self.check(found)
+        return found
