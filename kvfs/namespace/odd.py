@@ -44,7 +44,9 @@ _LONG_FORM: Final = re.compile(rb"(.{200})%[0-9a-f]{16}", re.DOTALL)
 
 def is_odd(suffix: bytes) -> bool:
     """Whether the mount cannot show an entry (a name, a directory's with '/') as it is."""
-    return len(suffix) > LONGEST or NUL in suffix or suffix in _ODD
+    if len(suffix) > LONGEST and len(suffix.removesuffix(b"/")) > LONGEST:
+        return True
+    return NUL in suffix or suffix in _ODD
 
 
 def is_hidden(suffix: bytes) -> bool:

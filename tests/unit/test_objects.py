@@ -219,6 +219,15 @@ def test_an_odd_form_leads_to_what_it_is_shown_for(space: ObjectSpace) -> None:
         assert space.do(lambda t, name=name: tree.find(t, root, name)) is None
 
 
+def test_a_name_of_255_bytes_is_ordinary(space: ObjectSpace) -> None:
+    space.put(b"y" * 255 + b"/" + b"z" * 255)
+    root = space.bucket.root
+    (child,) = space.do(lambda t: tree.list_children(t, root, b"", 9))
+    assert child.name == b"y" * 255
+    below = space.do(lambda t: tree.list_children(t, child.ino, b"", 9))
+    assert [each.name for each in below] == [b"z" * 255]
+
+
 def test_self_copies_change_the_time_and_what_is_said(space: ObjectSpace) -> None:
     before = space.put(b"k", etag="e", metadata={"meta.a": "1"})
     moment = space.moment()
