@@ -5,9 +5,10 @@ Keys are percent-decoded exactly once and otherwise left as they are: empty segm
 `.` and `..`, `+` and any UTF-8 are parts of a key like others. It knows nothing of operations.
 """
 
+import functools
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -30,6 +31,8 @@ _PRESIGNING: Final = frozenset(
         *("expires", "security-token", "signature", "signedheaders"),
     )
 )
+_HOSTS: Final = 256
+_PLAIN_FIELD: Final = re.compile(rb"[A-Za-z0-9=._~-]*").fullmatch
 _IN_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
@@ -49,13 +52,17 @@ def split_target(target: bytes) -> tuple[bytes, dict[str, str]]:
     path, _, query = target.partition(b"?")
     parameters: dict[str, str] = {}
     for field in query.split(b"&") if query else ():
-        name, _, value = field.replace(b"+", b" ").partition(b"=")
+        if _PLAIN_FIELD(field):  # most are, and decode() costs more
+            name, _, value = field.decode("ascii").partition("=")
+        else:
+            raw_name, _, raw_value = field.replace(b"+", b" ").partition(b"=")
+            name, value = decode(raw_name), decode(raw_value)
         if name or value:
-            parameters.setdefault(decode(name), decode(value))
+            parameters.setdefault(name, value)
     return path, parameters
 
 
-def address(path: bytes, host: str, domains: Sequence[str]) -> Address:
+def address(path: bytes, host: str, domains: tuple[str, ...]) -> Address:
     """Bucket and key of a raw path, for a request to `host` (the Host header as it came).
 
     A host that is a subdomain of one of `domains` names the bucket (virtual-hosted addressing),
@@ -79,7 +86,8 @@ def address(path: bytes, host: str, domains: Sequence[str]) -> Address:
     return Address(bucket, decode(rest))
 
 
-def bucket_of_host(host: str, domains: Sequence[str]) -> str | None:
+@functools.lru_cache(_HOSTS)
+def bucket_of_host(host: str, domains: tuple[str, ...]) -> str | None:
     """The bucket that a Host header names under one of `domains`, None where it names none."""
     name = host.lower()
     if not name.endswith("]"):  # an IPv6 address without a port has colons of its own

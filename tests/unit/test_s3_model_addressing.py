@@ -13,7 +13,7 @@ from s3api.model.addressing import (
     with_hoisted,
 )
 
-DOMAINS = ["localhost", "s3.example.org", "eu.s3.example.org"]
+DOMAINS = ("localhost", "s3.example.org", "eu.s3.example.org")
 
 
 @pytest.mark.parametrize(

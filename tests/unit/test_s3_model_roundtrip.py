@@ -65,7 +65,7 @@ def test_a_request_of_botocore_is_read_as_it_was_meant(operation: str) -> None:
             params["Bucket"] = "bucket"
         method, target, headers, body = sent(operation, params)
         path, query = split_target(target)
-        bucket, key = address(path, "127.0.0.1:9000", ["localhost"])
+        bucket, key = address(path, "127.0.0.1:9000", ("localhost",))
         assert route(method, bucket, key, query, headers) == operation
         assert parse(operation, bucket, key, query, headers, body) == params
 
@@ -118,4 +118,4 @@ def test_any_key_arrives(key: str) -> None:
     _, target, _, _ = sent("HeadObject", {"Bucket": "bucket", "Key": key})
     path, _ = split_target(target)
     if len(key.encode()) <= 1024:
-        assert address(path, "localhost", ["localhost"]) == ("bucket", key)
+        assert address(path, "localhost", ("localhost",)) == ("bucket", key)
