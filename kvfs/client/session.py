@@ -217,6 +217,7 @@ class Session:
         """Threads of the parent are not in the child."""
         if child:
             self._pool = None
+            self.files.after_fork()
         self._gate.release()
 
 

@@ -70,6 +70,7 @@ class Bodies:
         self._lock = threading.Lock()
         self._numbers: dict[int, deque[int]] = {}
         self._credit: dict[int, tuple[int, float]] = {}
+        self._pid = os.getpid()
 
     def begin(self, bucket: Bucket, size_hint: int) -> Body:
         """A new body of about so many bytes. Raises NoSpace, ReadOnly, Unavailable, OSError."""
@@ -172,7 +173,8 @@ class Bodies:
     def give_back(self) -> None:
         """Release the numbers that were not used; what fails is left to the node's next start."""
         with self._lock:
-            unused = [ino for each in self._numbers.values() for ino in each]
+            mine = self._pid == os.getpid()
+            unused = [ino for each in self._numbers.values() for ino in each if mine]
             self._numbers.clear()
         if not unused:
             return
@@ -183,6 +185,8 @@ class Bodies:
 
     def _number(self, namespace_id: int) -> int:
         with self._lock:
+            if self._pid != os.getpid():  # after a fork they are the parent's
+                self._numbers, self._pid = {}, os.getpid()
             numbers = self._numbers.setdefault(namespace_id, deque())
             if not numbers:
                 first = self._session.write(lambda t: reserving.reserve(t, namespace_id, _NUMBERS))

@@ -84,6 +84,13 @@ class DataFiles:
         if self._spares is None:
             self._spares = Spares(self.root)
 
+    def after_fork(self) -> None:
+        """In the child: the files made ahead are the parent's; its own are made anew."""
+        spares, self._spares = self._spares, None
+        if spares is not None:
+            spares.let_go()
+            self.keep_spares()
+
     def create(self, ino: int, version: int) -> int:
         """Make a data file; a new descriptor, readable and writable. FileExistsError when it is
         there."""

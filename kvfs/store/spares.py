@@ -53,6 +53,11 @@ class Spares:
         while self._ready:
             os.close(self._ready.popleft())
 
+    def let_go(self) -> None:
+        """In the child of a fork, where the thread is not: the spares are the parent's."""
+        while self._ready:
+            os.close(self._ready.popleft())
+
     def _run(self) -> None:
         flags = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC
         while self._wanted.wait() and not self._closing:

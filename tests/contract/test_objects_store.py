@@ -380,6 +380,21 @@ def test_uploads_are_listed_in_order(store: ObjectStore) -> None:
     assert not rest.truncated
 
 
+def test_a_child_of_a_fork_shares_no_data_file_with_its_parent(store: ObjectStore) -> None:
+    put(store, b"before", b"0")
+    child = os.fork()
+    for number in range(100):
+        put(store, b"%d/%d" % (child == 0, number), b"%d %d" % (child == 0, number))
+    if child == 0:
+        store.close()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    for whose in (0, 1):
+        for number in range(100):
+            assert read(store, b"%d/%d" % (whose, number)) == b"%d %d" % (whose, number)
+
+
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
