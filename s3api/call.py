@@ -1,26 +1,33 @@
 """One request on its way: what it asks for, who asks, and what it may use."""
 
+import functools
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
+from kvfs.client.finish import Changed
 from kvfs.objects.finding import Facts
+from kvfs.objects.problems import NoSuchBucket
 from kvfs.objects.store import ObjectStore
 from kvfs.wire.http import Body, Head, Response
-from s3api.access import Access
+from s3api.access import Access, caller_of
 from s3api.auth.credentials import Known
 from s3api.auth.verified import Verified
+from s3api.errors import S3Error
 from s3api.identities import Identities
+from s3api.model.addressing import is_bucket_name
 from s3api.receiving import Buffers
 from s3api.rules.conditions import Target
 from s3api.rules.policy import Caller
 from s3api.settings import OWNER, Settings
+from s3api.telling import Teller
 
 T = TypeVar("T")
+_is_bucket_name: Final = functools.lru_cache(1024)(is_bucket_name)
 
 
 @dataclass(slots=True)
@@ -37,6 +44,7 @@ class Service:
     version_2: bool
     """Whether signatures of version 2 are taken."""
     threads: trio.CapacityLimiter
+    teller: Teller
 
 
 @dataclass(slots=True)
@@ -82,8 +90,11 @@ class Call:
 
     @property
     def settings(self) -> Settings:
-        """Of the bucket. Raises NoSuchBucket."""
+        """Of the bucket. Raises NoSuchBucket, also for what the mount has under a name that is no
+        legal one of a bucket."""
         if self._settings is None:
+            if not _is_bucket_name(self.bucket):
+                raise NoSuchBucket(f"{self.bucket} is no legal name of a bucket")
             self._settings = Settings(self.store.get_settings(self.raw_bucket))
         return self._settings
 
@@ -91,6 +102,11 @@ class Call:
     def owner(self) -> str:
         """The name of the bucket's owner; a bucket made on the mount is the administrator's."""
         return self.settings.get(OWNER) or self.service.identities.administrator
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether the bucket is the caller's."""
+        return self.caller.name is not None and self.caller.name == self.owner
 
     @property
     def is_anonymous(self) -> bool:
@@ -103,10 +119,25 @@ class Call:
             for name, value in self.fields.items()
         }
 
+    def sign(self, verified: Verified) -> None:
+        """Take over who signed the request. Raises InvalidAccessKeyId."""
+        found = self.service.identities.find(verified.access_key, verified.session_token)
+        if found is None:
+            raise S3Error("InvalidAccessKeyId")
+        self.verified, self.known, self.caller = verified, found, caller_of(found.user)
+
     async def blocking(self, step: Callable[[], T]) -> T:
         """Run what may wait for a disk, a lock or the node in a thread. Cancelled: when it is
         done."""
         return await trio.to_thread.run_sync(step, limiter=self.service.threads)
+
+    async def committing(self, step: Callable[[list[Changed]], T]) -> T:
+        """Run a step that commits, in a thread, and tell the node; `step` hands the list that it
+        is given to the store (`later`). Raises what `step` raises, Unavailable."""
+        later: list[Changed] = []
+        result = await self.blocking(lambda: step(later))
+        await self.service.teller.tell(later)
+        return result
 
 
 Handler = Callable[[Call], Awaitable[Response]]

@@ -24,6 +24,7 @@ from s3api.call import Service
 from s3api.identities import Identities
 from s3api.receiving import Buffers
 from s3api.service import Application
+from s3api.telling import Teller
 
 READY: Final = b"ready\n"
 KEY_NAME: Final = "secret.key"
@@ -74,6 +75,7 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
         region=plan.region,
         version_2=plan.version_2,
         threads=trio.CapacityLimiter(_THREADS),
+        teller=Teller(store),
     )
     application = Application(service)
     listeners = [socket.socket(fileno=fd) for fd in plan.listeners]
@@ -82,19 +84,23 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
     )
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.teller.run)
         nursery.start_soon(_wait_for_end, stop)
-        serving = partial(
-            serve,
-            listeners,
-            application.handle,
-            Limits(body_bytes=_BODY_BYTES),
-            refuse=application.refuse,
-            tls=tls,
-            stop=stop,
-        )
-        await nursery.start(serving)
-        sys.stdout.buffer.write(READY)
-        sys.stdout.buffer.flush()
+        async with trio.open_nursery() as serving:
+            await serving.start(
+                partial(
+                    serve,
+                    listeners,
+                    application.handle,
+                    Limits(body_bytes=_BODY_BYTES),
+                    refuse=application.refuse,
+                    tls=tls,
+                    stop=stop,
+                )
+            )
+            sys.stdout.buffer.write(READY)
+            sys.stdout.buffer.flush()
+        nursery.cancel_scope.cancel()
 
 
 async def _wait_for_end(stop: trio.Event) -> None:
