@@ -8,9 +8,9 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
@@ -100,11 +100,25 @@ class MountKeeper:
             self._gone.set()
 
 
-async def run(config: Config, *, mounted: bool, on_ready: Callable[[dict[str, Any]], None]) -> None:
+class Companion(Protocol):
+    """What runs beside a node and its mount, and knows them only by the node."""
+
+    async def __call__(self, node: Node, *, task_status: trio.TaskStatus[None]) -> None:
+        """Serve, and say so by `task_status`. Cancelled: ends in order, in its own time."""
+
+
+async def run(
+    config: Config,
+    *,
+    mounted: bool,
+    on_ready: Callable[[dict[str, Any]], None],
+    companions: Sequence[Companion] = (),
+) -> None:
     """Run a node until SIGTERM, SIGINT or a `stop` request.
 
-    `on_ready` gets the status when requests are answered and, if `mounted`, the mount answers too.
-    Raises what stands in the way of the start.
+    Companions start while the mount is made, and end before it goes. `on_ready` gets the status
+    when all of them serve and, if `mounted`, the mount answers too. Raises what stands in the way
+    of the start.
     """
     _allow_open_files()
     stopping = trio.Event()
@@ -116,12 +130,17 @@ async def run(config: Config, *, mounted: bool, on_ready: Callable[[dict[str, An
                 keeper = MountKeeper(node, nursery)
                 _answer_requests(node, keeper, stopping)
                 nursery.start_soon(_stop_on_signal, signals, stopping)
-                if mounted:
-                    await keeper.mount(config.mount)
-                node.ready()
-                on_ready(await node.status())
-                await stopping.wait()
-                log.info("stopping")
+                async with trio.open_nursery() as beside:
+                    async with trio.open_nursery() as starting:
+                        for companion in companions:
+                            starting.start_soon(beside.start, companion, node)
+                        if mounted:
+                            starting.start_soon(keeper.mount, config.mount)
+                    node.ready()
+                    on_ready(await node.status())
+                    await stopping.wait()
+                    log.info("stopping")
+                    beside.cancel_scope.cancel()
                 nursery.cancel_scope.cancel()
 
 

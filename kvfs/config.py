@@ -8,6 +8,7 @@ KVFS_TEST_ belong to the tests and are not looked at.
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -25,6 +26,8 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _PREFIX: Final = "KVFS_"
 _NOT_SETTINGS: Final = ("KVFS_CONFIG",)
 _TEST_PREFIX: Final = "KVFS_TEST_"
+_is_region: Final = re.compile(r"[a-z0-9-]{1,32}").fullmatch
+_is_domain: Final = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*").fullmatch
 
 
 def default_store() -> Path:
@@ -33,6 +36,29 @@ def default_store() -> Path:
         return Path("/var/lib/kvfs")
     base = os.environ.get("XDG_DATA_HOME")
     return (Path(base) if base else Path.home() / ".local" / "share") / "kvfs"
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where to listen: a host (name or address) and a port, 0 for any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+Listening = Address | Literal["auto", "off"]
+"""`auto`: at the usual port, and where that is taken at any free one."""
+S3_USUAL: Final = Address("127.0.0.1", 9000)
+ADMIN_USUAL: Final = Address("127.0.0.1", 9001)
+MAX_S3_WORKERS: Final = 64
+
+
+def default_s3_workers() -> int:
+    """One for each CPU that we may use, at most four: each holds some 50 MB."""
+    return min(len(os.sched_getaffinity(0)), 4)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,11 +81,34 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Whether device nodes work on the mount."""
     log_level: str = "info"
     """One of LOG_LEVELS."""
+    s3: Listening = "auto"
+    """Where the S3 API listens: HOST:PORT, `off`, or `auto` (S3_USUAL)."""
+    s3_workers: int = msgspec.field(default_factory=default_s3_workers)
+    """Processes that serve it."""
+    s3_domains: tuple[str, ...] = ("localhost",)
+    """Its names: a host below one of them names the bucket (virtual-hosted addressing)."""
+    s3_region: str = "us-east-1"
+    """What it says of its region, and signs presigned URLs for."""
+    s3_certificate: str = ""
+    """A PEM file with certificate and chain: the S3 API speaks TLS. Empty: it does not."""
+    s3_private_key: str = ""
+    """The PEM file of the certificate's key."""
+    s3_signature_v2: bool = True
+    """Whether presigned URLs of signature version 2 are taken."""
+    s3_access_log: str = ""
+    """A file for a line on each request, in the format of S3's server access logs. Empty: none."""
+    admin: Listening = "auto"
+    """Where health and metrics are told: HOST:PORT, `off`, or `auto` (ADMIN_USUAL, with S3)."""
 
-    def as_dict(self) -> dict[str, str | bool]:
+    def as_dict(self) -> dict[str, str | bool | int | list[str]]:
         """Every key as it would be written in the file."""
-        values = ((name, getattr(self, name)) for name in KEYS)
-        return {name: v if isinstance(v, bool) else str(v) for name, v in values}
+        return {name: _written(getattr(self, name)) for name in KEYS}
+
+
+def _written(value: object) -> str | bool | int | list[str]:
+    if isinstance(value, bool | int):
+        return value
+    return list(value) if isinstance(value, tuple) else str(value)
 
 
 KEYS: Final = Config.__struct_fields__
@@ -91,7 +140,19 @@ def load(
                 raise ConfigError(_unknown(where, key))
             values[key] = _convert(key, value, where)
             origins[key] = where
-    return Config(**values), origins
+    config = Config(**values)
+    _check(config, origins)
+    return config, origins
+
+
+def _check(config: Config, origins: Mapping[str, str]) -> None:
+    """What settings ask of each other. Raises ConfigError."""
+    pair = ("s3_certificate", "s3_private_key")
+    for given, missing in (pair, pair[::-1]):
+        if getattr(config, given) and not getattr(config, missing):
+            raise ConfigError(f"{origins[given]}: needs {missing}, the other half of it")
+    if isinstance(config.s3, Address) and config.s3 == config.admin and config.s3.port:
+        raise ConfigError(f"{origins['admin']}: {config.admin} is where the S3 API listens")
 
 
 def _sources(
@@ -170,6 +231,47 @@ def _capacity(value: object) -> Capacity:
     return parse_capacity(value)
 
 
+def _listening(value: object) -> Listening:
+    if value in ("auto", "off") or isinstance(value, Address):
+        return value
+    host, separator, port = str(value).rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not isinstance(value, str) or not separator or not host or not port.isdecimal():
+        raise Invalid(f"must be HOST:PORT like '{S3_USUAL}', 'auto' or 'off', not {value!r}")
+    if int(port) > 65535:
+        raise Invalid(f"{port} is no port: there are 0 to 65535")
+    return Address(host, int(port))
+
+
+def _workers(value: object) -> int:
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if not isinstance(value, int) or not 1 <= value <= MAX_S3_WORKERS or isinstance(value, bool):
+        raise Invalid(f"must be a number from 1 to {MAX_S3_WORKERS}, not {value!r}")
+    return value
+
+
+def _domains(value: object) -> tuple[str, ...]:
+    """A list, or one text with commas."""
+    if isinstance(value, str):
+        value = [each.strip() for each in value.split(",") if each.strip()]
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(each, str) and _is_domain(each) for each in value
+    ):
+        raise Invalid(f"must be names of hosts like ['s3.example.com'], not {value!r}")
+    return tuple(each.lower() for each in value)
+
+
+def _region(value: object) -> str:
+    if not isinstance(value, str) or not _is_region(value):
+        raise Invalid(f"must be a name like 'us-east-1', not {value!r}")
+    return value
+
+
+def _file_or_none(value: object) -> str:
+    return "" if value == "" else str(_path(value))
+
+
 def _one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
     def convert(value: object) -> str:
         if value in choices:
@@ -190,5 +292,14 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "suid": _boolean,
     "dev": _boolean,
     "log_level": _one_of(LOG_LEVELS),
+    "s3": _listening,
+    "s3_workers": _workers,
+    "s3_domains": _domains,
+    "s3_region": _region,
+    "s3_certificate": _file_or_none,
+    "s3_private_key": _file_or_none,
+    "s3_signature_v2": _boolean,
+    "s3_access_log": _file_or_none,
+    "admin": _listening,
 }
 assert tuple(_CONVERTERS) == KEYS

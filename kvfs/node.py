@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 
 Changed = Callable[[Sequence[Change]], Awaitable[None]]
+Report = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class Node:
@@ -85,6 +86,8 @@ class Node:
         self.recovery: dict[str, int] | None = None
         """What the start had to mend, by kind; None where nothing was."""
         self.ready_after_s = 0.0
+        self.reports: dict[str, Report] = {}
+        """What others beside the node say of themselves in its status, by name."""
         self._mount: dict[str, Any] | None = None
         self._started = time.monotonic()
 
@@ -168,6 +171,7 @@ class Node:
                 _describe(each, census.namespaces[each.id].space.used) for each in listed
             ],
             "counters": {**self.evictor.counters, **self.sealer.counters},
+            **{name: await report() for name, report in self.reports.items()},
         }
 
     async def finish(self) -> None:

@@ -1,14 +1,13 @@
 """A worker: one process that serves the S3 API on listeners that it was given.
 
-Started by `s3api.supervisor` as `python -m s3api.worker`, with its plan as a line of JSON on its
-standard input. It says `ready` on its standard output, and ends in order when its standard input
-does: when the supervisor closes it, or dies.
+Started by `s3api.supervisor` as `python -m s3api.worker`; what the two say to each other is in
+`s3api.plan`. It ends in order when its standard input does: when the supervisor closes it, or dies.
 """
 
+import contextlib
 import logging
 import os
 import socket
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,41 +17,27 @@ import trio
 
 from kvfs.encryption import open_key
 from kvfs.objects.store import ObjectStore
-from kvfs.wire.http import Limits, serve, server_context
+from kvfs.wire.http import Counters, Head, Limits, OnResponse, serve, server_context
 from s3api.access import Access
+from s3api.access_log import AccessLog
 from s3api.call import Service
 from s3api.identities import Identities
+from s3api.plan import READY, Plan
 from s3api.receiving import Buffers
 from s3api.service import Application
+from s3api.tally import Recorder
 from s3api.telling import Teller
+from s3api.users import KEY_NAME
 
-READY: Final = b"ready\n"
-KEY_NAME: Final = "secret.key"
-"""In the store: the key with which secrets are encrypted."""
 _THREADS: Final = 16
 _BODY_BYTES: Final = (5 << 40) + (1 << 30)
 """The largest object, and the framing of aws-chunked: S3's own limits are the operations'."""
-log = logging.getLogger(__name__)
-
-
-class Plan(msgspec.Struct, kw_only=True):
-    """What a worker is told."""
-
-    store: str
-    listeners: list[int]
-    """Descriptors of listening sockets."""
-    domains: list[str]
-    region: str
-    version_2: bool
-    certificate: str = ""
-    """PEM files; empty: no TLS."""
-    private_key: str = ""
-    log_level: str = "INFO"
 
 
 def main() -> None:
     """The process."""
-    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=Plan)
+    plan = msgspec.json.decode(_first_line(), type=Plan)
+    os.chdir("/")
     logging.basicConfig(
         level=plan.log_level.upper(),
         format=f"%(asctime)s %(levelname)s s3[{os.getpid()}] %(name)s: %(message)s",
@@ -82,34 +67,58 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
     tls = (
         server_context(Path(plan.certificate), Path(plan.private_key)) if plan.certificate else None
     )
+    counters = Counters()
+    recorder = Recorder(counters)
     stop = trio.Event()
+    serving = partial(
+        serve,
+        listeners,
+        application.handle,
+        Limits(body_bytes=_BODY_BYTES),
+        refuse=application.refuse,
+        tls=tls,
+        on_response=_on_response(recorder, plan.access_log),
+        counters=counters,
+        stop=stop,
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.teller.run)
-        nursery.start_soon(_wait_for_end, stop)
-        async with trio.open_nursery() as serving:
-            await serving.start(
-                partial(
-                    serve,
-                    listeners,
-                    application.handle,
-                    Limits(body_bytes=_BODY_BYTES),
-                    refuse=application.refuse,
-                    tls=tls,
-                    stop=stop,
-                )
-            )
-            sys.stdout.buffer.write(READY)
-            sys.stdout.buffer.flush()
+        async with trio.open_nursery() as requests:
+            await requests.start(serving)
+            await _attend(recorder)
+            stop.set()
         nursery.cancel_scope.cancel()
 
 
-async def _wait_for_end(stop: trio.Event) -> None:
-    """Set `stop` when standard input ends."""
-    while True:
-        await trio.lowlevel.wait_readable(0)
-        if not os.read(0, 4096):
-            stop.set()
-            return
+def _on_response(recorder: Recorder, access_log: str) -> OnResponse:
+    if not access_log:
+        return recorder.record
+    record = AccessLog(access_log).record
+
+    def both(head: Head | None, status: int, sent_bytes: int, seconds: float) -> None:
+        recorder.record(head, status, sent_bytes, seconds)
+        record(head, status, sent_bytes, seconds)
+
+    return both
+
+
+def _first_line() -> bytes:
+    """Of the standard input; nothing after it is read."""
+    line = bytearray()
+    while (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    return bytes(line)
+
+
+async def _attend(recorder: Recorder) -> None:
+    """Answer the supervisor until it ends the conversation, or dies."""
+    asked, answers = trio.lowlevel.FdStream(os.dup(0)), trio.lowlevel.FdStream(os.dup(1))
+    async with asked, answers:
+        with contextlib.suppress(trio.BrokenResourceError):
+            await answers.send_all(READY)
+            async for part in asked:
+                for _ in range(part.count(b"\n")):
+                    await answers.send_all(msgspec.json.encode(recorder.tally()) + b"\n")
 
 
 if __name__ == "__main__":

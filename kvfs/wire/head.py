@@ -25,6 +25,8 @@ class Head:
     """Host and port; of a peer on a unix socket, an empty host and port 0."""
     secure: bool
     """It came over TLS."""
+    handled: object = None
+    """What the handler says of it, for `OnResponse`."""
 
     def get(self, name: bytes) -> bytes | None:
         """The value of the field called `name`, in lower case; None where none was sent."""

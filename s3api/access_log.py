@@ -1,0 +1,159 @@
+"""The access log: a line for each request, in the format of S3's server access logs
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/LogFormat.html).
+
+Workers append to one file; a line is one write, so lines do not mix. Signatures and session tokens
+in a query are left out: who has the log must not be able to make the request. A log that was moved
+away (logrotate) is begun anew within a second.
+"""
+
+import logging
+import os
+import re
+import time
+from typing import Final
+
+from kvfs.wire.http import FileRange, Head, Response
+from s3api.outcome import Outcome
+
+_REOPEN_S: Final = 1.0
+_HIDDEN: Final = re.compile(
+    r"(?i)((?:^|[?&])(?:x-amz-signature|x-amz-security-token|signature)=)[^&]*"
+)
+_OPERATIONS: Final = {"DeleteObjects": "REST.POST.MULTI_OBJECT_DELETE", "CopyObject": "REST.COPY"}
+log = logging.getLogger(__name__)
+
+
+class AccessLog:
+    """Of one worker. `record` is the server's `on_response`."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError."""
+        self._path = path
+        self._fd = _open(path)
+        self._looked_at = time.monotonic()
+
+    def record(self, head: Head | None, status: int, sent_bytes: int, seconds: float) -> None:
+        """Write the line of one response. What the disk refuses is logged."""
+        if head is None:
+            return
+        try:
+            self._reopen_if_moved()
+            os.write(self._fd, line(head, status, sent_bytes, seconds, time.time()).encode())
+        except OSError as error:
+            log.warning("the access log %s lacks a line: %s", self._path, error.strerror)
+
+    def _reopen_if_moved(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at < _REOPEN_S:
+            return
+        self._looked_at = now
+        try:
+            if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
+                return
+        except FileNotFoundError:
+            pass
+        fresh = _open(self._path)
+        os.close(self._fd)
+        self._fd = fresh
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+
+
+def line(head: Head, status: int, sent_bytes: int, seconds: float, now: float) -> str:
+    """The line of one response, `now` (seconds since the epoch) being when it had been sent."""
+    outcome = head.handled if isinstance(head.handled, Outcome) else Outcome("")
+    call, response = outcome.call, outcome.response
+    verified = None if call is None else call.verified
+    milliseconds = int(seconds * 1000)
+    fields = (
+        "-",  # the bucket's owner: not asked for, so that a line costs no look at the engine
+        call.bucket if call else "",
+        time.strftime("[%d/%b/%Y:%H:%M:%S +0000]", time.gmtime(now)),
+        head.peer[0],
+        (call.caller.name or "") if call else "",
+        outcome.request_id,
+        _operation(head, outcome),
+        _word(call.key) if call else "",
+        f'"{head.method} {_shown_target(head)} HTTP/1.{0 if head.http_1_0 else 1}"',
+        str(status),
+        outcome.code,
+        str(sent_bytes or ""),
+        _object_size(response),
+        str(milliseconds),
+        str(milliseconds),
+        _quoted(head.get(b"referer")),
+        _quoted(head.get(b"user-agent")),
+        _header(response, b"x-amz-version-id"),
+        "kvfs",
+        "" if verified is None else f"SigV{verified.version}",
+        "",  # cipher suite
+        "" if verified is None else _auth_type(verified.auth_type.value),
+        _word((head.get(b"host") or b"").decode("latin-1")),
+        "",  # version of TLS
+        "",  # access point
+        "",  # whether an ACL was needed
+    )
+    return " ".join(field or "-" for field in fields) + "\n"
+
+
+def _operation(head: Head, outcome: Outcome) -> str:
+    """S3's name for it; the sub-resource's own name comes last."""
+    if outcome.call is None:
+        return ""
+    operation = outcome.call.operation
+    if operation in _OPERATIONS:
+        return _OPERATIONS[operation]
+    of_object = outcome.call.key or operation == "PostObject"
+    resource = "OBJECT" if of_object else "BUCKET" if outcome.call.bucket else "SERVICE"
+    return f"REST.{head.method}.{resource}" + ("" if _is_plain(operation) else f".{operation}")
+
+
+def _is_plain(operation: str) -> bool:
+    return operation.endswith(("Object", "Bucket", "ListObjects", "ListObjectsV2", "ListBuckets"))
+
+
+def _auth_type(kind: str) -> str:
+    return {"REST-HEADER": "AuthHeader", "REST-QUERY-STRING": "QueryString"}.get(kind, kind)
+
+
+def _shown_target(head: Head) -> str:
+    return _word(_HIDDEN.sub(r"\1-", head.target.decode("latin-1")))
+
+
+def _word(text: str) -> str:
+    """Without what would end a field or a line."""
+    return "".join(
+        character if "!" <= character <= "~" and character != '"' else _escaped(character)
+        for character in text
+    )
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogateescape"))
+
+
+def _quoted(value: bytes | None) -> str:
+    if not value:
+        return ""
+    text = value.decode("latin-1").replace('"', "%22")
+    return f'"{"".join(c if c.isprintable() else _escaped(c) for c in text)}"'
+
+
+def _object_size(response: Response | None) -> str:
+    """Of the whole object, where the answer shows it."""
+    if response is None:
+        return ""
+    if whole := _header(response, b"content-range").rpartition("/")[2]:
+        return whole
+    return str(response.body.length) if isinstance(response.body, FileRange) else ""
+
+
+def _header(response: Response | None, name: bytes) -> str:
+    if response is None:
+        return ""
+    return next((v.decode("latin-1") for n, v in response.headers if n.lower() == name), "")

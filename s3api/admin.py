@@ -1,0 +1,91 @@
+"""The admin port: health for probes, metrics for Prometheus. No secrets, no way to change anything.
+
+/health/live   the process answers
+/health/ready  the engine can be read, the mount answers, and so do the workers
+/metrics       Prometheus' text format
+"""
+
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import trio
+
+from kvfs.errors import KvfsError
+from kvfs.wire.http import Body, Head, Limits, Response
+from s3api import metrics
+from s3api.tally import Tally
+
+READY_S: Final = 3.0
+"""For each thing that is asked for."""
+LIMITS: Final = Limits(body_bytes=0, connections=64, header_count=50, stop_s=1.0)
+_LOOKS: Final = trio.CapacityLimiter(4)
+"""Threads that look at mounts; what hangs in one takes none of the node's."""
+_TEXT: Final = [(b"Content-Type", b"text/plain; charset=utf-8")]
+log = logging.getLogger(__name__)
+
+
+class Admin:
+    """Answers the requests of the admin port."""
+
+    def __init__(
+        self,
+        status: Callable[[], Awaitable[dict[str, Any]]],
+        tally: Callable[[], Awaitable[Tally]] | None,
+    ) -> None:
+        """`status` is the node's, `tally` the workers' (None: S3 is off)."""
+        self._status = status
+        self._tally = tally
+
+    async def handle(self, head: Head, body: Body) -> Response:
+        """The answer to one request."""
+        path = head.target.partition(b"?")[0]
+        if head.method not in ("GET", "HEAD"):
+            return Response(405, [*_TEXT, (b"Allow", b"GET, HEAD")], b"read only\n")
+        if path == b"/health/live":
+            return Response(200, _TEXT, b"alive\n")
+        if path == b"/health/ready":
+            return await self._ready()
+        if path == b"/metrics":
+            return await self._metrics()
+        return Response(404, _TEXT, b"there are /health/live, /health/ready and /metrics\n")
+
+    async def _ready(self) -> Response:
+        lacking = await self._lacking()
+        if lacking:
+            return Response(503, _TEXT, f"not ready: {lacking}\n".encode())
+        return Response(200, _TEXT, b"ready\n")
+
+    async def _lacking(self) -> str:
+        """What is not as it should be; empty where nothing is."""
+        try:
+            with trio.fail_after(READY_S):
+                status = await self._status()
+        except (trio.TooSlowError, KvfsError) as error:
+            return f"the engine cannot be read ({error})"
+        mount, s3 = status["mount"], status.get("s3")
+        if mount is not None and not await _answers(mount["mountpoint"]):
+            return f"the mount at {mount['mountpoint']} does not answer"
+        if s3 is not None and len(s3["workers"]) < s3["wanted_workers"]:
+            return f"{len(s3['workers'])} of {s3['wanted_workers']} S3 workers run"
+        return ""
+
+    async def _metrics(self) -> Response:
+        status = await self._status()
+        tally = None if self._tally is None else await self._tally()
+        page = await trio.to_thread.run_sync(metrics.exposition, status, tally)
+        return Response(200, [(b"Content-Type", metrics.CONTENT_TYPE)], page)
+
+
+async def _answers(mountpoint: str) -> bool:
+    """Whether a system call on the mount returns. The thread is left behind where it does not."""
+    with trio.move_on_after(READY_S):
+        try:
+            await trio.to_thread.run_sync(
+                os.statvfs, mountpoint, abandon_on_cancel=True, limiter=_LOOKS
+            )
+        except OSError:
+            return False
+        return True
+    return False

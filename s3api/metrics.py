@@ -1,0 +1,112 @@
+"""The metrics in Prometheus' text format: what the workers counted, and the node's own state.
+
+Workers tell their counts over the pipe that they have anyway: counting is plain addition there, no
+files must be shared and none are left by a kill. prometheus_client is imported when somebody asks.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
+
+from s3api.tally import BOUNDS_S, Flow, Tally
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_PLACE: Final = ("operation", "bucket")
+
+
+def exposition(status: dict[str, Any], tally: Tally | None) -> bytes:
+    """The whole page: `status` is the node's, `tally` the workers' (None: S3 is off)."""
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.registry import Collector
+
+    class Told(Collector):
+        def collect(self) -> Iterable["Metric"]:
+            yield from _of_node(status)
+            if tally is not None:
+                yield from _of_workers(status, tally)
+
+    registry = CollectorRegistry()
+    registry.register(Told())
+    return generate_latest(registry)
+
+
+def _of_node(status: dict[str, Any]) -> Iterator["Metric"]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    yield _gauge("kvfs_up_seconds", "Since the node was started.", status["uptime_s"])
+    yield _gauge("kvfs_resident_bytes", "Memory of the daemon.", status["rss_bytes"])
+    yield _gauge("kvfs_mounted", "Whether the node has a mount.", int(status["mount"] is not None))
+    space = GaugeMetricFamily("kvfs_store_bytes", "Space of the store.", labels=["kind"])
+    for kind in ("used", "free", "capacity"):
+        space.add_metric([kind], status["store"][f"{kind}_bytes"])
+    yield space
+    for name, text in (
+        ("used_bytes", "Space that a namespace uses."),
+        ("capacity_bytes", "Its limit; 0: the store's own."),
+        ("inodes", "Files and directories in it."),
+    ):
+        family = GaugeMetricFamily(f"kvfs_namespace_{name}", text, labels=["namespace"])
+        for each in status["namespaces"]:
+            family.add_metric([each["name"]], each[name] or 0)
+        yield family
+    events = CounterMetricFamily(
+        "kvfs_events", "What the node counts, by name: evictions, seals, refusals.", labels=["name"]
+    )
+    for name, value in status["counters"].items():
+        events.add_metric([name], value)
+    yield events
+
+
+def _of_workers(status: dict[str, Any], tally: Tally) -> Iterator["Metric"]:
+    from prometheus_client.core import CounterMetricFamily
+
+    s3 = status.get("s3") or {}
+    yield _gauge("kvfs_s3_workers", "Workers that run.", len(s3.get("workers", ())))
+    yield _counter("kvfs_s3_worker_restarts", "Dead workers replaced.", s3.get("restarts", 0))
+    yield _gauge("kvfs_s3_open_connections", "Connections now.", tally.open_connections)
+    yield _counter("kvfs_s3_connections", "Connections accepted.", tally.connections)
+    yield _counter("kvfs_s3_refused", "Answers to what was no proper request.", tally.refused)
+    yield _counter("kvfs_s3_cut", "Responses that did not go out whole.", tally.failed)
+    requests = CounterMetricFamily(
+        "kvfs_s3_requests", "Requests answered, by status.", labels=[*_PLACE, "status"]
+    )
+    errors = CounterMetricFamily("kvfs_s3_errors", "Errors told.", labels=[*_PLACE, "code"])
+    received = CounterMetricFamily("kvfs_s3_received_bytes", "Bodies received.", labels=_PLACE)
+    sent = CounterMetricFamily("kvfs_s3_sent_bytes", "Responses sent.", labels=_PLACE)
+    for flow in tally.flows:
+        place = [flow.operation, flow.bucket]
+        for status_code, count in sorted(flow.statuses.items()):
+            requests.add_metric([*place, str(status_code)], count)
+        for code, count in sorted(flow.errors.items()):
+            errors.add_metric([*place, code], count)
+        received.add_metric(place, flow.received_bytes)
+        sent.add_metric(place, flow.sent_bytes)
+    yield from (requests, errors, received, sent, _latency(tally.flows))
+
+
+def _latency(flows: Iterable[Flow]) -> "Metric":
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(
+        "kvfs_s3_seconds", "From a request's head to the last byte of its answer.", labels=_PLACE
+    )
+    bounds = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
+    for flow in flows:
+        counts = zip(bounds, accumulate(flow.classes), strict=True)
+        family.add_metric([flow.operation, flow.bucket], list(counts), flow.seconds)
+    return family
+
+
+def _gauge(name: str, text: str, value: float) -> "Metric":
+    from prometheus_client.core import GaugeMetricFamily
+
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> "Metric":
+    from prometheus_client.core import CounterMetricFamily
+
+    return CounterMetricFamily(name, text, value=value)

@@ -1,0 +1,30 @@
+"""What the supervisor and a worker say to each other over the worker's standard streams.
+
+The supervisor sends its Plan as a line of JSON, later REPORT as often as it likes, and closes the
+stream to end the worker. The worker answers READY once, and each REPORT with its Tally as a line of
+JSON.
+"""
+
+from typing import Final
+
+import msgspec
+
+READY: Final = b"ready\n"
+REPORT: Final = b"report\n"
+
+
+class Plan(msgspec.Struct, kw_only=True):
+    """What a worker is told."""
+
+    store: str
+    listeners: list[int]
+    """Descriptors of listening sockets."""
+    domains: list[str]
+    region: str
+    version_2: bool
+    certificate: str = ""
+    """PEM files; empty: no TLS."""
+    private_key: str = ""
+    access_log: str = ""
+    """The file to write it to; empty: none."""
+    log_level: str = "INFO"

@@ -1,0 +1,107 @@
+"""Users and their key pairs, as the command line and the first start make them.
+
+The engine is the node's own or one opened beside it. Secrets are encrypted with the store's key;
+the pair of the user that the first start makes is in a file of the store besides, for who starts
+with an empty terminal.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from kvfs import identities
+from kvfs.encryption import SecretKey, open_key
+from kvfs.errors import NotFound
+from kvfs.identities import secret_context
+from kvfs.meta.embedded import EmbeddedEngine
+from s3api.auth import credentials
+from s3api.auth.credentials import Credentials
+from s3api.identities import ADMINISTRATOR
+
+KEY_NAME: Final = "secret.key"
+"""In the store: the key with which secrets are encrypted."""
+CREDENTIALS_NAME: Final = "s3-credentials"
+"""In the store: the administrator's key pair, as AWS tools read it."""
+ALLOW_ALL: Final = (
+    '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
+)
+
+
+class Users:
+    """Of one store. What it changes is on disk when a method returns. Raises Invalid or Corrupt
+    where the store's key is not usable."""
+
+    def __init__(self, root: Path, engine: EmbeddedEngine) -> None:
+        self._root = root
+        self._engine = engine
+        self._key: SecretKey = open_key(root / KEY_NAME)
+
+    def add(self, name: str, policy: str = "") -> Credentials:
+        """A new user. Raises Exists, Invalid, TooLarge."""
+        pair = credentials.generate()
+        secret = credentials.encrypt_secret(self._key, pair)
+        self._engine.transact_now(
+            lambda t: identities.create(
+                t, name, pair.access_key, secret, policy=policy, now=time.time_ns()
+            )
+        )
+        self._engine.sync_now()
+        return pair
+
+    def rotate(self, name: str) -> Credentials:
+        """A new key pair in place of a user's old ones. Raises NotFound."""
+        pair = credentials.generate()
+        secret = credentials.encrypt_secret(self._key, pair)
+        self._engine.transact_now(
+            lambda t: identities.rotate(t, name, pair.access_key, secret, now=time.time_ns())
+        )
+        self._engine.sync_now()
+        if name == ADMINISTRATOR:
+            self._write_file(pair)
+        return pair
+
+    def find(self, name: str) -> Credentials:
+        """A user's key pair. Raises NotFound, Corrupt."""
+        user = self._engine.read_now(lambda t: identities.get(t, name))
+        if not user.access_keys:
+            raise NotFound(f"the user '{name}' has no access key: `kvfs s3 user rotate {name}`")
+        access_key = user.access_keys[0]
+        found = self._engine.read_now(lambda t: identities.find(t, access_key))
+        if found is None:
+            raise NotFound(f"the user '{name}' was changed meanwhile: try again")
+        secret = self._key.decrypt(found.encrypted_secret, secret_context(access_key))
+        return Credentials(access_key, secret.decode())
+
+    def first_start(self) -> Credentials | None:
+        """Make the administrator where there is no user at all, and return its key pair."""
+        if self._engine.read_now(identities.list_all):
+            self._restore_file()
+            return None
+        pair = self.add(ADMINISTRATOR, ALLOW_ALL)
+        self._write_file(pair)
+        return pair
+
+    def _restore_file(self) -> None:
+        """A kill between the engine's commit and the file is mended here."""
+        if (self._root / CREDENTIALS_NAME).exists():
+            return
+        try:
+            self._write_file(self.find(ADMINISTRATOR))
+        except NotFound:
+            pass  # it was removed, so there is nothing to write
+
+    def _write_file(self, pair: Credentials) -> None:
+        """Whole or not at all; 0600 from its first byte on."""
+        path = self._root / CREDENTIALS_NAME
+        draft = path.with_name(f".{CREDENTIALS_NAME}.{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "w") as file:
+            file.write(
+                f"[default]\naws_access_key_id = {pair.access_key}\n"
+                f"aws_secret_access_key = {pair.secret}\n"
+            )
+            file.flush()
+            os.fsync(fd)
+        draft.replace(path)
