@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from kvfs.objects.finding import Facts
 from kvfs.objects.listing import Listed
 from s3api.errors import Headers
 from s3api.model.serialising import serialise, url_encode
@@ -40,6 +41,50 @@ def list_answer(
     assert document.endswith(_END)
     parts = [document[: -len(_END)], contents(objects, url, owner), common(prefixes, url), _END]
     return status, headers, b"".join(parts)
+
+
+def versions_answer(
+    members: Mapping[str, Any],
+    versions: Iterable[Facts],
+    prefixes: Iterable[bytes],
+    *,
+    url: bool,
+    owner: str,
+) -> tuple[int, Headers, bytes]:
+    """The answer of ListObjectVersions: versions and delete markers in the order in which they
+    come, as S3 writes them, where the model has a list of each."""
+    status, headers, document = serialise("ListObjectVersions", members)
+    end = b"</ListVersionsResult>"
+    assert document.endswith(end)
+    write, _ = _key_writer(url)
+    parts = [document[: -len(end)]]
+    parts += [_version(each, write(each.key), owner) for each in versions]
+    parts += [common(prefixes, url), end]
+    return status, headers, b"".join(parts)
+
+
+def _version(facts: Facts, key: bytes, owner: str) -> bytes:
+    """A `Version` or `DeleteMarker` element."""
+    seconds, rest = divmod(facts.mtime_ns, 1_000_000_000)
+    who = facts.metadata.get("owner") or owner
+    head = (
+        b"<Key>%b</Key><VersionId>%b</VersionId><IsLatest>%b</IsLatest>"
+        b"<LastModified>%b.%03dZ</LastModified>"
+    ) % (
+        key,
+        facts.version.encode(),
+        b"true" if facts.latest else b"false",
+        _stamp(seconds),
+        rest // 1_000_000,
+    )
+    tail = _owner({"DisplayName": who, "ID": who})
+    if facts.delete_marker:
+        return b"<DeleteMarker>%b%b</DeleteMarker>" % (head, tail)
+    body = b'<ETag>"%b"</ETag><Size>%d</Size><StorageClass>STANDARD</StorageClass>' % (
+        facts.etag.encode(),
+        facts.size,
+    )
+    return b"<Version>%b%b%b</Version>" % (head, body, tail)
 
 
 def contents(objects: Iterable[Listed], url: bool, owner: Mapping[str, str] | None) -> bytes:

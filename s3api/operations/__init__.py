@@ -6,11 +6,29 @@ A handler finds its parameters parsed and its caller allowed. What it raises bec
 from typing import Final
 
 from s3api.call import Handler
-from s3api.operations import buckets, reading, writing
+from s3api.operations import (
+    acls,
+    attributes,
+    buckets,
+    copying,
+    deleting,
+    listing,
+    locks,
+    reading,
+    tags,
+    writing,
+)
 
 HANDLERS: Final[dict[str, Handler]] = {
+    **acls.HANDLERS,
+    **attributes.HANDLERS,
     **buckets.HANDLERS,
+    **copying.HANDLERS,
+    **deleting.HANDLERS,
+    **listing.HANDLERS,
+    **locks.HANDLERS,
     **reading.HANDLERS,
+    **tags.HANDLERS,
     **writing.HANDLERS,
 }
 
@@ -28,6 +46,7 @@ OF_EXISTING_OBJECTS: Final = frozenset(
         "PutObjectLegalHold",
         "PutObjectRetention",
         "PutObjectTagging",
+        "RestoreObject",
     )
 )
 """Whether they are allowed may depend on the object's own ACL and tags."""

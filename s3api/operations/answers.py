@@ -7,9 +7,9 @@ import msgspec
 
 from kvfs.wire.http import Response
 from s3api.call import Call
-from s3api.errors import S3Error
 from s3api.model.serialising import serialise
 from s3api.rules import metadata
+from s3api.rules.checksums import ALGORITHMS, Algorithm
 
 
 def answer(call: Call, result: Mapping[str, Any] | None = None) -> Response:
@@ -33,9 +33,19 @@ def metadata_of(call: Call) -> dict[str, str]:
     }
 
 
-def no_such(code: str, **extra: str) -> S3Error:
-    """The error for what is not there, with its name in the document."""
-    return S3Error(code, extra=extra)
+def checksum_name(algorithm: Algorithm) -> str:
+    """Under which an object's checksum is kept."""
+    return f"checksum.{algorithm.name.lower()}"
+
+
+def checksum_members(kept: Mapping[str, str]) -> dict[str, str]:
+    """The checksum that is kept with an object, as botocore names it; empty where there is none."""
+    found = {
+        each.member: kept[checksum_name(each)]
+        for each in ALGORITHMS.values()
+        if checksum_name(each) in kept
+    }
+    return found | {"ChecksumType": kept["checksum.type"]} if "checksum.type" in kept else found
 
 
 def encoded(value: object) -> str:

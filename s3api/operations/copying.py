@@ -1,0 +1,143 @@
+"""CopyObject: the kernel copies the bytes, or shares them where the filesystem can."""
+
+import os
+from typing import Any, Final
+
+from kvfs.errors import Conflict
+from kvfs.objects.finding import Facts
+from kvfs.wire.http import Response
+from s3api.call import Call, Handler, moment, target
+from s3api.errors import S3Error
+from s3api.operations.acls import acl_of_new
+from s3api.operations.answers import answer, checksum_members, checksum_name, metadata_of
+from s3api.operations.finding import expiration, version_id
+from s3api.operations.locks import lock_of_new
+from s3api.operations.sources import Source
+from s3api.operations.writing import PUT_LIMIT_BYTES, tags_of_new
+from s3api.receiving import BUFFER_BYTES
+from s3api.rules import actions, checksums, metadata
+from s3api.rules.checksums import ALGORITHMS, FULL_OBJECT
+from s3api.rules.conditions import Conditions, check_write
+
+_ATTEMPTS: Final = 3
+_REPLACE: Final = "REPLACE"
+_CHANGES: Final = ("StorageClass", "WebsiteRedirectLocation", "ChecksumAlgorithm")
+"""Parameters that give a reason to copy an object onto itself."""
+_REDIRECT: Final = "website-redirect-location"
+"""Of the source's headers, the one that no copy takes over."""
+
+
+async def copy_object(call: Call) -> Response:
+    """The source as it was at one moment; where it is written to meanwhile, the copy begins anew,
+    and at last fails with OperationAborted."""
+    call.service.access.require(call, actions.needed(call.operation, call.params))
+    for attempt in range(_ATTEMPTS):
+        source = Source(call)
+        _check_itself(call, source)
+        if source.facts.size > PUT_LIMIT_BYTES:
+            raise S3Error(
+                "InvalidRequest",
+                "The specified copy source is larger than the maximum allowable size for a copy"
+                f" source: {PUT_LIMIT_BYTES}",
+            )
+        said = _said(call, source.facts)
+        try:
+            facts = await call.blocking(lambda: _copy(call, source, said))  # noqa: B023
+        except Conflict:
+            if attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            return answer(call, _result(call, source, facts))
+    raise AssertionError
+
+
+def _check_itself(call: Call, source: Source) -> None:
+    """Onto itself an object is copied to change something."""
+    bucket, key, version = source.triple
+    if (bucket, key) != (call.raw_bucket, call.raw_key) or version:
+        return
+    replaces = call.params.get("MetadataDirective") == _REPLACE
+    if not replaces and not any(name in call.params for name in _CHANGES):
+        raise S3Error(
+            "InvalidRequest",
+            "This copy request is illegal because it is trying to copy an object to itself without"
+            " changing the object's metadata, storage class, website redirect location or"
+            " encryption attributes.",
+        )
+
+
+def _said(call: Call, source: Facts) -> dict[str, str]:
+    """What is kept with the copy, but its checksum. Raises S3Error."""
+    said = metadata_of(call)
+    if call.params.get("MetadataDirective") != _REPLACE:
+        said = {name: value for name, value in said.items() if name == _REDIRECT} | {
+            name: value
+            for name, value in source.metadata.items()
+            if metadata.is_metadata(f"user.s3.{name}".encode()) and name != _REDIRECT
+        }
+    if call.params.get("TaggingDirective") == _REPLACE:
+        said |= tags_of_new(call)
+    elif tags := source.metadata.get("tagging"):
+        said["tagging"] = tags
+    return said | lock_of_new(call) | acl_of_new(call)
+
+
+def _copy(call: Call, source: Source, said: dict[str, str]) -> Facts:
+    """Raises Conflict where the source is another one than was looked at. Blocking."""
+    conditions = Conditions.of(call.params)
+    seen = source.facts
+
+    def check_source(found: Facts | None) -> None:
+        source.check(found)
+        if found is None or (found.ino, found.etag) != (seen.ino, seen.etag):
+            raise Conflict("the source of the copy was replaced meanwhile")
+
+    return call.store.copy(
+        source.triple,
+        (call.raw_bucket, call.raw_key),
+        metadata=said | _checksum(call, source),
+        versioning=call.settings.versioning,
+        check_source=check_source,
+        check=lambda found: check_write(conditions, found and target(found)),
+    )
+
+
+def _checksum(call: Call, source: Source) -> dict[str, str]:
+    """The copy's checksum as it is kept: the source's, computed anew where another algorithm is
+    asked for, or where the source's is one of parts, which a copy does not have."""
+    kept = source.facts.metadata
+    asked = call.params.get("ChecksumAlgorithm")
+    there = [each for each in ALGORITHMS.values() if checksum_name(each) in kept]
+    if asked is None and not there:
+        return {}
+    algorithm = checksums.algorithm(asked) if asked is not None else there[0]
+    name = checksum_name(algorithm)
+    if name in kept and kept.get("checksum.type") == FULL_OBJECT:
+        return {name: kept[name], "checksum.type": FULL_OBJECT}
+    opened = call.store.open(*source.triple)
+    try:
+        hasher, at = algorithm.new(), 0
+        with call.service.buffers.lent() as buffer:
+            while count := os.preadv(opened.fd, [buffer[:BUFFER_BYTES]], at):
+                hasher.update(buffer[:count])
+                at += count
+        if not opened.is_unchanged():
+            raise Conflict("the source of the copy was written to meanwhile")
+    finally:
+        os.close(opened.fd)
+    return {name: checksums.encode(hasher.digest()), "checksum.type": FULL_OBJECT}
+
+
+def _result(call: Call, source: Source, facts: Facts) -> dict[str, Any]:
+    told = {"ETag": f'"{facts.etag}"', "LastModified": moment(facts.mtime_ns)}
+    result: dict[str, Any] = {
+        "CopyObjectResult": told | checksum_members(facts.metadata),
+        "VersionId": version_id(call, facts),
+        "Expiration": expiration(call, facts),
+    }
+    if source.settings.versioning:
+        result["CopySourceVersionId"] = source.facts.version
+    return result
+
+
+HANDLERS: Final[dict[str, Handler]] = {"CopyObject": copy_object}

@@ -1,0 +1,136 @@
+"""DeleteObject, DeleteObjects."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+from kvfs.errors import KvfsError
+from kvfs.objects.changing import Check, Deleted, anything
+from kvfs.objects.finding import Facts
+from kvfs.objects.problems import PreconditionFailed
+from kvfs.objects.store import Doomed
+from kvfs.wire.http import Response
+from s3api.call import Call, Handler, target
+from s3api.error_map import s3_error
+from s3api.errors import S3Error
+from s3api.model.addressing import KEY_LIMIT_BYTES
+from s3api.operations.answers import answer
+from s3api.operations.finding import check_version_id
+from s3api.rules import actions
+from s3api.rules.conditions import check_delete
+
+KEYS_LIMIT: Final = 1000
+
+
+async def delete_object(call: Call) -> Response:
+    """What is not there is deleted already: 204 all the same."""
+    params = call.params
+    check = _check(
+        params.get("IfMatch"), params.get("IfMatchLastModifiedTime"), params.get("IfMatchSize")
+    )
+    step = partial(
+        call.store.delete,
+        call.raw_bucket,
+        call.raw_key,
+        version=call.version,
+        versioning=call.settings.versioning,
+        check=check,
+        bypass=_bypasses(call, call.key),
+    )
+    done = await call.committing(lambda later: step(later=later))
+    told = {"DeleteMarker": done.delete_marker or None, "VersionId": done.version or None}
+    return answer(call, told)
+
+
+async def delete_objects(call: Call) -> Response:
+    """Each key for itself: allowed, deleted, told, in the order of the request."""
+    wanted = call.params["Delete"]["Objects"]
+    if not 0 < len(wanted) <= KEYS_LIMIT:
+        raise S3Error("MalformedXML")
+    versioning = call.settings.versioning
+    told: list[S3Error | KvfsError | Deleted | None] = [_refusal(call, each) for each in wanted]
+    # Whoever bypasses a retention must be allowed to for each of the keys.
+    bypass = all(_bypasses(call, each["Key"]) for each in wanted)
+    open_ones = [at for at, refusal in enumerate(told) if refusal is None]
+    doomed = [_doomed(wanted[at]) for at in open_ones]
+    step = partial(
+        call.store.delete_many, call.raw_bucket, doomed, versioning=versioning, bypass=bypass
+    )
+    results = await call.committing(lambda later: step(later=later))
+    for at, result in zip(open_ones, results, strict=True):
+        told[at] = result
+    quiet = bool(call.params["Delete"].get("Quiet"))
+    deleted, errors = [], []
+    for each, done in zip(wanted, told, strict=True):
+        if isinstance(done, Exception):
+            errors.append(_failed(each, s3_error(done)))
+        elif done is not None and not quiet:
+            deleted.append(_deleted(each, done))
+    return answer(call, {"Deleted": deleted, "Errors": errors})
+
+
+def _refusal(call: Call, wanted: Mapping[str, Any]) -> S3Error | None:
+    """Why this one is not deleted whatever is there."""
+    key, version = wanted["Key"], wanted.get("VersionId")
+    if not key:
+        return S3Error("UserKeyMustBeSpecified")
+    if len(key.encode()) > KEY_LIMIT_BYTES:
+        return S3Error("KeyTooLongError")
+    try:
+        check_version_id(version)
+        needed = actions.needed("DeleteObject", {"VersionId": version})
+        if not all(call.service.access.allows(call, action, key) for action in needed):
+            raise S3Error("AccessDenied")
+    except S3Error as error:
+        return error
+    return None
+
+
+def _doomed(wanted: Mapping[str, Any]) -> Doomed:
+    check = _check(wanted.get("ETag"), wanted.get("LastModifiedTime"), wanted.get("Size"))
+    return Doomed(wanted["Key"].encode(), wanted.get("VersionId") or "", check)
+
+
+def _check(etag: str | None, modified: datetime | None, size: int | None) -> Check:
+    if etag is None and modified is None and size is None:
+        return anything
+
+    def check(facts: Facts | None) -> None:
+        there = None if facts is None or facts.delete_marker else target(facts)
+        try:
+            check_delete(there, if_match=etag, if_modified=modified, if_size=size)
+        except S3Error as error:
+            # The store goes on with the other keys after its own errors alone.
+            raise PreconditionFailed(error.message) from None
+
+    return check
+
+
+def _bypasses(call: Call, key: str) -> bool:
+    """Whether the request asks to pass over retentions of mode GOVERNANCE, and may."""
+    if not call.params.get("BypassGovernanceRetention"):
+        return False
+    return call.service.access.allows(call, actions.BYPASS_GOVERNANCE, key)
+
+
+def _deleted(wanted: Mapping[str, Any], done: Deleted) -> dict[str, Any]:
+    told: dict[str, Any] = {"Key": wanted["Key"]}
+    if wanted.get("VersionId"):
+        told["VersionId"] = wanted["VersionId"]
+    if done.delete_marker:
+        told |= {"DeleteMarker": True, "DeleteMarkerVersionId": done.version}
+    return told
+
+
+def _failed(wanted: Mapping[str, Any], error: S3Error) -> dict[str, Any]:
+    told = {"Key": wanted["Key"], "Code": error.code, "Message": error.message}
+    if wanted.get("VersionId"):
+        told["VersionId"] = wanted["VersionId"]
+    return told
+
+
+HANDLERS: Final[dict[str, Handler]] = {
+    "DeleteObject": delete_object,
+    "DeleteObjects": delete_objects,
+}

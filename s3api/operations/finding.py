@@ -1,0 +1,100 @@
+"""The version of an object that a request names, or S3's refusal where it is not there."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+from kvfs.objects import versions
+from kvfs.objects.finding import Facts
+from kvfs.objects.opening import Opened
+from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NoSuchVersion
+from s3api.call import Call, moment
+from s3api.errors import S3Error, invalid_argument
+from s3api.model.timestamps import http_date
+from s3api.rules import lifecycle
+from s3api.rules.tagging import parse_header
+from s3api.settings import LIFECYCLE
+
+_DELETE_MARKER: Final = {"x-amz-delete-marker": "true"}
+
+
+def find(call: Call) -> Facts:
+    """An object as it is now. Raises S3Error: NoSuchKey, NoSuchVersion, MethodNotAllowed for a
+    delete marker, AccessDenied for a missing key where the caller may not list the bucket."""
+    try:
+        facts = call.store.find(call.raw_bucket, call.raw_key, call.version)
+    except NoSuchVersion:
+        raise _no_such_version(call) from None
+    except NoSuchKey:
+        raise _absent(call) from None
+    if facts.delete_marker:
+        raise marked(call, facts)
+    return facts
+
+
+def open_for_reading(call: Call) -> Opened:
+    """As `find`, with a descriptor that the caller closes."""
+    try:
+        return call.store.open(call.raw_bucket, call.raw_key, call.version)
+    except NoSuchVersion:
+        raise _no_such_version(call) from None
+    except MarkedDeleted:
+        find(call)
+        raise
+    except NoSuchKey:
+        raise _absent(call) from None
+
+
+def marked(call: Call, facts: Facts) -> S3Error:
+    """The answer to who asks for a delete marker: by its id it can be deleted, and no more."""
+    told = _DELETE_MARKER | {"x-amz-version-id": facts.version}
+    if not call.version:
+        if not call.service.access.allows(call, "s3:ListBucket"):
+            return S3Error("AccessDenied")
+        return S3Error("NoSuchKey", extra={"Key": call.key}, headers=told)
+    told |= {"allow": "DELETE", "last-modified": http_date(moment(facts.mtime_ns))}
+    extra = {"Method": call.head.method, "ResourceType": "DeleteMarker"}
+    return S3Error("MethodNotAllowed", extra=extra, headers=told)
+
+
+def check_version_id(version: str | None) -> None:
+    """Raises InvalidArgument for what can be the id of no version."""
+    if version is None or version == versions.NULL:
+        return
+    if not version:
+        raise invalid_argument("versionId", version, "Version id cannot be the empty string")
+    if not versions.is_valid(version.encode(errors="replace")):
+        raise invalid_argument("versionId", version, "Invalid version id specified")
+
+
+def version_id(call: Call, facts: Facts) -> str | None:
+    """The version id that an answer tells: none in a bucket that never kept versions."""
+    if call.settings.versioning or facts.version != versions.NULL:
+        return facts.version
+    return None
+
+
+def expiration(call: Call, facts: Facts) -> str | None:
+    """When a rule of the bucket's lifecycle ends the object, as `x-amz-expiration` has it."""
+    rules = call.settings.get(LIFECYCLE)
+    return None if rules is None else lifecycle.expiration_header(rules, version_of(facts))
+
+
+def version_of(facts: Facts) -> lifecycle.Version:
+    """What lifecycle rules are held against."""
+    return lifecycle.Version(
+        key=facts.key.decode(),
+        size=facts.size,
+        tags=parse_header(facts.metadata.get("tagging", "")),
+        modified=datetime.fromtimestamp(facts.mtime_ns / 1e9, UTC),
+    )
+
+
+def _absent(call: Call) -> S3Error:
+    """That a key is missing is told to who may list the bucket."""
+    if not call.service.access.allows(call, "s3:ListBucket"):
+        return S3Error("AccessDenied")
+    return S3Error("NoSuchKey", extra={"Key": call.key})
+
+
+def _no_such_version(call: Call) -> S3Error:
+    return S3Error("NoSuchVersion", extra={"Key": call.key, "VersionId": call.version})
