@@ -15,7 +15,7 @@ from s3api.rules.checksums import ALGORITHMS, Algorithm
 def answer(call: Call, result: Mapping[str, Any] | None = None) -> Response:
     """The operation's answer with these members, as botocore names them."""
     status, headers, document = serialise(call.operation, result or {})
-    return Response(status, headers, document)
+    return Response(status, headers, None if status == 204 else document)
 
 
 def stored_headers(kept: Mapping[str, str], key: str) -> dict[str, str]:
