@@ -14,7 +14,7 @@ from s3api.auth import chunked
 from s3api.auth.verified import Payload
 from s3api.errors import S3Error
 from s3api.rules import checksums
-from s3api.rules.checksums import Digests, FirstPass
+from s3api.rules.checksums import Algorithm, Digests, FirstPass
 
 if TYPE_CHECKING:
     from s3api.call import Call
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 BUFFER_BYTES: Final = 256 << 10
 _INLINE_BYTES: Final = 64 << 10
 """Up to here hashing and writing take less than a thread's wake-up."""
+_OF_ANOTHER_BODY: Final = frozenset({"CompleteMultipartUpload"})
+"""Their checksum headers speak of the object, not of the request's body."""
 
 
 class Buffers:
@@ -60,8 +62,11 @@ class _Target:
 class Receiver:
     """The body of one call; use it once."""
 
-    def __init__(self, call: "Call", fallback: str = checksums.DEFAULT) -> None:
-        """`fallback` names the checksum that is computed where the request asks for none.
+    def __init__(
+        self, call: "Call", fallback: str = checksums.DEFAULT, besides: Algorithm | None = None
+    ) -> None:
+        """`fallback` names the checksum that is computed where the request asks for none, `besides`
+        one that is computed in any case.
 
         Raises S3Error for what the headers say of the body."""
         headers = call.headers()
@@ -70,11 +75,14 @@ class Receiver:
         sha256 = None
         if call.verified is not None and call.verified.payload is Payload.DIGEST:
             sha256 = call.verified.payload_sha256.decode()
+        said = {} if call.operation in _OF_ANOTHER_BODY else headers
+        self.wanted = checksums.wanted(said, fallback)
         self._first_pass = FirstPass(
-            checksums.wanted(headers, fallback),
+            self.wanted,
             size=self.announced,
             content_sha256=sha256,
             content_md5=checksums.content_md5(headers.get("content-md5")),
+            besides=besides,
         )
 
     @property

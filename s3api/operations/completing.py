@@ -1,0 +1,240 @@
+"""CompleteMultipartUpload: the object is put together, or not at all.
+
+An answer that takes longer than _PATIENCE_S begins before it is known: status 200, then a space now
+and then, which XML allows between its declaration and the document, then the result or the error.
+SDKs read errors of this operation from answers with status 200.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import trio
+
+from kvfs.objects.finding import Facts
+from kvfs.objects.problems import InvalidPart, NoSuchUpload
+from kvfs.objects.uploads import MAX_PARTS, Part, Upload, Wanted
+from kvfs.wire.http import Response
+from s3api.call import Call, Handler, target
+from s3api.error_map import s3_error
+from s3api.errors import DECLARATION, S3Error, error_response
+from s3api.operations.answers import answer
+from s3api.operations.multipart import checksum_of, said_of_object
+from s3api.rules import checksums, etag
+from s3api.rules import parts as kept_parts
+from s3api.rules.checksums import ALGORITHMS, COMPOSITE, Checksum
+from s3api.rules.conditions import Conditions, check_write
+
+_PATIENCE_S: Final = 5.0
+_SPACE_S: Final = 5.0
+
+
+async def complete_multipart_upload(call: Call) -> Response:
+    """Completed a second time within the hour it gives the same answer."""
+    work = _Work(lambda: _complete(call))
+    trio.lowlevel.spawn_system_task(work.run, call)
+    if await work.wait(_PATIENCE_S):
+        return answer(call, work.result())
+    return Response(200, [(b"content-type", b"application/xml")], _slowly(call, work))
+
+
+class _Work:
+    """Goes on to its end whether or not somebody waits for it: a client that has gone may ask again
+    and wants the same answer. The server's end waits for it."""
+
+    def __init__(self, step: Callable[[], Mapping[str, Any]]) -> None:
+        self._step = step
+        self._done = trio.Event()
+        self._result: Mapping[str, Any] = {}
+        self._error: Exception | None = None
+
+    async def run(self, call: Call) -> None:
+        """The task. Cancelled: at its end."""
+        try:
+            self._result = await call.blocking(self._step)
+        except Exception as error:  # told by `result`
+            self._error = error
+        finally:
+            self._done.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Whether it is done by then."""
+        with trio.move_on_after(seconds):
+            await self._done.wait()
+        return self._done.is_set()
+
+    def result(self) -> Mapping[str, Any]:
+        """Raises what the step raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+async def _slowly(call: Call, work: _Work) -> AsyncGenerator[bytes, None]:
+    yield DECLARATION
+    while not await work.wait(_SPACE_S):
+        yield b" "
+    try:
+        document = answer(call, work.result()).body
+    except Exception as error:  # the status has gone out: the document tells it
+        told = s3_error(error)
+        path = call.head.target.partition(b"?")[0].decode("latin-1")
+        document = error_response(told, path, call.request_id, "")[2]
+    assert isinstance(document, bytes)
+    yield document.removeprefix(DECLARATION)
+
+
+def _complete(call: Call) -> dict[str, Any]:
+    """The members of the answer. Blocking."""
+    wanted = _wanted(call)
+    upload_id = call.params["UploadId"]
+    try:
+        upload, parts = call.store.choose_parts(call.raw_bucket, call.raw_key, upload_id, wanted)
+        return _told(call, _put_together(call, upload, parts))
+    except (NoSuchUpload, InvalidPart):
+        # Another may have completed it, just now or before.
+        done = call.store.completed_upload(call.raw_bucket, call.raw_key, upload_id)
+        if done is None:
+            raise
+        return _told_again(call, *done)
+
+
+def _put_together(call: Call, upload: Upload, parts: Sequence[Part]) -> Facts:
+    conditions = Conditions.of(call.params)
+
+    def check(found: Facts | None) -> None:
+        check_write(conditions, found and target(found))
+
+    checksum = _checksum(call, upload, parts)
+    _check_size(call, parts)
+    if conditions:
+        (found,) = call.store.find_many(call.raw_bucket, [call.raw_key])
+        check(found)  # before all is put together for nothing; it counts when it is put
+    said = said_of_object(upload) | _said_of_parts(checksum, parts)
+    return call.store.complete_upload(
+        call.raw_bucket,
+        upload,
+        parts,
+        etag.multipart_etag([part.etag for part in parts]),
+        said,
+        versioning=call.settings.versioning,
+        check=check,
+    )
+
+
+def _wanted(call: Call) -> list[Wanted]:
+    """The parts that the request names. Raises MalformedXML."""
+    asked = (call.params.get("MultipartUpload") or {}).get("Parts") or []
+    if not 0 < len(asked) <= MAX_PARTS:
+        raise S3Error("MalformedXML")
+    return [_wanted_part(each) for each in asked]
+
+
+def _wanted_part(asked: Mapping[str, Any]) -> Wanted:
+    number, tag = asked.get("PartNumber"), asked.get("ETag")
+    if number is None or tag is None:
+        raise S3Error("MalformedXML")
+    for each in ALGORITHMS.values():
+        if (value := asked.get(each.member)) is not None:
+            return Wanted(number, tag.strip().strip('"'), (_attribute(each.name), value))
+    return Wanted(number, tag.strip().strip('"'))
+
+
+def _checksum(call: Call, upload: Upload, parts: Sequence[Part]) -> Checksum | None:
+    """Of the object, held against what the client says. Raises S3Error."""
+    algorithm, type_, named = checksum_of(upload)
+    given = {
+        each.name: call.params[each.member]
+        for each in ALGORITHMS.values()
+        if each.member in call.params
+    }
+    said_type = call.params.get("ChecksumType")
+    if named and said_type not in (None, type_):
+        raise S3Error(
+            "InvalidRequest",
+            f"The upload was created using the {type_} checksum mode. The complete request must use"
+            " the same checksum mode.",
+        )
+    if not named and given and algorithm.name not in given:
+        algorithm = ALGORITHMS[next(iter(given))]
+        type_ = said_type or algorithm.types[0]
+        checksums.check_type(algorithm, type_)
+    if named and type_ == COMPOSITE:
+        _check_named(call, algorithm.member, algorithm.name)
+    if set(given) - {algorithm.name}:
+        raise S3Error("InvalidRequest", "The checksum is of another algorithm than the upload's")
+    values = [part.metadata.get(_attribute(algorithm.name)) for part in parts]
+    if None in values:
+        if given:
+            raise S3Error("InvalidRequest", f"The parts have no {algorithm.name} checksum")
+        return None
+    pairs = [(value or "", part.size) for value, part in zip(values, parts, strict=True)]
+    computed = checksums.whole(algorithm, type_, pairs)
+    checksums.check_whole(computed, given.get(algorithm.name))
+    return computed
+
+
+def _check_named(call: Call, member: str, algorithm: str) -> None:
+    for part in call.params["MultipartUpload"]["Parts"]:
+        if member not in part:
+            raise S3Error(
+                "InvalidRequest",
+                f"The upload was created using a {algorithm.lower()} checksum. The complete request"
+                " must include the checksum for each part. It was missing for part"
+                f" {part['PartNumber']} in the request.",
+            )
+
+
+def _check_size(call: Call, parts: Sequence[Part]) -> None:
+    said, size = call.params.get("MpuObjectSize"), sum(part.size for part in parts)
+    if said is not None and int(said) != size:
+        raise S3Error(
+            "InvalidRequest",
+            f"The provided 'x-amz-mp-object-size' header value {said} does not match what was"
+            f" computed: {size}",
+        )
+
+
+def _said_of_parts(checksum: Checksum | None, parts: Sequence[Part]) -> dict[str, str]:
+    sizes = [part.size for part in parts]
+    if checksum is None:
+        return kept_parts.attributes(sizes)
+    name = _attribute(checksum.algorithm.name)
+    values = [part.metadata[name] for part in parts] if checksum.type == COMPOSITE else []
+    said = kept_parts.attributes(sizes, values)
+    return said | {name: checksum.value, "checksum.type": checksum.type}
+
+
+def _attribute(algorithm: str) -> str:
+    return f"checksum.{algorithm.lower()}"
+
+
+def _told(call: Call, facts: Facts) -> dict[str, Any]:
+    told = _result(call, facts.etag, facts.version)
+    kept = facts.metadata
+    for each in ALGORITHMS.values():
+        if (value := kept.get(_attribute(each.name))) is not None:
+            told |= {each.member: value, "ChecksumType": kept.get("checksum.type")}
+    return told
+
+
+def _told_again(call: Call, tag: str, version: str) -> dict[str, Any]:
+    (found,) = call.store.find_many(call.raw_bucket, [call.raw_key])
+    if found is not None and (found.etag, found.version) == (tag, version):
+        return _told(call, found)
+    return _result(call, tag, version)  # it was replaced since
+
+
+def _result(call: Call, tag: str, version: str) -> dict[str, Any]:
+    host = (call.head.get(b"host") or b"").decode("latin-1")
+    path = call.head.target.partition(b"?")[0].decode("latin-1")
+    scheme = "https" if call.head.secure else "http"
+    told = {
+        "Location": f"{scheme}://{host}{path}",
+        "Bucket": call.bucket,
+        "Key": call.key,
+        "ETag": f'"{tag}"',
+    }
+    return told | {"VersionId": version} if call.settings.versioning else told
+
+
+HANDLERS: Final[dict[str, Handler]] = {"CompleteMultipartUpload": complete_multipart_upload}

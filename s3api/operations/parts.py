@@ -1,0 +1,141 @@
+"""UploadPart and UploadPartCopy."""
+
+import os
+from typing import Any, Final
+
+from kvfs.objects.store import Draft
+from kvfs.objects.uploads import MAX_PARTS, Part, Upload
+from kvfs.wire.http import Response
+from s3api.call import Call, Handler, moment
+from s3api.errors import S3Error, invalid_argument
+from s3api.operations.answers import answer
+from s3api.operations.multipart import checksum_of
+from s3api.operations.sources import Source
+from s3api.receiving import BUFFER_BYTES, Receiver
+from s3api.rules import actions
+from s3api.rules.checksums import Algorithm, Digests, FirstPass, Wanted
+from s3api.rules.ranges import ByteRange, parse_copy_range
+
+PART_LIMIT_BYTES: Final = 5 << 30
+
+
+async def upload_part(call: Call) -> Response:
+    """Received as an object is. The upload's checksum is computed in any case, so that the object's
+    can be put together from those of its parts."""
+    number, upload = _number(call), _upload(call)
+    algorithm, _, named = checksum_of(upload)
+    receiver = Receiver(call, algorithm.name, besides=algorithm)
+    _check_algorithm(receiver.wanted, algorithm if named else None)
+    size = receiver.announced
+    if size is None and not call.head.chunked:
+        raise S3Error("MissingContentLength")
+    if size is not None and size > PART_LIMIT_BYTES:
+        raise S3Error("EntityTooLarge")
+    draft = await _begin(call, upload, number, size or 0)
+    try:
+        digests = await receiver.into(draft.fd, lambda length: call.store.grow(draft, length))
+        await _commit(call, draft, digests)
+    finally:
+        await call.blocking(lambda: call.store.discard(draft))
+    return answer(call, _told(digests))
+
+
+async def upload_part_copy(call: Call) -> Response:
+    """The kernel copies the bytes; they are read once for the part's checksum."""
+    call.service.access.require(call, actions.needed(call.operation, call.params))
+    number, upload = _number(call), _upload(call)
+    source = Source(call)
+    chosen = _chosen(call, source.facts.size)
+    draft = await _begin(call, upload, number, chosen.length)
+    algorithm, _, _ = checksum_of(upload)
+
+    def copy() -> Digests:
+        call.store.copy_part(
+            source.triple, draft, chosen.offset, chosen.length, check_source=source.check
+        )
+        return _digests(call, draft.fd, chosen.length, algorithm)
+
+    try:
+        digests = await call.blocking(copy)
+        part = await _commit(call, draft, digests)
+    finally:
+        await call.blocking(lambda: call.store.discard(draft))
+    told = _told(digests) | {"LastModified": moment(part.inode.mtime_ns)}
+    result: dict[str, Any] = {"CopyPartResult": told}
+    if source.settings.versioning:
+        result["CopySourceVersionId"] = source.facts.version
+    return answer(call, result)
+
+
+def _number(call: Call) -> int:
+    number: int = call.params["PartNumber"]
+    if not 1 <= number <= MAX_PARTS:
+        raise invalid_argument(
+            "partNumber",
+            str(number),
+            f"Part number must be an integer between 1 and {MAX_PARTS}, inclusive",
+        )
+    return number
+
+
+def _upload(call: Call) -> Upload:
+    return call.store.find_upload(call.raw_bucket, call.raw_key, call.params["UploadId"])
+
+
+def _check_algorithm(wanted: Wanted, algorithm: Algorithm | None) -> None:
+    """The parts of an upload have the checksum that it was begun with."""
+    if algorithm is not None and wanted.algorithm is not algorithm:
+        raise S3Error(
+            "InvalidRequest",
+            f"Checksum Type mismatch occurred, expected checksum Type: {algorithm.name.lower()},"
+            f" actual checksum Type: {wanted.algorithm.name.lower()}",
+        )
+
+
+def _chosen(call: Call, size: int) -> ByteRange:
+    asked = call.params.get("CopySourceRange")
+    chosen = ByteRange(0, size) if asked is None else parse_copy_range(asked, size)
+    if chosen.length > PART_LIMIT_BYTES:
+        raise S3Error(
+            "InvalidRequest",
+            "The specified copy source is larger than the maximum allowable size for a copy"
+            f" source: {PART_LIMIT_BYTES}",
+        )
+    return chosen
+
+
+async def _begin(call: Call, upload: Upload, number: int, size: int) -> Draft:
+    return await call.blocking(
+        lambda: call.store.begin_part(call.raw_bucket, call.raw_key, upload.id, number, size)
+    )
+
+
+async def _commit(call: Call, draft: Draft, digests: Digests) -> Part:
+    said = {
+        f"checksum.{each.algorithm.name.lower()}": each.value
+        for each in (digests.checksum, digests.besides)
+        if each is not None
+    }
+    return await call.blocking(lambda: call.store.commit_part(draft, digests.etag, said))
+
+
+def _digests(call: Call, fd: int, size: int, algorithm: Algorithm) -> Digests:
+    """Of what a file begins with."""
+    first_pass = FirstPass(Wanted(algorithm), size=size)
+    with call.service.buffers.lent() as buffer:
+        at = 0
+        while at < size and (count := os.preadv(fd, [buffer[: min(BUFFER_BYTES, size - at)]], at)):
+            first_pass.update(buffer[:count])
+            at += count
+    return first_pass.finish({})
+
+
+def _told(digests: Digests) -> dict[str, Any]:
+    found = digests.checksum
+    return {"ETag": f'"{digests.etag}"', found.algorithm.member: found.value}
+
+
+HANDLERS: Final[dict[str, Handler]] = {
+    "UploadPart": upload_part,
+    "UploadPartCopy": upload_part_copy,
+}
