@@ -9,7 +9,7 @@ from cli import settings
 
 
 @click.command("config")
-@settings.options("store", "mount", "mode", "capacity", "allow_other", "suid", "dev", "log_level")
+@settings.options(*settings.NAMES)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(config_file: Path | None, as_json: bool, **flags: object) -> None:
     """Show the settings in effect and where each comes from.

@@ -11,7 +11,6 @@ from typing import Final
 import click
 
 from cli import node, settings
-from cli.up import refuse_s3
 from kvfs.config import Config
 from kvfs.control import NoNode
 from kvfs.errors import Unavailable
@@ -22,19 +21,16 @@ _POLL_S: Final = 0.02
 @click.command("down")
 @settings.options("store", "mount")
 @click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait.")
-@click.option("--s3", metavar="HOST:PORT", help="Not built yet: refused.")
 def command(
     config_file: Path | None,
     store: Path | None,
     mount: Path | None,
     timeout_s: float,
-    s3: str | None,
 ) -> None:
     """Stop the node that runs on the store, and wait until it has gone.
 
     Where none runs, a stale mount left by a kill is taken away; nothing to do is no error.
     """
-    refuse_s3(s3)
     config = settings.resolve(config_file, store=store, mount=mount)
     stopped = _stop(config, timeout_s)
     recovered = _recover_mount(config)

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from kvfs import config as configuration
-from kvfs.config import MODES, Config
+from kvfs.config import ADMIN_USUAL, MODES, S3_USUAL, Config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,7 +31,39 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "suid": click.option("--suid/--no-suid", default=None, help="Honour set-user-id bits."),
     "dev": click.option("--dev/--no-dev", default=None, help="Honour device nodes."),
     "log_level": click.option("--log-level", metavar="LEVEL", help="debug, info, warning, error."),
+    "s3": click.option(
+        "--s3",
+        metavar="HOST:PORT",
+        help=f"Where the S3 API listens, or off (default: {S3_USUAL}, or a free port).",
+    ),
+    "s3_workers": click.option(
+        "--s3-workers", type=int, metavar="N", help="Processes that serve S3 (CPUs, at most 4)."
+    ),
+    "s3_domains": click.option(
+        "--s3-domains", metavar="NAME,...", help="Names of the S3 API: buckets are below them."
+    ),
+    "s3_region": click.option("--s3-region", metavar="NAME", help="Region of the S3 API."),
+    "s3_certificate": click.option(
+        "--s3-certificate", metavar="FILE", help="Certificate and chain (PEM): S3 over TLS."
+    ),
+    "s3_private_key": click.option(
+        "--s3-private-key", metavar="FILE", help="The certificate's key (PEM)."
+    ),
+    "s3_signature_v2": click.option(
+        "--s3-signature-v2/--no-s3-signature-v2",
+        default=None,
+        help="Take presigned URLs of signature version 2.",
+    ),
+    "s3_access_log": click.option(
+        "--s3-access-log", metavar="FILE", help="Log each S3 request, in S3's format."
+    ),
+    "admin": click.option(
+        "--admin",
+        metavar="HOST:PORT",
+        help=f"Where health and metrics are told, or off (default: {ADMIN_USUAL}, with S3).",
+    ),
 }
+NAMES: Final = tuple(_OPTIONS)
 
 
 def options(*names: str) -> Callable[[F], F]:

@@ -1,20 +1,24 @@
-"""`kvfs up`: start a node and mount it, in the foreground or detached."""
+"""`kvfs up`: start a node, mount it and serve it over S3, in the foreground or detached."""
 
 import errno
 import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
 from cli import exits, settings
 from kvfs.config import Config
-from kvfs.errors import Corrupt, NotSupported, Unavailable
+from kvfs.errors import Corrupt, Unavailable
 from kvfs.units import format_size
 from kvfs.version import VERSION
+
+if TYPE_CHECKING:
+    from s3api.auth.credentials import Credentials
 
 log = logging.getLogger(__name__)
 _LOG_LIMIT_BYTES: Final = 10 << 20
@@ -22,7 +26,7 @@ _FASTEST: Final = "the kernel reads and writes the data files itself"
 
 
 @click.command("up")
-@settings.options("store", "mount", "mode", "capacity", "allow_other", "suid", "dev", "log_level")
+@settings.options(*settings.NAMES)
 @click.option(
     "--no-passthrough",
     is_flag=True,
@@ -30,19 +34,25 @@ _FASTEST: Final = "the kernel reads and writes the data files itself"
 )
 @click.option("--no-mount", is_flag=True, help="Run the node without a mount; see `kvfs mount`.")
 @click.option(
-    "--daemon", is_flag=True, help="Return when the mount answers; go on in the background."
+    "--daemon", is_flag=True, help="Return when mount and S3 answer; go on in the background."
 )
-@click.option("--s3", metavar="HOST:PORT", help="Not built yet: refused.")
+@click.option("--no-s3", is_flag=True, help="Do not serve S3 (the same as --s3 off).")
 def command(
     config_file: Path | None,
     no_passthrough: bool,
     no_mount: bool,
+    no_s3: bool,
     daemon: bool,
-    s3: str | None,
     **flags: object,
 ) -> None:
-    """Start a node on a store and mount it. SIGTERM and ^C unmount and stop it."""
-    refuse_s3(s3)
+    """Start a node on a store, mount it and serve it over S3.
+
+    SIGTERM and ^C unmount and stop it.
+    """
+    if no_s3:
+        if flags["s3"] not in (None, "off"):
+            raise click.UsageError(f"--no-s3 does not go with --s3 {flags['s3']}")
+        flags["s3"] = "off"
     if no_passthrough:
         if flags["mode"] not in (None, "relay"):
             raise click.UsageError(f"--no-passthrough does not go with --mode {flags['mode']}")
@@ -52,13 +62,7 @@ def command(
     if daemon:
         _start_detached(config, mounted=not no_mount)
     else:
-        _run(config, mounted=not no_mount, on_ready=_summarise)
-
-
-def refuse_s3(address: str | None) -> None:
-    """The S3 API is accepted when it is there, not before. Raises NotSupported."""
-    if address is not None:
-        raise NotSupported("--s3: this version has no S3 API; leave the option away")
+        _run(config, mounted=not no_mount, on_ready=_present)
 
 
 def _refuse_place(config: Config, *, mounted: bool) -> None:
@@ -71,17 +75,30 @@ def _refuse_place(config: Config, *, mounted: bool) -> None:
         mountpoint.check(config.mount, config.store)
 
 
-def _run(config: Config, *, mounted: bool, on_ready: Any) -> None:
+OnReady = Callable[[dict[str, Any], str], None]
+"""Gets the status, and what must be shown once and logged nowhere (empty: nothing)."""
+
+
+def _run(config: Config, *, mounted: bool, on_ready: OnReady) -> None:
     # Imported here: `--help` and a daemon's parent need neither trio nor the engine.
     import trio
 
     from gateway import service
+    from s3api.serving import Serving, is_wanted
 
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    serving = Serving(config)
+
+    def ready(status: dict[str, Any]) -> None:
+        on_ready(status, welcome(config, serving.first))
+
+    companions = [serving] if is_wanted(config) else []
     try:
-        trio.run(lambda: service.run(config, mounted=mounted, on_ready=on_ready))
+        trio.run(
+            lambda: service.run(config, mounted=mounted, on_ready=ready, companions=companions)
+        )
     except BaseExceptionGroup as group:
         raise _first(group) from group
 
@@ -95,9 +112,22 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def _summarise(status: dict[str, Any]) -> None:
-    sys.stdout.write(summary(status))
+def _present(status: dict[str, Any], once: str) -> None:
+    sys.stdout.write(summary(status) + once)
     sys.stdout.flush()
+
+
+def welcome(config: Config, first: "Credentials | None") -> str:
+    """The key pair that the first start made, for people."""
+    if first is None:
+        return ""
+    return (
+        f"\nThe S3 API has a first user, admin, who may do everything. This is shown once:\n"
+        f"  access key  {first.access_key}\n"
+        f"  secret      {first.secret}\n"
+        f"It is also in {config.store}/s3-credentials; "
+        f"`kvfs s3 env --store {config.store}` sets a shell up.\n"
+    )
 
 
 def summary(status: dict[str, Any]) -> str:
@@ -113,10 +143,21 @@ def summary(status: dict[str, Any]) -> str:
             f"{format_size(store['capacity_bytes'])}",
         ),
         ("engine", f"{engine['name']}: {engine['durability']}"),
+        *_served(status),
         ("start", f"{status['start_s']:.2f} s, process {status['pid']}"),
     ]
     lines = [f"kvfs {VERSION} is up"] + [f"  {name:<8}{text}" for name, text in rows]
     return "\n".join(lines) + "\n"
+
+
+def _served(status: dict[str, Any]) -> list[tuple[str, str]]:
+    s3, admin = status.get("s3"), status.get("admin")
+    rows = []
+    if s3 is not None:
+        rows.append(("s3", f"{s3['endpoint']} ({len(s3['workers'])} workers)"))
+    if admin is not None:
+        rows.append(("admin", f"{admin['endpoint']}/metrics, /health/live, /health/ready"))
+    return rows
 
 
 # ---- detached
@@ -145,17 +186,17 @@ def _start_detached(config: Config, *, mounted: bool) -> None:
         os.waitpid(child, 0)
         print(f"kvfs: {answer['error']}", file=sys.stderr)
         sys.exit(answer["code"])
-    _summarise(answer["status"])
+    _present(answer["status"], answer["once"])
 
 
 def _be_daemon(config: Config, writer: int, output: int, *, mounted: bool) -> NoReturn:
     """The child's life. It never returns into the parent's code."""
     reported = False
 
-    def ready(status: dict[str, Any]) -> None:
+    def ready(status: dict[str, Any], once: str) -> None:
         for line in summary(status).splitlines():
             log.info("%s", line)
-        report({"status": status})
+        report({"status": status, "once": once})
 
     def report(answer: dict[str, Any]) -> None:
         nonlocal reported
