@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from functools import partial
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from s3api.model import fast
 from s3api.model.serialising import url_encode
 
 KEYS_LIMIT: Final = 1000
+_is_same_decoded: Final = re.compile(r"[^%+\x00-\x08\x0b-\x1f\x7f\ufffe\uffff]*").fullmatch
 
 
 async def list_objects(call: Call) -> Response:
@@ -32,6 +34,7 @@ async def list_objects(call: Call) -> Response:
         )
     )
     members = asked.members | {"Marker": asked.shown(marker), "IsTruncated": page.truncated}
+    members["Prefix"] = _prefix_of_v1(members["Prefix"], call.params.get("Prefix", ""))
     if page.truncated and asked.delimiter:
         members["NextMarker"] = asked.shown(page.following.decode())
     return _answer(call, members, page.objects, page.prefixes, asked, owned=True)
@@ -134,6 +137,12 @@ def _answer(
     return Response(
         *fast.list_answer(call.operation, members, objects, prefixes, url=asked.url, owner=owner)
     )
+
+
+def _prefix_of_v1(encoded: str, plain: str) -> str:
+    """Some clients decode the prefix of this version and some (botocore) do not: it is encoded
+    where decoding would change it, or XML cannot hold it."""
+    return plain if _is_same_decoded(plain) else encoded
 
 
 def _after(marker: str) -> bytes:
