@@ -34,8 +34,10 @@ class CannotStart(Exception):
 
 
 def kvfs(*arguments: str, timeout_s: float = CALL_S) -> subprocess.CompletedProcess[str]:
-    """The command line, of the running interpreter and this checkout."""
+    """The command line, of the running interpreter and this checkout; it serves no S3 unless it is
+    told to."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KVFS_")}
+    environment["KVFS_S3"] = "off"
     environment["PYTHONPATH"] = str(ROOT)
     environment["KVFS_CONFIG"] = os.devnull
     return subprocess.run(

@@ -13,33 +13,27 @@ import contextlib
 import itertools
 import os
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
-import msgspec
 import pytest
 from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from kvfs import identities
-from kvfs.client import session
-from kvfs.encryption import open_key
+from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.objects.problems import BucketNotEmpty, NoSuchBucket
 from kvfs.objects.store import Doomed, ObjectStore
-from kvfs.wire.http import listen
-from s3api.auth import credentials
 from s3api.auth.credentials import Credentials
-from tests.integration.harness import ROOT, Node, best_mode
+from s3api.identities import ADMINISTRATOR
+from s3api.users import Users
+from tests.integration.harness import Node, best_mode
 
 REGION = "us-east-1"
-ALLOW_ALL = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
 _numbers = itertools.count()
 
 
@@ -48,14 +42,15 @@ class S3:
     """The server, and who may ask it."""
 
     node: Node
-    host: str
-    port: int
     users: dict[str, Credentials] = field(default_factory=dict)
     clients: dict[object, Any] = field(default_factory=dict)
 
-    @property
-    def endpoint(self) -> str:
-        return f"http://{self.host}:{self.port}"
+    def __post_init__(self) -> None:
+        status = self.node.status()
+        self.endpoint: str = status["s3"]["endpoint"]
+        self.admin_endpoint: str = status["admin"]["endpoint"]
+        where = urlsplit(self.endpoint)
+        self.host, self.port = where.hostname or "", where.port or 0
 
     @property
     def mount(self) -> Path:
@@ -63,20 +58,9 @@ class S3:
 
     def add_user(self, name: str, policy: str = "") -> Credentials:
         """A new user with a key pair; its clients can be had at once."""
-        key = open_key(self.node.store / "secret.key")
-        pair = credentials.generate()
-        secret = credentials.encrypt_secret(key, pair)
-        opened = session.acquire(self.node.store)
-        try:
-            opened.write(
-                lambda t: identities.create(
-                    t, name, pair.access_key, secret, policy=policy, now=time.time_ns()
-                )
-            )
-        finally:
-            session.release(opened)
-        self.users[name] = pair
-        return pair
+        with users_of(self.node) as users:
+            self.users[name] = users.add(name, policy)
+        return self.users[name]
 
     def client(self, user: str | None = "main", service: str = "s3", **options: Any) -> Any:
         """boto3's client of a user; `options` are botocore's Config. One attempt, path style."""
@@ -164,65 +148,38 @@ def refused(status: int, code: str) -> Iterator[ClientError]:
 
 
 @contextlib.contextmanager
-def serving(node: Node, workers: int = 2) -> Iterator[S3]:
-    """Workers on a running node."""
-    listeners = [listen("127.0.0.1", 0, share_port=True)[0]]
-    port = listeners[0].getsockname()[1]
-    listeners += [listen("127.0.0.1", port, share_port=True)[0] for _ in range(workers - 1)]
-    server = S3(node, "127.0.0.1", port)
-    server.add_user("admin", ALLOW_ALL)
-    server.add_user("main")
-    server.add_user("alt")
-    processes = [_start_worker(node, listener) for listener in listeners]
+def users_of(node: Node) -> Iterator[Users]:
+    """The users of a node's store, opened beside it."""
+    engine = EmbeddedEngine(node.store / "meta")
     try:
-        yield server
+        yield Users(node.store, engine)
     finally:
+        engine.close()
+
+
+@contextlib.contextmanager
+def serving(*flags: str) -> Iterator[S3]:
+    """A node of one's own that serves S3, started with these flags."""
+    node = Node.make(best_mode(), "--s3", "127.0.0.1:0", "--admin", "127.0.0.1:0", *flags)
+    try:
+        node.up()
+        with users_of(node) as users:
+            server = S3(node, {ADMINISTRATOR: users.find(ADMINISTRATOR)})
+        yield server
         for client in server.clients.values():
             client.close()
-        for process in processes:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
-            process.wait(30)
-            process.stdout.close()
-
-
-def _start_worker(node: Node, listener: socket.socket) -> subprocess.Popen[bytes]:
-    fd = listener.fileno()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "s3api.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        pass_fds=[fd],
-        cwd=ROOT,
-    )
-    listener.close()
-    plan = {
-        "store": str(node.store),
-        "listeners": [fd],
-        "domains": ["localhost", "s3.localhost"],
-        "region": REGION,
-        "version_2": True,
-    }
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(msgspec.json.encode(plan) + b"\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == b"ready\n"
-    return process
+    finally:
+        print(node.log[-5000:])  # shown where a test failed
+        node.remove()
 
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3]:
     """The server of the session."""
-    node = Node.make(best_mode())
-    try:
-        node.up()
-        with serving(node) as server:
-            yield server
-        print(node.log[-5000:])
-    finally:
-        node.remove()
+    with serving() as server:
+        server.add_user("main")
+        server.add_user("alt")
+        yield server
 
 
 @pytest.fixture
