@@ -1,12 +1,17 @@
 """Whether a caller may do what a request asks for: policies, ACLs and ownership, put together.
 
-1. A Deny of any policy wins. 2. What a session is restricted to must allow it. 3. The bucket's
-owner may; so may whom a user's, the bucket's or an ACL's policy allows. 4. Anybody else may not.
+1. A Deny of any policy wins. 2. What a session is restricted to must allow it. 3. Whom a user's or
+the bucket's policy allows, may. 4. So may the bucket's owner, and whom an ACL allows; of what ACLs
+are about (lists and writes of a bucket, reads of an object) the owner has what they leave it, where
+they count: who wrote an object into a bucket of somebody else owns it. 5. Anybody else may not.
+
+The bucket's owner can always read, replace and delete the bucket's policy, or could lock itself
+out.
 """
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -31,8 +36,49 @@ if TYPE_CHECKING:
     from s3api.call import Call
 
 _REMEMBERED: Final = 256
-_FOR_ALL_USERS: Final = frozenset({"s3:ListAllMyBuckets", "s3:CreateBucket"})
+_LIST_OWN: Final = "s3:ListAllMyBuckets"
+_FOR_ALL_USERS: Final = frozenset({_LIST_OWN, "s3:CreateBucket"})
 """What concerns no bucket of somebody else: each user may, unless a policy denies it."""
+_OF_POLICY: Final = frozenset({"s3:GetBucketPolicy", "s3:PutBucketPolicy", "s3:DeleteBucketPolicy"})
+_BY_BUCKET_ACL: Final = frozenset(
+    {
+        "s3:ListBucket",
+        "s3:ListBucketVersions",
+        "s3:ListBucketMultipartUploads",
+        "s3:PutObject",
+    }
+)
+"""What the owner of a bucket may by its ACL, once it has one: it may take it from itself."""
+_BY_OBJECT_ACL: Final = frozenset(
+    {
+        "s3:GetObject",
+        "s3:GetObjectVersion",
+        "s3:GetObjectAttributes",
+        "s3:GetObjectVersionAttributes",
+        "s3:GetObjectAcl",
+        "s3:GetObjectVersionAcl",
+        "s3:PutObjectAcl",
+        "s3:PutObjectVersionAcl",
+    }
+)
+"""What the owner of a bucket may not do with objects of others there, unless their ACLs say so."""
+_ACL_OF_OBJECT: Final = frozenset(each for each in _BY_OBJECT_ACL if each.endswith("Acl"))
+_WITH_A_WRITE: Final = frozenset(
+    {
+        "s3:PutObjectAcl",
+        "s3:PutObjectTagging",
+    }
+)
+"""What somebody whom the ACL of the bucket lets write may say about the new object."""
+_WRITES: Final = frozenset({"PutObject", "CopyObject", "CreateMultipartUpload"})
+_SHOW_OWNERS: Final = frozenset({"GetObjectAcl", "PutObjectAcl", "GetObjectAttributes"})
+"""Operations for which whose object it is must be known, also of the bucket's owner. GetObject and
+HeadObject find out with the object: `Access.require_of_foreign`."""
+
+
+class _UserPolicy(NamedTuple):
+    policy: Policy
+    allows_all: bool
 
 
 def caller_of(user: str | None) -> Caller:
@@ -48,11 +94,31 @@ def owner_of(user: str) -> Owner:
 class Access:
     """Decides for one worker. Pure but for what it reads of the bucket and the object."""
 
+    def authorise(self, call: "Call", actions: Sequence[str], *, of_object: bool) -> None:
+        """Whether a request may do all that it needs to; `of_object`: to an object that should be
+        there. Where it is not, who may list the bucket passes, to be told so. Raises AccessDenied,
+        NoSuchBucket."""
+        if call.operation not in _SHOW_OWNERS and all(_at_once(call, each) for each in actions):
+            return
+        facts = facts_or_none(call) if of_object else None
+        for action in actions:
+            if self.allows(call, action, call.key, facts):
+                continue
+            if of_object and facts is None and self.allows(call, "s3:ListBucket"):
+                return
+            raise S3Error("AccessDenied")
+
     def require(self, call: "Call", actions: Iterable[str], facts: Facts | None = None) -> None:
         """Raises AccessDenied unless the caller may do all of it; NoSuchBucket."""
         for action in actions:
             if not self.allows(call, action, call.key, facts):
                 raise S3Error("AccessDenied")
+
+    def require_of_foreign(self, call: "Call", action: str, facts: Facts) -> None:
+        """Before an object is shown that may be somebody else's than the bucket's owner. Raises
+        AccessDenied."""
+        if "owner" in facts.metadata and not self.allows(call, action, call.key, facts):
+            raise S3Error("AccessDenied")
 
     def allows(
         self,
@@ -63,37 +129,21 @@ class Access:
     ) -> bool:
         """Whether the caller may do `action` to the bucket, or with a key to that object of it;
         `facts` where the object is there."""
-        known = call.known
-        own = _policies_of(known)
-        session = _policy(known.session_policy) if known and known.session_policy else None
         if action in _FOR_ALL_USERS:
-            return self._allows_service(call, own, session, action)
-        is_owner = call.caller.name is not None and call.caller.name == call.owner
-        document = call.settings.get(POLICY)
-        if is_owner and document is None and session is None and not own:
+            return _allows_service(call, action)
+        foreign = facts is not None and "owner" in facts.metadata
+        if _at_once(call, action) and not foreign:
             return True
-        request = _request(call, action, key, facts)
         block = PublicAccessBlock.parse(call.settings.get(PUBLIC_ACCESS) or {})
-        policies = list(own)
-        if document is not None:
-            parsed = _bucket_policy(document, call.bucket)
-            account = "" if is_owner else "another"
-            policies.append(block.effective_policy(parsed, call.caller, account))
-        if not is_owner and ownership.has_acls(call.settings.ownership):
-            policies += _acl_policies(call, block, facts)
-        decision = policy.evaluate(policies, request)
-        if decision is Decision.DENY or not _within(session, request):
+        request = _request(call, action, key, facts)
+        decision = policy.evaluate(_policies(call, block, action), request)
+        if decision is Decision.DENY or not _within(_session(call.known), request):
             return False
-        return is_owner or decision is Decision.ALLOW
-
-    def _allows_service(
-        self, call: "Call", own: Sequence[Policy], session: Policy | None, action: str
-    ) -> bool:
-        request = _request(call, action, "", None)
-        decision = policy.evaluate(own, request)
-        if call.caller.name is None or decision is Decision.DENY or not _within(session, request):
-            return False
-        return decision is Decision.ALLOW or action in _FOR_ALL_USERS
+        if decision is Decision.ALLOW:
+            return True
+        if call.is_owner and not _is_by_acl(call, action, facts):
+            return True
+        return _allows_by_acl(call, block, request, facts)
 
 
 def object_acl(call: "Call", facts: Facts) -> Acl:
@@ -112,24 +162,103 @@ def bucket_acl(call: "Call") -> Acl:
     return acl.load(kept) if kept is not None else acl.canned("private", owner, owner)
 
 
-def _acl_policies(call: "Call", block: PublicAccessBlock, facts: Facts | None) -> list[Policy]:
-    found = [acl.policy_of_bucket(block.effective_acl(bucket_acl(call)), call.bucket)]
-    if facts is not None:
-        found.append(acl.policy_of_object(block.effective_acl(object_acl(call, facts))))
+def parsed_bucket_policy(document: str, bucket: str) -> Policy:
+    """A bucket's policy, parsed. Raises MalformedPolicy."""
+    return _bucket_policy(document, bucket)
+
+
+def facts_or_none(call: "Call") -> Facts | None:
+    """The object that a request names, where it is there; for conditions on it."""
+    try:
+        found = call.store.find(call.raw_bucket, call.raw_key, call.version)
+    except NotFound:
+        return None
+    return None if found.delete_marker else found
+
+
+def _at_once(call: "Call", action: str) -> bool:
+    """Whether who asks decides alone, as for nearly all requests: an owner or an administrator, and
+    neither a bucket's policy nor a session."""
+    known = call.known
+    if known is None or known.session_policy or action in _FOR_ALL_USERS:
+        return False
+    settings = call.settings
+    if settings.get(POLICY) is not None:
+        return False
+    if known.policy:
+        return _user_policy(known.policy).allows_all
+    return call.is_owner and (action not in _BY_BUCKET_ACL or settings.get(ACL) is None)
+
+
+def _allows_service(call: "Call", action: str) -> bool:
+    if call.caller.name is None:
+        return action == _LIST_OWN  # of nobody's buckets, there are none
+    own = _own(call.known)
+    request = _request(call, action, "", None)
+    if own is not None and policy.evaluate([own], request) is Decision.DENY:
+        return False
+    return _within(_session(call.known), request)
+
+
+def _policies(call: "Call", block: PublicAccessBlock, action: str) -> list[Policy]:
+    own, document = _own(call.known), call.settings.get(POLICY)
+    found = [] if own is None else [own]
+    if document is not None and not (call.is_owner and action in _OF_POLICY):
+        parsed = _bucket_policy(document, call.bucket)
+        account = "" if call.is_owner else "another"
+        found.append(block.effective_policy(parsed, call.caller, account))
     return found
+
+
+def _is_by_acl(call: "Call", action: str, facts: Facts | None) -> bool:
+    """Whether the bucket's owner may do it by an ACL alone."""
+    if not ownership.has_acls(call.settings.ownership):
+        return False
+    if action in _BY_BUCKET_ACL:
+        return call.settings.get(ACL) is not None
+    owner = facts.metadata.get("owner") if facts is not None else None
+    return action in _BY_OBJECT_ACL and owner not in (None, call.caller.name)
+
+
+def _allows_by_acl(
+    call: "Call", block: PublicAccessBlock, request: Request, facts: Facts | None
+) -> bool:
+    if not ownership.has_acls(call.settings.ownership):
+        return False
+    action, name = request.action, call.caller.name
+    if facts is not None:
+        of_object = block.effective_acl(object_acl(call, facts))
+        if action in _ACL_OF_OBJECT and name is not None and of_object.owner.id == name:
+            return True
+        if policy.evaluate([acl.policy_of_object(of_object)], request) is Decision.ALLOW:
+            return True
+    if call.operation in _WRITES and action in _WITH_A_WRITE:
+        request = Request(request.caller, "s3:PutObject", request.resource, request.values)
+    of_bucket = acl.policy_of_bucket(block.effective_acl(bucket_acl(call)), call.bucket)
+    return policy.evaluate([of_bucket], request) is Decision.ALLOW
 
 
 def _within(session: Policy | None, request: Request) -> bool:
     return session is None or policy.evaluate([session], request) is Decision.ALLOW
 
 
-def _policies_of(known: Known | None) -> list[Policy]:
-    return [_policy(known.policy)] if known is not None and known.policy else []
+def _own(known: Known | None) -> Policy | None:
+    return _user_policy(known.policy).policy if known is not None and known.policy else None
+
+
+def _session(known: Known | None) -> Policy | None:
+    return _user_policy(known.session_policy).policy if known and known.session_policy else None
 
 
 @functools.lru_cache(_REMEMBERED)
-def _policy(document: str) -> Policy:
-    return policy.parse_user_policy(document)
+def _user_policy(document: str) -> _UserPolicy:
+    parsed = policy.parse_user_policy(document)
+    return _UserPolicy(parsed, all(_allows_all(each) for each in parsed.statements))
+
+
+def _allows_all(statement: policy.Statement) -> bool:
+    everything = "*" in statement.actions and "*" in statement.resources
+    return statement.allows and everything and not statement.conditions and not statement.negated
 
 
 @functools.lru_cache(_REMEMBERED)
@@ -171,12 +300,3 @@ def _values(call: "Call", facts: Facts | None) -> dict[str, tuple[str, ...]]:
 
 def _tags(text: str) -> dict[str, str]:
     return dict(parse_qsl(text, keep_blank_values=True))
-
-
-def facts_or_none(call: "Call") -> Facts | None:
-    """The object that a request names, where it is there; for conditions on it."""
-    try:
-        found = call.store.find(call.raw_bucket, call.raw_key, call.version)
-    except NotFound:
-        return None
-    return None if found.delete_marker else found

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kvfs.errors import KvfsError
-from kvfs.objects.finding import Facts
 from kvfs.wire.http import Body, Head, Response
 from s3api import access
 from s3api.auth.authenticate import authenticate
@@ -21,7 +20,8 @@ from s3api.model.addressing import address, bucket_of_host, split_target, with_h
 from s3api.model.documents import body_limit
 from s3api.model.parsing import parse, parser
 from s3api.model.routing import OPTIONS_OBJECT, route
-from s3api.operations import HANDLERS, OF_EXISTING_OBJECTS, OPEN, cors
+from s3api.operations import HANDLERS, OF_EXISTING_OBJECTS, OPEN, SPECIAL, cors, sts
+from s3api.outcome import Outcome
 from s3api.receiving import Receiver
 from s3api.rules import actions
 from s3api.rules.encryption import refuse_headers
@@ -39,11 +39,18 @@ class Application:
     async def handle(self, head: Head, body: Body) -> Response:
         """The response; never raises but for cancellation."""
         request_id = new_request_id()
+        head.handled = outcome = Outcome(request_id)
+        call = None
         try:
-            response = await self._answer(head, body, request_id)
+            call = outcome.call = self._call(head, body, request_id)
+            response = await self._answer(call)
         except Exception as error:  # translated at this one point
-            response = self._refusal(head, error, request_id)
-        response.headers = [*response.headers, (b"x-amz-request-id", request_id.encode())]
+            response = self._refusal(head, error, outcome)
+        outcome.response = response
+        headers = [*response.headers, (b"x-amz-request-id", request_id.encode())]
+        if call is not None and b"origin" in call.fields and call.operation != OPTIONS_OBJECT:
+            headers += cors.headers(call)
+        response.headers = headers
         return response
 
     def refuse(self, status: int, reason: str) -> Response:
@@ -52,13 +59,16 @@ class Application:
         error = S3Error(code, reason, status=status)
         return _error(error, "", new_request_id())
 
-    async def _answer(self, head: Head, body: Body, request_id: str) -> Response:
+    def _call(self, head: Head, body: Body, request_id: str) -> Call:
         path, query = split_target(head.target)
         host = (head.get(b"host") or b"").decode("latin-1")
         where = address(path, host, self._service.domains)
         fields = with_hoisted(head.fields, query)
-        operation = route(head.method, where.bucket, where.key, query, fields)
-        call = Call(
+        if where.bucket is None and sts.is_meant(head):
+            operation = sts.OPERATION
+        else:
+            operation = route(head.method, where.bucket, where.key, query, fields)
+        return Call(
             service=self._service,
             head=head,
             body=body,
@@ -73,18 +83,18 @@ class Application:
             now=datetime.now(UTC),
             request_id=request_id,
         )
-        if operation == OPTIONS_OBJECT:
-            return cors.preflight(call)
-        self._authenticate(call, host)
-        response = await self._perform(call)
-        if b"origin" in fields and call.bucket:
-            response.headers = [*response.headers, *cors.headers(call)]
-        return response
 
-    def _authenticate(self, call: Call, host: str) -> None:
+    async def _answer(self, call: Call) -> Response:
+        if special := SPECIAL.get(call.operation):
+            return await special(call)
+        self._authenticate(call)
+        return await self._perform(call)
+
+    def _authenticate(self, call: Call) -> None:
         head = call.head
+        host = (head.get(b"host") or b"").decode("latin-1")
         bucket = bucket_of_host(host, self._service.domains) or ""
-        call.verified = authenticate(
+        verified = authenticate(
             head.method,
             head.target,
             head.headers,
@@ -93,13 +103,14 @@ class Application:
             version_2=self._service.version_2,
             host_bucket=bucket.encode(),
         )
-        if call.verified is not None:
-            found = self._service.identities.find(
-                call.verified.access_key, call.verified.session_token
+        if verified is None:
+            return
+        if verified.service != b"s3":
+            raise S3Error(
+                "AuthorizationHeaderMalformed",
+                "The authorization header is malformed; incorrect service: this is s3",
             )
-            if found is None:
-                raise S3Error("InvalidAccessKeyId")
-            call.known, call.caller = found, access.caller_of(found.user)
+        call.sign(verified)
 
     async def _perform(self, call: Call) -> Response:
         handler = HANDLERS.get(call.operation)
@@ -124,17 +135,15 @@ class Application:
         return await handler(call)
 
     def _authorise(self, call: Call) -> None:
-        facts: Facts | None = None
-        if call.operation in OF_EXISTING_OBJECTS and self._asks_about_object(call):
-            facts = access.facts_or_none(call)
-        self._service.access.require(call, actions.needed(call.operation, call.params), facts)
+        self._service.access.authorise(
+            call,
+            actions.needed(call.operation, call.params),
+            of_object=call.operation in OF_EXISTING_OBJECTS,
+        )
 
-    def _asks_about_object(self, call: Call) -> bool:
-        """Whether the permission may hang on the object's own ACL and tags."""
-        return call.caller.name != call.owner or call.settings.get("policy") is not None
-
-    def _refusal(self, head: Head, error: Exception, request_id: str) -> Response:
+    def _refusal(self, head: Head, error: Exception, outcome: Outcome) -> Response:
         told = s3_error(error)
+        outcome.code, request_id = told.code, outcome.request_id
         if not isinstance(error, S3Error | KvfsError | OSError):
             log.error("request %s failed by a bug", request_id, exc_info=error)
         elif told.status >= 500:

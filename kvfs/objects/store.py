@@ -8,7 +8,7 @@ then).
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -97,12 +97,17 @@ class ObjectStore:
 
     # ---- buckets
 
-    def create_bucket(self, name: bytes, kind: str = "durable") -> Bucket:
-        """Raises BucketExists, Invalid, NameTooLong, NoSpace."""
+    def create_bucket(
+        self, name: bytes, kind: str = "durable", settings: Mapping[str, bytes] | None = None
+    ) -> Bucket:
+        """With settings from its beginning. Raises BucketExists, Invalid, NameTooLong, NoSpace."""
         author = self._session.author()
 
         def fn(t: Transaction, changed: Changed) -> Bucket:
-            return buckets.create(t, name, kind, author.uid, author.gid, author.now, changed)
+            made = buckets.create(t, name, kind, author.uid, author.gid, author.now, changed)
+            for setting, value in (settings or {}).items():
+                buckets.put_setting(t, made, setting, value)
+            return made
 
         made = self._change(fn)
         self._session.sync()

@@ -1,5 +1,6 @@
 """What browsers of other origins may do: preflight requests, and the headers of all answers."""
 
+from kvfs.objects.problems import NoSuchBucket
 from kvfs.wire.http import Response
 from s3api.call import Call
 from s3api.errors import Headers
@@ -7,8 +8,8 @@ from s3api.rules import cors
 from s3api.settings import CORS
 
 
-def preflight(call: Call) -> Response:
-    """The answer to OPTIONS. Raises S3Error."""
+async def preflight(call: Call) -> Response:
+    """The answer to OPTIONS, which nobody signs. Raises S3Error."""
     told = cors.preflight(
         call.settings.get(CORS),
         _header(call, b"origin"),
@@ -19,12 +20,17 @@ def preflight(call: Call) -> Response:
 
 
 def headers(call: Call) -> Headers:
-    """To add to the answer to a request that names its origin."""
-    rules = call.settings.get(CORS)
+    """To add to the answer to a request that names its origin, be it an error. Never raises."""
     origin = _header(call, b"origin")
+    try:
+        rules = call.settings.get(CORS) if call.bucket else None
+    except NoSuchBucket:
+        return []
     if rules is None or origin is None:
         return []
-    return _fields(cors.response_headers(rules, origin, call.head.method))
+    # Who asks for a method by name, as in a preflight request, is told of that one.
+    method = _header(call, b"access-control-request-method") or call.head.method
+    return _fields(cors.response_headers(rules, origin, method))
 
 
 def _header(call: Call, name: bytes) -> str | None:

@@ -1,0 +1,49 @@
+"""The access control list of a bucket."""
+
+from typing import Final
+
+from kvfs.wire.http import Response
+from s3api import access
+from s3api.call import Call, Handler
+from s3api.errors import S3Error
+from s3api.operations.acls import name_of
+from s3api.operations.answers import answer
+from s3api.operations.kept import keep
+from s3api.rules import acl, ownership
+from s3api.rules.acl import Acl
+from s3api.rules.public_access import PublicAccessBlock
+from s3api.settings import ACL, PUBLIC_ACCESS
+
+
+async def get_bucket_acl(call: Call) -> Response:
+    return answer(call, acl.document(access.bucket_acl(call)))
+
+
+async def put_bucket_acl(call: Call) -> Response:
+    """A canned one, grants in headers, or a document."""
+    given = _given(call)
+    if not ownership.has_acls(call.settings.ownership):
+        # What says the same as having none is no contradiction.
+        if given != acl.canned(acl.PRIVATE, given.owner, given.owner):
+            raise acl.not_supported()
+        return answer(call)
+    PublicAccessBlock.parse(call.settings.get(PUBLIC_ACCESS) or {}).check_acl(given)
+    await keep(call, ACL, acl.document(given))
+    return answer(call)
+
+
+def _given(call: Call) -> Acl:
+    owner = access.owner_of(call.owner)
+    found = acl.from_params(call.params, owner, owner, name_of(call))
+    if found is not None:
+        return found
+    document = call.params.get("AccessControlPolicy")
+    if document is None:
+        raise S3Error("MissingSecurityHeader")
+    return acl.from_document(document, owner, name_of(call))
+
+
+HANDLERS: Final[dict[str, Handler]] = {
+    "GetBucketAcl": get_bucket_acl,
+    "PutBucketAcl": put_bucket_acl,
+}

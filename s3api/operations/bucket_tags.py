@@ -1,0 +1,37 @@
+"""The tags of a bucket."""
+
+from typing import Final
+
+from kvfs.wire.http import Response
+from s3api.call import Call, Handler
+from s3api.errors import S3Error
+from s3api.operations.answers import answer
+from s3api.operations.kept import forget, keep
+from s3api.rules import tagging
+from s3api.settings import TAGGING
+
+
+async def get_bucket_tagging(call: Call) -> Response:
+    tags = call.settings.get(TAGGING)
+    if not tags:
+        raise S3Error("NoSuchTagSet", extra={"BucketName": call.bucket})
+    return answer(call, tagging.document(tags))
+
+
+async def put_bucket_tagging(call: Call) -> Response:
+    """In place of all tags that were there."""
+    tags = tagging.parse_document(call.params["Tagging"], tagging.BUCKET_TAGS)
+    await keep(call, TAGGING, tags)
+    return Response(204)
+
+
+async def delete_bucket_tagging(call: Call) -> Response:
+    await forget(call, TAGGING)
+    return answer(call)
+
+
+HANDLERS: Final[dict[str, Handler]] = {
+    "DeleteBucketTagging": delete_bucket_tagging,
+    "GetBucketTagging": get_bucket_tagging,
+    "PutBucketTagging": put_bucket_tagging,
+}
