@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "get": "cli.get",
     "rm": "cli.rm",
     "namespace": "cli.namespace",
+    "s3": "cli.s3",
     "config": "cli.config",
     "fsck": "cli.fsck",
     "completion": "cli.completion",

@@ -7,6 +7,7 @@ with an empty terminal.
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,8 @@ from kvfs.encryption import SecretKey, open_key
 from kvfs.errors import NotFound
 from kvfs.identities import secret_context
 from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import User
 from s3api.auth import credentials
 from s3api.auth.credentials import Credentials
 from s3api.identities import ADMINISTRATOR
@@ -41,25 +44,43 @@ class Users:
         """A new user. Raises Exists, Invalid, TooLarge."""
         pair = credentials.generate()
         secret = credentials.encrypt_secret(self._key, pair)
-        self._engine.transact_now(
+        self._change(
             lambda t: identities.create(
                 t, name, pair.access_key, secret, policy=policy, now=time.time_ns()
             )
         )
-        self._engine.sync_now()
         return pair
 
     def rotate(self, name: str) -> Credentials:
         """A new key pair in place of a user's old ones. Raises NotFound."""
         pair = credentials.generate()
         secret = credentials.encrypt_secret(self._key, pair)
-        self._engine.transact_now(
+        self._change(
             lambda t: identities.rotate(t, name, pair.access_key, secret, now=time.time_ns())
         )
-        self._engine.sync_now()
         if name == ADMINISTRATOR:
             self._write_file(pair)
         return pair
+
+    def remove(self, name: str) -> None:
+        """Raises NotFound."""
+        self._change(lambda t: identities.remove(t, name))
+
+    def set_enabled(self, name: str, enabled: bool) -> None:
+        """Raises NotFound."""
+        self._change(lambda t: identities.set_enabled(t, name, enabled))
+
+    def set_policy(self, name: str, policy: str) -> None:
+        """Empty: none. Raises NotFound, TooLarge."""
+        self._change(lambda t: identities.set_policy(t, name, policy))
+
+    def policy(self, name: str) -> str:
+        """Raises NotFound."""
+        return self._engine.read_now(lambda t: identities.get(t, name)).policy
+
+    def list_all(self) -> list[tuple[str, User]]:
+        """In the order of names."""
+        return self._engine.read_now(identities.list_all)
 
     def find(self, name: str) -> Credentials:
         """A user's key pair. Raises NotFound, Corrupt."""
@@ -81,6 +102,10 @@ class Users:
         pair = self.add(ADMINISTRATOR, ALLOW_ALL)
         self._write_file(pair)
         return pair
+
+    def _change(self, fn: Callable[[Transaction], object]) -> None:
+        self._engine.transact_now(fn)
+        self._engine.sync_now()
 
     def _restore_file(self) -> None:
         """A kill between the engine's commit and the file is mended here."""
