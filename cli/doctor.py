@@ -63,6 +63,7 @@ def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     yield _readahead(status)
     yield from _store(directory)
     yield _engine(status)
+    yield from _s3(status)
 
 
 def _status(config: Config) -> dict[str, Any] | None:
@@ -150,3 +151,65 @@ def _engine(status: dict[str, Any] | None) -> Line:
         return Line(name=name, available=True, active=True, reason="commits wait for no disk")
     remedy = "look at the disk; a restart of the node tries again"
     return Line(name=name, available=False, active=False, reason=failure, remedy=remedy)
+
+
+def _s3(status: dict[str, Any] | None) -> Iterator[Line]:
+    """What the S3 API rests on."""
+    s3 = status.get("s3") if status else None
+    served = None if status is None else s3 is not None
+    yield _s3_workers(served, s3)
+    tls = bool(s3 and s3["tls"])
+    yield Line(
+        name="s3 TLS",
+        available=True,
+        active=None if status is None else tls,
+        reason=f"{s3['endpoint']}" if s3 and tls else "no certificate is set",
+        remedy="" if tls else "s3_certificate and s3_private_key",
+    )
+    yield Line(
+        name="s3 sendfile",
+        available=True,
+        active=None if served is None else served and not tls,
+        reason="bodies are encrypted here, and copied for it" if tls else "the kernel sends bodies",
+        remedy="leave TLS to the network, where it may be" if tls else "",
+    )
+    yield _s3_checksums(served)
+
+
+def _s3_workers(served: bool | None, s3: dict[str, Any] | None) -> Line:
+    name = "s3 workers"
+    if s3 is None:
+        reason = "no node runs" if served is None else "S3 is off"
+        remedy = "" if served is None else "kvfs up without --no-s3"
+        return Line(name=name, available=True, active=served, reason=reason, remedy=remedy)
+    running, wanted = len(s3["workers"]), s3["wanted_workers"]
+    reason = f"{running} of {wanted} at {s3['endpoint']}, {s3['restarts']} restarts"
+    whole = running == wanted
+    remedy = "" if whole else "the node's log says why they end"
+    return Line(name=name, available=whole, active=running > 0, reason=reason, remedy=remedy)
+
+
+def _s3_checksums(served: bool | None) -> Line:
+    """awscrt computes CRCs with the CPU's own instructions where it has them."""
+    name = "s3 hardware CRC"
+    try:
+        from awscrt import checksums
+    except ImportError as error:
+        return Line(
+            name=name,
+            available=False,
+            active=False,
+            reason=f"awscrt cannot be loaded ({error}): no S3",
+            remedy="./dev installs it",
+        )
+    assert checksums.crc32c(b"123456789") == 0xE3069283
+    with open("/proc/cpuinfo") as file:
+        flags = next((line for line in file if line.startswith(("flags", "Features"))), "").split()
+    able = "pclmulqdq" in flags or "crc32" in flags
+    return Line(
+        name=name,
+        available=able,
+        active=served and able if served is not None else None,
+        reason="awscrt uses the CPU's instructions" if able else "the CPU lacks them: tables",
+        remedy="" if able else "a CPU with PCLMULQDQ or CRC32",
+    )

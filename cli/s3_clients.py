@@ -57,11 +57,12 @@ s3 = boto3.client(
 
 def _awscli(a: _Access) -> str:
     return f"""\
-aws configure set aws_access_key_id {a.key} --profile kvfs
-aws configure set aws_secret_access_key {a.secret} --profile kvfs
-aws configure set region {a.region} --profile kvfs
-aws configure set endpoint_url {a.endpoint} --profile kvfs
-aws --profile kvfs s3 ls
+# ~/.aws/config; then: aws --profile kvfs s3 ls
+[profile kvfs]
+aws_access_key_id = {a.key}
+aws_secret_access_key = {a.secret}
+region = {a.region}
+endpoint_url = {a.endpoint}
 """
 
 
@@ -158,10 +159,13 @@ export AWS_EC2_METADATA_DISABLED=true
 
 
 def _curl(a: _Access) -> str:
-    return (
-        f"curl --aws-sigv4 aws:amz:{a.region}:s3 --user {a.key}:{a.secret} "
-        f"-H 'x-amz-content-sha256: UNSIGNED-PAYLOAD' {a.endpoint}/\n"
-    )
+    # A file and no arguments: those are in the list of processes.
+    return f"""\
+# kvfs s3 env --for curl | curl --config - {a.endpoint}/BUCKET/KEY
+user = "{a.key}:{a.secret}"
+aws-sigv4 = "aws:amz:{a.region}:s3"
+header = "x-amz-content-sha256: UNSIGNED-PAYLOAD"
+"""
 
 
 _CLIENTS: Final[dict[str, Callable[[_Access], str]]] = {

@@ -36,10 +36,14 @@ def command(
     with store.client_of(config) as client:
         for path in paths:
             found = client.stat(os.fsencode(path))
+            bucket = _bucket(path, found)
             if as_json:
-                click.echo(json.dumps(as_json_object(found)))
+                shown = as_json_object(found)
+                if bucket is not None:
+                    shown["s3_bucket"] = bucket
+                click.echo(json.dumps(shown))
             else:
-                click.echo(_readable(path, found))
+                click.echo(_readable(path, found, bucket))
 
 
 def as_json_object(found: Stat) -> dict[str, Any]:
@@ -62,12 +66,22 @@ def as_json_object(found: Stat) -> dict[str, Any]:
     }
 
 
+def _bucket(path: str, found: Stat) -> bool | None:
+    """Whether a top-level directory is a bucket of the S3 API; None: it is no such directory."""
+    from s3api.model.addressing import is_bucket_name
+
+    name = path.strip("/")
+    if "/" in name or not name or not found.is_directory:
+        return None
+    return is_bucket_name(name)
+
+
 def kind(found: Stat) -> str:
     """The type, in a word."""
     return _KINDS.get(stat.S_IFMT(found.mode), "unknown")
 
 
-def _readable(path: str, found: Stat) -> str:
+def _readable(path: str, found: Stat, bucket: bool | None) -> str:
     disk = format_size(found.blocks * 512)
     rows = [
         ("path", path),
@@ -79,6 +93,9 @@ def _readable(path: str, found: Stat) -> str:
         ("written", _when(found.mtime_ns)),
         ("changed", _when(found.ctime_ns)),
     ]
+    if bucket is not None:
+        absent = "absent: not a legal name of a bucket (3 to 63 of a-z 0-9 . -)"
+        rows.append(("s3", "a bucket" if bucket else absent))
     if found.is_symlink:
         rows.append(("target", os.fsdecode(found.target)))
     if found.is_file:

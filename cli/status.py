@@ -14,7 +14,7 @@ from kvfs.units import format_size
 @settings.options("store")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(config_file: Path | None, store: Path | None, as_json: bool) -> None:
-    """Show mount, fast path, space, namespaces and evictions of the running node."""
+    """Show mount, fast path, space, namespaces, evictions and S3 of the running node."""
     config = settings.resolve(config_file, store=store)
     status = node.ask(config, "status")
     if as_json:
@@ -37,6 +37,8 @@ def _show(status: dict[str, Any]) -> None:
         f"up for {status['uptime_s']:.0f} s\n",
         markup=False,
     )
+    if (s3 := status.get("s3")) is not None:
+        console.print(_served(s3), markup=False)
     table = Table("NAMESPACE", "KIND", box=box.SIMPLE_HEAD)
     for name in ("USED", "CAPACITY", "FILES"):
         table.add_column(name, justify="right")
@@ -56,3 +58,15 @@ def _show(status: dict[str, Any]) -> None:
             console.print(f"  evicted {files} files, {size}: {meaning}")
     if refused := counters["refused_no_space"]:
         console.print(f"  refused {refused} creates: no space")
+
+
+def _served(s3: dict[str, Any]) -> str:
+    """What the S3 API has done."""
+    sent, received = format_size(s3["sent_bytes"]), format_size(s3["received_bytes"])
+    lines = [
+        f"  {'s3':<8}{s3['requests']} requests, {sent} sent, {received} received, "
+        f"{s3['connections']} connections",
+        f"  {'':<8}{len(s3['workers'])} of {s3['wanted_workers']} workers, "
+        f"{format_size(s3['rss_bytes'])} resident, {s3['restarts']} restarts\n",
+    ]
+    return "\n".join(lines)
