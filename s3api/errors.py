@@ -166,6 +166,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "MissingSecurityHeader": (400, "Your request is missing a required header."),
     "NoSuchBucket": (404, "The specified bucket does not exist"),
     "NoSuchBucketPolicy": (404, "The bucket policy does not exist"),
+    "NoSuchConfiguration": (404, "The specified configuration does not exist."),
     "NoSuchCORSConfiguration": (404, "The CORS configuration does not exist"),
     "NoSuchKey": (404, "The specified key does not exist."),
     "NoSuchLifecycleConfiguration": (404, "The lifecycle configuration does not exist"),
@@ -267,6 +268,8 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
         "the order of the fields.",
     ),
     # Of STS: https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html
+    "InvalidAction": (400, "The action or operation requested is not valid."),
+    "MissingAuthenticationToken": (403, "The request must contain a valid access key."),
     "PackedPolicyTooLarge": (400, "The session policy is too large."),
     "ValidationError": (400, "A parameter of the request is missing or not valid."),
     # Sent by S3, absent from the list.

@@ -50,9 +50,7 @@ async def _answer_empty(call: Call) -> Response:
 
 
 async def _answer_absent(call: Call) -> Response:
-    code = _ABSENT[call.operation]
-    message = "The specified configuration does not exist." if "NoSuchConf" in code else ""
-    raise S3Error(code, message, status=404, extra={"BucketName": call.bucket})
+    raise S3Error(_ABSENT[call.operation], extra={"BucketName": call.bucket})
 
 
 async def _refuse(call: Call) -> Response:

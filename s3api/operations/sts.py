@@ -62,7 +62,7 @@ async def answer(call: Call) -> Response:
         action = form.get("Action", "")
         make = _ACTIONS.get(action)
         if make is None or form.get("Version", _VERSION) != _VERSION:
-            raise S3Error("InvalidAction", f"There is no action {action} here", status=400)
+            raise S3Error("InvalidAction", f"There is no action {action} here")
         result = make(call, form)
     except Exception as error:
         return _refusal(call, error)
@@ -104,7 +104,7 @@ def _verified(call: Call, body_sha256: bytes) -> Verified:
         body_sha256=body_sha256,
     )
     if verified is None:
-        raise S3Error("MissingAuthenticationToken", "The request is not signed", status=403)
+        raise S3Error("MissingAuthenticationToken")
     return verified
 
 

@@ -1,0 +1,350 @@
+"""Policies of buckets and users, and the switches against public access."""
+
+import json
+from typing import Any
+
+import pytest
+
+from s3api.users import ALLOW_ALL
+from tests.integration.s3 import S3, refused
+
+Json = dict[str, Any]
+
+
+def document(*statements: Json) -> str:
+    return json.dumps({"Version": "2012-10-17", "Statement": list(statements)})
+
+
+def allow(action: object, *resources: str, principal: object = "*", **others: object) -> Json:
+    found = {"Effect": "Allow", "Principal": principal, "Action": action}
+    return {**found, "Resource": [f"arn:aws:s3:::{each}" for each in resources], **others}
+
+
+def deny(action: object, *resources: str, **others: object) -> Json:
+    return {**allow(action, *resources), "Effect": "Deny", **others}
+
+
+def test_a_policy_is_put_read_and_deleted(s3: S3, bucket: str) -> None:
+    client = s3.client()
+    with refused(404, "NoSuchBucketPolicy"):
+        client.get_bucket_policy(Bucket=bucket)
+    text = document(allow("s3:ListBucket", bucket, principal={"AWS": "arn:aws:iam:::user/alt"}))
+    response = client.put_bucket_policy(Bucket=bucket, Policy=text)
+    assert response["ResponseMetadata"]["HTTPStatusCode"] == 204
+    assert client.get_bucket_policy(Bucket=bucket)["Policy"] == text
+    s3.client("alt").list_objects_v2(Bucket=bucket)
+    with refused(403, "AccessDenied"):
+        s3.client(None).list_objects_v2(Bucket=bucket)
+    with refused(403, "AccessDenied"):
+        s3.client("alt").get_bucket_policy(Bucket=bucket)
+    client.delete_bucket_policy(Bucket=bucket)
+    with refused(403, "AccessDenied"):
+        s3.client("alt").list_objects_v2(Bucket=bucket)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "",
+        "{}",
+        "no json",
+        document(allow("s3:ListBucket", "another-bucket")),
+        document(allow("s3:NoSuch!Action", "{bucket}")),
+        document({**allow("s3:ListBucket", "{bucket}"), "Effect": "Perhaps"}),
+        document(allow("s3:ListBucket", "{bucket}", Condition={"Perhaps": {"aws:Referer": "x"}})),
+        "x" * 30_000,
+    ],
+)
+def test_policies_that_are_none(s3: S3, bucket: str, policy: str) -> None:
+    code = "MalformedPolicy" if policy else "MissingRequestBodyError"
+    with refused(400, code):
+        s3.client().put_bucket_policy(Bucket=bucket, Policy=policy.replace("{bucket}", bucket))
+
+
+def test_a_deny_wins_and_the_owner_cannot_lock_itself_out(s3: S3, bucket: str) -> None:
+    client = s3.client()
+    client.put_object(Bucket=bucket, Key="a", Body=b"x")
+    client.put_bucket_acl(Bucket=bucket, ACL="authenticated-read")
+    s3.client("alt").list_objects_v2(Bucket=bucket)
+    text = document(deny("s3:*", bucket, f"{bucket}/*"), allow("s3:*", bucket, f"{bucket}/*"))
+    client.put_bucket_policy(Bucket=bucket, Policy=text)
+    for user in ("main", "alt", "admin", None):
+        with refused(403, "AccessDenied"):
+            s3.client(user).list_objects_v2(Bucket=bucket)
+    with refused(403, "AccessDenied"):
+        client.get_object(Bucket=bucket, Key="a")
+    assert client.get_bucket_policy(Bucket=bucket)["Policy"] == text
+    client.put_bucket_policy(Bucket=bucket, Policy=text)
+    client.delete_bucket_policy(Bucket=bucket)
+    client.get_object(Bucket=bucket, Key="a")
+
+
+def test_what_is_missing_is_told_to_who_may_list(s3: S3, bucket: str) -> None:
+    client, alt = s3.client(), s3.client("alt")
+    client.put_bucket_policy(Bucket=bucket, Policy=document(allow("s3:GetObject", f"{bucket}/*")))
+    with refused(403, "AccessDenied"):
+        alt.get_object(Bucket=bucket, Key="none")
+    client.put_bucket_policy(
+        Bucket=bucket,
+        Policy=document(allow("s3:GetObject", f"{bucket}/*"), allow("s3:ListBucket", bucket)),
+    )
+    with refused(404, "NoSuchKey"):
+        alt.get_object(Bucket=bucket, Key="none")
+    with refused(404, "NoSuchKey"):
+        s3.client(None).get_object(Bucket=bucket, Key="none")
+    client.put_bucket_policy(Bucket=bucket, Policy=document(allow("s3:ListBucket", bucket)))
+    with refused(404, "404"):
+        s3.client(None).head_object(Bucket=bucket, Key="none")
+
+
+def test_conditions_on_the_prefix(s3: S3, bucket: str) -> None:
+    client, alt = s3.client(), s3.client("alt")
+    only = {"StringEquals": {"s3:prefix": "foo/"}}
+    client.put_bucket_policy(
+        Bucket=bucket, Policy=document(allow("s3:ListBucket", bucket, Condition=only))
+    )
+    alt.list_objects(Bucket=bucket, Prefix="foo/")
+    alt.list_objects_v2(Bucket=bucket, Prefix="foo/")
+    with refused(403, "AccessDenied"):
+        alt.list_objects(Bucket=bucket)
+    with refused(403, "AccessDenied"):
+        alt.list_objects_v2(Bucket=bucket, Prefix="bar/")
+
+
+def test_conditions_on_tags_of_the_object(s3: S3, bucket: str) -> None:
+    client, alt = s3.client(), s3.client("alt")
+    for key, tags in (("public", "security=public"), ("private", "security=private"), ("no", "")):
+        client.put_object(Bucket=bucket, Key=key, Body=b"x", Tagging=tags)
+    when = {"StringEquals": {"s3:ExistingObjectTag/security": "public"}}
+    client.put_bucket_policy(
+        Bucket=bucket,
+        Policy=document(
+            allow(["s3:GetObject", "s3:GetObjectTagging"], f"{bucket}/*", Condition=when)
+        ),
+    )
+    assert alt.get_object(Bucket=bucket, Key="public")["Body"].read() == b"x"
+    assert alt.get_object_tagging(Bucket=bucket, Key="public")["TagSet"]
+    for key in ("private", "no", "none"):
+        with refused(403, "AccessDenied"):
+            alt.get_object(Bucket=bucket, Key=key)
+        with refused(403, "AccessDenied"):
+            alt.get_object_tagging(Bucket=bucket, Key=key)
+    with refused(403, "AccessDenied"):
+        alt.get_object_acl(Bucket=bucket, Key="public")
+
+
+def test_conditions_on_what_a_put_says(s3: S3, bucket: str) -> None:
+    client, alt = s3.client(), s3.client("alt")
+    put = ["s3:PutObject", "s3:PutObjectTagging", "s3:PutObjectAcl"]
+    tagged = {"StringEquals": {"s3:RequestObjectTag/security": "public"}}
+    public = {"StringLike": {"s3:x-amz-acl": "public*"}}
+    client.put_bucket_policy(
+        Bucket=bucket,
+        Policy=document(
+            allow(put, f"{bucket}/tagged/*", Condition=tagged),
+            allow(put, f"{bucket}/acl/*"),
+            deny(put, f"{bucket}/acl/*", Condition=public),
+        ),
+    )
+    alt.put_object(Bucket=bucket, Key="tagged/a", Body=b"x", Tagging="security=public&b=c")
+    alt.put_object(Bucket=bucket, Key="acl/a", Body=b"x", ACL="private")
+    with refused(403, "AccessDenied"):
+        alt.put_object(Bucket=bucket, Key="tagged/b", Body=b"x")
+    with refused(403, "AccessDenied"):
+        alt.put_object(Bucket=bucket, Key="tagged/b", Body=b"x", Tagging="security=private")
+    with refused(403, "AccessDenied"):
+        alt.put_object(Bucket=bucket, Key="acl/b", Body=b"x", ACL="public-read")
+    # A tag that needs a permission which was not given.
+    client.put_bucket_policy(Bucket=bucket, Policy=document(allow("s3:PutObject", f"{bucket}/*")))
+    alt.put_object(Bucket=bucket, Key="c", Body=b"x")
+    with refused(403, "AccessDenied"):
+        alt.put_object(Bucket=bucket, Key="c", Body=b"x", Tagging="a=b")
+
+
+def test_conditions_on_address_transport_and_referer(s3: S3, bucket: str) -> None:
+    client, nobody = s3.client(), s3.client(None)
+    client.put_object(Bucket=bucket, Key="a", Body=b"x")
+    cases = [
+        ({"IpAddress": {"aws:SourceIp": "127.0.0.0/8"}}, True),
+        ({"IpAddress": {"aws:SourceIp": "10.0.0.0/8"}}, False),
+        ({"NotIpAddress": {"aws:SourceIp": "127.0.0.1"}}, False),
+        ({"Bool": {"aws:SecureTransport": "false"}}, True),
+        ({"Bool": {"aws:SecureTransport": "true"}}, False),
+        ({"StringLike": {"aws:Referer": "http://www.example.com/*"}}, False),
+        ({"StringLikeIfExists": {"aws:Referer": "http://www.example.com/*"}}, True),
+        ({"Null": {"aws:UserAgent": "false"}}, True),
+    ]
+    for condition, allowed in cases:
+        statement = allow("s3:GetObject", f"{bucket}/*", Condition=condition)
+        client.put_bucket_policy(Bucket=bucket, Policy=document(statement))
+        if allowed:
+            nobody.get_object(Bucket=bucket, Key="a")
+        else:
+            with refused(403, "AccessDenied"):
+                nobody.get_object(Bucket=bucket, Key="a")
+
+
+def test_variables_stand_for_the_caller(s3: S3, bucket: str) -> None:
+    client, alt = s3.client(), s3.client("alt")
+    home = allow("s3:*Object", f"{bucket}/home/${{aws:username}}/*", principal={"AWS": "*"})
+    client.put_bucket_policy(Bucket=bucket, Policy=document(home))
+    alt.put_object(Bucket=bucket, Key="home/alt/a", Body=b"x")
+    alt.get_object(Bucket=bucket, Key="home/alt/a")
+    with refused(403, "AccessDenied"):
+        alt.put_object(Bucket=bucket, Key="home/main/a", Body=b"x")
+    with refused(403, "AccessDenied"):
+        s3.client(None).put_object(Bucket=bucket, Key="home/alt/a", Body=b"x")
+
+
+def test_a_copy_needs_both_ends(s3: S3, bucket: str) -> None:
+    client, alt, theirs = s3.client(), s3.client("alt"), s3.new_bucket("alt")
+    client.put_object(Bucket=bucket, Key="public/a", Body=b"x")
+    client.put_object(Bucket=bucket, Key="private/a", Body=b"x")
+    client.put_bucket_policy(
+        Bucket=bucket, Policy=document(allow("s3:GetObject", f"{bucket}/public/*"))
+    )
+    alt.copy_object(Bucket=theirs, Key="a", CopySource=f"{bucket}/public/a")
+    with refused(403, "AccessDenied"):
+        alt.copy_object(Bucket=theirs, Key="b", CopySource=f"{bucket}/private/a")
+    with refused(403, "AccessDenied"):
+        alt.copy_object(Bucket=bucket, Key="public/b", CopySource=f"{bucket}/public/a")
+    statement = allow(
+        "s3:PutObject",
+        f"{bucket}/*",
+        Condition={"StringLike": {"s3:x-amz-copy-source": f"{bucket}/public/*"}},
+    )
+    client.put_bucket_policy(
+        Bucket=bucket,
+        Policy=document(statement, allow("s3:GetObject", f"{bucket}/*")),
+    )
+    alt.copy_object(Bucket=bucket, Key="c", CopySource=f"{bucket}/public/a")
+    with refused(403, "AccessDenied"):
+        alt.copy_object(Bucket=bucket, Key="c", CopySource=f"{bucket}/private/a")
+    with refused(403, "AccessDenied"):
+        alt.put_object(Bucket=bucket, Key="c", Body=b"x")
+    s3.remove_bucket(theirs)
+
+
+def test_objects_of_a_list_are_deleted_each_with_its_own_permission(s3: S3, bucket: str) -> None:
+    client = s3.client()
+    for key in ("a/1", "b/1"):
+        client.put_object(Bucket=bucket, Key=key, Body=b"x")
+    client.put_bucket_policy(
+        Bucket=bucket, Policy=document(allow("s3:DeleteObject", f"{bucket}/a/*"))
+    )
+    doomed = {"Objects": [{"Key": "a/1"}, {"Key": "b/1"}]}
+    told = s3.client("alt").delete_objects(Bucket=bucket, Delete=doomed)
+    assert [each["Key"] for each in told["Deleted"]] == ["a/1"]
+    assert [(each["Key"], each["Code"]) for each in told["Errors"]] == [("b/1", "AccessDenied")]
+
+
+def test_policies_of_users(s3: S3, bucket: str) -> None:
+    reader = document({"Effect": "Allow", "Action": "s3:Get*", "Resource": "*"})
+    own = document({"Effect": "Deny", "Action": "s3:CreateBucket", "Resource": "*"})
+    s3.add_user("reader", reader)
+    s3.add_user("bound", own)
+    s3.client().put_object(Bucket=bucket, Key="a", Body=b"x")
+    assert s3.client("reader").get_object(Bucket=bucket, Key="a")["Body"].read() == b"x"
+    with refused(403, "AccessDenied"):
+        s3.client("reader").put_object(Bucket=bucket, Key="a", Body=b"y")
+    with refused(403, "AccessDenied"):
+        s3.client("bound").create_bucket(Bucket="bound-1")
+    s3.client("bound").list_buckets()
+
+
+def test_an_administrator_may_do_all_but_what_a_bucket_denies(s3: S3, bucket: str) -> None:
+    s3.add_user("second-admin", ALLOW_ALL)
+    client = s3.client("second-admin")
+    client.put_object(Bucket=bucket, Key="a", Body=b"x")
+    client.get_object(Bucket=bucket, Key="a")
+    s3.client().put_bucket_policy(
+        Bucket=bucket, Policy=document(deny("s3:GetObject", f"{bucket}/*"))
+    )
+    with refused(403, "AccessDenied"):
+        client.get_object(Bucket=bucket, Key="a")
+
+
+def test_whether_a_bucket_is_public(s3: S3, bucket: str) -> None:
+    client = s3.client()
+
+    def is_public() -> bool:
+        status = client.get_bucket_policy_status(Bucket=bucket)["PolicyStatus"]
+        return bool(status["IsPublic"])
+
+    assert not is_public()
+    client.put_bucket_acl(Bucket=bucket, ACL="public-read")
+    assert is_public()
+    client.put_bucket_acl(Bucket=bucket, ACL="authenticated-read")
+    assert is_public()
+    client.put_bucket_acl(Bucket=bucket, ACL="private")
+    client.put_bucket_policy(Bucket=bucket, Policy=document(allow("s3:ListBucket", bucket)))
+    assert is_public()
+    narrow = {"IpAddress": {"aws:SourceIp": "10.0.0.0/32"}}
+    client.put_bucket_policy(
+        Bucket=bucket, Policy=document(allow("s3:ListBucket", bucket, Condition=narrow))
+    )
+    assert not is_public()
+    named = allow("s3:ListBucket", bucket, principal={"AWS": "arn:aws:iam:::user/alt"})
+    client.put_bucket_policy(Bucket=bucket, Policy=document(named))
+    assert not is_public()
+
+
+SWITCHES = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
+
+
+def block(client: Any, bucket: str, *on: str) -> None:
+    switches = {name: name in on for name in SWITCHES}
+    client.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=switches)
+    found = client.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"]
+    assert found == switches
+
+
+def test_public_acls_are_blocked(s3: S3, bucket: str) -> None:
+    client = s3.client()
+    with refused(404, "NoSuchPublicAccessBlockConfiguration"):
+        client.get_public_access_block(Bucket=bucket)
+    block(client, bucket, "BlockPublicAcls")
+    for acl in ("public-read", "public-read-write", "authenticated-read"):
+        with refused(403, "AccessDenied"):
+            client.put_bucket_acl(Bucket=bucket, ACL=acl)
+        with refused(403, "AccessDenied"):
+            client.put_object(Bucket=bucket, Key="a", Body=b"x", ACL=acl)
+    client.put_object(Bucket=bucket, Key="a", Body=b"x")
+    with refused(403, "AccessDenied"):
+        client.put_object_acl(Bucket=bucket, Key="a", ACL="public-read")
+    client.delete_public_access_block(Bucket=bucket)
+    client.put_bucket_acl(Bucket=bucket, ACL="public-read")
+
+
+def test_public_acls_are_ignored(s3: S3, bucket: str) -> None:
+    client, alt = s3.client(), s3.client("alt")
+    client.put_bucket_acl(Bucket=bucket, ACL="public-read")
+    client.put_object(Bucket=bucket, Key="a", Body=b"x", ACL="public-read")
+    alt.list_objects_v2(Bucket=bucket)
+    alt.get_object(Bucket=bucket, Key="a")
+    block(client, bucket, "IgnorePublicAcls")
+    with refused(403, "AccessDenied"):
+        alt.list_objects_v2(Bucket=bucket)
+    with refused(403, "AccessDenied"):
+        alt.get_object(Bucket=bucket, Key="a")
+    client.get_object(Bucket=bucket, Key="a")
+
+
+def test_public_policies_are_blocked_and_restricted(s3: S3, bucket: str) -> None:
+    client, alt = s3.client(), s3.client("alt")
+    client.put_object(Bucket=bucket, Key="a", Body=b"x")
+    public = document(allow("s3:GetObject", f"{bucket}/*"))
+    block(client, bucket, "BlockPublicPolicy")
+    with refused(403, "AccessDenied"):
+        client.put_bucket_policy(Bucket=bucket, Policy=public)
+    named = allow("s3:GetObject", f"{bucket}/*", principal={"AWS": "arn:aws:iam:::user/alt"})
+    client.put_bucket_policy(Bucket=bucket, Policy=document(named))
+    block(client, bucket)
+    client.put_bucket_policy(Bucket=bucket, Policy=public)
+    alt.get_object(Bucket=bucket, Key="a")
+    block(client, bucket, "RestrictPublicBuckets")
+    with refused(403, "AccessDenied"):
+        alt.get_object(Bucket=bucket, Key="a")
+    with refused(403, "AccessDenied"):
+        s3.client(None).get_object(Bucket=bucket, Key="a")
+    client.get_object(Bucket=bucket, Key="a")
