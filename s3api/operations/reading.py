@@ -12,7 +12,7 @@ from s3api.model.timestamps import iso8601
 from s3api.operations.answers import stored_headers
 from s3api.operations.finding import expiration, find, open_for_reading, version_id
 from s3api.operations.locks import retention_of
-from s3api.rules import metadata
+from s3api.rules import actions, metadata
 from s3api.rules import parts as kept_parts
 from s3api.rules.conditions import Conditions, is_not_modified
 from s3api.rules.ranges import ByteRange, parse_range, part_range
@@ -50,6 +50,8 @@ async def head_object(call: Call) -> Response:
 
 def _answer(call: Call, facts: Facts) -> tuple[Response, ByteRange]:
     """Status and headers, and the bytes that they speak of."""
+    needed = actions.needed_of_source(call.params.get("VersionId"))
+    call.service.access.require_of_foreign(call, needed, facts)
     conditions = Conditions.of(call.params)
     headers = _headers(call, facts)
     whole = ByteRange(0, facts.size)
