@@ -16,7 +16,7 @@ class Change(NamedTuple):
     parent: int
     name: bytes
     ino: int
-    """The inode that lost its last link by it; 0: none did."""
+    """The inode that lost a link by it, perhaps its last; 0: none did."""
 
 
 class _Wire(msgspec.Struct):
