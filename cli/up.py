@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from cli import exits, settings
+from cli.fresh import Fresh
 from kvfs.config import Config
 from kvfs.errors import Corrupt, NotSupported, Unavailable
 from kvfs.units import format_size
@@ -49,10 +50,11 @@ def command(
         flags["mode"] = "relay"
     config = settings.resolve(config_file, **flags)
     _refuse_place(config, mounted=not no_mount)
+    fresh = Fresh(config, mounted=not no_mount)
     if daemon:
-        _start_detached(config, mounted=not no_mount)
+        _start_detached(config, fresh, mounted=not no_mount)
     else:
-        _run(config, mounted=not no_mount, on_ready=_summarise)
+        _run(config, fresh, mounted=not no_mount, on_ready=_summarise)
 
 
 def refuse_s3(address: str | None) -> None:
@@ -71,7 +73,7 @@ def _refuse_place(config: Config, *, mounted: bool) -> None:
         mountpoint.check(config.mount, config.store)
 
 
-def _run(config: Config, *, mounted: bool, on_ready: Any) -> None:
+def _run(config: Config, fresh: Fresh, *, mounted: bool, on_ready: Any) -> None:
     # Imported here: `--help` and a daemon's parent need neither trio nor the engine.
     import trio
 
@@ -80,10 +82,16 @@ def _run(config: Config, *, mounted: bool, on_ready: Any) -> None:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    try:
-        trio.run(lambda: service.run(config, mounted=mounted, on_ready=on_ready))
-    except BaseExceptionGroup as group:
-        raise _first(group) from group
+
+    def ready(status: dict[str, Any]) -> None:
+        fresh.started()
+        on_ready(status)
+
+    with fresh.kept_if_started():
+        try:
+            trio.run(lambda: service.run(config, mounted=mounted, on_ready=ready))
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -122,18 +130,19 @@ def summary(status: dict[str, Any]) -> str:
 # ---- detached
 
 
-def _start_detached(config: Config, *, mounted: bool) -> None:
+def _start_detached(config: Config, fresh: Fresh, *, mounted: bool) -> None:
     """Fork, let the child report, and end with what it reported.
 
     A fork and not a new interpreter: what is imported already need not be imported again.
     """
-    log_path, output = _open_log(config)
+    with fresh.kept_if_started():
+        log_path, output = _open_log(config)
     reader, writer = os.pipe()
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _be_daemon(config, writer, output, mounted=mounted)
+        _be_daemon(config, fresh, writer, output, mounted=mounted)
     os.close(writer)
     os.close(output)
     with open(reader, "rb") as pipe:
@@ -148,7 +157,9 @@ def _start_detached(config: Config, *, mounted: bool) -> None:
     _summarise(answer["status"])
 
 
-def _be_daemon(config: Config, writer: int, output: int, *, mounted: bool) -> NoReturn:
+def _be_daemon(
+    config: Config, fresh: Fresh, writer: int, output: int, *, mounted: bool
+) -> NoReturn:
     """The child's life. It never returns into the parent's code."""
     reported = False
 
@@ -169,7 +180,7 @@ def _be_daemon(config: Config, writer: int, output: int, *, mounted: bool) -> No
         os.chdir("/")
         _redirect(output)
         _close_others(writer)
-        _run(config, mounted=mounted, on_ready=ready)
+        _run(config, fresh, mounted=mounted, on_ready=ready)
     except BaseException as error:
         code = exits.exit_code(error)
         log.error("the node stopped: %s", exits.describe(error), exc_info=code == exits.BUG)

@@ -17,9 +17,11 @@ Invariants
   they hold.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import sys
 import uuid
 from collections.abc import Callable
@@ -33,9 +35,9 @@ from kvfs.errors import Busy, Corrupt, Invalid, KvfsError, NoSpace, NotFound, Re
 T = TypeVar("T")
 
 FORMAT: Final = 1
-_IGNORED: Final = frozenset({"lost+found", ".format.new"})
-"""Names that do not make a directory somebody else's: a filesystem's own, and our first step when
-it was cut short."""
+_IGNORED: Final = frozenset({"lost+found", ".format.new", "lock"})
+"""Names that do not make a directory somebody else's: a filesystem's own, our first step when it
+was cut short, and what `remove_unused` leaves when that is."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -160,6 +162,25 @@ def create_store(path: Path) -> Store:
     store = open_store(root)
     _guarded(root, lambda: _make_directories(store))
     return store
+
+
+def remove_unused(path: Path) -> None:
+    """Take away a store that never held a file, all but its directory: for a start that failed. It
+    stays where somebody uses it, or where there is a data file."""
+    root = path.absolute()
+    with contextlib.suppress(OSError, KvfsError):
+        (root / ".format.new").unlink(missing_ok=True)
+        store = open_store(root)
+        store.lock()
+        try:
+            if any(store.data.glob("*/*")):
+                return
+            for directory in (store.meta, store.data, store.run):
+                shutil.rmtree(directory, ignore_errors=True)
+            for name in ("clean", "recovered", ".recovered.new", "format", "lock"):
+                (root / name).unlink(missing_ok=True)
+        finally:
+            store.unlock()
 
 
 def _make(root: Path) -> None:

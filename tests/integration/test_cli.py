@@ -339,6 +339,31 @@ def test_without_the_device_the_message_says_what_to_do(node: Node) -> None:
     assert code == 3
     assert "/dev/fuse does not exist" in message
     assert "modprobe fuse" in message
+    assert not node.store.exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--daemon"]])
+def test_a_start_without_the_mount_leaves_nothing_new(node: Node, flags: list[str]) -> None:
+    node.mount.rmdir()
+    missing = Node(node.mode, node.home / "a" / "b")
+    code, _ = confined(f"mount -t tmpfs none /dev\n: >/dev/null\n{up_command(missing, *flags)}")
+    assert code == 3
+    assert os.listdir(node.home) == []
+    node.store.mkdir()
+    code, _ = confined(f"mount -t tmpfs none /dev\n: >/dev/null\n{up_command(node, *flags)}")
+    assert code == 3
+    assert os.listdir(node.home) == ["store"]
+    assert os.listdir(node.store) == []
+
+
+def test_a_start_without_the_mount_leaves_an_old_store_alone(node: Node) -> None:
+    node.up()
+    (node.mount / "models" / "empty").mkdir()
+    node.down()
+    code, _ = confined(f"mount -t tmpfs none /dev\n{up_command(node)}")
+    assert code == 3
+    node.up()
+    assert (node.mount / "models" / "empty").is_dir()
 
 
 def test_without_permission_the_message_says_what_to_do(node: Node) -> None:
