@@ -69,7 +69,7 @@ def live_directory(t: Transaction, ino: int) -> Inode:
         raise NotFound("the directory was removed")
     inode = unpack_inode(value)
     if not is_directory(inode):
-        raise NotADirectory(f"inode {ino:#x} is not a directory")
+        raise NotADirectory("a part of the path is not a directory")
     if not inode.nlink:
         raise NotFound("the directory was removed")
     return inode
