@@ -20,6 +20,7 @@ _OF_NAMES: Final = (
     errors.NotEmpty,
     errors.NotFound,
     errors.NotPermitted,
+    errors.Stale,
 )
 
 

@@ -139,7 +139,7 @@ def _choose_link(t: Transaction, ino: int, inode: Inode, gone: tuple[int, bytes]
     pair = next(t.scan(prefix, keys.after(prefix)), None)
     if pair is None:
         raise Corrupt(
-            f"inode {ino:#x} has {inode.nlink} links left, but none is recorded: run fsck"
+            f"the file has {inode.nlink} names left, but none is recorded: run `kvfs fsck --repair`"
         )
     key = pair[0]
     inode.parent, inode.name = keys.unpack_u64(key, _PARENT), key[_NAME:]

@@ -241,7 +241,7 @@ def _not_a_store(root: Path) -> KvfsError:
 
 def _foreign(root: Path, name: str) -> Invalid:
     return Invalid(
-        f"{root} holds files that are not of KVFS ({name!r} for one): "
+        f"{root} holds files that are not of KVFS ('{name}' for one): "
         "choose an empty directory with --store"
     )
 

@@ -236,7 +236,7 @@ def test_rename(client: kvfs.Client, home: str) -> None:
         client.rename(f"{home}/b", f"{home}/c", exclusive=True)
     with pytest.raises(NotFound, match=f"{home}/gone"):
         client.rename(f"{home}/gone", f"{home}/d")
-    with pytest.raises(NotFound, match="^/nowhere/b: no such file or directory"):
+    with pytest.raises(NotFound, match=r"^/nowhere/b: no such file or directory"):
         client.rename(f"{home}/b", "/nowhere/b")
     with pytest.raises(NotADirectory, match=f"^{home}/c/b: a part of the path"):
         client.rename(f"{home}/b", f"{home}/c/b")
