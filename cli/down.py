@@ -21,7 +21,14 @@ _POLL_S: Final = 0.02
 
 @click.command("down")
 @settings.options("store", "mount")
-@click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait.",
+)
 @click.option("--s3", metavar="HOST:PORT", help="Not built yet: refused.")
 def command(
     config_file: Path | None,
@@ -30,7 +37,7 @@ def command(
     timeout_s: float,
     s3: str | None,
 ) -> None:
-    """Stop the node that runs on the store, and wait until it has gone.
+    """Stop the node of the store, and wait until it has gone.
 
     Where none runs, a stale mount left by a kill is taken away; nothing to do is no error.
     """

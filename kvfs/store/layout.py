@@ -75,8 +75,8 @@ class Store:
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
             raise Busy(
-                f"the store {self.root} is in use by process {holder}: stop it with `kvfs down`, "
-                "or choose another directory with --store"
+                f"the store {self.root} is in use by process {holder}: stop it with `kvfs down "
+                f"--store {self.root}`, or choose another directory with --store"
             ) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

@@ -158,7 +158,10 @@ def test_a_node_runs_without_a_mount_until_it_is_given_one(node: Node) -> None:
     assert kvfs("umount", "--store", str(node.store)).returncode == 0
     assert not is_mounted(node.mount)
     assert node.status()["mount"] is None
-    assert kvfs("mount", str(node.mount), "--store", str(node.store)).returncode == 0
+    code, message = refused("umount", "--store", str(node.store))
+    assert (code, message) == (3, "kvfs: this node has no mount")
+    done = kvfs("mount", "--store", str(node.store))
+    assert done.stdout.startswith(f"mounted {node.mount}: "), "where the node was told to mount"
     assert (node.mount / "cache" / "x").exists()
 
 
@@ -562,6 +565,27 @@ def test_mistakes_with_namespaces(
 
 
 # ---- odds and ends
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        (("sttus",), "no such command as 'sttus'; did you mean status?"),
+        (("namespace", "crate"), "did you mean create?"),
+        (("namespace", "rm"), "there are: create, list, remove, set, show"),
+        (("up", "--stor", "/x"), "--store"),
+    ],
+)
+def test_a_mistyped_command_names_what_was_meant(typed: tuple[str, ...], hint: str) -> None:
+    done = kvfs(*typed)
+    assert done.returncode == 2
+    assert hint in done.stderr
+
+
+def test_the_list_of_commands_says_what_each_does_in_a_whole_sentence() -> None:
+    commands = kvfs("--help").stdout.partition("Commands:")[2].partition("Exit codes")[0]
+    assert "up          Start a node on a store and mount it." in commands
+    assert "..." not in commands
 
 
 def test_help_documents_the_exit_codes() -> None:
