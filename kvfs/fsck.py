@@ -120,7 +120,7 @@ class Fsck:
 
     def _damage(self, ino: int, inode: Inode, entry: Entry | None) -> str:
         """What differs, by reading all the file's data; empty when nothing does."""
-        fd = self._files.open(ino, inode.version, os.O_RDONLY)
+        fd = self._files.open_unseen(ino, inode.version)
         try:
             found = checksum(fd, inode.size)
         except OSError as error:
@@ -193,7 +193,7 @@ class Fsck:
         inode = self._record(ino)
         if inode is None:
             return
-        fd = self._files.open(ino, version, os.O_RDONLY)
+        fd = self._files.open_unseen(ino, version)
         try:
             found = checksum(fd, inode.size)
         finally:

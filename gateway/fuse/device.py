@@ -45,7 +45,8 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 def open_device() -> int:
     """A descriptor of /dev/fuse, non-blocking.
 
-    Raises NotFound (no such device) or AccessDenied, each with its remedy.
+    Raises NotFound (no such device) or AccessDenied, each with its remedy. Where we may not open it
+    fusermount3 cannot help either: set-uid as it is, it opens the device with its caller's rights.
     """
     try:
         return os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -57,7 +58,7 @@ def open_device() -> int:
     except OSError as e:
         if e.errno in (errno.EACCES, errno.EPERM):
             raise AccessDenied(
-                f"{DEVICE} may not be opened: run as root or join the group that owns it"
+                f"{DEVICE} may not be opened: run as root, or allow it (chmod 666 {DEVICE})"
             ) from None
         if e.errno in (errno.ENXIO, errno.ENODEV):
             raise NotFound(f"{DEVICE} has no driver: load it with 'modprobe fuse'") from None
