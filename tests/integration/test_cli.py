@@ -377,6 +377,33 @@ def test_without_permission_the_message_says_what_to_do(node: Node) -> None:
     assert "root" in message
 
 
+def test_a_mount_made_in_a_container_is_seen_outside_and_again_after_a_kill(node: Node) -> None:
+    """As docker-compose.yml has it: the directory above the mountpoint is bound, and shared."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to make a mount namespace")
+    outside, inside = node.home / "outside", node.home / "inside"
+    inside.mkdir()
+    outside.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "outside", outside], check=True)
+    try:
+        subprocess.run(["mount", "--make-shared", outside], check=True)
+        up = up_command(node, "--daemon", "--mount", str(inside / "kvfs"))
+        script = f"mount --rbind {outside} {inside}\nexec {up}"
+        for _ in range(2):
+            subprocess.run(
+                ["unshare", "--mount", "--propagation", "unchanged", "sh", "-ec", script],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
+            node.pid = node.status()["pid"]
+            assert os.listdir(outside / "kvfs") == ["cache", "models"]
+            node.kill()
+            with pytest.raises(OSError):
+                os.listdir(outside / "kvfs")
+    finally:
+        subprocess.run(["umount", "--recursive", "--lazy", outside], check=True)
+
+
 def test_passthrough_is_refused_where_it_cannot_be_had(node: Node) -> None:
     up = up_command(node, "--mode", "passthrough")
     code, message = confined(f"exec setpriv --bounding-set=-all {up}")
