@@ -31,9 +31,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 @settings.options("store")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(config_file: Path | None, store: Path | None, as_json: bool) -> None:
-    """Say for each accelerated path: available, active, why not, how to get it.
+    """Say which accelerated paths are available and active.
 
-    'active' needs a running node; without one the machine is examined all the same.
+    For each that is not: why, and how to get it. 'active' needs a running node; without one the
+    machine is examined all the same.
     """
     config = settings.resolve(config_file, store=store)
     status = _status(config)

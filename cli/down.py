@@ -20,14 +20,21 @@ _POLL_S: Final = 0.02
 
 @click.command("down")
 @settings.options("store", "mount")
-@click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait.",
+)
 def command(
     config_file: Path | None,
     store: Path | None,
     mount: Path | None,
     timeout_s: float,
 ) -> None:
-    """Stop the node that runs on the store, and wait until it has gone.
+    """Stop the node of the store, and wait until it has gone.
 
     Where none runs, a stale mount left by a kill is taken away; nothing to do is no error.
     """

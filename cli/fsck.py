@@ -26,9 +26,10 @@ _UNREPAIRED: Final = 1
 def command(
     config_file: Path | None, store: Path | None, repair: bool, checksums: bool, as_json: bool
 ) -> None:
-    """Check the store of a stopped node: each problem is one line on standard output.
+    """Check the store of a stopped node, and mend it if told to.
 
-    Ends with 0 when nothing is wrong any more, with 1 when something is.
+    Each problem is one line on standard output. Ends with 0 when nothing is wrong any more, with 1
+    when something is.
     """
     config = settings.resolve(config_file, store=store)
     with ExitStack() as closing:

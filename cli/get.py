@@ -20,9 +20,10 @@ _OF_THE_DESTINATION: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ERO
 @click.argument("destination", default=".", type=click.UNPROCESSED)
 @settings.options("store")
 def command(path: str, destination: str, config_file: Path | None, **flags: object) -> None:
-    """Copy PATH to the local file or directory DESTINATION (-: standard output; default: here).
+    """Copy PATH to the local file or directory DESTINATION.
 
-    A local file appears whole or not at all.
+    Default: the directory we are in; - is standard output. A local file appears whole or not at
+    all.
     """
     config = settings.resolve(config_file, **flags)
     source = os.fsencode(path)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from cli import exits
+from cli.group import Group
 from kvfs.errors import KvfsError
 from kvfs.version import VERSION
 
@@ -32,7 +33,7 @@ COMMANDS: Final = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """Finds a command by importing the module that holds it, as an object named `command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

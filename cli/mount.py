@@ -13,9 +13,12 @@ from cli import node, settings
 def command(
     config_file: Path | None, directory: Path | None, store: Path | None, mount: Path | None
 ) -> None:
-    """Mount a running node at DIRECTORY (default: the setting `mount`)."""
-    config = settings.resolve(config_file, store=store, mount=directory or mount)
-    params = {"mountpoint": str(config.mount)}
+    """Mount a running node at DIRECTORY.
+
+    Default: the setting `mount`, the node's own where none is given here.
+    """
+    config, origins = settings.explain(config_file, store=store, mount=directory or mount)
+    params = {} if origins["mount"] == "default" else {"mountpoint": str(config.mount)}
     answer = node.ask(config, "mount", params, deadline_s=node.MOUNT_DEADLINE_S)
     reason = f" ({answer['reason']})" if answer["reason"] else ""
     click.echo(f"mounted {answer['mountpoint']}: {answer['mode']}{reason}")

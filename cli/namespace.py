@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from cli import settings, store
+from cli.group import Group
 from kvfs.errors import Invalid, NotSupported
 from kvfs.units import format_size, parse_size
 
@@ -44,7 +45,7 @@ def _policy_options(function: Any) -> Any:
     return function
 
 
-@click.group("namespace")
+@click.group("namespace", cls=Group)
 def command() -> None:
     """Namespaces: the top-level directories and their policies.
 

@@ -1,14 +1,20 @@
 """`kvfs put`: store a local file; the kernel moves the bytes."""
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cli import progress, settings, store
-from kvfs.client.paths import parse_name, shown
-from kvfs.errors import Invalid
+from kvfs.client.paths import shown
+from kvfs.errors import Invalid, IsADirectory, NotPermitted
+
+if TYPE_CHECKING:
+    from kvfs.client import Client
 
 
 @click.command("put")
@@ -25,22 +31,23 @@ def command(
     exclusive: bool,
     **flags: object,
 ) -> None:
-    """Store the local file SOURCE (-: standard input) as PATH, atomically over what is there.
+    """Store the local file SOURCE as PATH, atomically.
 
-    A PATH that ends with a slash is a directory: the file keeps its name in it.
+    SOURCE - is standard input. What is there is replaced. A PATH that ends with a slash is a
+    directory: the file keeps its name in it.
     """
     config = settings.resolve(config_file, **flags)
     target = os.fsencode(path)
     if target.endswith(b"/"):
         target += _name_of(source)
-    _refuse_top_level(target)
     with (
         store.client_of(config) as client,
         open(0 if source == "-" else source, "rb", buffering=0, closefd=source != "-") as stream,
     ):
         found = os.fstat(stream.fileno())
         regular = stat.S_ISREG(found.st_mode)
-        with progress.shown(f"put {source}", found.st_size if regular else None) as step:
+        size = found.st_size if regular else None
+        with progress.shown(f"put {source}", size) as step, _hinting(client, target):
             client.put_file(
                 stream,
                 target,
@@ -51,14 +58,18 @@ def command(
             )
 
 
-def _refuse_top_level(target: bytes) -> None:
-    """Raises Invalid where the path leads to the top level: links are not followed, so counting is
-    enough."""
-    depth = 0
-    for part in parse_name(target)[0]:
-        depth = max(depth - 1, 0) if part == b".." else depth + 1
-    if depth == 0:
-        raise Invalid(f"{shown(target)}: the top level holds namespaces only: put the file in one")
+@contextlib.contextmanager
+def _hinting(client: "Client", target: bytes) -> Iterator[None]:
+    """Who names a directory, a namespace perhaps, is told how to put a file into it."""
+    try:
+        yield
+    except (IsADirectory, NotPermitted):
+        if not client.exists([target])[0] or not client.stat(target).is_directory:
+            raise
+        path = shown(target)
+        raise IsADirectory(
+            f"{path} is a directory: write {path}/ to put the file into it"
+        ) from None
 
 
 def _name_of(source: str) -> bytes:

@@ -20,7 +20,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "store": _path("store", "Directory of the store."),
     "mount": _path("mount", "Directory where the files appear."),
     "mode": click.option(
-        "--mode", metavar="MODE", help=f"Fast path: {', '.join(MODES)} (the best there is)."
+        "--mode", metavar="MODE", help=f"Fast path: {', '.join(MODES)}; auto: the best."
     ),
     "capacity": click.option(
         "--capacity", metavar="SIZE", help="Limit of the store: 400GiB, or 90% of the disk."

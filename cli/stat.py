@@ -88,7 +88,7 @@ def _readable(path: str, found: Stat, bucket: bool | None) -> str:
         ("kind", kind(found)),
         ("size", f"{found.size} bytes, {disk} on disk"),
         ("mode", f"{stat.filemode(found.mode)} {found.uid}:{found.gid}"),
-        ("inode", f"{found.ino:#x}, {found.nlink} links"),
+        ("inode", f"{found.ino:#x}, {found.nlink} link{'' if found.nlink == 1 else 's'}"),
         ("read", _when(found.atime_ns)),
         ("written", _when(found.mtime_ns)),
         ("changed", _when(found.ctime_ns)),

@@ -14,7 +14,7 @@ from kvfs.units import format_size
 @settings.options("store")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(config_file: Path | None, store: Path | None, as_json: bool) -> None:
-    """Show mount, fast path, space, namespaces, evictions and S3 of the running node."""
+    """Show the running node: mount, fast path, space, evictions, S3."""
     config = settings.resolve(config_file, store=store)
     status = node.ask(config, "status")
     if as_json:

@@ -5,6 +5,8 @@ from pathlib import Path
 import click
 
 from cli import node, settings
+from kvfs.control import NoNode
+from kvfs.errors import Unavailable
 
 
 @click.command("umount")
@@ -13,5 +15,11 @@ from cli import node, settings
 def command(config_file: Path | None, store: Path | None, lazy: bool) -> None:
     """Unmount; the node goes on running."""
     config = settings.resolve(config_file, store=store)
-    answer = node.ask(config, "unmount", {"lazy": lazy}, deadline_s=node.MOUNT_DEADLINE_S)
+    try:
+        answer = node.ask(config, "unmount", {"lazy": lazy}, deadline_s=node.MOUNT_DEADLINE_S)
+    except NoNode:
+        raise Unavailable(
+            f"no node runs on the store {config.store}; `kvfs down` takes away what a killed one "
+            "left mounted"
+        ) from None
     click.echo(f"unmounted {answer['mountpoint']}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from cli import exits, settings
+from cli.fresh import Fresh
 from kvfs.config import Config
 from kvfs.errors import Corrupt, Unavailable
 from kvfs.units import format_size
@@ -59,10 +60,11 @@ def command(
         flags["mode"] = "relay"
     config = settings.resolve(config_file, **flags)
     _refuse_place(config, mounted=not no_mount)
+    fresh = Fresh(config, mounted=not no_mount)
     if daemon:
-        _start_detached(config, mounted=not no_mount)
+        _start_detached(config, fresh, mounted=not no_mount)
     else:
-        _run(config, mounted=not no_mount, on_ready=_present)
+        _run(config, fresh, mounted=not no_mount, on_ready=_present)
 
 
 def _refuse_place(config: Config, *, mounted: bool) -> None:
@@ -79,7 +81,7 @@ OnReady = Callable[[dict[str, Any], str], None]
 """Gets the status, and what must be shown once and logged nowhere (empty: nothing)."""
 
 
-def _run(config: Config, *, mounted: bool, on_ready: OnReady) -> None:
+def _run(config: Config, fresh: Fresh, *, mounted: bool, on_ready: OnReady) -> None:
     # Imported here: `--help` and a daemon's parent need neither trio nor the engine.
     import trio
 
@@ -92,15 +94,17 @@ def _run(config: Config, *, mounted: bool, on_ready: OnReady) -> None:
     serving = Serving(config)
 
     def ready(status: dict[str, Any]) -> None:
+        fresh.started()
         on_ready(status, welcome(config, serving.first))
 
     companions = [serving] if is_wanted(config) else []
-    try:
-        trio.run(
-            lambda: service.run(config, mounted=mounted, on_ready=ready, companions=companions)
-        )
-    except BaseExceptionGroup as group:
-        raise _first(group) from group
+    with fresh.kept_if_started():
+        try:
+            trio.run(
+                lambda: service.run(config, mounted=mounted, on_ready=ready, companions=companions)
+            )
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -163,18 +167,19 @@ def _served(status: dict[str, Any]) -> list[tuple[str, str]]:
 # ---- detached
 
 
-def _start_detached(config: Config, *, mounted: bool) -> None:
+def _start_detached(config: Config, fresh: Fresh, *, mounted: bool) -> None:
     """Fork, let the child report, and end with what it reported.
 
     A fork and not a new interpreter: what is imported already need not be imported again.
     """
-    log_path, output = _open_log(config)
+    with fresh.kept_if_started():
+        log_path, output = _open_log(config)
     reader, writer = os.pipe()
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _be_daemon(config, writer, output, mounted=mounted)
+        _be_daemon(config, fresh, writer, output, mounted=mounted)
     os.close(writer)
     os.close(output)
     with open(reader, "rb") as pipe:
@@ -189,7 +194,9 @@ def _start_detached(config: Config, *, mounted: bool) -> None:
     _present(answer["status"], answer["once"])
 
 
-def _be_daemon(config: Config, writer: int, output: int, *, mounted: bool) -> NoReturn:
+def _be_daemon(
+    config: Config, fresh: Fresh, writer: int, output: int, *, mounted: bool
+) -> NoReturn:
     """The child's life. It never returns into the parent's code."""
     reported = False
 
@@ -210,7 +217,7 @@ def _be_daemon(config: Config, writer: int, output: int, *, mounted: bool) -> No
         os.chdir("/")
         _redirect(output)
         _close_others(writer)
-        _run(config, mounted=mounted, on_ready=ready)
+        _run(config, fresh, mounted=mounted, on_ready=ready)
     except BaseException as error:
         code = exits.exit_code(error)
         log.error("the node stopped: %s", exits.describe(error), exc_info=code == exits.BUG)

@@ -165,7 +165,7 @@ async def _stop_on_signal(signals: AsyncIterator[int], stopping: trio.Event) -> 
 
 def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event) -> None:
     async def mount(params: dict[str, Any]) -> dict[str, Any]:
-        directory = params.get("mountpoint")
+        directory = params.get("mountpoint", str(node.config.mount))
         if not isinstance(directory, str) or not directory.startswith("/"):
             raise Invalid("a mount request names an absolute directory")
         return describe(await keeper.mount(Path(directory)))

@@ -17,7 +17,7 @@ class Change(NamedTuple):
     name: bytes
     """As a mount shows it; empty: no mount does, it is about the inode alone."""
     ino: int
-    """The inode that lost its last link by it; 0: none did."""
+    """The inode that lost a link by it, perhaps its last; 0: none did."""
 
 
 class _Wire(msgspec.Struct):

@@ -28,7 +28,7 @@ from functools import partial
 from typing import Final
 
 from kvfs.errors import Corrupt
-from kvfs.fsck_records import RecordCheck
+from kvfs.fsck_records import RecordCheck, name_of
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
@@ -122,7 +122,7 @@ class Fsck:
 
     def _damage(self, ino: int, inode: Inode, entry: Entry | None) -> str:
         """What differs, by reading all the file's data; empty when nothing does."""
-        fd = self._files.open(ino, inode.version, os.O_RDONLY)
+        fd = self._files.open_unseen(ino, inode.version)
         try:
             found = checksum(fd, inode.size)
         except OSError as error:
@@ -148,7 +148,7 @@ class Fsck:
                 if inode is None or inode.version != entry.version:
                     mend: Callable[[], None] = partial(self._index.remove, [ino])
                     detail = "the index has an entry for no such file"
-                    yield Problem("stray_index_entry", f"inode {ino:#x}", detail, mend)
+                    yield Problem("stray_index_entry", self._name(ino), detail, mend)
                 elif self._index.unordered(ino, entry):
                     yield self._disordered(ino, entry.clock)
             start = page[-1][0] + 1
@@ -156,7 +156,7 @@ class Fsck:
     def _disordered(self, ino: int, clock: int) -> Problem:
         mend = partial(self._index.restore_order, ino, clock)
         detail = "its place in the access order is wrong"
-        return Problem("wrong_index_order", f"inode {ino:#x}", detail, mend)
+        return Problem("wrong_index_order", self._name(ino), detail, mend)
 
     def _record(self, ino: int) -> Inode | None:
         value = self._engine.read_now(lambda t: t.get(keys.inode(ino)))
@@ -166,9 +166,7 @@ class Fsck:
         return self._engine.read_now(lambda t: t.get(keys.reserved(ino))) is not None
 
     def _name(self, ino: int) -> str:
-        inode = self._record(ino)
-        name = inode.name.decode(errors="backslashreplace") if inode is not None else ""
-        return f"file {name!r} (inode {ino:#x})"
+        return self._engine.read_now(lambda t: name_of(t, ino))
 
     def _is_cache(self, ino: int) -> bool:
         listed = self._engine.read_now(spaces.list_all)
@@ -200,7 +198,7 @@ class Fsck:
         inode = self._record(ino)
         if inode is None:
             return
-        fd = self._files.open(ino, version, os.O_RDONLY)
+        fd = self._files.open_unseen(ino, version)
         try:
             found = checksum(fd, inode.size)
         finally:

@@ -93,7 +93,7 @@ class RecordCheck:
             problem = "is not among the names that its inode has"
         else:
             return
-        subject = f"name {name.decode(errors='backslashreplace')!r} in directory {parent:#x}"
+        subject = self._engine.read_now(lambda t: _path(t, parent, name))
         yield Problem(
             "dangling_entry", subject, problem, partial(self._now, partial(_remove, key=key))
         )
@@ -139,10 +139,43 @@ class RecordCheck:
     def _problem(
         self, kind: str, ino: int, detail: str, mend: Callable[[Transaction], None]
     ) -> Problem:
-        return Problem(kind, f"inode {ino:#x}", detail, partial(self._now, mend))
+        subject = self._engine.read_now(lambda t: name_of(t, ino))
+        return Problem(kind, subject, detail, partial(self._now, mend))
 
     def _now(self, mend: Callable[[Transaction], None]) -> None:
         self._engine.transact_now(mend)
+
+
+def name_of(t: Transaction, ino: int) -> str:
+    """An inode in a message: its path as far as the records tell, and its number."""
+    value = t.get(keys.inode(ino))
+    number = f"inode {ino:#x}"
+    if value is None:
+        return number
+    inode = unpack_inode(value)
+    if ino == ROOT_INODE:
+        return f"/ ({number})"
+    if not inode.nlink or not inode.name:
+        return f"a file without a name ({number})"
+    return f"{_path(t, inode.parent, inode.name)} ({number})"
+
+
+def _path(t: Transaction, parent: int, name: bytes) -> str:
+    """On one line; begins with `...` where it cannot be followed up to the root."""
+    parts, seen = [name], set[int]()
+    while parent != ROOT_INODE:
+        value = t.get(keys.inode(parent))
+        if value is None or parent in seen:
+            parts.append(b"...")
+            break
+        seen.add(parent)
+        inode = unpack_inode(value)
+        parts.append(inode.name)
+        parent = inode.parent
+    else:
+        parts.append(b"")
+    text = b"/".join(reversed(parts)).decode(errors="backslashreplace")
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _page(t: Transaction, start: bytes, end: bytes) -> list[Pair]:

@@ -111,8 +111,8 @@ class Node:
         by it as soon as nobody holds it. Raises Unavailable."""
         await self._tell_mounts(changes)
         if not self.invalidators:
-            gone = [change.ino for change in changes if change.ino]
-            await self.leftovers.drop(gone, before_ns=time.time_ns())
+            unlinked = [change.ino for change in changes if change.ino]
+            await self.leftovers.drop(unlinked, before_ns=time.time_ns())
 
     async def _tell_mounts(self, changes: Sequence[Change]) -> None:
         for invalidate in list(self.invalidators):

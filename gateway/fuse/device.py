@@ -33,7 +33,10 @@ UMOUNT_NOFOLLOW: Final = 8
 _BACKING_OPEN: Final = 1 << 30 | 16 << 16 | 229 << 8 | 1
 _BACKING_CLOSE: Final = 1 << 30 | 4 << 16 | 229 << 8 | 2
 _BACKING_MAP: Final = struct.Struct("<iIQ")
-_QUEUE_LIMIT: Final = 4096
+_INVAL_INODE: Final = 2
+_INVAL_INODE_OUT: Final = struct.Struct("<Qqq")
+"""FUSE_NOTIFY_INVAL_INODE: inode, offset (negative: attributes alone), length (0: to the end)."""
+_QUEUE_LIMIT: Final = 16_384
 _FORGOTTEN: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.ENOTEMPTY)
 """The kernel does not know the name or inode (any more), or the mount has gone."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +45,8 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 def open_device() -> int:
     """A descriptor of /dev/fuse, non-blocking.
 
-    Raises NotFound (no such device) or AccessDenied, each with its remedy.
+    Raises NotFound (no such device) or AccessDenied, each with its remedy. Where we may not open it
+    fusermount3 cannot help either: set-uid as it is, it opens the device with its caller's rights.
     """
     try:
         return os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -54,7 +58,7 @@ def open_device() -> int:
     except OSError as e:
         if e.errno in (errno.EACCES, errno.EPERM):
             raise AccessDenied(
-                f"{DEVICE} may not be opened: run as root or join the group that owns it"
+                f"{DEVICE} may not be opened: run as root, or allow it (chmod 666 {DEVICE})"
             ) from None
         if e.errno in (errno.ENXIO, errno.ENODEV):
             raise NotFound(f"{DEVICE} has no driver: load it with 'modprobe fuse'") from None
@@ -214,14 +218,21 @@ class Notifier:
         Raises Unavailable when the queue is full (the kernel holds a lock for long).
         """
         body = protocol.INVAL_ENTRY_OUT.pack(parent, len(name), 0) + name + b"\0"
-        size = protocol.OUT_HEADER.size + len(body)
-        header = protocol.OUT_HEADER.pack(size, protocol.Notify.INVAL_ENTRY, 0)
-        self._offer((header + body, None))
+        self._notify(protocol.Notify.INVAL_ENTRY, body)
+
+    def invalidate_inode(self, ino: int, *, pages: bool) -> None:
+        """The kernel forgets an inode's attributes and, with `pages`, its content: of a directory,
+        the listing. Raises Unavailable when the queue is full."""
+        self._notify(_INVAL_INODE, _INVAL_INODE_OUT.pack(ino, 0 if pages else -1, 0))
 
     def flush(self, done: Callable[[], None]) -> None:
         """`done` is called, in the notifying thread, when everything queued so far has been
         written. Raises Unavailable when the queue is full."""
         self._offer((b"", done))
+
+    def _notify(self, code: int, body: bytes) -> None:
+        header = protocol.OUT_HEADER.pack(protocol.OUT_HEADER.size + len(body), code, 0)
+        self._offer((header + body, None))
 
     def _offer(self, item: tuple[bytes, Callable[[], None] | None]) -> None:
         try:

@@ -5,6 +5,8 @@ rest.
   in one step and its reply written at once: no task, no wake-up. What may wait (fsync, fallocate,
   copies, pressure on a cache's capacity) runs as a task; payload of relay mode that may wait for a
   disk goes to worker threads.
+- Nobody waits for a RELEASE (the close that sent it has returned), so that it goes after whatever
+  was asked since.
 - How it waits for the next request is `attention`'s subject.
 - INIT goes to libfuse, whose reply is replaced: pyfuse3 cannot ask for passthrough, KVFS can.
 """
@@ -14,6 +16,7 @@ import errno
 import logging
 import os
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
@@ -51,6 +54,8 @@ _WANTED: Final = (
     | Init.HANDLE_KILLPRIV_V2
     | Init.INIT_EXT
 )
+_DEFERRED: Final = 32
+"""RELEASEs that wait at most; fewer than the kernel sends without an answer (_MAX_BACKGROUND)."""
 _MAX_READAHEAD: Final = 8 << 20
 _MAX_BACKGROUND: Final = 64
 log = logging.getLogger(__name__)
@@ -123,6 +128,8 @@ class FastPath:
         self.workers_ended = False
         """Whether no thread of this mount is left; known after `run`."""
         self._nursery: trio.Nursery | None = None
+        self._deferred: deque[Request] = deque()
+        """RELEASEs, for which nobody waits: served when nothing else is there."""
         self._waiting: dict[int, trio.CancelScope] = {}
         """Of each request that runs as a task, by its unique number."""
         self._token = trio.lowlevel.current_trio_token()
@@ -154,6 +161,8 @@ class FastPath:
                 self._guarded_dispatch(n)
                 if attention.served():
                     await trio.lowlevel.cancel_shielded_checkpoint()
+            elif self._deferred:
+                self._release_one()
             elif not attention.stay(block=not self._waiting):
                 await trio.lowlevel.wait_readable(self._device)
                 attention.woken()
@@ -185,7 +194,9 @@ class FastPath:
         handler = self._handlers.inline.get(opcode)
         if handler is not None:
             request = Request(unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
-            if self._immediate and not self._handlers.may_wait(opcode, request):
+            if opcode == Op.RELEASE and self._immediate:
+                self._defer(request)
+            elif self._immediate and not self._handlers.may_wait(opcode, request):
                 self._answer(unique, handler(request))
             else:
                 self._spawn(handler, request)
@@ -204,6 +215,15 @@ class FastPath:
             self._interrupt(buffer)
         else:
             self._relay(opcode, unique, n)
+
+    def _defer(self, release: Request) -> None:
+        self._deferred.append(release.detached())
+        if len(self._deferred) > _DEFERRED:
+            self._release_one()
+
+    def _release_one(self) -> None:
+        request = self._deferred.popleft()
+        self._answer(request.unique, self._handlers.release(request))
 
     # ---- answering
 

@@ -1,11 +1,11 @@
-"""What changed behind the kernel's back: entries and inodes that it must forget, and orphans to
-drop.
+"""What changed behind the kernel's back: entries, inodes and listings that it must forget, and
+orphans to drop.
 
 Two notifiers: the device's own (a thread, see `device.Notifier`) and libfuse's, for libfuse mode.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import pyfuse3
@@ -27,6 +27,9 @@ class KernelNotifier(Protocol):
     def entry(self, parent: int, name: bytes) -> None:
         """The kernel forgets the name, its absence too."""
 
+    def inode(self, ino: int, *, pages: bool) -> None:
+        """The kernel forgets the attributes; with `pages` a directory's listing too."""
+
     async def settled(self) -> None:
         """Returns when all that was said before has been taken. Raises Unavailable after a
         deadline."""
@@ -41,6 +44,9 @@ class DeviceNotifier:
 
     def entry(self, parent: int, name: bytes) -> None:
         self._notifier.invalidate_entry(parent, name)
+
+    def inode(self, ino: int, *, pages: bool) -> None:
+        self._notifier.invalidate_inode(ino, pages=pages)
 
     async def settled(self) -> None:
         done = trio.Event()
@@ -64,12 +70,17 @@ class LibfuseNotifier:
     until the event loop has answered."""
 
     def __init__(self) -> None:
-        self._pending: list[tuple[int, bytes]] = []
+        self._pending: list[Callable[[], None]] = []
         self._limiter = trio.CapacityLimiter(_THREADS)
         """Of its own: what hangs in the kernel must not take the threads of everybody else."""
 
     def entry(self, parent: int, name: bytes) -> None:
-        self._pending.append((parent, name))
+        where, which = pyfuse3.InodeT(parent), pyfuse3.FileNameT(name)
+        self._pending.append(lambda: pyfuse3.invalidate_entry(where, which))
+
+    def inode(self, ino: int, *, pages: bool) -> None:
+        which = pyfuse3.InodeT(ino)
+        self._pending.append(lambda: pyfuse3.invalidate_inode(which, attr_only=not pages))
 
     async def settled(self) -> None:
         pending, self._pending = self._pending, []
@@ -81,10 +92,10 @@ class LibfuseNotifier:
             raise Unavailable(_TOO_SLOW)
 
 
-def _invalidate(entries: Sequence[tuple[int, bytes]]) -> None:
-    for parent, name in entries:
+def _invalidate(pending: Sequence[Callable[[], None]]) -> None:
+    for invalidate in pending:
         with contextlib.suppress(FileNotFoundError):  # the kernel does not know it
-            pyfuse3.invalidate_entry(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name))
+            invalidate()
 
 
 class Invalidator:
@@ -95,11 +106,18 @@ class Invalidator:
         self._notifier = notifier
 
     async def changed(self, changes: Sequence[Change]) -> None:
-        """The kernel has forgotten every named entry when this returns; inodes that lost their last
-        link are dropped once nobody holds them. Raises Unavailable."""
+        """The kernel has forgotten every named entry, and what follows from it, when this returns;
+        inodes that lost their last link are dropped once nobody holds them. Raises Unavailable.
+
+        Directories are named too: a name that the kernel does not know is in none of its entries,
+        but missing in its listing.
+        """
         for change in changes:
             if change.name:
                 self._notifier.entry(change.parent, change.name)
             if change.ino:
-                await self._operations.orphaned(change.ino)
+                self._notifier.inode(change.ino, pages=False)
+                await self._operations.lost_link(change.ino)
+        for parent in {change.parent for change in changes}:
+            self._notifier.inode(parent, pages=True)
         await self._notifier.settled()

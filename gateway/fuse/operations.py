@@ -240,8 +240,9 @@ class Operations:
         if ino in self._orphans and not self.holders.keep(ino):
             self.volume.drop_later(ino, self._orphans.pop(ino))
 
-    async def orphaned(self, ino: int) -> None:
-        """Another process of the node took the inode's last link away."""
+    async def lost_link(self, ino: int) -> None:
+        """Another process of the node took a link of the inode away; if it was the last, the inode
+        goes with its last holder."""
         try:
             inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
         except Stale:

@@ -177,7 +177,7 @@ class Sealer:
 
     def _read_one(self, ino: int, version: int) -> sealing.Read | None:
         try:
-            fd = self._files.open(ino, version, os.O_RDONLY | os.O_NONBLOCK)
+            fd = self._files.open_unseen(ino, version)
         except OSError:
             return None
         try:

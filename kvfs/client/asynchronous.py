@@ -1,6 +1,7 @@
 """The Python API for trio: the same client, its steps taken in worker threads."""
 
 import contextlib
+import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
@@ -10,7 +11,7 @@ import trio
 
 from kvfs.client import paths
 from kvfs.client.attributes import Stat
-from kvfs.client.blocking import NEW_DIRECTORY, NEW_FILE
+from kvfs.client.blocking import NEW_DIRECTORY, NEW_FILE, Client
 from kvfs.client.buffers import Buffer
 from kvfs.client.core import Core, target_of
 from kvfs.client.local import Destination, Source
@@ -25,9 +26,21 @@ _KEYS_AT_ONCE: Final = 2_048
 """Looked up on the event loop in one go: some 2 ms."""
 
 
+def _documented(cls: type[T]) -> type[T]:
+    """Methods have the documentation of their namesakes of `Client`; what they say themselves is
+    added to it."""
+    for name, namesake in vars(Client).items():
+        method = vars(cls).get(name)
+        if method is not None and not name.startswith("_"):
+            own = inspect.getdoc(method)
+            method.__doc__ = f"{inspect.getdoc(namesake)}\n\n{own or ''}".strip()
+    return cls
+
+
+@_documented
 class AsyncClient:
     """As `Client`, for trio: arguments, results and errors of each method are those of its
-    namesake.
+    namesake, and so is its documentation.
 
         async with kvfs.AsyncClient() as client:
             await client.put("/cache/model/block-1", tensor, parents=True)
@@ -72,7 +85,6 @@ class AsyncClient:
         exclusive: bool = False,
         parents: bool = False,
     ) -> None:
-        """See `Client.put`."""
         options = Options(mode, exclusive, parents)
         await _in_thread(lambda step: self._core.put(path, data, options, step))
 
@@ -84,7 +96,7 @@ class AsyncClient:
         exclusive: bool = False,
         parents: bool = False,
     ) -> None:
-        """See `Client.put_many`. `items` is iterated over in a worker thread."""
+        """`items` is iterated over in a worker thread."""
         options = Options(mode, exclusive, parents)
         await _in_thread(lambda step: self._core.put_many(items, options, step))
 
@@ -104,7 +116,6 @@ class AsyncClient:
         offset: int = 0,
         size: int | None = None,
     ) -> bytearray | int:
-        """See `Client.get`."""
         return await _in_thread(lambda step: self._core.get(path, into, offset, size, step))
 
     @overload
@@ -120,7 +131,6 @@ class AsyncClient:
     async def get_many(
         self, keys: Sequence[Path], buffers: Sequence[Buffer] | None = None
     ) -> Sequence[bytearray | int | KvfsError | None]:
-        """See `Client.get_many`."""
         return await _in_thread(lambda step: self._core.get_many(keys, buffers, step))
 
     async def put_file(
@@ -133,7 +143,7 @@ class AsyncClient:
         parents: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """See `Client.put_file`. `progress` is called on the event loop."""
+        """`progress` is called on the event loop."""
         options = Options(mode, exclusive, parents)
         return await _in_thread(
             lambda step: self._core.put_file(source, path, options, step), progress
@@ -146,15 +156,15 @@ class AsyncClient:
         *,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """See `Client.get_file`. `progress` is called on the event loop."""
+        """`progress` is called on the event loop."""
         return await _in_thread(lambda step: self._core.get_file(path, destination, step), progress)
 
     @contextlib.asynccontextmanager
     async def open(
         self, path: Path, mode: str = "rb", *, parents: bool = False
     ) -> AsyncIterator[Any]:
-        """A file object as `trio.wrap_file` makes them, for an `async with` block. A new file (`wb`
-        or `xb`) appears when the block ends; left by an error or cancelled, it is dropped."""
+        """It is wrapped as by `trio.wrap_file`, for an `async with` block. A new file appears when
+        the block ends; left by an error or cancelled, it is dropped."""
         file = await trio.to_thread.run_sync(lambda: self._core.open(path, mode, parents=parents))
         try:
             yield trio.wrap_file(file)
@@ -167,7 +177,7 @@ class AsyncClient:
     # ---- names
 
     async def exists(self, keys: Sequence[Path]) -> list[bool]:
-        """See `Client.exists`; a transaction for each 2,048 keys."""
+        """A transaction for each 2,048 keys, on the event loop."""
         found: list[bool] = []
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             await trio.lowlevel.checkpoint()
@@ -175,15 +185,12 @@ class AsyncClient:
         return found
 
     async def stat(self, path: Path) -> Stat:
-        """See `Client.stat`."""
         return await _in_thread(lambda _: self._core.names.stat(paths.parse(path)))
 
     async def remove(self, path: Path) -> None:
-        """See `Client.remove`."""
         await _in_thread(lambda _: self._core.names.remove(*paths.parse_name(path)))
 
     async def rename(self, old: Path, new: Path, *, exclusive: bool = False) -> None:
-        """See `Client.rename`."""
         await _in_thread(
             lambda _: self._core.names.rename(
                 paths.parse_name(old), paths.parse_name(new), exclusive=exclusive
@@ -191,20 +198,16 @@ class AsyncClient:
         )
 
     async def mkdir(self, path: Path, *, mode: int = NEW_DIRECTORY, parents: bool = False) -> None:
-        """See `Client.mkdir`."""
         options = Options(mode=mode, parents=parents)
         await _in_thread(lambda _: self._core.names.make_directory(target_of(path), options))
 
     async def rmdir(self, path: Path) -> None:
-        """See `Client.rmdir`."""
         await _in_thread(lambda _: self._core.names.remove_directory(*paths.parse_name(path)))
 
     async def sync(self) -> None:
-        """See `Client.sync`."""
         await _in_thread(lambda _: self._core.session.sync())
 
     async def list(self, path: Path = "/", *, after: bytes = b"") -> AsyncIterator[Stat]:
-        """See `Client.list`."""
         parts = paths.parse(path)
         while True:
             page, after = await _in_thread(

@@ -35,9 +35,8 @@ class Changed:
 
     def name(self, parent: int, name: bytes, removed: Removed | None = None) -> None:
         """This name came, went or leads elsewhere; `removed` is what lost its link by that."""
-        orphan = removed is not None and not removed.inode.nlink
-        self.changes.append(Change(parent, name, removed.ino if removed and orphan else 0))
-        if removed is not None and orphan:
+        self.changes.append(Change(parent, name, removed.ino if removed else 0))
+        if removed is not None and not removed.inode.nlink:
             self.orphans.append((removed.ino, removed.inode))
 
     def post(self, t: Transaction, now: int) -> None:

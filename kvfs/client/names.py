@@ -77,24 +77,24 @@ class Names:
         now = now_ns()
 
         def fn(t: Transaction, changed: Changed) -> None:
-            parent = self._find(t, path).ino
+            parent = self._directory(t, path)
             self._find(t, (*path, name))
             changed.name(parent, name, tree.unlink(t, parent, name, now, _keep))
 
-        self._change((*path, name), fn)
+        self._change(fn, (*path, name))
 
     def remove_directory(self, path: Parts, name: bytes) -> None:
         """See `Client.rmdir`."""
         now = now_ns()
 
         def fn(t: Transaction, changed: Changed) -> None:
-            parent = self._find(t, path).ino
+            parent = self._directory(t, path)
             removed = tree.rmdir(t, parent, name, now, _keep)
             changed.name(parent, name, removed)
             if removed.marker is not None:
                 changed.name(removed.ino, b"", removed.marker)
 
-        self._change((*path, name), fn)
+        self._change(fn, (*path, name))
 
     def rename(
         self, old: tuple[Parts, bytes], new: tuple[Parts, bytes], *, exclusive: bool
@@ -102,27 +102,31 @@ class Names:
         """See `Client.rename`."""
         now = now_ns()
         flags = tree.RENAME_NOREPLACE if exclusive else 0
+        source_path, target_path = (*old[0], old[1]), (*new[0], new[1])
 
         def fn(t: Transaction, changed: Changed) -> None:
-            source, target = self._find(t, old[0]).ino, self._find(t, new[0]).ino
-            self._find(t, (*old[0], old[1]))
+            with naming(source_path):
+                source = self._directory(t, old[0])
+                self._find(t, source_path)
+            with naming(target_path):
+                target = self._directory(t, new[0])
             removed = tree.rename(
                 t, source, old[1], target, new[1], flags=flags, now=now, keep=_keep
             )
             changed.name(source, old[1])
             changed.name(target, new[1], removed)
 
-        self._change((*old[0], old[1]), fn)
+        self._change(fn, source_path, target_path)
 
     def make_directory(self, target: Target, options: Options) -> None:
         """See `Client.mkdir`."""
         author = self._session.author()
         self._change(
-            (*target.directory, target.name),
             lambda t, changed: placing.make_directory(t, target, options, author, changed),
+            (*target.directory, target.name),
         )
 
-    def _change(self, path: Parts, step: Callable[[Transaction, Changed], None]) -> None:
+    def _change(self, step: Callable[[Transaction, Changed], None], *named: Parts) -> None:
         changed = Changed()
 
         def fn(t: Transaction) -> None:
@@ -130,7 +134,7 @@ class Names:
             step(t, changed)
             changed.post(t, now_ns())
 
-        with naming(path):
+        with naming(*named):
             self._session.write(fn)
         self._finisher.finish(changed)
 
@@ -140,6 +144,12 @@ class Names:
 
     def _find(self, t: Transaction, path: Parts) -> published.Found:
         return published.find(t, path, self._session.boot)
+
+    def _directory(self, t: Transaction, path: Parts) -> int:
+        found = self._find(t, path)
+        if not is_directory(found.inode):
+            raise NotADirectory("a part of the path is not a directory")
+        return found.ino
 
     def _data(self, ino: int, inode: Inode) -> stat_result | None:
         """The data file's own attributes where they are the truth."""

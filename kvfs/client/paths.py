@@ -20,6 +20,7 @@ _OF_NAMES: Final = (
     errors.NotEmpty,
     errors.NotFound,
     errors.NotPermitted,
+    errors.Stale,
 )
 
 
@@ -39,7 +40,7 @@ def parse_name(path: Path) -> tuple[tuple[bytes, ...], bytes]:
     the end."""
     parts = parse(path)
     if not parts or parts[-1] == b"..":
-        raise Invalid(f"{shown(encode(path))} has no name that could be given or taken")
+        raise Invalid(f"{joined(parts)} has no name that could be given or taken")
     return parts[:-1], parts[-1]
 
 
@@ -66,12 +67,12 @@ def joined(parts: tuple[bytes, ...]) -> str:
 
 
 @contextlib.contextmanager
-def naming(parts: tuple[bytes, ...]) -> Iterator[None]:
-    """Errors about names say the path, where they do not already."""
+def naming(*paths: tuple[bytes, ...]) -> Iterator[None]:
+    """Errors about names say the path, or from where to where, if they name none of them yet."""
     try:
         yield
     except _OF_NAMES as error:
-        path, text = joined(parts), str(error)
-        if path in text:
+        named, text = [joined(parts) for parts in paths], str(error)
+        if any(path in text for path in named):
             raise
-        raise type(error)(f"{path}: {text}") from None
+        raise type(error)(f"{' to '.join(named)}: {text}") from None

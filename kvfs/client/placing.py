@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kvfs.client.finish import Changed
-from kvfs.client.paths import joined, shown
+from kvfs.client.paths import joined, naming, shown
 from kvfs.client.room import Refused, Room
 from kvfs.client.session import Author
 from kvfs.errors import (
@@ -167,10 +167,12 @@ def blocks_of(size: int) -> int:
 
 def _check(t: Transaction, target: Target, options: Options) -> int:
     """The directory that the file will be in, or the last one above it that is there."""
-    if not target.directory:
-        raise NotPermitted(f"{target}: a file stands in a namespace, not beside them")
-    spaces.check_name(target.name)
     parent, missing = _deepest(t, target, options)
+    if parent == ROOT_INODE:
+        raise NotPermitted(f"{target}: a file stands in a namespace, not beside them")
+    with naming((*target.directory, target.name)):
+        for name in (*missing, target.name):
+            spaces.check_name(name)
     if not missing:
         _is_taken(t, parent, target, options)
     return parent

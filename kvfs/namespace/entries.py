@@ -89,7 +89,7 @@ def live_directory(t: Transaction, ino: int) -> Inode:
         raise NotFound("the directory was removed")
     inode = unpack_inode(value)
     if not is_directory(inode):
-        raise NotADirectory(f"inode {ino:#x} is not a directory")
+        raise NotADirectory("a part of the path is not a directory")
     if not inode.nlink:
         raise NotFound("the directory was removed")
     return inode
@@ -159,7 +159,7 @@ def _choose_link(t: Transaction, ino: int, inode: Inode, gone: tuple[int, bytes]
     pair = next(t.scan(prefix, keys.after(prefix)), None)
     if pair is None:
         raise Corrupt(
-            f"inode {ino:#x} has {inode.nlink} links left, but none is recorded: run fsck"
+            f"the file has {inode.nlink} names left, but none is recorded: run `kvfs fsck --repair`"
         )
     key = pair[0]
     inode.parent, inode.name = keys.unpack_u64(key, _PARENT), key[_NAME:]

@@ -51,7 +51,7 @@ def read_inode(t: Transaction, ino: int) -> Inode:
     """The record. Raises Stale where there is none."""
     value = t.get(keys.inode(ino))
     if value is None:
-        raise Stale(f"inode {ino:#x} is gone")
+        raise Stale("the file or directory is gone")
     return unpack_inode(value)
 
 
@@ -124,7 +124,7 @@ def get_xattr(t: Transaction, ino: int, name: bytes) -> bytes:
     """The value. Raises NoAttribute, TooLarge (the name)."""
     value = t.get(_xattr_key(ino, name))
     if value is None:
-        raise NoAttribute(f"inode {ino:#x} has no attribute {name!r}")
+        raise NoAttribute(f"there is no attribute {_shown(name)}")
     return value
 
 
@@ -141,13 +141,13 @@ def set_xattr(t: Transaction, ino: int, name: bytes, value: bytes, flags: int, n
     key = _xattr_key(ino, name)
     present = t.get(key) is not None
     if present and flags & XATTR_CREATE:
-        raise Exists(f"inode {ino:#x} has the attribute {name!r} already")
+        raise Exists(f"the attribute {_shown(name)} is there already")
     if not present and flags & XATTR_REPLACE:
-        raise NoAttribute(f"inode {ino:#x} has no attribute {name!r}")
+        raise NoAttribute(f"there is no attribute {_shown(name)}")
     if not present:
         listed = sum(len(other) + 1 for other in list_xattrs(t, ino))
         if listed + len(name) + 1 > MAX_XATTR_LIST:
-            raise NoSpace(f"the attributes' names of inode {ino:#x} fill {listed} bytes already")
+            raise NoSpace(f"the names of the attributes fill {listed} bytes already")
     _changed(t, ino, now)
     t.put(key, value)
 
@@ -161,7 +161,7 @@ def list_xattrs(t: Transaction, ino: int) -> list[bytes]:
 def remove_xattr(t: Transaction, ino: int, name: bytes, now: int) -> None:
     """Raises NoAttribute, Stale."""
     if not t.delete(_xattr_key(ino, name)):
-        raise NoAttribute(f"inode {ino:#x} has no attribute {name!r}")
+        raise NoAttribute(f"there is no attribute {_shown(name)}")
     _changed(t, ino, now)
 
 
@@ -180,6 +180,10 @@ def _xattr_key(ino: int, name: bytes) -> bytes:
     if not 0 < len(name) <= MAX_XATTR_NAME:
         raise TooLarge(f"an attribute's name has 1 to {MAX_XATTR_NAME} bytes, not {len(name)}")
     return keys.xattr(ino, name)
+
+
+def _shown(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
 
 
 def _changed(t: Transaction, ino: int, now: int) -> None:

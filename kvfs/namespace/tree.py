@@ -103,7 +103,7 @@ def find(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode] | None:
             return None
     value = t.get(b"i" + packed)
     if value is None:
-        raise Stale(f"the entry of inode {keys.unpack_u64(packed):#x} leads nowhere: run fsck")
+        raise Stale(f"the name '{_shown(name)}' leads to nothing: run `kvfs fsck`")
     return keys.unpack_u64(packed), unpack_inode(value)
 
 
@@ -329,7 +329,7 @@ def path_of(t: Transaction, ino: int) -> bytes:
     while ino != ROOT_INODE:
         inode = read_inode(t, ino)
         if not inode.nlink:
-            raise Stale(f"inode {ino:#x} has no name any more")
+            raise Stale("the file or directory has no name any more")
         parts.append(inode.name)
         ino = inode.parent
     return b"/" + b"/".join(reversed(parts))

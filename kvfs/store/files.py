@@ -131,6 +131,15 @@ class DataFiles:
             dir_fd=self._directory,
         )
 
+    def open_unseen(self, ino: int, version: int) -> int:
+        """As `open`, to read all of it for checksums: it never waits (O_NONBLOCK), and the access
+        time stays that of the file's readers."""
+        flags = os.O_RDONLY | os.O_NONBLOCK
+        try:
+            return self.open(ino, version, flags | os.O_NOATIME)
+        except PermissionError:  # made by a client that is another user
+            return self.open(ino, version, flags)
+
     def stat(self, ino: int, version: int) -> os.stat_result:
         """The data file's own attributes. FileNotFoundError when there is none."""
         return os.stat(f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}", dir_fd=self._directory)
@@ -149,24 +158,14 @@ class DataFiles:
         return True
 
     def tmpfile(self) -> int:
-        """A descriptor of a data file without a name: gone when closed, unless `adopt` names it."""
+        """A descriptor of a data file that never has a name: gone when closed."""
         flags = os.O_RDWR | os.O_CLOEXEC
         try:
             return os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=self._directory)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
                 raise
-            return self._named_tmpfile()
-
-    def adopt(self, fd: int, ino: int, version: int) -> None:
-        """Give a file from `tmpfile` its name. FileExistsError when the name is taken."""
-        name = f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
-        source = f"/proc/self/fd/{fd}"
-        try:
-            os.link(source, name, dst_dir_fd=self._directory, follow_symlinks=True)
-        except FileNotFoundError:
-            self._make_directory(ino)
-            os.link(source, name, dst_dir_fd=self._directory, follow_symlinks=True)
+            return self._unnamed()
 
     def scan(self) -> Iterator[tuple[int, int]]:
         """(inode number, version) of every data file, one directory after the other, in no order
@@ -201,9 +200,8 @@ class DataFiles:
         except FileExistsError:
             pass
 
-    def _named_tmpfile(self) -> int:
-        """For a filesystem without O_TMPFILE: such a file cannot be adopted by /proc, so `adopt`
-        raises FileNotFoundError."""
+    def _unnamed(self) -> int:
+        """For a filesystem without O_TMPFILE."""
         name = f"tmp.{os.getpid()}.{os.urandom(8).hex()}"
         fd = os.open(name, _CREATE, 0o600, dir_fd=self._directory)
         os.unlink(name, dir_fd=self._directory)

@@ -17,9 +17,11 @@ Invariants
   they hold.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import sys
 import uuid
 from collections.abc import Callable
@@ -33,9 +35,9 @@ from kvfs.errors import Busy, Corrupt, Invalid, KvfsError, NoSpace, NotFound, Re
 T = TypeVar("T")
 
 FORMAT: Final = 1
-_IGNORED: Final = frozenset({"lost+found", ".format.new"})
-"""Names that do not make a directory somebody else's: a filesystem's own, and our first step when
-it was cut short."""
+_IGNORED: Final = frozenset({"lost+found", ".format.new", "lock"})
+"""Names that do not make a directory somebody else's: a filesystem's own, our first step when it
+was cut short, and what `remove_unused` leaves when that is."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -73,8 +75,8 @@ class Store:
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
             raise Busy(
-                f"the store {self.root} is in use by process {holder}: stop it with `kvfs down`, "
-                "or choose another directory with --store"
+                f"the store {self.root} is in use by process {holder}: stop it with `kvfs down "
+                f"--store {self.root}`, or choose another directory with --store"
             ) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -162,6 +164,25 @@ def create_store(path: Path) -> Store:
     return store
 
 
+def remove_unused(path: Path) -> None:
+    """Take away a store that never held a file, all but its directory: for a start that failed. It
+    stays where somebody uses it, or where there is a data file."""
+    root = path.absolute()
+    with contextlib.suppress(OSError, KvfsError):
+        (root / ".format.new").unlink(missing_ok=True)
+        store = open_store(root)
+        store.lock()
+        try:
+            if any(store.data.glob("*/*")):
+                return
+            for directory in (store.meta, store.data, store.run):
+                shutil.rmtree(directory, ignore_errors=True)
+            for name in ("clean", "recovered", ".recovered.new", "format", "lock"):
+                (root / name).unlink(missing_ok=True)
+        finally:
+            store.unlock()
+
+
 def _make(root: Path) -> None:
     if root.exists() and not root.is_dir():
         raise Invalid(f"{root} is not a directory: choose another store with --store")
@@ -220,7 +241,7 @@ def _not_a_store(root: Path) -> KvfsError:
 
 def _foreign(root: Path, name: str) -> Invalid:
     return Invalid(
-        f"{root} holds files that are not of KVFS ({name!r} for one): "
+        f"{root} holds files that are not of KVFS ('{name}' for one): "
         "choose an empty directory with --store"
     )
 

@@ -132,18 +132,22 @@ def test_parents_are_made_when_asked_for(client: kvfs.Client, home: str) -> None
 
 def test_where_nothing_can_be_put(client: kvfs.Client, home: str) -> None:
     client.put(f"{home}/file", b"")
-    with pytest.raises(NotPermitted, match="stands in a namespace"):
-        client.put("/top", b"")
+    for top in ("/top", "top", f"{home}/../../top"):
+        with pytest.raises(NotPermitted, match="/top: a file stands in a namespace"):
+            client.put(top, b"")
+    with pytest.raises(Invalid, match=f"{home}/x/../y: '..' cannot be a name"):
+        client.put(f"{home}/x/../y", b"", parents=True)
     with pytest.raises(NotFound, match="no namespace missing: make it"):
         client.put("/missing/a", b"", parents=True)
     with pytest.raises(NotADirectory, match=f"{home}/file/a: file is not a directory"):
         client.put(f"{home}/file/a", b"", parents=True)
     with pytest.raises(IsADirectory, match=f"{home} is a directory"):
         client.put(home, b"")
-    with pytest.raises(NameTooLong, match="255"):
+    with pytest.raises(NameTooLong, match=f"{home}/n*: a name has at most 255 bytes"):
         client.put(f"{home}/{'n' * 256}", b"")
-    with pytest.raises(Invalid, match="no name"):
-        client.put("/", b"")
+    for nothing in ("/", ""):
+        with pytest.raises(Invalid, match="/ has no name"):
+            client.put(nothing, b"")
     assert names(client, home) == [b"file"]
 
 
@@ -215,6 +219,10 @@ def test_remove(client: kvfs.Client, home: str) -> None:
         client.remove(f"{home}/a")
     with pytest.raises(IsADirectory):
         client.remove(home)
+    client.put(f"{home}/file", b"")
+    for remove in (client.remove, client.rmdir):
+        with pytest.raises(NotADirectory, match=f"{home}/file/a: a part of the path"):
+            remove(f"{home}/file/a")
 
 
 def test_rename(client: kvfs.Client, home: str) -> None:
@@ -228,7 +236,11 @@ def test_rename(client: kvfs.Client, home: str) -> None:
         client.rename(f"{home}/b", f"{home}/c", exclusive=True)
     with pytest.raises(NotFound, match=f"{home}/gone"):
         client.rename(f"{home}/gone", f"{home}/d")
-    with pytest.raises(CrossNamespace):
+    with pytest.raises(NotFound, match=r"^/nowhere/b: no such file or directory"):
+        client.rename(f"{home}/b", "/nowhere/b")
+    with pytest.raises(NotADirectory, match=f"^{home}/c/b: a part of the path"):
+        client.rename(f"{home}/b", f"{home}/c/b")
+    with pytest.raises(CrossNamespace, match=f"^{home}/b to /models/b: "):
         client.rename(f"{home}/b", "/models/b")
     client.mkdir(f"{home}/d")
     client.rename(f"{home}/d", f"{home}/e")

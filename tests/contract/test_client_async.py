@@ -1,5 +1,6 @@
 """The Python API for trio."""
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +30,16 @@ def talking(store: Path, talk: Talk) -> None:
                 await talk(client)
 
     trio.run(main)
+
+
+def test_it_takes_what_its_sister_takes_and_is_documented_as_she_is() -> None:
+    for name, method in vars(kvfs.Client).items():
+        if name.startswith("_") or name == "close":
+            continue
+        namesake = getattr(kvfs.AsyncClient, name)
+        taken = inspect.signature(namesake).parameters.values()
+        assert list(taken) == list(inspect.signature(method).parameters.values()), name
+        assert (inspect.getdoc(namesake) or "").startswith(inspect.getdoc(method) or "?"), name
 
 
 def test_it_does_what_its_sister_does(store: Path, tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_every_problem_says_what_and_where(planted: Planted) -> None:
     missing_data(planted)
     fsck = Fsck(planted.node.engine, planted.node.files, planted.node.index)
     texts = sorted(str(problem) for problem in fsck.check())
-    assert texts[0].startswith(f"missing_data: file 'weights' (inode {planted.weights:#x}): ")
+    assert texts[0].startswith(f"missing_data: /models/weights (inode {planted.weights:#x}): ")
     assert texts[1].startswith("wrong_usage: namespace cache: ")
 
 
@@ -296,3 +296,25 @@ def test_what_a_kill_leaves_for_the_next_start_is_no_problem(planted: Planted) -
     assert value is not None and not unpack_inode(value).flags & Flag.PUBLISHED
     planted.change(lambda t: lifecycle.evict(t, planted.block, 1))
     assert planted.check() == []
+
+
+def test_what_is_wrong_is_named_by_its_path(planted: Planted) -> None:
+    inner = planted.node.write(planted.cache, "n\xf6\nt", b"x")
+    trio.run(planted.node.sealer.settle)
+    planted.node.files.unlink(inner, 0)
+    planted.edit(planted.directory, nlink=7)
+    lost = keys.file_entry(planted.directory, b"lost\xff")
+    planted.change(lambda t: t.put(lost, keys.pack_u64(99)))
+    fsck = Fsck(planted.node.engine, planted.node.files, planted.node.index)
+    assert {(problem.kind, problem.subject) for problem in fsck.check()} == {
+        ("wrong_link_count", f"/models/directory (inode {planted.directory:#x})"),
+        ("dangling_entry", "/models/directory/lost\\xff"),
+        ("missing_data", f"/cache/n\xf6\\nt (inode {inner:#x})"),
+    }
+
+
+def test_a_path_that_cannot_be_followed_is_told_as_far_as_it_goes(planted: Planted) -> None:
+    planted.change(lambda t: t.delete(keys.inode(planted.directory)))
+    fsck = Fsck(planted.node.engine, planted.node.files, planted.node.index)
+    subjects = {problem.subject for problem in fsck.check()}
+    assert {"/models/directory", ".../deep", ".../again"} <= subjects

@@ -70,6 +70,15 @@ def test_sealing_does_not_show_in_the_file_s_times(node: SmallNode, space: int) 
     assert (after.mtime_ns, after.ctime_ns) == (before.mtime_ns, before.ctime_ns)
 
 
+def test_sealing_is_no_access(node: SmallNode, space: int) -> None:
+    ino = node.write(space, "block", b"x" * 100_000)
+    long_ago = 1_577_836_800_000_000_000
+    os.utime(node.files.path(ino, 0), ns=(long_ago, node.files.stat(ino, 0).st_mtime_ns))
+    trio.run(node.sealer.settle)
+    assert is_sealed(node, ino)
+    assert node.files.stat(ino, 0).st_atime_ns == long_ago
+
+
 def test_a_file_open_for_writing_is_not_sealed(node: SmallNode, space: int) -> None:
     ino, fd = node.make(space, "block")
     os.write(fd, b"x")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.errors import Busy, Corrupt, Invalid, NotFound, ReadOnly
-from kvfs.store.layout import create_store, open_store
+from kvfs.store.layout import create_store, open_store, remove_unused
 
 
 def test_a_store_keeps_its_identity(tmp_path: Path) -> None:
@@ -45,6 +45,24 @@ def test_a_creation_cut_short_is_taken_up_again(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     create_store(tmp_path)
     assert open_store(tmp_path)
+
+
+def test_a_store_that_never_held_a_file_can_be_taken_away(tmp_path: Path) -> None:
+    store = create_store(tmp_path)
+    store.lock()
+    remove_unused(tmp_path)
+    assert open_store(tmp_path), "somebody uses it"
+    store.unlock()
+    block = store.data / "000" / "1.0"
+    block.parent.mkdir()
+    block.touch()
+    remove_unused(tmp_path)
+    assert block.exists()
+    block.unlink()
+    (tmp_path / "lost+found").mkdir()
+    remove_unused(tmp_path)
+    assert os.listdir(tmp_path) == ["lost+found"]
+    remove_unused(tmp_path / "nothing")
 
 
 def test_no_store_says_how_to_make_one(tmp_path: Path) -> None:

@@ -2,156 +2,88 @@
 was acknowledged."""
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 import trio
 
-from kvfs.fsck import Fsck
 from kvfs.meta import keys
-from kvfs.recover import recover
-from tests.contract.small_node import BOOT, SmallNode, small_node
+from tests.contract.small_node import SmallNode, small_node
+from tests.fault.victim import (
+    OTHER_BOOT,
+    assert_books_balance,
+    problems,
+    run_victim,
+    start_again,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-OTHER_BOOT = 54321
-
-VICTIM = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import trio
-from tests.contract.small_node import small_node
-
-def die(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def evict(node):
-    from kvfs.background.accounting import STORE
-    async def main():
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(node.evictor.run)
-            await trio.sleep(60)
-    trio.run(main)
-
-MIB = 1 << 20
-with small_node(Path(sys.argv[2])) as node:
-    cache = node.namespace("cache", capacity=8 * MIB)
-    durable = node.namespace("models", kind="durable")
-    kept = node.write(durable, "kept", b"kept")
-    trio.run(node.sealer.settle)
-    step = sys.argv[3]
-    {steps}
-    raise SystemExit("the step did not kill")
-"""
-
-STEPS = {
+STEPS: Final = {
     "record made, no data file": """
-    node.files.create = die
-    node.make(cache, "young")
-""",
+        node.files.create = die
+        node.make(cache, "young")
+    """,
     "data file made, not published": """
-    ino, fd = node.make(cache, "young")
-    os.write(fd, b"x" * MIB)
-    die()
-""",
+        ino, fd = node.make(cache, "young")
+        os.write(fd, b"x")
+        die()
+    """,
     "published, not sealed": """
-    node.write(durable, "acknowledged", b"x" * MIB)
-    die()
-""",
+        write(durable, "acknowledged")
+        die()
+    """,
     "written again after a publish": """
-    ino, fd = node.make(durable, "acknowledged")
-    os.write(fd, b"x" * MIB)
-    node.publish(ino, fd)
-    os.write(fd, b"y" * MIB)
-    die()
-""",
+        ino, fd = node.make(durable, "acknowledged")
+        os.write(fd, b"x")
+        node.publish(ino, fd)
+        os.write(fd, b"y")
+        die()
+    """,
     "sealing: read": """
-    node.write(durable, "acknowledged", b"x" * MIB)
-    node.sealer._record = die
-    trio.run(node.sealer.settle)
-""",
+        write(durable, "acknowledged")
+        node.sealer._record = die
+        seal()
+    """,
     "sealing: in the index, record not sealed": """
-    node.write(durable, "acknowledged", b"x" * MIB)
-    node.sealer._still = die
-    trio.run(node.sealer.settle)
-""",
+        write(durable, "acknowledged")
+        node.sealer._still = die
+        seal()
+    """,
     "sealing: sealed, not synced": """
-    node.write(durable, "acknowledged", b"x" * MIB)
-    import kvfs.background.sealing as sealing
-    sealing.settle_on_disk = die
-    trio.run(node.sealer.settle)
-""",
+        write(durable, "acknowledged")
+        import kvfs.background.sealing as sealing
+        sealing.settle_on_disk = die
+        seal()
+    """,
     "sealing: synced, record does not say so": """
-    node.write(durable, "acknowledged", b"x" * MIB)
-    import kvfs.background.sealing as sealing
-    sealing.confirm = die
-    trio.run(node.sealer.settle)
-""",
+        write(durable, "acknowledged")
+        import kvfs.background.sealing as sealing
+        sealing.confirm = die
+        seal()
+    """,
     "evicting: names removed": """
-    for number in range(8):
-        node.write(cache, f"cold{number}", bytes(MIB))
-    node.files.unlink = die
-    evict(node)
-""",
+        fill()
+        node.files.unlink = die
+        evict()
+    """,
     "evicting: data files unlinked": """
-    for number in range(8):
-        node.write(cache, f"cold{number}", bytes(MIB))
-    node.index.remove = die
-    evict(node)
-""",
+        fill()
+        node.index.remove = die
+        evict()
+    """,
     "evicting: index entries removed": """
-    for number in range(8):
-        node.write(cache, f"cold{number}", bytes(MIB))
-    import kvfs.background.evictor as evictor
-    evictor.tree.reap = die
-    evict(node)
-""",
+        fill()
+        import kvfs.background.evictor as evictor
+        evictor.tree.reap = die
+        evict()
+    """,
 }
-
-
-def run_victim(root: Path, step: str) -> None:
-    program = VICTIM.replace("{steps}", STEPS[step].strip().replace("\n", "\n"))
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(ROOT), str(root), step], capture_output=True, text=True
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-
-
-def start_again(node: SmallNode, *, boot: int = BOOT, restored: bool = False) -> dict[str, int]:
-    found = trio.run(
-        lambda: recover(
-            node.store,
-            node.engine,
-            node.files,
-            node.index,
-            boot=boot,
-            now=time.time_ns(),
-            clean=node.store.take_clean(),
-            restored=restored,
-        )
-    )
-    return found or {}
-
-
-def problems(node: SmallNode) -> list[str]:
-    fsck = Fsck(node.engine, node.files, node.index, checksums=True)
-    return [str(problem) for problem in fsck.check()]
-
-
-def assert_books_balance(node: SmallNode) -> None:
-    assert problems(node) == []
-    on_disk = sum(512 * node.files.stat(*each).st_blocks for each in node.files.scan())
-    assert node.census().store.used == on_disk
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_kill_at_each_step(tmp_path: Path, step: str) -> None:
-    run_victim(tmp_path / "store", step)
+    run_victim(tmp_path / "store", STEPS[step])
     with small_node(tmp_path / "store") as node:
         start_again(node)
         assert_books_balance(node)
@@ -232,7 +164,6 @@ def test_a_power_cut_is_noticed_by_the_boot_though_the_engine_was_whole(node: Sm
 
 
 def test_a_name_reserved_without_a_record_is_released(node: SmallNode) -> None:
-
     space = node.namespace("cache")
     ino = space << 48 | 500
     node.engine.transact_now(lambda t: t.put(keys.unpublished(ino), b""))

@@ -158,7 +158,10 @@ def test_a_node_runs_without_a_mount_until_it_is_given_one(node: Node) -> None:
     assert kvfs("umount", "--store", str(node.store)).returncode == 0
     assert not is_mounted(node.mount)
     assert node.status()["mount"] is None
-    assert kvfs("mount", str(node.mount), "--store", str(node.store)).returncode == 0
+    code, message = refused("umount", "--store", str(node.store))
+    assert (code, message) == (3, "kvfs: this node has no mount")
+    done = kvfs("mount", "--store", str(node.store))
+    assert done.stdout.startswith(f"mounted {node.mount}: "), "where the node was told to mount"
     assert (node.mount / "cache" / "x").exists()
 
 
@@ -339,6 +342,31 @@ def test_without_the_device_the_message_says_what_to_do(node: Node) -> None:
     assert code == 3
     assert "/dev/fuse does not exist" in message
     assert "modprobe fuse" in message
+    assert not node.store.exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--daemon"]])
+def test_a_start_without_the_mount_leaves_nothing_new(node: Node, flags: list[str]) -> None:
+    node.mount.rmdir()
+    missing = Node(node.mode, node.home / "a" / "b")
+    code, _ = confined(f"mount -t tmpfs none /dev\n: >/dev/null\n{up_command(missing, *flags)}")
+    assert code == 3
+    assert os.listdir(node.home) == []
+    node.store.mkdir()
+    code, _ = confined(f"mount -t tmpfs none /dev\n: >/dev/null\n{up_command(node, *flags)}")
+    assert code == 3
+    assert os.listdir(node.home) == ["store"]
+    assert os.listdir(node.store) == []
+
+
+def test_a_start_without_the_mount_leaves_an_old_store_alone(node: Node) -> None:
+    node.up()
+    (node.mount / "models" / "empty").mkdir()
+    node.down()
+    code, _ = confined(f"mount -t tmpfs none /dev\n{up_command(node)}")
+    assert code == 3
+    node.up()
+    assert (node.mount / "models" / "empty").is_dir()
 
 
 def test_without_permission_the_message_says_what_to_do(node: Node) -> None:
@@ -347,6 +375,33 @@ def test_without_permission_the_message_says_what_to_do(node: Node) -> None:
     assert code == 5, message
     assert str(node.mount) in message
     assert "root" in message
+
+
+def test_a_mount_made_in_a_container_is_seen_outside_and_again_after_a_kill(node: Node) -> None:
+    """As docker-compose.yml has it: the directory above the mountpoint is bound, and shared."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to make a mount namespace")
+    outside, inside = node.home / "outside", node.home / "inside"
+    inside.mkdir()
+    outside.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "outside", outside], check=True)
+    try:
+        subprocess.run(["mount", "--make-shared", outside], check=True)
+        up = up_command(node, "--daemon", "--mount", str(inside / "kvfs"))
+        script = f"mount --rbind {outside} {inside}\nexec {up}"
+        for _ in range(2):
+            subprocess.run(
+                ["unshare", "--mount", "--propagation", "unchanged", "sh", "-ec", script],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
+            node.pid = node.status()["pid"]
+            assert os.listdir(outside / "kvfs") == ["cache", "models"]
+            node.kill()
+            with pytest.raises(OSError):
+                os.listdir(outside / "kvfs")
+    finally:
+        subprocess.run(["umount", "--recursive", "--lazy", outside], check=True)
 
 
 def test_passthrough_is_refused_where_it_cannot_be_had(node: Node) -> None:
@@ -537,6 +592,27 @@ def test_mistakes_with_namespaces(
 
 
 # ---- odds and ends
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        (("sttus",), "no such command as 'sttus'; did you mean status?"),
+        (("namespace", "crate"), "did you mean create?"),
+        (("namespace", "rm"), "there are: create, list, remove, set, show"),
+        (("up", "--stor", "/x"), "--store"),
+    ],
+)
+def test_a_mistyped_command_names_what_was_meant(typed: tuple[str, ...], hint: str) -> None:
+    done = kvfs(*typed)
+    assert done.returncode == 2
+    assert hint in done.stderr
+
+
+def test_the_list_of_commands_says_what_each_does_in_a_whole_sentence() -> None:
+    commands = kvfs("--help").stdout.partition("Commands:")[2].partition("Exit codes")[0]
+    assert "up          Start a node on a store and mount it." in commands
+    assert "..." not in commands
 
 
 def test_help_documents_the_exit_codes() -> None:

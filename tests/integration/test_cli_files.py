@@ -197,12 +197,20 @@ def test_a_full_destination_is_named(node: Node, local: Path, destination: str) 
     assert done.stderr == b"kvfs: " + named + b": No space left on device\n"
 
 
-@pytest.mark.parametrize("path", ["/x", "x", "/models/../x", "/../x", "/models/a/../../x"])
-def test_a_file_at_the_top_level_is_wrong_usage(node: Node, local: Path, path: str) -> None:
+@pytest.mark.parametrize("path", ["/x", "x", "/models/../x", "/../x"])
+def test_a_file_at_the_top_level_is_refused(node: Node, local: Path, path: str) -> None:
     code, message = refused(node, "put", str(local), path)
-    assert code == 2
-    assert path.encode() in message
-    assert b"the top level holds namespaces only" in message
+    assert code == 5
+    assert path.encode() + b": a file stands in a namespace" in message
+
+
+def test_who_names_a_directory_is_told_how_to_put_a_file_into_it(node: Node, local: Path) -> None:
+    good(node, "put", "-p", str(local), "/models/there/file")
+    for path in ("/models", "/models/there"):
+        code, message = refused(node, "put", str(local), path)
+        assert code == 4
+        assert f"{path} is a directory: write {path}/ to put the file into it".encode() in message
+        good(node, "put", str(local), path + "/")
 
 
 def test_a_long_transfer_shows_progress_on_a_terminal(node: Node) -> None:

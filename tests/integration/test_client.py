@@ -90,6 +90,51 @@ def test_a_file_open_on_the_mount_outlives_its_removal(
         assert file.read() == b"kept" * 10_000
 
 
+def sealed(client: kvfs.Client, name: str) -> None:
+    """Wait until the kernel may believe the file's attributes for long."""
+    until = time.monotonic() + 10
+    while not client.stat(name).checksum:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_the_other_names_of_a_file_count_its_links_right(
+    client: kvfs.Client, here: Path, path: str
+) -> None:
+    (here / "a").write_bytes(b"shared")
+    for name in "bcd":
+        os.link(here / "a", here / name)
+    sealed(client, f"{path}/a")
+    with open(here / "a", "rb") as file:
+        assert [(here / name).stat().st_nlink for name in "abcd"] == [4, 4, 4, 4]
+        client.remove(f"{path}/b")
+        assert (here / "a").stat().st_nlink == 3
+        client.put(f"{path}/c", b"another")
+        assert (here / "a").stat().st_nlink == 2
+        client.put(f"{path}/e", b"another")
+        client.rename(f"{path}/e", f"{path}/d")
+        assert (here / "a").stat().st_nlink == 1
+        assert os.fstat(file.fileno()).st_nlink == 1
+        client.remove(f"{path}/a")
+        assert os.fstat(file.fileno()).st_nlink == 0
+        assert file.read() == b"shared"
+
+
+def test_a_directory_that_gets_an_unknown_name_has_changed(
+    client: kvfs.Client, here: Path, path: str
+) -> None:
+    """Its listing and its attributes, which the kernel remembers for long."""
+    for number in range(3):
+        assert len(os.listdir(here)) == 2 * number
+        before = here.stat()
+        client.mkdir(f"{path}/d{number}")
+        client.put(f"{path}/f{number}", b"1")
+        assert len(os.listdir(here)) == 2 * number + 2
+        after = here.stat()
+        assert after.st_nlink == before.st_nlink + 1
+        assert after.st_mtime_ns > before.st_mtime_ns
+
+
 def test_what_the_mount_wrote_is_read(client: kvfs.Client, here: Path, path: str) -> None:
     with open(here / "a", "wb") as file:
         file.write(b"x" * 100_000)
