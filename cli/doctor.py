@@ -61,6 +61,7 @@ def show(line: Line) -> str:
 def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     """Every accelerated path of a store in `directory`, as `status` shows it in use."""
     yield from _modes(directory, status)
+    yield _direct_writes(status)
     yield _readahead(status)
     yield from _store(directory)
     yield _engine(status)
@@ -100,6 +101,20 @@ def _modes(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
             reason=reason,
             remedy=remedy,
         )
+
+
+def _direct_writes(status: dict[str, Any] | None) -> Line:
+    from gateway.fuse import probe
+
+    found = probe.direct_writes()
+    mount = status["mount"] if status else None
+    return Line(
+        name=found.name,
+        available=found.available,
+        active=mount["direct_writes"] if mount else None,
+        reason=found.reason,
+        remedy=found.remedy,
+    )
 
 
 def _readahead(status: dict[str, Any] | None) -> Line:

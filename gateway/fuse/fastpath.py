@@ -76,10 +76,18 @@ def server_socket() -> tuple[socket.socket, socket.socket]:
 class Backing:
     """Registers data files with the kernel and forgets them."""
 
-    def __init__(self, device: int, passthrough: bool, stack_depth: int) -> None:
+    def __init__(
+        self, device: int, passthrough: bool, stack_depth: int, direct_writes: bool
+    ) -> None:
         self.device = device
         self.passthrough = passthrough
         self.stack_depth = stack_depth if passthrough else 0
+        self._direct_writes = direct_writes
+
+    @property
+    def direct_writes(self) -> bool:
+        """Whether who makes a file only to write it writes past the mount's page cache."""
+        return self._direct_writes and not self.passthrough
 
     def flags(self, handle: Handle) -> tuple[int, int]:
         """(open flags, backing id) of a reply that opens this handle."""
@@ -92,6 +100,8 @@ class Backing:
                 file.backing_id = 0  # this file is relayed until its last handle closes
         if file.backing_id:
             return flags | Fopen.PASSTHROUGH, file.backing_id
+        if self.direct_writes and handle.creating and _is_write_only(handle.flags):
+            return flags | Fopen.DIRECT_IO, 0
         return flags | Fopen.KEEP_CACHE, 0
 
     def closed(self, file: OpenFile) -> None:
@@ -100,6 +110,10 @@ class Backing:
             with contextlib.suppress(OSError):  # after the mount the kernel has forgotten them all
                 dev.backing_close(self.device, file.backing_id)
             file.backing_id = 0
+
+
+def _is_write_only(flags: int) -> bool:
+    return flags & os.O_ACCMODE == os.O_WRONLY
 
 
 class FastPath:

@@ -72,13 +72,15 @@ class OpenFile:
 class Handle:
     """One open of a file."""
 
-    __slots__ = ("fh", "file", "flags", "writable")
+    __slots__ = ("creating", "fh", "file", "flags", "writable")
 
     def __init__(self, fh: int, file: OpenFile, flags: int, writable: bool) -> None:
         self.fh = fh
         self.file = file
         self.flags = flags
         self.writable = writable
+        self.creating = False
+        """Whether it made the file."""
 
 
 class OpenFiles:
@@ -139,7 +141,9 @@ class OpenFiles:
         """The first handle of a file just made, whose data file is open at `fd`."""
         file = OpenFile(ino, 0, fd, True, inode.mode)
         self._files[ino] = file
-        return self._add(file, flags, flags & os.O_ACCMODE != os.O_RDONLY)
+        handle = self._add(file, flags, flags & os.O_ACCMODE != os.O_RDONLY)
+        handle.creating = True
+        return handle
 
     def _revive(self, ino: int) -> OpenFile | None:
         file = self._idle.pop(ino, None)

@@ -3,7 +3,7 @@
 | mode | requests | payload |
 |---|---|---|
 | passthrough | fast path | kernel to data file |
-| relay | fast path | worker threads between /dev/fuse and data file, page cache kept |
+| relay | fast path | loop and worker threads between /dev/fuse and data file, page cache kept |
 | libfuse | pyfuse3 alone | through Python |
 """
 
@@ -52,6 +52,8 @@ class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why this mode and not a faster one; empty for the fastest."""
     readahead_kib: int
     """0: the kernel's default stayed."""
+    direct_writes: bool
+    """Whether relayed writes of new files go past the mount's page cache."""
 
 
 def options(config: Config, mountpoint: Path) -> MountOptions:
@@ -98,7 +100,8 @@ async def _serve_fast(
         )
     )
     ours, theirs = server_socket()
-    backing = Backing(device, choice.mode == "passthrough", choice.stack_depth)
+    direct_writes = probe.direct_writes().available
+    backing = Backing(device, choice.mode == "passthrough", choice.stack_depth, direct_writes)
     open_files = OpenFiles(node.volume, node.boot, backing.closed)
     operations = Operations(node, open_files)
     fast = FastPath(device, ours, operations, backing)
@@ -118,6 +121,7 @@ async def _serve_fast(
                 mode="passthrough" if backing.passthrough else "relay",
                 reason=reason,
                 readahead_kib=_READAHEAD_KIB if readahead else 0,
+                direct_writes=backing.direct_writes,
             )
             with node.mounted(invalidator.changed, info):
                 task_status.started(info)
@@ -182,6 +186,7 @@ async def _serve_libfuse(
                 mode="libfuse",
                 reason=choice.reason,
                 readahead_kib=_READAHEAD_KIB if readahead else 0,
+                direct_writes=False,
             )
             with node.mounted(invalidator.changed, info):
                 task_status.started(info)

@@ -13,6 +13,11 @@ from kvfs.store.probe import filesystem_type
 
 _CAP_SYS_ADMIN: Final = 21
 _PASSTHROUGH_SINCE: Final = (6, 9)
+_COHERENT_SINCE: Final = (6, 19)
+_COHERENT_STABLE: Final = {(6, 6): 120, (6, 12): 64, (6, 18): 3}
+"""From which patch level of a stable series on, and since when every kernel, drops a file's cached
+pages after an FOPEN_DIRECT_IO write too (Linux b359af8275a9). Older ones only do so before it: what
+is read between the two stays in the cache with its old content."""
 _STACKED: Final = ("overlay",)
 
 
@@ -36,10 +41,22 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """FUSE's max_stack_depth: 1, or 2 where the store lies on a stacked filesystem."""
 
 
-def kernel_version() -> tuple[int, int]:
-    """(major, minor) of the running kernel."""
-    found = re.match(r"(\d+)\.(\d+)", platform.release())
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+def kernel_version() -> tuple[int, int, int]:
+    """(major, minor, patch level) of the running kernel; distributions that count otherwise have
+    patch level 0."""
+    return version_of(platform.release())
+
+
+def version_of(release: str) -> tuple[int, int, int]:
+    """(major, minor, patch level) that a release string begins with, else zeros."""
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", release)
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
+
+
+def keeps_coherent(version: tuple[int, int, int]) -> bool:
+    """Whether readers see what was written past the page cache, always."""
+    series, patch = version[:2], version[2]
+    return series >= _COHERENT_SINCE or patch >= _COHERENT_STABLE.get(series, patch + 1)
 
 
 def has_sys_admin() -> bool:
@@ -54,7 +71,7 @@ def passthrough(store: str) -> Capability:
     """Whether reads and writes can go from the kernel to the data files directly."""
     version = kernel_version()
     name = "passthrough"
-    if version < _PASSTHROUGH_SINCE:
+    if version[:2] < _PASSTHROUGH_SINCE:
         return Capability(
             name=name,
             available=False,
@@ -89,6 +106,21 @@ def device() -> Capability:
         remedy="run as root"
         if there
         else "modprobe fuse, or give the container --device /dev/fuse",
+    )
+
+
+def direct_writes() -> Capability:
+    """Whether relay mode may write past the mount's page cache."""
+    version = kernel_version()
+    available = keeps_coherent(version)
+    known = f"Linux {version[0]}.{version[1]}.{version[2]}"
+    return Capability(
+        name="direct writes",
+        available=available,
+        reason=f"relay: new files are written past the page cache, {known} keeps it right"
+        if available
+        else f"relay: through the page cache, as {known} could keep old pages otherwise",
+        remedy="" if available else "boot Linux 6.6.120, 6.12.64, 6.18.3, 6.19 or newer",
     )
 
 

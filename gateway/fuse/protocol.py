@@ -89,6 +89,7 @@ class Init:
 class Fopen:
     """Flags of an OPEN, CREATE or OPENDIR reply."""
 
+    DIRECT_IO: Final = 1 << 0
     KEEP_CACHE: Final = 1 << 1
     CACHE_DIR: Final = 1 << 3
     NOFLUSH: Final = 1 << 5

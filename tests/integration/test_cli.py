@@ -446,6 +446,7 @@ EXAMINED = {
     "passthrough",
     "relay",
     "libfuse",
+    "direct writes",
     "readahead",
     "reflink",
     "spare data files",
