@@ -42,12 +42,13 @@ class Buffers:
 
 
 class _Target:
-    """A file that is written from its beginning."""
+    """A file that is written from some offset on."""
 
-    def __init__(self, fd: int, first_pass: FirstPass) -> None:
+    def __init__(self, fd: int, offset: int, first_pass: FirstPass) -> None:
         self._fd = fd
+        self._offset = offset
         self._first_pass = first_pass
-        self.offset = 0
+        self.size = 0
 
     def take(self, parts: list[memoryview]) -> None:
         """Hash and write. Raises OSError."""
@@ -55,8 +56,8 @@ class _Target:
             self._first_pass.update(part)
             done = 0
             while done < len(part):
-                done += os.pwrite(self._fd, part[done:], self.offset + done)
-            self.offset += len(part)
+                done += os.pwrite(self._fd, part[done:], self._offset + self.size + done)
+            self.size += len(part)
 
 
 class Receiver:
@@ -92,14 +93,14 @@ class Receiver:
             return int(self._call.fields[b"x-amz-decoded-content-length"])
         return self._call.head.content_length
 
-    async def into(self, fd: int, grow: Callable[[int], None]) -> Digests:
-        """Write the payload to the file; `grow` is called before it gets longer than announced
-        (and may wait). Raises S3Error, OSError."""
-        target = _Target(fd, self._first_pass)
+    async def into(self, fd: int, grow: Callable[[int], None], offset: int = 0) -> Digests:
+        """Write the payload to the file, from `offset` on; `grow` is called before it gets longer
+        than announced (and may wait). Raises S3Error, OSError."""
+        target = _Target(fd, offset, self._first_pass)
         async for parts, size in self._parts():
             step = partial(target.take, parts)
             if self.announced is None:
-                await self._call.blocking(partial(grow, target.offset + size))
+                await self._call.blocking(partial(grow, target.size + size))
             if size <= _INLINE_BYTES:
                 step()
             else:

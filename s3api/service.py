@@ -21,6 +21,7 @@ from s3api.model.documents import body_limit
 from s3api.model.parsing import parse, parser
 from s3api.model.routing import OPTIONS_OBJECT, route
 from s3api.operations import HANDLERS, OF_EXISTING_OBJECTS, OPEN, SPECIAL, cors, sts
+from s3api.operations.finding import check_version_id
 from s3api.outcome import Outcome
 from s3api.receiving import Receiver
 from s3api.rules import actions
@@ -130,6 +131,7 @@ class Application:
             call.fields,
             document,
         )
+        _check_named(call)
         if call.operation not in OPEN:
             self._authorise(call)
         return await handler(call)
@@ -150,6 +152,14 @@ class Application:
             log.warning("request %s: %s", request_id, error)
         path = head.target.partition(b"?")[0].decode("latin-1")
         return _error(told, path, request_id)
+
+
+def _check_named(call: Call) -> None:
+    """What any operation may name: a version, and whose bucket it expects. Raises S3Error."""
+    check_version_id(call.params.get("VersionId"))
+    expected = call.params.get("ExpectedBucketOwner")
+    if expected is not None and expected != call.owner:
+        raise S3Error("AccessDenied")
 
 
 def _error(error: S3Error, resource: str, request_id: str) -> Response:

@@ -30,6 +30,8 @@ class Read(NamedTuple):
 
 def sealable(inode: Inode) -> bool:
     """Whether its state allows a seal, quiet or not."""
+    if inode.flags & Flag.ASSEMBLY:
+        return False
     return bool(inode.flags & Flag.PUBLISHED and inode.nlink)
 
 

@@ -33,6 +33,8 @@ class Flag:
     are the truth. Without it the data file's own stat is the truth."""
     IMPLIED: Final = 4
     """A directory made because an object's key needs it: it goes with the last object below it."""
+    ASSEMBLY: Final = 8
+    """Parts of an upload are still received into it: it is not sealed."""
 
 
 class Inode(msgspec.Struct, array_like=True, kw_only=True):

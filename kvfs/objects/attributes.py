@@ -77,6 +77,12 @@ def remove(t: Transaction, ino: int, names: Iterable[str]) -> None:
         t.delete(keys.xattr(ino, attribute(name)))
 
 
+def remove_all(t: Transaction, ino: int) -> None:
+    """What is said about it, ETag and version too."""
+    for name in read_raw(t, ino):
+        t.delete(keys.xattr(ino, name))
+
+
 def attribute(name: str) -> bytes:
     """The name of the attribute. Raises TooLarge."""
     raw = name.encode(errors="surrogateescape")

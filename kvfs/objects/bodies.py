@@ -170,6 +170,15 @@ class Bodies:
             with self._lock:
                 self._numbers.setdefault(namespace_id, deque()).append(ino)
 
+    def with_room(self, bucket: Bucket, size: int, fn: Callable[[Transaction], T]) -> T:
+        """Run a transaction that counts `size` bytes more, where there is space for them. Raises
+        NoSpace, Unavailable, what `fn` raises."""
+
+        def step(t: Transaction, attempt: int) -> T | Refused:
+            return self._room.refuse(t, {bucket.id: size}, attempt) or fn(t)
+
+        return self._with_room(step, self._session.write)
+
     def give_back(self) -> None:
         """Release the numbers that were not used; what fails is left to the node's next start."""
         with self._lock:

@@ -113,12 +113,20 @@ def put_file(
     changed: Changed,
 ) -> Inode:
     """Put a file into a directory of the system's, over one of that name. Raises Dropped."""
-    packed = t.get(keys.file_entry(directory, name))
-    removed = None if packed is None else _unlink(t, directory, name, packed, moment)
+    remove_file(t, directory, name, moment, changed)
     inode = _add_file(t, bucket, directory, name, new, moment)
-    tell(t, changed, directory, name, removed)
+    tell(t, changed, directory, name)
     changed.published.append(new.body.ino)
     return inode
+
+
+def remove_file(
+    t: Transaction, directory: int, name: bytes, moment: Moment, changed: Changed
+) -> None:
+    """Remove what has this name in a directory of the system's, if anything has."""
+    packed = t.get(keys.file_entry(directory, name))
+    if packed is not None:
+        tell(t, changed, directory, name, _unlink(t, directory, name, packed, moment))
 
 
 def delete(

@@ -20,7 +20,7 @@ from kvfs.client.room import Room
 from kvfs.client.touches import Touches
 from kvfs.errors import Conflict, Invalid, KvfsError
 from kvfs.meta.interface import Transaction
-from kvfs.objects import buckets, changing, finding, listing, moving, uploads
+from kvfs.objects import assembly, buckets, changing, finding, listing, moving, uploads
 from kvfs.objects.attributes import Metadata
 from kvfs.objects.bodies import Bodies, Body
 from kvfs.objects.buckets import Described
@@ -29,7 +29,8 @@ from kvfs.objects.finding import Bucket, Facts
 from kvfs.objects.listing import Page, VersionPage
 from kvfs.objects.names import check_key
 from kvfs.objects.opening import Opener
-from kvfs.objects.problems import InvalidPart, NoSuchKey
+from kvfs.objects.problems import NoSuchKey
+from kvfs.objects.slots import Slot, Slots
 from kvfs.objects.uploads import Part, Upload, UploadPage, Wanted
 
 T = TypeVar("T")
@@ -44,7 +45,9 @@ class Draft:
 
     __slots__ = ("body", "key", "part", "upload")
 
-    def __init__(self, body: Body, key: bytes, upload: Upload | None = None, part: int = 0) -> None:
+    def __init__(
+        self, body: Body | Slot, key: bytes, upload: Upload | None = None, part: int = 0
+    ) -> None:
         self.body = body
         self.key = key
         self.upload = upload
@@ -54,6 +57,11 @@ class Draft:
     def fd(self) -> int:
         """Of the data file, open for reading and writing."""
         return self.body.fd
+
+    @property
+    def offset(self) -> int:
+        """Where in the data file its bytes begin."""
+        return self.body.place.offset if isinstance(self.body, Slot) else 0
 
 
 class Doomed(NamedTuple):
@@ -77,6 +85,7 @@ class ObjectStore:
         self._finisher = Finisher(opened, self._link)
         self._touches = Touches(opened, self._link)
         self._bodies = Bodies(opened, Room(opened.files.root, self._link))
+        self._slots = Slots(opened, self._bodies)
         self._opener = Opener(opened, self._touches)
         self.find = self._opener.find
         self.open = self._opener.open
@@ -225,11 +234,17 @@ class ObjectStore:
     def grow(self, draft: Draft, size: int) -> None:
         """Call before more is written than was hinted; seldom does anything. Raises NoSpace,
         Unavailable."""
-        self._bodies.grow(draft.body, size)
+        if isinstance(draft.body, Body):
+            self._bodies.grow(draft.body, size)
+        else:
+            assert size <= draft.body.size, "the size of a part in its place is known"
 
     def discard(self, draft: Draft) -> None:
         """Forget a draft; nothing where it was committed. Idempotent."""
-        self._bodies.discard(draft.body)
+        if isinstance(draft.body, Body):
+            self._bodies.discard(draft.body)
+        else:
+            self._slots.discard(draft.body)
 
     def commit(
         self,
@@ -250,10 +265,11 @@ class ObjectStore:
         Conflict, OSError.
         """
         assert draft.upload is None, "a part is put with commit_part"
+        assert isinstance(draft.body, Body)
+        bucket = draft.body.bucket
 
         def fn(t: Transaction, body: Written, changed: Changed) -> Facts:
             new = New(body, etag, metadata)
-            bucket = draft.body.bucket
             return changing.put(
                 t, bucket, draft.key, new, versioning, check, self._moment(), changed
             )
@@ -397,7 +413,8 @@ class ObjectStore:
     def begin_part(
         self, bucket: bytes, key: bytes, upload_id: str, number: int, size_hint: int
     ) -> Draft:
-        """As `begin`, of a part. Raises NoSuchUpload, Invalid too."""
+        """As `begin`, of a part, whose size is as hinted unless that is 0. Raises NoSuchUpload,
+        Invalid too."""
         uploads.check_number(number)
 
         def fn(t: Transaction) -> tuple[Bucket, Upload]:
@@ -405,16 +422,20 @@ class ObjectStore:
             return found, uploads.find(t, found, key, upload_id)
 
         found, upload = self._session.read(fn)
-        return Draft(self._bodies.begin(found, size_hint), key, upload, number)
+        slot = self._slots.begin(found, upload, number, size_hint, self._moment())
+        body = self._bodies.begin(found, size_hint) if slot is None else slot
+        return Draft(body, key, upload, number)
 
     def commit_part(self, draft: Draft, etag: str, metadata: Metadata) -> Part:
         """As `commit`. Raises NoSuchUpload when the upload has ended meanwhile."""
         upload = draft.upload
         assert upload is not None, "an object is put with commit"
+        if isinstance(draft.body, Slot):
+            return self._commit_slot(draft.body, upload, draft.part, etag, metadata)
+        bucket = draft.body.bucket
 
         def fn(t: Transaction, body: Written, changed: Changed) -> Part:
             new = New(body, etag, metadata)
-            bucket = draft.body.bucket
             return uploads.put_part(t, bucket, upload, draft.part, new, self._moment(), changed)
 
         return self._publish(draft.body, fn)
@@ -439,7 +460,7 @@ class ObjectStore:
             if not 0 <= offset <= offset + size <= opened.size:
                 raise Invalid(f"the source has {opened.size} bytes: the range is not within")
             self.grow(draft, size)
-            moving.copy_range(opened.fd, offset, size, draft.fd, 0)
+            moving.copy_range(opened.fd, offset, size, draft.fd, draft.offset)
             if not opened.is_unchanged():
                 raise Conflict("the source of the copy was written to meanwhile")
             return opened.facts
@@ -522,38 +543,68 @@ class ObjectStore:
     ) -> Facts:
         """Put an object together from chosen parts, and end the upload. Raises as `commit`,
         NoSuchUpload and InvalidPart (the upload or a part was changed meanwhile)."""
-        draft = self.begin(bucket, upload.key, sum(part.size for part in parts))
+        found = self._session.read(lambda t: finding.find_bucket(t, bucket))
 
-        def fn(t: Transaction, body: Written, changed: Changed) -> Facts:
-            moment, found = self._moment(), draft.body.bucket
+        def fn(t: Transaction, body: Written, changed: Changed, *, released: bool = False) -> Facts:
+            moment = self._moment()
+            uploads.check_unchanged(t, found, upload, parts, moment.boot)
+            if released:
+                assembly.release(t, upload.directory, body.ino)
             new = New(body, etag, metadata)
-            result = changing.put(t, found, draft.key, new, versioning, check, moment, changed)
-            uploads.complete(t, found, upload, parts, result, moment, changed)
+            result = changing.put(t, found, upload.key, new, versioning, check, moment, changed)
+            uploads.complete(t, found, upload, result, moment, changed)
             return result
 
+        with self._slots.joined(found, upload, parts, self._session.boot) as written:
+            if written is not None:
+                return self._change_synced(
+                    found, lambda t, changed: fn(t, written, changed, released=True)
+                )
+        body = self._bodies.begin(found, sum(part.size for part in parts))
         try:
-            self._assemble(parts, draft)
+            at = 0
+            for part in parts:
+                self._slots.copy(part, body.fd, at)
+                at += part.size
         except BaseException:
-            self.discard(draft)
+            self._bodies.discard(body)
             raise
-        return self._publish(draft.body, fn)
+        return self._publish(body, fn)
 
     # ---- how it is done
 
-    def _assemble(self, parts: Sequence[Part], draft: Draft) -> None:
-        at = 0
-        for part in parts:
-            try:
-                fd = self._session.files.open(part.ino, part.inode.version, os.O_RDONLY)
-            except FileNotFoundError:
-                raise InvalidPart(f"part {part.number} is there no more") from None
-            try:
-                moved = moving.copy_range(fd, 0, part.size, draft.fd, at)
-            finally:
-                os.close(fd)
-            if moved != part.size:
-                raise InvalidPart(f"part {part.number} is shorter than it was")
-            at += moved
+    def _commit_slot(
+        self, slot: Slot, upload: Upload, number: int, etag: str, metadata: Metadata
+    ) -> Part:
+        self._slots.sync(slot)
+
+        def fn(t: Transaction, changed: Changed) -> Part:
+            return uploads.put_part_in_place(
+                t,
+                slot.bucket,
+                upload,
+                number,
+                slot.place,
+                slot.size,
+                etag,
+                metadata,
+                self._moment(),
+                changed,
+                synced=slot.bucket.durable,
+            )
+
+        part = self._change_synced(slot.bucket, fn)
+        slot.close()
+        return part
+
+    def _change_synced(self, bucket: Bucket, fn: Callable[[Transaction, Changed], T]) -> T:
+        """`_change`, and of a durable bucket on disk before anybody is told."""
+        later: list[Changed] = []
+        result = self._change(fn, later)
+        if bucket.durable:
+            self._session.sync()
+        self.finish(later)
+        return result
 
     def _publish(
         self,

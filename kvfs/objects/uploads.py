@@ -7,6 +7,7 @@ files named by their numbers. What is to become of them is in attributes of the 
 |---|---|
 | created | the upload: it can go on, or be aborted |
 | part: as a put, into the directory | the part |
+| part, received into its place in a file of many: see `slots` | the part |
 | complete: the object's data put together in a draft | the upload, a draft (mended as any other) |
 | complete: one transaction puts the object, removes the parts and notes the result | the object |
 
@@ -25,7 +26,8 @@ from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode
 from kvfs.namespace.entries import lose_link, touch
 from kvfs.namespace.inodes import drop_inode, read_inode
-from kvfs.objects import attributes, changing, finding
+from kvfs.objects import assembly, attributes, changing, finding
+from kvfs.objects.assembly import Place
 from kvfs.objects.attributes import Metadata
 from kvfs.objects.changing import Moment, New
 from kvfs.objects.finding import Bucket, Facts
@@ -60,10 +62,16 @@ class Part(NamedTuple):
     inode: Inode
     etag: str
     metadata: dict[str, str]
+    place: Place
 
     @property
     def size(self) -> int:
         return self.inode.size
+
+    @property
+    def version(self) -> int:
+        """Of its data file."""
+        return self.inode.version
 
 
 class Wanted(NamedTuple):
@@ -127,9 +135,36 @@ def put_part(
     """Put a part, over one of the same number. Raises NoSuchUpload, Invalid, Dropped."""
     check_number(number)
     find(t, bucket, upload.key, upload.id)
-    name = b"%05d" % number
+    name = part_name(number)
     inode = changing.put_file(t, bucket, upload.directory, name, new, moment, changed)
-    return Part(number, new.body.ino, inode, new.etag, dict(new.metadata))
+    ino = new.body.ino
+    return Part(number, ino, inode, new.etag, dict(new.metadata), Place(ino, 0))
+
+
+def put_part_in_place(
+    t: Transaction,
+    bucket: Bucket,
+    upload: Upload,
+    number: int,
+    place: Place,
+    size: int,
+    etag: str,
+    metadata: Metadata,
+    moment: Moment,
+    changed: Changed,
+    *,
+    synced: bool,
+) -> Part:
+    """Likewise, of a part whose bytes are in an assembly. Raises NoSuchUpload, InvalidPart (the
+    assembly was evicted)."""
+    directory, name = find(t, bucket, upload.key, upload.id).directory, part_name(number)
+    if place.data not in assembly.find(t, directory).values():
+        raise InvalidPart("the upload's data were evicted")
+    changing.remove_file(t, directory, name, moment, changed)
+    ino, inode = assembly.add_part(t, bucket, directory, name, place, size, moment, synced=synced)
+    t.put(keys.xattr(ino, attributes.ETAG), attributes.packed_etag(etag, inode))
+    attributes.write(t, ino, metadata)
+    return Part(number, ino, inode, etag, dict(metadata), place)
 
 
 def list_parts(
@@ -140,17 +175,34 @@ def list_parts(
     found: list[Part] = []
     if limit <= 0:
         return found, False
-    for key, value in t.scan(prefix + b"%05d" % (after + 1), keys.after(prefix)):
-        ino = keys.unpack_u64(value)
-        inode = read_inode(t, ino)
-        if not finding.is_object(inode, boot):
+    assemblies = frozenset(assembly.find(t, upload.directory).values())
+    for key, value in t.scan(prefix + part_name(after + 1), keys.after(prefix)):
+        part = _part(t, int(key[len(prefix) :]), keys.unpack_u64(value), assemblies, boot)
+        if part is None:
             continue
         if len(found) == limit:
             return found, True
-        raw = attributes.read_raw(t, ino)
-        etag = attributes.etag_of(raw.get(attributes.ETAG), ino, inode)
-        found.append(Part(int(key[len(prefix) :]), ino, inode, etag, attributes.split(raw)))
+        found.append(part)
     return found, False
+
+
+def part_name(number: int) -> bytes:
+    """The name of a part in the upload's directory."""
+    return b"%05d" % number
+
+
+def _part(
+    t: Transaction, number: int, ino: int, assemblies: frozenset[int], boot: int
+) -> Part | None:
+    """None where its data are gone."""
+    inode, raw = read_inode(t, ino), attributes.read_raw(t, ino)
+    place = assembly.take_place(raw)
+    if place is None and not finding.is_object(inode, boot):
+        return None
+    if place is not None and (place.data not in assemblies or inode.boot not in (0, boot)):
+        return None
+    etag = attributes.etag_of(raw.get(attributes.ETAG), ino, inode)
+    return Part(number, ino, inode, etag, attributes.split(raw), place or Place(ino, 0))
 
 
 def choose_parts(t: Transaction, upload: Upload, wanted: Sequence[Wanted], boot: int) -> list[Part]:
@@ -167,25 +219,26 @@ def choose_parts(t: Transaction, upload: Upload, wanted: Sequence[Wanted], boot:
     return chosen
 
 
+def check_unchanged(
+    t: Transaction, bucket: Bucket, upload: Upload, parts: Sequence[Part], boot: int
+) -> None:
+    """Raises NoSuchUpload, InvalidPart (a part was replaced since it was chosen)."""
+    find(t, bucket, upload.key, upload.id)
+    there = {each.number: each.ino for each in list_parts(t, upload, 0, MAX_PARTS, boot)[0]}
+    for part in parts:
+        if there.get(part.number) != part.ino:
+            raise InvalidPart(f"part {part.number} was changed while the upload was completed")
+
+
 def complete(
     t: Transaction,
     bucket: Bucket,
     upload: Upload,
-    parts: Sequence[Part],
     result: Facts,
     moment: Moment,
     changed: Changed,
 ) -> None:
-    """Remove an upload whose object was put in this transaction, and note that.
-
-    Raises NoSuchUpload, InvalidPart (a part was replaced meanwhile)."""
-    find(t, bucket, upload.key, upload.id)
-    there = {each.number: each.ino for each in list_parts(t, upload, 0, MAX_PARTS, moment.boot)[0]}
-    for part in parts:
-        if there.get(part.number) not in (part.ino, None) or (
-            part.number not in there and part.ino != result.ino
-        ):
-            raise InvalidPart(f"part {part.number} was changed while the upload was completed")
+    """Remove an upload whose object was put in this transaction, and note that."""
     _remove(t, bucket, upload, moment, changed)
     above = _directory(t, bucket, COMPLETED, moment)
     ino = changing.add_note(t, bucket, above, upload.id.encode(), moment)
@@ -312,8 +365,11 @@ def _remove(
     for key, value in list(t.scan(prefix, keys.after(prefix))):
         ino, name = keys.unpack_u64(value), key[len(prefix) :]
         t.delete(key)
-        link = directory, name
-        removed = lose_link(t, ino, read_inode(t, ino), link, moment.now, lambda _: True)
+        inode = read_inode(t, ino)
+        if assembly.is_place(inode):
+            drop_inode(t, ino, inode)  # it has no data, and nobody holds it
+            continue
+        removed = lose_link(t, ino, inode, (directory, name), moment.now, lambda _: True)
         changing.tell(t, changed, directory, name, removed)
     above = keys.unpack_u64(t.get(keys.directory_entry(bucket.root, UPLOADS)) or b"")
     name = upload.id.encode()

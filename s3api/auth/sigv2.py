@@ -56,9 +56,9 @@ def verify_query(request: Request, secret_of: SecretOf, now: float, bucket: byte
     if now > int(expires):
         raise expired(min(int(expires), int(now)), now, {})
     headers = _signed_values(values) | request.headers
-    text = _string_to_sign(request, query, headers, expires, bucket)
+    texts = _strings_to_sign(request, query, headers, expires, bucket)
     token = headers.get(b"x-amz-security-token", b"")
-    return _verify(AuthType.QUERY, access_key, signature, text, token, 0, secret_of)
+    return _verify(AuthType.QUERY, access_key, signature, texts, token, 0, secret_of)
 
 
 def verify_header(request: Request, secret_of: SecretOf, now: float, bucket: bytes) -> Verified:
@@ -81,9 +81,9 @@ def verify_header(request: Request, secret_of: SecretOf, now: float, bucket: byt
         )
     check_skew(signed_at, sent, now)
     date = sent if amazon_date is None else b""
-    text = _string_to_sign(request, _query(request.query), headers, date, bucket)
+    texts = _strings_to_sign(request, _query(request.query), headers, date, bucket)
     token = headers.get(b"x-amz-security-token", b"")
-    return _verify(AuthType.HEADER, access_key, signature, text, token, signed_at, secret_of)
+    return _verify(AuthType.HEADER, access_key, signature, texts, token, signed_at, secret_of)
 
 
 def sign(secret: bytes, text: bytes) -> bytes:
@@ -95,7 +95,7 @@ def _verify(
     auth_type: AuthType,
     access_key: bytes,
     signature: bytes,
-    text: bytes,
+    texts: list[bytes],
     token: bytes,
     signed_at: int,
     secret_of: SecretOf,
@@ -104,8 +104,8 @@ def _verify(
     secret = secret_of(name, session_token)
     if secret is None:
         raise unknown_key(name)
-    if not compare_digest(sign(secret, text), signature):
-        raise mismatch(name, text, signature)
+    if not any(compare_digest(sign(secret, text), signature) for text in texts):
+        raise mismatch(name, texts[0], signature)
     return Verified(
         access_key=name,
         auth_type=auth_type,
@@ -138,11 +138,27 @@ def _signed_values(values: dict[bytes, bytes]) -> dict[bytes, bytes]:
     }
 
 
-def _string_to_sign(
+def _strings_to_sign(
     request: Request, query: Query, headers: dict[bytes, bytes], date: bytes, bucket: bytes
+) -> list[bytes]:
+    """What may have been signed: botocore signs `/bucket/` where it sends `/bucket`."""
+    path = request.path or b"/"
+    found = [_string_to_sign(request, path, query, headers, date, bucket)]
+    if not bucket and path.find(b"/", 1) < 0 and path != b"/":
+        found.append(_string_to_sign(request, path + b"/", query, headers, date, bucket))
+    return found
+
+
+def _string_to_sign(
+    request: Request,
+    path: bytes,
+    query: Query,
+    headers: dict[bytes, bytes],
+    date: bytes,
+    bucket: bytes,
 ) -> bytes:
     amazon = sorted(item for item in headers.items() if item[0].startswith(b"x-amz-"))
-    resource = (b"/" + bucket if bucket else b"") + (request.path or b"/")
+    resource = (b"/" + bucket if bucket else b"") + path
     chosen = sorted((name, value) for name, value in query if name in SUBRESOURCES)
     parts = [name if value is None else b"%b=%b" % (name, value) for name, value in chosen]
     lines = (

@@ -195,7 +195,9 @@ def _take(members: dict[str, Any], field: _Field, wire: str, value: str) -> None
 def _field(name: str, member: Member, shapes: Mapping[str, Shape]) -> _Field:
     shape, wire = shapes[member.shape], member.location_name.lower()
     convert = _converter(wire, member.shape, shapes)
-    return _Field(name, convert, shape.type != "string", wire in _LENIENT_DATES)
+    is_choice = bool(shape.enum) and member.location == "querystring"
+    empty_is_absent = shape.type != "string" or is_choice
+    return _Field(name, convert, empty_is_absent, wire in _LENIENT_DATES)
 
 
 def _converter(wire: str, shape_name: str, shapes: Mapping[str, Shape]) -> Convert:

@@ -33,7 +33,9 @@ async def upload_part(call: Call) -> Response:
         raise S3Error("EntityTooLarge")
     draft = await _begin(call, upload, number, size or 0)
     try:
-        digests = await receiver.into(draft.fd, lambda length: call.store.grow(draft, length))
+        digests = await receiver.into(
+            draft.fd, lambda length: call.store.grow(draft, length), draft.offset
+        )
         await _commit(call, draft, digests)
     finally:
         await call.blocking(lambda: call.store.discard(draft))
@@ -53,7 +55,7 @@ async def upload_part_copy(call: Call) -> Response:
         call.store.copy_part(
             source.triple, draft, chosen.offset, chosen.length, check_source=source.check
         )
-        return _digests(call, draft.fd, chosen.length, algorithm)
+        return _digests(call, draft, chosen.length, algorithm)
 
     try:
         digests = await call.blocking(copy)
@@ -119,12 +121,15 @@ async def _commit(call: Call, draft: Draft, digests: Digests) -> Part:
     return await call.blocking(lambda: call.store.commit_part(draft, digests.etag, said))
 
 
-def _digests(call: Call, fd: int, size: int, algorithm: Algorithm) -> Digests:
-    """Of what a file begins with."""
+def _digests(call: Call, draft: Draft, size: int, algorithm: Algorithm) -> Digests:
+    """Of what was copied."""
     first_pass = FirstPass(Wanted(algorithm), size=size)
     with call.service.buffers.lent() as buffer:
         at = 0
-        while at < size and (count := os.preadv(fd, [buffer[: min(BUFFER_BYTES, size - at)]], at)):
+        while at < size:
+            rest = buffer[: min(BUFFER_BYTES, size - at)]
+            if not (count := os.preadv(draft.fd, [rest], draft.offset + at)):
+                break
             first_pass.update(buffer[:count])
             at += count
     return first_pass.finish({})

@@ -7,6 +7,7 @@ from kvfs.objects.problems import MarkedDeleted, NoSuchKey
 from s3api.access import Access
 from s3api.call import Call, target
 from s3api.errors import S3Error
+from s3api.operations.finding import check_version_id
 from s3api.rules import actions
 from s3api.rules.conditions import Conditions, check_copy_source
 from s3api.rules.copy_source import parse_copy_source
@@ -21,6 +22,7 @@ class Source:
     def __init__(self, call: Call) -> None:
         """Raises S3Error, NoSuchBucket."""
         named = parse_copy_source(call.params["CopySource"])
+        check_version_id(named.version or None)
         self.triple = named.bucket.encode(), named.key.encode(), named.version
         self._conditions = Conditions.of(call.params, "CopySource")
         reading = dataclasses.replace(
@@ -30,6 +32,9 @@ class Source:
             params={"VersionId": named.version} if named.version else {},
             _settings=None,
         )
+        expected = call.params.get("ExpectedSourceBucketOwner")
+        if expected is not None and expected != reading.owner:
+            raise S3Error("AccessDenied")
         self.settings = reading.settings
         self.facts = self._find(reading, call.service.access)
 

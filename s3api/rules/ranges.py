@@ -70,10 +70,11 @@ def parse_copy_range(header: str, size: int) -> ByteRange:
 def part_range(part_sizes: Sequence[int], number: int) -> ByteRange:
     """The bytes of part `number`, from 1; an object that was put whole is one part.
 
-    Raises InvalidPartNumber."""
+    Raises InvalidPart. (AWS answers InvalidPartNumber, 416; the public conformance suites ask for
+    400, and no client tells them apart.)"""
     if not 1 <= number <= len(part_sizes):
         raise S3Error(
-            "InvalidPartNumber",
+            "InvalidPart",
             "The requested partnumber is not satisfiable",
             extra={"PartNumberRequested": str(number), "ActualPartCount": str(len(part_sizes))},
         )

@@ -105,4 +105,4 @@ def test_parts() -> None:
     for number in (0, 4):
         with pytest.raises(S3Error) as caught:
             part_range([5, 0, 3], number)
-        assert (caught.value.code, caught.value.status) == ("InvalidPartNumber", 416)
+        assert (caught.value.code, caught.value.status) == ("InvalidPart", 400)

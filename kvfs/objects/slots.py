@@ -1,0 +1,267 @@
+"""Parts on their way into an assembly, and assemblies on their way to be objects.
+
+| step | on disk | in the engine | left by a kill after it |
+|---|---|---|---|
+| 1 the assembly's record, for its first part | nothing | the assembly | the upload: see `uploads` |
+| 2 its data file made, the part's bytes locked | empty file | the same | the same |
+| 3 space reserved | the same | counted | space counted until the upload ends |
+| 4 bytes written; durable: synced | the bytes | the same | the same; they are written again |
+| 5 the part recorded | the same | the part | the part |
+| 6 completing: locked, cut, synced | the object's bytes | the same | the upload, as it was |
+| 7 one transaction | the same | the object | the object |
+
+In step 6 parts with a file of their own are copied to their places.
+
+A lock is one of the open file (F_OFD_SETLK): it ends with the descriptor, however the process ends,
+and holds between processes and within one. A completion that finds somebody writing leaves the
+assembly alone: who sent the part twice and completes may still have the first attempt under way.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from kvfs.client.placing import Written
+from kvfs.client.session import Session
+from kvfs.errors import KvfsError
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.objects import assembly, moving, uploads
+from kvfs.objects.assembly import Place
+from kvfs.objects.bodies import Bodies
+from kvfs.objects.changing import Moment
+from kvfs.objects.finding import Bucket
+from kvfs.objects.problems import InvalidPart
+from kvfs.objects.uploads import Part, Upload
+
+_MOST_BYTES: Final = 5 << 40
+"""The largest object."""
+_FLOCK: Final = struct.Struct("@hhqqi4x")
+_BUSY: Final = frozenset((errno.EAGAIN, errno.EACCES))
+_CANNOT: Final = frozenset((errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP))
+
+
+class Slot:
+    """The place of a part that is on its way. `fd` is the assembly's, locked there."""
+
+    __slots__ = ("bucket", "fd", "place", "size")
+
+    def __init__(self, bucket: Bucket, fd: int, place: Place, size: int) -> None:
+        self.bucket = bucket
+        self.fd = fd
+        self.place = place
+        self.size = size
+
+    def close(self) -> None:
+        """Let the place go; idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Slots:
+    """Of one store; any thread."""
+
+    def __init__(self, session: Session, bodies: Bodies) -> None:
+        self._session = session
+        self._bodies = bodies
+
+    def begin(
+        self, bucket: Bucket, upload: Upload, number: int, size: int, moment: Moment
+    ) -> Slot | None:
+        """Steps 1 to 3; None: the part is to have a file of its own. Raises NoSuchUpload, NoSpace,
+        Unavailable, OSError."""
+        stride = self._session.read(
+            lambda t: assembly.choose(list(assembly.find(t, upload.directory)), size)
+        )
+        if not size or stride is None:
+            return None
+        offset = (number - 1) * stride
+        if offset + size > _MOST_BYTES:
+            return None
+        ino = self._find_or_make(bucket, upload, stride, moment)
+        place = Place(ino, offset)
+        slot = Slot(bucket, self._open(ino), place, size)
+        try:
+            free = _lock(slot.fd, place.offset, stride) and self._reserve(slot, upload, number)
+        except BaseException:
+            slot.close()
+            self._forget(ino)
+            raise
+        if free:
+            return slot
+        slot.close()
+        return None
+
+    def sync(self, slot: Slot) -> None:
+        """Step 4's sync. Raises OSError."""
+        if slot.bucket.durable:
+            os.fdatasync(slot.fd)
+
+    def discard(self, slot: Slot) -> None:
+        """Undo `begin` where the part was not recorded; idempotent. What cannot be undone now is
+        counted until the upload ends."""
+        if slot.fd < 0:
+            return
+        slot.close()
+        ino, blocks = slot.place.data, assembly.blocks_of(slot.size)
+
+        def fn(t: Transaction) -> None:
+            if t.get(keys.inode(ino)) is not None and t.get(keys.orphan(ino)) is None:
+                assembly.reserve(t, ino, -blocks)
+
+        with contextlib.suppress(KvfsError, OSError):
+            self._session.write(fn)
+
+    @contextlib.contextmanager
+    def joined(
+        self, bucket: Bucket, upload: Upload, parts: Sequence[Part], boot: int
+    ) -> Iterator[Written | None]:
+        """Step 6: the data file that holds just these parts one after the other, for as long as it
+        is locked; None where there is none. Raises OSError, InvalidPart."""
+        target = self._session.read(lambda t: _target(t, upload, parts, boot))
+        fd = None if target is None else self._open_target(target)
+        if fd is None or target is None:
+            yield None
+            return
+        try:
+            if not _lock(fd, 0, 0):
+                yield None
+                return
+            # Once more: what was recorded before the lock was had.
+            if self._session.read(lambda t: _target(t, upload, parts, boot)) != target:
+                yield None
+                return
+            self._put_together(fd, target, parts)
+            if bucket.durable:
+                os.fdatasync(fd)
+            yield _written(fd, target, synced=bucket.durable)
+        finally:
+            os.close(fd)
+
+    def _put_together(self, fd: int, target: int, parts: Sequence[Part]) -> None:
+        at = 0
+        for part in parts:
+            if part.place.data != target:
+                self.copy(part, fd, at)
+            at += part.size
+        if os.fstat(fd).st_size != at:
+            os.ftruncate(fd, at)
+        os.utime(fd)
+
+    def copy(self, part: Part, target: int, at: int) -> None:
+        """Copy a part's bytes into an open file. Raises InvalidPart, OSError."""
+        try:
+            fd = self._session.files.open(part.place.data, part.version, os.O_RDONLY)
+        except FileNotFoundError:
+            raise InvalidPart(f"part {part.number} is there no more") from None
+        try:
+            moved = moving.copy_range(fd, part.place.offset, part.size, target, at)
+        finally:
+            os.close(fd)
+        if moved != part.size:
+            raise InvalidPart(f"part {part.number} is shorter than it was")
+
+    def _find_or_make(self, bucket: Bucket, upload: Upload, stride: int, moment: Moment) -> int:
+        def find(t: Transaction) -> int | None:
+            return assembly.find(t, upload.directory).get(stride)
+
+        def fn(t: Transaction) -> int:
+            uploads.find(t, bucket, upload.key, upload.id)
+            found = find(t)
+            if found is not None:
+                return found
+            return assembly.make(t, bucket, upload.directory, stride, moment)
+
+        found = self._session.read(find)
+        return self._session.write(fn) if found is None else found
+
+    def _open(self, ino: int) -> int:
+        files = self._session.files
+        try:
+            return files.open(ino, 0, os.O_RDWR)
+        except FileNotFoundError:
+            pass
+        try:
+            return files.create(ino, 0)
+        except FileExistsError:
+            return files.open(ino, 0, os.O_RDWR)
+
+    def _open_target(self, ino: int) -> int | None:
+        try:
+            return self._session.files.open(ino, 0, os.O_RDWR)
+        except FileNotFoundError:
+            return None
+
+    def _reserve(self, slot: Slot, upload: Upload, number: int) -> bool:
+        """Whether the place is free. Its bytes are locked already, so that it stays so."""
+        place, size = slot.place, slot.size
+
+        def fn(t: Transaction) -> bool:
+            uploads.find(t, slot.bucket, upload.key, upload.id)
+            if place.data not in assembly.find(t, upload.directory).values():
+                raise InvalidPart("the upload's data were evicted")
+            there = t.get(keys.file_entry(upload.directory, uploads.part_name(number)))
+            if there is not None and assembly.place_of(t, keys.unpack_u64(there)) == place:
+                return False
+            assembly.reserve(t, place.data, assembly.blocks_of(size))
+            return True
+
+        return self._bodies.with_room(slot.bucket, size, fn)
+
+    def _forget(self, ino: int) -> None:
+        """After an error: leave no data file without a record."""
+        if self._session.read(lambda t: t.get(keys.inode(ino))) is None:
+            self._session.files.unlink(ino, 0)
+
+
+def _target(t: Transaction, upload: Upload, parts: Sequence[Part], boot: int) -> int | None:
+    """The data file that is to become the object, if one can."""
+    first, last = parts[0], parts[-1]
+    if first.place.offset:
+        return None
+    target = first.place.data
+    if len(parts) > 1:
+        if [part.number for part in parts] != list(range(1, len(parts) + 1)):
+            return None
+        if any(part.size != first.size for part in parts[:-1]) or last.size > first.size:
+            return None
+        found = assembly.find(t, upload.directory).get(first.size)
+        if found is None:
+            return None
+        target = found
+    chosen = {part.number for part in parts}
+    there, _ = uploads.list_parts(t, upload, 0, uploads.MAX_PARTS, boot)
+    if any(part.place.data == target and part.number not in chosen for part in there):
+        return None
+    return target
+
+
+def _written(fd: int, ino: int, *, synced: bool) -> Written:
+    found = os.fstat(fd)
+    return Written(
+        ino=ino,
+        size=found.st_size,
+        blocks=found.st_blocks,
+        mtime_ns=found.st_mtime_ns,
+        ctime_ns=found.st_ctime_ns,
+        synced=synced,
+    )
+
+
+def _lock(fd: int, offset: int, length: int) -> bool:
+    """Lock these bytes, with a length of 0 all from there on; False where somebody else has some of
+    them, or this filesystem knows no locks."""
+    try:
+        fcntl.fcntl(
+            fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, length, 0)
+        )
+    except OSError as error:
+        if error.errno in _BUSY or error.errno in _CANNOT:
+            return False
+        raise
+    return True
