@@ -49,11 +49,9 @@ class Fields:
         IncorrectNumberOfFilesInPostRequest, MaxPostPreDataLengthExceededError."""
         while (file := self._part(data, end)) is None:
             pass
-        if file < 0:
-            if end > FIELDS_BYTES:
-                raise S3Error("MaxPostPreDataLengthExceededError")
-            return None
-        return file
+        if (end if file < 0 else file) > FIELDS_BYTES:
+            raise S3Error("MaxPostPreDataLengthExceededError")
+        return None if file < 0 else file
 
     def _part(self, data: bytearray, end: int) -> int | None:
         """Take the next part: where the file begins, -1 where it is not all there, None: taken."""

@@ -32,6 +32,7 @@ IGNORABLE: Final = frozenset(
         "Expires",
         "Signature",
         "versionId",
+        *("bucket", "etag", "key"),  # of where a form's upload sends its browser
         "metadata",  # an extension of lists that MinIO's clients send to every server
     }
 )

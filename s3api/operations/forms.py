@@ -171,7 +171,7 @@ async def _put(call: Call, upload: _Upload, bounds: Bounds) -> tuple[Facts, Dige
     headers = call.headers()
     first_pass = FirstPass(
         checksums.wanted(headers),
-        size=None,
+        size=call.head.content_length,  # a little more than the file's
         content_md5=checksums.content_md5(headers.get("content-md5")),
     )
     said = said_of_new(call)
