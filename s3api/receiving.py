@@ -4,7 +4,7 @@ Payload goes from the socket into a reused buffer, is hashed there in C and writ
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 BUFFER_BYTES: Final = 256 << 10
 _INLINE_BYTES: Final = 64 << 10
 """Up to here hashing and writing take less than a thread's wake-up."""
+_BURST_BYTES: Final = 8 << 20
+"""A thread receives so much before others get it, as long as the bytes come without a pause of
+_PAUSE_MS: a turn of the loop and two changes of thread for each buffer cost more than the rest."""
+_PAUSE_MS: Final = 5
 _OF_ANOTHER_BODY: Final = frozenset({"CompleteMultipartUpload"})
 """Their checksum headers speak of the object, not of the request's body."""
 
@@ -97,27 +101,46 @@ class Receiver:
         """Write the payload to the file, from `offset` on; `grow` is called before it gets longer
         than announced (and may wait). Raises S3Error, OSError."""
         target = _Target(fd, offset, self._first_pass)
-        async for parts, size in self._parts():
-            step = partial(target.take, parts)
-            if self.announced is None:
-                await self._call.blocking(partial(grow, target.size + size))
-            if size <= _INLINE_BYTES:
-                step()
-            else:
-                await self._call.blocking(step)
+        body = self._call.body
+        with self._call.service.buffers.lent() as buffer:
+            while count := await self._receive(buffer):
+                if self.announced is None:
+                    await self._call.blocking(partial(grow, target.size + count))
+                if count <= _INLINE_BYTES and body.remaining == 0:
+                    self._take(target, buffer[:count])
+                else:
+                    await self._call.blocking(partial(self._burst, target, buffer, count))
         return self._finish()
 
     async def document(self, limit_bytes: int) -> bytes:
         """The whole of a small body. Raises S3Error."""
         document = bytearray()
-        async for parts, _ in self._parts():
-            for part in parts:
-                self._first_pass.update(part)
-                document += part
-            if len(document) > limit_bytes:
-                raise S3Error("MaxMessageLengthExceeded")
+        with self._call.service.buffers.lent() as buffer:
+            while count := await self._receive(buffer):
+                view = buffer[:count]
+                for part in [view] if self._decoder is None else self._decoder.feed(view):
+                    self._first_pass.update(part)
+                    document += part
+                if len(document) > limit_bytes:
+                    raise S3Error("MaxMessageLengthExceeded")
         self._finish()
         return bytes(document)
+
+    def _burst(self, target: _Target, buffer: memoryview, count: int) -> None:
+        """In a thread: take what is in the buffer, and what comes at once after it."""
+        left = _BURST_BYTES
+        while True:
+            self._take(target, buffer[:count])
+            left -= count
+            if left <= 0:
+                return
+            with _told_as_s3():
+                count = self._call.body.receive_soon(buffer, _PAUSE_MS) or 0
+            if not count:
+                return
+
+    def _take(self, target: _Target, view: memoryview) -> None:
+        target.take([view] if self._decoder is None else self._decoder.feed(view))
 
     def _finish(self) -> Digests:
         if self._decoder is not None:
@@ -129,22 +152,21 @@ class Receiver:
             }
         return self._first_pass.finish(trailers)
 
-    async def _parts(self) -> AsyncIterator[tuple[list[memoryview], int]]:
-        with self._call.service.buffers.lent() as buffer:
-            while count := await self._receive(buffer):
-                view = buffer[:count]
-                parts = [view] if self._decoder is None else self._decoder.feed(view)
-                if parts:
-                    yield parts, count
-
     async def _receive(self, buffer: memoryview) -> int:
-        try:
+        with _told_as_s3():
             return await self._call.body.receive_into(buffer)
-        except BodyTruncated:
-            raise S3Error("IncompleteBody") from None
-        except BodyStalled:
-            raise S3Error("RequestTimeout") from None
-        except BodyTooLarge:
-            raise S3Error("EntityTooLarge") from None
-        except BadChunk:
-            raise S3Error("InvalidRequest", "The chunked body is malformed") from None
+
+
+@contextmanager
+def _told_as_s3() -> Iterator[None]:
+    """What goes wrong with a body on its way, as S3's errors."""
+    try:
+        yield
+    except BodyTruncated:
+        raise S3Error("IncompleteBody") from None
+    except BodyStalled:
+        raise S3Error("RequestTimeout") from None
+    except BodyTooLarge:
+        raise S3Error("EntityTooLarge") from None
+    except BadChunk:
+        raise S3Error("InvalidRequest", "The chunked body is malformed") from None

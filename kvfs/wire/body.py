@@ -69,6 +69,29 @@ class Body:
         self.received_bytes += count
         return count
 
+    def receive_soon(self, buffer: memoryview, patience_ms: int) -> int | None:
+        """`receive_into` for a thread that the handler waits for, so that the bytes that come one
+        after the other cost no turn of the loop: None where nothing comes within so many
+        milliseconds, or the loop is needed for it. Raises as `receive_into`."""
+        if self._failure is not None:
+            raise self._failure
+        if self._chunks is not None or self._awaits_continue:
+            return None
+        if self._left == 0:
+            return 0
+        try:
+            count = self._inbox.receive_soon(buffer[: self._left], patience_ms)
+        except Lost as error:
+            self._failure = BodyTruncated()
+            raise self._failure from error
+        if count == 0 and len(buffer):
+            self._failure = BodyTruncated()
+            raise self._failure
+        if count is not None:
+            self._left -= count
+            self.received_bytes += count
+        return count
+
     async def fill(self, buffer: memoryview) -> int:
         """`receive_into` until `buffer` is full or the body has ended: how many bytes it got."""
         filled = 0

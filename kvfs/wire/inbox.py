@@ -111,3 +111,9 @@ class Inbox:
         if self.start < len(self.data):
             return self.move_into(view)
         return await self.stream.receive_into(view)
+
+    def receive_soon(self, view: memoryview, patience_ms: int) -> int | None:
+        """Likewise for a thread: see `Stream.receive_soon`. Raises Lost."""
+        if self.start < len(self.data):
+            return self.move_into(view)
+        return self.stream.receive_soon(view, patience_ms)

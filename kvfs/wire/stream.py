@@ -14,6 +14,7 @@ While a body moves, `stall_s` seconds of waiting are granted for each `progress_
 
 import math
 import os
+import select
 import socket
 import ssl
 import struct
@@ -122,6 +123,25 @@ class Stream:
                 await self._wait_paced(trio.lowlevel.wait_readable)
             except ssl.SSLWantWriteError:
                 await self._wait_paced(trio.lowlevel.wait_writable)
+            except OSError as error:
+                raise Lost("the peer went away") from error
+        self._moved(count)
+        return count
+
+    def receive_soon(self, view: memoryview, patience_ms: int) -> int | None:
+        """`receive_into` for a thread that the stream's task waits for; None: nothing has come
+        within so many milliseconds. Raises Lost."""
+        waited = False
+        while True:
+            try:
+                count = self._sock.recv_into(view)
+                break
+            except _READ_NEEDS_READABLE:
+                if waited or not _is_readable(self._fd, patience_ms):
+                    return None
+                waited = True
+            except ssl.SSLWantWriteError:
+                return None
             except OSError as error:
                 raise Lost("the peer went away") from error
         self._moved(count)
@@ -282,3 +302,9 @@ class Stream:
             return False
         self._turn = _TURN_BYTES
         return True
+
+
+def _is_readable(fd: int, patience_ms: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(patience_ms))
