@@ -7,7 +7,7 @@ are also kept. Limits: https://docs.aws.amazon.com/AmazonS3/latest/userguide/obj
 import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import unquote_plus, urlencode
 
 from s3api.errors import S3Error, invalid_argument
 
@@ -22,9 +22,11 @@ def parse_header(text: str) -> dict[str, str]:
     """The tags of `x-amz-tagging`. Raises InvalidArgument, InvalidTag."""
     if not text:
         return {}
+    # A tag without a value may lack the sign too.
+    halves = [field.partition("=")[::2] for field in text.split("&")]
     try:
-        pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=True, errors="strict")
-    except ValueError:
+        pairs = [(_decoded(name), _decoded(value)) for name, value in halves]
+    except UnicodeDecodeError:
         raise _bad_header(text) from None
     if len({key for key, _ in pairs}) != len(pairs):
         raise _bad_header(text)
@@ -73,6 +75,10 @@ def _checked(pairs: Iterable[tuple[str, str]], limit: int) -> dict[str, str]:
     if len(tags) > limit:
         raise S3Error("InvalidTag", f"There can be at most {limit} tags")
     return tags
+
+
+def _decoded(text: str) -> str:
+    return unquote_plus(text, errors="strict")
 
 
 def _is_allowed(text: str) -> bool:
