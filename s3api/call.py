@@ -57,7 +57,7 @@ class Call:
     operation: str
     bucket: str
     key: str
-    query: dict[str, str]
+    query: Mapping[str, str]
     fields: Mapping[bytes, bytes]
     """The headers, and those that presigning moved into the query; lower-case names."""
     verified: Verified | None

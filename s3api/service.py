@@ -4,9 +4,11 @@ Whatever goes wrong on the way becomes S3's XML error here, at one point; what i
 and told as InternalError, without its words.
 """
 
+import functools
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Final
 
 from kvfs.errors import KvfsError
@@ -16,7 +18,7 @@ from s3api.auth.authenticate import authenticate
 from s3api.call import Call, Service, new_request_id
 from s3api.error_map import s3_error
 from s3api.errors import S3Error, error_response
-from s3api.model.addressing import address, bucket_of_host, split_target, with_hoisted
+from s3api.model.addressing import Address, address, bucket_of_host, split_target, with_hoisted
 from s3api.model.documents import body_limit
 from s3api.model.parsing import parse, parser
 from s3api.model.routing import OPTIONS_OBJECT, route
@@ -28,6 +30,8 @@ from s3api.rules import actions
 from s3api.rules.encryption import refuse_headers
 
 HOST_ID: Final = "kvfs"
+_TARGETS: Final = 128
+"""Remembered; of at most 16 KiB each."""
 log = logging.getLogger(__name__)
 
 
@@ -61,9 +65,7 @@ class Application:
         return _error(error, "", new_request_id())
 
     def _call(self, head: Head, body: Body, request_id: str) -> Call:
-        path, query = split_target(head.target)
-        host = (head.get(b"host") or b"").decode("latin-1")
-        where = address(path, host, self._service.domains)
+        where, query = _meaning(head.target, head.get(b"host") or b"", self._service.domains)
         fields = with_hoisted(head.fields, query)
         if where.bucket is None and sts.is_meant(head):
             operation = sts.OPERATION
@@ -152,6 +154,16 @@ class Application:
             log.warning("request %s: %s", request_id, error)
         path = head.target.partition(b"?")[0].decode("latin-1")
         return _error(told, path, request_id)
+
+
+@functools.lru_cache(_TARGETS)
+def _meaning(
+    target: bytes, host: bytes, domains: tuple[str, ...]
+) -> tuple[Address, Mapping[str, str]]:
+    """What a target addresses, and its parameters. Readers of a large object ask for the same
+    target again and again. Raises S3Error."""
+    path, query = split_target(target)
+    return address(path, host.decode("latin-1"), domains), MappingProxyType(query)
 
 
 def _check_named(call: Call) -> None:

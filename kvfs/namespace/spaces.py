@@ -51,10 +51,10 @@ __all__ = [
     "get",
     "is_durable",
     "list_all",
-    "list_settings",
     "remove",
     "rename",
     "set_policy",
+    "settings",
     "usage",
 ]
 
@@ -220,7 +220,7 @@ def forget(t: Transaction, namespace_id: int, name: bytes, now: int) -> None:
     t.delete(keys.directory_entry(ROOT_INODE, name))
     t.delete(keys.namespace(namespace_id))
     t.delete(keys.usage(namespace_id))
-    for key in list_settings(t, namespace_id):
+    for key in settings(t, namespace_id):
         t.delete(keys.setting(namespace_id, key))
     _touch_root(t, now, -1)
 
@@ -249,10 +249,10 @@ def allocate_inodes(t: Transaction, namespace_id: int, count: int) -> int:
     return first
 
 
-def list_settings(t: Transaction, namespace_id: int) -> list[bytes]:
-    """The names of what is set for the namespace as a bucket."""
+def settings(t: Transaction, namespace_id: int) -> dict[bytes, bytes]:
+    """What is set for the namespace as a bucket, by name."""
     prefix = keys.setting(namespace_id, b"")
-    return [key[len(prefix) :] for key, _ in t.scan(prefix, keys.after(prefix))]
+    return {key[len(prefix) :]: value for key, value in t.scan(prefix, keys.after(prefix))}
 
 
 def _missing(namespace_id: int) -> NotFound:

@@ -82,8 +82,9 @@ def delete_setting(t: Transaction, bucket: Bucket, name: str) -> bool:
     return t.delete(_setting(bucket, name))
 
 
-def list_settings(t: Transaction, bucket: Bucket) -> list[str]:
-    return [name.decode() for name in spaces.list_settings(t, bucket.id)]
+def settings(t: Transaction, bucket: Bucket) -> dict[str, bytes]:
+    """All that is set."""
+    return {name.decode(): value for name, value in spaces.settings(t, bucket.id).items()}
 
 
 def _setting(bucket: Bucket, name: str) -> bytes:

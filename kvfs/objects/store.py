@@ -144,12 +144,7 @@ class ObjectStore:
     def get_settings(self, bucket: bytes) -> dict[str, bytes]:
         """All settings of a bucket. Raises NoSuchBucket."""
 
-        def fn(t: Transaction) -> dict[str, bytes]:
-            found = finding.find_bucket(t, bucket)
-            names = buckets.list_settings(t, found)
-            return {name: buckets.get_setting(t, found, name) or b"" for name in names}
-
-        return self._session.read(fn)
+        return self._session.read(lambda t: buckets.settings(t, finding.find_bucket(t, bucket)))
 
     def put_setting(self, bucket: bytes, name: str, value: bytes) -> None:
         """Raises NoSuchBucket. On disk when it returns."""
