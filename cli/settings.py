@@ -57,6 +57,12 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "s3_access_log": click.option(
         "--s3-access-log", metavar="FILE", help="Log each S3 request, in S3's format."
     ),
+    "s3_lifecycle_day_s": click.option(
+        "--s3-lifecycle-day-s",
+        type=int,
+        metavar="SECONDS",
+        help="How long a day of lifecycle rules lasts, to see them work (86400).",
+    ),
     "admin": click.option(
         "--admin",
         metavar="HOST:PORT",

@@ -54,6 +54,7 @@ Listening = Address | Literal["auto", "off"]
 S3_USUAL: Final = Address("127.0.0.1", 9000)
 ADMIN_USUAL: Final = Address("127.0.0.1", 9001)
 MAX_S3_WORKERS: Final = 64
+DAY_S: Final = 86_400
 
 
 def default_s3_workers() -> int:
@@ -97,6 +98,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Whether presigned URLs of signature version 2 are taken."""
     s3_access_log: str = ""
     """A file for a line on each request, in the format of S3's server access logs. Empty: none."""
+    s3_lifecycle_day_s: int = DAY_S
+    """Seconds that a day of lifecycle rules lasts: less, to see them work."""
     admin: Listening = "auto"
     """Where health and metrics are told: HOST:PORT, `off`, or `auto` (ADMIN_USUAL, with S3)."""
 
@@ -251,6 +254,13 @@ def _workers(value: object) -> int:
     return value
 
 
+def _day(value: object) -> int:
+    seconds = int(value) if isinstance(value, str) and value.isdigit() else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int) or not 1 <= seconds <= DAY_S:
+        raise Invalid(f"must be a number of seconds from 1 to {DAY_S}, not {value!r}")
+    return seconds
+
+
 def _domains(value: object) -> tuple[str, ...]:
     """A list, or one text with commas."""
     if isinstance(value, str):
@@ -300,6 +310,7 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "s3_private_key": _file_or_none,
     "s3_signature_v2": _boolean,
     "s3_access_log": _file_or_none,
+    "s3_lifecycle_day_s": _day,
     "admin": _listening,
 }
 assert tuple(_CONVERTERS) == KEYS

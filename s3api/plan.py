@@ -27,4 +27,6 @@ class Plan(msgspec.Struct, kw_only=True):
     private_key: str = ""
     access_log: str = ""
     """The file to write it to; empty: none."""
+    lifecycle_day_s: int
+    """Seconds that a day of lifecycle rules lasts."""
     log_level: str = "INFO"

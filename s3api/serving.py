@@ -113,6 +113,7 @@ class Serving:
             certificate=config.s3_certificate,
             private_key=config.s3_private_key,
             access_log=config.s3_access_log,
+            lifecycle_day_s=config.s3_lifecycle_day_s,
             log_level=config.log_level,
         )
 

@@ -2,13 +2,14 @@
 
 A configuration is a list of rules in botocore's names (LifecycleRule), dates being aware datetimes.
 What is due in days is due at the first midnight (UTC) after that many days have passed:
-https://docs.aws.amazon.com/AmazonS3/latest/userguide/intro-lifecycle-rules.html. Objects do
-not move between storage classes here, so rules that would move them are refused.
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/intro-lifecycle-rules.html. `day_s` is the
+length of a day in seconds; another than DAY_S, counted from the epoch, is for trying rules out.
+Objects do not move between storage classes here, so rules that would move them are refused.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, time
 from email.utils import format_datetime
 from enum import Enum
 from typing import Any, Final
@@ -19,7 +20,7 @@ from s3api.errors import S3Error
 _RULES: Final = 1000
 _ID_CHARACTERS: Final = 255
 _NEWER_VERSIONS: Final = 100
-_DAY: Final = timedelta(days=1)
+DAY_S: Final = 86_400
 _ACTIONS: Final = ("Expiration", "NoncurrentVersionExpiration", "AbortIncompleteMultipartUpload")
 _TRANSITIONS: Final = (
     "Transitions",
@@ -74,34 +75,37 @@ class _Filter:
         )
 
 
-def due(rules: Rules, version: Version, now: datetime) -> Action | None:
+def due(rules: Rules, version: Version, now: datetime, day_s: int = DAY_S) -> Action | None:
     """What is to be done with a version at `now`; None: nothing yet."""
     if version.noncurrent_since is not None:
-        ended = any(now >= when for when in _version_ends(rules, version))
+        ended = any(now >= when for when in _version_ends(rules, version, day_s))
         return Action.DELETE_VERSION if ended else None
     if version.is_delete_marker:
-        is_left_over = version.alone and any(now >= when for when in _marker_ends(rules, version))
+        ends = _marker_ends(rules, version, day_s)
+        is_left_over = version.alone and any(now >= when for when in ends)
         return Action.DELETE_MARKER if is_left_over else None
-    found = expiry(rules, version)
+    found = expiry(rules, version, day_s)
     return Action.EXPIRE if found is not None and now >= found[0] else None
 
 
-def is_upload_due(rules: Rules, key: str, initiated: datetime, now: datetime) -> bool:
+def is_upload_due(
+    rules: Rules, key: str, initiated: datetime, now: datetime, day_s: int = DAY_S
+) -> bool:
     """Whether an upload of `key` that is not complete yet is to be aborted."""
     for rule in _enabled(rules):
         days = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
         if days is None or not key.startswith(_filter(rule).prefix):
             continue
-        if now >= _after(initiated, days):
+        if now >= _after(initiated, days, day_s):
             return True
     return False
 
 
-def expiry(rules: Rules, version: Version) -> tuple[datetime, str] | None:
+def expiry(rules: Rules, version: Version, day_s: int = DAY_S) -> tuple[datetime, str] | None:
     """When the current version expires, and by which rule's ID."""
     ends: list[tuple[datetime, str]] = []
     for rule in _enabled(rules):
-        when = _expires(rule.get("Expiration", {}), version.modified)
+        when = _expires(rule.get("Expiration", {}), version.modified, day_s)
         if when is not None and _filter(rule).covers(version):
             ends.append((when, rule.get("ID", "")))
     return min(ends, default=None)
@@ -150,17 +154,17 @@ def _filter(rule: Rule) -> _Filter:
     )
 
 
-def _version_ends(rules: Rules, version: Version) -> Iterator[datetime]:
+def _version_ends(rules: Rules, version: Version, day_s: int) -> Iterator[datetime]:
     assert version.noncurrent_since is not None
     for rule in _enabled(rules):
         end = rule.get("NoncurrentVersionExpiration", {})
         days = end.get("NoncurrentDays")
         kept = end.get("NewerNoncurrentVersions", 0)
         if days is not None and version.newer_noncurrent >= kept and _filter(rule).covers(version):
-            yield _after(version.noncurrent_since, days)
+            yield _after(version.noncurrent_since, days, day_s)
 
 
-def _marker_ends(rules: Rules, version: Version) -> Iterator[datetime]:
+def _marker_ends(rules: Rules, version: Version, day_s: int) -> Iterator[datetime]:
     """A left-over delete marker goes at once where a rule says so, else as an object would."""
     for rule in _enabled(rules):
         end = rule.get("Expiration", {})
@@ -168,24 +172,24 @@ def _marker_ends(rules: Rules, version: Version) -> Iterator[datetime]:
             continue
         if end.get("ExpiredObjectDeleteMarker"):
             yield version.modified
-        elif (when := _expires(end, version.modified)) is not None:
+        elif (when := _expires(end, version.modified, day_s)) is not None:
             yield when
 
 
-def _expires(end: Mapping[str, Any], modified: datetime) -> datetime | None:
+def _expires(end: Mapping[str, Any], modified: datetime, day_s: int) -> datetime | None:
     if end.get("Days") is not None:
-        return _after(modified, end["Days"])
+        return _after(modified, end["Days"], day_s)
     date: datetime | None = end.get("Date")
     return date
 
 
-def _after(moment: datetime, days: int) -> datetime:
+def _after(moment: datetime, days: int, day_s: int) -> datetime:
     """The midnight after `days` days; the far end of time where that is beyond it."""
+    midnight = (int(moment.timestamp()) // day_s + days + 1) * day_s
     try:
-        day = (moment.astimezone(UTC) + (days + 1) * _DAY).date()
-    except OverflowError:
+        return datetime.fromtimestamp(midnight, UTC)
+    except (OverflowError, ValueError, OSError):
         return datetime.max.replace(tzinfo=UTC)
-    return datetime.combine(day, time(), UTC)
 
 
 def _validate_rule(rule: Rule) -> None:
