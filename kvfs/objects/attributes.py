@@ -99,11 +99,24 @@ def packed_etag(etag: str, inode: Inode) -> bytes:
 def etag_of(packed: bytes | None, ino: int, inode: Inode) -> str:
     """The ETag, without quotes: the one that was given, where the file is what it was then; else
     one that no client takes for an MD5 and that stays while nobody writes."""
-    if packed is not None:
-        etag, _, valid = packed.partition(b" ")
-        if valid == b"%d %d" % (inode.size, inode.mtime_ns):
-            return etag.decode(errors="replace")
+    if packed is not None and is_content_as_given(packed, inode):
+        return packed.partition(b" ")[0].decode(errors="replace")
     return computed_etag(ino, inode)
+
+
+def is_content_as_given(packed: bytes, inode: Inode) -> bool:
+    """Whether nobody wrote to the file since this ETag was given to it."""
+    return packed.partition(b" ")[2] == b"%d %d" % (inode.size, inode.mtime_ns)
+
+
+def of_other_content(metadata: Metadata) -> dict[str, str]:
+    """What is still true of an object that was written to on the mount: all but what was computed
+    from its old content."""
+    return {
+        name: value
+        for name, value in metadata.items()
+        if name != "parts" and not name.startswith("checksum.")
+    }
 
 
 def computed_etag(ino: int, inode: Inode) -> str:

@@ -177,12 +177,15 @@ def facts(
     raw = attributes.read_raw(t, ino)
     marker = is_marker(inode)
     version = raw.get(attributes.VERSION) if version is None else version
+    etag, metadata = raw.get(attributes.ETAG), attributes.split(raw)
+    if etag is not None and not marker and not attributes.is_content_as_given(etag, inode):
+        metadata = attributes.of_other_content(metadata)
     return Facts(
         key,
         ino,
         inode,
-        "" if marker else attributes.etag_of(raw.get(attributes.ETAG), ino, inode),
-        attributes.split(raw),
+        "" if marker else attributes.etag_of(etag, ino, inode),
+        metadata,
         versions.NULL if version is None else versions.outside(version),
         latest,
         marker,

@@ -104,4 +104,5 @@ def _as_data(found: Facts, data: os.stat_result) -> Facts:
         return found._replace(data_mtime_ns=data.st_mtime_ns)
     inode = msgspec.structs.replace(inode, size=data.st_size, mtime_ns=data.st_mtime_ns)
     etag = attributes.computed_etag(found.ino, inode)
-    return found._replace(inode=inode, etag=etag, data_mtime_ns=data.st_mtime_ns)
+    metadata = attributes.of_other_content(found.metadata)
+    return found._replace(inode=inode, etag=etag, metadata=metadata, data_mtime_ns=data.st_mtime_ns)
