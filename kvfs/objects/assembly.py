@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
-from kvfs.namespace import spaces
 from kvfs.namespace.entries import touch
 from kvfs.namespace.inodes import BLOCK, add_usage, read_inode, set_blocks, write_inode
 from kvfs.objects import attributes, changing, finding
@@ -60,9 +59,13 @@ def choose(strides: Sequence[int], size: int) -> int | None:
     return size
 
 
-def make(t: Transaction, bucket: Bucket, directory: int, stride: int, moment: Moment) -> int:
-    """Make the record of an assembly that is not there; its inode number."""
-    ino = spaces.allocate_inodes(t, bucket.id, 1)
+def make(
+    t: Transaction, bucket: Bucket, directory: int, stride: int, ino: int, moment: Moment
+) -> bool:
+    """Make the record of an assembly that is not there, of a reserved number that has a data file.
+    False: a node that started took the number for a dead process's."""
+    if not t.delete(keys.reserved(ino)):
+        return False
     top = read_inode(t, bucket.root)
     inode = Inode(
         mode=changing.FILE_MODE,
@@ -82,7 +85,7 @@ def make(t: Transaction, bucket: Bucket, directory: int, stride: int, moment: Mo
     write_inode(t, ino, inode)
     add_usage(t, bucket.id, 0, 1)
     touch(t, directory, read_inode(t, directory), moment.now)
-    return ino
+    return True
 
 
 def reserve(t: Transaction, ino: int, blocks: int) -> None:

@@ -2,8 +2,8 @@
 
 | step | on disk | in the engine | left by a kill after it |
 |---|---|---|---|
-| 1 the assembly's record, for its first part | nothing | the assembly | the upload: see `uploads` |
-| 2 its data file made, the part's bytes locked | empty file | the same | the same |
+| 1 for the first part a data file, see `bodies` | empty file | `r` | as there |
+| 2 its record; the part's bytes locked | the same | the assembly | the upload: see `uploads` |
 | 3 space reserved | the same | counted | space counted until the upload ends |
 | 4 bytes written; durable: synced | the bytes | the same | the same; they are written again |
 | 5 the part recorded | the same | the part | the part |
@@ -22,7 +22,7 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from kvfs.client.placing import Written
@@ -84,16 +84,16 @@ class Slots:
         if offset + size > _MOST_BYTES:
             return None
         ino = self._find_or_make(bucket, upload, stride, moment)
-        place = Place(ino, offset)
-        slot = Slot(bucket, self._open(ino), place, size)
+        fd = None if ino is None else self._open(ino)
+        if ino is None or fd is None:
+            return None
+        slot = Slot(bucket, fd, Place(ino, offset), size)
         try:
-            free = _lock(slot.fd, place.offset, stride) and self._reserve(slot, upload, number)
+            if _lock(fd, offset, stride) and self._reserve(slot, upload, number):
+                return slot
         except BaseException:
             slot.close()
-            self._forget(ino)
             raise
-        if free:
-            return slot
         slot.close()
         return None
 
@@ -124,7 +124,7 @@ class Slots:
         """Step 6: the data file that holds just these parts one after the other, for as long as it
         is locked; None where there is none. Raises OSError, InvalidPart."""
         target = self._session.read(lambda t: _target(t, upload, parts, boot))
-        fd = None if target is None else self._open_target(target)
+        fd = None if target is None else self._open(target)
         if fd is None or target is None:
             yield None
             return
@@ -166,32 +166,41 @@ class Slots:
         if moved != part.size:
             raise InvalidPart(f"part {part.number} is shorter than it was")
 
-    def _find_or_make(self, bucket: Bucket, upload: Upload, stride: int, moment: Moment) -> int:
+    def _find_or_make(
+        self, bucket: Bucket, upload: Upload, stride: int, moment: Moment
+    ) -> int | None:
+        """The assembly's inode number; None where none could be made now."""
+
         def find(t: Transaction) -> int | None:
             return assembly.find(t, upload.directory).get(stride)
 
-        def fn(t: Transaction) -> int:
+        found = self._session.read(find)
+        return self._make(bucket, upload, stride, moment, find) if found is None else found
+
+    def _make(
+        self,
+        bucket: Bucket,
+        upload: Upload,
+        stride: int,
+        moment: Moment,
+        find: Callable[[Transaction], int | None],
+    ) -> int | None:
+        body = self._bodies.begin(bucket, 0)
+
+        def fn(t: Transaction) -> int | None:
             uploads.find(t, bucket, upload.key, upload.id)
-            found = find(t)
+            found = find(t)  # another may have been faster
             if found is not None:
                 return found
-            return assembly.make(t, bucket, upload.directory, stride, moment)
+            made = assembly.make(t, bucket, upload.directory, stride, body.ino, moment)
+            return body.ino if made else None
 
-        found = self._session.read(find)
-        return self._session.write(fn) if found is None else found
-
-    def _open(self, ino: int) -> int:
-        files = self._session.files
         try:
-            return files.open(ino, 0, os.O_RDWR)
-        except FileNotFoundError:
-            pass
-        try:
-            return files.create(ino, 0)
-        except FileExistsError:
-            return files.open(ino, 0, os.O_RDWR)
+            return self._session.write(fn)
+        finally:
+            self._bodies.discard(body)  # but for the descriptor nothing, where it was used
 
-    def _open_target(self, ino: int) -> int | None:
+    def _open(self, ino: int) -> int | None:
         try:
             return self._session.files.open(ino, 0, os.O_RDWR)
         except FileNotFoundError:
@@ -204,7 +213,7 @@ class Slots:
         def fn(t: Transaction) -> bool:
             uploads.find(t, slot.bucket, upload.key, upload.id)
             if place.data not in assembly.find(t, upload.directory).values():
-                raise InvalidPart("the upload's data were evicted")
+                return False  # it was evicted
             there = t.get(keys.file_entry(upload.directory, uploads.part_name(number)))
             if there is not None and assembly.place_of(t, keys.unpack_u64(there)) == place:
                 return False
@@ -212,11 +221,6 @@ class Slots:
             return True
 
         return self._bodies.with_room(slot.bucket, size, fn)
-
-    def _forget(self, ino: int) -> None:
-        """After an error: leave no data file without a record."""
-        if self._session.read(lambda t: t.get(keys.inode(ino))) is None:
-            self._session.files.unlink(ino, 0)
 
 
 def _target(t: Transaction, upload: Upload, parts: Sequence[Part], boot: int) -> int | None:
