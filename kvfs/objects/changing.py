@@ -88,6 +88,8 @@ def put(
     check_key(key)
     if namespace_of(new.body.ino) != bucket.id:
         raise NoSuchBucket("the bucket is another one than when the put began")
+    if t.get(keys.namespace(bucket.id)) is None:
+        raise NoSuchBucket("the bucket was deleted since the put began")
     place = place_of(key)
     parent = _make_directories(t, bucket, place.directories, moment, changed)
     name = place.name
@@ -141,12 +143,11 @@ def delete(
     """Delete the current version. Raises what `check` raises, Invalid."""
     parent, place = finding.place_in(t, bucket, key)
     name = place.name
-    current = None
-    if parent is not None:
-        current = finding.find_file(t, parent, name, key, moment.boot)
-    check(current)
+    found = parent is not None and finding.has_file(t, parent, name, moment.boot)
+    if check is not anything:
+        check(None if parent is None else finding.find_file(t, parent, name, key, moment.boot))
     if not versioning:
-        if parent is None or current is None:
+        if parent is None or not found:
             return Deleted(False, False, "")
         _drop_current(t, parent, name, moment, changed)
         prune(t, bucket, parent, moment, changed)
@@ -157,7 +158,7 @@ def delete(
         version = versions.make(_next_time(t, parent, name, None, moment.now), null=True)
     _put_marker(t, bucket, parent, versions.entry_name(name, version), moment)
     tell(t, changed, parent, name, removed)
-    return Deleted(current is not None, True, versions.outside(version))
+    return Deleted(found, True, versions.outside(version))
 
 
 def delete_version(

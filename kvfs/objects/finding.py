@@ -146,6 +146,13 @@ def find_file(t: Transaction, parent: int, name: bytes, key: bytes, boot: int) -
     return facts(t, key, keys.unpack_u64(value), inode, None, latest=True)
 
 
+def has_file(t: Transaction, parent: int, name: bytes, boot: int) -> bool:
+    """Whether an object stands under its own name."""
+    value = t.get(keys.file_entry(parent, name))
+    record = None if value is None else t.get(b"i" + value)
+    return record is not None and is_object(unpack_inode(record), boot)
+
+
 def find_version(
     t: Transaction, parent: int, name: bytes, key: bytes, version: str, boot: int
 ) -> Facts | None:

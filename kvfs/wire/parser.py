@@ -71,7 +71,7 @@ def _refuse_hopeless(data: bytes, start: int, limits: Limits) -> None:
 def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool) -> Head:
     """The head that `block` holds, from its method to its empty line.
 
-    Raises Refused: 400, 414, 417, 431, 501 or 505."""
+    Raises Refused: 400, 414, 431, 501 or 505."""
     collector = _Collector()
     method = _feed(block, collector)
     http_1_0 = _is_http_1_0(block, method, collector.target)
@@ -187,6 +187,5 @@ def _expects_continue(fields: dict[bytes, bytes], http_1_0: bool) -> bool:
     expectation = fields.get(b"expect")
     if expectation is None or http_1_0:
         return False
-    if expectation.lower() != b"100-continue":
-        raise Refused(417, "the only expectation here is 100-continue")
-    return True
+    # What else may be expected is passed over, as S3 does: RFC 9110, 10.1.1 leaves it to servers.
+    return expectation.lower() == b"100-continue"

@@ -33,7 +33,7 @@ def ask(
     body: bytes = b"",
     headers: Mapping[str, str] | None = None,
     user: str | None = "main",
-    unsigned: Mapping[str, str] | None = None,
+    unsigned: Mapping[str, str | None] | None = None,
 ) -> Answer:
     """Send one request; `target` is the path and query as they go over the wire, `unsigned` are
     headers that are added after signing (None as value takes one away)."""
@@ -44,7 +44,7 @@ def ask(
         # Paths are signed as they stand.
         keys = Credentials(pair.access_key, pair.secret)
         S3SigV4Auth(keys, "s3", REGION).add_auth(request)
-    fields = dict(request.headers.items()) | dict(unsigned or {})
+    fields: dict[str, str | None] = {**dict(request.headers.items()), **(unsigned or {})}
     connection = http.client.HTTPConnection(s3.host, s3.port, timeout=30)
     try:
         connection.putrequest(method, target, skip_accept_encoding=True)
@@ -55,7 +55,7 @@ def ask(
         ):
             fields["Content-Length"] = str(len(body))
         for name, value in fields.items():
-            if value:
+            if value is not None:
                 connection.putheader(name, value)
         connection.endheaders(body or None)
         response = connection.getresponse()

@@ -637,6 +637,27 @@ def test_leave_is_given_to_go_on(s3: S3, bucket: str) -> None:
         assert s3.client().get_object(Bucket=bucket, Key="a")["Body"].read() == body
 
 
+@pytest.mark.parametrize("expected", ["", "200", "a-miracle"])
+def test_what_else_is_expected_is_passed_over(s3: S3, bucket: str, expected: str) -> None:
+    told = ask(s3, "PUT", f"/{bucket}/a", b"abc", unsigned={"Expect": expected})
+    assert told.status == 200
+
+
+def test_the_bucket_goes_meanwhile(s3: S3) -> None:
+    bucket = s3.new_bucket()
+    path = s3.client().generate_presigned_url("put_object", Params={"Bucket": bucket, "Key": "a"})
+    target = path.removeprefix(s3.endpoint)
+    with s3.connect() as peer:
+        head = f"PUT {target} HTTP/1.1\r\nHost: {s3.host}:{s3.port}\r\nContent-Length: 3\r\n\r\n"
+        peer.sendall(head.encode() + b"a")
+        time.sleep(0.1)
+        s3.client().delete_bucket(Bucket=bucket)
+        peer.sendall(b"bc")
+        answer = peer.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b"<Code>NoSuchBucket</Code>" in answer
+
+
 def test_what_is_said_is_too_much(s3: S3, bucket: str) -> None:
     client = s3.client()
     client.put_object(Bucket=bucket, Key="a", Body=b"", Metadata={"x": "y" * 2047})

@@ -202,6 +202,59 @@ def test_public_objects(s3: S3, there: dict[str, str]) -> None:
         s3.client(None).get_object(**there)
 
 
+def test_an_object_of_somebody_else(s3: S3) -> None:
+    """Who wrote it owns it, and may give it away."""
+    bucket = s3.new_bucket(ACL="public-read-write")
+    asked = {"Bucket": bucket, "Key": "a"}
+    alt = s3.client("alt")
+    try:
+        alt.put_object(**asked, Body=b"x")
+        found = alt.get_object_acl(**asked)
+        assert found["Owner"]["ID"] == "alt"
+        assert _granted(found) == [("alt", "FULL_CONTROL")]
+        with refused(403, "AccessDenied"):
+            s3.client().get_object(**asked)
+        alt.put_object_acl(**asked, ACL="bucket-owner-read")
+        assert _granted(alt.get_object_acl(**asked)) == [("alt", "FULL_CONTROL"), ("main", "READ")]
+        assert s3.client().get_object(**asked)["Body"].read() == b"x"
+        alt.put_object_acl(**asked, ACL="bucket-owner-full-control")
+        found = s3.client().get_object_acl(**asked)
+        assert _granted(found) == [("alt", "FULL_CONTROL"), FULL]
+        assert found["Owner"]["ID"] == "alt"
+        version = s3.client().list_object_versions(Bucket=bucket)["Versions"][0]
+        assert version["Owner"]["ID"] == "alt"
+    finally:
+        s3.remove_bucket(bucket)
+
+
+def test_grants_in_headers_of_a_put(s3: S3, bucket: str) -> None:
+    names = ("GrantFullControl", "GrantRead", "GrantReadACP", "GrantWriteACP")
+    asked = {"Bucket": bucket, "Key": "a"}
+    s3.client().put_object(**asked, Body=b"", **dict.fromkeys(names, "id=alt"))
+    assert _granted(s3.client().get_object_acl(**asked)) == [
+        ("alt", "FULL_CONTROL"),
+        ("alt", "READ"),
+        ("alt", "READ_ACP"),
+        ("alt", "WRITE_ACP"),
+    ]
+    assert s3.client("alt").get_object(**asked)["Body"].read() == b""
+
+
+def test_acls_of_versions(s3: S3, there: dict[str, str]) -> None:
+    client = s3.client()
+    client.put_bucket_versioning(
+        Bucket=there["Bucket"], VersioningConfiguration={"Status": "Enabled"}
+    )
+    version = client.put_object(**there, Body=b"2")["VersionId"]
+    client.put_object_acl(**there, VersionId="null", ACL="public-read")
+    assert _granted(client.get_object_acl(**there, VersionId=version)) == [FULL]
+    assert _granted(client.get_object_acl(**there, VersionId="null"))[1:] == [FULL]
+    anybody = s3.client(None)
+    assert anybody.get_object(**there, VersionId="null")["Body"].read() == b"abc"
+    with refused(403, "AccessDenied"):
+        anybody.get_object(**there)
+
+
 def test_acls_do_not_count_where_the_owner_owns_all(s3: S3) -> None:
     bucket = s3.new_bucket(ObjectOwnership="BucketOwnerEnforced")
     client = s3.client()
