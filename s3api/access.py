@@ -63,12 +63,7 @@ _BY_OBJECT_ACL: Final = frozenset(
 )
 """What the owner of a bucket may not do with objects of others there, unless their ACLs say so."""
 _ACL_OF_OBJECT: Final = frozenset(each for each in _BY_OBJECT_ACL if each.endswith("Acl"))
-_WITH_A_WRITE: Final = frozenset(
-    {
-        "s3:PutObjectAcl",
-        "s3:PutObjectTagging",
-    }
-)
+_WITH_A_WRITE: Final = frozenset({"s3:PutObjectAcl", "s3:PutObjectTagging"})
 """What somebody whom the ACL of the bucket lets write may say about the new object."""
 _WRITES: Final = frozenset({"PutObject", "CopyObject", "CreateMultipartUpload"})
 _SHOW_OWNERS: Final = frozenset({"GetObjectAcl", "PutObjectAcl", "GetObjectAttributes"})
@@ -137,7 +132,11 @@ class Access:
         block = PublicAccessBlock.parse(call.settings.get(PUBLIC_ACCESS) or {})
         request = _request(call, action, key, facts)
         decision = policy.evaluate(_policies(call, block, action), request)
-        if decision is Decision.DENY or not _within(_session(call.known), request):
+        if decision is Decision.DENY:
+            return False
+        if _comes_with_write(call, action):
+            return self.allows(call, "s3:PutObject", key, facts)
+        if not _within(_session(call.known), request):
             return False
         if decision is Decision.ALLOW:
             return True
@@ -236,6 +235,19 @@ def _allows_by_acl(
         request = Request(request.caller, "s3:PutObject", request.resource, request.values)
     of_bucket = acl.policy_of_bucket(block.effective_acl(bucket_acl(call)), call.bucket)
     return policy.evaluate([of_bucket], request) is Decision.ALLOW
+
+
+def _comes_with_write(call: "Call", action: str) -> bool:
+    """Whether who may put an object may also say this about it, unless it is denied: its tags, and
+    an ACL that shows it to nobody but the writer and the bucket's owner. (S3 asks for permissions
+    of their own; policies that other servers' users write count on these.)"""
+    if call.operation not in _WRITES:
+        return False
+    if action != "s3:PutObjectAcl":
+        return action == "s3:PutObjectTagging"
+    owner, writer = owner_of(call.owner), owner_of(call.caller.name or call.owner)
+    given = acl.from_params(call.params, writer, owner, lambda name: name)
+    return given is None or all(each.user in (owner, writer) for each in given.grants)
 
 
 def _within(session: Policy | None, request: Request) -> bool:

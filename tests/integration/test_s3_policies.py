@@ -154,11 +154,38 @@ def test_conditions_on_what_a_put_says(s3: S3, bucket: str) -> None:
         alt.put_object(Bucket=bucket, Key="tagged/b", Body=b"x", Tagging="security=private")
     with refused(403, "AccessDenied"):
         alt.put_object(Bucket=bucket, Key="acl/b", Body=b"x", ACL="public-read")
-    # A tag that needs a permission which was not given.
+    # Tags and harmless ACLs come with the write, unless they are denied.
     client.put_bucket_policy(Bucket=bucket, Policy=document(allow("s3:PutObject", f"{bucket}/*")))
-    alt.put_object(Bucket=bucket, Key="c", Body=b"x")
+    alt.put_object(Bucket=bucket, Key="c", Body=b"x", Tagging="a=b")
+    alt.put_object(Bucket=bucket, Key="c", Body=b"x", GrantFullControl='id="main"')
+    assert client.get_object_acl(Bucket=bucket, Key="c")["Owner"]["ID"] == "alt"
+    for acl in ("public-read", "authenticated-read"):
+        with refused(403, "AccessDenied"):
+            alt.put_object(Bucket=bucket, Key="c", Body=b"x", ACL=acl)
+    client.put_bucket_policy(
+        Bucket=bucket,
+        Policy=document(
+            allow("s3:PutObject", f"{bucket}/*"), deny("s3:PutObjectTagging", f"{bucket}/*")
+        ),
+    )
     with refused(403, "AccessDenied"):
         alt.put_object(Bucket=bucket, Key="c", Body=b"x", Tagging="a=b")
+
+
+def test_the_owner_that_is_expected(s3: S3, bucket: str) -> None:
+    s3.client().put_bucket_acl(Bucket=bucket, ACL="public-read-write")
+    for user in ("main", None):
+        client = s3.client(user)
+        client.list_objects(Bucket=bucket, ExpectedBucketOwner="main")
+        client.put_object(Bucket=bucket, Key="a", Body=b"x", ExpectedBucketOwner="main")
+        with refused(403, "AccessDenied"):
+            client.list_objects(Bucket=bucket, ExpectedBucketOwner="mainfoo")
+        with refused(403, "AccessDenied"):
+            client.put_object(Bucket=bucket, Key="a", Body=b"y", ExpectedBucketOwner="mainfoo")
+        with refused(403, "AccessDenied"):
+            client.delete_objects(
+                Bucket=bucket, Delete={"Objects": [{"Key": "a"}]}, ExpectedBucketOwner="mainfoo"
+            )
 
 
 def test_conditions_on_address_transport_and_referer(s3: S3, bucket: str) -> None:

@@ -9,6 +9,9 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from kvfs.encryption import open_key
+from s3api.auth.credentials import start_session
+from s3api.users import KEY_NAME
 from tests.integration.s3 import REGION, S3, refused
 
 ROLE = {"RoleArn": "arn:aws:iam::000000000000:role/job", "RoleSessionName": "job-1"}
@@ -95,6 +98,20 @@ def test_tokens_that_are_none(s3: S3, bucket: str) -> None:
         with pytest.raises(client.exceptions.ClientError) as told:
             client.list_objects_v2(Bucket=bucket)
         assert told.value.response["Error"]["Code"] in ("InvalidToken", "InvalidAccessKeyId")
+
+
+def test_keys_whose_time_is_over(s3: S3, bucket: str) -> None:
+    key, parent = open_key(s3.node.store / KEY_NAME), s3.users["main"].access_key
+    past = start_session(key, parent, now=time.time() - 901, duration_s=900)
+    made = {
+        "AccessKeyId": past.access_key,
+        "SecretAccessKey": past.secret,
+        "SessionToken": past.session_token,
+    }
+    with refused(400, "ExpiredToken"):
+        temporary(s3, made).list_objects_v2(Bucket=bucket)
+    with refused(400, "ExpiredTokenException"):
+        temporary(s3, made, "sts").get_caller_identity()
 
 
 @pytest.mark.parametrize(
