@@ -119,10 +119,9 @@ class Application:
         handler = HANDLERS.get(call.operation)
         if handler is None:
             raise S3Error("NotImplemented", f"{call.operation} is not supported")
-        refuse_headers(name.decode("latin-1") for name in call.fields)
         document = b""
-        reads = parser(call.operation)
-        if reads.payload is not None and not reads.streams:
+        parsing = parser(call.operation)
+        if parsing.payload is not None and not parsing.streams:
             # Nobody may make us read a document who may not ask for anything.
             document = await Receiver(call).document(body_limit(call.operation))
         call.params = parse(
@@ -136,6 +135,9 @@ class Application:
         _check_named(call)
         if call.operation not in OPEN:
             self._authorise(call)
+        if b"-server-side-encryption" in b"".join(call.fields):
+            reads = call.head.method in ("GET", "HEAD")
+            refuse_headers(call.headers(), reads=reads)
         return await handler(call)
 
     def _authorise(self, call: Call) -> None:

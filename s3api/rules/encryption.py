@@ -4,24 +4,67 @@ Objects are plain files of the store, so no request is told that its object is e
 it is NotImplemented, whatever the method. Encrypt the disk or the filesystem under the store.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Final
 
-from s3api.errors import S3Error
+from s3api.errors import S3Error, invalid_argument
 
 _PREFIXES: Final = (
     "x-amz-server-side-encryption",
     "x-amz-copy-source-server-side-encryption",
 )
+_METHOD: Final = "x-amz-server-side-encryption"
+_METHODS: Final = frozenset({"AES256", "aws:fsx", "aws:kms", "aws:kms:dsse"})
+_KMS_KEY: Final = "x-amz-server-side-encryption-aws-kms-key-id"
+_CUSTOMER: Final = "x-amz-server-side-encryption-customer-"
+_CUSTOMER_PARTS: Final = frozenset({"algorithm", "key", "key-md5"})
 _REASON: Final = "this server keeps objects as plain files; encrypt the store's filesystem instead"
 
 
-def refuse_headers(names: Iterable[str]) -> None:
-    """Raises NotImplemented where a request (its header names or form fields, in lower case) asks
-    for encryption."""
-    for name in names:
-        if name.startswith(_PREFIXES):
-            raise S3Error("NotImplemented", f"The header {name} is not implemented: {_REASON}")
+def refuse_headers(headers: Mapping[str, str], *, reads: bool = False) -> None:
+    """Raises NotImplemented where a request (its headers or form fields, names in lower case) asks
+    for encryption; InvalidArgument where what it asks for would be nonsense anywhere. What it
+    `reads` is not encrypted: InvalidRequest."""
+    asked = [name for name in headers if name.startswith(_PREFIXES)]
+    if not asked:
+        return
+    _check_method(headers)
+    _check_customer_key(headers)
+    if reads:
+        raise S3Error(
+            "InvalidRequest", "The encryption parameters are not applicable to this object."
+        )
+    raise S3Error("NotImplemented", f"The header {asked[0]} is not implemented: {_REASON}")
+
+
+def _check_method(headers: Mapping[str, str]) -> None:
+    method, key_id = headers.get(_METHOD), headers.get(_KMS_KEY)
+    if method is not None and method not in _METHODS:
+        raise invalid_argument(_METHOD, method, "The encryption method specified is not supported")
+    if method is not None and f"{_CUSTOMER}algorithm" in headers:
+        raise invalid_argument(
+            _METHOD,
+            method,
+            "Server Side Encryption with Customer provided key is incompatible with the encryption"
+            " method specified",
+        )
+    if key_id is not None and (method is None or not method.startswith("aws:kms")):
+        message = f"Server Side Encryption with AWS KMS managed key requires HTTP header {_METHOD}"
+        raise invalid_argument(_METHOD, method or "", f"{message} : aws:kms")
+
+
+def _check_customer_key(headers: Mapping[str, str]) -> None:
+    given = {name for name in _CUSTOMER_PARTS if _CUSTOMER + name in headers}
+    if given and (missing := _CUSTOMER_PARTS - given):
+        raise invalid_argument(
+            _CUSTOMER + min(missing),
+            "",
+            "Requests specifying Server Side Encryption with Customer provided keys must provide"
+            " the algorithm, the key and its MD5.",
+        )
+    algorithm = headers.get(f"{_CUSTOMER}algorithm")
+    if algorithm not in (None, "AES256"):
+        raise S3Error("InvalidEncryptionAlgorithmError")
 
 
 def refuse_configuration() -> S3Error:

@@ -133,14 +133,35 @@ def test_response_overrides() -> None:
 
 
 def test_encryption_is_refused() -> None:
-    encryption.refuse_headers(["host", "x-amz-meta-server-side-encryption"])
-    for name in (
-        "x-amz-server-side-encryption",
-        "x-amz-server-side-encryption-customer-algorithm",
-        "x-amz-copy-source-server-side-encryption-customer-key",
+    encryption.refuse_headers({"host": "a", "x-amz-meta-server-side-encryption": "b"})
+    method = "x-amz-server-side-encryption"
+    customer = f"{method}-customer-"
+    whole = {f"{customer}algorithm": "AES256", f"{customer}key": "k", f"{customer}key-md5": "m"}
+    for asked in (
+        {method: "AES256"},
+        {method: "aws:kms", f"{method}-aws-kms-key-id": "id"},
+        whole,
+        {"x-amz-copy-source-server-side-encryption-customer-key": "k"},
     ):
-        with pytest.raises(S3Error) as caught:
-            encryption.refuse_headers([name])
-        assert (caught.value.code, caught.value.status) == ("NotImplemented", 501)
+        with pytest.raises(S3Error) as told:
+            encryption.refuse_headers(asked)
+        assert (told.value.code, told.value.status) == ("NotImplemented", 501)
+    for asked in (
+        {method: "aes:kms"},
+        {method: "AES256", f"{method}-aws-kms-key-id": "id"},
+        {f"{method}-aws-kms-key-id": "id"},
+        {method: "AES256", **whole},
+        {f"{customer}algorithm": "AES256"},
+        {f"{customer}key": "k"},
+    ):
+        with pytest.raises(S3Error) as told:
+            encryption.refuse_headers(asked)
+        assert told.value.code == "InvalidArgument"
+    with pytest.raises(S3Error) as told:
+        encryption.refuse_headers({**whole, f"{customer}algorithm": "AES128"})
+    assert told.value.code == "InvalidEncryptionAlgorithmError"
+    with pytest.raises(S3Error) as told:
+        encryption.refuse_headers({method: "AES256"}, reads=True)
+    assert (told.value.code, told.value.status) == ("InvalidRequest", 400)
     assert encryption.refuse_configuration().status == 501
     assert encryption.no_configuration().status == 404
