@@ -40,6 +40,14 @@ _IGNORED: Final = frozenset({"lost+found", ".format.new", "lock"})
 was cut short, and what `remove_unused` leaves when that is."""
 
 
+_MADE: Final = (
+    *("clean", "recovered", ".recovered.new"),
+    *("secret.key", "s3-credentials"),
+    *("format", "lock"),
+)
+"""The files of a store beside its directories, in the order in which they may go."""
+
+
 class Identity(msgspec.Struct, frozen=True):
     """What `format` holds."""
 
@@ -177,7 +185,7 @@ def remove_unused(path: Path) -> None:
                 return
             for directory in (store.meta, store.data, store.run):
                 shutil.rmtree(directory, ignore_errors=True)
-            for name in ("clean", "recovered", ".recovered.new", "format", "lock"):
+            for name in _MADE:
                 (root / name).unlink(missing_ok=True)
         finally:
             store.unlock()

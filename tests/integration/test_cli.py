@@ -72,7 +72,7 @@ def test_the_first_namespaces_are_a_cache_and_a_durable_one(node: Node) -> None:
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_in_the_foreground_a_signal_unmounts(node: Node, sent: signal.Signals) -> None:
     command = [sys.executable, "-c", "from cli.main import main; main()", "up", *node.place()]
-    environment = {**os.environ, "KVFS_CONFIG": os.devnull}
+    environment = {**os.environ, "KVFS_CONFIG": os.devnull, "KVFS_S3": "off"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
     ) as process:
@@ -299,14 +299,6 @@ def test_a_damaged_engine_is_rebuilt_or_named(node: Node) -> None:
     assert str(node.store / "meta") in message
 
 
-def test_what_is_not_built_is_refused(node: Node) -> None:
-    code, message = refused("up", "--daemon", *node.place(), "--s3", "127.0.0.1:9000")
-    assert code == 2
-    assert "no S3 API" in message
-    code, message = refused("down", *node.place(), "--s3", "127.0.0.1:9000")
-    assert code == 2
-
-
 def test_asking_a_store_without_a_node_names_the_remedy(node: Node) -> None:
     code, message = refused("status", "--store", str(node.store))
     assert code == 7
@@ -454,6 +446,10 @@ EXAMINED = {
     "xattrs",
     "O_DIRECT",
     "journal",
+    "s3 workers",
+    "s3 TLS",
+    "s3 sendfile",
+    "s3 hardware CRC",
 }
 
 
@@ -612,7 +608,7 @@ def test_a_mistyped_command_names_what_was_meant(typed: tuple[str, ...], hint: s
 
 def test_the_list_of_commands_says_what_each_does_in_a_whole_sentence() -> None:
     commands = kvfs("--help").stdout.partition("Commands:")[2].partition("Exit codes")[0]
-    assert "up          Start a node on a store and mount it." in commands
+    assert "up          Start a node on a store, mount it and serve it over S3." in commands
     assert "..." not in commands
 
 

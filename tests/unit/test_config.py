@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kvfs import config as configuration
-from kvfs.config import KEYS, load
+from kvfs.config import KEYS, Address, load
 from kvfs.errors import ConfigError
 from kvfs.units import Capacity
 
@@ -61,6 +61,14 @@ def test_the_tests_own_variables_are_left_alone() -> None:
         ({"KVFS_SUID": "maybe"}, "KVFS_SUID: must be true or false"),
         ({"KVFS_LOG_LEVEL": "loud"}, "KVFS_LOG_LEVEL: must be one of debug"),
         ({"KVFS_STORE": ""}, "KVFS_STORE: must be a path"),
+        ({"KVFS_S3": "9000"}, "KVFS_S3: must be HOST:PORT like '127.0.0.1:9000', 'auto' or 'off'"),
+        ({"KVFS_S3": "h:70000"}, "KVFS_S3: 70000 is no port"),
+        ({"KVFS_S3_WORKERS": "none"}, "KVFS_S3_WORKERS: must be a number from 1 to 64"),
+        ({"KVFS_S3_WORKER": "1"}, r"KVFS_S3_WORKER: .* did you mean KVFS_S3_WORKERS\?"),
+        ({"KVFS_S3_DOMAINS": "a/b"}, "KVFS_S3_DOMAINS: must be names of hosts"),
+        ({"KVFS_S3_REGION": "US East"}, "KVFS_S3_REGION: must be a name like 'us-east-1'"),
+        ({"KVFS_S3_PRIVATE_KEY": "/k"}, "KVFS_S3_PRIVATE_KEY: needs s3_certificate"),
+        ({"KVFS_S3": "h:1", "KVFS_ADMIN": "h:1"}, "KVFS_ADMIN: h:1 is where the S3 API listens"),
     ],
 )
 def test_a_senseless_value_names_where_it_stands(environ: dict[str, str], message: str) -> None:
@@ -89,6 +97,27 @@ def test_what_is_shown_can_be_read_back() -> None:
     config, _ = load({"capacity": "1500", "suid": True}, environ={})
     again, _ = load(config.as_dict(), environ={})
     assert again == config
+
+
+def test_addresses_of_every_kind() -> None:
+    for text, where in (
+        ("0.0.0.0:80", Address("0.0.0.0", 80)),
+        ("[::1]:0", Address("::1", 0)),
+        ("auto", "auto"),
+        ("off", "off"),
+    ):
+        config, _ = load({"s3": text}, environ={})
+        assert config.s3 == where
+        assert str(config.s3) == text
+
+
+def test_a_list_of_domains_from_file_and_environment(toml: Path) -> None:
+    toml.write_text('s3_domains = ["S3.Example.com", "localhost"]\ns3_workers = 3')
+    config, _ = load(file=toml, environ={})
+    assert config.s3_domains == ("s3.example.com", "localhost")
+    assert config.s3_workers == 3
+    again, _ = load(environ={"KVFS_S3_DOMAINS": "a.example, b.example"})
+    assert again.s3_domains == ("a.example", "b.example")
 
 
 def test_every_setting_has_a_converter_and_a_flag() -> None:

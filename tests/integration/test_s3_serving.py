@@ -1,0 +1,442 @@
+"""Serving S3: start and end, workers that die, ports, users, health, metrics, the access log."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cli.s3_clients import CLIENTS
+from tests.integration.harness import Node, best_mode, kvfs, wait_for_exit
+from tests.integration.s3 import S3, refused, serving, users_of
+
+ADMIN = ("--admin", "127.0.0.1:0")
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """A store and a mountpoint; not started."""
+    made = Node.make(best_mode(), "--s3", "127.0.0.1:0", *ADMIN)
+    yield made
+    print(made.log[-5000:])
+    made.remove()
+
+
+def up(node: Node, *flags: str) -> subprocess.CompletedProcess[str]:
+    done = kvfs("up", "--daemon", *node.place(), "--mode", node.mode, *flags)
+    if done.returncode == 0:
+        node.pid = node.status()["pid"]
+    return done
+
+
+def fetch(url: str) -> tuple[int, str]:
+    """Status and body."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def eventually(check: Callable[[], bool], timeout_s: float = 20) -> None:
+    end = time.monotonic() + timeout_s
+    while not check():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.05)
+
+
+# ---- start and end
+
+
+def test_the_first_start_shows_the_key_pair_once(node: Node) -> None:
+    first = up(node, "--s3", "127.0.0.1:0", *ADMIN)
+    assert first.returncode == 0, first.stderr
+    secret = re.search(r"^  secret      (\S{40})$", first.stdout, re.MULTILINE)
+    assert secret is not None
+    file = node.store / "s3-credentials"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert secret[1] in file.read_text()
+    assert secret[1] not in node.log
+    assert secret[1] not in json.dumps(node.status())
+    assert secret[1].encode() not in (node.store / "meta" / "data.mdb").read_bytes()
+    node.down()
+    again = up(node, "--s3", "127.0.0.1:0", *ADMIN)
+    assert again.returncode == 0, again.stderr
+    assert "  s3      http://127.0.0.1:" in again.stdout
+    assert "secret" not in again.stdout
+    with users_of(node) as users:
+        assert users.find("admin").secret == secret[1]
+
+
+def test_without_s3_there_is_neither_listener_nor_user(node: Node) -> None:
+    done = up(node, "--no-s3")
+    assert done.returncode == 0, done.stderr
+    assert "s3 " not in done.stdout
+    assert "s3" not in node.status()
+    assert not (node.store / "s3-credentials").exists()
+    refusal = kvfs("s3", "env", "--store", str(node.store))
+    assert (refusal.returncode, refusal.stdout) == (3, "")
+    assert "admin" in refusal.stderr
+
+
+def test_the_admin_port_may_be_served_without_s3(node: Node) -> None:
+    assert up(node, "--no-s3", *ADMIN).returncode == 0
+    endpoint = node.status()["admin"]["endpoint"]
+    assert fetch(f"{endpoint}/health/ready") == (200, "ready\n")
+    assert "kvfs_s3" not in fetch(f"{endpoint}/metrics")[1]
+
+
+def test_a_port_that_is_taken_is_named_with_the_remedy(node: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        where = f"127.0.0.1:{other.getsockname()[1]}"
+        for flags in (("--s3", where, *ADMIN), ("--s3", "127.0.0.1:0", "--admin", where)):
+            done = up(node, *flags)
+            assert done.returncode == 4
+            assert f"another program listens at {where}: choose another port" in done.stderr
+            assert done.stderr.count("\n") == 1
+
+
+def test_two_nodes_never_share_a_port(node: Node) -> None:
+    with serving() as other:
+        done = up(node, "--s3", f"127.0.0.1:{other.port}", *ADMIN)
+        assert done.returncode == 4
+        assert "another program listens" in done.stderr
+
+
+def test_nodes_side_by_side_need_no_ports_of_their_own(node: Node) -> None:
+    """Where nobody chose a port and the usual one is taken, any free one is served and told."""
+    others = [Node.make(node.mode) for _ in range(2)]
+    try:
+        told = [up(each, "--s3", "auto", "--admin", "auto") for each in others]
+        assert [done.returncode for done in told] == [0, 0], told
+        endpoints = {each.status()["s3"]["endpoint"] for each in others}
+        endpoints |= {each.status()["admin"]["endpoint"] for each in others}
+        assert len(endpoints) == 4
+        for each in others:
+            env = kvfs("s3", "env", "--store", str(each.store)).stdout
+            assert each.status()["s3"]["endpoint"] in env
+    finally:
+        for each in others:
+            each.remove()
+
+
+def test_senseless_settings_are_refused(node: Node) -> None:
+    for flags, message in (
+        (("--s3", "9000"), "must be HOST:PORT like '127.0.0.1:9000', 'auto' or 'off'"),
+        (("--s3", "127.0.0.1:99999"), "99999 is no port"),
+        (("--s3", "192.0.2.1:9000"), "192.0.2.1 is no address of this machine"),
+        (("--s3-workers", "0"), "must be a number from 1 to 64"),
+        (("--s3-certificate", "/x.pem"), "needs s3_private_key"),
+        (("--s3-domains", "a b"), "must be names of hosts"),
+        (("--s3-access-log", "/nowhere/at/all"), "No such file or directory"),
+        (("--s3", "127.0.0.1:9000", "--no-s3"), "--no-s3 does not go with"),
+    ):
+        done = up(node, *("--s3", "127.0.0.1:0", *ADMIN, *flags))
+        assert done.returncode in (2, 3), (flags, done.stdout)
+        assert message in done.stderr
+
+
+def test_requests_under_way_are_answered_before_the_end(node: Node) -> None:
+    with serving() as s3:
+        client = s3.client("admin")
+        body = os.urandom(32 << 20)
+        client.put_object(Bucket="models", Key="big", Body=body)
+        answer = client.get_object(Bucket="models", Key="big")["Body"]
+        head = answer.read(1 << 20)
+        assert s3.node.pid is not None
+        os.kill(s3.node.pid, signal.SIGTERM)
+        assert head + answer.read() == body
+        eventually(lambda: not Path(f"/proc/{s3.node.pid}").exists())
+        assert "did not end" not in s3.node.log
+        assert (s3.node.store / "clean").exists()
+
+
+def test_workers_end_with_a_daemon_that_is_killed(node: Node) -> None:
+    node.up()
+    workers = node.status()["s3"]["workers"]
+    watches = [os.pidfd_open(pid) for pid in workers]
+    node.kill()
+    for watch in watches:
+        wait_for_exit(watch)
+        os.close(watch)
+    node.up()  # at its old ports or others: they are free
+    assert len(node.status()["s3"]["workers"]) == len(workers)
+
+
+# ---- workers
+
+
+def test_a_dead_worker_is_replaced_and_no_connection_is_refused(node: Node) -> None:
+    with serving("--s3-workers", "2") as s3:
+        client = s3.client("admin")
+        client.list_buckets()
+        before = s3.node.status()["s3"]
+        assert len(before["workers"]) == before["wanted_workers"] == 2
+        for pid in before["workers"]:
+            os.kill(pid, signal.SIGKILL)
+        with s3.connect() as peer:  # waits in the backlog until a successor takes it
+            peer.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert peer.recv(100).startswith(b"HTTP/1.1 ")
+        eventually(lambda: len(s3.node.status()["s3"]["workers"]) == 2)
+        after = s3.node.status()["s3"]
+        assert after["restarts"] == 2
+        assert not set(after["workers"]) & set(before["workers"])
+        assert after["requests"] >= before["requests"]  # the dead one's count too
+        client.list_buckets()
+        assert s3.node.log.count("killed by signal 9") == 2
+
+
+def test_a_mount_that_comes_and_goes_leaves_s3_alone(node: Node) -> None:
+    with serving("--no-mount") as s3:
+        client = s3.client("admin")
+        client.put_object(Bucket="models", Key="k", Body=b"1")
+        store = ("--store", str(s3.node.store))
+        assert kvfs("mount", str(s3.mount), *store).returncode == 0
+        assert (s3.mount / "models" / "k").read_bytes() == b"1"
+        client.put_object(Bucket="models", Key="k", Body=b"2")
+        assert (s3.mount / "models" / "k").read_bytes() == b"2"
+        assert kvfs("umount", *store).returncode == 0
+        client.put_object(Bucket="models", Key="k", Body=b"3")
+        assert client.get_object(Bucket="models", Key="k")["Body"].read() == b"3"
+
+
+def test_tls_with_a_certificate(node: Node, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command += ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    flags = ("--s3-certificate", str(certificate), "--s3-private-key", str(key))
+    done = up(node, "--s3", "127.0.0.1:0", *ADMIN, flags[0], str(key), *flags[2:])
+    assert done.returncode == 2
+    assert "no certificate with its key" in done.stderr
+    with serving(*flags) as s3:
+        assert s3.endpoint.startswith("https://127.0.0.1:")
+        url = kvfs("s3", "presign", "GET", "models", "--store", str(s3.node.store)).stdout.strip()
+        context = ssl.create_default_context(cafile=str(certificate))
+        with urllib.request.urlopen(url, context=context, timeout=30) as answer:
+            assert b"<Name>models</Name>" in answer.read()
+        lines = json.loads(kvfs("doctor", "--json", "--store", str(s3.node.store)).stdout)["paths"]
+        found = {line["name"]: line for line in lines}
+        assert found["s3 TLS"]["active"]
+        assert not found["s3 sendfile"]["active"]
+
+
+# ---- users
+
+
+def test_users_come_and_go_beside_a_running_node(s3: S3) -> None:
+    store = ("--store", str(s3.node.store))
+
+    def user(*arguments: str) -> str:
+        done = kvfs("s3", "user", *arguments, *store)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    told = json.loads(user("add", "carol", "--json"))
+    assert set(told) == {"user", "access_key", "secret"}
+    listed = user("list")
+    assert told["access_key"] in listed
+    assert told["secret"] not in listed
+    s3.users["carol"] = type(s3.users["main"])(told["access_key"], told["secret"])
+    client = s3.client("carol")
+    assert client.list_buckets()["Buckets"] == []
+
+    user("disable", "carol")
+    time.sleep(1.1)
+    with refused(403, "InvalidAccessKeyId"):
+        client.list_buckets()
+    user("enable", "carol")
+    time.sleep(1.1)
+    client.list_buckets()
+    again = json.loads(user("rotate", "carol", "--json"))
+    assert again["secret"] != told["secret"]
+    time.sleep(1.1)
+    with refused(403, "InvalidAccessKeyId"):
+        client.list_buckets()
+    user("remove", "carol")
+    assert "carol" not in user("list")
+    done = kvfs("s3", "user", "rotate", "carol", *store)
+    assert (done.returncode, done.stderr) == (3, "kvfs: there is no user 'carol'\n")
+    done = kvfs("s3", "user", "add", "main", *store)
+    assert done.returncode == 4
+
+
+def test_a_users_policy_is_set_shown_and_checked(s3: S3, tmp_path: Path) -> None:
+    store = ("--store", str(s3.node.store))
+    document = tmp_path / "policy.json"
+    document.write_text('{"Statement": [{"Effect": "Deny", "Action": "*", "Resource": "*"}]}')
+    s3.add_user("dora")
+    client = s3.client("dora")
+    client.list_buckets()
+    assert kvfs("s3", "user", "policy", "dora", str(document), *store).returncode == 0
+    assert kvfs("s3", "user", "policy", "dora", *store).stdout.strip() == document.read_text()
+    time.sleep(1.1)
+    with refused(403, "AccessDenied"):
+        client.list_buckets()
+    assert kvfs("s3", "user", "policy", "dora", "--delete", *store).returncode == 0
+    time.sleep(1.1)
+    client.list_buckets()
+    document.write_text('{"Statement": "x"}')
+    done = kvfs("s3", "user", "policy", "dora", str(document), *store)
+    assert done.returncode == 2
+    assert "MalformedPolicy" in done.stderr
+
+
+def test_users_are_managed_without_a_node(node: Node) -> None:
+    node.up()
+    node.down()
+    store = ("--store", str(node.store))
+    assert kvfs("s3", "user", "add", "eve", *store).returncode == 0
+    assert "eve" in kvfs("s3", "user", "list", *store).stdout
+    assert "http://127.0.0.1:9000" in kvfs("s3", "env", *store, "--s3", "auto").stdout
+    done = kvfs("s3", "user", "rotate", "admin", *store)
+    secret = done.stdout.split()[-1]
+    assert secret in (node.store / "s3-credentials").read_text()
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_what_a_client_needs_names_endpoint_and_keys(s3: S3, client: str) -> None:
+    done = kvfs("s3", "env", "--for", client, "--store", str(s3.node.store), "--user", "main")
+    assert done.returncode == 0, done.stderr
+    assert s3.users["main"].secret in done.stdout
+    assert s3.users["main"].access_key in done.stdout
+    assert str(s3.port) in done.stdout
+    if client in ("boto3", "s3fs", "minio", "pyarrow"):
+        compile(done.stdout, client, "exec")
+
+
+def test_the_shell_variables_are_all_that_boto3_needs(s3: S3) -> None:
+    env = kvfs("s3", "env", "--store", str(s3.node.store)).stdout
+    script = "import boto3; print(boto3.client('s3').list_buckets()['Buckets'])"
+    line = f"{env}\nexec {sys.executable} -W ignore -c {shlex.quote(script)}"
+    done = subprocess.run(["sh", "-ec", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "'models'" in done.stdout
+
+
+def test_presigned_urls_work_for_what_they_name_alone(s3: S3, bucket: str) -> None:
+    def sign(*arguments: str) -> str:
+        done = kvfs("s3", "presign", *arguments, "--store", str(s3.node.store))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    url = sign("PUT", f"{bucket}/a key+ü")
+    request = urllib.request.Request(url, b"body", method="PUT")
+    urllib.request.urlopen(request, timeout=30).close()
+    assert fetch(sign("GET", f"{bucket}/a key+ü")) == (200, "body")
+    assert fetch(url)[0] == 403
+    short = sign("GET", f"{bucket}/a key+ü", "--expires", "1")
+    time.sleep(2.1)
+    assert fetch(short)[0] == 403
+    done = kvfs("s3", "presign", "FETCH", "a/b", "--store", str(s3.node.store))
+    assert done.returncode == 2
+
+
+# ---- health and metrics
+
+
+def samples(endpoint: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    status, page = fetch(f"{endpoint}/metrics")
+    assert status == 200
+    return {
+        (each.name, frozenset(each.labels.items())): each.value
+        for family in text_string_to_metric_families(page)
+        for each in family.samples
+    }
+
+
+def test_health_and_metrics(s3: S3, bucket: str) -> None:
+    endpoint, client = s3.admin_endpoint, s3.client("main")
+    assert fetch(f"{endpoint}/health/live") == (200, "alive\n")
+    assert fetch(f"{endpoint}/health/ready") == (200, "ready\n")
+    assert fetch(f"{endpoint}/else")[0] == 404
+    client.put_object(Bucket=bucket, Key="k", Body=b"12345")
+    for _ in range(3):
+        client.get_object(Bucket=bucket, Key="k")["Body"].read()
+    with refused(404, "NoSuchKey"):
+        client.get_object(Bucket=bucket, Key="no")
+    with refused(404, "NoSuchBucket"):
+        client.get_object(Bucket="never-seen-before", Key="no")
+    found = samples(endpoint)
+
+    def value(name: str, **labels: str) -> float:
+        return found[name, frozenset(labels.items())]
+
+    get = {"operation": "GetObject", "bucket": bucket}
+    assert value("kvfs_s3_requests_total", **get, status="200") == 3
+    assert value("kvfs_s3_requests_total", **get, status="404") == 1
+    assert value("kvfs_s3_errors_total", **get, code="NoSuchKey") == 1
+    assert value("kvfs_s3_seconds_count", **get) == 4
+    assert value("kvfs_s3_seconds_bucket", **get, le="+Inf") == 4
+    assert value("kvfs_s3_sent_bytes_total", **get) > 15
+    put = {"operation": "PutObject", "bucket": bucket}
+    assert value("kvfs_s3_received_bytes_total", **put) >= 5
+    assert value("kvfs_s3_workers") >= 1
+    assert not any(("bucket", "never-seen-before") in labels for _, labels in found)
+    assert value("kvfs_mounted") == 1
+    assert value("kvfs_namespace_inodes", namespace=bucket) == 1
+
+
+def test_a_worker_that_hangs_does_not_hold_the_probes_up(node: Node) -> None:
+    with serving("--s3-workers", "1") as s3:
+        (worker,) = s3.node.status()["s3"]["workers"]
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            assert fetch(f"{s3.admin_endpoint}/health/live")[0] == 200
+        finally:
+            os.kill(worker, signal.SIGKILL)
+        eventually(lambda: fetch(f"{s3.admin_endpoint}/health/ready")[0] == 200)
+
+
+# ---- the access log
+
+
+def test_the_access_log_has_a_line_for_each_request_and_no_secret(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    with serving("--s3-access-log", str(path)) as s3:
+        client = s3.client("admin")
+        client.put_object(Bucket="models", Key="a b\n", Body=b"12345")
+        client.get_object(Bucket="models", Key="a b\n", Range="bytes=1-2")["Body"].read()
+        url = kvfs("s3", "presign", "GET", "models/none", "--store", str(s3.node.store))
+        assert fetch(url.stdout.strip())[0] == 404
+        eventually(lambda: path.read_text().count("\n") == 3)
+        put, get, absent = path.read_text().splitlines()
+        assert " models [" in put
+        assert " admin " in put
+        assert " REST.PUT.OBJECT a%20b%0A " in put
+        assert re.search(r'"GET /models/a%20b%0A HTTP/1.1" 206 - \d+ 5 \d+ \d+ ', get)
+        assert " SigV4 - AuthHeader " in get
+        assert " 404 NoSuchKey " in absent
+        assert "X-Amz-Signature=- " in absent
+        assert " QueryString " in absent
+        signature = url.stdout.strip().rpartition("X-Amz-Signature=")[2]
+        assert signature not in path.read_text()
+        path.rename(tmp_path / "old.log")
+        time.sleep(1.1)
+        client.list_buckets()
+        eventually(lambda: path.exists() and path.read_text().count("\n") == 1)
