@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import trio
 
+from kvfs.objects.changing import ENABLED
 from kvfs.objects.finding import Facts
 from kvfs.objects.problems import InvalidPart, NoSuchUpload
 from kvfs.objects.uploads import MAX_PARTS, Part, Upload, Wanted
@@ -234,7 +235,7 @@ def _result(call: Call, tag: str, version: str) -> dict[str, Any]:
         "Key": call.key,
         "ETag": f'"{tag}"',
     }
-    return told | {"VersionId": version} if call.settings.versioning else told
+    return told | {"VersionId": version} if call.settings.versioning == ENABLED else told
 
 
 HANDLERS: Final[dict[str, Handler]] = {"CompleteMultipartUpload": complete_multipart_upload}

@@ -4,13 +4,14 @@ from typing import Any, Final
 
 import trio
 
+from kvfs.objects.changing import ENABLED
 from kvfs.objects.finding import Facts
 from kvfs.wire.http import Response
 from s3api.call import Call, Handler, target
 from s3api.errors import S3Error
 from s3api.operations.acls import acl_of_new
 from s3api.operations.answers import answer, checksum_name, metadata_of
-from s3api.operations.finding import expiration, version_id
+from s3api.operations.finding import expiration
 from s3api.operations.locks import lock_of_new
 from s3api.receiving import Receiver
 from s3api.rules import tagging
@@ -78,7 +79,8 @@ def put_result(call: Call, facts: Facts, digests: Digests) -> dict[str, Any]:
         "ETag": f'"{facts.etag}"',
         found.algorithm.member: found.value,
         "ChecksumType": found.type,
-        "VersionId": version_id(call, facts),
+        # S3 tells it of new versions alone, not of what takes the place of the null one.
+        "VersionId": facts.version if call.settings.versioning == ENABLED else None,
         "Expiration": expiration(call, facts),
     }
 

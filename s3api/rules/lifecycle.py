@@ -198,6 +198,8 @@ def _validate_rule(rule: Rule) -> None:
     if rule.get("Status") not in ("Enabled", "Disabled"):
         raise S3Error("MalformedXML")
     if any(rule.get(each) for each in _TRANSITIONS):
+        for transition in rule.get("Transitions", ()):
+            _check_date(transition)
         raise S3Error(
             "NotImplemented", "This server has one storage class: transitions are not implemented"
         )
@@ -244,11 +246,15 @@ def _validate_expiration(rule: Rule) -> None:
         raise S3Error("MalformedXML")
     if end.get("Days", 1) <= 0:
         raise _argument("'Days' for Expiration action must be a positive integer")
-    date = end.get("Date")
-    if date is not None and date.astimezone(UTC).time() != time():
-        raise _argument("'Date' must be at midnight GMT")
+    _check_date(end)
     if "ExpiredObjectDeleteMarker" in end and _filter(rule).tags:
         raise _request("ExpiredObjectDeleteMarker cannot be specified with Tags.")
+
+
+def _check_date(action: Mapping[str, Any]) -> None:
+    date = action.get("Date")
+    if date is not None and date.astimezone(UTC).time() != time():
+        raise _argument("'Date' must be at midnight GMT")
 
 
 def _validate_noncurrent(rule: Rule) -> None:

@@ -90,6 +90,7 @@ def test_rules_are_put_read_and_deleted(s3: S3, bucket: str) -> None:
         ({"Status": "invalid"}, 400, "MalformedXML"),
         ({"Expiration": {"Date": datetime(2030, 1, 1, 5, tzinfo=UTC)}}, 400, "InvalidArgument"),
         ({"Transitions": [{"Days": 1, "StorageClass": "GLACIER"}]}, 501, "NotImplemented"),
+        ({"Transitions": [{"Date": 20220927, "StorageClass": "GLACIER"}]}, 400, "InvalidArgument"),
     ],
 )
 def test_rules_that_are_refused(s3: S3, bucket: str, changes: Json, status: int, code: str) -> None:
