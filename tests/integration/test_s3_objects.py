@@ -350,6 +350,27 @@ def _create(s3: S3, gate: threading.Barrier, bucket: str, key: str, body: bytes)
     return "created"
 
 
+def test_one_of_many_writers_wins(s3: S3, bucket: str) -> None:
+    """Those that saw the same object: If-Match."""
+    tag = s3.client().put_object(Bucket=bucket, Key="a", Body=b"first")["ETag"]
+    gate = threading.Barrier(6)
+
+    def write(body: bytes) -> str:
+        gate.wait()
+        try:
+            s3.client().put_object(Bucket=bucket, Key="a", Body=body, IfMatch=tag)
+        except ClientError as error:
+            return code_of(error)[1]
+        return "written"
+
+    bodies = [b"%d" % n * 3000 for n in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        results = [*pool.map(write, bodies)]
+    assert sorted(results) == ["PreconditionFailed"] * 5 + ["written"]
+    got = s3.client().get_object(Bucket=bucket, Key="a")["Body"].read()
+    assert got == bodies[results.index("written")]
+
+
 def test_conditions_of_deletes(s3: S3, bucket: str) -> None:
     client = s3.client()
     tag = client.put_object(Bucket=bucket, Key="a", Body=b"abc")["ETag"]
@@ -686,6 +707,24 @@ def test_metadata_is_replaced_with_the_object(s3: S3, bucket: str) -> None:
     got = client.head_object(Bucket=bucket, Key="a")
     assert got["Metadata"] == {"two": ""}
     assert "CacheControl" not in got
+
+
+def test_when_it_will_expire(s3: S3, bucket: str) -> None:
+    client = s3.client()
+    rule = {"ID": "r 1", "Status": "Enabled", "Filter": {"Prefix": "a"}, "Expiration": {"Days": 1}}
+    client.put_bucket_lifecycle_configuration(
+        Bucket=bucket, LifecycleConfiguration={"Rules": [rule]}
+    )
+    told = [
+        client.put_object(Bucket=bucket, Key="a", Body=b""),
+        client.get_object(Bucket=bucket, Key="a"),
+        client.head_object(Bucket=bucket, Key="a"),
+        client.copy_object(Bucket=bucket, Key="ab", CopySource=f"{bucket}/a"),
+    ]
+    midnight = (datetime.now(UTC) + timedelta(days=2)).strftime("%a, %d %b %Y 00:00:00 GMT")
+    for each in told:
+        assert each["Expiration"] == f'expiry-date="{midnight}", rule-id="r%201"'
+    assert "Expiration" not in client.put_object(Bucket=bucket, Key="b", Body=b"")
 
 
 def test_what_is_asked_for_is_never_taken_for_another(s3: S3, bucket: str) -> None:

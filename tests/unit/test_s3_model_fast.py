@@ -8,6 +8,8 @@ from botocore.parsers import create_parser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvfs.meta.records import Inode
+from kvfs.objects.finding import Facts
 from kvfs.objects.listing import Listed
 from s3api.model import fast
 from s3api.model.serialising import serialise, url_encode
@@ -72,6 +74,77 @@ def test_botocore_reads_the_whole_list(objects: list[Listed], prefixes: list[byt
         url_encode(each.key.decode()) for each in objects
     ]
     assert len(parsed.get("CommonPrefixes", [])) == len(prefixes)
+
+
+VERSIONS = st.lists(
+    st.builds(
+        lambda key, latest, marker, mtime_ns: Facts(
+            key.encode(),
+            7,
+            Inode(
+                mode=0,
+                uid=0,
+                gid=0,
+                nlink=1,
+                size=9,
+                atime_ns=0,
+                mtime_ns=mtime_ns,
+                ctime_ns=0,
+                parent=1,
+                name=b"k",
+            ),
+            "" if marker else "d41d8cd98f00b204e9800998ecf8427e-1",
+            {"owner": "a&b"} if latest else {},
+            "null",
+            latest,
+            marker,
+        ),
+        XML_TEXT.filter(bool),
+        st.booleans(),
+        st.booleans(),
+        st.integers(0, 1 << 61).map(lambda ns: ns - ns % 1_000_000),
+    ),
+    max_size=5,
+)
+
+
+@modest
+@given(VERSIONS, st.lists(XML_TEXT.filter(bool), max_size=2))
+def test_versions_are_read_as_those_of_the_generic_writer(
+    versions: list[Facts], prefixes: list[str]
+) -> None:
+    small = {"Name": "b", "KeyMarker": "k", "VersionIdMarker": "", "IsTruncated": False}
+    names = [each.encode() for each in prefixes]
+    _, _, written = fast.versions_answer(small, versions, names, url=False, owner="me")
+    generic = small | {
+        "Versions": [_version(each) for each in versions if not each.delete_marker],
+        "DeleteMarkers": [_version(each) for each in versions if each.delete_marker],
+        "CommonPrefixes": [{"Prefix": name} for name in prefixes],
+    }
+    _, _, expected = serialise("ListObjectVersions", generic)
+    shape = operation_model("ListObjectVersions").output_shape
+    read = [
+        create_parser("rest-xml").parse(
+            {"status_code": 200, "headers": {}, "body": body, "context": {}}, shape
+        )
+        for body in (written, expected)
+    ]
+    assert read[0] == read[1]
+
+
+def _version(facts: Facts) -> dict[str, Any]:
+    seconds, rest = divmod(facts.mtime_ns, 1_000_000_000)
+    who = facts.metadata.get("owner", "me")
+    told = {
+        "Key": facts.key.decode(),
+        "VersionId": "null",
+        "IsLatest": facts.latest,
+        "LastModified": datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000),
+        "Owner": {"ID": who, "DisplayName": who},
+    }
+    if facts.delete_marker:
+        return told
+    return told | {"ETag": f'"{facts.etag}"', "Size": 9, "StorageClass": "STANDARD"}
 
 
 def test_headers_of_an_object() -> None:
