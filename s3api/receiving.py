@@ -4,11 +4,12 @@ Payload goes from the socket into a reused buffer, is hashed there in C and writ
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from kvfs.objects.store import Draft
 from kvfs.wire.http import BadChunk, BodyStalled, BodyTooLarge, BodyTruncated
 from s3api.auth import chunked
 from s3api.auth.verified import Payload
@@ -46,12 +47,13 @@ class Buffers:
 
 
 class _Target:
-    """A file that is written from some offset on."""
+    """A draft that is written from its beginning on."""
 
-    def __init__(self, fd: int, offset: int, first_pass: FirstPass) -> None:
-        self._fd = fd
-        self._offset = offset
+    def __init__(self, draft: Draft, first_pass: FirstPass) -> None:
+        self._fd = draft.fd
+        self._offset = draft.offset
         self._first_pass = first_pass
+        self.draft = draft
         self.size = 0
 
     def take(self, parts: list[memoryview]) -> None:
@@ -97,15 +99,14 @@ class Receiver:
             return int(self._call.fields[b"x-amz-decoded-content-length"])
         return self._call.head.content_length
 
-    async def into(self, fd: int, grow: Callable[[int], None], offset: int = 0) -> Digests:
-        """Write the payload to the file, from `offset` on; `grow` is called before it gets longer
-        than announced (and may wait). Raises S3Error, OSError."""
-        target = _Target(fd, offset, self._first_pass)
-        body = self._call.body
+    async def into(self, draft: Draft) -> Digests:
+        """Write the payload to the draft. Raises S3Error, OSError, NoSpace, Unavailable."""
+        target = _Target(draft, self._first_pass)
+        body, store = self._call.body, self._call.store
         with self._call.service.buffers.lent() as buffer:
             while count := await self._receive(buffer):
                 if self.announced is None:
-                    await self._call.blocking(partial(grow, target.size + count))
+                    await self._call.blocking(partial(store.grow, draft, target.size + count))
                 if count <= _INLINE_BYTES and body.remaining == 0:
                     self._take(target, buffer[:count])
                 else:
@@ -133,6 +134,8 @@ class Receiver:
             self._take(target, buffer[:count])
             left -= count
             if left <= 0:
+                start = max(0, target.size - _BURST_BYTES)
+                self._call.store.written(target.draft, start, target.size)
                 return
             with _told_as_s3():
                 count = self._call.body.receive_soon(buffer, _PAUSE_MS) or 0

@@ -32,6 +32,7 @@ from kvfs.objects.opening import Opener
 from kvfs.objects.problems import NoSuchKey
 from kvfs.objects.slots import Slot, Slots
 from kvfs.objects.uploads import Part, Upload, UploadPage, Wanted
+from kvfs.store.writeback import start_writing
 
 T = TypeVar("T")
 _ATTEMPTS: Final = 3
@@ -233,6 +234,12 @@ class ObjectStore:
             self._bodies.grow(draft.body, size)
         else:
             assert size <= draft.body.size, "the size of a part in its place is known"
+
+    def written(self, draft: Draft, start: int, end: int) -> None:
+        """Tell that these bytes of a draft are written, of a long one now and then: what is to be
+        on disk at the end is put on its way."""
+        if draft.body.bucket.durable:
+            start_writing(draft.fd, draft.offset + start, end - start)
 
     def discard(self, draft: Draft) -> None:
         """Forget a draft; nothing where it was committed. Idempotent."""

@@ -3,6 +3,8 @@
 import os
 from typing import Any, Final
 
+import trio
+
 from kvfs.objects.store import Draft
 from kvfs.objects.uploads import MAX_PARTS, Part, Upload
 from kvfs.wire.http import Response
@@ -33,12 +35,11 @@ async def upload_part(call: Call) -> Response:
         raise S3Error("EntityTooLarge")
     draft = await _begin(call, upload, number, size or 0)
     try:
-        digests = await receiver.into(
-            draft.fd, lambda length: call.store.grow(draft, length), draft.offset
-        )
+        digests = await receiver.into(draft)
         await _commit(call, draft, digests)
-    finally:
-        await call.blocking(lambda: call.store.discard(draft))
+    except BaseException:
+        await _discard(call, draft)
+        raise
     return answer(call, _told(digests))
 
 
@@ -60,8 +61,9 @@ async def upload_part_copy(call: Call) -> Response:
     try:
         digests = await call.blocking(copy)
         part = await _commit(call, draft, digests)
-    finally:
-        await call.blocking(lambda: call.store.discard(draft))
+    except BaseException:
+        await _discard(call, draft)
+        raise
     told = _told(digests) | {"LastModified": moment(part.inode.mtime_ns)}
     result: dict[str, Any] = {"CopyPartResult": told}
     if source.settings.versioning:
@@ -119,6 +121,12 @@ async def _commit(call: Call, draft: Draft, digests: Digests) -> Part:
         if each is not None
     }
     return await call.blocking(lambda: call.store.commit_part(draft, digests.etag, said))
+
+
+async def _discard(call: Call, draft: Draft) -> None:
+    """Cancelled: at its end."""
+    with trio.CancelScope(shield=True):
+        await call.blocking(lambda: call.store.discard(draft))
 
 
 def _digests(call: Call, draft: Draft, size: int, algorithm: Algorithm) -> Digests:

@@ -36,7 +36,7 @@ async def put_object(call: Call) -> Response:
     conditions = Conditions.of(call.params)
     draft = await call.blocking(lambda: call.store.begin(call.raw_bucket, call.raw_key, size or 0))
     try:
-        digests = await receiver.into(draft.fd, lambda length: call.store.grow(draft, length))
+        digests = await receiver.into(draft)
         said |= checksum_attributes(digests)
         facts = await call.committing(
             lambda later: call.store.commit(
