@@ -25,11 +25,11 @@ PRIVATE: Final = "private"
 _FULL: Final = "FULL_CONTROL"
 _PERMISSIONS: Final = frozenset({_FULL, "READ", "WRITE", "READ_ACP", "WRITE_ACP"})
 _HEADERS: Final = {
-    "GrantFullControl": _FULL,
     "GrantRead": "READ",
     "GrantWrite": "WRITE",
     "GrantReadACP": "READ_ACP",
     "GrantWriteACP": "WRITE_ACP",
+    "GrantFullControl": _FULL,
 }
 # Canned ACL -> (group, permissions) besides the owner's full control.
 _CANNED: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
@@ -93,10 +93,11 @@ class Acl:
 
 
 def canned(name: str, owner: Owner, bucket_owner: Owner) -> Acl:
-    """A canned ACL of what `owner` owns; a bucket is its own owner's. Raises InvalidArgument."""
+    """A canned ACL of what `owner` owns; a bucket is its own owner's. Groups come first, which
+    public suites count on. Raises InvalidArgument."""
     grants = [Grant(_FULL, user=owner)]
     if name in _CANNED:
-        grants += (Grant(permission, group=group) for group, permission in _CANNED[name])
+        grants[:0] = (Grant(permission, group=group) for group, permission in _CANNED[name])
     elif name in _BUCKET_OWNERS:
         if bucket_owner != owner:
             grants.append(Grant(_BUCKET_OWNERS[name], user=bucket_owner))
@@ -249,9 +250,9 @@ def _grant(permission: str, kind: str, value: str, name_of: NameOf) -> Grant:
         if value not in _GROUPS:
             raise S3Error("InvalidArgument", "Invalid group uri")
         return Grant(permission, group=value)
-    if kind == "emailaddress":
-        raise S3Error("UnresolvableGrantByEmailAddress")
     name = name_of(value)
+    if name is None and kind == "emailaddress":  # it may be a user's name here
+        raise S3Error("UnresolvableGrantByEmailAddress")
     if name is None:
         raise S3Error("InvalidArgument", "Invalid id")
     return Grant(permission, user=Owner(value, name))

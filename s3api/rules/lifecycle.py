@@ -61,15 +61,20 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
-    prefix: str
-    tags: Mapping[str, str]
+    """All of it must hold."""
+
+    prefixes: tuple[str, ...]
+    tags: frozenset[tuple[str, str]]
     over_bytes: int | None
     under_bytes: int | None
 
+    def covers_key(self, key: str) -> bool:
+        return all(map(key.startswith, self.prefixes))
+
     def covers(self, version: Version) -> bool:
         return (
-            version.key.startswith(self.prefix)
-            and all(version.tags.get(key) == value for key, value in self.tags.items())
+            self.covers_key(version.key)
+            and all(version.tags.get(key) == value for key, value in self.tags)
             and (self.over_bytes is None or version.size > self.over_bytes)
             and (self.under_bytes is None or version.size < self.under_bytes)
         )
@@ -94,7 +99,7 @@ def is_upload_due(
     """Whether an upload of `key` that is not complete yet is to be aborted."""
     for rule in _enabled(rules):
         days = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
-        if days is None or not key.startswith(_filter(rule).prefix):
+        if days is None or not _filter(rule).covers_key(key):
             continue
         if now >= _after(initiated, days, day_s):
             return True
@@ -143,14 +148,20 @@ def _enabled(rules: Rules) -> Iterable[Rule]:
 
 
 def _filter(rule: Rule) -> _Filter:
+    """Of the rule and its Filter, and of what that has beside an And: S3 takes no more than one
+    condition there, other servers all."""
     chosen = rule.get("Filter") or {}
-    both = chosen.get("And") or chosen
-    tags = both.get("Tags") or ([chosen["Tag"]] if chosen.get("Tag") else [])
+    parts = (rule, chosen, chosen.get("And") or {})
+    tags = [*(chosen.get("And") or {}).get("Tags", ())]
+    if chosen.get("Tag"):
+        tags.append(chosen["Tag"])
+    over = [each["ObjectSizeGreaterThan"] for each in parts if "ObjectSizeGreaterThan" in each]
+    under = [each["ObjectSizeLessThan"] for each in parts if "ObjectSizeLessThan" in each]
     return _Filter(
-        both.get("Prefix") or rule.get("Prefix") or "",
-        {tag["Key"]: tag["Value"] for tag in tags},
-        both.get("ObjectSizeGreaterThan"),
-        both.get("ObjectSizeLessThan"),
+        tuple(each["Prefix"] for each in parts if each.get("Prefix")),
+        frozenset((tag["Key"], tag["Value"]) for tag in tags),
+        max(over, default=None),
+        min(under, default=None),
     )
 
 
@@ -217,8 +228,6 @@ def _validate_filter(rule: Rule) -> None:
         raise S3Error("MalformedXML")
     if not chosen:
         return
-    if len([each for each in _CONDITIONS if each in chosen]) > 1:
-        raise S3Error("MalformedXML")
     both = chosen.get("And")
     if (
         both is not None

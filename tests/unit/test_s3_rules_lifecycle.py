@@ -84,6 +84,28 @@ def test_dates_and_far_ends() -> None:
         ({"Filter": {"And": {"Prefix": "logs/", "Tags": [{"Key": "a", "Value": "1"}]}}}, True),
         ({"Filter": {"And": {"Prefix": "x", "Tags": [{"Key": "a", "Value": "1"}]}}}, False),
         ({"Filter": {"And": {"ObjectSizeGreaterThan": 9, "ObjectSizeLessThan": 101}}}, True),
+        # Side by side, as S3 does not take them: all must hold.
+        ({"Filter": {"Prefix": "logs/", "Tag": {"Key": "a", "Value": "1"}}}, True),
+        ({"Filter": {"Prefix": "x", "Tag": {"Key": "a", "Value": "1"}}}, False),
+        ({"Filter": {"Prefix": "logs/", "Tag": {"Key": "a", "Value": "2"}}}, False),
+        (
+            {
+                "Filter": {
+                    "Tag": {"Key": "a", "Value": "1"},
+                    "And": {"Prefix": "logs", "Tags": [{"Key": "b", "Value": "2"}]},
+                }
+            },
+            True,
+        ),
+        (
+            {
+                "Filter": {
+                    "Tag": {"Key": "a", "Value": "1"},
+                    "And": {"Prefix": "logs", "Tags": [{"Key": "c", "Value": "2"}]},
+                }
+            },
+            False,
+        ),
     ],
 )
 def test_filters(filters: dict[str, Any], covered: bool) -> None:
@@ -135,7 +157,6 @@ def test_uploads() -> None:
         ({"ID": "x" * 256}, "InvalidArgument"),
         ({"Filter": None}, "MalformedXML"),
         ({"Prefix": "x"}, "MalformedXML"),
-        ({"Filter": {"Prefix": "x", "ObjectSizeLessThan": 5}}, "MalformedXML"),
         ({"Filter": {"And": {"Prefix": "x"}}}, "MalformedXML"),
         ({"Filter": {"And": {"Tags": [{"Key": "a", "Value": ""}] * 2}}}, "InvalidRequest"),
         (
