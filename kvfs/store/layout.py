@@ -42,7 +42,7 @@ was cut short, and what `remove_unused` leaves when that is."""
 
 _MADE: Final = (
     *("clean", "recovered", ".recovered.new"),
-    *("secret.key", "s3-credentials"),
+    *("secret.key", "s3-credentials", "s3-lifecycle.lock"),
     *("format", "lock"),
 )
 """The files of a store beside its directories, in the order in which they may go."""

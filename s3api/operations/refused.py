@@ -86,3 +86,15 @@ HANDLERS: Final[dict[str, Handler]] = {
     ),
     "PutBucketRequestPayment": _put_request_payment,
 }
+
+_ONLY_NONE: Final = "supported where it asks for nothing, else NotImplemented"
+FATES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(_EMPTY, "answers that there is none"),
+    **_ABSENT,
+    **dict.fromkeys(REFUSED, "NotImplemented"),
+    "GetBucketRequestPayment": "answers BucketOwner",
+    "PutBucketLogging": _ONLY_NONE,
+    "PutBucketNotificationConfiguration": _ONLY_NONE,
+    "PutBucketRequestPayment": "supported for BucketOwner, else NotImplemented",
+}
+"""What becomes of each, for the documents."""

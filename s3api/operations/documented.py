@@ -1,0 +1,27 @@
+"""The table of operations as the documents have it: `python -m s3api.operations.documented`."""
+
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from s3api.model.table import markdown_table, operations_table
+from s3api.operations import HANDLERS, SPECIAL, refused, sts
+
+FATES: Final[Mapping[str, str]] = {
+    **refused.FATES,
+    "DeleteBucketEncryption": "answers that there is none",
+    "GetBucketEncryption": "ServerSideEncryptionConfigurationNotFoundError",
+    "PutBucketEncryption": "NotImplemented",
+    "RestoreObject": "InvalidObjectState: nothing is archived",
+}
+"""What becomes of operations that have a handler and are not supported all the same."""
+
+
+def table() -> str:
+    """Each operation of S3 with what becomes of it here, in Markdown."""
+    served = {*HANDLERS, *SPECIAL} - {sts.OPERATION} - FATES.keys()
+    return markdown_table(operations_table(served, FATES))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())

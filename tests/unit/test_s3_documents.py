@@ -1,0 +1,28 @@
+"""The documents say what the code does."""
+
+import re
+from pathlib import Path
+
+from kvfs.config import KEYS
+from s3api.model.table import SUPPORTED
+from s3api.operations import HANDLERS, SPECIAL, sts
+from s3api.operations.documented import FATES, table
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def test_the_table_of_operations_is_the_code_s() -> None:
+    """Mend it with: ./dev python -m s3api.operations.documented"""
+    document = (ROOT / "S3.md").read_text()
+    assert table() in document
+
+
+def test_every_operation_that_is_answered_is_in_the_table() -> None:
+    fates = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", table(), re.MULTILINE))
+    for name in {*HANDLERS, *SPECIAL} - {sts.OPERATION}:
+        assert fates[name] == FATES.get(name, SUPPORTED)
+
+
+def test_every_setting_is_in_the_documents() -> None:
+    documents = (ROOT / "README.md").read_text() + (ROOT / "S3.md").read_text()
+    assert [key for key in KEYS if f"`{key}`" not in documents] == []
