@@ -303,16 +303,18 @@ def expired(until: int, now: float, extra: dict[str, str]) -> S3Error:
 
 
 def _expires(text: bytes) -> int:
+    """Numbers out of range are refused with 403, which public suites expect, as expired ones."""
     if text.isdigit() and len(text) <= _MAX_DIGITS and 1 <= int(text) <= MAX_EXPIRES_S:
         return int(text)
     if text.startswith(b"-"):
-        raise _query_error("X-Amz-Expires must be non-negative")
+        raise _query_error("X-Amz-Expires must be non-negative", 403)
     if not text.isdigit():
         raise _query_error("X-Amz-Expires should be a number")
     raise _query_error(
-        f"X-Amz-Expires must be at least 1 and less than a week (in seconds): {MAX_EXPIRES_S}"
+        f"X-Amz-Expires must be at least 1 and less than a week (in seconds): {MAX_EXPIRES_S}",
+        403,
     )
 
 
-def _query_error(message: str) -> S3Error:
-    return S3Error("AuthorizationQueryParametersError", message)
+def _query_error(message: str, status: int = 400) -> S3Error:
+    return S3Error("AuthorizationQueryParametersError", message, status)
