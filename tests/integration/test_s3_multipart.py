@@ -608,3 +608,58 @@ def test_uploads_are_seen_neither_on_the_mount_nor_as_objects(s3: S3, bucket: st
     assert os.listdir(s3.mount / bucket) == []
     assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
     client.delete_bucket(Bucket=bucket)
+
+
+def test_each_completion_makes_a_version(s3: S3, bucket: str) -> None:
+    client = s3.client()
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    made = []
+    for number in (1, 2):
+        upload_id, parts = upload(client, bucket, "k", {1: data_of(PART, number), 2: b"x"})
+        told = complete(client, bucket, "k", upload_id, parts)
+        made.append(told["VersionId"])
+        again = complete(client, bucket, "k", upload_id, parts)
+        assert again["VersionId"] == told["VersionId"]
+    listed = client.list_object_versions(Bucket=bucket)["Versions"]
+    assert [each["VersionId"] for each in listed] == made[::-1]
+    for number, version in enumerate(made, 1):
+        assert read(client, bucket, "k", VersionId=version) == data_of(PART, number) + b"x"
+    upload_id, _ = upload(client, bucket, "copy", {})
+    told = client.upload_part_copy(
+        Bucket=bucket,
+        Key="copy",
+        UploadId=upload_id,
+        PartNumber=1,
+        CopySource={"Bucket": bucket, "Key": "k", "VersionId": made[0]},
+    )
+    assert told["CopySourceVersionId"] == made[0]
+    tag = told["CopyPartResult"]["ETag"]
+    complete(client, bucket, "copy", upload_id, [{"PartNumber": 1, "ETag": tag}])
+    assert read(client, bucket, "copy") == data_of(PART, 1) + b"x"
+    client.delete_object(Bucket=bucket, Key="k")
+    upload_id, _ = upload(client, bucket, "copy", {})
+    with refused(404, "NoSuchKey"):
+        client.upload_part_copy(
+            Bucket=bucket, Key="copy", UploadId=upload_id, PartNumber=1, CopySource=f"{bucket}/k"
+        )
+
+
+def test_the_parts_of_an_object_are_told(s3: S3, bucket: str) -> None:
+    client = s3.client()
+    bodies = {1: data_of(PART, 1), 2: b"rest"}
+    options = {"ChecksumAlgorithm": "SHA256"}
+    upload_id = client.create_multipart_upload(Bucket=bucket, Key="k", **options)["UploadId"]
+    parts = [
+        put_part(client, bucket, "k", upload_id, n, body, **options)
+        | {"ChecksumSHA256": sha256(body)}
+        for n, body in bodies.items()
+    ]
+    complete(client, bucket, "k", upload_id, parts)
+    told = client.get_object_attributes(
+        Bucket=bucket, Key="k", ObjectAttributes=["ObjectParts", "Checksum", "ObjectSize"]
+    )
+    assert told["ObjectParts"]["TotalPartsCount"] == 2
+    assert [(part["Size"], part["ChecksumSHA256"]) for part in told["ObjectParts"]["Parts"]] == [
+        (len(body), sha256(body)) for body in bodies.values()
+    ]
+    assert told["Checksum"]["ChecksumType"] == "COMPOSITE"
