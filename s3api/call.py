@@ -17,6 +17,7 @@ from kvfs.wire.http import Body, Head, Response
 from s3api.access import Access, caller_of
 from s3api.auth.credentials import Known
 from s3api.auth.verified import Verified
+from s3api.deleter import Deleter
 from s3api.errors import S3Error
 from s3api.identities import Identities
 from s3api.model.addressing import is_bucket_name
@@ -45,6 +46,7 @@ class Service:
     """Whether signatures of version 2 are taken."""
     threads: trio.CapacityLimiter
     teller: Teller
+    deleter: Deleter
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from kvfs.wire.http import Counters, Head, Limits, OnResponse, serve, server_con
 from s3api.access import Access
 from s3api.access_log import AccessLog
 from s3api.call import Service
+from s3api.deleter import Deleter
 from s3api.expiring import Expiring
 from s3api.identities import Identities
 from s3api.plan import READY, Plan
@@ -62,6 +63,7 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
         version_2=plan.version_2,
         threads=trio.CapacityLimiter(_THREADS),
         teller=Teller(store),
+        deleter=Deleter(store),
     )
     application = Application(service)
     listeners = [socket.socket(fileno=fd) for fd in plan.listeners]
@@ -84,6 +86,7 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.teller.run)
+        nursery.start_soon(service.deleter.run)
         nursery.start_soon(Expiring(store, plan.lifecycle_day_s).run)
         async with trio.open_nursery() as requests:
             await requests.start(serving)

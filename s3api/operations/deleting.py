@@ -29,16 +29,12 @@ async def delete_object(call: Call) -> Response:
     check = _check(
         params.get("IfMatch"), params.get("IfMatchLastModifiedTime"), params.get("IfMatchSize")
     )
-    step = partial(
-        call.store.delete,
+    done = await call.service.deleter.delete(
         call.raw_bucket,
-        call.raw_key,
-        version=call.version,
+        Doomed(call.raw_key, call.version, check),
         versioning=call.settings.versioning,
-        check=check,
         bypass=_bypasses(call, call.key),
     )
-    done = await call.committing(lambda later: step(later=later))
     told = {"DeleteMarker": done.delete_marker or None, "VersionId": done.version or None}
     return answer(call, told)
 
