@@ -20,7 +20,7 @@ from s3api.error_map import s3_error
 from s3api.errors import S3Error, error_response
 from s3api.model.addressing import Address, address, bucket_of_host, split_target, with_hoisted
 from s3api.model.documents import body_limit
-from s3api.model.parsing import parse, parser
+from s3api.model.parsing import parser
 from s3api.model.routing import OPTIONS_OBJECT, route
 from s3api.operations import HANDLERS, OF_EXISTING_OBJECTS, OPEN, SPECIAL, cors, sts
 from s3api.operations.finding import check_version_id
@@ -119,25 +119,18 @@ class Application:
         handler = HANDLERS.get(call.operation)
         if handler is None:
             raise S3Error("NotImplemented", f"{call.operation} is not supported")
-        document = b""
         parsing = parser(call.operation)
-        if parsing.payload is not None and not parsing.streams:
-            # Nobody may make us read a document who may not ask for anything.
-            document = await Receiver(call).document(body_limit(call.operation))
-        call.params = parse(
-            call.operation,
-            call.bucket or None,
-            call.key or None,
-            call.query,
-            call.fields,
-            document,
-        )
+        call.params = parsing.parse(call.bucket or None, call.key or None, call.query, call.fields)
         _check_named(call)
         if call.operation not in OPEN:
             self._authorise(call)
         if b"-server-side-encryption" in b"".join(call.fields):
             reads = call.head.method in ("GET", "HEAD")
             refuse_headers(call.headers(), reads=reads)
+        if parsing.payload is not None and not parsing.streams:
+            # Nobody may make us read a document who may not ask for anything.
+            document = await Receiver(call).document(body_limit(call.operation))
+            parsing.take_document(call.params, document)
         return await handler(call)
 
     def _authorise(self, call: Call) -> None:

@@ -110,8 +110,8 @@ class Parser:
         key: str | None,
         query: Mapping[str, str],
         headers: Mapping[bytes, bytes],
-        body: bytes,
     ) -> dict[str, Any]:
+        """All members but those of a document."""
         members: dict[str, Any] = {}
         for name, wire in self.uri:
             members[name] = bucket if wire == "Bucket" else key
@@ -123,11 +123,14 @@ class Parser:
             if name not in members:
                 wire = self._places[name]
                 raise S3Error("InvalidRequest", f"The request lacks the parameter or header {wire}")
+        return members
+
+    def take_document(self, members: dict[str, Any], body: bytes) -> None:
+        """Add the members of the document, where the operation has one."""
         if self.payload is not None:
             if len(body) > body_limit(self.operation):
                 raise S3Error("MaxMessageLengthExceeded")
             self.payload(members, body)
-        return members
 
     def _take_headers(self, members: dict[str, Any], headers: Mapping[bytes, bytes]) -> None:
         metadata: dict[str, str] = {}
@@ -158,7 +161,10 @@ def parse(
     of an operation that has one (at most `body_limit` bytes), and passed over where it streams.
     Absent members are absent. Raises S3Error.
     """
-    return parser(operation).parse(bucket, key, query, headers, body)
+    found = parser(operation)
+    members = found.parse(bucket, key, query, headers)
+    found.take_document(members, body)
+    return members
 
 
 @functools.cache
