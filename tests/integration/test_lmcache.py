@@ -4,56 +4,33 @@ They need torch, so they live in a virtual environment of their own, `.venv-lmca
 (git-ignored), which the first run makes from the two requirements files here and later runs reuse.
 """
 
-import fcntl
 import hashlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.integration.environments import environment
 from tests.integration.harness import ROOT
 
 HERE = Path(__file__).resolve().parent
 TORCH, LMCACHE = HERE / "requirements-torch.txt", HERE / "requirements-lmcache.txt"
-VENV = ROOT / ".venv-lmcache"
+VENV = ".venv-lmcache"
 
 pytestmark = pytest.mark.timeout(1200)  # the first test may have to install torch
 
 
 @pytest.fixture(scope="session")
 def python() -> Path:
-    """The interpreter of the environment, made when it is missing or out of date."""
-    wanted = hashlib.sha256(TORCH.read_bytes() + LMCACHE.read_bytes()).hexdigest()
-    stamp, interpreter = VENV / "stamp", VENV / "bin" / "python"
-    with open(ROOT / ".venv-lmcache.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not stamp.exists() or stamp.read_text() != wanted:
-            subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=True)
-            for requirements in (TORCH, LMCACHE):
-                install(interpreter, requirements)
-            stamp.write_text(wanted)
-    return interpreter
-
-
-def install(interpreter: Path, requirements: Path) -> None:
-    command = [interpreter, "-m", "pip", "install", "--quiet", "--no-deps", "--retries", "2"]
-    done = subprocess.run(
-        [*command, "--disable-pip-version-check", "-r", requirements],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "No matching distribution" in done.stderr:
-        pytest.skip(f"not to be had for this Python: {done.stderr.strip().splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr
+    """The interpreter of the environment."""
+    return environment(VENV, TORCH, LMCACHE)
 
 
 def run(python: Path, script: str, *arguments: object) -> str:
     done = subprocess.run(
         [python, HERE / script, *map(str, arguments)],
-        env={"PATH": os.environ["PATH"], "HOME": str(VENV), "LMCACHE_TRACK_USAGE": "false"},
+        env={"PATH": os.environ["PATH"], "HOME": str(ROOT / VENV), "LMCACHE_TRACK_USAGE": "false"},
         capture_output=True,
         text=True,
         timeout=200,
@@ -82,7 +59,11 @@ def test_processes_that_race_for_one_temporary_name(
     running = [
         subprocess.Popen(
             command,
-            env={"PATH": os.environ["PATH"], "HOME": str(VENV), "LMCACHE_TRACK_USAGE": "false"},
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(ROOT / VENV),
+                "LMCACHE_TRACK_USAGE": "false",
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,0 +1,44 @@
+"""Virtual environments of their own for what the tests drive and the project does not depend on.
+
+Each stands in the checkout (git-ignored); the first run makes it from its requirements files and
+later runs reuse it until one of those changes.
+"""
+
+import fcntl
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.harness import ROOT
+
+
+def environment(name: str, *requirements: Path) -> Path:
+    """The interpreter of the environment `name`, made when it is missing or out of date; skips the
+    test where a package is not to be had for this Python."""
+    wanted = hashlib.sha256(b"".join(file.read_bytes() for file in requirements)).hexdigest()
+    home = ROOT / name
+    stamp, interpreter = home / "stamp", home / "bin" / "python"
+    with open(ROOT / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stamp.exists() or stamp.read_text() != wanted:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
+            for file in requirements:
+                _install(interpreter, file)
+            stamp.write_text(wanted)
+    return interpreter
+
+
+def _install(interpreter: Path, requirements: Path) -> None:
+    command = [interpreter, "-m", "pip", "install", "--quiet", "--no-deps", "--retries", "2"]
+    done = subprocess.run(
+        [*command, "--disable-pip-version-check", "-r", requirements],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "No matching distribution" in done.stderr:
+        pytest.skip(f"not to be had for this Python: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
