@@ -375,3 +375,12 @@ def test_public_policies_are_blocked_and_restricted(s3: S3, bucket: str) -> None
     with refused(403, "AccessDenied"):
         s3.client(None).get_object(Bucket=bucket, Key="a")
     client.get_object(Bucket=bucket, Key="a")
+
+
+def test_who_may_not_ask_is_told_so_whatever_it_sends(s3: S3, bucket: str) -> None:
+    """Permission comes before the document."""
+    answer = s3.exchange(
+        b"PUT /%b?policy HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+        b"Connection: close\r\n\r\nno policy" % bucket.encode()
+    )
+    assert answer.startswith(b"HTTP/1.1 403 "), answer
