@@ -67,8 +67,8 @@ class Admin:
         mount, s3 = status["mount"], status.get("s3")
         if mount is not None and not await _answers(mount["mountpoint"]):
             return f"the mount at {mount['mountpoint']} does not answer"
-        if s3 is not None and len(s3["workers"]) < s3["wanted_workers"]:
-            return f"{len(s3['workers'])} of {s3['wanted_workers']} S3 workers run"
+        if s3 is not None and s3["answering_workers"] < s3["wanted_workers"]:
+            return f"{s3['answering_workers']} of {s3['wanted_workers']} S3 workers answer"
         return ""
 
     async def _metrics(self) -> Response:

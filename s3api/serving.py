@@ -128,6 +128,7 @@ class Serving:
             "tls": bool(self._config.s3_certificate),
             "workers": pids,
             "wanted_workers": supervisor.wanted,
+            "answering_workers": supervisor.answering,
             "restarts": supervisor.restarts,
             "rss_bytes": sum(map(_resident_bytes, pids)),
             "connections": tally.open_connections,

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -94,13 +94,37 @@ def close_all(listeners: list[list[socket.socket]]) -> None:
             listener.close()
 
 
+class _Answers:
+    """What a worker says, line by line."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+        self._pending = bytearray()
+        self.owed = 0
+        """Answers to what was asked that have not come yet."""
+
+    async def next(self) -> bytes:
+        """The next line. Raises EOFError. Cancelled: nothing is lost."""
+        while (end := self._pending.find(b"\n") + 1) == 0:
+            part = await self._stream.receive_some()
+            if not part or len(self._pending) > _LINE_LIMIT:
+                raise EOFError
+            self._pending += part
+        line = bytes(self._pending[:end])
+        del self._pending[:end]
+        return line
+
+
 class _Worker:
     """One place in the row of workers, and the process that fills it now."""
 
     def __init__(self, listeners: list[socket.socket]) -> None:
         self.listeners = listeners
         self.process: trio.Process | None = None
-        self.answers: AsyncIterator[bytes] | None = None
+        self.answers: _Answers | None = None
+        """While it is ready."""
+        self.answering = False
+        """Whether it answered when it was asked last."""
         self.last = Tally()
         self.busy = trio.Lock()
         """Held while it is asked."""
@@ -147,6 +171,11 @@ class Supervisor:
         """How many workers there should be."""
         return len(self._workers)
 
+    @property
+    def answering(self) -> int:
+        """How many workers answered the last `tally`."""
+        return sum(worker.answering for worker in self._workers)
+
     async def tally(self) -> Tally:
         """What all workers have served; of one that does not answer, what it said last."""
         async with trio.open_nursery() as nursery:
@@ -169,11 +198,12 @@ class Supervisor:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        worker.process, worker.answers = process, _lines(process.stdout)
+        worker.process, answers = process, _Answers(process.stdout)
         with trio.move_on_after(READY_S):
-            with contextlib.suppress(trio.BrokenResourceError, StopAsyncIteration):
+            with contextlib.suppress(trio.BrokenResourceError, EOFError):
                 await process.stdin.send_all(msgspec.json.encode(self._plan(fds)) + b"\n")
-                if await anext(worker.answers) == READY:
+                if await answers.next() == READY:
+                    worker.answers = answers
                     return
         raise Unavailable("a worker of the S3 API did not come up: its log says why")
 
@@ -184,9 +214,10 @@ class Supervisor:
             began = time.monotonic()
             assert worker.process is not None
             status = await worker.process.wait()
+            worker.answers = None
             await _close(worker.process)
             self._merger.bury(worker.last)
-            worker.last = Tally()
+            worker.last, worker.answering = Tally(), False
             if time.monotonic() - began > _HEALTHY_S:
                 pause_s = BACKOFF_S[0]
             log.error("an S3 worker (process %d) ended: %s", worker.process.pid, _end(status))
@@ -195,7 +226,8 @@ class Supervisor:
             self.restarts += 1
             try:
                 await self._start(worker)
-            except Unavailable:
+            except (Unavailable, OSError) as error:
+                log.error("an S3 worker could not be replaced: %s", error)
                 worker.process.kill()
 
     async def _ask(self, worker: _Worker) -> None:
@@ -203,16 +235,16 @@ class Supervisor:
         if process is None or process.stdin is None or answers is None:
             return
         async with worker.busy:
+            worker.answering = False
             try:
                 with trio.fail_after(REPORT_S):
-                    await process.stdin.send_all(REPORT)
-                    answer = await anext(answers)
-            except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+                    worker.last = await _report(process.stdin, answers)
+            except trio.TooSlowError:
                 log.warning("the S3 worker %d does not say what it served", process.pid)
-            except StopAsyncIteration:
+            except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
                 pass  # it has ended
             else:
-                worker.last = msgspec.json.decode(answer, type=Tally)
+                worker.answering = True
 
     # ---- the end
 
@@ -239,16 +271,17 @@ async def _close(process: trio.Process) -> None:
             await stream.aclose()
 
 
-async def _lines(stream: trio.abc.ReceiveStream) -> AsyncIterator[bytes]:
-    """Each with its line end; ends with the stream, or at a line that is far too long."""
-    pending = bytearray()
-    async for part in stream:
-        pending += part
-        while (end := pending.find(b"\n") + 1) > 0:
-            yield bytes(pending[:end])
-            del pending[:end]
-        if len(pending) > _LINE_LIMIT:
-            return
+async def _report(stream: trio.abc.SendStream, answers: _Answers) -> Tally:
+    """What a worker has served. Raises EOFError, trio.BrokenResourceError, and
+    trio.ClosedResourceError. Cancelled: the answer may come later, and is passed over then."""
+    while answers.owed:
+        await answers.next()
+        answers.owed -= 1
+    answers.owed += 1
+    await stream.send_all(REPORT)
+    line = await answers.next()
+    answers.owed -= 1
+    return msgspec.json.decode(line, type=Tally)
 
 
 def _end(status: int) -> str:

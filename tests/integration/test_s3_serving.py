@@ -408,8 +408,15 @@ def test_a_worker_that_hangs_does_not_hold_the_probes_up(node: Node) -> None:
         os.kill(worker, signal.SIGSTOP)
         try:
             assert fetch(f"{s3.admin_endpoint}/health/live")[0] == 200
+            ready = fetch(f"{s3.admin_endpoint}/health/ready")
+            assert ready == (503, "not ready: 0 of 1 S3 workers answer\n")
         finally:
-            os.kill(worker, signal.SIGKILL)
+            os.kill(worker, signal.SIGCONT)
+        eventually(lambda: fetch(f"{s3.admin_endpoint}/health/ready")[0] == 200)
+        s3.client("admin").list_buckets()
+        assert s3.node.status()["s3"]["requests"] == 1  # no answer is taken for another
+        os.kill(worker, signal.SIGKILL)
+        eventually(lambda: s3.node.status()["s3"]["restarts"] == 1)
         eventually(lambda: fetch(f"{s3.admin_endpoint}/health/ready")[0] == 200)
 
 
