@@ -27,10 +27,18 @@ def python() -> Path:
     return environment(VENV, TORCH, LMCACHE)
 
 
+def environ() -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(ROOT / VENV),
+        "LMCACHE_TRACK_USAGE": "false",
+    }
+
+
 def run(python: Path, script: str, *arguments: object) -> str:
     done = subprocess.run(
         [python, HERE / script, *map(str, arguments)],
-        env={"PATH": os.environ["PATH"], "HOME": str(ROOT / VENV), "LMCACHE_TRACK_USAGE": "false"},
+        env=environ(),
         capture_output=True,
         text=True,
         timeout=200,

@@ -4,10 +4,11 @@ They live in a virtual environment of their own, `.venv-s3-clients`, see environ
 Python are driven by the scripts in s3_clients/, programs from here.
 """
 
+import hashlib
+import json
 import os
-import random
-import shutil
 import subprocess
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,9 @@ import pytest
 
 from tests.integration.environments import environment
 from tests.integration.s3 import REGION, S3
+from tests.integration.s3_clients.objects import MIB, ODD, SIZES, content
 
 HERE = Path(__file__).resolve().parent
-MIB = 1 << 20
-SIZES = {"empty": 0, "small": 11, "above-a-part": 5 * MIB + 1, "large": 20 * MIB}
-ODD = ("with space", "plus+sign", "per%cent", "100%25", "ünïcode/☃", "a&b=c#e", "~-_.!*'()")
-
 pytestmark = pytest.mark.timeout(600)  # the first test may have to install the clients
 
 
@@ -97,11 +95,6 @@ def shop(s3: S3, bucket: str, programs: Path, tmp_path: Path) -> Shop:
     return Shop(s3, bucket, programs, tmp_path)
 
 
-def content(size: int) -> bytes:
-    """Always the same for a size."""
-    return random.Random(size).randbytes(size)
-
-
 def plant(root: Path) -> dict[str, bytes]:
     """Files of all sizes and names below a directory; returns their paths with their content."""
     files = {name: content(size) for name, size in SIZES.items()}
@@ -145,3 +138,188 @@ def test_awscrt(named_host: Shop) -> None:
     shop = named_host
     script = HERE / "s3_clients" / "with_awscrt.py"
     shop.run(shop.home / "enter", shop.programs / "python", script)
+
+
+# ---- boto3
+
+
+def test_boto3(shop: Shop) -> None:
+    """Its transfers, with the checksums that it takes by default."""
+    client = shop.s3.client("main")
+    for name, data in plant(shop.home / "tree").items():
+        client.upload_file(str(shop.home / "tree" / name), shop.bucket, name)
+        assert (shop.mount / name).read_bytes() == data
+        client.download_file(shop.bucket, name, str(shop.home / "back"))
+        assert (shop.home / "back").read_bytes() == data
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=shop.bucket, MaxKeys=3)
+    keys = [entry["Key"] for page in pages for entry in page["Contents"]]
+    assert keys == sorted(files_below(shop.mount), key=str.encode)
+    client.copy({"Bucket": shop.bucket, "Key": "large"}, shop.bucket, "copy of large")
+    assert (shop.mount / "copy of large").read_bytes() == content(20 * MIB)
+    (shop.mount / "large").write_bytes(b"now small")
+    assert client.get_object(Bucket=shop.bucket, Key="large")["Body"].read() == b"now small"
+
+
+# ---- awscli
+
+
+def test_awscli_syncs(shop: Shop) -> None:
+    """Large files go in parts; a body of no bytes waits for 100 Continue all the same."""
+    tree, back = shop.home / "tree", shop.home / "back"
+    files = plant(tree)
+    shop.run("aws", "s3", "sync", "--no-progress", tree, shop.url)
+    assert files_below(shop.mount) == files
+    (shop.mount / "of the mount").write_bytes(b"m")
+    shop.run("aws", "s3", "sync", "--no-progress", shop.url, back)
+    assert files_below(back) == files | {"of the mount": b"m"}
+    (shop.mount / "sub" / "one").unlink()
+    assert shop.run("aws", "s3", "sync", "--no-progress", shop.url, back) == b""
+    said = shop.run("aws", "s3", "sync", "--no-progress", "--delete", shop.url, back)
+    assert said == b"delete: back/sub/one\n"
+    listed = shop.run("aws", "s3", "ls", "--recursive", "--summarize", shop.url).decode()
+    assert f"Total Objects: {len(files)}\n" in listed
+    assert listed.splitlines()[-4].endswith("ünïcode/☃")
+    shop.run("aws", "s3", "rm", "--recursive", f"{shop.url}/sub")
+    assert not (shop.mount / "sub").exists()
+
+
+def test_awscli_copies(shop: Shop) -> None:
+    large, url = content(20 * MIB), f"{shop.url}/a dir/large+1"
+    shop.run("aws", "s3", "cp", "-", url, "--metadata", "colour=green", stdin=large)
+    assert (shop.mount / "a dir" / "large+1").read_bytes() == large
+    assert os.getxattr(shop.mount / "a dir" / "large+1", "user.s3.meta.colour") == b"green"
+    assert shop.run("aws", "s3", "cp", url, "-") == large
+    shop.run("aws", "s3", "mv", url, f"{shop.url}/moved")
+    assert (shop.mount / "moved").read_bytes() == large
+    assert not (shop.mount / "a dir").exists()
+    url = shop.run("aws", "s3", "presign", f"{shop.url}/moved").decode().strip()
+    with urllib.request.urlopen(url) as response:
+        assert response.read() == large
+    shop.run("aws", "s3", "mb", shop.url + "-more")
+    shop.run("aws", "s3", "cp", f"{shop.url}/moved", f"{shop.url}-more")
+    shop.run("aws", "s3", "rb", "--force", shop.url + "-more")
+    assert (shop.url + "-more").removeprefix("s3://") not in shop.run("aws", "s3", "ls").decode()
+
+
+def test_awscli_names_any_key(shop: Shop) -> None:
+    (shop.home / "file").write_bytes(b"0123456789")
+    for key in ("a//b", "dir/", "/leading", "../up", "./here"):
+        at = ("--bucket", shop.bucket, "--key", key)
+        shop.run("aws", "s3api", "put-object", *at, "--body", "file", "--if-none-match", "*")
+        shop.run("aws", "s3api", "get-object", *at, "--range", "bytes=3-5", "part")
+        assert (shop.home / "part").read_bytes() == b"345"
+    keys = json.loads(
+        shop.run(
+            *("aws", "s3api", "list-objects-v2", "--bucket", shop.bucket),
+            *("--query", "Contents[].Key"),
+        )
+    )
+    assert keys == ["../up", "./here", "/leading", "a//b", "dir/"]
+    assert (shop.mount / "a" / "%" / "b").read_bytes() == b"0123456789"
+
+
+# ---- rclone
+
+
+def test_rclone(shop: Shop) -> None:
+    pair = shop.s3.users["main"]
+    settings = {
+        "RCLONE_CONFIG": "/dev/null",
+        "RCLONE_CONFIG_KVFS_TYPE": "s3",
+        "RCLONE_CONFIG_KVFS_PROVIDER": "Other",
+        "RCLONE_CONFIG_KVFS_ENDPOINT": shop.s3.endpoint,
+        "RCLONE_CONFIG_KVFS_REGION": REGION,
+        "RCLONE_CONFIG_KVFS_ACCESS_KEY_ID": pair.access_key,
+        "RCLONE_CONFIG_KVFS_SECRET_ACCESS_KEY": pair.secret,
+        "RCLONE_CONFIG_KVFS_FORCE_PATH_STYLE": "true",
+        "RCLONE_S3_UPLOAD_CUTOFF": "6Mi",
+        "RCLONE_S3_COPY_CUTOFF": "6Mi",
+        "RCLONE_RETRIES": "1",
+    }
+
+    def rclone(*arguments: object, stdin: bytes = b"") -> str:
+        said = shop.run("rclone", *arguments, stdin=stdin, more=settings)
+        return said.decode("utf-8", "surrogateescape")
+
+    remote = f"kvfs:{shop.bucket}"
+    tree, back = shop.home / "tree", shop.home / "back"
+    files = plant(tree)
+    rclone("copy", tree, remote)
+    assert files_below(shop.mount) == files
+    rclone("check", tree, remote)
+    rclone("check", "--download", tree, remote)
+    rclone("check", shop.mount, remote)
+    listed = dict(line.split(maxsplit=1)[::-1] for line in rclone("ls", remote).splitlines())
+    assert listed == {name: str(len(data)) for name, data in files.items()}
+    sums = dict(line.split("  ")[::-1] for line in rclone("md5sum", remote).splitlines())
+    assert sums == {name: hashlib.md5(data).hexdigest() for name, data in files.items()}
+    (shop.mount / "small").write_bytes(b"changed on the mount")
+    (shop.mount / "empty").unlink()
+    rclone("sync", remote, back)
+    assert files_below(back) == files_below(shop.mount)
+    rclone("sync", tree, remote)
+    assert files_below(shop.mount) == files
+    part = rclone("cat", f"{remote}/small", "--offset", 3, "--count", 4)
+    assert os.fsencode(part) == content(11)[3:7]
+    rclone("rcat", f"{remote}/streamed", stdin=content(7 * MIB))
+    assert (shop.mount / "streamed").read_bytes() == content(7 * MIB)
+    rclone("moveto", f"{remote}/large", f"{remote}/moved here")
+    assert (shop.mount / "moved here").read_bytes() == content(20 * MIB)
+    assert not (shop.mount / "large").exists()
+    rclone("deletefile", f"{remote}/streamed")
+    rclone("purge", f"{remote}/sub")
+    assert not (shop.mount / "sub").exists()
+    rclone("delete", remote)
+    assert rclone("lsf", "-R", "--files-only", remote) == ""
+
+
+# ---- s3cmd
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_s3cmd(shop: Shop, version: int) -> None:
+    """With signatures of both versions; parts of 5 MiB."""
+    pair = shop.s3.users["main"]
+    host = f"{shop.s3.host}:{shop.s3.port}"
+    (shop.home / ".s3cfg").write_text(
+        "[default]\n"
+        f"access_key = {pair.access_key}\nsecret_key = {pair.secret}\n"
+        f"host_base = {host}\nhost_bucket = {host}\nuse_https = False\n"
+        f"bucket_location = {REGION}\nsignature_v2 = {version == 2}\n"
+        "multipart_chunk_size_mb = 5\nprogress_meter = False\nmax_retries = 1\n"
+    )
+
+    def s3cmd(*arguments: object) -> str:
+        return shop.run("s3cmd", *arguments).decode()
+
+    tree, back = shop.home / "tree", shop.home / "back"
+    back.mkdir()
+    files = plant(tree)
+    s3cmd("put", tree / "large", f"{shop.url}/put one")
+    assert (shop.mount / "put one").read_bytes() == content(20 * MIB)
+    s3cmd("del", f"{shop.url}/put one")
+    s3cmd("sync", f"{tree}/", f"{shop.url}/")
+    assert files_below(shop.mount) == files
+    s3cmd("sync", f"{shop.url}/", f"{back}/")
+    assert files_below(back) == files
+    listed = s3cmd("ls", "-r", shop.url)
+    assert [line.split(f"{shop.url}/")[1] for line in listed.splitlines()] == sorted(files)
+    about = s3cmd("info", f"{shop.url}/small")
+    assert f"MD5 sum:   {hashlib.md5(content(11)).hexdigest()}" in about
+    assert "File size: 11\n" in about
+    s3cmd("cp", f"{shop.url}/large", f"{shop.url}/copied/large")
+    assert (shop.mount / "copied" / "large").read_bytes() == content(20 * MIB)
+    s3cmd("mv", f"{shop.url}/copied/large", f"{shop.url}/moved")
+    s3cmd("modify", "--add-header=x-amz-meta-colour:green", f"{shop.url}/moved")
+    assert os.getxattr(shop.mount / "moved", "user.s3.meta.colour") == b"green"
+    assert s3cmd("du", shop.url).split()[0] == str(
+        sum(len(data) for data in files.values()) + 20 * MIB
+    )
+    (shop.mount / "of the mount").write_bytes(b"m")
+    s3cmd("get", f"{shop.url}/of the mount", back / "m")
+    assert (back / "m").read_bytes() == b"m"
+    url = s3cmd("signurl", f"{shop.url}/moved", "+60").strip()
+    with urllib.request.urlopen(url) as response:
+        assert response.read() == content(20 * MIB)
+    s3cmd("del", "-r", "-f", shop.url)
+    assert not files_below(shop.mount)

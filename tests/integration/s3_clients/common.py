@@ -6,25 +6,12 @@ on the mount by `S3_MOUNT`.
 """
 
 import os
-import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-MIB: Final = 1 << 20
-SIZES: Final = {"empty": 0, "small": 11, "above-a-part": 5 * MIB + 1, "large": 20 * MIB}
-ODD: Final = (
-    "with space",
-    "plus+sign",
-    "per%cent",
-    "100%25",
-    "ünïcode/☃",
-    "a&b=c?d#e",
-    "~-_.!*'()",
-)
-EMPTY_SEGMENT: Final = ("two//slashes", "dir/")
-"""Not every client can say these."""
+from objects import ODD, SIZES, content
 
 ENDPOINT: Final = os.environ["AWS_ENDPOINT_URL_S3"]
 HOST: Final = urlsplit(ENDPOINT).netloc
@@ -33,11 +20,6 @@ ACCESS_KEY: Final = os.environ["AWS_ACCESS_KEY_ID"]
 SECRET: Final = os.environ["AWS_SECRET_ACCESS_KEY"]
 BUCKET: Final = os.environ["S3_BUCKET"]
 MOUNT: Final = Path(os.environ["S3_MOUNT"])
-
-
-def content(size: int) -> bytes:
-    """Always the same for a size."""
-    return random.Random(size).randbytes(size)
 
 
 def beside(key: str) -> Path:

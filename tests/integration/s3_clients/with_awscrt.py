@@ -20,7 +20,8 @@ from awscrt.io import (
     TlsConnectionOptions,
     TlsContextOptions,
 )
-from common import ACCESS_KEY, BUCKET, HOST, MIB, ODD, REGION, SECRET, SIZES, beside, content
+from common import ACCESS_KEY, BUCKET, HOST, REGION, SECRET, beside
+from objects import MIB, ODD, SIZES, content
 
 VIRTUAL = f"{BUCKET}.localhost:{HOST.rpartition(':')[2]}"
 CHECKSUMS = s3.S3ChecksumAlgorithm

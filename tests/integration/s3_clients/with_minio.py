@@ -7,22 +7,12 @@ import urllib.request
 from datetime import timedelta
 from pathlib import Path
 
-from common import (
-    ACCESS_KEY,
-    BUCKET,
-    EMPTY_SEGMENT,
-    HOST,
-    MIB,
-    REGION,
-    SECRET,
-    beside,
-    both_ways,
-    content,
-)
+from common import ACCESS_KEY, BUCKET, HOST, REGION, SECRET, beside, both_ways
 from minio import Minio
 from minio.commonconfig import ComposeSource, CopySource, Tags
 from minio.deleteobjects import DeleteObject
 from minio.error import S3Error
+from objects import MIB, content
 
 client = Minio(endpoint=HOST, access_key=ACCESS_KEY, secret_key=SECRET, region=REGION, secure=False)
 
@@ -119,7 +109,7 @@ def removal() -> None:
         raise AssertionError("it is still there")
 
 
-both_ways(put, get, names, delete, also=EMPTY_SEGMENT[:1])
+both_ways(put, get, names, delete, also=("two//slashes",))
 files()
 copies()
 tags()

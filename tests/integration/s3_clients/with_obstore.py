@@ -1,6 +1,7 @@
 """obstore: the object_store of Rust's Arrow, from Python."""
 
-from common import ACCESS_KEY, BUCKET, ENDPOINT, MIB, REGION, SECRET, beside, both_ways, content
+from common import ACCESS_KEY, BUCKET, ENDPOINT, REGION, SECRET, beside, both_ways
+from objects import MIB, content
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 from obstore.store import S3Store
 

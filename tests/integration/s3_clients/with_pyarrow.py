@@ -1,7 +1,8 @@
 """pyarrow's S3FileSystem: AWS's SDK for C++."""
 
 import pyarrow
-from common import ACCESS_KEY, BUCKET, HOST, MIB, REGION, SECRET, beside, both_ways, content
+from common import ACCESS_KEY, BUCKET, HOST, REGION, SECRET, beside, both_ways
+from objects import MIB, content
 from pyarrow import fs, parquet
 
 store = fs.S3FileSystem(

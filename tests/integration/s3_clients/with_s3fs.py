@@ -5,18 +5,8 @@ import warnings
 from pathlib import Path
 
 import s3fs
-from common import (
-    ACCESS_KEY,
-    BUCKET,
-    EMPTY_SEGMENT,
-    ENDPOINT,
-    MIB,
-    REGION,
-    SECRET,
-    beside,
-    both_ways,
-    content,
-)
+from common import ACCESS_KEY, BUCKET, ENDPOINT, REGION, SECRET, beside, both_ways
+from objects import MIB, content
 
 fs = s3fs.S3FileSystem(
     key=ACCESS_KEY,
@@ -107,7 +97,7 @@ def buckets() -> None:
 
 
 warnings.simplefilter("ignore", ResourceWarning)
-both_ways(put, lambda key: fs.cat_file(path(key)), names, delete, also=EMPTY_SEGMENT[:1])
+both_ways(put, lambda key: fs.cat_file(path(key)), names, delete, also=("two//slashes",))
 files()
 trees()
 attributes()
