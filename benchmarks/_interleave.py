@@ -13,13 +13,20 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Final, Literal
 
 from benchmarks._systems import System
 
 NATIVE: Final = "native"
 JUICEFS: Final = "juicefs"
+NGINX: Final = "nginx"
+SEAWEEDFS: Final = "seaweedfs"
+RCLONE: Final = "rclone"
+BEST_PEER: Final = "the best peer"
+"""The fastest in a round of those that do the same work."""
 
+_PEERS: Final = (SEAWEEDFS, JUICEFS, RCLONE)
 _MEASUREMENT_S: Final = 300.0
 
 
@@ -29,7 +36,15 @@ class Target:
     unit.
     """
 
-    kind: Literal["of_native", "of_juicefs", "at_least", "at_most"]
+    kind: Literal[
+        "of_native",
+        "of_juicefs",
+        "of_nginx",
+        "of_best_peer",
+        "at_most_of_nginx",
+        "at_least",
+        "at_most",
+    ]
     bound: float
 
     def __str__(self) -> str:
@@ -38,6 +53,12 @@ class Target:
                 return f"≥ {self.bound:g}"
             case "of_juicefs":
                 return f"≥ {self.bound:g} × JuiceFS"
+            case "of_nginx":
+                return f"≥ {self.bound:g} × nginx"
+            case "of_best_peer":
+                return f"≥ {self.bound:g} × {BEST_PEER}"
+            case "at_most_of_nginx":
+                return f"≤ {self.bound:g} × nginx"
             case "at_least":
                 return f"≥ {self.bound:,g}"
             case "at_most":
@@ -46,12 +67,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `targets` by system name; a system without an entry is only shown."""
+    """One line of the table. `targets` by system name; a system without an entry is only shown.
+    Speeds are shown relative to `base`'s.
+    """
 
     name: str
     unit: str
     higher_is_better: bool
     targets: Mapping[str, Sequence[Target]] = field(default_factory=dict)
+    base: str = NATIVE
 
 
 @dataclass(frozen=True)
@@ -94,13 +118,21 @@ class Results:
     def ratio(self, row: Row, system: str, base: str) -> float | None:
         """Speed relative to `base`: above 1 is faster. None where they have no round in common."""
         rounds = self.samples.get(row.name, {})
-        pairs = zip(rounds.get(system, []), rounds.get(base, []), strict=False)
+        bases = self._best_of_peers(row) if base == BEST_PEER else rounds.get(base, [])
+        pairs = zip(rounds.get(system, []), bases, strict=False)
         ratios = [ours / theirs for ours, theirs in pairs if ours and theirs]
         if not ratios:
             return None
         if not row.higher_is_better:
             ratios = [1 / ratio for ratio in ratios]
         return statistics.median(ratios)
+
+    def _best_of_peers(self, row: Row) -> list[float | None]:
+        """Of each round."""
+        rounds = self.samples.get(row.name, {})
+        best = max if row.higher_is_better else min
+        turns = zip_longest(*(rounds[peer] for peer in _PEERS if peer in rounds))
+        return [best(filter(None, turn), default=None) for turn in turns]
 
     def meets(self, row: Row, system: str, target: Target) -> bool | None:
         """None when it could not be judged (no such system in this run, or it failed)."""
@@ -110,11 +142,19 @@ class Results:
                 value = self.ratio(row, system, NATIVE)
             case "of_juicefs":
                 value = self.ratio(row, system, JUICEFS)
+            case "of_nginx":
+                value = self.ratio(row, system, NGINX)
+            case "of_best_peer":
+                value = self.ratio(row, system, BEST_PEER)
+            case "at_most_of_nginx":
+                speed = self.ratio(row, system, NGINX)
+                value = None if speed is None else 1 / speed
             case "at_least" | "at_most":
                 value = self.median(row.name, system)
         if value is None:
             return None
-        return value <= target.bound if target.kind == "at_most" else value >= target.bound
+        bounded_above = target.kind in ("at_most", "at_most_of_nginx")
+        return value <= target.bound if bounded_above else value >= target.bound
 
 
 def run(

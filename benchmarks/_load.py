@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks._processes import together
+
 MIB: Final = 1 << 20
 _FILE_CHUNK: Final = 8 * MIB
 _CHECK_EVERY: Final = 32
@@ -233,41 +235,9 @@ def lone_stats(folder: Path, count: int, pause_s: float) -> float:
 
 def stat_storm(folder: Path, processes: int, limit_s: float) -> float:
     """Seconds per stat of a new missing name, over several processes that do nothing else."""
-    ready, tell_ready = os.pipe()
-    go, tell_go = os.pipe()
-    results, tell_result = os.pipe()
-    children = []
-    for _ in range(processes):
-        child = os.fork()
-        if child == 0:
-            _storm_child(folder, limit_s, tell_ready, (go, tell_go), tell_result)
-        children.append(child)
-    os.close(go)
-    os.close(tell_ready)
-    os.close(tell_result)
-    for _ in children:
-        os.read(ready, 1)
-    os.close(tell_go)  # all start: their reads see the end of the file
-    failed = [status for child in children if (status := os.waitpid(child, 0)[1])]
-    with os.fdopen(results, encoding="ascii") as lines:
-        rates = [float(line) for line in lines]
-    os.close(ready)
-    if failed or not rates:
-        raise OSError(f"{len(failed)} of {processes} processes failed to stat new names")
-    return 1 / sum(rates)
 
-
-def _storm_child(
-    folder: Path, limit_s: float, tell_ready: int, go: tuple[int, int], tell_result: int
-) -> None:
-    status = 1
-    try:
+    def prepare() -> Callable[[], float]:
         names = new_names(folder, _STORM_NAMES)
-        os.close(go[1])
-        os.write(tell_ready, b".")
-        os.read(go[0], 1)
-        seconds, _ = per_name(names, limit_s, stat_missing)
-        os.write(tell_result, f"{1 / seconds}\n".encode())
-        status = 0
-    finally:
-        os._exit(status)
+        return lambda: per_name(names, limit_s, stat_missing)[0]
+
+    return 1 / sum(1 / seconds for seconds in together([prepare] * processes))

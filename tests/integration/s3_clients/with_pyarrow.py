@@ -2,18 +2,9 @@
 
 import pyarrow
 from common import ACCESS_KEY, BUCKET, HOST, REGION, SECRET, beside, both_ways
+from configured import s3 as store
 from objects import MIB, content
 from pyarrow import fs, parquet
-
-store = fs.S3FileSystem(
-    access_key=ACCESS_KEY,
-    secret_key=SECRET,
-    region=REGION,
-    scheme="http",
-    endpoint_override=HOST,
-    allow_bucket_creation=True,
-    allow_bucket_deletion=True,
-)
 
 
 def path(key: str) -> str:
@@ -87,11 +78,20 @@ def directories() -> None:
 
 
 def buckets() -> None:
+    maker = fs.S3FileSystem(
+        access_key=ACCESS_KEY,
+        secret_key=SECRET,
+        region=REGION,
+        scheme="http",
+        endpoint_override=HOST,
+        allow_bucket_creation=True,
+        allow_bucket_deletion=True,
+    )
     name = BUCKET + "-more"
-    store.create_dir(name)
-    assert name in [entry.path for entry in store.get_file_info(fs.FileSelector(""))]
-    store.delete_dir(name)
-    assert store.get_file_info(name).type == fs.FileType.NotFound
+    maker.create_dir(name)
+    assert name in [entry.path for entry in maker.get_file_info(fs.FileSelector(""))]
+    maker.delete_dir(name)
+    assert maker.get_file_info(name).type == fs.FileType.NotFound
 
 
 both_ways(put, get, names, delete)

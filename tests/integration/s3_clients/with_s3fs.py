@@ -4,15 +4,9 @@ import tempfile
 import warnings
 from pathlib import Path
 
-import s3fs
-from common import ACCESS_KEY, BUCKET, ENDPOINT, REGION, SECRET, beside, both_ways
+from common import BUCKET, beside, both_ways
+from configured import fs
 from objects import MIB, content
-
-fs = s3fs.S3FileSystem(
-    key=ACCESS_KEY,
-    secret=SECRET,
-    client_kwargs={"endpoint_url": ENDPOINT, "region_name": REGION},
-)
 
 
 def path(key: str) -> str:

@@ -1,0 +1,122 @@
+"""The S3 API against nginx, SeaweedFS, JuiceFS's gateway and rclone, interleaved: GET, PUT, DELETE,
+lists, transfers by boto3, processor, memory.
+
+One node with a cache bucket and a durable one, beside the others, all on the loopback interface and
+with their data in one scratch directory; the load shares the processors with them. All of it is
+removed at the end, with the processes, however the run ends. Prints a table of medians and ratios
+(to nginx where it serves files, else to the best peer) with each target, then one JSON object.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from benchmarks import _program, _report, _s3_rows, _wheels
+from benchmarks._guard import Guard
+from benchmarks._interleave import Results, Row, run
+from benchmarks._s3_systems import (
+    DurableBucket,
+    JuiceFsGateway,
+    KvfsServer,
+    Nginx,
+    RcloneServer,
+    SeaweedFs,
+)
+from benchmarks._systems import System
+
+_QUICK_S: Final = 40.0  # then one more round of a group, and the end of all systems
+_FULL_S: Final = 900.0
+_QUICK_ROUNDS: Final = 2
+_FULL_ROUNDS: Final = 3
+_PEERS: Final = (SeaweedFs, JuiceFsGateway, RcloneServer)
+_QUICK_PEERS: Final = (SeaweedFs,)
+
+
+def main() -> int:
+    began = time.monotonic()
+    options = _options()
+    load_before = os.getloadavg()[0]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    base = Path(tempfile.mkdtemp(prefix="kvfs-bench-", dir=options.dir))
+    try:
+        with ExitStack() as stack:
+            guard = stack.enter_context(Guard())
+            guard.directory(base)
+            systems, left_out = _program.start(_wanted(options, base), guard, stack, _say)
+            rows, results = _measure(options, systems, guard, base, began)
+    except KeyboardInterrupt:
+        _say("interrupted; everything is stopped")
+        return 130
+    names = [system.name for system in systems]
+    report = {
+        "benchmark": "s3",
+        "quick": options.quick,
+        "conditions": _report.conditions(Path(options.dir)) | {"load_average_before": load_before},
+        "peers": sorted(_wheels.RELEASES.values()),
+        "left_out": left_out | _not_quick(options),
+        "rows": _report.as_json(rows, names, results),
+    }
+    _program.print_report(report, _report.table(rows, names, results), options.json)
+    return 0
+
+
+def _measure(
+    options: argparse.Namespace, systems: list[System], guard: Guard, base: Path, began: float
+) -> tuple[list[Row], Results]:
+    scale = _s3_rows.QUICK if options.quick else _s3_rows.FULL
+    groups = _program.chosen(_s3_rows.groups(scale, base), options.rows)
+    _program.prepare(groups, systems, guard, 2.0 if options.quick else 30.0, _say)
+    results = Results()
+    run(
+        groups,
+        systems,
+        results,
+        rounds=options.rounds or (_QUICK_ROUNDS if options.quick else _FULL_ROUNDS),
+        deadline=began + (_QUICK_S if options.quick else _FULL_S),
+        watch=guard.watch,
+        say=_say,
+    )
+    rows = [row for group in groups for row in group.rows]
+    return [row for row in rows if _program.matches(row, options.rows)], results
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="dev bench s3", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="small amounts, one peer, ends within 60 s"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON object there too")
+    parser.add_argument("--rounds", type=int, metavar="N", help="default 3, quick 2")
+    parser.add_argument("--rows", metavar="PATTERN", help="only rows whose name matches (a regex)")
+    parser.add_argument("--no-peers", action="store_true", help="only nginx beside the node")
+    parser.add_argument("--dir", default="/var/tmp", help="where all is stored; default /var/tmp")
+    return parser.parse_args()
+
+
+def _wanted(options: argparse.Namespace, base: Path) -> list[System]:
+    node = KvfsServer(base / "node")
+    systems: list[System] = [node, DurableBucket(node), Nginx(base / "nginx")]
+    if not options.no_peers:
+        peers = _QUICK_PEERS if options.quick else _PEERS
+        systems += [peer(base / peer.__name__.lower()) for peer in peers]
+    return systems
+
+
+def _not_quick(options: argparse.Namespace) -> dict[str, str]:
+    if not options.quick or options.no_peers:
+        return {}
+    return {peer.__name__: "a quick run has one peer" for peer in _PEERS[len(_QUICK_PEERS) :]}
+
+
+def _say(text: str) -> None:
+    print(f"bench s3: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
