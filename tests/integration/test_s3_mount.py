@@ -202,13 +202,13 @@ def test_a_directory_of_the_mount_is_a_bucket_of_the_administrator(s3: S3) -> No
 
 
 def test_a_name_that_is_no_bucket_is_on_the_mount_alone(s3: S3) -> None:
-    home = s3.mount / "Not_A_Bucket"
+    home = s3.mount / "Also_No_Bucket"
     home.mkdir()
     try:
         (home / "f").write_bytes(b"x")
         listed = s3.client("admin").list_buckets()["Buckets"]
-        assert "Not_A_Bucket" not in [each["Name"] for each in listed]
-        done = kvfs("stat", "--store", str(s3.node.store), "/Not_A_Bucket")
+        assert "Also_No_Bucket" not in [each["Name"] for each in listed]
+        done = kvfs("stat", "--store", str(s3.node.store), "/Also_No_Bucket")
         assert "absent: not a legal name of a bucket" in done.stdout
         done = kvfs("stat", "--store", str(s3.node.store), "/models")
         assert "a bucket\n" in done.stdout
