@@ -51,6 +51,10 @@ class Guard:
         """To be removed with all it holds (after the mounts have gone)."""
         self._tell(f"directory {path}")
 
+    def file(self, path: Path) -> None:
+        """To be removed, if it is there."""
+        self._tell(f"file {path}")
+
     def watch(self, seconds: float) -> None:
         """Unless called again within `seconds`, all mounts are aborted."""
         self._tell(f"watch {seconds}")
@@ -93,6 +97,7 @@ class _Charge:
     def __init__(self) -> None:
         self.mounts: list[Path] = []
         self.directories: list[Path] = []
+        self.files: list[Path] = []
         self.pidfds: list[int] = []
         self.watch_until: float | None = None
 
@@ -102,6 +107,8 @@ class _Charge:
             self.mounts.append(Path(rest))
         elif word == "directory":
             self.directories.append(Path(rest))
+        elif word == "file":
+            self.files.append(Path(rest))
         elif word == "process":
             with contextlib.suppress(ProcessLookupError):
                 self.pidfds.append(os.pidfd_open(int(rest)))
@@ -121,6 +128,9 @@ class _Charge:
             ended, _, _ = select.select(list(alive), [], [], max(0, deadline - time.monotonic()))
             alive -= set(ended)
         self._signal(signal.SIGKILL)
+        for path in self.files:
+            with contextlib.suppress(OSError):
+                path.unlink()
         for path in self.directories:
             if not any(mount.is_relative_to(path) and _is_mounted(mount) for mount in self.mounts):
                 shutil.rmtree(path, ignore_errors=True)

@@ -5,7 +5,7 @@ per request, so that the server is what is measured.
 import re
 import socket
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 _TIMEOUT_S: Final = 60.0
 _RECEIVE: Final = 1 << 18
@@ -18,6 +18,15 @@ _CLOSE: Final = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 
 class Refused(Exception):
     """The server answered with an error; the text says which."""
+
+
+class Answer(NamedTuple):
+    """Of a server."""
+
+    status: int
+    body: bytes
+    closes: bool
+    """The connection, after this."""
 
 
 class Connection:
@@ -58,51 +67,52 @@ class Connection:
         return True
 
     def _answer(self) -> bytes:
-        head, body = self._head()
-        if _CHUNKED.search(head):
-            body = self._chunks(body)
-        else:
-            found = _LENGTH.search(head)
-            body = self._exactly(body, int(found[1]) if found else 0)
-        if _CLOSE.search(head):
+        answer = read_answer(self._receive)
+        if answer.closes:
             self.close()
             self._connect()
-        status = int(head[9:12])
-        if not 200 <= status < 300:
-            raise Refused(f"{status} {body[:300].decode(errors='replace')}")
-        return body
-
-    def _head(self) -> tuple[bytes, bytes]:
-        """Of the answer, and what came behind it."""
-        received = b""
-        while b"\r\n\r\n" not in received:
-            received += self._receive()
-        head, _, rest = received.partition(b"\r\n\r\n")
-        if head[9:12] == b"100":
-            raise Refused("100 Continue, which was not asked for")
-        return head, rest
-
-    def _exactly(self, body: bytes, length: int) -> bytes:
-        pieces, missing = [body], length - len(body)
-        while missing > 0:
-            pieces.append(self._receive())
-            missing -= len(pieces[-1])
-        return b"".join(pieces)
-
-    def _chunks(self, received: bytes) -> bytes:
-        body = b""
-        while True:
-            while b"\r\n" not in received:
-                received += self._receive()
-            size, _, received = received.partition(b"\r\n")
-            length = int(size.split(b";")[0], 16)
-            received = self._exactly(received, length + 2)
-            if length == 0:
-                return body
-            body, received = body + received[:length], received[length + 2 :]
+        if not 200 <= answer.status < 300:
+            raise Refused(f"{answer.status} {answer.body[:300].decode(errors='replace')}")
+        return answer.body
 
     def _receive(self) -> bytes:
         received = self._socket.recv(_RECEIVE)
         if not received:
             raise ConnectionResetError("the server closed the connection before its answer ended")
         return received
+
+
+def read_answer(receive: Callable[[], bytes]) -> Answer:
+    """To any request but HEAD. `receive` gives what has come, at least a byte."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += receive()
+    head, _, body = received.partition(b"\r\n\r\n")
+    if _CHUNKED.search(head):
+        body = _chunks(body, receive)
+    else:
+        found = _LENGTH.search(head)
+        body = _at_least(int(found[1]) if found else 0, body, receive)
+    return Answer(int(head[9:12]), body, _CLOSE.search(head) is not None)
+
+
+def _at_least(length: int, received: bytes, receive: Callable[[], bytes]) -> bytes:
+    pieces, missing = [received], length - len(received)
+    while missing > 0:
+        pieces.append(receive())
+        missing -= len(pieces[-1])
+    return b"".join(pieces)
+
+
+def _chunks(received: bytes, receive: Callable[[], bytes]) -> bytes:
+    """Without trailers."""
+    body = b""
+    while True:
+        while b"\r\n" not in received:
+            received += receive()
+        size, _, received = received.partition(b"\r\n")
+        length = int(size.split(b";")[0], 16)
+        received = _at_least(length + 2, received, receive)
+        if length == 0:
+            return body
+        body, received = body + received[:length], received[length + 2 :]

@@ -93,7 +93,7 @@ def get(
     before = processor_s(server.processes())
     told = _wrk(server, lines, seconds, connections)
     used = processor_s(server.processes()) - before
-    if told["refused"] or told["broken"] or not told["requests"]:
+    if told["refused"] or told["broken"] or not told["bytes"]:
         raise TaskFailed(f"of the GETs, {told}")
     return Got(
         told["requests"] / told["seconds"],
@@ -121,6 +121,12 @@ def _wrk(server: Server, lines: Sequence[str], seconds: int, connections: int) -
 
 
 # --- PUT and DELETE -----------------------------------------------------------------------------
+
+
+def fill(server: Server, keys: Sequence[str], body: Any) -> None:
+    """Puts all of them."""
+    shares = [keys[first::CONNECTIONS] for first in range(CONNECTIONS)]
+    put(server, shares, body, float("inf"))
 
 
 def new_keys(count: int) -> list[list[str]]:

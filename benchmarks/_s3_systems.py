@@ -31,7 +31,7 @@ _HOST: Final = "127.0.0.1"
 _REGION: Final = "us-east-1"
 _VALID_S: Final = 86_400
 _START_S: Final = 60.0
-_STOP_S: Final = 5.0
+_STOP_S: Final = 1.0
 _CAPACITY: Final = "64GiB"
 
 
@@ -155,7 +155,7 @@ class Program(Server):
             self._process = subprocess.Popen(
                 command,
                 cwd=self.root,
-                env=os.environ | {"HOME": str(self.root)} | self._environment(),
+                env=os.environ | self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -168,7 +168,8 @@ class Program(Server):
         raise NotImplementedError
 
     def _environment(self) -> dict[str, str]:
-        return {}
+        """So that what it leaves behind lies in its own directory."""
+        return {"HOME": str(self.root), "TMPDIR": str(self.root)}
 
     def _log(self) -> Path:
         return self.root / "log"
@@ -194,8 +195,8 @@ class Program(Server):
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
-        self._process.kill()
-        self._process.wait(_STOP_S)
+        self._process.kill()  # some take a quarter of a minute; their data go anyway
+        self._process.wait()
 
     def daemon(self) -> int | None:
         return None if self._process is None else self._process.pid
@@ -253,6 +254,13 @@ class SeaweedFs(Program):
 
     def __init__(self, base: Path) -> None:
         super().__init__(SEAWEEDFS, base)
+        self._internal_ports = {part: _free_port() for part in ("master", "volume", "filer", "s3")}
+
+    def start(self, guard: Guard) -> None:
+        # It makes these there whatever TMPDIR says, and forgets them where it is killed.
+        for part, port in self._internal_ports.items():
+            guard.file(Path(f"/tmp/seaweedfs-{part}-grpc-{port}.sock"))
+        super().start(guard)
 
     def _command(self) -> list[str]:
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
@@ -260,16 +268,16 @@ class SeaweedFs(Program):
         identity = {"name": "bench", "credentials": [credentials], "actions": actions}
         (self.root / "s3.json").write_text(json.dumps({"identities": [identity]}))
         (self.root / "data").mkdir()
-        parts = ("master.port", "volume.port", "filer.port")
-        ports = [f"-{part}{kind}={_free_port()}" for part in parts for kind in ("", ".grpc")]
+        ports = {f"{part}.port": _free_port() for part in ("master", "volume", "filer")}
+        ports |= {f"{part}.port.grpc": port for part, port in self._internal_ports.items()}
         return [
             *(_wheels.command("weed"), f"-logdir={self.root}", "server", f"-ip={_HOST}"),
             *(f"-dir={self.root}/data", "-master.telemetry=false"),
             # Volumes that fit a scratch directory; their number is no limit then.
             *("-master.volumeSizeLimitMB=1024", "-volume.max=100", "-volume.preStopSeconds=0"),
-            *("-s3", f"-s3.port={self.address[1]}", f"-s3.port.grpc={_free_port()}"),
+            *(f"-{name}={port}" for name, port in ports.items()),
+            *("-s3", f"-s3.port={self.address[1]}", f"-s3.localSocket={self.root}/s3.sock"),
             *("-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={self.root}/s3.json"),
-            *(f"-s3.localSocket={self.root}/s3.sock", *ports),
         ]
 
 
@@ -289,7 +297,8 @@ class JuiceFsGateway(Program):
         ]
 
     def _environment(self) -> dict[str, str]:
-        return {"MINIO_ROOT_USER": self.keys.access, "MINIO_ROOT_PASSWORD": self.keys.secret}
+        keys = {"MINIO_ROOT_USER": self.keys.access, "MINIO_ROOT_PASSWORD": self.keys.secret}
+        return super()._environment() | keys
 
 
 class RcloneServer(Program):

@@ -19,7 +19,7 @@ from typing import Final
 
 from benchmarks import _program, _report, _s3_rows, _wheels
 from benchmarks._guard import Guard
-from benchmarks._interleave import Results, Row, run
+from benchmarks._interleave import JUICEFS, RCLONE, SEAWEEDFS, Results, Row, run
 from benchmarks._s3_systems import (
     DurableBucket,
     JuiceFsGateway,
@@ -30,12 +30,12 @@ from benchmarks._s3_systems import (
 )
 from benchmarks._systems import System
 
-_QUICK_S: Final = 40.0  # then one more round of a group, and the end of all systems
+_QUICK_S: Final = 32.0  # then one more round of a group, and the end of all systems
 _FULL_S: Final = 900.0
 _QUICK_ROUNDS: Final = 2
 _FULL_ROUNDS: Final = 3
-_PEERS: Final = (SeaweedFs, JuiceFsGateway, RcloneServer)
-_QUICK_PEERS: Final = (SeaweedFs,)
+_PEERS: Final = {SEAWEEDFS: SeaweedFs, JUICEFS: JuiceFsGateway, RCLONE: RcloneServer}
+_QUICK_PEERS: Final = (SEAWEEDFS,)
 
 
 def main() -> int:
@@ -103,15 +103,15 @@ def _wanted(options: argparse.Namespace, base: Path) -> list[System]:
     node = KvfsServer(base / "node")
     systems: list[System] = [node, DurableBucket(node), Nginx(base / "nginx")]
     if not options.no_peers:
-        peers = _QUICK_PEERS if options.quick else _PEERS
-        systems += [peer(base / peer.__name__.lower()) for peer in peers]
+        chosen = _QUICK_PEERS if options.quick else _PEERS
+        systems += [_PEERS[name](base / name) for name in chosen]
     return systems
 
 
 def _not_quick(options: argparse.Namespace) -> dict[str, str]:
     if not options.quick or options.no_peers:
         return {}
-    return {peer.__name__: "a quick run has one peer" for peer in _PEERS[len(_QUICK_PEERS) :]}
+    return {name: "a quick run has one peer" for name in _PEERS if name not in _QUICK_PEERS}
 
 
 def _say(text: str) -> None:

@@ -132,10 +132,11 @@ s3 = fs.S3FileSystem(
 
 
 def _lmcache(a: _Access) -> str:
-    # Its client puts the bucket before the host: localhost and what is below it lead here.
+    # Its client puts the bucket before the host. Not every machine looks names below localhost up.
     host = a.host.replace("127.0.0.1", "localhost")
     return f"""\
-# lmcache.yaml; the bucket "cache" is the directory /cache of the mount
+# lmcache.yaml; the bucket "cache" is the directory /cache of the mount. Where the machine
+# does not find cache.localhost, /etc/hosts needs the line: 127.0.0.1 cache.localhost
 remote_url: "s3://cache.{host}"
 remote_serde: "naive"
 extra_config:

@@ -9,10 +9,24 @@ import hashlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from tests.integration.harness import ROOT
+
+HERE: Final = Path(__file__).resolve().parent
+
+
+def lmcache() -> Path:
+    """The interpreter that has LMCache and safetensors, with torch."""
+    files = (HERE / "requirements-torch.txt", HERE / "requirements-lmcache.txt")
+    return environment(".venv-lmcache", *files)
+
+
+def s3_clients() -> Path:
+    """The interpreter beside which the clients of the S3 API are."""
+    return environment(".venv-s3-clients", HERE / "requirements-s3-clients.txt")
 
 
 def environment(name: str, *requirements: Path) -> Path:

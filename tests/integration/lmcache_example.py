@@ -36,17 +36,8 @@ MODEL = "example/model"
 class Engine:
     """The part of an inference engine that LMCache needs: memory for chunks, and a loop."""
 
-    def __init__(self, directory: str, direct: bool) -> None:
-        self.config = LMCacheEngineConfig.from_defaults(
-            chunk_size=256,
-            local_cpu=False,
-            max_local_cpu_size=0.25,
-            remote_url=f"fs://localhost:0{directory}",
-            extra_config={
-                "fs_connector_use_odirect": direct,
-                "save_chunk_meta": not direct,  # a header would break the alignment
-            },
-        )
+    def __init__(self, config: LMCacheEngineConfig) -> None:
+        self.config = config
         self.metadata = LMCacheMetadata(
             model_name=MODEL,
             world_size=1,
@@ -59,6 +50,11 @@ class Engine:
         self.memory = LocalCPUBackend(self.config, self.metadata, "cpu")
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
+
+    def connector(self) -> Any:
+        """A connector of the kind that `remote_url` names."""
+        config, metadata = self.config, self.metadata
+        return CreateConnector(config.remote_url, self.loop, self.memory, config, metadata)
 
     def run(self, call: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(call, self.loop).result(120)
@@ -84,8 +80,7 @@ def digest(chunk: Any) -> bytes:
 
 def connector_round_trip(engine: Engine, chunks: int) -> None:
     """The remote connector: put, exists, get, list, remove."""
-    config, metadata = engine.config, engine.metadata
-    connector = CreateConnector(config.remote_url, engine.loop, engine.memory, config, metadata)
+    connector = engine.connector()
     keys = [CacheEngineKey(MODEL, 1, 0, n + 1, torch.bfloat16) for n in range(chunks)]
     wanted = []
     for n, key in enumerate(keys):
@@ -107,10 +102,10 @@ def connector_round_trip(engine: Engine, chunks: int) -> None:
 
 
 class Adapter:
-    """The L2 adapter of type "fs", with its event descriptors waited for."""
+    """An L2 adapter, with its event descriptors waited for."""
 
-    def __init__(self, directory: str, direct: bool) -> None:
-        self.adapter = FSL2Adapter(FSL2AdapterConfig(directory, use_odirect=direct))
+    def __init__(self, adapter: Any) -> None:
+        self.adapter = adapter
 
     def store(self, keys: list[ObjectKey], chunks: list[Any]) -> bool:
         """Whether all were stored."""
@@ -133,9 +128,15 @@ class Adapter:
         self.adapter.close()
 
 
+def fs_adapter(directory: str, direct: bool) -> Adapter:
+    """The one of type "fs"."""
+    return Adapter(FSL2Adapter(FSL2AdapterConfig(directory, use_odirect=direct)))
+
+
 def wait(event: int) -> None:
-    ready, _, _ = select.select([event], [], [], 120)
-    assert ready, "LMCache did not answer"
+    waiting = select.poll()
+    waiting.register(event, select.POLLIN)
+    assert waiting.poll(120_000), "LMCache did not answer"
     os.eventfd_read(event)
 
 
@@ -151,7 +152,7 @@ def object_key(number: int) -> ObjectKey:
 
 def adapter_round_trip(engine: Engine, directory: str, direct: bool, chunks: int) -> None:
     """The L2 adapter: store, look up, load."""
-    adapter = Adapter(directory, direct)
+    adapter = fs_adapter(directory, direct)
     keys = [object_key(n) for n in range(chunks)]
     assert adapter.lookup(keys) == set()
     stored = [engine.chunk(1000 + n) for n in range(chunks)]
@@ -166,6 +167,19 @@ def adapter_round_trip(engine: Engine, directory: str, direct: bool, chunks: int
     adapter.close()
 
 
+def settings(directory: str, direct: bool) -> LMCacheEngineConfig:
+    return LMCacheEngineConfig.from_defaults(
+        chunk_size=256,
+        local_cpu=False,
+        max_local_cpu_size=0.25,
+        remote_url=f"fs://localhost:0{directory}",
+        extra_config={
+            "fs_connector_use_odirect": direct,
+            "save_chunk_meta": not direct,  # a header would break the alignment
+        },
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="LMCache on a KVFS mount.")
     parser.add_argument("directory")
@@ -175,7 +189,7 @@ def main() -> None:
     directory = os.path.abspath(options.directory)
     connector, adapter = os.path.join(directory, "connector"), os.path.join(directory, "adapter")
     os.makedirs(connector, exist_ok=True)  # with O_DIRECT the connector asks before it makes it
-    engine = Engine(connector, options.direct)
+    engine = Engine(settings(connector, options.direct))
     connector_round_trip(engine, options.chunks)
     adapter_round_trip(engine, adapter, options.direct, options.chunks)
     how = "O_DIRECT" if options.direct else "buffered"

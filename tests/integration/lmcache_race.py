@@ -10,12 +10,12 @@ right bytes. Prints how many of each.
 import os
 import sys
 
-from lmcache_example import Adapter, Engine, digest, object_key
+from lmcache_example import Engine, digest, fs_adapter, object_key, settings
 
 
 def main() -> None:
     directory, rounds, direct = sys.argv[1], int(sys.argv[2]), "--direct" in sys.argv
-    engine, adapter = Engine(directory, direct), Adapter(directory, direct)
+    engine, adapter = Engine(settings(directory, direct)), fs_adapter(directory, direct)
     chunk, into = engine.chunk(7), engine.empty()
     right = digest(chunk)
     stored = loaded = 0

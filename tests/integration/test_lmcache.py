@@ -1,7 +1,7 @@
 """The real LMCache and real safetensors checkpoints against the mount.
 
-They need torch, so they live in a virtual environment of their own, `.venv-lmcache` in the checkout
-(git-ignored), which the first run makes from the two requirements files here and later runs reuse.
+They need torch, so they live in a virtual environment of their own, see environments.py. LMCache on
+the S3 API: test_s3_clients.py.
 """
 
 import hashlib
@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.environments import environment
+from tests.integration.environments import lmcache
 from tests.integration.harness import ROOT
 
 HERE = Path(__file__).resolve().parent
-TORCH, LMCACHE = HERE / "requirements-torch.txt", HERE / "requirements-lmcache.txt"
-VENV = ".venv-lmcache"
 
 pytestmark = pytest.mark.timeout(1200)  # the first test may have to install torch
 
@@ -24,13 +22,13 @@ pytestmark = pytest.mark.timeout(1200)  # the first test may have to install tor
 @pytest.fixture(scope="session")
 def python() -> Path:
     """The interpreter of the environment."""
-    return environment(VENV, TORCH, LMCACHE)
+    return lmcache()
 
 
 def environ() -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"],
-        "HOME": str(ROOT / VENV),
+        "HOME": str(ROOT / ".venv-lmcache"),
         "LMCACHE_TRACK_USAGE": "false",
     }
 
@@ -69,7 +67,7 @@ def test_processes_that_race_for_one_temporary_name(
             command,
             env={
                 "PATH": os.environ["PATH"],
-                "HOME": str(ROOT / VENV),
+                "HOME": str(ROOT / ".venv-lmcache"),
                 "LMCACHE_TRACK_USAGE": "false",
             },
             stdout=subprocess.PIPE,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cli.s3_clients import CLIENTS
-from tests.integration.environments import environment
+from tests.integration.environments import lmcache, s3_clients
 from tests.integration.harness import kvfs
 from tests.integration.s3 import REGION, S3
 from tests.integration.s3_clients.objects import MIB, ODD, SIZES, content
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(600)  # the first test may have to install the 
 @pytest.fixture(scope="session")
 def programs() -> Path:
     """Where the clients' programs are."""
-    return environment(".venv-s3-clients", HERE / "requirements-s3-clients.txt").parent
+    return s3_clients().parent
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,20 @@ def test_awscrt(named_host: Shop) -> None:
     shop = named_host
     script = HERE / "s3_clients" / "with_awscrt.py"
     shop.run(shop.home / "enter", shop.programs / "python", script)
+
+
+def test_lmcache(named_host: Shop) -> None:
+    """Its connector and its L2 adapter; the bucket is the one in the settings' place."""
+    shop = named_host
+    config = shop.settings_for("lmcache").replace("s3://cache.", f"{shop.url}.")
+    (shop.home / "lmcache.yaml").write_text(config)
+    script = HERE / "lmcache_s3_example.py"
+    more = {"LMCACHE_TRACK_USAGE": "false"}
+    said = shop.run(shop.home / "enter", lmcache(), script, "lmcache.yaml", more=more)
+    assert b"connector and L2 adapter got every byte back" in said
+    blocks = files_below(shop.mount)
+    assert len(blocks) == 8 + 7  # the adapter deleted one
+    assert {len(data) for data in blocks.values()} == {4 * MIB}
 
 
 def test_virtual_hosts(named_host: Shop) -> None:

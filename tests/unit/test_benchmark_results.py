@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks._interleave import Group, Results, Row, Target, run
+from benchmarks._interleave import BEST_PEER, NGINX, Group, Results, Row, Target, run
 from benchmarks._report import table
 from benchmarks._systems import System
 
@@ -42,6 +42,29 @@ def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     results = _results(TIME, ours=[20])
     assert results.meets(TIME, "ours", Target("of_juicefs", 5)) is None
     assert "not measured" in table([TIME], ["native", "ours"], results)
+
+
+def test_the_best_peer_is_the_fastest_of_each_round() -> None:
+    row = Row("gets", "requests/s", True, {"ours": (Target("of_best_peer", 4),)}, BEST_PEER)
+    results = _results(row, seaweedfs=[10, 20], juicefs=[30, None], ours=[120, 60])
+    assert results.ratio(row, "ours", BEST_PEER) == pytest.approx(3.5)
+    assert results.meets(row, "ours", row.targets["ours"][0]) is False
+    assert "(3.50)" in table([row], ["ours", "seaweedfs", "juicefs"], results)
+
+
+def test_the_best_peer_in_a_time_is_the_shortest() -> None:
+    row = Row("memory", "MB", False, base=BEST_PEER)
+    results = _results(row, seaweedfs=[400], rclone=[200], ours=[100])
+    assert results.ratio(row, "ours", BEST_PEER) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(("ours", "met"), [(0.19, True), (0.21, False)])
+def test_a_cost_is_bounded_by_a_multiple_of_anothers(ours: float, met: bool) -> None:
+    target = Target("at_most_of_nginx", 2)
+    row = Row("processor per GB", "s", False, {"ours": (target,)}, NGINX)
+    results = _results(row, nginx=[0.1], ours=[ours])
+    assert results.meets(row, "ours", target) is met
+    assert str(target) == "≤ 2 × nginx"
 
 
 @pytest.fixture
