@@ -85,7 +85,11 @@ def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool
         raise Refused(400, "a request needs a Host")
     target = collector.target
     if not target.startswith(b"/"):
-        target = _other_form(method, target, fields)
+        authority, target = _other_form(method, target)
+        if authority is not None:
+            # Who looks at either must see the same host: a signature is held against `headers`.
+            headers = [field for field in headers if field[0] != b"host"] + [(b"host", authority)]
+            fields[b"host"] = authority
     length = fields.get(b"content-length")
     return Head(
         method=method,
@@ -153,15 +157,15 @@ def _by_name(headers: list[Field]) -> dict[bytes, bytes]:
     return fields
 
 
-def _other_form(method: str, target: bytes, fields: dict[bytes, bytes]) -> bytes:
-    """What an absolute target names, its authority taken for the Host (RFC 9112, 3.2.2)."""
+def _other_form(method: str, target: bytes) -> tuple[bytes | None, bytes]:
+    """The authority and the path of an absolute target; the authority stands in place of whatever
+    Host was sent (RFC 9112, 3.2.2). None with `*`, which names none."""
     if target == b"*" and method == "OPTIONS":
-        return target
+        return None, target
     match = _ABSOLUTE.fullmatch(target)
     if match is None:
         raise Refused(501 if method == "CONNECT" else 400, "this target is not served")
-    fields[b"host"] = match[1]
-    return match[2] if match[2].startswith(b"/") else b"/" + match[2]
+    return match[1], match[2] if match[2].startswith(b"/") else b"/" + match[2]
 
 
 def _is_chunked(fields: dict[bytes, bytes], http_1_0: bool) -> bool:

@@ -19,7 +19,7 @@ from kvfs.wire.http import BodyStalled, BodyTooLarge, BodyTruncated, Head, Respo
 from s3api.auth import credentials
 from s3api.auth.authenticate import authenticate
 from s3api.auth.credentials import Credentials
-from s3api.auth.verified import Verified
+from s3api.auth.verified import Payload, Verified
 from s3api.call import Call
 from s3api.error_map import s3_error
 from s3api.errors import S3Error
@@ -105,6 +105,9 @@ def _verified(call: Call, body_sha256: bytes) -> Verified:
     )
     if verified is None:
         raise S3Error("MissingAuthenticationToken")
+    if verified.payload is not Payload.DIGEST or verified.payload_sha256 != body_sha256:
+        # Else who overhears a harmless request could send another form under its signature.
+        raise S3Error("SignatureDoesNotMatch", "The signature does not cover the body")
     return verified
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.integration.s3 import S3, code_of, refused
+from s3api.auth.presign import presign
+from tests.integration.s3 import REGION, S3, code_of, refused
 from tests.integration.s3_raw import ask
 
 SOON = timedelta(days=1)
@@ -749,3 +750,35 @@ def test_nothing_is_archived(s3: S3, bucket: str) -> None:
         s3.client().restore_object(Bucket=bucket, Key="a", RestoreRequest={"Days": 1})
     with refused(404, "NoSuchKey"):
         s3.client().restore_object(Bucket=bucket, Key="b", RestoreRequest={"Days": 1})
+
+
+def test_the_host_that_is_signed_is_the_host_that_is_served(s3: S3, bucket: str) -> None:
+    """A target of absolute form names another host than the Host that a presigned URL is for."""
+    client, pair = s3.client("main"), s3.users["main"]
+    client.put_object(Bucket=bucket, Key="k", Body=b"secret")
+    own = f"own-{bucket}"
+    client.create_bucket(Bucket=own)
+    client.put_object(Bucket=own, Key="k", Body=b"own")
+    host, other = f"{own}.localhost:{s3.port}", f"{bucket}.localhost:{s3.port}"
+    url = presign(
+        "GET",
+        f"http://{host}",
+        b"/k",
+        pair.access_key,
+        pair.secret,
+        region=REGION,
+        now=time.time(),
+        expires_s=60,
+    )
+    query = url.partition("?")[2]
+
+    def fetched(target: str) -> bytes:
+        head = f"GET {target}?{query} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        return s3.exchange(head.encode())
+
+    assert fetched("/k").endswith(b"own")
+    assert fetched(f"http://{host}/k").endswith(b"own")
+    for target in (f"http://{other}/k", f"http://127.0.0.1:{s3.port}/{bucket}/k"):
+        assert b"<Code>SignatureDoesNotMatch</Code>" in fetched(target)
+    client.delete_object(Bucket=own, Key="k")
+    client.delete_bucket(Bucket=own)

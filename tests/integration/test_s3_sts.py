@@ -1,5 +1,6 @@
 """Temporary keys from STS, with boto3's own client."""
 
+import hashlib
 import json
 import time
 from datetime import UTC, datetime
@@ -7,7 +8,10 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.credentials import Credentials
 
 from kvfs.encryption import open_key
 from s3api.auth.credentials import start_session
@@ -164,6 +168,33 @@ def test_what_is_not_signed_is_told_so(s3: S3) -> None:
     )
     assert answer.startswith(b"HTTP/1.1 403 ")
     assert b"<Code>MissingAuthenticationToken</Code>" in answer
+
+
+@pytest.mark.parametrize("payload", ["digest of another body", "UNSIGNED-PAYLOAD"])
+def test_the_signature_covers_the_form(s3: S3, payload: str) -> None:
+    """Who overhears a harmless request may not send another form under its signature."""
+    harmless = b"Action=GetCallerIdentity&Version=2011-06-15"
+    form = b"Action=GetSessionToken&Version=2011-06-15"
+    request = AWSRequest(
+        "POST",
+        s3.endpoint + "/",
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        harmless,
+    )
+    is_digest = payload.startswith("digest")
+    request.headers["x-amz-content-sha256"] = (
+        hashlib.sha256(harmless).hexdigest() if is_digest else payload
+    )
+    pair = s3.users["main"]
+    SigV4Auth(Credentials(pair.access_key, pair.secret), "sts", REGION).add_auth(request)
+    fields = {"Host": f"{s3.host}:{s3.port}", **dict(request.headers.items())}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    answer = s3.exchange(
+        b"POST / HTTP/1.1\r\n%bContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+        % (head.encode(), len(form), form)
+    )
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    assert b"<Code>SignatureDoesNotMatch</Code>" in answer
 
 
 def test_a_signature_of_one_service_is_none_of_the_other(s3: S3, bucket: str) -> None:
