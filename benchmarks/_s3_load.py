@@ -80,21 +80,24 @@ class Memory(NamedTuple):
 def get(
     server: Server,
     keys: Sequence[str],
+    size: int,
     seconds: int,
     *,
     connections: int = CONNECTIONS,
     ranges: Sequence[str] = ("",),
 ) -> Got:
-    """GETs of these keys, and of each of these ranges, over and over. Raises TaskFailed where one
-    is refused.
+    """GETs of these keys, and of each of these ranges, over and over; each brings `size` bytes.
+    Raises TaskFailed where one is refused, or brings less, or the time brings nothing.
     """
     targets = [server.target("GET", key) for key in keys]
     lines = [f"{target} {each}".rstrip() for target in targets for each in ranges]
     before = processor_s(server.processes())
     told = _wrk(server, lines, seconds, connections)
     used = processor_s(server.processes()) - before
-    if told["refused"] or told["broken"] or not told["bytes"]:
+    if told["refused"] or told["broken"]:
         raise TaskFailed(f"of the GETs, {told}")
+    if told["bytes"] < max(1, told["requests"] * size):
+        raise TaskFailed(f"{told['bytes']} bytes for {told['requests']} GETs of {size} bytes")
     return Got(
         told["requests"] / told["seconds"],
         told["bytes"] / told["seconds"],
@@ -267,7 +270,7 @@ def memory_under_transfers(
     """
     names = [f"transfers/{secrets.token_hex(8)}" for _ in range(each_way)]
     tasks: list[Task] = [partial(_put_until, server, name, body, seconds) for name in names]
-    tasks.append(lambda: lambda: get(server, keys, seconds, connections=each_way))
+    tasks.append(lambda: lambda: get(server, keys, len(body), seconds, connections=each_way))
     tasks.append(lambda: lambda: _peak(server, seconds))
     *_, peak = together(tasks)
     return Memory(*peak)

@@ -112,7 +112,7 @@ def _get(scale: Scale, size: int) -> Group:
     data = _load.buffer(size)
 
     def measure(server: Server) -> Sequence[float]:
-        got = _s3_load.get(server, keys, scale.get_s)
+        got = _s3_load.get(server, keys, size, scale.get_s)
         return got.bytes_per_s / 1e6, got.processor_s_per_gb
 
     return _group((speed, cost), measure, _READS, lambda server: server.store(keys, data))
@@ -123,14 +123,14 @@ def _get_ranges(scale: Scale, large: int) -> Group:
         f"GET {_size(_RANGE)} ranges of {_size(large)}", "MB/s", Target("of_nginx", 0.8), NGINX
     )
     data = _load.buffer(_TRANSFER)
-    firsts = range(0, large, _RANGE)
+    key, firsts = "large.safetensors", range(0, large, _RANGE)
     ranges = [f"bytes={first}-{first + _RANGE - 1}" for first in firsts]
 
     def prepare(server: Server) -> None:
-        server.store(["large.safetensors"], data, large // _TRANSFER)
+        server.store([key], data, large // _TRANSFER)
 
     def measure(server: Server) -> Sequence[float]:
-        got = _s3_load.get(server, ["large.safetensors"], scale.get_s, ranges=ranges)
+        got = _s3_load.get(server, [key], _RANGE, scale.get_s, ranges=ranges)
         return (got.bytes_per_s / 1e6,)
 
     return _group((row,), measure, _READS, prepare)
@@ -148,7 +148,7 @@ def _get_small(scale: Scale) -> Group:
     data = _load.buffer(size)
 
     def measure(server: Server) -> Sequence[float]:
-        return (_s3_load.get(server, keys, scale.get_s).requests_per_s,)
+        return (_s3_load.get(server, keys, size, scale.get_s).requests_per_s,)
 
     return _group((row,), measure, _READS, lambda server: server.store(keys, data))
 

@@ -145,7 +145,7 @@ class Application:
         outcome.code, request_id = told.code, outcome.request_id
         if not isinstance(error, S3Error | KvfsError | OSError):
             log.error("request %s failed by a bug", request_id, exc_info=error)
-        elif told.status >= 500:
+        elif told.status >= 500 and told.status != 501:  # clients may ask for what is not there
             log.warning("request %s: %s", request_id, error)
         path = head.target.partition(b"?")[0].decode("latin-1")
         return _error(told, path, request_id)

@@ -22,7 +22,7 @@ from tests.integration.s3 import REGION, S3
 from tests.integration.s3_clients.objects import MIB, ODD, SIZES, content
 
 HERE = Path(__file__).resolve().parent
-pytestmark = pytest.mark.timeout(600)  # the first test may have to install the clients
+pytestmark = pytest.mark.timeout(1200)  # the first tests may have to install the clients
 
 
 @pytest.fixture(scope="session")

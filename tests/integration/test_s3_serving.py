@@ -370,15 +370,15 @@ def samples(endpoint: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float
     }
 
 
-def test_health_and_metrics() -> None:
-    with serving() as s3:  # of its own: buckets are told apart up to a number of them
-        _look_at_health_and_metrics(s3)
+@pytest.fixture
+def fresh() -> Iterator[S3]:
+    """A server that has counted nothing: only so many buckets have counts of their own."""
+    with serving() as server:
+        yield server
 
 
-def _look_at_health_and_metrics(s3: S3) -> None:
-    bucket = "counted"
-    endpoint, client = s3.admin_endpoint, s3.client("admin")
-    client.create_bucket(Bucket=bucket)
+def test_health_and_metrics(fresh: S3) -> None:
+    endpoint, client, bucket = fresh.admin_endpoint, fresh.client("admin"), "models"
     assert fetch(f"{endpoint}/health/live") == (200, "alive\n")
     assert fetch(f"{endpoint}/health/ready") == (200, "ready\n")
     assert fetch(f"{endpoint}/else")[0] == 404
