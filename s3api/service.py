@@ -14,7 +14,7 @@ from typing import Final
 from kvfs.errors import KvfsError
 from kvfs.wire.http import Body, Head, Response
 from s3api import access
-from s3api.auth.authenticate import authenticate
+from s3api.auth.authenticate import authenticate, hoisted
 from s3api.call import Call, Service, new_request_id
 from s3api.error_map import s3_error
 from s3api.errors import S3Error, error_response
@@ -65,8 +65,11 @@ class Application:
         return _error(error, "", new_request_id())
 
     def _call(self, head: Head, body: Body, request_id: str) -> Call:
-        where, query = _meaning(head.target, head.get(b"host") or b"", self._service.domains)
+        host = head.get(b"host") or b""
+        where, query, moved = _meaning(head.target, host, self._service.domains)
         fields = with_hoisted(head.fields, query)
+        if moved:
+            fields = {**moved, **fields}
         if where.bucket is None and sts.is_meant(head):
             operation = sts.OPERATION
         else:
@@ -154,11 +157,17 @@ class Application:
 @functools.lru_cache(_TARGETS)
 def _meaning(
     target: bytes, host: bytes, domains: tuple[str, ...]
-) -> tuple[Address, Mapping[str, str]]:
-    """What a target addresses, and its parameters. Readers of a large object ask for the same
-    target again and again. Raises S3Error."""
+) -> tuple[Address, Mapping[str, str], Mapping[bytes, bytes]]:
+    """What a target addresses, its parameters, and the headers that a signature of version 2 has
+    among them. Readers of a large object ask for the same target again and again. Raises
+    S3Error."""
     path, query = split_target(target)
-    return address(path, host.decode("latin-1"), domains), MappingProxyType(query)
+    moved = hoisted(target.partition(b"?")[2])
+    for name in (b"content-type", b"content-md5"):
+        if name in moved:  # a header now, and no operation has such a parameter
+            query.pop(name.decode(), None)
+    where = address(path, host.decode("latin-1"), domains)
+    return where, MappingProxyType(query), MappingProxyType(moved)
 
 
 def _check_named(call: Call) -> None:

@@ -49,6 +49,14 @@ def authenticate(
     raise _unsupported(authorization)
 
 
+def hoisted(query: bytes) -> dict[bytes, bytes]:
+    """The headers that presigning of version 2 moved into a query: what `authenticate` verifies as
+    headers, and nothing where it verifies no such query. Raises InvalidArgument."""
+    if _is_version_2(query) and not _is_version_4(query):
+        return sigv2.hoisted(query)
+    return {}
+
+
 def _is_version_4(query: bytes) -> bool:
     return b"X-Amz-" in query and (
         b"X-Amz-Algorithm=" in query

@@ -7,6 +7,7 @@ the x-amz-* headers, and the path with those parameters of the query that name a
 that could make another operation of the request are refused.
 """
 
+import re
 from base64 import b64encode
 from hmac import compare_digest, digest
 from typing import Final
@@ -33,6 +34,7 @@ UNSIGNED: Final = frozenset(
 """Parameters that say how much of a list is wanted, or hold the signature; besides them, those that
 begin with `x-`."""
 _MAX_DIGITS: Final = 18
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 Query = list[tuple[bytes, bytes | None]]
 """Names as sent with decoded values; None where there is no `=`."""
 
@@ -55,7 +57,7 @@ def verify_query(request: Request, secret_of: SecretOf, now: float, bucket: byte
         raise S3Error("AccessDenied", f"Invalid date (should be seconds since epoch): {shown}")
     if now > int(expires):
         raise expired(min(int(expires), int(now)), now, {})
-    headers = _signed_values(values) | request.headers
+    headers = hoisted(request.query) | request.headers
     texts = _strings_to_sign(request, query, headers, expires, bucket)
     token = headers.get(b"x-amz-security-token", b"")
     return _verify(AuthType.QUERY, access_key, signature, texts, token, 0, secret_of)
@@ -84,6 +86,27 @@ def verify_header(request: Request, secret_of: SecretOf, now: float, bucket: byt
     texts = _strings_to_sign(request, _query(request.query), headers, date, bucket)
     token = headers.get(b"x-amz-security-token", b"")
     return _verify(AuthType.HEADER, access_key, signature, texts, token, signed_at, secret_of)
+
+
+def hoisted(query: bytes) -> dict[bytes, bytes]:
+    """What a presigned query holds in place of headers, by lower-case name. It is signed as headers
+    are, and one that was sent takes the place of its namesake here: the signature is compared with
+    what was sent then, so that one that differs from what was signed is refused.
+
+    Raises InvalidArgument for a value that no header could have.
+    """
+    found: dict[bytes, bytes] = {}
+    for part in query.split(b"&"):
+        raw_name, _, raw_value = part.partition(b"=")
+        name = decode(raw_name).lower()
+        if name.startswith(b"x-amz-") or name in (b"content-type", b"content-md5"):
+            # The last of one name counts, here and so both for the signature and for the operation.
+            found[name] = value = decode(raw_value).strip()
+            if _CONTROL.search(name) or _CONTROL.search(value):
+                # A line break would let one value be taken for several lines of what was signed.
+                shown = raw_name.decode("ascii", "backslashreplace")
+                raise invalid_argument(shown, "", "A header holds no control characters")
+    return found
 
 
 def sign(secret: bytes, text: bytes) -> bytes:
@@ -127,15 +150,6 @@ def _query(query: bytes) -> Query:
                 "AWS4-HMAC-SHA256.",
             )
     return [(name, decode(value) if equals else None) for name, equals, value in parts]
-
-
-def _signed_values(values: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """What a presigned query holds in place of headers."""
-    return {
-        name: value
-        for name, value in values.items()
-        if name.startswith(b"x-amz-") or name in (b"content-type", b"content-md5")
-    }
 
 
 def _strings_to_sign(

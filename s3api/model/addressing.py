@@ -132,8 +132,9 @@ def check_bucket_name(name: str) -> None:
 
 
 def with_hoisted(headers: Mapping[bytes, bytes], query: Mapping[str, str]) -> Mapping[bytes, bytes]:
-    """The headers of a request with those that presigning moved into its query, as some SDKs do
-    with every x-amz- header; one that was sent as a header wins.
+    """The headers of a request with those that presigning of version 4 moved into its query, as
+    some SDKs do with every x-amz- header; one that was sent as a header wins. Version 2 signs other
+    ones: `auth.authenticate.hoisted`.
 
     Where the query holds no signature nothing vouches for it, and `headers` come back unchanged.
     """

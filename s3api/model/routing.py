@@ -6,7 +6,8 @@ requires (`uploadId`) and, for copies, the header `x-amz-copy-source`. The one w
 present wins.
 
 Invariant: a parameter that neither the operation nor this module knows is never passed over, since
-it may be a sub-resource: what asks for one thing never gets another.
+it may be a sub-resource: what asks for one thing never gets another. A version, and headers that
+the answer shall have, are passed over by no operation either.
 """
 
 import functools
@@ -48,6 +49,7 @@ class Route(msgspec.Struct, frozen=True):
     fixed: dict[str, str]
     required: frozenset[str]
     copies: bool
+    parameters: frozenset[str]
 
     @property
     def names(self) -> Set[str]:
@@ -85,13 +87,14 @@ class Routes:
         in_query = {n: m.location_name for n, m in members.items() if m.location == "querystring"}
         required = frozenset(in_query[name] for name in operation.input.required & in_query.keys())
         source = members.get("CopySource")
-        route = Route(operation.name, operation.query, required, source is not None)
+        taken = frozenset(in_query.values())
+        route = Route(operation.name, operation.query, required, source is not None, taken)
         self._table.setdefault((operation.method, operation.scope), []).append(route)
         self._subresources[operation.scope] |= operation.query.keys()
         if not operation.query:
             # Nothing but these stands between such an operation and its plain neighbour.
             self._subresources[operation.scope] |= required
-        self._parameters |= set(in_query.values())
+        self._parameters |= taken
 
     def find(self, method: str, scope: str, query: Mapping[str, str], copies: bool) -> str:
         """The operation's name. Raises as `route` says."""
@@ -104,6 +107,8 @@ class Routes:
             asked -= {"partNumber"}
         for found in self._by_names.get((method, scope, asked), ()):
             if _answers(found, query, copies):
+                if names:
+                    _check_taken(found, query)
                 return found.name
         raise self._refusal(method, scope, query, asked)
 
@@ -165,6 +170,13 @@ def _answers(found: Route, query: Mapping[str, str], copies: bool) -> bool:
     if found.copies > copies or not found.required <= query.keys():
         return False
     return all(not value or query[name] == value for name, value in found.fixed.items())
+
+
+def _check_taken(found: Route, query: Mapping[str, str]) -> None:
+    for name in query.keys() - found.parameters:
+        if name == "versionId" or name.startswith("response-"):
+            message = f"This operation does not have the parameter {name}"
+            raise invalid_argument(name, query[name], message)
 
 
 def _check_unknown(names: Set[str]) -> None:

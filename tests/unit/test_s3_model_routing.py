@@ -48,6 +48,9 @@ def asked(
         ("POST", "b", "", {b"content-type": b"multipart/form-data; boundary=x"}, "PostObject"),
         ("OPTIONS", "b/k", "", {}, "OptionsObject"),
         ("DELETE", "b/k", "uploadId=1", {}, "AbortMultipartUpload"),
+        ("DELETE", "b/k", "versionId=1", {}, "DeleteObject"),
+        ("PUT", "b/k", "tagging&versionId=1", {}, "PutObjectTagging"),
+        ("HEAD", "b/k", "versionId=1&response-expires=x", {}, "HeadObject"),
     ],
 )
 def test_neighbours_are_told_apart(
@@ -76,6 +79,16 @@ def test_neighbours_are_told_apart(
         ("PUT", "b/k", "partNumber=1", "InvalidArgument"),
         ("PUT", "b/k", "uploadId=1", "InvalidArgument"),
         ("POST", "b", "", "PreconditionFailed"),
+        ("PUT", "b/k", "versionId=1", "InvalidArgument"),
+        ("PUT", "b/k", "versionId", "InvalidArgument"),
+        ("PUT", "b/k", "partNumber=1&uploadId=2&versionId=1", "InvalidArgument"),
+        ("POST", "b/k", "uploads&versionId=1", "InvalidArgument"),
+        ("DELETE", "b/k", "uploadId=1&versionId=1", "InvalidArgument"),
+        ("GET", "b", "versionId=1", "InvalidArgument"),
+        ("PUT", "b/k", "response-expires=x", "InvalidArgument"),
+        ("DELETE", "b/k", "versionId=1&response-content-type=x", "InvalidArgument"),
+        ("GET", "b/k", "response-else=x", "InvalidArgument"),
+        ("PUT", "b/k", "content-type=x", "NotImplemented"),
     ],
 )
 def test_no_request_gets_what_it_did_not_ask_for(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from s3api.auth.authenticate import authenticate
+from s3api.auth.authenticate import authenticate, hoisted
 from s3api.auth.verified import AuthType
 from s3api.errors import S3Error
 from tests.unit.s3_signed import ACCESS_KEY, SECRET, Sent, check, secret_of, signed
@@ -152,3 +152,46 @@ def test_the_header_must_make_sense(authorization: bytes, date: bytes, expected:
 def test_expires_must_be_a_number(expires: bytes) -> None:
     target = b"/b/k?AWSAccessKeyId=" + EXAMPLE_KEY + b"&Signature=s&Expires=" + expires
     assert code(("GET", target, [(b"host", b"h")]), now=THEN) == "AccessDenied"
+
+
+def test_headers_in_the_query_are_those_that_are_signed() -> None:
+    headers = {"x-amz-meta-b": "a b+c", "Content-Type": "text/plain", "Content-MD5": "m=="}
+    method, target, sent = signed("v2-query", "PUT", headers=headers)
+    query = target.partition(b"?")[2]
+    expected = {b"x-amz-meta-b": b"a b+c", b"content-type": b"text/plain", b"content-md5": b"m=="}
+    assert hoisted(query) == expected
+    bare = [each for each in sent if each[0] == b"host"]
+    assert check((method, target, bare)) is not None
+    equal = [*bare, (b"content-type", b"text/plain")]
+    assert check((method, target, equal)) is not None
+    for request in (
+        (method, target, [*bare, (b"content-type", b"text/html")]),
+        (method, target, [*bare, (b"x-amz-meta-b", b"")]),
+        (method, target + b"&x-amz-acl=private", bare),
+        (method, target + b"&x-%61mz-acl=private", bare),
+        (method, target + b"&x-amz-Acl=private", bare),
+        (method, target + b"&x-amz-meta-b=other", bare),
+        (method, b"/bucket/key?x-amz-copy-source=b/k&" + query, bare),
+    ):
+        assert code(request) == "SignatureDoesNotMatch"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        b"x-amz-acl=private",
+        b"AWSAccessKeyId&Signature&x-amz-acl=private",
+        b"%41WSAccessKeyId=a&%53ignature=s&x-amz-acl=private",
+        b"AWSAccessKeyId=a&X-Amz-Signature=s&x-amz-acl=private",
+    ],
+)
+def test_nothing_is_a_header_that_no_signature_of_this_version_covers(query: bytes) -> None:
+    assert hoisted(query) == {}
+
+
+@pytest.mark.parametrize("value", [b"1%0Ax-amz-acl:private", b"1%0d%0ax: y", b"1%00"])
+def test_a_value_is_one_line(value: bytes) -> None:
+    query = b"AWSAccessKeyId=a&Expires=99999999999&Signature=s&x-amz-meta-a=" + value
+    with pytest.raises(S3Error, match="InvalidArgument"):
+        hoisted(query)
+    assert code(("PUT", b"/b/k?" + query, [(b"host", b"h")])) == "InvalidArgument"

@@ -1,0 +1,98 @@
+"""Presigned URLs of signature version 2: their query holds headers. What they may be used for."""
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.integration.s3 import S3
+from tests.integration.s3_raw import Answer, ask
+
+
+def presign(s3: S3, method: str, **params: Any) -> str:
+    """The target of a presigned URL."""
+    url: str = s3.client(signature_version="s3").generate_presigned_url(method, Params=params)
+    assert "AWSAccessKeyId=" in url
+    return url.removeprefix(s3.endpoint)
+
+
+def put(s3: S3, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+    unsigned = {**(headers or {}), "x-amz-content-sha256": None}
+    return ask(s3, "PUT", target, body, user=None, unsigned=unsigned)
+
+
+def test_a_copy(s3: S3, bucket: str) -> None:
+    client = s3.client()
+    client.put_object(Bucket=bucket, Key="ä +", Body=b"source", Metadata={"a": "1"})
+    client.put_object(Bucket=bucket, Key="target", Body=b"old")
+    source = {"Bucket": bucket, "Key": "ä +"}
+    target = presign(s3, "copy_object", Bucket=bucket, Key="target", CopySource=source)
+    told = put(s3, target)
+    assert told.status == 200, told.body
+    assert b"CopyObjectResult" in told.body
+    got = client.get_object(Bucket=bucket, Key="target")
+    assert (got["Body"].read(), got["Metadata"]) == (b"source", {"a": "1"})
+
+
+def test_what_is_put_with_headers(s3: S3, bucket: str) -> None:
+    body = b"hello"
+    params = {
+        "Metadata": {"One": "a b+c", "two": "2"},
+        "ContentType": "text/x-a; charset=utf-8",
+        "ContentMD5": base64.b64encode(hashlib.md5(body).digest()).decode(),
+        "ACL": "private",
+    }
+    target = presign(s3, "put_object", Bucket=bucket, Key="a", **params)
+    told = put(s3, target, b"other")
+    assert (told.status, told.code) == (400, "BadDigest")
+    for headers in ({}, {"Content-Type": params["ContentType"]}):
+        told = put(s3, target, body, headers)
+        assert told.status == 200, told.body
+        got = s3.client().get_object(Bucket=bucket, Key="a")
+        assert got["Body"].read() == body
+        assert got["ContentType"] == params["ContentType"]
+        assert got["Metadata"] == {"one": "a b+c", "two": "2"}
+        s3.client().delete_object(Bucket=bucket, Key="a")
+
+
+def test_what_was_not_signed_is_refused(s3: S3, bucket: str) -> None:
+    client = s3.client()
+    client.put_object(Bucket=bucket, Key="secret", Body=b"s")
+    target = presign(s3, "put_object", Bucket=bucket, Key="a", ContentType="text/plain")
+    added = f"&x-amz-copy-source={bucket}/secret"
+    for told in (
+        put(s3, target, b"x", {"Content-Type": "text/html"}),
+        put(s3, target + added),
+        put(s3, target + added.replace("amz", "%61mz")),
+        put(s3, target + "&content-type=text/html", b"x"),
+        put(s3, target + "&x-amz-acl=public-read", b"x"),
+    ):
+        assert (told.status, told.code) == (403, "SignatureDoesNotMatch")
+    assert [each["Key"] for each in client.list_objects_v2(Bucket=bucket)["Contents"]] == ["secret"]
+
+
+def test_an_acl_counts(s3: S3, bucket: str) -> None:
+    target = presign(s3, "put_object", Bucket=bucket, Key="a", ACL="no-such-acl")
+    told = put(s3, target, b"x")
+    assert (told.status, told.code) == (400, "InvalidArgument")
+
+
+@pytest.mark.parametrize(
+    ("method", "query"),
+    [
+        ("PUT", "versionId=x"),
+        ("PUT", "versionId"),
+        ("PUT", "response-content-type=a/b"),
+        ("POST", "uploads&versionId=x"),
+        ("DELETE", "response-expires=x"),
+    ],
+)
+def test_no_operation_passes_over_what_it_does_not_have(
+    s3: S3, bucket: str, method: str, query: str
+) -> None:
+    s3.client().put_object(Bucket=bucket, Key="a", Body=b"old")
+    told = ask(s3, method, f"/{bucket}/a?{query}")
+    assert (told.status, told.code) == (400, "InvalidArgument")
+    assert s3.client().get_object(Bucket=bucket, Key="a")["Body"].read() == b"old"
