@@ -143,7 +143,8 @@ class FastPath:
         """Whether no thread of this mount is left; known after `run`."""
         self._nursery: trio.Nursery | None = None
         self._deferred: deque[Request] = deque()
-        """RELEASEs, for which nobody waits: served when nothing else is there."""
+        """RELEASEs, for which nobody waits: served when nothing else is there, or when something
+        is asked of the same file."""
         self._waiting: dict[int, trio.CancelScope] = {}
         """Of each request that runs as a task, by its unique number."""
         self._token = trio.lowlevel.current_trio_token()
@@ -205,6 +206,8 @@ class FastPath:
         buffer = self._buffer
         _, opcode, unique, nodeid, uid, gid, pid, _, _ = IN_HEADER.unpack_from(buffer)
         self.requests += 1
+        if self._deferred and opcode != Op.RELEASE:
+            self._release_of(nodeid)
         handler = self._handlers.inline.get(opcode)
         if handler is not None:
             request = Request(unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
@@ -238,6 +241,14 @@ class FastPath:
     def _release_one(self) -> None:
         request = self._deferred.popleft()
         self._answer(request.unique, self._handlers.release(request))
+
+    def _release_of(self, nodeid: int) -> None:
+        """What is asked of a file next finds it closed, as its caller does."""
+        for _ in range(len(self._deferred)):
+            if self._deferred[0].nodeid == nodeid:
+                self._release_one()
+            else:
+                self._deferred.rotate(-1)
 
     # ---- answering
 
