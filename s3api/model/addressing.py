@@ -33,6 +33,7 @@ _PRESIGNING: Final = frozenset(
 )
 _HOSTS: Final = 256
 _PLAIN_FIELD: Final = re.compile(rb"[A-Za-z0-9=._~-]*").fullmatch
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]").search
 _IN_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
@@ -137,14 +138,17 @@ def with_hoisted(headers: Mapping[bytes, bytes], query: Mapping[str, str]) -> Ma
     ones: `auth.authenticate.hoisted`.
 
     Where the query holds no signature nothing vouches for it, and `headers` come back unchanged.
+    Raises InvalidArgument for a value that no header could have.
     """
     if "X-Amz-Signature" not in query:
         return headers
-    hoisted = {
-        name.lower().encode("latin-1", "replace"): value.encode()
-        for name, value in query.items()
-        if name.lower().startswith("x-amz-") and name.lower() not in _PRESIGNING
-    }
+    hoisted: dict[bytes, bytes] = {}
+    for sent, value in query.items():
+        name = sent.lower()
+        if name.startswith("x-amz-") and name not in _PRESIGNING:
+            if not value.isprintable() and _CONTROL(value):
+                raise invalid_argument(sent, "", "A header holds no control characters")
+            hoisted[name.encode("latin-1", "replace")] = value.encode()
     return {**hoisted, **headers} if hoisted else headers
 
 

@@ -156,3 +156,10 @@ def test_copy_sources() -> None:
     for wrong in ("", "b", "b/", "/", "//k", "b/%zz", "b/k?versionId="):
         with pytest.raises(S3Error, match="InvalidArgument"):
             copy_source(wrong)
+
+
+@pytest.mark.parametrize("value", ["/x\r\nset-cookie: a", "a\0b", "a\x7f"])
+def test_what_no_header_could_hold_is_not_hoisted(value: str) -> None:
+    query = {"X-Amz-Signature": "s", "X-Amz-Website-Redirect-Location": value}
+    with pytest.raises(S3Error, match="InvalidArgument"):
+        with_hoisted({}, query)
