@@ -201,6 +201,7 @@ while True:
     try:
         fd = os.open(sys.argv[1], os.O_RDONLY)
     except FileNotFoundError:
+        os.statvfs(os.path.dirname(sys.argv[1]))  # the kernel remembers absence, also of the dead
         continue
     size = os.fstat(fd).st_size
     os.pread(fd, 65536, size // 2)
