@@ -33,9 +33,6 @@ UMOUNT_NOFOLLOW: Final = 8
 _BACKING_OPEN: Final = 1 << 30 | 16 << 16 | 229 << 8 | 1
 _BACKING_CLOSE: Final = 1 << 30 | 4 << 16 | 229 << 8 | 2
 _BACKING_MAP: Final = struct.Struct("<iIQ")
-_INVAL_INODE: Final = 2
-_INVAL_INODE_OUT: Final = struct.Struct("<Qqq")
-"""FUSE_NOTIFY_INVAL_INODE: inode, offset (negative: attributes alone), length (0: to the end)."""
 _QUEUE_LIMIT: Final = 16_384
 _FORGOTTEN: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.ENOTEMPTY)
 """The kernel does not know the name or inode (any more), or the mount has gone."""
@@ -223,7 +220,9 @@ class Notifier:
     def invalidate_inode(self, ino: int, *, pages: bool) -> None:
         """The kernel forgets an inode's attributes and, with `pages`, its content: of a directory,
         the listing. Raises Unavailable when the queue is full."""
-        self._notify(_INVAL_INODE, _INVAL_INODE_OUT.pack(ino, 0 if pages else -1, 0))
+        self._notify(
+            protocol.Notify.INVAL_INODE, protocol.INVAL_INODE_OUT.pack(ino, 0 if pages else -1, 0)
+        )
 
     def flush(self, done: Callable[[], None]) -> None:
         """`done` is called, in the notifying thread, when everything queued so far has been

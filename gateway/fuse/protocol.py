@@ -64,6 +64,7 @@ class Op(enum.IntEnum):
 class Notify(enum.IntEnum):
     """Codes of messages that the server sends on its own (unique 0)."""
 
+    INVAL_INODE = 2
     INVAL_ENTRY = 3
 
 
@@ -157,6 +158,8 @@ LSEEK_OUT: Final = struct.Struct("<Q")
 STATFS_OUT: Final = struct.Struct("<QQQQQIIII24x")
 DIRENT: Final = struct.Struct("<QQII")
 """ino, offset of the next entry, length of the name, type; the name follows, padded to 8 bytes."""
+INVAL_INODE_OUT: Final = struct.Struct("<Qqq")
+"""FUSE_NOTIFY_INVAL_INODE: inode, offset (negative: attributes alone), length (0: to the end)."""
 INVAL_ENTRY_OUT: Final = struct.Struct("<QII")
 
 PAGE: Final = 4096

@@ -25,6 +25,7 @@ from kvfs.namespace.tree import replace
 __all__ = [
     "Evicted",
     "evict",
+    "listed",
     "orphans",
     "publish",
     "reopen",
@@ -151,17 +152,17 @@ def evict(t: Transaction, ino: int, now: int) -> Evicted | None:
 def unsealed(t: Transaction, after_ino: int, limit: int) -> list[int]:
     """Up to `limit` inode numbers above `after_ino` of files that are not both sealed and
     synced."""
-    return _listed(t, keys.unsealed(after_ino), b"v", limit)
+    return listed(t, keys.unsealed(after_ino), b"v", limit)
 
 
 def unpublished(t: Transaction, after_ino: int, limit: int) -> list[int]:
     """Likewise, of files that were never closed nor synced."""
-    return _listed(t, keys.unpublished(after_ino), b"x", limit)
+    return listed(t, keys.unpublished(after_ino), b"x", limit)
 
 
 def orphans(t: Transaction, after_ino: int, limit: int) -> list[int]:
     """Likewise, of inodes without a link."""
-    return _listed(t, keys.orphan(after_ino), b"p", limit)
+    return listed(t, keys.orphan(after_ino), b"p", limit)
 
 
 def _set_seal(t: Transaction, ino: int, inode: Inode, checksum: bytes) -> None:
@@ -173,7 +174,8 @@ def _set_seal(t: Transaction, ino: int, inode: Inode, checksum: bytes) -> None:
         t.delete(keys.unsealed(ino))
 
 
-def _listed(t: Transaction, after: bytes, end: bytes, limit: int) -> list[int]:
+def listed(t: Transaction, after: bytes, end: bytes, limit: int) -> list[int]:
+    """Up to `limit` inode numbers that stand behind a letter in the keys after `after`."""
     found: list[int] = []
     for key, _ in t.scan(after + b"\0", end):
         found.append(keys.unpack_u64(key, 1))

@@ -10,7 +10,7 @@ import stat
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode, namespace_of
-from kvfs.namespace import spaces
+from kvfs.namespace import lifecycle, spaces
 from kvfs.namespace.inodes import add_usage, write_inode
 
 
@@ -30,12 +30,7 @@ def release(t: Transaction, inos: list[int]) -> None:
 
 def reserved(t: Transaction, after_ino: int, limit: int) -> list[int]:
     """Up to `limit` reserved numbers above `after_ino`."""
-    found: list[int] = []
-    for key, _ in t.scan(keys.reserved(after_ino) + b"\0", b"s"):
-        found.append(keys.unpack_u64(key, 1))
-        if len(found) >= limit:
-            break
-    return found
+    return lifecycle.listed(t, keys.reserved(after_ino), b"s", limit)
 
 
 def abandon(t: Transaction, inos: list[int], now: int) -> None:

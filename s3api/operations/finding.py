@@ -1,6 +1,5 @@
 """The version of an object that a request names, or S3's refusal where it is not there."""
 
-from datetime import UTC, datetime
 from typing import Final
 
 from kvfs.objects import versions
@@ -85,7 +84,7 @@ def version_of(facts: Facts) -> lifecycle.Version:
         key=facts.key.decode(),
         size=facts.size,
         tags=parse_header(facts.metadata.get("tagging", "")),
-        modified=datetime.fromtimestamp(facts.mtime_ns / 1e9, UTC),
+        modified=moment(facts.mtime_ns),
     )
 
 
