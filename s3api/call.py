@@ -45,6 +45,9 @@ class Service:
     version_2: bool
     """Whether signatures of version 2 are taken."""
     threads: trio.CapacityLimiter
+    """For short steps."""
+    lasting: trio.CapacityLimiter
+    """For what takes as long as its bytes do."""
     teller: Teller
     deleter: Deleter
 

@@ -32,6 +32,8 @@ from s3api.telling import Teller
 from s3api.users import KEY_NAME
 
 _THREADS: Final = 16
+_LASTING_THREADS: Final = 8
+"""For copies and completions: a disk that copies so much at once copies no faster for more."""
 _BODY_BYTES: Final = (5 << 40) + (1 << 30)
 """The largest object, and the framing of aws-chunked: S3's own limits are the operations'."""
 
@@ -62,6 +64,7 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
         region=plan.region,
         version_2=plan.version_2,
         threads=trio.CapacityLimiter(_THREADS),
+        lasting=trio.CapacityLimiter(_LASTING_THREADS),
         teller=Teller(store),
         deleter=Deleter(store),
     )

@@ -1,7 +1,7 @@
 """Moves ranges of bytes between data files, by the kernel.
 
 Tried in this order: FICLONERANGE (shares the blocks, where offsets and length are multiples of the
-filesystem's block), copy_file_range, sendfile.
+filesystem's block), copy_file_range, sendfile. `step` as in `kvfs.client.transfer`.
 """
 
 import errno
@@ -9,6 +9,8 @@ import fcntl
 import os
 import struct
 from typing import Final
+
+from kvfs.client.transfer import Step
 
 _FICLONERANGE: Final = 0x4020940D
 _RANGE: Final = struct.Struct("=qQQQ")
@@ -18,7 +20,7 @@ _CANNOT: Final = frozenset(
 )
 
 
-def copy_range(source: int, offset: int, size: int, target: int, at: int) -> int:
+def copy_range(source: int, offset: int, size: int, target: int, at: int, step: Step) -> int:
     """Copy `size` bytes from `offset` of one file to `at` of another; the bytes copied, fewer where
     the source ends before. Raises OSError."""
     if _clone(source, offset, size, target, at):
@@ -29,6 +31,7 @@ def copy_range(source: int, offset: int, size: int, target: int, at: int) -> int
         if count == 0:
             break
         done += count
+        step(done)
     return done
 
 

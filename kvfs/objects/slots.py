@@ -27,6 +27,7 @@ from typing import Final
 
 from kvfs.client.placing import Written
 from kvfs.client.session import Session
+from kvfs.client.transfer import Step
 from kvfs.errors import KvfsError
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
@@ -119,10 +120,10 @@ class Slots:
 
     @contextlib.contextmanager
     def joined(
-        self, bucket: Bucket, upload: Upload, parts: Sequence[Part], boot: int
+        self, bucket: Bucket, upload: Upload, parts: Sequence[Part], boot: int, step: Step
     ) -> Iterator[Written | None]:
         """Step 6: the data file that holds just these parts one after the other, for as long as it
-        is locked; None where there is none. Raises OSError, InvalidPart."""
+        is locked; None where there is none. Raises OSError, InvalidPart, what `step` raises."""
         target = self._session.read(lambda t: _target(t, upload, parts, boot))
         fd = None if target is None else self._open(target)
         if fd is None or target is None:
@@ -136,31 +137,32 @@ class Slots:
             if self._session.read(lambda t: _target(t, upload, parts, boot)) != target:
                 yield None
                 return
-            self._put_together(fd, target, parts)
+            self._put_together(fd, target, parts, step)
             if bucket.durable:
                 os.fdatasync(fd)
             yield _written(fd, target, synced=bucket.durable)
         finally:
             os.close(fd)
 
-    def _put_together(self, fd: int, target: int, parts: Sequence[Part]) -> None:
+    def _put_together(self, fd: int, target: int, parts: Sequence[Part], step: Step) -> None:
         at = 0
         for part in parts:
             if part.place.data != target:
-                self.copy(part, fd, at)
+                self.copy(part, fd, at, step)
             at += part.size
         if os.fstat(fd).st_size != at:
             os.ftruncate(fd, at)
         os.utime(fd)
 
-    def copy(self, part: Part, target: int, at: int) -> None:
-        """Copy a part's bytes into an open file. Raises InvalidPart, OSError."""
+    def copy(self, part: Part, target: int, at: int, step: Step) -> None:
+        """Copy a part's bytes into an open file. Raises InvalidPart, OSError, what `step`
+        raises."""
         try:
             fd = self._session.files.open(part.place.data, part.version, os.O_RDONLY)
         except FileNotFoundError:
             raise InvalidPart(f"part {part.number} is there no more") from None
         try:
-            moved = moving.copy_range(fd, part.place.offset, part.size, target, at)
+            moved = moving.copy_range(fd, part.place.offset, part.size, target, at, step)
         finally:
             os.close(fd)
         if moved != part.size:

@@ -18,6 +18,7 @@ from kvfs.client.link import Link
 from kvfs.client.placing import Dropped, Written
 from kvfs.client.room import Room
 from kvfs.client.touches import Touches
+from kvfs.client.transfer import Step
 from kvfs.errors import Conflict, Invalid, KvfsError
 from kvfs.meta.interface import Transaction
 from kvfs.objects import assembly, buckets, changing, finding, listing, moving, uploads
@@ -39,6 +40,10 @@ _ATTEMPTS: Final = 3
 _DELETED_AT_ONCE: Final = 256
 _COPIED_ATTRIBUTES: Final = frozenset(("retention", "legal-hold", "acl", "owner", "parts"))
 """What a copy does not take over from its source."""
+
+
+def _on(_: int) -> None:
+    """Lets what takes long go on."""
 
 
 class Draft:
@@ -294,12 +299,15 @@ class ObjectStore:
         versioning: str = "",
         check_source: Check = anything,
         check: Check = anything,
+        step: Step = _on,
     ) -> Facts:
         """Copy an object (bucket, key, version) to (bucket, key) without moving its bytes where the
         filesystem can; onto itself in a bucket without versions, only its facts change.
 
-        `metadata` None: the source's, but locks and access list; `etag` None: the source's. Raises
-        as `open` and `commit`; Conflict when the source was written to meanwhile.
+        `metadata` None: the source's, but locks and access list; `etag` None: the source's. `step`
+        is called with the bytes copied, every 64 MiB at least; what it raises ends the copy, and
+        nothing is left of it. Raises as `open` and `commit`; Conflict when the source was written
+        to meanwhile.
         """
         opened = self.open(*source)
         try:
@@ -312,7 +320,7 @@ class ObjectStore:
                 return self._restate(source, facts, kept, check)
             draft = self.begin(*target, facts.size)
             try:
-                transfer.copy(opened.fd, draft.fd, lambda _: None)
+                transfer.copy(opened.fd, draft.fd, step)
                 if not opened.is_unchanged():
                     raise Conflict("the source of the copy was written to meanwhile")
                 tag = facts.etag if etag is None else etag
@@ -450,8 +458,9 @@ class ObjectStore:
         size: int,
         *,
         check_source: Check = anything,
+        step: Step = _on,
     ) -> Facts:
-        """Fill a draft with a range of an object; the facts of the source.
+        """Fill a draft with a range of an object; the facts of the source. `step`: as for `copy`.
 
         Raises as `open`; Invalid when the range is not within it, Conflict when it was written to
         meanwhile.
@@ -462,7 +471,7 @@ class ObjectStore:
             if not 0 <= offset <= offset + size <= opened.size:
                 raise Invalid(f"the source has {opened.size} bytes: the range is not within")
             self.grow(draft, size)
-            moving.copy_range(opened.fd, offset, size, draft.fd, draft.offset)
+            moving.copy_range(opened.fd, offset, size, draft.fd, draft.offset, step)
             if not opened.is_unchanged():
                 raise Conflict("the source of the copy was written to meanwhile")
             return opened.facts
@@ -542,8 +551,10 @@ class ObjectStore:
         *,
         versioning: str = "",
         check: Check = anything,
+        step: Step = _on,
     ) -> Facts:
-        """Put an object together from chosen parts, and end the upload. Raises as `commit`,
+        """Put an object together from chosen parts, and end the upload. `step`: as for `copy`,
+        where bytes are copied; what it raises leaves the upload as it was. Raises as `commit`,
         NoSuchUpload and InvalidPart (the upload or a part was changed meanwhile)."""
         found = self._session.read(lambda t: finding.find_bucket(t, bucket))
 
@@ -557,7 +568,7 @@ class ObjectStore:
             uploads.complete(t, found, upload, result, moment, changed)
             return result
 
-        with self._slots.joined(found, upload, parts, self._session.boot) as written:
+        with self._slots.joined(found, upload, parts, self._session.boot, step) as written:
             if written is not None:
                 return self._change_synced(
                     found, lambda t, changed: fn(t, written, changed, released=True)
@@ -566,7 +577,7 @@ class ObjectStore:
         try:
             at = 0
             for part in parts:
-                self._slots.copy(part, body.fd, at)
+                self._slots.copy(part, body.fd, at, step)
                 at += part.size
         except BaseException:
             self._bodies.discard(body)

@@ -1,14 +1,8 @@
-"""CompleteMultipartUpload: the object is put together, or not at all.
+"""CompleteMultipartUpload: the object is put together, or not at all."""
 
-An answer that takes longer than _PATIENCE_S begins before it is known: status 200, then a space now
-and then, which XML allows between its declaration and the document, then the result or the error.
-SDKs read errors of this operation from answers with status 200.
-"""
-
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
-
-import trio
 
 from kvfs.objects.changing import ENABLED
 from kvfs.objects.finding import Facts
@@ -16,81 +10,28 @@ from kvfs.objects.problems import InvalidPart, NoSuchUpload
 from kvfs.objects.uploads import MAX_PARTS, Part, Upload, Wanted
 from kvfs.wire.http import Response
 from s3api.call import Call, Handler, target
-from s3api.error_map import s3_error
-from s3api.errors import DECLARATION, S3Error, error_response
-from s3api.operations.answers import answer
+from s3api.errors import S3Error
+from s3api.operations.lasting import Pace, answer_lasting
 from s3api.operations.multipart import checksum_of, said_of_object
 from s3api.rules import checksums, etag
 from s3api.rules import parts as kept_parts
 from s3api.rules.checksums import ALGORITHMS, COMPOSITE, Checksum
 from s3api.rules.conditions import Conditions, check_write
 
-_PATIENCE_S: Final = 5.0
-_SPACE_S: Final = 5.0
-
 
 async def complete_multipart_upload(call: Call) -> Response:
     """Completed a second time within the hour it gives the same answer."""
-    work = _Work(lambda: _complete(call))
-    trio.lowlevel.spawn_system_task(work.run, call)
-    if await work.wait(_PATIENCE_S):
-        return answer(call, work.result())
-    return Response(200, [(b"content-type", b"application/xml")], _slowly(call, work))
+    return await answer_lasting(call, partial(_complete, call), outlives_client=True)
 
 
-class _Work:
-    """Goes on to its end whether or not somebody waits for it: a client that has gone may ask again
-    and wants the same answer. The server's end waits for it."""
-
-    def __init__(self, step: Callable[[], Mapping[str, Any]]) -> None:
-        self._step = step
-        self._done = trio.Event()
-        self._result: Mapping[str, Any] = {}
-        self._error: Exception | None = None
-
-    async def run(self, call: Call) -> None:
-        """The task. Cancelled: at its end."""
-        try:
-            self._result = await call.blocking(self._step)
-        except Exception as error:  # told by `result`
-            self._error = error
-        finally:
-            self._done.set()
-
-    async def wait(self, seconds: float) -> bool:
-        """Whether it is done by then."""
-        with trio.move_on_after(seconds):
-            await self._done.wait()
-        return self._done.is_set()
-
-    def result(self) -> Mapping[str, Any]:
-        """Raises what the step raised."""
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
-async def _slowly(call: Call, work: _Work) -> AsyncGenerator[bytes, None]:
-    yield DECLARATION
-    while not await work.wait(_SPACE_S):
-        yield b" "
-    try:
-        document = answer(call, work.result()).body
-    except Exception as error:  # the status has gone out: the document tells it
-        told = s3_error(error)
-        path = call.head.target.partition(b"?")[0].decode("latin-1")
-        document = error_response(told, path, call.request_id, "")[2]
-    assert isinstance(document, bytes)
-    yield document.removeprefix(DECLARATION)
-
-
-def _complete(call: Call) -> dict[str, Any]:
+def _complete(call: Call, pace: Pace) -> dict[str, Any]:
     """The members of the answer. Blocking."""
     wanted = _wanted(call)
     upload_id = call.params["UploadId"]
     try:
         upload, parts = call.store.choose_parts(call.raw_bucket, call.raw_key, upload_id, wanted)
-        return _told(call, _put_together(call, upload, parts))
+        pace.begin(sum(part.size for part in parts))
+        return _told(call, _put_together(call, upload, parts, pace))
     except (NoSuchUpload, InvalidPart):
         # Another may have completed it, just now or before.
         done = call.store.completed_upload(call.raw_bucket, call.raw_key, upload_id)
@@ -99,7 +40,7 @@ def _complete(call: Call) -> dict[str, Any]:
         return _told_again(call, *done)
 
 
-def _put_together(call: Call, upload: Upload, parts: Sequence[Part]) -> Facts:
+def _put_together(call: Call, upload: Upload, parts: Sequence[Part], pace: Pace) -> Facts:
     conditions = Conditions.of(call.params)
 
     def check(found: Facts | None) -> None:
@@ -119,6 +60,7 @@ def _put_together(call: Call, upload: Upload, parts: Sequence[Part]) -> Facts:
         said,
         versioning=call.settings.versioning,
         check=check,
+        step=pace.step,
     )
 
 

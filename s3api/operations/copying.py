@@ -1,6 +1,7 @@
 """CopyObject: the kernel copies the bytes, or shares them where the filesystem can."""
 
 import os
+from functools import partial
 from typing import Any, Final
 
 from kvfs.errors import Conflict
@@ -9,8 +10,9 @@ from kvfs.wire.http import Response
 from s3api.call import Call, Handler, moment, target
 from s3api.errors import S3Error
 from s3api.operations.acls import acl_of_new
-from s3api.operations.answers import answer, checksum_members, checksum_name, metadata_of
+from s3api.operations.answers import checksum_members, checksum_name, metadata_of
 from s3api.operations.finding import expiration, version_id
+from s3api.operations.lasting import Pace, answer_lasting
 from s3api.operations.locks import lock_of_new
 from s3api.operations.sources import Source
 from s3api.operations.writing import PUT_LIMIT_BYTES, tags_of_new
@@ -31,23 +33,33 @@ async def copy_object(call: Call) -> Response:
     """The source as it was at one moment; where it is written to meanwhile, the copy begins anew,
     and at last fails with OperationAborted."""
     call.service.access.require(call, actions.needed(call.operation, call.params))
+    source = _source(call)
+    return await answer_lasting(call, partial(_copied, call, source), source.facts.size)
+
+
+def _source(call: Call) -> Source:
+    """As it is now. Raises S3Error where it cannot be copied there."""
+    source = Source(call)
+    _check_itself(call, source)
+    if source.facts.size > PUT_LIMIT_BYTES:
+        raise S3Error(
+            "InvalidRequest",
+            "The specified copy source is larger than the maximum allowable size for a copy"
+            f" source: {PUT_LIMIT_BYTES}",
+        )
+    return source
+
+
+def _copied(call: Call, source: Source, pace: Pace) -> dict[str, Any]:
+    """The members of the answer. Blocking."""
     for attempt in range(_ATTEMPTS):
-        source = Source(call)
-        _check_itself(call, source)
-        if source.facts.size > PUT_LIMIT_BYTES:
-            raise S3Error(
-                "InvalidRequest",
-                "The specified copy source is larger than the maximum allowable size for a copy"
-                f" source: {PUT_LIMIT_BYTES}",
-            )
-        said = _said(call, source.facts)
+        pace.begin(source.facts.size)
         try:
-            facts = await call.blocking(lambda: _copy(call, source, said))  # noqa: B023
+            return _result(call, source, _copy(call, source, _said(call, source.facts), pace))
         except Conflict:
             if attempt == _ATTEMPTS - 1:
                 raise
-        else:
-            return answer(call, _result(call, source, facts))
+        source = _source(call)
     raise AssertionError
 
 
@@ -82,7 +94,7 @@ def _said(call: Call, source: Facts) -> dict[str, str]:
     return said | lock_of_new(call) | acl_of_new(call)
 
 
-def _copy(call: Call, source: Source, said: dict[str, str]) -> Facts:
+def _copy(call: Call, source: Source, said: dict[str, str], pace: Pace) -> Facts:
     """Raises Conflict where the source is another one than was looked at. Blocking."""
     conditions = Conditions.of(call.params)
     seen = source.facts
@@ -95,14 +107,15 @@ def _copy(call: Call, source: Source, said: dict[str, str]) -> Facts:
     return call.store.copy(
         source.triple,
         (call.raw_bucket, call.raw_key),
-        metadata=said | _checksum(call, source),
+        metadata=said | _checksum(call, source, pace),
         versioning=call.settings.versioning,
         check_source=check_source,
         check=lambda found: check_write(conditions, found and target(found)),
+        step=pace.step,
     )
 
 
-def _checksum(call: Call, source: Source) -> dict[str, str]:
+def _checksum(call: Call, source: Source, pace: Pace) -> dict[str, str]:
     """The copy's checksum as it is kept: the source's, computed anew where another algorithm is
     asked for, or where the source's is one of parts, which a copy does not have."""
     kept = source.facts.metadata
@@ -121,6 +134,7 @@ def _checksum(call: Call, source: Source) -> dict[str, str]:
             while count := os.preadv(opened.fd, [buffer[:BUFFER_BYTES]], at):
                 hasher.update(buffer[:count])
                 at += count
+                pace.step(at)
         if not opened.is_unchanged():
             raise Conflict("the source of the copy was written to meanwhile")
     finally:

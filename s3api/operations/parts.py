@@ -1,6 +1,7 @@
 """UploadPart and UploadPartCopy."""
 
 import os
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -11,6 +12,7 @@ from kvfs.wire.http import Response
 from s3api.call import Call, Handler, moment
 from s3api.errors import S3Error, invalid_argument
 from s3api.operations.answers import answer
+from s3api.operations.lasting import Pace, answer_lasting
 from s3api.operations.multipart import checksum_of
 from s3api.operations.sources import Source
 from s3api.receiving import BUFFER_BYTES, Receiver
@@ -49,26 +51,30 @@ async def upload_part_copy(call: Call) -> Response:
     number, upload = _number(call), _upload(call)
     source = Source(call)
     chosen = _chosen(call, source.facts.size)
-    draft = await _begin(call, upload, number, chosen.length)
-    algorithm, _, _ = checksum_of(upload)
+    copied = partial(_copied, call, upload, number, source, chosen)
+    return await answer_lasting(call, copied, chosen.length)
 
-    def copy() -> Digests:
-        call.store.copy_part(
-            source.triple, draft, chosen.offset, chosen.length, check_source=source.check
-        )
-        return _digests(call, draft, chosen.length, algorithm)
 
+def _copied(
+    call: Call, upload: Upload, number: int, source: Source, chosen: ByteRange, pace: Pace
+) -> dict[str, Any]:
+    """The members of the answer. Blocking."""
+    size, store = chosen.length, call.store
+    pace.begin(2 * size)  # copied, then read
+    draft = store.begin_part(call.raw_bucket, call.raw_key, upload.id, number, size)
     try:
-        digests = await call.blocking(copy)
-        part = await _commit(call, draft, digests)
-    except BaseException:
-        await _discard(call, draft)
-        raise
+        store.copy_part(
+            source.triple, draft, chosen.offset, size, check_source=source.check, step=pace.step
+        )
+        digests = _digests(call, draft, size, checksum_of(upload)[0], pace)
+        part = store.commit_part(draft, digests.etag, _said(digests))
+    finally:
+        store.discard(draft)
     told = _told(digests) | {"LastModified": moment(part.inode.mtime_ns)}
     result: dict[str, Any] = {"CopyPartResult": told}
     if source.settings.versioning:
         result["CopySourceVersionId"] = source.facts.version
-    return answer(call, result)
+    return result
 
 
 def _number(call: Call) -> int:
@@ -115,12 +121,16 @@ async def _begin(call: Call, upload: Upload, number: int, size: int) -> Draft:
 
 
 async def _commit(call: Call, draft: Draft, digests: Digests) -> Part:
-    said = {
+    return await call.blocking(lambda: call.store.commit_part(draft, digests.etag, _said(digests)))
+
+
+def _said(digests: Digests) -> dict[str, str]:
+    """What is kept with a part."""
+    return {
         f"checksum.{each.algorithm.name.lower()}": each.value
         for each in (digests.checksum, digests.besides)
         if each is not None
     }
-    return await call.blocking(lambda: call.store.commit_part(draft, digests.etag, said))
 
 
 async def _discard(call: Call, draft: Draft) -> None:
@@ -129,7 +139,7 @@ async def _discard(call: Call, draft: Draft) -> None:
         await call.blocking(lambda: call.store.discard(draft))
 
 
-def _digests(call: Call, draft: Draft, size: int, algorithm: Algorithm) -> Digests:
+def _digests(call: Call, draft: Draft, size: int, algorithm: Algorithm, pace: Pace) -> Digests:
     """Of what was copied."""
     first_pass = FirstPass(Wanted(algorithm), size=size)
     with call.service.buffers.lent() as buffer:
@@ -140,6 +150,7 @@ def _digests(call: Call, draft: Draft, size: int, algorithm: Algorithm) -> Diges
                 break
             first_pass.update(buffer[:count])
             at += count
+            pace.step(at)
     return first_pass.finish({})
 
 
