@@ -35,6 +35,7 @@ IGNORABLE: Final = frozenset(
         "versionId",
         *("bucket", "etag", "key"),  # of where a form's upload sends its browser
         "metadata",  # an extension of lists that MinIO's clients send to every server
+        "allow-unordered",  # Ceph's: the order of bytes is one of those that it allows
     }
 )
 # S3 ignores custom parameters that start with x- (user guide, "Server access logging"): x-id of

@@ -109,6 +109,9 @@ class _Asked:
         self.limit = min(params.get("MaxKeys", KEYS_LIMIT), KEYS_LIMIT)
         self.prefix: bytes = params.get("Prefix", "").encode()
         self.delimiter: bytes = params.get("Delimiter", "").encode()
+        if self.delimiter and call.query.get("allow-unordered") == "true":
+            message = "allow-unordered cannot be specified with a delimiter."
+            raise invalid_argument("allow-unordered", "true", message)
         if NUL in self.prefix:
             self.limit = 0  # no key holds one; what the store keeps beside objects does
         self.members: dict[str, Any] = {

@@ -81,7 +81,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Acl:
-    """Who owns a bucket or object, and who may do what with it."""
+    """Who owns a bucket or object, and who may do what with it. Groups come first in every ACL that
+    this module makes, which public suites count on."""
 
     owner: Owner
     grants: tuple[Grant, ...]
@@ -93,8 +94,7 @@ class Acl:
 
 
 def canned(name: str, owner: Owner, bucket_owner: Owner) -> Acl:
-    """A canned ACL of what `owner` owns; a bucket is its own owner's. Groups come first, which
-    public suites count on. Raises InvalidArgument."""
+    """A canned ACL of what `owner` owns; a bucket is its own owner's. Raises InvalidArgument."""
     grants = [Grant(_FULL, user=owner)]
     if name in _CANNED:
         grants[:0] = (Grant(permission, group=group) for group, permission in _CANNED[name])
@@ -126,7 +126,7 @@ def from_params(
         for member in given
         for grantee in _grantees(params[member])
     ]
-    return Acl(owner, tuple(grants))
+    return Acl(owner, _groups_first(grants))
 
 
 def from_document(content: Mapping[str, Any], owner: Owner, name_of: NameOf) -> Acl:
@@ -138,7 +138,7 @@ def from_document(content: Mapping[str, Any], owner: Owner, name_of: NameOf) -> 
         raise S3Error("MalformedACLError")
     if named != owner.id:
         raise S3Error("AccessDenied")
-    return Acl(owner, tuple(_parse_grant(each, name_of) for each in grants))
+    return Acl(owner, _groups_first(_parse_grant(each, name_of) for each in grants))
 
 
 def load(content: Mapping[str, Any]) -> Acl:
@@ -221,6 +221,11 @@ def _statement(grant: Grant, allowed: tuple[str, ...], resource: str) -> Stateme
         principal = ("Service", "logging.s3.amazonaws.com")
     actions = tuple(each.lower() for each in allowed)
     return Statement(True, (principal,), actions, (resource,), conditions)
+
+
+def _groups_first(grants: Iterable[Grant]) -> tuple[Grant, ...]:
+    """Otherwise in the order in which they came."""
+    return tuple(sorted(grants, key=lambda each: each.group is None))
 
 
 def _has_grants(params: Mapping[str, Any]) -> bool:

@@ -142,9 +142,11 @@ def _meta_name(header: str) -> bytes:
 
 
 def _without_aws_chunked(value: str) -> str:
-    """`aws-chunked` is how the body travelled, no property of the object."""
+    """`aws-chunked` is how the body travelled, no property of the object; what came without it
+    stays as it was written."""
     codings = [each.strip() for each in value.split(",")]
-    return ",".join(each for each in codings if each.lower() != "aws-chunked")
+    kept = [each for each in codings if each.lower() != "aws-chunked"]
+    return value if len(kept) == len(codings) else ", ".join(kept)
 
 
 def _check_size(stored: Mapping[bytes, bytes]) -> None:

@@ -1,5 +1,6 @@
 """ListObjects, ListObjectsV2 and ListObjectVersions as boto3 sees them."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -201,6 +202,15 @@ def test_parameters_may_be_empty(s3: S3, bucket: str) -> None:
     told = ask(s3, "GET", f"/{bucket}?{query}")
     assert told.status == 200
     assert b"<MaxKeys>1000</MaxKeys>" in told.body
+
+
+@pytest.mark.parametrize("version", ["", "list-type=2&"])
+def test_a_list_in_no_order_is_one_in_order(s3: S3, fill: Any, version: str) -> None:
+    bucket = fill("b", "a/b", "c")
+    told = ask(s3, "GET", f"/{bucket}?{version}allow-unordered=true")
+    assert re.findall(rb"<Key>(.*?)</Key>", told.body) == [b"a/b", b"b", b"c"]
+    told = ask(s3, "GET", f"/{bucket}?{version}allow-unordered=true&delimiter=%2F")
+    assert (told.status, told.code) == (400, "InvalidArgument")
 
 
 def test_names_in_urls(s3: S3, fill: Any) -> None:

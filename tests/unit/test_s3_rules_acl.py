@@ -116,8 +116,8 @@ def test_documents() -> None:
     ]
     content = {"Owner": {"ID": "c-ann"}, "Grants": grants}
     found = from_document(content, ANN, NAMES.get)
-    assert found.grants == (Grant("READ", user=BOB), Grant("READ_ACP", group=AUTHENTICATED_USERS))
-    assert document(found)["Grants"][0]["Grantee"]["DisplayName"] == "bob"
+    assert found.grants == (Grant("READ_ACP", group=AUTHENTICATED_USERS), Grant("READ", user=BOB))
+    assert document(found)["Grants"][1]["Grantee"]["DisplayName"] == "bob"
     assert found.is_public
 
 

@@ -58,7 +58,20 @@ def test_what_is_stored_and_given() -> None:
             "x-amz-meta-color",
         )
     } | {"content-encoding": "gzip"}
-    assert attributes({"content-encoding": "aws-chunked"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ("deflate, gzip", b"deflate, gzip"),
+        ("deflate,gzip", b"deflate,gzip"),
+        ("deflate, AWS-Chunked, gzip", b"deflate, gzip"),
+        ("gzip,aws-chunked", b"gzip"),
+        ("aws-chunked, aws-chunked", None),
+    ],
+)
+def test_a_coding_is_kept_as_it_was_written(sent: str, kept: bytes | None) -> None:
+    assert attributes({"content-encoding": sent}).get(b"user.s3.content-encoding") == kept
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
