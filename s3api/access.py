@@ -1,9 +1,10 @@
 """Whether a caller may do what a request asks for: policies, ACLs and ownership, put together.
 
 1. A Deny of any policy wins. 2. What a session is restricted to must allow it. 3. Whom a user's or
-the bucket's policy allows, may. 4. So may the bucket's owner, and whom an ACL allows; of what ACLs
-are about (lists and writes of a bucket, reads of an object) the owner has what they leave it, where
-they count: who wrote an object into a bucket of somebody else owns it. 5. Anybody else may not.
+the bucket's policy allows, may. 4. So may the bucket's owner, whom an ACL allows, and, to end or to
+look at an upload, who began it; of what ACLs are about (lists and writes of a bucket, reads of an
+object) the owner has what they leave it, where they count: who wrote an object into a bucket of
+somebody else owns it. 5. Anybody else may not.
 
 The bucket's owner can always read, replace and delete the bucket's policy, or could lock itself
 out.
@@ -69,6 +70,10 @@ _WRITES: Final = frozenset({"PutObject", "CopyObject", "CreateMultipartUpload"})
 _SHOW_OWNERS: Final = frozenset({"GetObjectAcl", "PutObjectAcl", "GetObjectAttributes"})
 """Operations for which whose object it is must be known, also of the bucket's owner. GetObject and
 HeadObject find out with the object: `Access.require_of_foreign`."""
+_BY_INITIATOR: Final = frozenset({"s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"})
+"""What who began an upload may do with it, unless a policy denies it."""
+INITIATOR: Final = "upload.initiator"
+"""With an upload: the name of who began it; empty: nobody."""
 
 
 class _UserPolicy(NamedTuple):
@@ -142,6 +147,8 @@ class Access:
             return True
         if call.is_owner and not _is_by_acl(call, action, facts):
             return True
+        if action in _BY_INITIATOR:
+            return _began(call)
         return _allows_by_acl(call, block, request, facts)
 
 
@@ -217,6 +224,15 @@ def _is_by_acl(call: "Call", action: str, facts: Facts | None) -> bool:
         return call.settings.get(ACL) is not None
     owner = facts.metadata.get("owner") if facts is not None else None
     return action in _BY_OBJECT_ACL and owner not in (None, call.caller.name)
+
+
+def _began(call: "Call") -> bool:
+    """Whether the upload that a request names is the caller's."""
+    try:
+        upload = call.store.find_upload(call.raw_bucket, call.raw_key, call.params["UploadId"])
+    except NotFound:
+        return False
+    return call.caller.name is not None and upload.metadata.get(INITIATOR) == call.caller.name
 
 
 def _allows_by_acl(

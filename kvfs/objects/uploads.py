@@ -206,13 +206,15 @@ def _part(
 
 
 def choose_parts(t: Transaction, upload: Upload, wanted: Sequence[Wanted], boot: int) -> list[Part]:
-    """The parts to put together. Raises PartOrder, InvalidPart, PartTooSmall."""
+    """The parts to put together; of a part that is named again the last naming counts, as of one
+    that is sent again. Raises PartOrder, InvalidPart, PartTooSmall."""
     if not wanted:
         raise Invalid("an upload is completed with at least one part")
-    if any(one.number >= other.number for one, other in itertools.pairwise(wanted)):
+    if any(one.number > other.number for one, other in itertools.pairwise(wanted)):
         raise PartOrder("the parts are not in ascending order")
     there = {each.number: each for each in list_parts(t, upload, 0, MAX_PARTS, boot)[0]}
-    chosen = [_choose(there.get(each.number), each) for each in wanted]
+    last = {each.number: each for each in wanted}
+    chosen = [_choose(there.get(number), each) for number, each in last.items()]
     for part in chosen[:-1]:
         if part.size < MIN_PART_BYTES:
             raise PartTooSmall(f"part {part.number} has {part.size} bytes, less than 5 MiB")

@@ -60,6 +60,8 @@ _UNKNOWN_VALUE_MESSAGE: Final = {
 _HINTS: Final = frozenset({"x-amz-request-payer", "x-amz-checksum-mode"})
 # Names of an algorithm are taken in either case.
 _UPPERCASE: Final = frozenset({"x-amz-checksum-algorithm", "x-amz-sdk-checksum-algorithm"})
+# Clients grant it with a new object as with any other ACL; the model has it for ACLs alone.
+_GRANT_WRITE: Final = (b"x-amz-grant-write", "GrantWrite")
 # A date that is none is no condition (RFC 9110, 13.1.3 and 13.1.4).
 _LENIENT_DATES: Final = frozenset({"if-modified-since", "if-unmodified-since"})
 
@@ -85,6 +87,9 @@ class Parser:
         self.metadata: tuple[str, bytes] | None = None
         for name, member in shape.members.items():
             self._add(name, member, shapes)
+        if "GrantWriteACP" in shape.members:
+            wire, name = _GRANT_WRITE
+            self.headers.setdefault(wire, _Field(name, str, False))
         outside = {name for name, m in shape.members.items() if m.location in _PLACES}
         self._required = sorted(shape.required & outside)
         self._places = {name: m.location_name for name, m in shape.members.items()}

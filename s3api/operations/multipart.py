@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from kvfs.objects.uploads import Part, Upload
 from kvfs.wire.http import Response
+from s3api.access import INITIATOR
 from s3api.call import Call, Handler, moment
 from s3api.errors import invalid_argument
 from s3api.model.serialising import url_encode
@@ -16,7 +17,6 @@ _MOST: Final = 1000
 """Parts or uploads in one answer."""
 _ALGORITHM: Final = "upload.algorithm"
 _TYPE: Final = "upload.type"
-_INITIATOR: Final = "upload.initiator"
 _OWN: Final = "upload."
 
 
@@ -25,7 +25,7 @@ async def create_multipart_upload(call: Call) -> Response:
     asked, type_ = call.params.get("ChecksumAlgorithm"), call.params.get("ChecksumType")
     algorithm, type_ = checksums.multipart_type(asked, type_)
     said = said_of_new(call)
-    said[_INITIATOR] = call.caller.name or ""
+    said[INITIATOR] = call.caller.name or ""
     if asked is not None:
         said |= {_ALGORITHM: algorithm.name, _TYPE: type_}
     upload = await call.blocking(
@@ -140,7 +140,7 @@ def _told_part(upload: Upload, part: Part) -> dict[str, Any]:
 
 def _told_people(call: Call, upload: Upload) -> dict[str, dict[str, str]]:
     owner = upload.metadata.get("owner") or call.owner
-    initiator = upload.metadata.get(_INITIATOR) or "anonymous"
+    initiator = upload.metadata.get(INITIATOR) or "anonymous"
     return {
         "Owner": {"ID": owner, "DisplayName": owner},
         "Initiator": {"ID": initiator, "DisplayName": initiator},

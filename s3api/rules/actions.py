@@ -176,6 +176,7 @@ _BESIDES: Final = {
     "GrantFullControl": "s3:PutObjectAcl",
     "GrantRead": "s3:PutObjectAcl",
     "GrantReadACP": "s3:PutObjectAcl",
+    "GrantWrite": "s3:PutObjectAcl",
     "GrantWriteACP": "s3:PutObjectAcl",
     "ObjectLockMode": "s3:PutObjectRetention",
     "ObjectLockLegalHoldStatus": "s3:PutObjectLegalHold",

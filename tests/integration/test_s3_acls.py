@@ -136,6 +136,23 @@ def test_grants_in_headers(s3: S3) -> None:
     s3.remove_bucket(bucket)
 
 
+def test_every_grant_in_headers_of_an_object(s3: S3, bucket: str) -> None:
+    client, permissions = s3.client(), ["READ", "WRITE", "READ_ACP", "WRITE_ACP", "FULL_CONTROL"]
+    names = [each.lower().replace("_", "-") for each in permissions]
+    headers = {f"x-amz-grant-{each}": "id=alt" for each in names}
+    signed = s3.client(signature_version="s3v4")
+
+    def add(request: Any, **_: Any) -> None:
+        for name, value in headers.items():
+            request.headers[name] = value
+
+    signed.meta.events.register("before-sign.s3.PutObject", add)
+    signed.put_object(Bucket=bucket, Key="a", Body=b"x")
+    signed.meta.events.unregister("before-sign.s3.PutObject", add)
+    found = client.get_object_acl(Bucket=bucket, Key="a")["Grants"]
+    assert found == [grant(each, "alt") for each in permissions]
+
+
 def test_an_owner_without_grants_keeps_the_acl_alone(s3: S3, bucket: str) -> None:
     client = s3.client()
     client.put_object(Bucket=bucket, Key="foo", Body=b"bar")
@@ -251,3 +268,18 @@ def test_the_bucket_owner_is_enforced(s3: S3, bucket: str) -> None:
     s3.remove_bucket(made)
     with refused(400, "InvalidBucketAclWithObjectOwnership"):
         s3.new_bucket(ObjectOwnership="BucketOwnerEnforced", ACL="public-read")
+
+
+def test_who_began_an_upload_may_look_at_it_and_end_it(s3: S3, bucket: str) -> None:
+    client, alt = s3.client(), s3.client("alt")
+    client.put_bucket_acl(Bucket=bucket, ACL="public-read-write")
+    own = alt.create_multipart_upload(Bucket=bucket, Key="a")["UploadId"]
+    other = client.create_multipart_upload(Bucket=bucket, Key="a")["UploadId"]
+    client.put_bucket_acl(Bucket=bucket, ACL="private")
+    for refuse in (alt.list_parts, alt.abort_multipart_upload, s3.client(None).list_parts):
+        with refused(403, "AccessDenied"):
+            refuse(Bucket=bucket, Key="a", UploadId=other)
+    assert alt.list_parts(Bucket=bucket, Key="a", UploadId=own)["Initiator"]["ID"] == "alt"
+    alt.abort_multipart_upload(Bucket=bucket, Key="a", UploadId=own)
+    left = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
+    assert [each["UploadId"] for each in left] == [other]

@@ -200,8 +200,16 @@ def test_order(s3: S3, bucket: str) -> None:
     upload_id, parts = upload(client, bucket, "k", {1: bytes(PART), 2: bytes(10)})
     with refused(400, "InvalidPartOrder"):
         complete(client, bucket, "k", upload_id, parts[::-1])
-    with refused(400, "InvalidPartOrder"):
-        complete(client, bucket, "k", upload_id, [parts[0], parts[0]])
+
+
+def test_of_a_part_that_is_named_twice_the_last_naming_counts(s3: S3, bucket: str) -> None:
+    client = s3.client()
+    upload_id, (old,) = upload(client, bucket, "k", {1: b"old"})
+    new = {"PartNumber": 1, "ETag": put_part(client, bucket, "k", upload_id, 1, b"new")["ETag"]}
+    with refused(400, "InvalidPart"):
+        complete(client, bucket, "k", upload_id, [new, old])
+    complete(client, bucket, "k", upload_id, [old, new])
+    assert client.get_object(Bucket=bucket, Key="k")["Body"].read() == b"new"
 
 
 @pytest.mark.parametrize("number", [0, 10_001])
