@@ -11,7 +11,7 @@ out.
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -23,9 +23,11 @@ from s3api.auth.credentials import Known
 from s3api.errors import S3Error
 from s3api.rules import acl, ownership, policy
 from s3api.rules.acl import Acl, Owner
+from s3api.rules.actions import PUT_TAGS
 from s3api.rules.policy import Caller, Decision, Policy, Request
 from s3api.rules.public_access import PublicAccessBlock
 from s3api.rules.request_values import (
+    REQUEST_TAGS,
     Signed,
     request_values,
     with_existing_tags,
@@ -64,7 +66,7 @@ _BY_OBJECT_ACL: Final = frozenset(
 )
 """What the owner of a bucket may not do with objects of others there, unless their ACLs say so."""
 _ACL_OF_OBJECT: Final = frozenset(each for each in _BY_OBJECT_ACL if each.endswith("Acl"))
-_WITH_A_WRITE: Final = frozenset({"s3:PutObjectAcl", "s3:PutObjectTagging"})
+_WITH_A_WRITE: Final = frozenset({"s3:PutObjectAcl", PUT_TAGS})
 """What somebody whom the ACL of the bucket lets write may say about the new object."""
 _WRITES: Final = frozenset({"PutObject", "CopyObject", "CreateMultipartUpload"})
 _SHOW_OWNERS: Final = frozenset({"GetObjectAcl", "PutObjectAcl", "GetObjectAttributes"})
@@ -114,6 +116,11 @@ class Access:
             if not self.allows(call, action, call.key, facts):
                 raise S3Error("AccessDenied")
 
+    def could_allow(self, call: "Call", actions: Iterable[str]) -> bool:
+        """Whether there may be an object of the bucket to which the caller may do one of these;
+        False: none. Raises NoSuchBucket."""
+        return any(self.allows(call, action, any_object=True) for action in actions)
+
     def require_of_foreign(self, call: "Call", action: str, facts: Facts) -> None:
         """Before an object is shown that may be somebody else's than the bucket's owner. Raises
         AccessDenied."""
@@ -126,16 +133,19 @@ class Access:
         action: str,
         key: str = "",
         facts: Facts | None = None,
+        *,
+        any_object: bool = False,
     ) -> bool:
         """Whether the caller may do `action` to the bucket, or with a key to that object of it;
-        `facts` where the object is there."""
+        `facts` where the object is there. `any_object`: whether it may be so for any object of
+        it."""
         if action in _FOR_ALL_USERS:
             return _allows_service(call, action)
         foreign = facts is not None and "owner" in facts.metadata
         if _at_once(call, action) and not foreign:
             return True
         block = PublicAccessBlock.parse(call.settings.get(PUBLIC_ACCESS) or {})
-        request = _request(call, action, key, facts)
+        request = _request(call, action, key, facts, any_object=any_object)
         decision = policy.evaluate(_policies(call, block, action), request)
         if decision is Decision.DENY:
             return False
@@ -260,7 +270,7 @@ def _comes_with_write(call: "Call", action: str) -> bool:
     if call.operation not in _WRITES:
         return False
     if action != "s3:PutObjectAcl":
-        return action == "s3:PutObjectTagging"
+        return action == PUT_TAGS
     owner, writer = owner_of(call.owner), owner_of(call.caller.name or call.owner)
     given = acl.from_params(call.params, writer, owner, lambda name: name)
     return given is None or all(each.user in (owner, writer) for each in given.grants)
@@ -299,9 +309,14 @@ def _loaded(document: str) -> Any:
     return msgspec.json.decode(document)
 
 
-def _request(call: "Call", action: str, key: str, facts: Facts | None) -> Request:
+def _request(
+    call: "Call", action: str, key: str, facts: Facts | None, *, any_object: bool = False
+) -> Request:
     resource = policy.bucket_arn(call.bucket, key or None) if call.bucket else "*"
-    return Request(call.caller, action, resource, _values(call, facts))
+    unknown = () if _request_tags(call) is not None else (REQUEST_TAGS,)
+    if any_object:
+        unknown = (*unknown, policy.RESOURCE)
+    return Request(call.caller, action, resource, _values(call, facts), unknown)
 
 
 def _values(call: "Call", facts: Facts | None) -> dict[str, tuple[str, ...]]:
@@ -319,11 +334,23 @@ def _values(call: "Call", facts: Facts | None) -> dict[str, tuple[str, ...]]:
         query=call.query,
         signed=signed,
     )
-    if given := call.fields.get(b"x-amz-tagging"):
-        values = with_request_tags(values, _tags(given.decode("latin-1")))
+    values = with_request_tags(values, _request_tags(call) or {})
     if facts is not None and (kept := facts.metadata.get("tagging")):
         values = with_existing_tags(values, _tags(kept))
     return values
+
+
+def _request_tags(call: "Call") -> Mapping[str, str] | None:
+    """The tags that a request gives its object; None: they stand in its document, which has not
+    been read yet."""
+    if call.operation == "PutObjectTagging":
+        document = call.params.get("Tagging")
+        if document is None:
+            return None
+        return {each["Key"]: each["Value"] for each in document.get("TagSet", ())}
+    if call.operation == "CopyObject" and call.params.get("TaggingDirective") != "REPLACE":
+        return {}  # the source's: no tags of the request
+    return _tags(call.fields.get(b"x-amz-tagging", b"").decode("latin-1"))
 
 
 def _tags(text: str) -> dict[str, str]:

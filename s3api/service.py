@@ -22,7 +22,16 @@ from s3api.model.addressing import Address, address, bucket_of_host, split_targe
 from s3api.model.documents import body_limit
 from s3api.model.parsing import parser
 from s3api.model.routing import OPTIONS_OBJECT, route
-from s3api.operations import HANDLERS, OF_EXISTING_OBJECTS, OPEN, SPECIAL, cors, sts
+from s3api.operations import (
+    BEFORE_DOCUMENT,
+    BY_DOCUMENT,
+    HANDLERS,
+    OF_EXISTING_OBJECTS,
+    OPEN,
+    SPECIAL,
+    cors,
+    sts,
+)
 from s3api.operations.finding import check_version_id
 from s3api.outcome import Outcome
 from s3api.receiving import Receiver
@@ -127,6 +136,8 @@ class Application:
         _check_named(call)
         if call.operation not in OPEN:
             self._authorise(call)
+        elif ask := BEFORE_DOCUMENT.get(call.operation):
+            ask(call)
         if b"-server-side-encryption" in b"".join(call.fields):
             reads = call.head.method in ("GET", "HEAD")
             refuse_headers(call.headers(), reads=reads)
@@ -134,6 +145,8 @@ class Application:
             # Nobody may make us read a document who may not ask for anything.
             document = await Receiver(call).document(body_limit(call.operation))
             parsing.take_document(call.params, document)
+            if call.operation in BY_DOCUMENT:
+                self._authorise(call)
         return await handler(call)
 
     def _authorise(self, call: Call) -> None:

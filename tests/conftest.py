@@ -5,6 +5,7 @@ import random
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -12,6 +13,12 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 SEED = int(os.environ.get("KVFS_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile(
+    "kvfs", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("kvfs")
 
 
 def pytest_report_header() -> str:

@@ -3,9 +3,10 @@
 A handler finds its parameters parsed and its caller allowed. What it raises becomes S3's error.
 """
 
+from collections.abc import Callable
 from typing import Final
 
-from s3api.call import Handler
+from s3api.call import Call, Handler
 from s3api.model.routing import OPTIONS_OBJECT, POST_OBJECT
 from s3api.operations import (
     acls,
@@ -92,3 +93,11 @@ OF_EXISTING_OBJECTS: Final = frozenset(
 
 OPEN: Final = frozenset(("DeleteObjects", "CopyObject", "UploadPartCopy"))
 """These ask for permission themselves: for each object, or for two."""
+
+BEFORE_DOCUMENT: Final[dict[str, Callable[[Call], None]]] = {
+    "DeleteObjects": deleting.refuse_strangers
+}
+"""What of that can be asked before the document has been read."""
+
+BY_DOCUMENT: Final = frozenset(("PutObjectTagging",))
+"""Whether these are allowed may depend on their document too."""

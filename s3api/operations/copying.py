@@ -47,6 +47,9 @@ def _source(call: Call) -> Source:
             "The specified copy source is larger than the maximum allowable size for a copy"
             f" source: {PUT_LIMIT_BYTES}",
         )
+    if call.params.get("TaggingDirective") != _REPLACE and source.facts.metadata.get("tagging"):
+        source.require_tags()
+        call.service.access.require(call, (actions.PUT_TAGS,))
     return source
 
 

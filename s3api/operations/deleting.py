@@ -21,6 +21,7 @@ from s3api.rules import actions
 from s3api.rules.conditions import check_delete
 
 KEYS_LIMIT: Final = 1000
+_VERSIONED: Final = {"VersionId": ""}
 
 
 async def delete_object(call: Call) -> Response:
@@ -64,6 +65,14 @@ async def delete_objects(call: Call) -> Response:
         elif done is not None and not quiet:
             deleted.append(_deleted(each, done))
     return answer(call, {"Deleted": deleted, "Errors": errors})
+
+
+def refuse_strangers(call: Call) -> None:
+    """Nobody makes us read a list of keys who is nobody, and may delete none whatever they are.
+    Users are told for each key. Raises AccessDenied."""
+    needed = (*actions.needed("DeleteObject", {}), *actions.needed("DeleteObject", _VERSIONED))
+    if call.is_anonymous and not call.service.access.could_allow(call, needed):
+        raise S3Error("AccessDenied")
 
 
 def _refusal(call: Call, wanted: Mapping[str, Any]) -> S3Error | None:

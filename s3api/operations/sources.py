@@ -36,12 +36,18 @@ class Source:
         if expected is not None and expected != reading.owner:
             raise S3Error("AccessDenied")
         self.settings = reading.settings
-        self.facts = self._find(reading, call.service.access)
+        self._reading, self._access = reading, call.service.access
+        self.facts = self._find(reading, self._access)
 
     def check(self, found: Facts | None) -> None:
         """Raises PreconditionFailed."""
         if found is not None and self._conditions:
             check_copy_source(self._conditions, target(found))
+
+    def require_tags(self) -> None:
+        """Raises AccessDenied unless the caller may read the tags too."""
+        action = actions.needed_for_tags(self._reading.version or None)
+        self._access.require(self._reading, (action,), self.facts)
 
     def _find(self, reading: Call, access: Access) -> Facts:
         action = actions.needed_of_source(reading.version or None)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 BYPASS_GOVERNANCE: Final = "s3:BypassGovernanceRetention"
+PUT_TAGS: Final = "s3:PutObjectTagging"
 
 
 class Permissions(NamedTuple):
@@ -171,7 +172,7 @@ PERMISSIONS: Final[Mapping[str, Permissions]] = {
 _WRITES: Final = frozenset({"PutObject", "CopyObject", "CreateMultipartUpload"})
 # Parameter of a write -> what the write needs besides s3:PutObject.
 _BESIDES: Final = {
-    "Tagging": "s3:PutObjectTagging",
+    "Tagging": PUT_TAGS,
     "ACL": "s3:PutObjectAcl",
     "GrantFullControl": "s3:PutObjectAcl",
     "GrantRead": "s3:PutObjectAcl",
@@ -200,6 +201,12 @@ def needed(operation: str, params: Mapping[str, Any]) -> tuple[str, ...]:
 def needed_of_source(version_id: str | None) -> str:
     """The action that CopyObject and UploadPartCopy need on their source."""
     permissions = PERMISSIONS["GetObject"]
+    return permissions.plain if version_id is None else permissions.versioned
+
+
+def needed_for_tags(version_id: str | None) -> str:
+    """The action that CopyObject needs on its source where it takes the tags over."""
+    permissions = PERMISSIONS["GetObjectTagging"]
     return permissions.plain if version_id is None else permissions.versioned
 
 

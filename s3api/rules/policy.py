@@ -60,6 +60,9 @@ _NARROWING_OPERATORS: Final = frozenset(
 )
 
 
+RESOURCE: Final = "resource"
+
+
 class Decision(Enum):
     """What policies say of a request; NONE where no statement speaks of it."""
 
@@ -84,12 +87,16 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`action` as in `s3:GetObject`, `resource` an ARN, `values` by condition key in lower case."""
+    """`action` as in `s3:GetObject`, `resource` an ARN, `values` by condition key in lower case.
+
+    `unknown`: of which condition keys (their beginnings) the values are not known yet, and
+    RESOURCE. An Allow is taken to hold there, a Deny not to: who is not allowed so never is."""
 
     caller: Caller
     action: str
     resource: str
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +116,17 @@ class Statement:
         return (
             self._speaks("Action", _any_action(self.actions, request.action))
             and self._names(request.caller)
-            and self._speaks("Resource", _any_resource(self.resources, request, variables))
-            and all(_holds(each, request, variables) for each in self.conditions)
+            and self._covers(request, variables)
+            and all(
+                self.allows if _is_unknown(each[1], request) else _holds(each, request, variables)
+                for each in self.conditions
+            )
         )
+
+    def _covers(self, request: Request, variables: bool) -> bool:
+        if RESOURCE in request.unknown:
+            return self.allows
+        return self._speaks("Resource", _any_resource(self.resources, request, variables))
 
     def _names(self, caller: Caller) -> bool:
         if self.principals is None:
@@ -193,6 +208,10 @@ def _holds(condition: tuple[str, str, tuple[str, ...]], request: Request, variab
     filled = [_fill(each, request.values) if variables else _plain(each) for each in patterns]
     known = [each for each in filled if each is not None]
     return condition_operators.holds(operator, known, request.values.get(key))
+
+
+def _is_unknown(key: str, request: Request) -> bool:
+    return bool(request.unknown) and key.startswith(request.unknown)
 
 
 def _fill(pattern: str, values: Mapping[str, tuple[str, ...]]) -> str | None:

@@ -14,6 +14,8 @@ from urllib.parse import unquote
 from s3api.rules.policy import Caller
 
 Values = dict[str, tuple[str, ...]]
+REQUEST_TAGS: Final = "s3:requestobjecttag"
+"""How the condition keys of a request's own tags begin."""
 
 _HEADERS: Final = {
     "aws:referer": "referer",
@@ -90,8 +92,8 @@ def with_request_tags(values: Values, tags: Mapping[str, str]) -> Values:
     """The values, with the tags that a request brings for its object."""
     if not tags:
         return values
-    named = {f"s3:requestobjecttag/{key.lower()}": (value,) for key, value in tags.items()}
-    return values | named | {"s3:requestobjecttagkeys": tuple(tags)}
+    named = {f"{REQUEST_TAGS}/{key.lower()}": (value,) for key, value in tags.items()}
+    return values | named | {f"{REQUEST_TAGS}keys": tuple(tags)}
 
 
 def with_existing_tags(values: Values, tags: Mapping[str, str]) -> Values:
