@@ -3,7 +3,8 @@
 A configuration is a list of rules in botocore's names (LifecycleRule), dates being aware datetimes.
 What is due in days is due at the first midnight (UTC) after that many days have passed:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/intro-lifecycle-rules.html. `day_s` is the
-length of a day in seconds; another than DAY_S, counted from the epoch, is for trying rules out.
+length of a day in seconds. Another than DAY_S is for trying rules out: it has no midnight, what is
+due in days is due when they have passed.
 Objects do not move between storage classes here, so rules that would move them are refused.
 """
 
@@ -195,10 +196,12 @@ def _expires(end: Mapping[str, Any], modified: datetime, day_s: int) -> datetime
 
 
 def _after(moment: datetime, days: int, day_s: int) -> datetime:
-    """The midnight after `days` days; the far end of time where that is beyond it."""
-    midnight = (int(moment.timestamp()) // day_s + days + 1) * day_s
+    """When `days` days are over; the far end of time where that is beyond it."""
+    over = moment.timestamp() + days * day_s
+    if day_s == DAY_S:
+        over = (int(over) // DAY_S + 1) * DAY_S
     try:
-        return datetime.fromtimestamp(midnight, UTC)
+        return datetime.fromtimestamp(over, UTC)
     except (OverflowError, ValueError, OSError):
         return datetime.max.replace(tzinfo=UTC)
 

@@ -51,6 +51,14 @@ def test_days_are_never_cut_short(modified: datetime, days: int) -> None:
     assert (found[0].hour, found[0].minute, found[0].second) == (0, 0, 0)
 
 
+def test_short_days_have_no_midnight() -> None:
+    """Rules that are tried out take as long as they say, whatever the time of the day."""
+    for started in (PUT, PUT + timedelta(seconds=9)):
+        asked = [rule()], version(modified=started)
+        assert due(*asked, started + timedelta(seconds=29), 10) is None
+        assert due(*asked, started + timedelta(seconds=30), 10) is Action.EXPIRE
+
+
 def test_the_earliest_rule_counts() -> None:
     rules = [rule(ID="late", Expiration={"Days": 9}), rule(ID="a b"), rule(Status="Disabled")]
     expected = 'expiry-date="Sun, 19 Jan 2014 00:00:00 GMT", rule-id="a%20b"'
