@@ -21,12 +21,9 @@ async def get_bucket_acl(call: Call) -> Response:
 
 async def put_bucket_acl(call: Call) -> Response:
     """A canned one, grants in headers, or a document."""
-    given = _given(call)
     if not ownership.has_acls(call.settings.ownership):
-        # What says the same as having none is no contradiction.
-        if given != acl.canned(acl.PRIVATE, given.owner, given.owner):
-            raise acl.not_supported()
-        return answer(call)
+        raise acl.not_supported()
+    given = _given(call)
     PublicAccessBlock.parse(call.settings.get(PUBLIC_ACCESS) or {}).check_acl(given)
     await keep(call, ACL, acl.document(given))
     return answer(call)

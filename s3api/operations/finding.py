@@ -14,6 +14,8 @@ from s3api.rules.tagging import parse_header
 from s3api.settings import LIFECYCLE
 
 _DELETE_MARKER: Final = {"x-amz-delete-marker": "true"}
+_NO_MARKER: Final = {"x-amz-delete-marker": "false"}
+"""S3 leaves it out, Ceph's gateway says it."""
 
 
 def find(call: Call) -> Facts:
@@ -92,7 +94,7 @@ def _absent(call: Call) -> S3Error:
     """That a key is missing is told to who may list the bucket."""
     if not call.service.access.allows(call, "s3:ListBucket"):
         return S3Error("AccessDenied")
-    return S3Error("NoSuchKey", extra={"Key": call.key})
+    return S3Error("NoSuchKey", extra={"Key": call.key}, headers=_NO_MARKER)
 
 
 def _no_such_version(call: Call) -> S3Error:

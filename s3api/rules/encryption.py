@@ -4,6 +4,9 @@ Objects are plain files of the store, so no request is told that its object is e
 it is NotImplemented, whatever the method. Encrypt the disk or the filesystem under the store.
 """
 
+import hashlib
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
 from collections.abc import Mapping
 from typing import Final
 
@@ -65,6 +68,20 @@ def _check_customer_key(headers: Mapping[str, str]) -> None:
     algorithm = headers.get(f"{_CUSTOMER}algorithm")
     if algorithm not in (None, "AES256"):
         raise S3Error("InvalidEncryptionAlgorithmError")
+    if given and _md5_of(headers[f"{_CUSTOMER}key"]) != headers[f"{_CUSTOMER}key-md5"]:
+        raise invalid_argument(
+            f"{_CUSTOMER}key-md5",
+            headers[f"{_CUSTOMER}key-md5"],
+            "The calculated MD5 hash of the key did not match the hash that was provided.",
+        )
+
+
+def _md5_of(key: str) -> str:
+    """Of a key, both in base64; empty where it is none."""
+    try:
+        return b64encode(hashlib.md5(b64decode(key), usedforsecurity=False).digest()).decode()
+    except (Base64Error, ValueError):
+        return ""
 
 
 def refuse_configuration() -> S3Error:

@@ -177,7 +177,8 @@ def parse_bucket_policy(document: bytes | str, bucket: str) -> Policy:
     for statement in policy.statements:
         for resource in statement.resources:
             _check_resource(resource, bucket)
-        if not statement.negated & {"Action", "Resource"}:
+        # An Allow that reaches nothing does no harm, and other servers take it.
+        if not statement.allows and not statement.negated & {"Action", "Resource"}:
             _check_reach(statement, bucket)
     return policy
 
@@ -256,9 +257,7 @@ def _is_principal(kind: str, name: str, caller: Caller) -> bool:
 def _is_public(statement: Statement) -> bool:
     if not statement.allows or statement.principals is None:
         return False
-    anybody = "Principal" in statement.negated or any(
-        name == "*" for _, name in statement.principals
-    )
+    anybody = any(name == "*" for _, name in statement.principals)
     return anybody and not any(_narrows(each) for each in statement.conditions)
 
 
@@ -346,6 +345,9 @@ def _principals(
             raise _malformed("A user's policy must not name principals")
         return None
     value = _one_of(content, "Principal", negated)
+    if "Principal" in negated and content["Effect"] == "Allow":
+        # It would allow everybody else, anonymous callers too.
+        raise _malformed("Allow with NotPrincipal is not allowed")
     if value == "*":
         return (("*", "*"),)
     if not isinstance(value, dict) or not value:
@@ -425,7 +427,7 @@ def _check_resource(resource: str, bucket: str) -> None:
 
 
 def _check_reach(statement: Statement, bucket: str) -> None:
-    """An action of buckets on objects alone, or the reverse, would never say anything."""
+    """A Deny of an action of buckets on objects alone, or the reverse, would deny nothing."""
     on_bucket = any(
         "/" not in each or matches(each, bucket_arn(bucket)) for each in statement.resources
     )

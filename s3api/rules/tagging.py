@@ -1,7 +1,7 @@
 """Tags of objects and buckets: the header's form, the document's form, and S3's limits.
 
-Both forms become a dict in the client's order. `encode` is the form of the header, in which tags
-are also kept. Limits: https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html.
+Both forms become a dict in the client's order; documents are in the order of keys. `encode` is the
+form of the header, in which tags are also kept. Limits: https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html.
 """
 
 import unicodedata
@@ -40,7 +40,7 @@ def parse_document(tagging: Mapping[str, Any], limit: int = OBJECT_TAGS) -> dict
 
 def document(tags: Mapping[str, str]) -> dict[str, list[dict[str, str]]]:
     """The Tagging document of `tags`."""
-    return {"TagSet": [{"Key": key, "Value": value} for key, value in tags.items()]}
+    return {"TagSet": [{"Key": key, "Value": value} for key, value in sorted(tags.items())]}
 
 
 def encode(tags: Mapping[str, str]) -> str:

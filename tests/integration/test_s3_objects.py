@@ -466,6 +466,10 @@ def test_versions_of_a_key(s3: S3, kept: str) -> None:
     assert "last-modified" in headers
     with refused(405, "405"):
         client.head_object(Bucket=kept, Key="a", VersionId=marker)
+    with refused(404, "404") as error:
+        client.head_object(Bucket=kept, Key="b")
+    headers = error.response["ResponseMetadata"]["HTTPHeaders"]
+    assert headers["x-amz-delete-marker"] == "false"
     with refused(404, "NoSuchVersion"):
         client.get_object(Bucket=kept, Key="b", VersionId=first)
     with refused(400, "InvalidArgument"):

@@ -49,6 +49,7 @@ def test_a_policy_is_put_read_and_deleted(s3: S3, bucket: str) -> None:
         "{}",
         "no json",
         document(allow("s3:ListBucket", "another-bucket")),
+        document(deny("s3:PutObject", "{bucket}")),  # of objects, but says the bucket
         document(allow("s3:NoSuch!Action", "{bucket}")),
         document({**allow("s3:ListBucket", "{bucket}"), "Effect": "Perhaps"}),
         document(allow("s3:ListBucket", "{bucket}", Condition={"Perhaps": {"aws:Referer": "x"}})),

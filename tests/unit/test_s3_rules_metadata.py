@@ -149,7 +149,8 @@ def test_encryption_is_refused() -> None:
     encryption.refuse_headers({"host": "a", "x-amz-meta-server-side-encryption": "b"})
     method = "x-amz-server-side-encryption"
     customer = f"{method}-customer-"
-    whole = {f"{customer}algorithm": "AES256", f"{customer}key": "k", f"{customer}key-md5": "m"}
+    key, md5 = "a2V5", "PG4LipwVIkqCKLmpjKFTHQ=="
+    whole = {f"{customer}algorithm": "AES256", f"{customer}key": key, f"{customer}key-md5": md5}
     for asked in (
         {method: "AES256"},
         {method: "aws:kms", f"{method}-aws-kms-key-id": "id"},
@@ -166,6 +167,8 @@ def test_encryption_is_refused() -> None:
         {method: "AES256", **whole},
         {f"{customer}algorithm": "AES256"},
         {f"{customer}key": "k"},
+        {**whole, f"{customer}key": "a2V6"},
+        {**whole, f"{customer}key": "no base64"},
     ):
         with pytest.raises(S3Error) as told:
             encryption.refuse_headers(asked)

@@ -109,8 +109,9 @@ def test_principals(principal: Any, callers: set[str | None]) -> None:
     for caller in (ANN, BOB, ANYBODY):
         policy = bucket_policy(statement(Principal=principal))
         assert allows(policy, caller) is (caller.name in callers)
-        policy = bucket_policy(statement(NotPrincipal=principal))
-        assert allows(policy, caller) is (caller.name not in callers)
+        others = statement(Effect="Deny", NotPrincipal=principal)
+        policy = bucket_policy(statement(), others)
+        assert allows(policy, caller) is (caller.name in callers)
 
 
 @pytest.mark.parametrize(
@@ -268,8 +269,9 @@ def test_all_conditions_must_hold() -> None:
         document(statement(Action=3)),
         document(statement(Action="GetObject")),
         document(statement(Action="s3:Get Object")),
-        document(statement(Action="s3:ListBucket")),
-        document(statement(Action="s3:GetObject", Resource="arn:aws:s3:::b")),
+        document(statement(Effect="Deny", Action="s3:ListBucket")),
+        document(statement(Effect="Deny", Action="s3:GetObject", Resource="arn:aws:s3:::b")),
+        document(statement(NotPrincipal={"AWS": "ann"})),
         document(statement(Resource="arn:aws:s3:::other/*")),
         document(statement(Resource="b/*")),
         document(statement(Resource="*")),
@@ -308,6 +310,8 @@ def test_good_documents() -> None:
     )
     assert allows(bucket_policy(both))
     assert allows(bucket_policy(statement(Resource="arn:aws:s3:::b*", Action="s3:*")))
+    nothing = statement(Action="s3:GetObject", Resource="arn:aws:s3:::b")
+    assert not allows(bucket_policy(nothing))
 
 
 def test_user_policies() -> None:
@@ -352,7 +356,7 @@ def test_any_document_is_a_policy_or_malformed(content: dict[str, Any]) -> None:
         ({"Effect": "Deny"}, False),
         ({"Principal": {"AWS": "*"}}, True),
         ({"Principal": {"AWS": "arn:aws:iam::123456789012:root"}}, False),
-        ({"NotPrincipal": {"AWS": "ann"}}, True),
+        ({"Effect": "Deny", "NotPrincipal": {"AWS": "ann"}}, False),
         ({"Condition": {"IpAddress": {"aws:SourceIp": "10.0.0.0/32"}}}, False),
         ({"Condition": {"IpAddress": {"aws:SourceIp": "0.0.0.0/1"}}}, True),
         ({"Condition": {"NotIpAddress": {"aws:SourceIp": "10.0.0.0/32"}}}, True),

@@ -20,6 +20,11 @@ def test_both_forms_give_the_same_tags(tags: dict[str, str]) -> None:
     assert parse_document(document(tags)) == tags
 
 
+def test_documents_are_in_the_order_of_keys() -> None:
+    told = document(parse_header("foo=bar&bar&Z=1"))
+    assert [tag["Key"] for tag in told["TagSet"]] == ["Z", "bar", "foo"]
+
+
 def test_header_forms() -> None:
     assert parse_header("") == {}
     assert parse_header("a=1&b=&c=x%20y+z&d") == {"a": "1", "b": "", "c": "x y z", "d": ""}
