@@ -217,7 +217,8 @@ def _add(policy: _Policy, condition: object) -> None:
     if operator == "content-length-range":
         policy.bounds = _narrowed(policy.bounds, _length(first), _length(second))
     elif operator in ("eq", "starts-with"):
-        policy.conditions.append((operator, _name(first), _value(second)))
+        wanted = _value(second)
+        policy.conditions.append((operator, _name(first, operator, wanted), wanted))
     else:
         raise _invalid_policy(f"Invalid operator: '{operator}'")
 
@@ -236,9 +237,11 @@ def _length(value: object) -> int:
     return value
 
 
-def _name(value: object) -> str:
-    if not isinstance(value, str) or len(value) < 2 or not value.startswith("$"):
+def _name(value: object, operator: str, wanted: str) -> str:
+    if not isinstance(value, str) or len(value) < 2:
         raise _invalid_policy("Invalid condition: a field is named '$name'.")
+    if not value.startswith("$"):  # no field has such a name, so no form meets it
+        raise _failed(operator, value, wanted)
     return value[1:].lower()
 
 
@@ -260,9 +263,7 @@ def _check(policy: _Policy, form: Mapping[str, str], now: float) -> None:
     for operator, name, value in policy.conditions:
         test = _OPERATORS[operator]
         if not all(test(sent, value) for sent in _sent(form, operator, name)):
-            raise _forbidden(
-                f'Policy Condition failed: ["{operator}", "${name}", "{value}"]',
-            )
+            raise _failed(operator, f"${name}", value)
     named = {name for _, name, _ in policy.conditions} | _UNNAMED
     for name in sorted(form.keys() - named):
         if not name.startswith("x-ignore-"):
@@ -298,6 +299,10 @@ def _invalid(name: str, message: str) -> S3Error:
 
 def _invalid_policy(reason: str) -> S3Error:
     return S3Error("InvalidPolicyDocument", f"Invalid Policy: {reason}")
+
+
+def _failed(operator: str, name: str, value: str) -> S3Error:
+    return _forbidden(f'Policy Condition failed: ["{operator}", "{name}", "{value}"]')
 
 
 def _forbidden(reason: str) -> S3Error:

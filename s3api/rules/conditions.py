@@ -5,8 +5,8 @@ If-Unmodified-Since void, If-None-Match makes If-Modified-Since void. S3 differs
 a failed If-None-Match of a copy's source is 412, not 304; a PUT with If-Match onto nothing is 404
 unless the tag is `*`; a DELETE has conditions on size and time of its own.
 
-Entity tags come as the client sent them, with or without quotes, several separated by commas. Times
-have whole seconds, as HTTP's dates do.
+Entity tags come as the client sent them: in quotes, with one or none, several separated by commas.
+Times have whole seconds, as HTTP's dates do.
 """
 
 import email.utils
@@ -55,6 +55,7 @@ class Conditions:
 
 
 _NONE: Final = Conditions()
+_OF_SOURCE: Final = "x-amz-copy-source-"
 
 
 def http_date(text: str) -> datetime | None:
@@ -70,19 +71,15 @@ def http_date(text: str) -> datetime | None:
 def is_not_modified(conditions: Conditions, target: Target) -> bool:
     """Whether a GET or HEAD is answered 304. Raises PreconditionFailed."""
     _require(conditions, target)
-    if conditions.if_none_match is not None:
-        return _lists(conditions.if_none_match, target.etag, weakly=True)
-    since = conditions.if_modified_since
-    return since is not None and _seconds(target.modified) <= _seconds(since)
+    return _is_known(conditions, target)
 
 
 def check_copy_source(conditions: Conditions, source: Target) -> None:
     """Raises PreconditionFailed where a copy's source does not meet its conditions."""
-    if is_not_modified(conditions, source):
+    _require(conditions, source, named=_OF_SOURCE)
+    if _is_known(conditions, source):
         by_tag = conditions.if_none_match is not None
-        raise _failed(
-            "x-amz-copy-source-If-None-Match" if by_tag else "x-amz-copy-source-If-Modified-Since"
-        )
+        raise _failed(_OF_SOURCE + ("If-None-Match" if by_tag else "If-Modified-Since"))
 
 
 def check_write(conditions: Conditions, current: Target | None) -> None:
@@ -120,14 +117,23 @@ def check_delete(
         raise _failed("x-amz-if-match-size")
 
 
-def _require(conditions: Conditions, target: Target) -> None:
+def _require(conditions: Conditions, target: Target, *, named: str = "") -> None:
+    """`named`: what stands before the name of a condition that failed."""
     if conditions.if_match is not None:
         if not _lists(conditions.if_match, target.etag, weakly=False):
-            raise _failed("If-Match")
+            raise _failed(named + "If-Match")
         return
     since = conditions.if_unmodified_since
     if since is not None and _seconds(target.modified) > _seconds(since):
-        raise _failed("If-Unmodified-Since")
+        raise _failed(named + "If-Unmodified-Since")
+
+
+def _is_known(conditions: Conditions, target: Target) -> bool:
+    """Whether the asker has said that it has what is there."""
+    if conditions.if_none_match is not None:
+        return _lists(conditions.if_none_match, target.etag, weakly=True)
+    since = conditions.if_modified_since
+    return since is not None and _seconds(target.modified) <= _seconds(since)
 
 
 def _lists(header: str, etag: str, *, weakly: bool) -> bool:
@@ -135,7 +141,7 @@ def _lists(header: str, etag: str, *, weakly: bool) -> bool:
     if header.strip() == "*":
         return True
     for match in _TAG.finditer(header):
-        text = match["bare"] if match["quoted"] is None else match["quoted"]
+        text = match["bare"].strip('"') if match["quoted"] is None else match["quoted"]
         if text == etag and (weakly or not match["weak"]):
             return True
     return False

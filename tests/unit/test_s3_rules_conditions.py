@@ -39,6 +39,8 @@ def refused(call: Callable[[], object]) -> tuple[str, str | None]:
         (Conditions(if_match="*"), 200),
         (Conditions(if_match='"x", "abc"'), 200),
         (Conditions(if_match="x,abc"), 200),
+        (Conditions(if_match='abc"'), 200),
+        (Conditions(if_match='"abc'), 200),
         (Conditions(if_match='"x,abc"'), 412),
         (Conditions(if_match='W/"abc"'), 412),
         (Conditions(if_match='"x"'), 412),
@@ -74,8 +76,10 @@ def test_reads_and_copy_sources(conditions: Conditions, outcome: int) -> None:
     if outcome == 200:
         check_copy_source(conditions, TARGET)
     else:
-        code, _ = refused(lambda: check_copy_source(conditions, TARGET))
+        code, condition = refused(lambda: check_copy_source(conditions, TARGET))
         assert code == "PreconditionFailed"
+        assert condition is not None
+        assert condition.startswith("x-amz-copy-source-If-")
 
 
 @pytest.mark.parametrize(
