@@ -140,12 +140,18 @@ def delete(
     moment: Moment,
     changed: Changed,
 ) -> Deleted:
-    """Delete the current version. Raises what `check` raises, Invalid."""
+    """Delete the current version. With a condition, nothing is done where neither an object nor a
+    delete marker is; `check` is shown either. Raises what `check` raises, Invalid."""
     parent, place = finding.place_in(t, bucket, key)
     name = place.name
     found = parent is not None and finding.has_file(t, parent, name, moment.boot)
     if check is not anything:
-        check(None if parent is None else finding.find_file(t, parent, name, key, moment.boot))
+        there = None
+        if parent is not None:
+            there = finding.find_current(t, parent, name, key, moment.boot)
+        check(there)
+        if there is None:
+            return Deleted(False, False, "")
     if not versioning:
         if parent is None or not found:
             return Deleted(False, False, "")

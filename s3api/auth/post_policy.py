@@ -30,7 +30,9 @@ MAX_POLICY: Final = 64 << 10
 """Bytes of a policy in base64."""
 MAX_LENGTH: Final = 1 << 53
 _UNNAMED: Final = frozenset(("policy", "file", "signature", "awsaccesskeyid", "x-amz-signature"))
-"""Fields that no condition need name, besides those that begin with x-ignore-."""
+"""Fields that no condition need name, besides those that begin with one of `_FREE`."""
+_FREE: Final = ("x-ignore-", "x-amz-checksum-")
+"""A checksum allows nothing: it can only refuse what came damaged."""
 _EXPIRATION: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.\d{1,9})?Z", re.ASCII
 ).fullmatch
@@ -266,7 +268,7 @@ def _check(policy: _Policy, form: Mapping[str, str], now: float) -> None:
             raise _failed(operator, f"${name}", value)
     named = {name for _, name, _ in policy.conditions} | _UNNAMED
     for name in sorted(form.keys() - named):
-        if not name.startswith("x-ignore-"):
+        if not name.startswith(_FREE):
             raise _forbidden(f"Extra input fields: {name}")
 
 

@@ -51,7 +51,8 @@ def _put_together(call: Call, upload: Upload, parts: Sequence[Part], pace: Pace)
     if conditions:
         (found,) = call.store.find_many(call.raw_bucket, [call.raw_key])
         check(found)  # before all is put together for nothing; it counts when it is put
-    said = said_of_object(upload) | _said_of_parts(checksum, parts)
+    _, _, named = checksum_of(upload)
+    said = said_of_object(upload) | _said_of_parts(checksum, parts, with_each=named)
     return call.store.complete_upload(
         call.raw_bucket,
         upload,
@@ -101,8 +102,6 @@ def _checksum(call: Call, upload: Upload, parts: Sequence[Part]) -> Checksum | N
         algorithm = ALGORITHMS[next(iter(given))]
         type_ = said_type or algorithm.types[0]
         checksums.check_type(algorithm, type_)
-    if named and type_ == COMPOSITE:
-        _check_named(call, algorithm.member, algorithm.name)
     if set(given) - {algorithm.name}:
         raise S3Error("InvalidRequest", "The checksum is of another algorithm than the upload's")
     values = [part.metadata.get(_attribute(algorithm.name)) for part in parts]
@@ -113,6 +112,8 @@ def _checksum(call: Call, upload: Upload, parts: Sequence[Part]) -> Checksum | N
     pairs = [(value or "", part.size) for value, part in zip(values, parts, strict=True)]
     computed = checksums.whole(algorithm, type_, pairs)
     checksums.check_whole(computed, given.get(algorithm.name))
+    if named and type_ == COMPOSITE:
+        _check_named(call, algorithm.member, algorithm.name)
     return computed
 
 
@@ -137,12 +138,15 @@ def _check_size(call: Call, parts: Sequence[Part]) -> None:
         )
 
 
-def _said_of_parts(checksum: Checksum | None, parts: Sequence[Part]) -> dict[str, str]:
+def _said_of_parts(
+    checksum: Checksum | None, parts: Sequence[Part], *, with_each: bool
+) -> dict[str, str]:
     sizes = [part.size for part in parts]
     if checksum is None:
         return kept_parts.attributes(sizes)
     name = _attribute(checksum.algorithm.name)
-    values = [part.metadata[name] for part in parts] if checksum.type == COMPOSITE else []
+    with_each = with_each or checksum.type == COMPOSITE
+    values = [part.metadata[name] for part in parts] if with_each else []
     said = kept_parts.attributes(sizes, values)
     return said | {name: checksum.value, "checksum.type": checksum.type}
 

@@ -102,7 +102,7 @@ def _check(etag: str | None, modified: datetime | None, size: int | None) -> Che
         return anything
 
     def check(facts: Facts | None) -> None:
-        there = None if facts is None or facts.delete_marker else target(facts)
+        there = None if facts is None else target(facts)
         try:
             check_delete(there, if_match=etag, if_modified=modified, if_size=size)
         except S3Error as error:

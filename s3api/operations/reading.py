@@ -1,6 +1,7 @@
 """GetObject, HeadObject: bodies by sendfile, conditions, ranges, parts."""
 
 import os
+from collections.abc import Mapping
 from typing import Final
 
 from kvfs.objects.finding import Facts
@@ -108,18 +109,19 @@ def _add_kept(call: Call, facts: Facts, headers: Headers) -> None:
         headers.append((b"x-amz-object-lock-legal-hold", hold.encode()))
     if call.params.get("PartNumber") is not None and kept.get("parts"):
         headers.append((b"x-amz-mp-parts-count", b"%d" % len(part_sizes(facts))))
-    is_part = "PartNumber" in call.params and bool(kept.get("parts"))
-    if call.params.get("ChecksumMode") == "ENABLED" and "Range" not in call.params and not is_part:
-        headers += checksum_headers(kept)
+    if call.params.get("ChecksumMode") == "ENABLED" and "Range" not in call.params:
+        headers += _checksum_headers(kept, call.params.get("PartNumber"))
 
 
-def checksum_headers(kept: dict[str, str]) -> Headers:
-    """The checksum that was stored with the object."""
-    return [
-        (b"x-amz-checksum-" + name[9:].encode(), value.encode())
-        for name, value in kept.items()
-        if name.startswith("checksum.")
-    ]
+def _checksum_headers(kept: Mapping[str, str], part: int | None) -> Headers:
+    """The checksum that was stored with the object; with one part of it, that part's own."""
+    told = {name: value for name, value in kept.items() if name.startswith("checksum.")}
+    if part is not None and kept.get("parts"):
+        own = dict(enumerate(kept_parts.checksums_of(kept), 1)).get(part)
+        if own is None:
+            return []
+        told = {name: value if name == "checksum.type" else own for name, value in told.items()}
+    return [(b"x-amz-" + name.replace(".", "-").encode(), told[name].encode()) for name in told]
 
 
 HANDLERS: Final[dict[str, Handler]] = {"GetObject": get_object, "HeadObject": head_object}

@@ -135,7 +135,7 @@ def algorithm(name: str) -> Algorithm:
 
 def wanted(headers: Mapping[str, str], fallback: str = DEFAULT) -> Wanted:
     """What a PUT or UploadPart with these headers (names in lower case) wants; `fallback` names the
-    algorithm of the upload or the bucket. Raises InvalidRequest."""
+    algorithm of the upload or the bucket. Raises InvalidRequest, BadDigest."""
     given = [name for name in headers if name.startswith(_PREFIX) and name not in _OTHER_HEADERS]
     trailer = headers.get("x-amz-trailer", "").strip().lower()
     if len(given) + bool(trailer) > 1:
@@ -241,7 +241,8 @@ class FirstPass:
             else:
                 self._sha256 = hashlib.sha256()
                 self._hashers.append(self._sha256)
-        if etag.wants_md5(size, has_content_md5=content_md5 is not None):
+        hashed = content_md5 is not None or wanted.algorithm.combine is None
+        if etag.wants_md5(size, hashed=hashed):
             self._md5 = hashlib.md5(usedforsecurity=False)
             self._hashers.append(self._md5)
         else:
@@ -257,7 +258,7 @@ class FirstPass:
     def finish(self, trailers: Mapping[str, str]) -> Digests:
         """Verify the whole body. `trailers` are those that came behind it, names in lower case.
 
-        Raises XAmzContentSHA256Mismatch, BadDigest, InvalidRequest, MalformedTrailerError."""
+        Raises XAmzContentSHA256Mismatch, BadDigest, MalformedTrailerError."""
         self._check_payload()
         self._check_md5()
         digest = self._sum.digest()
@@ -364,13 +365,12 @@ def whole(found: Algorithm, type_: str, parts: Sequence[tuple[str, int]]) -> Che
 
 def check_whole(computed: Checksum, header: str | None) -> None:
     """Hold the value that the client names for a completed upload against the computed one; the
-    `-N` of a COMPOSITE value may be left out. Raises BadDigest, InvalidRequest."""
+    `-N` of a COMPOSITE value may be left out. Raises BadDigest."""
     if header is None:
         return
     value = header.strip()
     if computed.type == COMPOSITE and "-" not in value:
         value += computed.value[computed.value.index("-") :]
-    _of_header(computed.algorithm, value.partition("-")[0])
     if value != computed.value:
         raise mismatch(computed.algorithm)
 
@@ -384,8 +384,8 @@ def mismatch(found: Algorithm) -> S3Error:
 
 def _of_header(found: Algorithm, value: str) -> bytes:
     digest = decode(value.strip(), found.digest_bytes)
-    if digest is None:
-        raise _invalid(f"Value for {found.header} header is invalid.")
+    if digest is None:  # no body has it
+        raise S3Error("BadDigest", f"Value for {found.header} header is invalid.")
     return digest
 
 

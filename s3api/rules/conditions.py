@@ -2,8 +2,8 @@
 
 Order and meaning are those of RFC 9110, section 13.2.2, which S3 follows: If-Match makes
 If-Unmodified-Since void, If-None-Match makes If-Modified-Since void. S3 differs in three places:
-a failed If-None-Match of a copy's source is 412, not 304; a PUT with If-Match onto nothing is 404
-unless the tag is `*`; a DELETE has conditions on size and time of its own.
+a failed If-None-Match of a copy's source is 412, not 304; a PUT with If-Match onto nothing is 404;
+a DELETE has conditions on size and time of its own.
 
 Entity tags come as the client sent them: in quotes, with one or none, several separated by commas.
 Times have whole seconds, as HTTP's dates do.
@@ -87,9 +87,9 @@ def check_write(conditions: Conditions, current: Target | None) -> None:
     delete marker). Raises PreconditionFailed or NoSuchKey."""
     wanted = conditions.if_match
     if wanted is not None:
-        if current is None and wanted.strip() != "*":
+        if current is None:
             raise S3Error("NoSuchKey", "The specified key does not exist.")
-        if current is None or not _lists(wanted, current.etag, weakly=False):
+        if not _lists(wanted, current.etag, weakly=False):
             raise _failed("If-Match")
     unwanted = conditions.if_none_match
     if unwanted is None or current is None:
@@ -106,7 +106,8 @@ def check_delete(
     if_size: int | None = None,
 ) -> None:
     """Whether an object may be deleted: its tag, `x-amz-if-match-last-modified-time` and
-    `x-amz-if-match-size`. What is not there cannot differ. Raises PreconditionFailed."""
+    `x-amz-if-match-size`. What is not there cannot differ; a delete marker, which has no tag and no
+    bytes, does. Raises PreconditionFailed."""
     if current is None:
         return
     if if_match is not None and not _lists(if_match, current.etag, weakly=False):

@@ -404,7 +404,7 @@ def test_the_checksum_of_checksums(s3: S3, bucket: str) -> None:
         complete(
             client, bucket, "k", upload_id, [parts[0], parts[1] | {"ChecksumSHA256": sha256(b"")}]
         )
-    with refused(400, "InvalidRequest"):
+    with refused(400, "BadDigest"):
         complete(client, bucket, "k", upload_id, parts, ChecksumSHA256="bad")
     digests = b"".join(hashlib.sha256(body).digest() for body in bodies.values())
     expected = sha256(digests) + "-2"
@@ -412,6 +412,30 @@ def test_the_checksum_of_checksums(s3: S3, bucket: str) -> None:
     assert (told["ChecksumSHA256"], told["ChecksumType"]) == (expected, "COMPOSITE")
     again = complete(client, bucket, "k", upload_id, parts, ChecksumSHA256=expected)
     assert again["ChecksumSHA256"] == expected
+    tags = b"".join(hashlib.md5(body).digest() for body in bodies.values())
+    assert told["ETag"] == again["ETag"] == f'"{hashlib.md5(tags).hexdigest()}-2"'
+
+
+@pytest.mark.parametrize("type_", ["COMPOSITE", "FULL_OBJECT"])
+def test_a_part_that_is_read_has_its_own_checksum(s3: S3, bucket: str, type_: str) -> None:
+    client = s3.client()
+    begun = client.create_multipart_upload(
+        Bucket=bucket, Key="k", ChecksumAlgorithm="CRC32", ChecksumType=type_
+    )
+    bodies, upload_id = {1: data_of(PART, 1), 2: b"rest"}, begun["UploadId"]
+    parts = []
+    for n, body in bodies.items():
+        value = base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
+        told = put_part(client, bucket, "k", upload_id, n, body, ChecksumCRC32=value)
+        parts.append(told | {"ChecksumCRC32": value})
+    complete(client, bucket, "k", upload_id, parts)
+    asked = {"Bucket": bucket, "Key": "k", "ChecksumMode": "ENABLED"}
+    for part in parts:
+        got = client.get_object(PartNumber=part["PartNumber"], **asked)
+        assert got["Body"].read() == bodies[part["PartNumber"]]
+        head = client.head_object(PartNumber=part["PartNumber"], **asked)
+        for each in (got, head):
+            assert (each["ChecksumCRC32"], each["ChecksumType"]) == (part["ChecksumCRC32"], type_)
 
 
 def test_a_part_with_another_checksum_than_it_says(s3: S3, bucket: str) -> None:

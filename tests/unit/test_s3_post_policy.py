@@ -91,6 +91,7 @@ def test_names_and_operators_in_any_case() -> None:
     ("conditions", "more"),
     [
         ([], {"x-ignore-me": "1"}),
+        ([], {"x-amz-checksum-sha256": "any"}),
         ([["eq", "$x-amz-meta-a", "1"]], {"x-amz-meta-a": "1"}),
         ([["starts-with", "$x-amz-meta-a", ""]], {"x-amz-meta-a": "anything"}),
         ([["starts-with", "$Content-Type", "image/"]], {"Content-Type": "image/png, image/gif"}),

@@ -101,9 +101,6 @@ def test_what_headers_want() -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        {"x-amz-checksum-crc32": "!!!"},
-        {"x-amz-checksum-crc32": "AAAA"},
-        {"x-amz-checksum-sha256": "AAAAAA=="},
         {"x-amz-checksum-sha1024": "AAAAAA=="},
         {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-checksum-crc32c": "AAAAAA=="},
         {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-trailer": "x-amz-checksum-crc32"},
@@ -115,6 +112,11 @@ def test_what_headers_want() -> None:
 )
 def test_headers_that_contradict(headers: dict[str, str]) -> None:
     assert code_of(wanted, headers) == "InvalidRequest"
+
+
+@pytest.mark.parametrize("value", ["!!!", "AAAA", "AAAAAAAA"])
+def test_a_value_that_no_body_has(value: str) -> None:
+    assert code_of(wanted, {"x-amz-checksum-crc32": value}) == "BadDigest"
 
 
 def test_content_md5() -> None:
@@ -171,11 +173,11 @@ def test_trailers() -> None:
 
     assert end({name: value("CRC32C", b"body")})
     assert code_of(end, {}) == "MalformedTrailerError"
-    assert code_of(end, {name: "AAAA"}) == "InvalidRequest"
+    assert code_of(end, {name: "AAAA"}) == "BadDigest"
     assert code_of(end, {name: "AAAAAA=="}) == "BadDigest"
 
 
-def test_only_small_bodies_and_checked_ones_have_md5_tags() -> None:
+def test_small_bodies_and_hashed_ones_have_md5_tags() -> None:
     body = bytes(MD5_LIMIT_BYTES + 1)
     tag = passed_over(body).finish({}).etag
     assert len(tag) == 34
@@ -183,6 +185,9 @@ def test_only_small_bodies_and_checked_ones_have_md5_tags() -> None:
     md5 = hashlib.md5(body)
     checked = passed_over(body, content_md5=md5.digest()).finish({})
     assert checked.etag == md5.hexdigest()
+    for name in ("SHA1", "SHA256"):
+        hashed = passed_over(body, wanted=Wanted(algorithm(name)))
+        assert hashed.finish({}).etag == md5.hexdigest()
     unsized = FirstPass(wanted({}), size=None)
     assert unsized.finish({}).etag.endswith("-1")
 
@@ -193,7 +198,7 @@ def test_whole_values_of_clients() -> None:
         check_whole(composite, good)
     assert code_of(check_whole, composite, "AAAAAA==-3") == "BadDigest"
     assert code_of(check_whole, composite, "AQAAAA==") == "BadDigest"
-    assert code_of(check_whole, composite, "nonsense") == "InvalidRequest"
+    assert code_of(check_whole, composite, "nonsense") == "BadDigest"
     full = Checksum(algorithm("CRC32"), "AAAAAA==", FULL_OBJECT)
     check_whole(full, "AAAAAA==")
     assert code_of(check_whole, full, "AAAAAA==-2") == "BadDigest"

@@ -95,7 +95,7 @@ def test_reads_and_copy_sources(conditions: Conditions, outcome: int) -> None:
         (Conditions(if_match="*"), TARGET, None),
         (Conditions(if_match="x"), TARGET, "PreconditionFailed"),
         (Conditions(if_match="abc"), None, "NoSuchKey"),
-        (Conditions(if_match="*"), None, "PreconditionFailed"),
+        (Conditions(if_match="*"), None, "NoSuchKey"),
     ],
 )
 def test_writes(conditions: Conditions, current: Target | None, code: str | None) -> None:
