@@ -3,7 +3,9 @@
 Payload goes from the socket into a reused buffer, is hashed there in C and written from there.
 """
 
+import mmap
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,29 +23,36 @@ if TYPE_CHECKING:
     from s3api.call import Call
 
 BUFFER_BYTES: Final = 256 << 10
+_IDLE_BUFFERS: Final = 8
 _INLINE_BYTES: Final = 64 << 10
 """Up to here hashing and writing take less than a thread's wake-up."""
 _BURST_BYTES: Final = 8 << 20
 """A thread receives so much before others get it, as long as the bytes come without a pause of
 _PAUSE_MS: a turn of the loop and two changes of thread for each buffer cost more than the rest."""
 _PAUSE_MS: Final = 5
+_BURST_BYTES_S: Final = 32 << 20
+"""Where less comes, a thread's wake-up for each piece costs nothing that counts; and whoever sends
+a byte now and then must not keep a thread."""
 _OF_ANOTHER_BODY: Final = frozenset({"CompleteMultipartUpload"})
 """Their checksum headers speak of the object, not of the request's body."""
 
 
 class Buffers:
-    """Reused buffers of BUFFER_BYTES; as many exist as bodies were received at once."""
+    """Reused buffers of BUFFER_BYTES: as many as bodies are received at once, and a few that wait
+    for the next ones. Those above are mappings, which the system has back at once: what the heap
+    gets back it keeps."""
 
     def __init__(self) -> None:
-        self._free: list[bytearray] = []
+        self._free: list[mmap.mmap] = []
 
     @contextmanager
     def lent(self) -> Iterator[memoryview]:
-        buffer = self._free.pop() if self._free else bytearray(BUFFER_BYTES)
+        buffer = self._free.pop() if self._free else mmap.mmap(-1, BUFFER_BYTES)
         try:
             yield memoryview(buffer)
         finally:
-            self._free.append(buffer)
+            if len(self._free) < _IDLE_BUFFERS:
+                self._free.append(buffer)
 
 
 class _Target:
@@ -129,13 +138,15 @@ class Receiver:
 
     def _burst(self, target: _Target, buffer: memoryview, count: int) -> None:
         """In a thread: take what is in the buffer, and what comes at once after it."""
-        left = _BURST_BYTES
+        taken, began = 0, time.monotonic()
         while True:
             self._take(target, buffer[:count])
-            left -= count
-            if left <= 0:
+            taken += count
+            if taken >= _BURST_BYTES:
                 start = max(0, target.size - _BURST_BYTES)
                 self._call.store.written(target.draft, start, target.size)
+                return
+            if time.monotonic() - began > _PAUSE_MS / 1000 + taken / _BURST_BYTES_S:
                 return
             with _told_as_s3():
                 count = self._call.body.receive_soon(buffer, _PAUSE_MS) or 0

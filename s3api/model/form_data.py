@@ -4,6 +4,7 @@ The fields before the file are small and gathered; the file itself is only found
 whoever writes it. What follows the file is passed over, as S3 does. No I/O here.
 """
 
+import mmap
 import re
 from collections.abc import Mapping
 from email.message import Message
@@ -31,6 +32,9 @@ def boundary_of(content_type: bytes) -> bytes:
     return boundary.encode()
 
 
+Buffer = bytearray | mmap.mmap
+
+
 class Fields:
     """Reads up to the file's first byte."""
 
@@ -43,7 +47,7 @@ class Fields:
         self._at = 0
         """Behind the last delimiter; 0: before the first."""
 
-    def feed(self, data: bytearray, end: int) -> int | None:
+    def feed(self, data: Buffer, end: int) -> int | None:
         """Where the file begins in `data`, of which the first `end` bytes have come; None: go on.
         Call with the same data and what has come behind it. Raises MalformedPOSTRequest,
         IncorrectNumberOfFilesInPostRequest, MaxPostPreDataLengthExceededError."""
@@ -53,7 +57,7 @@ class Fields:
             raise S3Error("MaxPostPreDataLengthExceededError")
         return None if file < 0 else file
 
-    def _part(self, data: bytearray, end: int) -> int | None:
+    def _part(self, data: Buffer, end: int) -> int | None:
         """Take the next part: where the file begins, -1 where it is not all there, None: taken."""
         if not self._at:
             return self._begin(data, end)
@@ -78,7 +82,7 @@ class Fields:
         self._at = close + len(self.delimiter)
         return None
 
-    def _begin(self, data: bytearray, end: int) -> int | None:
+    def _begin(self, data: Buffer, end: int) -> int | None:
         first = self.delimiter[2:]
         at = data.find(first, 0, end)
         if at < 0:

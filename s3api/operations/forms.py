@@ -5,6 +5,7 @@ and answered is as for PutObject. The file goes from the receive buffer into a d
 """
 
 import dataclasses
+import mmap
 import os
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
@@ -73,7 +74,7 @@ class _Upload:
         self._fields = Fields(boundary_of(call.fields.get(b"content-type", b"")))
         self._view = buffer
         data = buffer.obj
-        assert isinstance(data, bytearray)
+        assert isinstance(data, mmap.mmap)
         self._data = data
         self._start = self._end = 0
 

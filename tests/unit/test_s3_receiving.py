@@ -1,0 +1,95 @@
+"""Bodies on their way: what one takes, others must not lack."""
+
+import contextlib
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+
+from s3api import receiving
+from s3api.call import Call
+from s3api.receiving import BUFFER_BYTES, Buffers, Receiver
+
+BODIES = 64
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_buffers_of_a_rush_are_let_go_after_it() -> None:
+    buffers = Buffers()
+    with contextlib.ExitStack() as rush:
+        for _ in range(BODIES):
+            rush.enter_context(buffers.lent())[:] = b"x" * BUFFER_BYTES
+        most = resident_bytes()
+    assert most - resident_bytes() > BODIES * BUFFER_BYTES * 3 // 4
+
+
+class Trickle:
+    """A body of which something comes now and then, on a clock of its own."""
+
+    trailers: tuple[()] = ()
+
+    def __init__(self, size: int, piece: int, each_s: float) -> None:
+        self.remaining, self._piece, self._each_s = size, piece, each_s
+        self.now, self.in_thread, self.longest = 0.0, 0, 0
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        self.in_thread = 0
+        return self._come()
+
+    def receive_soon(self, _: memoryview, patience_ms: int) -> int | None:
+        assert self._each_s * 1000 <= patience_ms
+        self.in_thread += 1
+        self.longest = max(self.longest, self.in_thread)
+        return self._come()
+
+    def _come(self) -> int:
+        self.now += self._each_s
+        count = min(self._piece, self.remaining)
+        self.remaining -= count
+        return count
+
+
+async def receive(body: Trickle, fd: int) -> None:
+    call: Any = SimpleNamespace(
+        headers=dict,
+        fields={},
+        verified=None,
+        operation="PutObject",
+        head=SimpleNamespace(content_length=body.remaining),
+        body=body,
+        store=SimpleNamespace(written=lambda *_: None),
+        service=SimpleNamespace(buffers=Buffers()),
+        blocking=trio.to_thread.run_sync,
+    )
+    await Receiver(cast("Call", call)).into(cast("Any", SimpleNamespace(fd=fd, offset=0)))
+
+
+def pieces_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, piece: int, each_s: float
+) -> int:
+    """The most that a thread took without letting others have it."""
+    body = Trickle(size, piece, each_s)
+    monkeypatch.setattr(receiving, "time", SimpleNamespace(monotonic=lambda: body.now))
+    with open(tmp_path / "body", "wb") as file:
+        trio.run(receive, body, file.fileno())
+    assert (tmp_path / "body").stat().st_size == size
+    return body.longest
+
+
+def test_who_sends_a_byte_now_and_then_keeps_no_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert pieces_in_a_thread(monkeypatch, tmp_path, 200, 1, 0.004) <= 2
+
+
+def test_who_sends_fast_has_a_thread_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    size = 4 << 20
+    assert pieces_in_a_thread(monkeypatch, tmp_path, size, BUFFER_BYTES, 0.001) >= 15
