@@ -112,20 +112,7 @@ def _checksum(call: Call, upload: Upload, parts: Sequence[Part]) -> Checksum | N
     pairs = [(value or "", part.size) for value, part in zip(values, parts, strict=True)]
     computed = checksums.whole(algorithm, type_, pairs)
     checksums.check_whole(computed, given.get(algorithm.name))
-    if named and type_ == COMPOSITE:
-        _check_named(call, algorithm.member, algorithm.name)
     return computed
-
-
-def _check_named(call: Call, member: str, algorithm: str) -> None:
-    for part in call.params["MultipartUpload"]["Parts"]:
-        if member not in part:
-            raise S3Error(
-                "InvalidRequest",
-                f"The upload was created using a {algorithm.lower()} checksum. The complete request"
-                " must include the checksum for each part. It was missing for part"
-                f" {part['PartNumber']} in the request.",
-            )
 
 
 def _check_size(call: Call, parts: Sequence[Part]) -> None:
