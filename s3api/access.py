@@ -178,9 +178,9 @@ def bucket_acl(call: "Call") -> Acl:
     return acl.load(kept) if kept is not None else acl.canned("private", owner, owner)
 
 
-def parsed_bucket_policy(document: str, bucket: str) -> Policy:
+def parsed_bucket_policy(document: str) -> Policy:
     """A bucket's policy, parsed. Raises MalformedPolicy."""
-    return _bucket_policy(document, bucket)
+    return _bucket_policy(document)
 
 
 def facts_or_none(call: "Call") -> Facts | None:
@@ -220,7 +220,7 @@ def _policies(call: "Call", block: PublicAccessBlock, action: str) -> list[Polic
     own, document = _own(call.known), call.settings.get(POLICY)
     found = [] if own is None else [own]
     if document is not None and not (call.is_owner and action in _OF_POLICY):
-        parsed = _bucket_policy(document, call.bucket)
+        parsed = _bucket_policy(document)
         account = "" if call.is_owner else "another"
         found.append(block.effective_policy(parsed, call.caller, account))
     return found
@@ -300,8 +300,8 @@ def _allows_all(statement: policy.Statement) -> bool:
 
 
 @functools.lru_cache(_REMEMBERED)
-def _bucket_policy(document: str, bucket: str) -> Policy:
-    return policy.parse_bucket_policy(document, bucket)
+def _bucket_policy(document: str) -> Policy:
+    return policy.parse_bucket_policy(document)
 
 
 @functools.lru_cache(_REMEMBERED)

@@ -23,7 +23,7 @@ async def get_bucket_policy(call: Call) -> Response:
 async def put_bucket_policy(call: Call) -> Response:
     """Kept as it was sent."""
     document = call.params["Policy"]
-    parsed = policy.parse_bucket_policy(document, call.bucket)
+    parsed = policy.new_bucket_policy(document, call.bucket)
     _block(call).check_policy(parsed)
     await keep(call, POLICY, document)
     return Response(204)
@@ -37,9 +37,7 @@ async def delete_bucket_policy(call: Call) -> Response:
 async def get_bucket_policy_status(call: Call) -> Response:
     """Whether everybody may do something, by the policy or by the ACL."""
     document = call.settings.get(POLICY)
-    is_public = document is not None and policy.is_public(
-        access.parsed_bucket_policy(document, call.bucket)
-    )
+    is_public = document is not None and policy.is_public(access.parsed_bucket_policy(document))
     if ownership.has_acls(call.settings.ownership):
         is_public = is_public or _block(call).effective_acl(access.bucket_acl(call)).is_public
     return answer(call, {"PolicyStatus": {"IsPublic": is_public}})

@@ -171,14 +171,22 @@ def bucket_arn(bucket: str, key: str | None = None) -> str:
     return f"{ARN}{bucket}" if key is None else f"{ARN}{bucket}/{key}"
 
 
-def parse_bucket_policy(document: bytes | str, bucket: str) -> Policy:
-    """A bucket's policy. Raises MalformedPolicy."""
-    policy = _parse(document, has_principals=True)
+def parse_bucket_policy(document: bytes | str) -> Policy:
+    """A bucket's policy as it is kept. Raises MalformedPolicy."""
+    return _parse(document, has_principals=True)
+
+
+def new_bucket_policy(document: bytes | str, bucket: str) -> Policy:
+    """A policy that a bucket is given: what `parse_bucket_policy` takes, unless it cannot be meant
+    so. A kept one stays in force when this gets stricter. Raises MalformedPolicy."""
+    policy = parse_bucket_policy(document)
     for statement in policy.statements:
         for resource in statement.resources:
             _check_resource(resource, bucket)
-        # An Allow that reaches nothing does no harm, and other servers take it.
-        if not statement.allows and not statement.negated & {"Action", "Resource"}:
+        if statement.allows:
+            # One that reaches nothing does no harm, and other servers take it.
+            _check_named(statement)
+        elif not statement.negated & {"Action", "Resource"}:
             _check_reach(statement, bucket)
     return policy
 
@@ -257,7 +265,9 @@ def _is_principal(kind: str, name: str, caller: Caller) -> bool:
 def _is_public(statement: Statement) -> bool:
     if not statement.allows or statement.principals is None:
         return False
-    anybody = any(name == "*" for _, name in statement.principals)
+    anybody = "Principal" in statement.negated or any(
+        name == "*" for _, name in statement.principals
+    )
     return anybody and not any(_narrows(each) for each in statement.conditions)
 
 
@@ -345,9 +355,6 @@ def _principals(
             raise _malformed("A user's policy must not name principals")
         return None
     value = _one_of(content, "Principal", negated)
-    if "Principal" in negated and content["Effect"] == "Allow":
-        # It would allow everybody else, anonymous callers too.
-        raise _malformed("Allow with NotPrincipal is not allowed")
     if value == "*":
         return (("*", "*"),)
     if not isinstance(value, dict) or not value:
@@ -424,6 +431,12 @@ def _check_resource(resource: str, bucket: str) -> None:
     name = resource.removeprefix(ARN).partition("/")[0]
     if resource == "*" or not resource.startswith(ARN) or not matches(_plain(name), bucket):
         raise _malformed("Policy has invalid resource")
+
+
+def _check_named(statement: Statement) -> None:
+    """Whoever allows all but some allows it to anonymous callers."""
+    if "Principal" in statement.negated:
+        raise _malformed("Allow with NotPrincipal is not allowed")
 
 
 def _check_reach(statement: Statement, bucket: str) -> None:

@@ -21,7 +21,7 @@ from s3api.rules.acl import (
     policy_of_bucket,
     policy_of_object,
 )
-from s3api.rules.policy import Caller, Decision, Request, evaluate, parse_bucket_policy
+from s3api.rules.policy import Caller, Decision, Request, evaluate, new_bucket_policy
 from s3api.rules.public_access import PublicAccessBlock
 
 ANN, BOB = Owner("c-ann", "ann"), Owner("c-bob", "bob")
@@ -180,7 +180,7 @@ def public_policy() -> Any:
         "Resource": "arn:aws:s3:::b/*",
     }
     denied = allowed | {"Effect": "Deny", "Resource": "arn:aws:s3:::b/secret"}
-    return parse_bucket_policy(json.dumps({"Statement": [allowed, denied]}), "b")
+    return new_bucket_policy(json.dumps({"Statement": [allowed, denied]}), "b")
 
 
 def test_block_public_access() -> None:

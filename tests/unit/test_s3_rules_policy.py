@@ -21,6 +21,7 @@ from s3api.rules.policy import (
     Request,
     evaluate,
     is_public,
+    new_bucket_policy,
     parse_bucket_policy,
     parse_user_policy,
 )
@@ -43,7 +44,7 @@ def statement(**elements: Any) -> dict[str, Any]:
 
 
 def bucket_policy(*statements: dict[str, Any], version: str = "2012-10-17") -> Policy:
-    return parse_bucket_policy(document(*statements, version=version), "b")
+    return new_bucket_policy(document(*statements, version=version), "b")
 
 
 def decide(policy: Policy, caller: Caller = ANN, **values: str | tuple[str, ...]) -> Decision:
@@ -297,13 +298,19 @@ def test_all_conditions_must_hold() -> None:
 )
 def test_malformed_documents(text: str) -> None:
     with pytest.raises(S3Error) as caught:
-        parse_bucket_policy(text, "b")
+        new_bucket_policy(text, "b")
     assert (caught.value.code, caught.value.status) == ("MalformedPolicy", 400)
+
+
+def test_a_kept_policy_stays_in_force() -> None:
+    kept = parse_bucket_policy(document(statement(NotPrincipal={"AWS": "ann"})))
+    assert [allows(kept, caller) for caller in (ANN, BOB, ANYBODY)] == [False, True, True]
+    assert is_public(kept)
 
 
 def test_good_documents() -> None:
     single = json.dumps({"Statement": statement(Action="s3:ListBucket", Resource="arn:aws:s3:::b")})
-    assert not parse_bucket_policy(single, "b").variables
+    assert not new_bucket_policy(single, "b").variables
     both = statement(
         Action=["s3:GetObject", "s3:ListBucket"],
         Resource=["arn:aws:s3:::b", "arn:aws:s3:::b/*"],

@@ -4,7 +4,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from s3api.rules.policy import Caller, Decision, Request, evaluate, parse_bucket_policy
+from s3api.rules.policy import Caller, Decision, Request, evaluate, new_bucket_policy
 from s3api.rules.request_values import (
     Signed,
     request_values,
@@ -43,7 +43,7 @@ def holds(condition: dict[str, Any], given: dict[str, tuple[str, ...]]) -> bool:
         "Resource": "arn:aws:s3:::b/*",
         "Condition": condition,
     }
-    policy = parse_bucket_policy(json.dumps({"Statement": statement}), "b")
+    policy = new_bucket_policy(json.dumps({"Statement": statement}), "b")
     request = Request(ANN, "s3:PutObject", "arn:aws:s3:::b/x", given)
     return evaluate([policy], request) is Decision.ALLOW
 
