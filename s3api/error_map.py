@@ -1,7 +1,7 @@
 """From the core's errors to S3's: the one place where they are translated.
 
 The tables are exhaustive: a test fails on a class without a row. What a message of the core says is
-for the log, for it names paths; the client gets the code's own text.
+for the log, for it names paths; the client gets the code's own text and what `_details` finds.
 """
 
 import errno
@@ -10,6 +10,7 @@ from typing import Final
 
 from kvfs import errors
 from kvfs.objects import problems
+from kvfs.objects.uploads import MIN_PART_BYTES
 from s3api.errors import S3Error
 
 CODES: Final[Mapping[type[errors.KvfsError], str]] = {
@@ -68,5 +69,17 @@ def s3_error(error: Exception) -> S3Error:
         return S3Error("NoSuchKey", headers=marker)
     for kind in type(error).__mro__:
         if kind in CODES:
-            return S3Error(CODES[kind])
+            return S3Error(CODES[kind], extra=_details(error))
     return S3Error("InternalError")
+
+
+def _details(error: Exception) -> dict[str, str]:
+    """What S3 tells beside the code: which bucket, which part."""
+    if isinstance(error, problems.NoSuchBucket) and error.bucket:
+        return {"BucketName": error.bucket}
+    if isinstance(error, problems.InvalidPart | problems.PartTooSmall) and error.number:
+        told = {"PartNumber": str(error.number), "ETag": error.etag}
+        if isinstance(error, problems.PartTooSmall):
+            told |= {"ProposedSize": str(error.size), "MinSizeAllowed": str(MIN_PART_BYTES)}
+        return told
+    return {}

@@ -61,7 +61,8 @@ def find_bucket(t: Transaction, name: bytes) -> Bucket:
     """Raises NoSuchBucket."""
     value = t.get(keys.directory_entry(1, name)) if 0 < len(name) <= spaces.MAX_NAME else None
     if value is None:
-        raise NoSuchBucket(f"there is no bucket {name.decode(errors='backslashreplace')}")
+        shown = name.decode(errors="backslashreplace")
+        raise NoSuchBucket(f"there is no bucket {shown}", shown)
     root = keys.unpack_u64(value)
     number = root >> 48
     return Bucket(number, root, spaces.get(t, number).kind != "cache")

@@ -4,7 +4,11 @@ from kvfs.errors import AccessDenied, Conflict, Exists, Invalid, NotEmpty, NotFo
 
 
 class NoSuchBucket(NotFound):
-    """There is no namespace of that name."""
+    """There is no namespace of that name; `bucket` is empty where the request's own is meant."""
+
+    def __init__(self, message: str, bucket: str = "") -> None:
+        super().__init__(message)
+        self.bucket = bucket
 
 
 class NoSuchKey(NotFound):
@@ -45,7 +49,17 @@ class Locked(AccessDenied):
     """A retention or a legal hold forbids to delete this version."""
 
 
-class InvalidPart(Invalid):
+class _OfPart(Exception):
+    """Of the part with this number; 0: of none in particular. `etag` as the caller has it."""
+
+    def __init__(self, message: str, number: int = 0, etag: str = "", size: int = 0) -> None:
+        super().__init__(message)
+        self.number = number
+        self.etag = etag
+        self.size = size
+
+
+class InvalidPart(_OfPart, Invalid):
     """A part that is to be put together is missing, or another one than it was said to be."""
 
 
@@ -53,5 +67,5 @@ class PartOrder(Invalid):
     """The parts to put together are not in ascending order."""
 
 
-class PartTooSmall(Invalid):
+class PartTooSmall(_OfPart, Invalid):
     """A part other than the last has less than 5 MiB."""

@@ -217,7 +217,8 @@ def choose_parts(t: Transaction, upload: Upload, wanted: Sequence[Wanted], boot:
     chosen = [_choose(there.get(number), each) for number, each in last.items()]
     for part in chosen[:-1]:
         if part.size < MIN_PART_BYTES:
-            raise PartTooSmall(f"part {part.number} has {part.size} bytes, less than 5 MiB")
+            message = f"part {part.number} has {part.size} bytes, less than 5 MiB"
+            raise PartTooSmall(message, part.number, part.etag, part.size)
     return chosen
 
 
@@ -327,13 +328,15 @@ def remove_note(t: Transaction, directory: int, name: bytes, ino: int, moment: M
 
 def _choose(part: Part | None, wanted: Wanted) -> Part:
     if part is None:
-        raise InvalidPart(f"there is no part {wanted.number}")
+        raise InvalidPart(f"there is no part {wanted.number}", wanted.number, wanted.etag)
     if part.etag != wanted.etag:
-        raise InvalidPart(f"the ETag of part {part.number} is {part.etag}, not {wanted.etag}")
+        message = f"the ETag of part {part.number} is {part.etag}, not {wanted.etag}"
+        raise InvalidPart(message, wanted.number, wanted.etag)
     if wanted.checksum is not None:
         name, value = wanted.checksum
         if part.metadata.get(name) != value:
-            raise InvalidPart(f"the {name} of part {part.number} is another one")
+            message = f"the {name} of part {part.number} is another one"
+            raise InvalidPart(message, wanted.number, wanted.etag)
     return part
 
 

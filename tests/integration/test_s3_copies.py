@@ -234,10 +234,11 @@ def test_sources_that_are_not_there(s3: S3, bucket: str) -> None:
     client = s3.client()
     with refused(404, "NoSuchKey"):
         client.copy_object(Bucket=bucket, Key="b", CopySource={"Bucket": bucket, "Key": "none"})
-    with refused(404, "NoSuchBucket"):
+    with refused(404, "NoSuchBucket") as told:
         client.copy_object(
             Bucket=bucket, Key="b", CopySource={"Bucket": "never-made-bucket", "Key": "a"}
         )
+    assert told.response["Error"]["BucketName"] == "never-made-bucket"
     with refused(404, "NoSuchBucket"):
         client.copy_object(
             Bucket="never-made-bucket", Key="b", CopySource={"Bucket": bucket, "Key": "a"}

@@ -181,16 +181,20 @@ def test_no_parts(s3: S3, bucket: str) -> None:
 def test_small_parts(s3: S3, bucket: str) -> None:
     client = s3.client()
     upload_id, parts = upload(client, bucket, "k", {1: bytes(10), 2: bytes(10)})
-    with refused(400, "EntityTooSmall"):
+    with refused(400, "EntityTooSmall") as told:
         complete(client, bucket, "k", upload_id, parts)
+    error = told.response["Error"]
+    assert (error["PartNumber"], error["ProposedSize"]) == ("1", "10")
+    assert (error["MinSizeAllowed"], error["ETag"]) == (str(PART), parts[0]["ETag"].strip('"'))
 
 
 def test_missing_and_wrong_parts(s3: S3, bucket: str) -> None:
     client = s3.client()
     upload_id, parts = upload(client, bucket, "k", {1: bytes(10)})
     tag = parts[0]["ETag"]
-    with refused(400, "InvalidPart"):
+    with refused(400, "InvalidPart") as told:
         complete(client, bucket, "k", upload_id, [{"PartNumber": 9999, "ETag": tag}])
+    assert told.response["Error"]["PartNumber"] == "9999"
     with refused(400, "InvalidPart"):
         complete(client, bucket, "k", upload_id, [{"PartNumber": 1, "ETag": "f" * 32}])
     with refused(404, "NoSuchKey"):

@@ -36,6 +36,16 @@ def test_every_domain_error_has_a_code(kind: type[errors.KvfsError]) -> None:
     assert "secret" not in found.message
 
 
+def test_which_bucket_and_which_part_are_told() -> None:
+    assert s3_error(problems.NoSuchBucket("message")).extra == {}
+    assert s3_error(problems.NoSuchBucket("message", "b")).extra == {"BucketName": "b"}
+    assert s3_error(problems.InvalidPart("message")).extra == {}
+    part = {"PartNumber": "2", "ETag": "abc"}
+    assert s3_error(problems.InvalidPart("message", 2, "abc")).extra == part
+    small = part | {"ProposedSize": "4", "MinSizeAllowed": "5242880"}
+    assert s3_error(problems.PartTooSmall("message", 2, "abc", 4)).extra == small
+
+
 def test_a_delete_marker_is_told_in_headers() -> None:
     found = s3_error(problems.MarkedDeleted("k", "7", latest=True))
     assert found.headers == {"x-amz-delete-marker": "true", "x-amz-version-id": "7"}
