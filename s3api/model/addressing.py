@@ -152,22 +152,6 @@ def with_hoisted(headers: Mapping[bytes, bytes], query: Mapping[str, str]) -> Ma
     return {**hoisted, **headers} if hoisted else headers
 
 
-def copy_source(value: str) -> tuple[str, str, str | None]:
-    """Bucket, key and version of an `x-amz-copy-source` header: `[/]bucket/key[?versionId=V]`,
-    percent-encoded. Raises InvalidArgument."""
-    path, mark, version = value.partition("?versionId=")
-    bucket, _, key = path.removeprefix("/").partition("/")
-    try:
-        # Not all clients encode: then it is the bytes of the key that came.
-        source = decode(bucket.encode("latin-1")), decode(key.encode("latin-1"))
-    except S3Error:
-        source = "", ""
-    if not all(source) or (mark and not version):
-        message = "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
-        raise invalid_argument("x-amz-copy-source", value, message)
-    return *source, version or None
-
-
 def _is_ip_address(name: str) -> bool:
     try:
         ipaddress.IPv4Address(name)

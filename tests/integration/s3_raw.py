@@ -47,7 +47,7 @@ def ask(
     fields: dict[str, str | None] = {**dict(request.headers.items()), **(unsigned or {})}
     connection = http.client.HTTPConnection(s3.host, s3.port, timeout=30)
     try:
-        connection.putrequest(method, target, skip_accept_encoding=True)
+        connection.putrequest(method, target, skip_host="Host" in fields, skip_accept_encoding=True)
         if (
             "Content-Length" not in fields
             and "Transfer-Encoding" not in fields

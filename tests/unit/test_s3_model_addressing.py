@@ -7,7 +7,6 @@ from s3api.model.addressing import (
     address,
     bucket_of_host,
     check_bucket_name,
-    copy_source,
     is_bucket_name,
     split_target,
     with_hoisted,
@@ -146,16 +145,6 @@ def test_headers_that_presigning_moved_into_the_query() -> None:
     merged = with_hoisted(sent, query | {"X-Amz-Signature": "s"})
     assert merged == sent | {b"x-amz-meta-a": b"\xc3\xa9"}
     assert with_hoisted(sent, {"X-Amz-Signature": "s"}) is sent
-
-
-def test_copy_sources() -> None:
-    assert copy_source("/b/a%20b/c") == ("b", "a b/c", None)
-    assert copy_source("b//k?versionId=7") == ("b", "/k", "7")
-    assert copy_source("b/k%3FversionId=7") == ("b", "k?versionId=7", None)
-    assert copy_source("b/a+b") == ("b", "a+b", None)
-    for wrong in ("", "b", "b/", "/", "//k", "b/%zz", "b/k?versionId="):
-        with pytest.raises(S3Error, match="InvalidArgument"):
-            copy_source(wrong)
 
 
 @pytest.mark.parametrize("value", ["/x\r\nset-cookie: a", "a\0b", "a\x7f"])
