@@ -234,15 +234,17 @@ def list_versions(
     max_keys: int = 1000,
     boot: int,
 ) -> VersionPage:
-    """As `list_objects`, of all versions and delete markers, those of a key newest first."""
+    """As `list_objects`, of all versions and delete markers, those of a key newest first. What
+    stands after `start_version` is told also where that has been deleted meanwhile."""
     found: list[Facts | bytes] = []
     walk = Walk(t, bucket)
+    last = b""
     if start_after < prefix or not start_after:
         walk.start(prefix)
-        start_version = ""
     else:
-        walk.start(start_after, _after_version(t, bucket, start_after, start_version, boot))
-    last = start_after if start_version else b""
+        extra, has_newer = _after_version(t, bucket, start_after, start_version, boot)
+        walk.start(start_after, extra)
+        last = start_after if has_newer else b""
     for _, above, name, packed in walk if max_keys > 0 else ():
         stem, _, version = name.partition(NUL)
         key = above + stem
@@ -282,21 +284,36 @@ def is_listable(key: bytes) -> bool:
     return True
 
 
-def _after_version(t: Transaction, bucket: Bucket, key: bytes, version: str, boot: int) -> bytes:
-    """What follows a key's name in the first entry after one of its versions, or after all."""
+def _after_version(
+    t: Transaction, bucket: Bucket, key: bytes, version: str, boot: int
+) -> tuple[bytes, bool]:
+    """What follows a key's name in the first entry after one of its versions, or after all; and
+    whether the key has newer ones, which stand before."""
     parent, place = finding.place_in(t, bucket, key)
     if parent is None or not version:
-        return NUL + _END
+        return NUL + _END, False
     current = finding.find_file(t, parent, place.name, key, boot)
     if current is not None and current.version == version:
-        return NUL
+        return NUL, True
     raw = version.encode(errors="replace")
     if version == versions.NULL:
-        nulls = [
-            each for each, _ in finding.noncurrent(t, parent, place.name) if versions.is_null(each)
-        ]
-        raw = nulls[0] if nulls else _END
-    return NUL + raw + NUL
+        beside = finding.noncurrent(t, parent, place.name)
+        raw = next((each for each, _ in beside if versions.is_null(each)), b"")
+        if not raw:  # where it stood nobody knows: rather some again than one left out
+            return b"", False
+    if current is not None:
+        older = _is_older(t, current, raw)  # it is the current one since others were deleted
+        return b"" if older else NUL + raw + NUL, not older
+    newest = next(finding.noncurrent(t, parent, place.name), None)
+    return NUL + raw + NUL, newest is not None and newest[0] <= raw
+
+
+def _is_older(t: Transaction, current: Facts, version: bytes) -> bool:
+    """Whether the current version of a key is older than the one with this id."""
+    own = t.get(keys.xattr(current.ino, attributes.VERSION))
+    if own is not None:
+        return own > version
+    return versions.is_valid(version) and current.mtime_ns < versions.time_of(version)
 
 
 def _version_page(found: list[Facts | bytes], limit: int) -> VersionPage:

@@ -160,6 +160,36 @@ def test_versions_of_one_moment_keep_their_order(space: ObjectSpace) -> None:
     assert listed == made[::-1]
 
 
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("null", [False, True])
+def test_a_list_goes_on_after_versions_that_are_deleted(
+    space: ObjectSpace, marked: bool, null: bool
+) -> None:
+    space.put(b"k", versioning="" if null else "Enabled")
+    space.put(b"k", versioning="Enabled")
+    if marked:
+        space.delete(b"k", "Enabled")
+    for _ in range(3):
+        space.put(b"k", versioning="Enabled")
+    whole = space.versions().versions
+    page = space.versions(max_keys=3)
+    for each in page.versions:
+        space.delete_version(b"k", each.version)
+    rest = space.versions(start_after=page.following, start_version=page.following_version).versions
+    assert [each.version for each in rest] == [each.version for each in whole[3:]]
+    assert [each.latest for each in rest] == [True] + [False] * (len(rest) - 1)
+
+
+def test_a_list_goes_on_after_a_null_version_that_is_deleted(space: ObjectSpace) -> None:
+    kept = space.put(b"k", versioning="Enabled").version
+    space.put(b"k", versioning="Suspended")
+    page = space.versions(max_keys=1)
+    assert page.following_version == "null"
+    space.delete_version(b"k", "null")
+    rest = space.versions(start_after=page.following, start_version="null").versions
+    assert [each.version for each in rest] == [kept]
+
+
 def test_a_suspended_bucket_has_one_null_version(space: ObjectSpace) -> None:
     space.put(b"k", size=1)
     kept = space.put(b"k", size=2, versioning="Enabled").version
