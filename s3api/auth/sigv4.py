@@ -87,9 +87,9 @@ def verify_header(
     fields = _fields(headers[b"authorization"])
     credential = _credential(fields[b"Credential"], region, _header_malformed)
     timestamp, signed_at = _header_time(headers)
+    check_skew(signed_at, timestamp, now)
     if timestamp[:8] != credential.date:
         raise _header_malformed("the date of the credential is not that of the request")
-    check_skew(signed_at, timestamp, now)
     names, signed_headers = _names(fields[b"SignedHeaders"], headers, _header_malformed)
     signed = Signed(
         _HEADER,

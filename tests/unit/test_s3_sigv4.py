@@ -267,6 +267,14 @@ def test_clocks_may_differ_by_a_quarter_of_an_hour() -> None:
         assert code(request, now=now) == "RequestTimeTooSkewed"
 
 
+def test_a_time_that_is_far_off_is_told_as_such() -> None:
+    """Whatever date the credential has."""
+    method, target, headers = PUBLISHED["get"]
+    late = [(n, b"20300707T215304Z" if n == b"x-amz-date" else value) for n, value in headers]
+    assert late != headers
+    assert code((method, target, late), now=THEN) == "RequestTimeTooSkewed"
+
+
 def test_a_presigned_url_has_its_time() -> None:
     request = PUBLISHED["presigned"]
     assert check(request, THEN + 86400) is not None
