@@ -83,6 +83,7 @@ class _UserPolicy(NamedTuple):
     allows_all: bool
 
 
+@functools.lru_cache(_REMEMBERED)
 def caller_of(user: str | None) -> Caller:
     """How policies and ACLs know a user; None: nobody."""
     return Caller() if user is None else Caller(user, "", user)

@@ -156,4 +156,5 @@ def _object_size(response: Response | None) -> str:
 def _header(response: Response | None, name: bytes) -> str:
     if response is None:
         return ""
-    return next((v.decode("latin-1") for n, v in response.headers if n.lower() == name), "")
+    fields = (*response.headers, *response.further)
+    return next((v.decode("latin-1") for n, v in fields if n.lower() == name), "")

@@ -1,6 +1,7 @@
 """One request on its way: what it asks for, who asks, and what it may use."""
 
 import functools
+import itertools
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from kvfs.objects.problems import NoSuchBucket
 from kvfs.objects.store import ObjectStore
 from kvfs.wire.http import Body, Head, Response
 from s3api.access import Access, caller_of
+from s3api.asked import Asked
 from s3api.auth.credentials import Known
 from s3api.auth.verified import Verified
 from s3api.deleter import Deleter
@@ -24,11 +26,14 @@ from s3api.model.addressing import is_bucket_name
 from s3api.receiving import Buffers
 from s3api.rules.conditions import Target
 from s3api.rules.policy import Caller
-from s3api.settings import OWNER, Settings
+from s3api.settings import OWNER, Settings, SettingsReader
+from s3api.shown import Shown
 from s3api.telling import Teller
 
 T = TypeVar("T")
 _is_bucket_name: Final = functools.lru_cache(1024)(is_bucket_name)
+_PROCESS: Final = secrets.randbits(32)
+_numbers: Final = itertools.count(secrets.randbits(32))
 
 
 @dataclass(slots=True)
@@ -50,6 +55,8 @@ class Service:
     """For what takes as long as its bytes do."""
     teller: Teller
     deleter: Deleter
+    settings: SettingsReader
+    shown: Shown
 
 
 @dataclass(slots=True)
@@ -59,6 +66,8 @@ class Call:
     service: Service
     head: Head
     body: Body
+    asked: Asked
+    """What the head tells by itself; shared by equal heads."""
     operation: str
     bucket: str
     key: str
@@ -100,7 +109,7 @@ class Call:
         if self._settings is None:
             if not _is_bucket_name(self.bucket):
                 raise NoSuchBucket(f"{self.bucket} is no legal name of a bucket")
-            self._settings = Settings(self.store.get_settings(self.raw_bucket))
+            self._settings = self.service.settings.of(self.raw_bucket)
         return self._settings
 
     @property
@@ -129,7 +138,11 @@ class Call:
         found = self.service.identities.find(verified.access_key, verified.session_token)
         if found is None:
             raise S3Error("InvalidAccessKeyId")
-        self.verified, self.known, self.caller = verified, found, caller_of(found.user)
+        self.take_signer(verified, found)
+
+    def take_signer(self, verified: Verified, known: Known) -> None:
+        """Likewise, where it is known who holds the key."""
+        self.verified, self.known, self.caller = verified, known, caller_of(known.user)
 
     async def blocking(self, step: Callable[[], T]) -> T:
         """Run what may wait for a disk, a lock or the node in a thread. Cancelled: when it is
@@ -159,5 +172,5 @@ def moment(time_ns: int) -> datetime:
 
 
 def new_request_id() -> str:
-    """Sixteen hexadecimal digits, as S3's."""
-    return secrets.token_hex(8).upper()
+    """Sixteen hexadecimal digits, as S3's: a number of the process, and one of the request."""
+    return f"{_PROCESS:08X}{next(_numbers) & 0xFFFFFFFF:08X}"

@@ -4,24 +4,23 @@ Whatever goes wrong on the way becomes S3's XML error here, at one point; what i
 and told as InternalError, without its words.
 """
 
-import functools
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Final
 
 from kvfs.errors import KvfsError
 from kvfs.wire.http import Body, Head, Response
 from s3api import access
-from s3api.auth.authenticate import authenticate, hoisted
+from s3api.asked import Attested, asked_of
+from s3api.auth.authenticate import authenticate
 from s3api.call import Call, Service, new_request_id
 from s3api.error_map import s3_error
 from s3api.errors import S3Error, error_response
-from s3api.model.addressing import Address, address, bucket_of_host, split_target, with_hoisted
+from s3api.model.addressing import bucket_of_host
 from s3api.model.documents import body_limit
 from s3api.model.parsing import parser
-from s3api.model.routing import OPTIONS_OBJECT, route
+from s3api.model.routing import OPTIONS_OBJECT
 from s3api.operations import (
     BEFORE_DOCUMENT,
     BY_DOCUMENT,
@@ -30,7 +29,6 @@ from s3api.operations import (
     OPEN,
     SPECIAL,
     cors,
-    sts,
 )
 from s3api.operations.finding import check_version_id
 from s3api.outcome import Outcome
@@ -39,8 +37,6 @@ from s3api.rules import actions
 from s3api.rules.encryption import refuse_headers
 
 HOST_ID: Final = "kvfs"
-_TARGETS: Final = 128
-"""Remembered; of at most 16 KiB each."""
 log = logging.getLogger(__name__)
 
 
@@ -61,10 +57,10 @@ class Application:
         except Exception as error:  # translated at this one point
             response = self._refusal(head, error, outcome)
         outcome.response = response
-        headers = [*response.headers, (b"x-amz-request-id", request_id.encode())]
+        further = [*response.further, (b"x-amz-request-id", request_id.encode())]
         if call is not None and b"origin" in call.fields and call.operation != OPTIONS_OBJECT:
-            headers += cors.headers(call)
-        response.headers = headers
+            further += cors.headers(call)
+        response.further = further
         return response
 
     def refuse(self, status: int, reason: str) -> Response:
@@ -74,24 +70,17 @@ class Application:
         return _error(error, "", new_request_id())
 
     def _call(self, head: Head, body: Body, request_id: str) -> Call:
-        host = head.get(b"host") or b""
-        where, query, moved = _meaning(head.target, host, self._service.domains)
-        fields = with_hoisted(head.fields, query)
-        if moved:
-            fields = {**moved, **fields}
-        if where.bucket is None and sts.is_meant(head):
-            operation = sts.OPERATION
-        else:
-            operation = route(head.method, where.bucket, where.key, query, fields)
+        asked = asked_of(head, self._service.domains)
         return Call(
             service=self._service,
             head=head,
             body=body,
-            operation=operation,
-            bucket=where.bucket or "",
-            key=where.key or "",
-            query=query,
-            fields=fields,
+            asked=asked,
+            operation=asked.operation,
+            bucket=asked.bucket,
+            key=asked.key,
+            query=asked.query,
+            fields=asked.fields,
             verified=None,
             known=None,
             caller=access.caller_of(None),
@@ -106,14 +95,22 @@ class Application:
         return await self._perform(call)
 
     def _authenticate(self, call: Call) -> None:
-        head = call.head
+        if _is_attested(call):
+            return
+        head, known = call.head, None
+
+        def secret_of(access_key: str, session_token: str) -> bytes | None:
+            nonlocal known
+            known = self._service.identities.find(access_key, session_token)
+            return None if known is None else known.secret
+
         host = (head.get(b"host") or b"").decode("latin-1")
         bucket = bucket_of_host(host, self._service.domains) or ""
         verified = authenticate(
             head.method,
             head.target,
             head.headers,
-            self._service.identities.secret_of,
+            secret_of,
             call.now.timestamp(),
             version_2=self._service.version_2,
             host_bucket=bucket.encode(),
@@ -125,20 +122,26 @@ class Application:
                 "AuthorizationHeaderMalformed",
                 "The authorization header is malformed; incorrect service: this is s3",
             )
-        call.sign(verified)
+        assert known is not None, "a signature is right for a secret"
+        call.take_signer(verified, known)
+        call.asked.attested = Attested(verified, known.secret)
 
     async def _perform(self, call: Call) -> Response:
         handler = HANDLERS.get(call.operation)
         if handler is None:
             raise S3Error("NotImplemented", f"{call.operation} is not supported")
-        parsing = parser(call.operation)
-        call.params = parsing.parse(call.bucket or None, call.key or None, call.query, call.fields)
+        parsing, asked = parser(call.operation), call.asked
+        if asked.params is None:
+            asked.params = parsing.parse(
+                call.bucket or None, call.key or None, call.query, call.fields
+            )
+        call.params = dict(asked.params)
         _check_named(call)
         if call.operation not in OPEN:
             self._authorise(call)
         elif ask := BEFORE_DOCUMENT.get(call.operation):
             ask(call)
-        if b"-server-side-encryption" in b"".join(call.fields):
+        if asked.about_encryption:
             reads = call.head.method in ("GET", "HEAD")
             refuse_headers(call.headers(), reads=reads)
         if parsing.payload is not None and not parsing.streams:
@@ -167,20 +170,18 @@ class Application:
         return _error(told, path, request_id)
 
 
-@functools.lru_cache(_TARGETS)
-def _meaning(
-    target: bytes, host: bytes, domains: tuple[str, ...]
-) -> tuple[Address, Mapping[str, str], Mapping[bytes, bytes]]:
-    """What a target addresses, its parameters, and the headers that a signature of version 2 has
-    among them. Readers of a large object ask for the same target again and again. Raises
-    S3Error."""
-    path, query = split_target(target)
-    moved = hoisted(target.partition(b"?")[2])
-    for name in (b"content-type", b"content-md5"):
-        if name in moved:  # a header now, and no operation has such a parameter
-            query.pop(name.decode(), None)
-    where = address(path, host.decode("latin-1"), domains)
-    return where, MappingProxyType(query), MappingProxyType(moved)
+def _is_attested(call: Call) -> bool:
+    """Whether the signature of an equal head was right: then it still is, while it is valid and its
+    key has the same secret. Takes over who signed it. Raises as `Identities.find`."""
+    attested = call.asked.attested
+    if attested is None or not attested.verified.is_valid(call.now.timestamp()):
+        return False
+    verified = attested.verified
+    known = call.service.identities.find(verified.access_key, verified.session_token)
+    if known is None or known.secret != attested.secret:
+        return False
+    call.take_signer(verified, known)
+    return True
 
 
 def _check_named(call: Call) -> None:

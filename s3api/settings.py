@@ -6,9 +6,12 @@ the name of its sub-resource.
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    from kvfs.objects.store import ObjectStore
 
 OWNER: Final = "owner"
 VERSIONING: Final = "versioning"
@@ -48,6 +51,10 @@ class Settings:
         raw = self._raw.get(name)
         return None if raw is None else _unpack(raw)
 
+    def is_same(self, raw: Mapping[str, bytes]) -> bool:
+        """Whether these are the same settings."""
+        return self._raw == raw
+
     @property
     def versioning(self) -> str:
         """`Enabled`, `Suspended`, or empty where versions were never kept."""
@@ -63,3 +70,28 @@ class Settings:
     def has_lock(self) -> bool:
         """Whether the bucket was made for locked objects."""
         return OBJECT_LOCK in self._raw
+
+
+class SettingsReader:
+    """The settings of buckets, for one worker. Any thread.
+
+    Nothing stale is told: what was read counts for the generation of the engine before which it was
+    read, and any commit, of whichever process, begins another.
+    """
+
+    def __init__(self, store: "ObjectStore") -> None:
+        self._store = store
+        self._seen: dict[bytes, tuple[int, Settings]] = {}
+
+    def of(self, bucket: bytes) -> Settings:
+        """As they are now; the same object as long as they are the same. Raises NoSuchBucket."""
+        generation = self._store.session.generation()
+        seen = self._seen.get(bucket)
+        if seen is not None and seen[0] == generation:
+            return seen[1]
+        raw = self._store.get_settings(bucket)
+        settings = seen[1] if seen is not None and seen[1].is_same(raw) else Settings(raw)
+        if len(self._seen) >= _REMEMBERED:
+            self._seen.clear()
+        self._seen[bucket] = generation, settings
+        return settings

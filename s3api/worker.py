@@ -27,6 +27,8 @@ from s3api.identities import Identities
 from s3api.plan import READY, Plan
 from s3api.receiving import Buffers
 from s3api.service import Application
+from s3api.settings import SettingsReader
+from s3api.shown import Shown
 from s3api.tally import Recorder
 from s3api.telling import Teller
 from s3api.users import KEY_NAME
@@ -67,6 +69,8 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
         lasting=trio.CapacityLimiter(_LASTING_THREADS),
         teller=Teller(store),
         deleter=Deleter(store),
+        settings=SettingsReader(store),
+        shown=Shown(),
     )
     application = Application(service)
     listeners = [socket.socket(fileno=fd) for fd in plan.listeners]

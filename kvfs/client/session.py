@@ -83,6 +83,15 @@ class Session:
         finally:
             self._leave()
 
+    def generation(self) -> int:
+        """See `EmbeddedEngine.generation`. Taken before a read, it is never newer than what was
+        read. Raises Busy, Unavailable, Corrupt."""
+        engine = self._enter(write=False)
+        try:
+            return engine.generation()
+        finally:
+            self._leave()
+
     def write(self, fn: Callable[[Transaction], T]) -> T:
         """Run `fn` and commit: it survives SIGKILL when this returns. Raises as `read`, and
         ReadOnly, NoSpace."""

@@ -160,6 +160,18 @@ class EmbeddedEngine:
         except (OSError, lmdb.Error) as error:
             raise translated(error, self.path) from error
 
+    def generation(self) -> int:
+        """Grows with each commit, of whichever process: while it stays, whatever was read stays
+        true. 0.2 us."""
+        try:
+            raw = self.environment.begin()
+            try:
+                return int(raw.id())
+            finally:
+                raw.abort()
+        except lmdb.Error as error:
+            raise translated(error, self.path) from error
+
     @property
     def restored(self) -> bool:
         """Whether opening it rebuilt it: after a power cut, what was not synced may be lost."""

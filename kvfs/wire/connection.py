@@ -16,6 +16,7 @@ from kvfs.wire.errors import Lost, Refused, WireError
 from kvfs.wire.head import Head
 from kvfs.wire.inbox import Inbox
 from kvfs.wire.limits import Limits
+from kvfs.wire.parser import Heads
 from kvfs.wire.response import (
     Response,
     is_delimited,
@@ -54,6 +55,7 @@ class Service:
 
     handler: Handler
     limits: Limits
+    heads: Heads
     counters: Counters
     refuse: Refuse = plain_refusal
     """Makes the response for a status and a reason that the server refuses a request with."""
@@ -69,7 +71,7 @@ class Connection:
         self.stream = stream
         self.scope = trio.CancelScope(shield=True)
         self._service = service
-        self._inbox = Inbox(stream, service.limits, peer)
+        self._inbox = Inbox(stream, service.limits, service.heads, peer)
         self._began = 0.0
 
     def stop(self) -> None:

@@ -1,18 +1,30 @@
 """The head of a request."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 Field = tuple[bytes, bytes]
 
 
-@dataclass(slots=True)
-class Head:
+class Memo:
+    """Where a handler keeps what it found out about a head, for equal ones to come."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: object = None
+
+
+class Head(msgspec.Struct):
+    """Equal heads may share `headers` and `fields`: they are not to be changed."""
+
     method: str
     target: bytes
     """Path and query exactly as sent; of the absolute form, what follows the authority."""
-    headers: list[Field]
+    headers: Sequence[Field]
     """In the order sent, names in lower case, values without surrounding blanks."""
-    fields: dict[bytes, bytes]
+    fields: Mapping[bytes, bytes]
     """The same by name; of a name sent more than once, the values joined with `, `."""
     content_length: int | None
     """None where none was sent."""
@@ -25,8 +37,10 @@ class Head:
     """Host and port; of a peer on a unix socket, an empty host and port 0."""
     secure: bool
     """It came over TLS."""
+    memo: Memo | None = None
+    """Shared by all heads of the same bytes, where such are likely to come; else None."""
     handled: object = None
-    """What the handler says of it, for `OnResponse`."""
+    """What the handler says of this one, for `OnResponse`."""
 
     def get(self, name: bytes) -> bytes | None:
         """The value of the field called `name`, in lower case; None where none was sent."""

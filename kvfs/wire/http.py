@@ -10,9 +10,9 @@ from kvfs.wire.errors import (
     Refused,
     WireError,
 )
-from kvfs.wire.head import Field, Head
+from kvfs.wire.head import Field, Head, Memo
 from kvfs.wire.limits import Limits
-from kvfs.wire.response import FileRange, Response, plain_refusal
+from kvfs.wire.response import FileRange, Prepared, Response, plain_refusal
 from kvfs.wire.server import BACKLOG, listen, serve
 from kvfs.wire.tls import server_context
 
@@ -29,7 +29,9 @@ __all__ = [
     "Handler",
     "Head",
     "Limits",
+    "Memo",
     "OnResponse",
+    "Prepared",
     "Refuse",
     "Refused",
     "Response",

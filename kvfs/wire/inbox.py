@@ -6,7 +6,7 @@ from typing import Final
 from kvfs.wire.errors import Refused, Stalled
 from kvfs.wire.head import Head
 from kvfs.wire.limits import Limits
-from kvfs.wire.parser import head_end, parse_head
+from kvfs.wire.parser import Heads, head_end
 from kvfs.wire.stream import AT_ONCE, Stream
 
 _READ_BYTES: Final = 64 << 10
@@ -15,10 +15,11 @@ _READ_BYTES: Final = 64 << 10
 class Inbox:
     """`data` from `start` on has not been taken. Owned by the task that owns the stream."""
 
-    __slots__ = ("_limits", "_peer", "data", "idle", "start", "stopping", "stream")
+    __slots__ = ("_heads", "_limits", "_peer", "data", "idle", "start", "stopping", "stream")
 
-    def __init__(self, stream: Stream, limits: Limits, peer: tuple[str, int]) -> None:
+    def __init__(self, stream: Stream, limits: Limits, heads: Heads, peer: tuple[str, int]) -> None:
         self.stream = stream
+        self._heads = heads
         self.data = b""
         self.start = 0
         self.idle = False
@@ -43,7 +44,7 @@ class Inbox:
             return None
         block = self.data[self.start : end]  # all of it, mostly: then no copy
         self.start = end
-        return parse_head(block, self._limits, self._peer, self.stream.secure)
+        return self._heads.parse(block, self._peer, self.stream.secure)
 
     async def _first_bytes(self) -> bool:
         self.start = 0

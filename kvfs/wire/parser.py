@@ -7,16 +7,19 @@ not tell where a request ended; bodies are framed elsewhere. What it lets pass a
 needless blanks in the request line, HTTP other than 1.0 and 1.1, transfer codings besides chunked.
 """
 
+import functools
 import re
 from typing import Final
 
 import httptools
 
 from kvfs.wire.errors import Refused
-from kvfs.wire.head import Field, Head
+from kvfs.wire.head import Field, Head, Memo
 from kvfs.wire.limits import Limits
 
 _LINE_EXTRA: Final = 64  # method, blanks and version of a request line
+_REMEMBERED: Final = 2048
+_REMEMBERED_BYTES: Final = 4096  # a longer head is parsed each time
 _TOKEN_START: Final = re.compile(rb"[A-Za-z]")
 _UNKNOWN_METHOD: Final = re.compile(rb"[A-Z][A-Z-]{0,31} ")
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?#@]+)(.*)", re.IGNORECASE | re.DOTALL)
@@ -103,6 +106,48 @@ def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool
         expects_continue=_expects_continue(fields, http_1_0),
         peer=peer,
         secure=secure,
+    )
+
+
+class Heads:
+    """Parses the heads of one server, and remembers those that are likely to come again, byte for
+    byte: of requests for a presigned or public thing. Who signs a header signs the time with it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._remembered = functools.lru_cache(_REMEMBERED)(self._parse_shared)
+
+    def parse(self, block: bytes, peer: tuple[str, int], secure: bool) -> Head:
+        """See `parse_head`."""
+        if not _is_likely_again(block):
+            return parse_head(block, self._limits, peer, secure)
+        seen = self._remembered(block)
+        return Head(
+            seen.method,
+            seen.target,
+            seen.headers,
+            seen.fields,
+            seen.content_length,
+            seen.chunked,
+            seen.persistent,
+            seen.http_1_0,
+            seen.expects_continue,
+            peer,
+            secure,
+            seen.memo,
+        )
+
+    def _parse_shared(self, block: bytes) -> Head:
+        head = parse_head(block, self._limits, ("", 0), False)
+        head.memo = Memo()
+        return head
+
+
+def _is_likely_again(block: bytes) -> bool:
+    return (
+        len(block) <= _REMEMBERED_BYTES
+        and block.startswith((b"GET ", b"HEAD "))
+        and b"uthorization:" not in block
     )
 
 

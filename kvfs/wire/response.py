@@ -3,7 +3,7 @@
 import functools
 import http
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Final
@@ -35,10 +35,21 @@ _SIZED: Final = (bytes, FileRange)
 ResponseBody = bytes | FileRange | AsyncGenerator[bytes, None] | None
 
 
+class Prepared(list[Field]):
+    """Header fields that are sent many times, checked and rendered once: not to be changed."""
+
+    __slots__ = ("rendered",)
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        """Raises ValueError where they are not to be sent as they are."""
+        super().__init__(fields)
+        self.rendered = render_fields(self)
+
+
 @dataclass(slots=True)
 class Response:
-    """`headers` without Content-Length, Transfer-Encoding, Connection, Date and Server: those are
-    the server's.
+    """`headers`, and `further` ones, which stand apart where those are Prepared: without
+    Content-Length, Transfer-Encoding, Connection, Date and Server, which are the server's.
 
     A generator is sent in chunks, or to HTTP/1.0 until the connection is closed; it is always
     closed, and where it raises, the connection is reset. `length` is the Content-Length of what a
@@ -50,6 +61,7 @@ class Response:
     length: int | None = None
     close: bool = False
     """End the connection after it."""
+    further: Sequence[Field] = ()
 
 
 def plain_refusal(status: int, reason: str) -> Response:
@@ -85,22 +97,30 @@ def render_head(head: Head | None, response: Response, goes_on: bool) -> bytes:
     """Status line and fields. `goes_on`: the connection does, after this response.
 
     Raises ValueError where the handler's fields are not to be sent as they are."""
-    fields = b""
-    for name, value in response.headers:
-        if name.lower() in _OURS:
-            raise ValueError(f"{name.decode('latin-1')} is set by the server alone")
-        fields += b"%b: %b\r\n" % (name, value)
-    count = len(response.headers)
-    if fields.count(b"\n") != count or fields.count(b"\r") != count or b"\0" in fields:
-        raise ValueError("a header field of the response holds a line end or NUL")
+    headers = response.headers
     parts = (
         _status_line(response.status),
         _common_fields(int(time.time())),
-        fields,
+        headers.rendered if isinstance(headers, Prepared) else render_fields(headers),
+        render_fields(response.further),
         _length_field(head, response),
         _connection_field(head, goes_on),
     )
     return b"".join(parts)
+
+
+def render_fields(headers: Sequence[Field]) -> bytes:
+    """The lines of a handler's fields. Raises ValueError where they are not to be sent as they
+    are."""
+    fields = b""
+    for name, value in headers:
+        if name.lower() in _OURS:
+            raise ValueError(f"{name.decode('latin-1')} is set by the server alone")
+        fields += b"%b: %b\r\n" % (name, value)
+    count = len(headers)
+    if fields.count(b"\n") != count or fields.count(b"\r") != count or b"\0" in fields:
+        raise ValueError("a header field of the response holds a line end or NUL")
+    return fields
 
 
 @functools.lru_cache(maxsize=128)

@@ -20,6 +20,7 @@ import trio
 
 from kvfs.wire.connection import Connection, Counters, Handler, OnResponse, Refuse, Service
 from kvfs.wire.limits import Limits
+from kvfs.wire.parser import Heads
 from kvfs.wire.response import plain_refusal
 from kvfs.wire.stream import Stream
 
@@ -90,7 +91,8 @@ async def serve(
     if tls is not None:
         tls.set_alpn_protocols(["http/1.1"])
     counters = Counters() if counters is None else counters
-    service = Service(handler, limits or Limits(), counters, refuse, on_response)
+    limits = limits or Limits()
+    service = Service(handler, limits, Heads(limits), counters, refuse, on_response)
     server = _Server(service, tls)
     async with trio.open_nursery() as nursery:
         with server.ending(listeners):

@@ -171,6 +171,19 @@ class Stream:
                     return
                 rest = rest[count:]
 
+    def send_soon(self, data: memoryview) -> int:
+        """How much of `data` the socket took at once. Raises Lost."""
+        self._turn -= _TURN_COST
+        try:
+            count = self._sock.send(data)
+        except (*_WRITE_NEEDS_WRITABLE, ssl.SSLWantReadError):
+            return 0
+        except OSError as error:
+            raise Lost("the peer went away") from error
+        self.sent_bytes += count
+        self._moved(count)
+        return count
+
     async def send_file(
         self, fd: int, offset: int, length: int, unchanged: Callable[[], bool] | None
     ) -> None:

@@ -12,6 +12,8 @@ from base64 import b64encode
 from hmac import compare_digest, digest
 from typing import Final
 
+import msgspec
+
 from s3api.auth.canonical import decode
 from s3api.auth.sigv4 import Request, expired, mismatch, unknown_key
 from s3api.auth.timestamps import check_skew, parse_basic, parse_http
@@ -60,7 +62,8 @@ def verify_query(request: Request, secret_of: SecretOf, now: float, bucket: byte
     headers = hoisted(request.query) | request.headers
     texts = _strings_to_sign(request, query, headers, expires, bucket)
     token = headers.get(b"x-amz-security-token", b"")
-    return _verify(AuthType.QUERY, access_key, signature, texts, token, 0, secret_of)
+    verified = _verify(AuthType.QUERY, access_key, signature, texts, token, 0, secret_of)
+    return msgspec.structs.replace(verified, valid_until=int(expires))
 
 
 def verify_header(request: Request, secret_of: SecretOf, now: float, bucket: bytes) -> Verified:

@@ -71,6 +71,7 @@ class Signed(msgspec.Struct):
     signature: bytes
     timestamp: bytes
     signed_at: int
+    valid_until: int
     payload: bytes
     token: bytes
 
@@ -99,6 +100,7 @@ def verify_header(
         fields[b"Signature"],
         timestamp,
         signed_at,
+        signed_at + MAX_SKEW_S,
         _header_payload(headers, credential.service, body_sha256),
         headers.get(b"x-amz-security-token", b""),
     )
@@ -112,7 +114,7 @@ def verify_query(request: Request, secret_of: SecretOf, now: float, region: byte
     _check_required(values)
     credential = _credential(values[b"X-Amz-Credential"], region, _query_malformed)
     timestamp = values[b"X-Amz-Date"]
-    signed_at = _check_period(values, credential, now)
+    signed_at, valid_until = _check_period(values, credential, now)
     names, signed_headers = _names(
         values[b"X-Amz-SignedHeaders"], request.headers, _query_malformed
     )
@@ -125,6 +127,7 @@ def verify_query(request: Request, secret_of: SecretOf, now: float, region: byte
         values[b"X-Amz-Signature"],
         timestamp,
         signed_at,
+        valid_until,
         payload or _UNSIGNED,
         decode(values.get(b"X-Amz-Security-Token", b""))
         or request.headers.get(b"x-amz-security-token", b""),
@@ -169,6 +172,8 @@ def _verify(request: Request, query: bytes, signed: Signed, secret_of: SecretOf)
         scope=credential.scope,
         signing_key=key,
         signature=signed.signature,
+        valid_from=signed.signed_at - MAX_SKEW_S,
+        valid_until=signed.valid_until,
     )
 
 
@@ -281,8 +286,10 @@ def _check_required(values: dict[bytes, bytes]) -> None:
         raise _query_error('X-Amz-Algorithm only supports "AWS4-HMAC-SHA256"')
 
 
-def _check_period(values: dict[bytes, bytes], credential: Credential, now: float) -> int:
-    """When the URL was signed; raises where it is not valid now."""
+def _check_period(
+    values: dict[bytes, bytes], credential: Credential, now: float
+) -> tuple[int, int]:
+    """When the URL was signed, and until when it is valid; raises where it is not valid now."""
     signed_at = parse_basic(values[b"X-Amz-Date"])
     if signed_at is None:
         raise _query_error("X-Amz-Date must be in the ISO8601 Long Format \"yyyyMMdd'T'HHmmss'Z'\"")
@@ -293,7 +300,7 @@ def _check_period(values: dict[bytes, bytes], credential: Credential, now: float
         raise expired(signed_at + expires_s, now, {"X-Amz-Expires": str(expires_s)})
     if signed_at - now > MAX_SKEW_S:
         raise S3Error("AccessDenied", "Request is not valid yet")
-    return signed_at
+    return signed_at, signed_at + expires_s
 
 
 def expired(until: int, now: float, extra: dict[str, str]) -> S3Error:

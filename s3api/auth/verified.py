@@ -58,6 +58,15 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     signature: bytes = b""
     """64 hexadecimal digits: the seed of the chain of chunk signatures."""
 
+    valid_from: float = 0.0
+    """Seconds since the epoch."""
+    valid_until: float = -1.0
+    """Likewise; before `valid_from` where nobody needs to know."""
+
+    def is_valid(self, now: float) -> bool:
+        """Whether the signature, once found right, is taken at this time."""
+        return self.valid_from <= now <= self.valid_until
+
     def __repr__(self) -> str:
         return f"Verified({self.access_key!r}, {self.auth_type.value}, version {self.version})"
 

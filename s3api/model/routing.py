@@ -23,6 +23,8 @@ from s3api.model.service import Operation, Service, service
 # semantics: RESTObjectPOST and RESTOPTIONSobject of the S3 API reference.
 POST_OBJECT: Final = "PostObject"
 OPTIONS_OBJECT: Final = "OptionsObject"
+STS: Final = "Sts"
+"""Stands for all operations of that service: S3 has none of this name."""
 
 _COPY_SOURCE: Final = b"x-amz-copy-source"
 

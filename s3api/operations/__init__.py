@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from s3api.call import Call, Handler
-from s3api.model.routing import OPTIONS_OBJECT, POST_OBJECT
+from s3api.model.routing import OPTIONS_OBJECT, POST_OBJECT, STS
 from s3api.operations import (
     acls,
     attributes,
@@ -68,7 +68,7 @@ HANDLERS: Final[dict[str, Handler]] = {
 SPECIAL: Final[dict[str, Handler]] = {
     OPTIONS_OBJECT: cors.preflight,
     POST_OBJECT: forms.post_object,
-    sts.OPERATION: sts.answer,
+    STS: sts.answer,
 }
 """These are asked by nobody, or find out themselves by whom."""
 

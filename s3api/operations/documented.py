@@ -4,8 +4,9 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
+from s3api.model.routing import STS
 from s3api.model.table import markdown_table, operations_table
-from s3api.operations import HANDLERS, SPECIAL, refused, sts
+from s3api.operations import HANDLERS, SPECIAL, refused
 
 FATES: Final[Mapping[str, str]] = {
     **refused.FATES,
@@ -19,7 +20,7 @@ FATES: Final[Mapping[str, str]] = {
 
 def table() -> str:
     """Each operation of S3 with what becomes of it here, in Markdown."""
-    served = {*HANDLERS, *SPECIAL} - {sts.OPERATION} - FATES.keys()
+    served = {*HANDLERS, *SPECIAL} - {STS} - FATES.keys()
     return markdown_table(operations_table(served, FATES))
 
 

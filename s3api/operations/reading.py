@@ -19,6 +19,12 @@ from s3api.rules.conditions import Conditions, is_not_modified
 from s3api.rules.ranges import ByteRange, parse_range, part_range
 from s3api.rules.tagging import parse_header
 
+_CONDITIONS: Final = frozenset(("IfMatch", "IfNoneMatch", "IfModifiedSince", "IfUnmodifiedSince"))
+_NOT_MODIFIED: Final = frozenset(
+    (b"etag", b"last-modified", b"cache-control", b"expires", b"x-amz-version-id")
+)
+"""What a 304 tells."""
+
 
 async def get_object(call: Call) -> Response:
     """The body is the data file's, sent by the kernel; replaced meanwhile, it is the old one to the
@@ -53,18 +59,17 @@ def _answer(call: Call, facts: Facts) -> tuple[Response, ByteRange]:
     """Status and headers, and the bytes that they speak of."""
     needed = actions.needed_of_source(call.params.get("VersionId"))
     call.service.access.require_of_foreign(call, needed, facts)
-    conditions = Conditions.of(call.params)
     headers = _headers(call, facts)
     whole = ByteRange(0, facts.size)
-    if conditions and is_not_modified(conditions, target(facts)):
-        kept = (b"etag", b"last-modified", b"cache-control", b"expires", b"x-amz-version-id")
-        return Response(304, [field for field in headers if field[0] in kept]), whole
+    conditional = not _CONDITIONS.isdisjoint(call.params)
+    if conditional and is_not_modified(Conditions.of(call.params), target(facts)):
+        return Response(304, [each for each in headers if each[0] in _NOT_MODIFIED]), whole
     chosen = _chosen(call, facts)
     if chosen is None:
         return Response(200, headers), whole
-    if (told := chosen.content_range(facts.size)) is not None:
-        headers.append((b"content-range", told.encode()))
-    return Response(206, headers), chosen
+    told = chosen.content_range(facts.size)
+    further = [] if told is None else [(b"content-range", told.encode())]
+    return Response(206, headers, further=further), chosen
 
 
 def _chosen(call: Call, facts: Facts) -> ByteRange | None:
@@ -83,9 +88,20 @@ def part_sizes(facts: Facts) -> list[int]:
 
 
 def _headers(call: Call, facts: Facts) -> Headers:
+    """Those of most answers are kept; not so where a parameter has a word in them."""
+    params = call.params
+    checksums = params.get("ChecksumMode") == "ENABLED" and "Range" not in params
+    if call.asked.overrides or params.get("PartNumber") is not None:
+        return _new_headers(call, facts, checksums)
+    return call.service.shown.fields(
+        facts, call.settings, checksums, lambda: _new_headers(call, facts, checksums)
+    )
+
+
+def _new_headers(call: Call, facts: Facts, checksums: bool) -> Headers:
     kept = facts.metadata
     stored = stored_headers(kept, call.key)
-    if call.query:
+    if call.asked.overrides:
         stored |= metadata.overrides(call.query, anonymous=call.is_anonymous)
     headers = object_headers(facts.etag, facts.mtime_ns, stored)
     if (version := version_id(call, facts)) is not None:
@@ -93,11 +109,11 @@ def _headers(call: Call, facts: Facts) -> Headers:
     if (told := expiration(call, facts)) is not None:
         headers.append((b"x-amz-expiration", told.encode()))
     if kept:
-        _add_kept(call, facts, headers)
+        _add_kept(call, facts, headers, checksums)
     return headers
 
 
-def _add_kept(call: Call, facts: Facts, headers: Headers) -> None:
+def _add_kept(call: Call, facts: Facts, headers: Headers, checksums: bool) -> None:
     kept = facts.metadata
     if tags := kept.get("tagging"):
         headers.append((b"x-amz-tagging-count", b"%d" % len(parse_header(tags))))
@@ -109,7 +125,7 @@ def _add_kept(call: Call, facts: Facts, headers: Headers) -> None:
         headers.append((b"x-amz-object-lock-legal-hold", hold.encode()))
     if call.params.get("PartNumber") is not None and kept.get("parts"):
         headers.append((b"x-amz-mp-parts-count", b"%d" % len(part_sizes(facts))))
-    if call.params.get("ChecksumMode") == "ENABLED" and "Range" not in call.params:
+    if checksums:
         headers += _checksum_headers(kept, call.params.get("PartNumber"))
 
 

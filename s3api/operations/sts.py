@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
-from kvfs.wire.http import BodyStalled, BodyTooLarge, BodyTruncated, Head, Response
+from kvfs.wire.http import BodyStalled, BodyTooLarge, BodyTruncated, Response
 from s3api.auth import credentials
 from s3api.auth.authenticate import authenticate
 from s3api.auth.credentials import Credentials
@@ -26,11 +26,8 @@ from s3api.errors import S3Error
 from s3api.model.timestamps import iso8601
 from s3api.rules.policy import parse_user_policy
 
-OPERATION: Final = "Sts"
-"""Stands for all of them: S3 has no operation of that name."""
 _XMLNS: Final = "https://sts.amazonaws.com/doc/2011-06-15/"
 _VERSION: Final = "2011-06-15"
-_FORM: Final = b"application/x-www-form-urlencoded"
 _FORM_BYTES: Final = 16 << 10
 _ROLE_DURATION_S: Final = 3600
 _TOKEN_DURATION_S: Final = 12 * 3600
@@ -47,12 +44,6 @@ _CODES: Final = {
 """Where STS has a name of its own."""
 
 Members = Mapping[str, "str | Members"]
-
-
-def is_meant(head: Head) -> bool:
-    """Whether a request to the service itself is one of STS."""
-    content_type = head.get(b"content-type") or b""
-    return head.method == "POST" and content_type.lower().startswith(_FORM)
 
 
 async def answer(call: Call) -> Response:

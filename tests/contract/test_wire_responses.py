@@ -260,3 +260,32 @@ def test_descriptors_are_not_leaked(server: Server) -> None:
             read_until(sock, payload()[:10])
     eventually(lambda: server.counters.open_connections == 0)
     assert count() == before
+
+
+def test_a_small_file_that_the_socket_does_not_take_at_once(tmp_path: Path) -> None:
+    """Many answers at once to a peer that reads late: other connections use the same buffer
+    meanwhile."""
+    size, count = 16 << 10, 400
+    (tmp_path / "file").write_bytes(b"f" * size + b"o" * size)
+    ask = b"GET /file?%d,%d HTTP/1.1\r\nHost: a\r\n\r\n"
+    with running(directory=tmp_path) as server, server.connect() as late:
+        late.sendall(ask % (0, size) * count)
+        for _ in range(20):
+            with server.connect() as quick:
+                quick.sendall(ask % (size, size))
+                assert b"ffff" not in read_until(quick, b"o" * size)
+        late.shutdown(socket.SHUT_WR)
+        received = read_all(late)
+    assert received.count(b"f" * size) == count
+    assert b"oooo" not in received
+
+
+def test_a_small_file_that_changed_is_not_sent(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"f" * 100)
+    with running(directory=tmp_path) as server:
+        ask = b"GET /file?0,90 HTTP/1.1\r\nHost: a\r\nX-Watch: in vain\r\n\r\n"
+        with server.connect() as sock, pytest.raises(ConnectionResetError):
+            sock.sendall(ask)
+            read_all(sock)
+        eventually(lambda: server.closed_files == 1)
+        assert (server.counters.sent_bytes, server.counters.failed) == (0, 1)

@@ -138,7 +138,10 @@ class Handler:
         offset, length = 0, size
         if b"?" in head.target:
             offset, length = map(int, head.target.split(b"?")[1].split(b","))
-        unchanged = (lambda: os.fstat(fd).st_size == size) if head.get(b"x-watch") else None
+        unchanged = None
+        if watch := head.get(b"x-watch"):
+            seen = -1 if watch == b"in vain" else size
+            unchanged = lambda: os.fstat(fd).st_size == seen  # noqa: E731
         return Response(200, [], FileRange(fd, offset, length, self._closer(fd), unchanged))
 
     def _closer(self, fd: int) -> Callable[[], None]:

@@ -1,0 +1,102 @@
+"""What a request asks for, as its head alone tells: pure, so equal heads ask for the same.
+
+What was found out about a head is kept with it, where the server says that equal heads are likely
+(`Head.memo`): who has a presigned URL sends the same head each time. What else an answer depends on
+(the time, who holds the key, policies, the object) is asked anew each time.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from kvfs.wire.http import Head
+from s3api.auth.authenticate import hoisted
+from s3api.auth.verified import Verified
+from s3api.model.addressing import Address, address, split_target, with_hoisted
+from s3api.model.routing import STS, route
+
+_TARGETS: Final = 128
+"""Remembered; of at most 16 KiB each."""
+_FORM: Final = b"application/x-www-form-urlencoded"
+
+
+@dataclass(slots=True)
+class Attested:
+    """A signature that was right for a secret."""
+
+    verified: Verified
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"Attested({self.verified!r})"
+
+
+@dataclass(slots=True)
+class Asked:
+    """Of one head, or of all that are equal. `bucket` and `key` are empty where it names none."""
+
+    operation: str
+    bucket: str
+    key: str
+    query: Mapping[str, str]
+    fields: Mapping[bytes, bytes]
+    """See `Call.fields`."""
+    about_encryption: bool
+    """A header speaks of server-side encryption."""
+    overrides: bool
+    """A parameter sets a header of the answer."""
+    params: Mapping[str, Any] | None = None
+    """Of the operation, but for its document; None: not parsed yet."""
+    attested: Attested | None = None
+    """None: not verified yet, or nobody signed it."""
+
+
+def asked_of(head: Head, domains: tuple[str, ...]) -> Asked:
+    """What the head asks for. Raises S3Error."""
+    memo = head.memo
+    if memo is None:
+        return _asked(head, domains)
+    if not isinstance(memo.value, Asked):
+        memo.value = _asked(head, domains)
+    return memo.value
+
+
+def _asked(head: Head, domains: tuple[str, ...]) -> Asked:
+    host = head.get(b"host") or b""
+    where, query, moved = _meaning(head.target, host, domains)
+    fields = with_hoisted(head.fields, query)
+    if moved:
+        fields = {**moved, **fields}
+    if where.bucket is None and _is_for_sts(head):
+        operation = STS
+    else:
+        operation = route(head.method, where.bucket, where.key, query, fields)
+    encrypted = b"-server-side-encryption" in b"".join(fields)
+    overrides = any(name.startswith("response-") for name in query)
+    return Asked(
+        operation, where.bucket or "", where.key or "", query, fields, encrypted, overrides
+    )
+
+
+def _is_for_sts(head: Head) -> bool:
+    """Whether a request to the service itself is one of STS."""
+    content_type = head.get(b"content-type") or b""
+    return head.method == "POST" and content_type.lower().startswith(_FORM)
+
+
+@functools.lru_cache(_TARGETS)
+def _meaning(
+    target: bytes, host: bytes, domains: tuple[str, ...]
+) -> tuple[Address, Mapping[str, str], Mapping[bytes, bytes]]:
+    """What a target addresses, its parameters, and the headers that a signature of version 2 has
+    among them. Readers of a large object ask for the same target again and again. Raises
+    S3Error."""
+    path, query = split_target(target)
+    moved = hoisted(target.partition(b"?")[2])
+    for name in (b"content-type", b"content-md5"):
+        if name in moved:  # a header now, and no operation has such a parameter
+            query.pop(name.decode(), None)
+    where = address(path, host.decode("latin-1"), domains)
+    return where, MappingProxyType(query), MappingProxyType(moved)
