@@ -62,6 +62,7 @@ def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     """Every accelerated path of a store in `directory`, as `status` shows it in use."""
     yield from _modes(directory, status)
     yield _direct_writes(status)
+    yield _cache_drop()
     yield _readahead(status)
     yield from _store(directory)
     yield _engine(status)
@@ -112,6 +113,19 @@ def _direct_writes(status: dict[str, Any] | None) -> Line:
         name=found.name,
         available=found.available,
         active=mount["direct_writes"] if mount else None,
+        reason=found.reason,
+        remedy=found.remedy,
+    )
+
+
+def _cache_drop() -> Line:
+    from gateway.fuse import probe
+
+    found = probe.cache_drop()
+    return Line(
+        name=found.name,
+        available=found.available,
+        active=None,
         reason=found.reason,
         remedy=found.remedy,
     )

@@ -154,6 +154,8 @@ class Caller:
         self._path = path
         self._idle: list[socket.socket] = []
         self._pid = os.getpid()
+        self.node_pid = 0
+        """Of the node that was connected to last; 0: none, or one of another pid namespace."""
 
     def call(
         self,
@@ -168,7 +170,9 @@ class Caller:
                     return self._ask(peer, request, deadline_s)
                 except ConnectionError:
                     continue  # it was closed while idle
-            return self._ask(_connect(self._path, deadline_s), request, deadline_s)
+            fresh = _connect(self._path, deadline_s)
+            self.node_pid, _, _ = _credentials(fresh)
+            return self._ask(fresh, request, deadline_s)
 
     def _kept(self) -> socket.socket | None:
         if self._pid != os.getpid():  # after a fork they are the parent's
@@ -280,16 +284,22 @@ def _no_node(path: Path) -> Iterator[None]:
         raise errors.AccessDenied(
             f"the node on {store} belongs to another user; ask as that user or as root"
         ) from error
-    except (TimeoutError, trio.TooSlowError) as error:
+    except (TimeoutError, BlockingIOError, trio.TooSlowError) as error:  # BlockingIOError: backlog
         raise errors.Unavailable(f"the node on {store} did not answer in time") from error
     except ConnectionError as error:
         raise errors.Unavailable(f"the node on {store} went away while it was asked") from error
 
 
 def _is_trusted(peer: trio.socket.SocketType) -> bool:
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(raw)
+    _, uid, _ = _credentials(peer)
     return uid in (0, os.geteuid())
+
+
+def _credentials(peer: socket.socket | trio.socket.SocketType) -> tuple[int, int, int]:
+    """(pid, uid, gid) of who connected, or listens, at the other end."""
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
 
 
 async def _next_line(peer: trio.socket.SocketType, pending: bytearray) -> bytes | None:

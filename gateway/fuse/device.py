@@ -18,10 +18,9 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from gateway.fuse import protocol
 from kvfs.errors import AccessDenied, Busy, NotFound, NotSupported, Unavailable
 
 log = logging.getLogger(__name__)
@@ -198,42 +197,51 @@ def backing_close(device: int, backing_id: int) -> None:
     fcntl.ioctl(device, _BACKING_CLOSE, bytearray(struct.pack("<I", backing_id)))
 
 
-class Notifier:
-    """Writes invalidations to the kernel from a thread of its own."""
+Item = tuple[bytes, Callable[[], None] | None]
+"""A message to the kernel (empty: none), and whom to tell when it was written."""
 
-    def __init__(self, device: int) -> None:
+
+class Notifier:
+    """Writes messages to the kernel from a thread of its own, `first` ones before any other."""
+
+    def __init__(self, device: int, first: Sequence[Item] = ()) -> None:
         self._device = device
-        self._queue: queue.Queue[tuple[bytes, Callable[[], None] | None] | None] = queue.Queue(
-            _QUEUE_LIMIT
-        )
+        self._first = first
+        self._queue: queue.Queue[Item | None] = queue.Queue(_QUEUE_LIMIT)
         self._thread = threading.Thread(target=self._run, name="kvfs-notify", daemon=True)
         self._thread.start()
 
-    def invalidate_entry(self, parent: int, name: bytes) -> None:
-        """The kernel forgets what it knows of `name`, its absence too.
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
 
-        Raises Unavailable when the queue is full (the kernel holds a lock for long).
-        """
-        body = protocol.INVAL_ENTRY_OUT.pack(parent, len(name), 0) + name + b"\0"
-        self._notify(protocol.Notify.INVAL_ENTRY, body)
-
-    def invalidate_inode(self, ino: int, *, pages: bool) -> None:
-        """The kernel forgets an inode's attributes and, with `pages`, its content: of a directory,
-        the listing. Raises Unavailable when the queue is full."""
-        self._notify(
-            protocol.Notify.INVAL_INODE, protocol.INVAL_INODE_OUT.pack(ino, 0 if pages else -1, 0)
-        )
+    def tell(self, message: bytes) -> None:
+        """One message. Raises Unavailable when the queue is full (the kernel holds a lock for
+        long)."""
+        self._offer((message, None))
 
     def flush(self, done: Callable[[], None]) -> None:
         """`done` is called, in the notifying thread, when everything queued so far has been
         written. Raises Unavailable when the queue is full."""
         self._offer((b"", done))
 
-    def _notify(self, code: int, body: bytes) -> None:
-        header = protocol.OUT_HEADER.pack(protocol.OUT_HEADER.size + len(body), code, 0)
-        self._offer((header + body, None))
+    def abandon(self) -> list[Item]:
+        """Take away what is queued; the thread ends when the kernel lets go of it."""
+        left = self._drain()
+        self._queue.put(None)
+        return left
 
-    def _offer(self, item: tuple[bytes, Callable[[], None] | None]) -> None:
+    def _drain(self) -> list[Item]:
+        left: list[Item] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if item is not None:
+                    left.append(item)
+        return left
+
+    def _offer(self, item: Item) -> None:
         try:
             self._queue.put_nowait(item)
         except queue.Full:
@@ -244,24 +252,27 @@ class Notifier:
     def close(self, deadline_s: float) -> bool:
         """End the thread, dropping what is queued: the mount has gone. Whether it ended in time
         (the kernel may hold it in a lock); blocks the calling thread."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._queue.get_nowait()
-        self._queue.put(None)
+        self.abandon()
         self._thread.join(deadline_s)
-        return not self._thread.is_alive()
+        return self.ended
 
     def _run(self) -> None:
+        for first in self._first:
+            self._write(first)
+        self._first = ()
         while (item := self._queue.get()) is not None:
-            message, done = item
-            try:
-                if message:
-                    os.write(self._device, message)
-            except OSError as e:
-                if e.errno not in _FORGOTTEN:
-                    log.warning("the kernel refused an invalidation: %s", e)
-            if done is not None:
-                done()
+            self._write(item)
+
+    def _write(self, item: Item) -> None:
+        message, done = item
+        try:
+            if message:
+                os.write(self._device, message)
+        except OSError as e:
+            if e.errno not in _FORGOTTEN:
+                log.warning("the kernel refused an invalidation: %s", e)
+        if done is not None:
+            done()
 
 
 def retire(device: int, *, ended: bool) -> None:

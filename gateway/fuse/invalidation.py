@@ -1,101 +1,98 @@
 """What changed behind the kernel's back: entries, inodes and listings that it must forget, and
 orphans to drop.
 
-Two notifiers: the device's own (a thread, see `device.Notifier`) and libfuse's, for libfuse mode.
+| the kernel | what is done |
+|---|---|
+| takes each name within the deadline | the names are forgotten one by one |
+| does not: a directory's lock is held for long | its caches are dropped: every name at once |
+| goes on holding it | the same for each change, until the first name was taken |
+| cannot drop them (before Linux 6.16) | Unavailable; they are forgotten when the lock is free |
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+import logging
+from collections.abc import Sequence
+from typing import Final
 
-import pyfuse3
 import trio
 
 from gateway.fuse.device import Notifier
 from gateway.fuse.operations import Operations
+from kvfs import forgetting
 from kvfs.changes import Change
 from kvfs.errors import Unavailable
 
-_THREADS: Final = 4
 _DEADLINE_S: Final = 5.0
+_DROP_DEADLINE_S: Final = 2.0
+"""Both together are less than a client waits."""
 _TOO_SLOW: Final = "the kernel did not take an invalidation in time"
+log = logging.getLogger(__name__)
 
 
-class KernelNotifier(Protocol):
-    """Tells the kernel to forget."""
+class KernelNotifier:
+    """Tells the kernel of one mount to forget, by threads that write to its device.
 
-    def entry(self, parent: int, name: bytes) -> None:
-        """The kernel forgets the name, its absence too."""
+    `drops`: the kernel can forget all names at once.
+    """
 
-    def inode(self, ino: int, *, pages: bool) -> None:
-        """The kernel forgets the attributes; with `pages` a directory's listing too."""
-
-    async def settled(self) -> None:
-        """Returns when all that was said before has been taken. Raises Unavailable after a
-        deadline."""
-
-
-class DeviceNotifier:
-    """Notifications written to /dev/fuse by a thread."""
-
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, *, drops: bool) -> None:
+        self._device = device
+        self._drops = drops
         self._notifier = Notifier(device)
+        self._held: Notifier | None = None
+        """One that the kernel holds in a lock, or held once."""
         self._token = trio.lowlevel.current_trio_token()
 
     def entry(self, parent: int, name: bytes) -> None:
-        self._notifier.invalidate_entry(parent, name)
+        """The kernel forgets the name, its absence too. Raises Unavailable."""
+        held = self._is_held()
+        self._notifier.tell(forgetting.EVERY_NAME if held else forgetting.entry(parent, name))
 
     def inode(self, ino: int, *, pages: bool) -> None:
-        self._notifier.invalidate_inode(ino, pages=pages)
+        """The kernel forgets the attributes; with `pages` a directory's listing too. Raises
+        Unavailable."""
+        self._notifier.tell(forgetting.inode(ino, pages=pages))
 
     async def settled(self) -> None:
+        """Returns when all that was said before has been taken, or every name was dropped because
+        that took too long. Raises Unavailable after a deadline."""
+        notifier = self._notifier
+        if await self._taken(_DEADLINE_S):
+            return
+        if self._notifier is notifier:
+            self._start_over()
+        if not await self._taken(_DROP_DEADLINE_S):
+            raise Unavailable(_TOO_SLOW)
+
+    async def close(self) -> bool:
+        """End the threads; whether they ended in time."""
+        threads = [each for each in (self._notifier, self._held) if each is not None]
+        ended = [await trio.to_thread.run_sync(each.close, _DEADLINE_S) for each in threads]
+        return all(ended)
+
+    def _is_held(self) -> bool:
+        return self._held is not None and not self._held.ended
+
+    def _start_over(self) -> None:
+        """Drop every name and go on with a new thread; the old one is left in the lock. At most one
+        is: what the new one writes waits for no lock."""
+        if not self._drops or self._is_held():
+            raise Unavailable(_TOO_SLOW)
+        log.warning("%s: its caches are dropped", _TOO_SLOW)
+        self._held = self._notifier
+        left = [each for each in self._held.abandon() if not forgetting.is_of_entry(each[0])]
+        self._notifier = Notifier(self._device, [(forgetting.EVERY_NAME, None), *left])
+
+    async def _taken(self, deadline_s: float) -> bool:
         done = trio.Event()
         self._notifier.flush(lambda: self._tell(done))
-        with trio.move_on_after(_DEADLINE_S) as scope:
+        with trio.move_on_after(deadline_s):
             await done.wait()
-        if scope.cancelled_caught:
-            raise Unavailable(_TOO_SLOW)
+        return done.is_set()
 
     def _tell(self, done: trio.Event) -> None:
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(done.set)
-
-    async def close(self) -> bool:
-        """End the thread; whether it ended in time."""
-        return await trio.to_thread.run_sync(self._notifier.close, _DEADLINE_S)
-
-
-class LibfuseNotifier:
-    """libfuse's own calls, in a worker thread: they wait for locks of the kernel, which it may hold
-    until the event loop has answered."""
-
-    def __init__(self) -> None:
-        self._pending: list[Callable[[], None]] = []
-        self._limiter = trio.CapacityLimiter(_THREADS)
-        """Of its own: what hangs in the kernel must not take the threads of everybody else."""
-
-    def entry(self, parent: int, name: bytes) -> None:
-        where, which = pyfuse3.InodeT(parent), pyfuse3.FileNameT(name)
-        self._pending.append(lambda: pyfuse3.invalidate_entry(where, which))
-
-    def inode(self, ino: int, *, pages: bool) -> None:
-        which = pyfuse3.InodeT(ino)
-        self._pending.append(lambda: pyfuse3.invalidate_inode(which, attr_only=not pages))
-
-    async def settled(self) -> None:
-        pending, self._pending = self._pending, []
-        with trio.move_on_after(_DEADLINE_S) as scope:
-            await trio.to_thread.run_sync(
-                _invalidate, pending, abandon_on_cancel=True, limiter=self._limiter
-            )
-        if scope.cancelled_caught:
-            raise Unavailable(_TOO_SLOW)
-
-
-def _invalidate(pending: Sequence[Callable[[], None]]) -> None:
-    for invalidate in pending:
-        with contextlib.suppress(FileNotFoundError):  # the kernel does not know it
-            invalidate()
 
 
 class Invalidator:

@@ -20,9 +20,10 @@ from gateway.fuse import device as dev
 from gateway.fuse import probe
 from gateway.fuse.fastpath import Backing, FastPath, server_socket
 from gateway.fuse.handles import OpenFiles
-from gateway.fuse.invalidation import DeviceNotifier, Invalidator, LibfuseNotifier
+from gateway.fuse.invalidation import Invalidator, KernelNotifier
 from gateway.fuse.libfuse import LibfuseOperations
 from gateway.fuse.operations import Operations
+from kvfs import fuse_device
 from kvfs.config import Config
 from kvfs.errors import Busy, KvfsError, Unavailable
 from kvfs.node import Node
@@ -106,7 +107,7 @@ async def _serve_fast(
     operations = Operations(node, open_files)
     fast = FastPath(device, ours, operations, backing)
     pyfuse3.init(LibfuseOperations(operations), f"/dev/fd/{theirs.fileno()}", {"fsname=kvfs"})
-    notifier = DeviceNotifier(device)
+    notifier = _notifier(device)
     invalidator = Invalidator(operations, notifier)
     try:
         async with trio.open_nursery() as nursery:
@@ -171,11 +172,16 @@ async def _serve_libfuse(
     where = options.mountpoint
     open_files = OpenFiles(node.volume, node.boot, lambda _: None)
     operations = Operations(node, open_files)
-    invalidator = Invalidator(operations, LibfuseNotifier())
+    before = fuse_device.descriptors_of("self")
     try:
         pyfuse3.init(LibfuseOperations(operations), where, _libfuse_options(options))
     except RuntimeError as e:
         raise Unavailable(f"libfuse could not mount {where}: {e}") from None
+    (libfuses,) = fuse_device.descriptors_of("self") - before
+    device = os.dup(libfuses)
+    """libfuse closes its own when it likes; a number must not lead elsewhere under a thread."""
+    notifier = _notifier(device)
+    invalidator = Invalidator(operations, notifier)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_libfuse_main, nursery.cancel_scope)
@@ -194,8 +200,13 @@ async def _serve_libfuse(
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(_detach, where)
+            dev.retire(device, ended=await notifier.close())
             pyfuse3.close(unmount=False)
             await operations.close()
+
+
+def _notifier(device: int) -> KernelNotifier:
+    return KernelNotifier(device, drops=probe.cache_drop().available)
 
 
 async def _libfuse_main(scope: trio.CancelScope) -> None:

@@ -13,6 +13,8 @@ from kvfs.store.probe import filesystem_type
 
 _CAP_SYS_ADMIN: Final = 21
 _PASSTHROUGH_SINCE: Final = (6, 9)
+_EPOCHS_SINCE: Final = (6, 16)
+"""FUSE_NOTIFY_INC_EPOCH (Linux 2396356a945b)."""
 _COHERENT_SINCE: Final = (6, 19)
 _COHERENT_STABLE: Final = {(6, 6): 120, (6, 12): 64, (6, 18): 3}
 """From which patch level of a stable series on, and since when every kernel, drops a file's cached
@@ -121,6 +123,21 @@ def direct_writes() -> Capability:
         if available
         else f"relay: through the page cache, as {known} could keep old pages otherwise",
         remedy="" if available else "boot Linux 6.6.120, 6.12.64, 6.18.3, 6.19 or newer",
+    )
+
+
+def cache_drop() -> Capability:
+    """Whether the kernel can be made to forget all names at once."""
+    version = kernel_version()
+    available = version[:2] >= _EPOCHS_SINCE
+    known = f"Linux {version[0]}.{version[1]}"
+    return Capability(
+        name="cache drop",
+        available=available,
+        reason=f"{known} drops what it remembers where one name takes too long"
+        if available
+        else f"{known} forgets names one by one: a change waits for locks, or is answered with 503",
+        remedy="" if available else "boot Linux 6.16 or newer",
     )
 
 

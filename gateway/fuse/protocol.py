@@ -1,8 +1,8 @@
 """The FUSE kernel protocol, as far as the fast path speaks it.
 
 Source of every layout and number: Linux include/uapi/linux/fuse.h, protocol 7.45. Little-endian
-layouts stand for the native ones (the fast path refuses big-endian machines). Pure: no I/O, no
-state."""
+layouts stand for the native ones (the fast path refuses big-endian machines). What the server says
+unasked is in `kvfs.forgetting`. Pure: no I/O, no state."""
 
 import enum
 import stat
@@ -59,13 +59,6 @@ class Op(enum.IntEnum):
     SYNCFS = 50
     TMPFILE = 51
     STATX = 52
-
-
-class Notify(enum.IntEnum):
-    """Codes of messages that the server sends on its own (unique 0)."""
-
-    INVAL_INODE = 2
-    INVAL_ENTRY = 3
 
 
 class Init:
@@ -158,9 +151,6 @@ LSEEK_OUT: Final = struct.Struct("<Q")
 STATFS_OUT: Final = struct.Struct("<QQQQQIIII24x")
 DIRENT: Final = struct.Struct("<QQII")
 """ino, offset of the next entry, length of the name, type; the name follows, padded to 8 bytes."""
-INVAL_INODE_OUT: Final = struct.Struct("<Qqq")
-"""FUSE_NOTIFY_INVAL_INODE: inode, offset (negative: attributes alone), length (0: to the end)."""
-INVAL_ENTRY_OUT: Final = struct.Struct("<QII")
 
 PAGE: Final = 4096
 MAX_PAGES: Final = 256

@@ -5,6 +5,7 @@ goes.
 |---|---|
 | 1 names changed, with a notice of it (one transaction) | nothing was changed |
 | 2 the node told: kernels forgot, it drops the removed | the notice: the node, within seconds |
+| 2 it does not answer: the kernel told in its place | the same |
 | 3 no node: data files of the removed unlinked | orphans: the next start |
 | 4 no node: their index entries and records dropped | orphans: the next start |
 | 5 the notice removed, with the next change | the notice: the node, to no effect |
@@ -14,7 +15,7 @@ import stat
 from collections.abc import Sequence
 
 from kvfs.changes import Change
-from kvfs.client.link import Link
+from kvfs.client.link import Link, Told
 from kvfs.client.session import Session
 from kvfs.errors import KvfsError
 from kvfs.meta.interface import Transaction
@@ -58,14 +59,17 @@ class Finisher:
         notices.remove(t, taken)
 
     def finish(self, *changed: Changed) -> None:
-        """Steps 2 to 4, for all these at once. Raises Unavailable when the node does not answer:
-        the changes are committed, and the node has its notices."""
+        """Steps 2 to 4, for all these at once. Raises Unavailable when the node does not answer and
+        its mount may show what was there: the changes are committed, and the node has its
+        notices."""
         changes = [change for each in changed for change in each.changes]
         orphans = [orphan for each in changed for orphan in each.orphans]
         published = [ino for each in changed for ino in each.published]
-        if not self._link.tell(changes, published) and orphans:
+        told = self._link.tell(changes, published)
+        if told is Told.NOBODY and orphans:
             self.drop(orphans)
-        self._taken += [each.notice for each in changed]
+        if told is not Told.KERNEL:
+            self._taken += [each.notice for each in changed]
 
     def drop(self, orphans: Sequence[tuple[int, Inode]]) -> None:
         """Steps 3 and 4."""

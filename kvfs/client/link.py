@@ -2,9 +2,11 @@
 
 No node means no mount, and nobody who holds what a client removes: a socket that is missing, or
 refuses, says so for the moment after it was asked. A mount that is made later cannot have seen what
-was gone before.
+was gone before. A node that does not answer may be stopped while its mount's kernel shows what it
+remembers: then the client drops that itself.
 """
 
+import enum
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,13 +14,14 @@ from typing import Any, Final
 
 import msgspec
 
-from kvfs import control
+from kvfs import control, forgetting, fuse_device
 from kvfs.changes import Change, to_wire
 from kvfs.errors import Unavailable
 
 _DEADLINE_S: Final = 10.0
 _ROOM_DEADLINE_S: Final = 15.0
 """The node itself looks for room for ten seconds."""
+_STAND_IN_S: Final = 2.0
 _CHANGES_IN_A_REQUEST: Final = 1_000
 _NUMBERS_IN_A_REQUEST: Final = 8_192
 
@@ -28,6 +31,15 @@ class Room(msgspec.Struct):
 
     capacity_bytes: int
     """What the store may hold in all, as the node is set."""
+
+
+class Told(enum.Enum):
+    """Who took notice of a change."""
+
+    NODE = "the node"
+    KERNEL = "the kernel of the node's mount, in place of a node that did not answer"
+    """The node's own part is still to be done: it has the notice."""
+    NOBODY = "no node runs"
 
 
 class Link:
@@ -40,11 +52,12 @@ class Link:
         """Close the connection to the node; it is made again when needed."""
         self._node.close()
 
-    def tell(self, changes: Sequence[Change], published: Sequence[int]) -> bool:
-        """The kernels of all mounts have forgotten these names when it returns, and the node knows
-        these new files (inode numbers).
+    def tell(self, changes: Sequence[Change], published: Sequence[int]) -> Told:
+        """The kernels of all mounts have forgotten these names when it returns, and the node, if it
+        answered, knows these new files (inode numbers).
 
-        False: no node runs. Raises Unavailable when one does and has not answered in time.
+        Raises Unavailable when a node runs that has not answered in time, and its mount could not
+        be made to forget without it.
         """
         for start in range(0, max(len(changes), len(published)), _CHANGES_IN_A_REQUEST):
             part = slice(start, start + _CHANGES_IN_A_REQUEST)
@@ -52,13 +65,24 @@ class Link:
             try:
                 self._node.call("changed", params, _DEADLINE_S)
             except control.NoNode:
-                return False
+                return Told.NOBODY
             except Unavailable as error:
-                raise Unavailable(
-                    "the change is committed, but the node did not say in time that its mount has "
-                    f"forgotten what was there: the mount may show that for a while ({error})"
-                ) from None
-        return True
+                self._stand_in(changes[start:], error)
+                return Told.KERNEL
+        return Told.NODE
+
+    def _stand_in(self, changes: Sequence[Change], error: Unavailable) -> None:
+        """Make the mount's kernel forget in the node's place. Raises Unavailable."""
+        why = "its process is not known"
+        if self._node.node_pid:
+            messages = forgetting.at_once(changes)
+            why = fuse_device.write_for(self._node.node_pid, messages, _STAND_IN_S)
+        if why:
+            raise Unavailable(
+                "the change is committed, but the node did not say in time that its mount has "
+                "forgotten what was there, and could not be stood in for: the mount may show that "
+                f"for a while ({error}; {why})"
+            ) from None
 
     def ask_for_room(self, namespace_id: int, size: int) -> Room | None:
         """Wait until the namespace has room for `size` bytes more; None: no node runs.

@@ -439,6 +439,7 @@ EXAMINED = {
     "relay",
     "libfuse",
     "direct writes",
+    "cache drop",
     "readahead",
     "reflink",
     "spare data files",

@@ -1,0 +1,81 @@
+"""The FUSE devices that a process has open: its own, and those of a mount's server that does not
+answer.
+
+A server that is stopped (SIGSTOP), or whose thread hangs, cannot tell the kernel to forget, and the
+kernel goes on showing what it remembers. Who may trace that process can take a copy of its device
+and tell the kernel in its place. The copy is held for the moment of that write only: a device that
+somebody still holds keeps the kernel waiting for a server that was killed.
+"""
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+_NUMBER: Final = os.makedev(10, 229)
+_SYS_PIDFD_GETFD: Final = 438
+"""Since Linux 5.6, the same on every architecture but alpha."""
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def descriptors_of(process: int | str) -> set[int]:
+    """The numbers under which a process (a pid, or `self`) has a FUSE device open. Raises
+    OSError."""
+    directory = f"/proc/{process}/fd"
+    return {int(name) for name in os.listdir(directory) if _is_device(f"{directory}/{name}")}
+
+
+def write_for(pid: int, messages: Sequence[bytes], deadline_s: float) -> str:
+    """Write messages to the FUSE devices of another process; why that did not succeed, else empty.
+
+    What the kernel does not know needs not be forgotten. Past the deadline a thread of its own goes
+    on: the kernel may hold it in a lock.
+    """
+    failures = ["it took too long"]
+
+    def run() -> None:
+        try:
+            _write_all(pid, messages)
+            failures.clear()
+        except OSError as error:
+            failures[:] = [error.strerror or repr(error)]
+
+    thread = threading.Thread(target=run, name="kvfs-stand-in", daemon=True)
+    thread.start()
+    thread.join(deadline_s)
+    return "".join(failures)
+
+
+def _write_all(pid: int, messages: Sequence[bytes]) -> None:
+    process = os.pidfd_open(pid)
+    try:
+        for number in descriptors_of(pid):
+            _write(_copy(process, number), messages)
+    finally:
+        os.close(process)
+
+
+def _write(device: int, messages: Sequence[bytes]) -> None:
+    try:
+        for message in messages:
+            with contextlib.suppress(FileNotFoundError):  # the kernel does not know it
+                os.write(device, message)
+    finally:
+        os.close(device)
+
+
+def _copy(process: int, number: int) -> int:
+    copy: int = _libc.syscall(_SYS_PIDFD_GETFD, process, number, 0)
+    if copy < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return copy
+
+
+def _is_device(path: str) -> bool:
+    try:
+        return os.stat(path).st_rdev == _NUMBER
+    except OSError:
+        return False
