@@ -69,6 +69,15 @@ _ACL_OF_OBJECT: Final = frozenset(each for each in _BY_OBJECT_ACL if each.endswi
 _WITH_A_WRITE: Final = frozenset({"s3:PutObjectAcl", PUT_TAGS})
 """What somebody whom the ACL of the bucket lets write may say about the new object."""
 _WRITES: Final = frozenset({"PutObject", "CopyObject", "CreateMultipartUpload"})
+_CREATE_OBJECTS: Final = {
+    "PutObject": "true",
+    "CopyObject": "true",
+    "CompleteMultipartUpload": "true",
+    "CreateMultipartUpload": "false",
+    "UploadPart": "false",
+    "UploadPartCopy": "false",
+}
+"""Operations that need s3:PutObject: whether an object is there after them."""
 _SHOW_OWNERS: Final = frozenset({"GetObjectAcl", "PutObjectAcl", "GetObjectAttributes"})
 """Operations for which whose object it is must be known, also of the bucket's owner. GetObject and
 HeadObject find out with the object: `Access.require_of_foreign`."""
@@ -317,7 +326,11 @@ def _request(
     unknown = () if _request_tags(call) is not None else (REQUEST_TAGS,)
     if any_object:
         unknown = (*unknown, policy.RESOURCE)
-    return Request(call.caller, action, resource, _values(call, facts), unknown)
+    values = _values(call, facts)
+    if action == "s3:ListBucket" and call.key:
+        # Who may list a key may be told that it is not there, whatever else the query says.
+        values["s3:prefix"] = (call.key,)
+    return Request(call.caller, action, resource, values, unknown)
 
 
 def _values(call: "Call", facts: Facts | None) -> dict[str, tuple[str, ...]]:
@@ -338,6 +351,8 @@ def _values(call: "Call", facts: Facts | None) -> dict[str, tuple[str, ...]]:
     values = with_request_tags(values, _request_tags(call) or {})
     if facts is not None and (kept := facts.metadata.get("tagging")):
         values = with_existing_tags(values, _tags(kept))
+    if call.operation in _CREATE_OBJECTS:
+        values["s3:objectcreationoperation"] = (_CREATE_OBJECTS[call.operation],)
     return values
 
 

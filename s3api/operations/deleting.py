@@ -1,5 +1,6 @@
 """DeleteObject, DeleteObjects."""
 
+import dataclasses
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
@@ -85,6 +86,8 @@ def _refusal(call: Call, wanted: Mapping[str, Any]) -> S3Error | None:
     try:
         check_version_id(version)
         needed = actions.needed("DeleteObject", {"VersionId": version})
+        if (etag := wanted.get("ETag")) is not None:
+            call = dataclasses.replace(call, fields={**call.fields, b"if-match": etag.encode()})
         if not all(call.service.access.allows(call, action, key) for action in needed):
             raise S3Error("AccessDenied")
     except S3Error as error:

@@ -20,6 +20,8 @@ REQUEST_TAGS: Final = "s3:requestobjecttag"
 _HEADERS: Final = {
     "aws:referer": "referer",
     "aws:useragent": "user-agent",
+    "s3:if-match": "if-match",
+    "s3:if-none-match": "if-none-match",
     "s3:object-lock-legal-hold": "x-amz-object-lock-legal-hold",
     "s3:object-lock-mode": "x-amz-object-lock-mode",
     "s3:object-lock-retain-until-date": "x-amz-object-lock-retain-until-date",

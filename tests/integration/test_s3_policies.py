@@ -112,6 +112,53 @@ def test_conditions_on_the_prefix(s3: S3, bucket: str) -> None:
         alt.list_objects_v2(Bucket=bucket, Prefix="bar/")
 
 
+def test_who_may_list_a_prefix_is_told_what_is_missing_there(s3: S3, bucket: str) -> None:
+    alt, only = s3.client("alt"), {"StringLike": {"s3:prefix": "public/*"}}
+    s3.client().put_bucket_policy(
+        Bucket=bucket,
+        Policy=document(
+            allow("s3:GetObject", f"{bucket}/*"), allow("s3:ListBucket", bucket, Condition=only)
+        ),
+    )
+    with refused(404, "404"):
+        alt.head_object(Bucket=bucket, Key="public/none")
+    with refused(403, "403"):
+        alt.head_object(Bucket=bucket, Key="private/none")
+    with refused(403, "AccessDenied"):
+        alt.get_object(Bucket=bucket, Key="private/none")
+
+
+def test_conditions_can_be_made_a_duty(s3: S3, bucket: str) -> None:
+    """Writes only of new objects, but for the steps of an upload; deletes only of known ones."""
+    client, alt = s3.client(), s3.client("alt")
+    blind = {"Null": {"s3:if-none-match": "true"}, "Bool": {"s3:ObjectCreationOperation": "true"}}
+    unaware = {"Null": {"s3:if-match": "true"}}
+    client.put_bucket_policy(
+        Bucket=bucket,
+        Policy=document(
+            allow(["s3:PutObject", "s3:DeleteObject"], f"{bucket}/*"),
+            deny("s3:PutObject", f"{bucket}/*", Condition=blind),
+            deny("s3:DeleteObject", f"{bucket}/*", Condition=unaware),
+        ),
+    )
+    with refused(403, "AccessDenied"):
+        alt.put_object(Bucket=bucket, Key="a", Body=b"x")
+    tag = alt.put_object(Bucket=bucket, Key="a", Body=b"x", IfNoneMatch="*")["ETag"]
+    asked = {"Bucket": bucket, "Key": "b"}
+    asked["UploadId"] = alt.create_multipart_upload(**asked)["UploadId"]
+    part = {"PartNumber": 1, "ETag": alt.upload_part(PartNumber=1, Body=b"x", **asked)["ETag"]}
+    done = {"MultipartUpload": {"Parts": [part]}}
+    with refused(403, "AccessDenied"):
+        alt.complete_multipart_upload(**done, **asked)
+    alt.complete_multipart_upload(IfNoneMatch="*", **done, **asked)
+    with refused(403, "AccessDenied"):
+        alt.delete_object(Bucket=bucket, Key="a")
+    wanted = [{"Key": "a", "ETag": tag}, {"Key": "b"}]
+    told = alt.delete_objects(Bucket=bucket, Delete={"Objects": wanted})
+    assert [each["Key"] for each in told["Deleted"]] == ["a"]
+    assert [(each["Key"], each["Code"]) for each in told["Errors"]] == [("b", "AccessDenied")]
+
+
 def test_conditions_on_tags_of_the_object(s3: S3, bucket: str) -> None:
     client, alt = s3.client(), s3.client("alt")
     for key, tags in (("public", "security=public"), ("private", "security=private"), ("no", "")):
