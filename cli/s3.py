@@ -122,7 +122,7 @@ def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
 @click.argument("name")
 @settings.options("store")
 def disable(name: str, config_file: Path | None, **flags: object) -> None:
-    """Refuse a user's signatures from now on (within a second)."""
+    """Refuse a user's signatures from now on."""
     with _users(settings.resolve(config_file, **flags)) as users:
         users.set_enabled(name, False)
 

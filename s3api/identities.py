@@ -1,21 +1,35 @@
-"""Who holds an access key: the engine's identities, remembered for a moment.
+"""Who holds an access key: the engine's identities, decrypted once.
 
-A key that is disabled, rotated or removed is refused a second later at the latest.
+What was found counts for the engine's generation; in another one the identity is looked at again,
+so a key that is disabled, rotated or removed is refused at once.
 """
 
+import math
 import time
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvfs import identities
 from kvfs.client.session import Session
 from kvfs.encryption import SecretKey
+from kvfs.identities import Identity
 from s3api.auth import credentials
 from s3api.auth.credentials import Known
 
 ADMINISTRATOR: Final = "admin"
 """The user that the first start makes; buckets that were made on the mount are its."""
-_BELIEVED_S: Final = 1.0
 _REMEMBERED: Final = 1024
+
+
+class _Seen(NamedTuple):
+    """Who held a key."""
+
+    generation: int
+    until: float
+    """When its session ends, in seconds since the epoch."""
+    named: str
+    """The access key that was looked up: of a session, the one that began it."""
+    identity: Identity | None
+    known: Known | None
 
 
 class Identities:
@@ -26,7 +40,7 @@ class Identities:
     def __init__(self, session: Session, key: SecretKey) -> None:
         self._session = session
         self._key = key
-        self._known: dict[tuple[str, str], tuple[float, Known | None]] = {}
+        self._seen: dict[tuple[str, str], _Seen] = {}
 
     @property
     def key(self) -> SecretKey:
@@ -36,17 +50,19 @@ class Identities:
     def find(self, access_key: str, session_token: str) -> Known | None:
         """Who holds the key; None: nobody, or a disabled user. Raises S3Error (ExpiredToken,
         InvalidToken)."""
-        now = time.time()
+        generation, now = self._session.generation(), time.time()
         asked = access_key, session_token
-        seen = self._known.get(asked)
-        if seen is not None and now < seen[0]:
-            return seen[1]
-        found = self._resolve(access_key, session_token, now)
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        until = min(now + _BELIEVED_S, found.expires) if found and found.expires else 0
-        self._known[asked] = (until or now + _BELIEVED_S, found)
-        return found
+        seen = self._seen.get(asked)
+        if seen is not None and now < seen.until:
+            if seen.generation == generation:
+                return seen.known
+            if self._look_up(seen.named) == seen.identity:
+                self._seen[asked] = seen._replace(generation=generation)
+                return seen.known
+        if len(self._seen) >= _REMEMBERED:
+            self._seen.clear()
+        self._seen[asked] = found = self._resolve(access_key, session_token, generation, now)
+        return found.known
 
     def secret_of(self, access_key: str, session_token: str) -> bytes | None:
         """See `auth.verified.SecretOf`."""
@@ -57,13 +73,16 @@ class Identities:
         """Whether there is a user of this name."""
         return self._session.read(lambda t: any(name == each for each, _ in identities.list_all(t)))
 
-    def _resolve(self, access_key: str, session_token: str, now: float) -> Known | None:
-        return self._session.read(
-            lambda t: credentials.resolve(
-                self._key,
-                lambda asked: identities.find(t, asked),
-                access_key,
-                session_token,
-                now,
-            )
-        )
+    def _look_up(self, access_key: str) -> Identity | None:
+        return self._session.read(lambda t: identities.find(t, access_key))
+
+    def _resolve(self, access_key: str, session_token: str, generation: int, now: float) -> _Seen:
+        looked_up: list[tuple[str, Identity | None]] = []
+
+        def find(named: str) -> Identity | None:
+            looked_up.append((named, self._look_up(named)))
+            return looked_up[-1][1]
+
+        known = credentials.resolve(self._key, find, access_key, session_token, now)
+        until = known.expires if known is not None and known.expires else math.inf
+        return _Seen(generation, until, *looked_up[-1], known)

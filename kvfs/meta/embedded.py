@@ -40,6 +40,9 @@ from kvfs.meta.syncer import Syncer
 
 T = TypeVar("T")
 _MAP_SIZE: Final = 1 << 40
+_GENERATION_KEY: Final = b"\xffgeneration"
+"""In the unnamed database, beyond every key of the metadata: the number that the last commit to
+them has in the journal. Not in the journal itself: nobody remembers anything across a rebuild."""
 _JOURNAL_BYTES: Final = 32 << 20
 """Some 150,000 commits, replayed in 1 s."""
 
@@ -161,12 +164,12 @@ class EmbeddedEngine:
             raise translated(error, self.path) from error
 
     def generation(self) -> int:
-        """Grows with each commit, of whichever process: while it stays, whatever was read stays
-        true. 0.2 us."""
+        """Grows with each commit to the metadata (other databases do not count), of whichever
+        process: while it stays, whatever was read stays true. 0.4 us."""
         try:
-            raw = self.environment.begin()
+            raw = self.environment.begin(self._main)
             try:
-                return int(raw.id())
+                return int.from_bytes(raw.get(_GENERATION_KEY, b""), "little")
             finally:
                 raw.abort()
         except lmdb.Error as error:
@@ -185,7 +188,7 @@ class EmbeddedEngine:
 
     def database(self, name: bytes) -> Database:
         """Another ordered map in the same file, made if missing. `name` starts with 0xff."""
-        if not name.startswith(b"\xff") or name == POSITION_KEY:
+        if not name.startswith(b"\xff") or name in (POSITION_KEY, _GENERATION_KEY):
             raise Invalid("a database's name starts with 0xff, beyond every key of the metadata")
         if name not in self._databases:
             try:
@@ -237,6 +240,8 @@ class EmbeddedEngine:
         except OSError as error:
             raise translated(error, self.path) from error
         raw.put(POSITION_KEY, pack_position(position), db=self._main)
+        if not name:
+            raw.put(_GENERATION_KEY, position.sequence.to_bytes(8, "little"), db=self._main)
         raw.commit()
         if self._syncer is not None:
             self._syncer.committed(position)

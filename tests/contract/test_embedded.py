@@ -32,6 +32,18 @@ engine.close()
 """
 
 
+WATCH = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from kvfs.meta.embedded import EmbeddedEngine
+
+engine = EmbeddedEngine(sys.argv[2], readonly=True)
+for _ in sys.stdin:
+    print(engine.generation(), flush=True)
+engine.close()
+"""
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "meta"
@@ -99,6 +111,32 @@ def test_another_database_is_apart_from_the_metadata(engine: EmbeddedEngine) -> 
 def delete_and_fail(t: Transaction) -> None:
     t.delete(b"k")
     raise Exists("as it happens")
+
+
+def test_each_commit_to_the_metadata_begins_a_generation(path: Path) -> None:
+    engine = EmbeddedEngine(path, journal_bytes=20_000)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", WATCH, str(ROOT), str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    seen = [engine.generation()]
+    for number in range(400):  # past several journals
+        put(engine, b"k", b"%d" % number)
+        seen.append(engine.generation())
+        if number % 50 == 0:
+            engine.rotate_now()
+            engine.database(OTHER).transact_now(lambda t: t.put(b"k", b"v"))
+            print(file=reader.stdin, flush=True)
+            assert int(reader.stdout.readline()) == engine.generation() == seen[-1]
+    assert seen == sorted(set(seen))
+    subprocess.run([sys.executable, "-c", INCREMENT, str(ROOT), str(path), "1"], check=True)
+    assert engine.generation() > seen[-1]
+    reader.communicate(timeout=60)
+    engine.close()
 
 
 def test_everything_is_there_after_closing(path: Path) -> None:
