@@ -42,7 +42,10 @@ _BODY_BYTES: Final = (5 << 40) + (1 << 30)
 
 def main() -> None:
     """The process."""
-    plan = msgspec.json.decode(_first_line(), type=Plan)
+    line = _first_line()
+    if not line.endswith(b"\n"):
+        return  # the supervisor gave up, or died, before it said anything
+    plan = msgspec.json.decode(line, type=Plan)
     os.chdir("/")
     logging.basicConfig(
         level=plan.log_level.upper(),
@@ -115,9 +118,9 @@ def _on_response(recorder: Recorder, access_log: str) -> OnResponse:
 
 
 def _first_line() -> bytes:
-    """Of the standard input; nothing after it is read."""
+    """Of the standard input, whole unless that ends first; nothing after it is read."""
     line = bytearray()
-    while (byte := os.read(0, 1)) not in (b"", b"\n"):
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
         line += byte
     return bytes(line)
 

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-SEED = int(os.environ.get("KVFS_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+# Kept in the environment, so that processes that share the tests draw the same.
+SEED = int(os.environ.setdefault("KVFS_TEST_SEED", str(random.SystemRandom().randrange(1 << 32))))
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
@@ -23,6 +24,22 @@ hypothesis.settings.load_profile("kvfs")
 
 def pytest_report_header() -> str:
     return f"seed: {SEED} (KVFS_TEST_SEED={SEED} repeats it)"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Says which tests share a node: of several processes, one runs them all, and starts it once."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(node_of(item)))
+
+
+def node_of(item: pytest.Item) -> str:
+    """A mount's mode, one of the S3 servers, or the folder of tests that need no node in common."""
+    call = getattr(item, "callspec", None)
+    if call is not None and "mode" in call.params:
+        return str(call.params["mode"])
+    if item.path.parent.name == "integration" and item.path.name.startswith("test_s3_"):
+        return "s3 clients" if item.path.stem == "test_s3_clients" else "s3"
+    return item.path.parent.name
 
 
 @pytest.fixture

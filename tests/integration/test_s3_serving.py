@@ -179,6 +179,14 @@ def test_workers_end_with_a_daemon_that_is_killed(node: Node) -> None:
 # ---- workers
 
 
+@pytest.mark.parametrize("said", [b"", b'{"store": "/nowhere", "list'])
+def test_a_worker_whose_start_is_given_up_ends_without_a_word(said: bytes) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "s3api.worker"], input=said, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
 def test_a_dead_worker_is_replaced_and_no_connection_is_refused(node: Node) -> None:
     with serving("--s3-workers", "2") as s3:
         client = s3.client("admin")
