@@ -27,7 +27,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says which tests share a node: of several processes, one runs them all, and starts it once."""
+    """Says which tests share a node: one process runs them all, and starts it once."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group(node_of(item)))
 
