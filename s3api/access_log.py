@@ -13,13 +13,56 @@ import time
 from typing import Final
 
 from kvfs.wire.http import FileRange, Head, Response
+from s3api.call import Call
 from s3api.outcome import Outcome
 
 _REOPEN_S: Final = 1.0
 _HIDDEN: Final = re.compile(
     r"(?i)((?:^|[?&])(?:x-amz-signature|x-amz-security-token|signature)=)[^&]*"
 )
-_OPERATIONS: Final = {"DeleteObjects": "REST.POST.MULTI_OBJECT_DELETE", "CopyObject": "REST.COPY"}
+# Whose names there are not REST, the method and the resource.
+_OPERATIONS: Final = {
+    "AbortMultipartUpload": "REST.DELETE.UPLOAD",
+    "CompleteMultipartUpload": "REST.POST.UPLOAD",
+    "CopyObject": "REST.COPY.OBJECT",
+    "CreateMultipartUpload": "REST.POST.UPLOADS",
+    "DeleteObjects": "REST.POST.MULTI_OBJECT_DELETE",
+    "ListBuckets": "REST.GET.SERVICE",
+    "ListMultipartUploads": "REST.GET.UPLOADS",
+    "ListObjectVersions": "REST.GET.BUCKETVERSIONS",
+    "ListParts": "REST.GET.UPLOAD",
+    "OptionsObject": "REST.OPTIONS.PREFLIGHT",
+    "UploadPart": "REST.PUT.PART",
+    "UploadPartCopy": "REST.COPY.PART",
+}
+# Sub-resources, by the ends of operations' names.
+_RESOURCES: Final = {
+    "BucketAcl": "ACL",
+    "BucketCors": "CORS",
+    "BucketEncryption": "ENCRYPTION",
+    "BucketLifecycle": "LIFECYCLE",
+    "BucketLifecycleConfiguration": "LIFECYCLE",
+    "BucketLocation": "LOCATION",
+    "BucketLogging": "LOGGING_STATUS",
+    "BucketNotificationConfiguration": "NOTIFICATION",
+    "BucketOwnershipControls": "OWNERSHIP_CONTROLS",
+    "BucketPolicy": "BUCKETPOLICY",
+    "BucketPolicyStatus": "POLICY_STATUS",
+    "BucketReplication": "REPLICATION",
+    "BucketRequestPayment": "REQUEST_PAYMENT",
+    "BucketTagging": "TAGGING",
+    "BucketVersioning": "VERSIONING",
+    "BucketWebsite": "WEBSITE",
+    "ObjectAcl": "ACL",
+    "ObjectAttributes": "OBJECT_ATTRIBUTES",
+    "ObjectLegalHold": "LEGAL_HOLD",
+    "ObjectLockConfiguration": "OBJECT_LOCK_CONFIGURATION",
+    "ObjectRetention": "RETENTION",
+    "ObjectTagging": "OBJECT_TAGGING",
+    "PublicAccessBlock": "PUBLIC_ACCESS_BLOCK",
+}
+_UPLOADS: Final = frozenset(("PutObject", "UploadPart"))
+_VERB: Final = re.compile("^(?:Delete|Get|Put)")
 log = logging.getLogger(__name__)
 
 
@@ -69,9 +112,9 @@ def line(head: Head, status: int, sent_bytes: int, seconds: float, now: float) -
     outcome = head.handled if isinstance(head.handled, Outcome) else Outcome("")
     call, response = outcome.call, outcome.response
     verified = None if call is None else call.verified
-    milliseconds = int(seconds * 1000)
+    sending = time.monotonic() - outcome.answered if outcome.answered else 0.0
     fields = (
-        "-",  # the bucket's owner: not asked for, so that a line costs no look at the engine
+        _owner(call),
         call.bucket if call else "",
         time.strftime("[%d/%b/%Y:%H:%M:%S +0000]", time.gmtime(now)),
         head.peer[0],
@@ -82,10 +125,10 @@ def line(head: Head, status: int, sent_bytes: int, seconds: float, now: float) -
         f'"{head.method} {_shown_target(head)} HTTP/1.{0 if head.http_1_0 else 1}"',
         str(status),
         outcome.code,
-        str(sent_bytes or ""),
-        _object_size(response),
-        str(milliseconds),
-        str(milliseconds),
+        str(max(0, sent_bytes - (response.head_bytes if response else 0)) or ""),
+        _object_size(head, outcome),
+        str(int(seconds * 1000)),
+        str(max(0, int((seconds - sending) * 1000))),
         _quoted(head.get(b"referer")),
         _quoted(head.get(b"user-agent")),
         _header(response, b"x-amz-version-id"),
@@ -102,19 +145,21 @@ def line(head: Head, status: int, sent_bytes: int, seconds: float, now: float) -
 
 
 def _operation(head: Head, outcome: Outcome) -> str:
-    """S3's name for it; the sub-resource's own name comes last."""
+    """S3's name for it; where we know of none, the operation's own name comes last."""
     if outcome.call is None:
         return ""
     operation = outcome.call.operation
     if operation in _OPERATIONS:
         return _OPERATIONS[operation]
+    if resource := _RESOURCES.get(_VERB.sub("", operation)):
+        return f"REST.{head.method}.{resource}"
     of_object = outcome.call.key or operation == "PostObject"
     resource = "OBJECT" if of_object else "BUCKET" if outcome.call.bucket else "SERVICE"
     return f"REST.{head.method}.{resource}" + ("" if _is_plain(operation) else f".{operation}")
 
 
 def _is_plain(operation: str) -> bool:
-    return operation.endswith(("Object", "Bucket", "ListObjects", "ListObjectsV2", "ListBuckets"))
+    return operation.endswith(("Object", "Bucket", "ListObjects", "ListObjectsV2"))
 
 
 def _auth_type(kind: str) -> str:
@@ -139,18 +184,29 @@ def _escaped(character: str) -> str:
 
 def _quoted(value: bytes | None) -> str:
     if not value:
-        return ""
+        return '"-"'
     text = value.decode("latin-1").replace('"', "%22")
     return f'"{"".join(c if c.isprintable() else _escaped(c) for c in text)}"'
 
 
-def _object_size(response: Response | None) -> str:
-    """Of the whole object, where the answer shows it."""
-    if response is None:
+def _object_size(head: Head, outcome: Outcome) -> str:
+    """Of the whole object, where request or answer show it."""
+    call, response = outcome.call, outcome.response
+    if call is None or response is None or outcome.code:
         return ""
+    if call.operation in _UPLOADS:
+        decoded = head.get(b"x-amz-decoded-content-length")
+        return decoded.decode("latin-1") if decoded else str(head.content_length or "")
     if whole := _header(response, b"content-range").rpartition("/")[2]:
         return whole
-    return str(response.body.length) if isinstance(response.body, FileRange) else ""
+    if isinstance(response.body, FileRange):
+        return str(response.body.length)
+    return str(response.length or "")
+
+
+def _owner(call: Call | None) -> str:
+    """Of the bucket, where the request had to look at that anyway."""
+    return call.owner_if_known if call else ""
 
 
 def _header(response: Response | None, name: bytes) -> str:

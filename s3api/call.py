@@ -118,6 +118,11 @@ class Call:
         return self.settings.get(OWNER) or self.service.identities.administrator
 
     @property
+    def owner_if_known(self) -> str:
+        """The owner, where the bucket's settings have been read; else empty."""
+        return "" if self._settings is None else self.owner
+
+    @property
     def is_owner(self) -> bool:
         """Whether the bucket is the caller's."""
         return self.caller.name is not None and self.caller.name == self.owner

@@ -18,3 +18,5 @@ class Outcome:
     code: str = ""
     """Of the error that it was answered with."""
     response: Response | None = None
+    answered: float = 0.0
+    """When it was known (time.monotonic)."""

@@ -5,6 +5,7 @@ and told as InternalError, without its words.
 """
 
 import logging
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
@@ -56,7 +57,7 @@ class Application:
             response = await self._answer(call)
         except Exception as error:  # translated at this one point
             response = self._refusal(head, error, outcome)
-        outcome.response = response
+        outcome.response, outcome.answered = response, time.monotonic()
         further = [*response.further, (b"x-amz-request-id", request_id.encode())]
         if call is not None and b"origin" in call.fields and call.operation != OPTIONS_OBJECT:
             further += cors.headers(call)

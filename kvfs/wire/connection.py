@@ -154,6 +154,7 @@ class Connection:
             await release(response)
             response, goes_on = self._refusal(500, "the server failed"), False
             rendered = render_head(head, response, goes_on)
+        response.head_bytes = len(rendered)
         await self._send(rendered, head, response)
         return await self._finish(body, goes_on)
 

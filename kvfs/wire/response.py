@@ -61,6 +61,8 @@ class Response:
     length: int | None = None
     close: bool = False
     """End the connection after it."""
+    head_bytes: int = 0
+    """Of what was sent; the server sets it."""
     further: Sequence[Field] = ()
 
 

@@ -11,6 +11,7 @@ from kvfs.objects.uploads import MAX_PARTS, Part, Upload, Wanted
 from kvfs.wire.http import Response
 from s3api.call import Call, Handler, target
 from s3api.errors import S3Error
+from s3api.operations.finding import expiration
 from s3api.operations.lasting import Pace, answer_lasting
 from s3api.operations.multipart import checksum_of, said_of_object
 from s3api.rules import checksums, etag
@@ -143,7 +144,7 @@ def _attribute(algorithm: str) -> str:
 
 
 def _told(call: Call, facts: Facts) -> dict[str, Any]:
-    told = _result(call, facts.etag, facts.version)
+    told = _result(call, facts.etag, facts.version) | {"Expiration": expiration(call, facts)}
     kept = facts.metadata
     for each in ALGORITHMS.values():
         if (value := kept.get(_attribute(each.name))) is not None:

@@ -10,8 +10,9 @@ from s3api.errors import invalid_argument
 from s3api.model.serialising import url_encode
 from s3api.operations.answers import answer
 from s3api.operations.writing import said_of_new
-from s3api.rules import checksums
+from s3api.rules import checksums, lifecycle
 from s3api.rules.checksums import Algorithm
+from s3api.settings import LIFECYCLE
 
 _MOST: Final = 1000
 """Parts or uploads in one answer."""
@@ -32,7 +33,7 @@ async def create_multipart_upload(call: Call) -> Response:
         lambda: call.store.create_upload(call.raw_bucket, call.raw_key, said)
     )
     result = {"Bucket": call.bucket, "Key": call.key, "UploadId": upload.id}
-    return answer(call, result | told_checksum(upload))
+    return answer(call, result | told_checksum(upload) | _told_end(call, upload))
 
 
 async def abort_multipart_upload(call: Call) -> Response:
@@ -60,7 +61,8 @@ async def list_parts(call: Call) -> Response:
         "Parts": [_told_part(upload, part) for part in parts],
         "StorageClass": "STANDARD",
     }
-    return answer(call, result | _told_people(call, upload) | told_checksum(upload))
+    result |= _told_people(call, upload) | told_checksum(upload)
+    return answer(call, result | _told_end(call, upload))
 
 
 async def list_multipart_uploads(call: Call) -> Response:
@@ -136,6 +138,15 @@ def _told_part(upload: Upload, part: Part) -> dict[str, Any]:
     }
     value = part.metadata.get(f"checksum.{algorithm.name.lower()}")
     return told | {algorithm.member: value} if named else told
+
+
+def _told_end(call: Call, upload: Upload) -> dict[str, Any]:
+    """When a rule of the bucket's lifecycle ends the upload; empty where none does."""
+    rules = call.settings.get(LIFECYCLE)
+    if rules is None:
+        return {}
+    found = lifecycle.upload_expiry(rules, call.key, moment(upload.begun_ns))
+    return {} if found is None else {"AbortDate": found[0], "AbortRuleId": found[1]}
 
 
 def _told_people(call: Call, upload: Upload) -> dict[str, dict[str, str]]:

@@ -98,13 +98,20 @@ def is_upload_due(
     rules: Rules, key: str, initiated: datetime, now: datetime, day_s: int = DAY_S
 ) -> bool:
     """Whether an upload of `key` that is not complete yet is to be aborted."""
+    found = upload_expiry(rules, key, initiated, day_s)
+    return found is not None and now >= found[0]
+
+
+def upload_expiry(
+    rules: Rules, key: str, initiated: datetime, day_s: int = DAY_S
+) -> tuple[datetime, str] | None:
+    """When an upload of `key` is aborted that is not complete by then, and by which rule's ID."""
+    ends: list[tuple[datetime, str]] = []
     for rule in _enabled(rules):
         days = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
-        if days is None or not _filter(rule).covers_key(key):
-            continue
-        if now >= _after(initiated, days, day_s):
-            return True
-    return False
+        if days is not None and _filter(rule).covers_key(key):
+            ends.append((_after(initiated, days, day_s), rule.get("ID", "")))
+    return min(ends, default=None)
 
 
 def expiry(rules: Rules, version: Version, day_s: int = DAY_S) -> tuple[datetime, str] | None:

@@ -214,6 +214,33 @@ def test_uploads_are_aborted(quick: S3) -> None:
     eventually(lambda: left() == ["kept/a"])
 
 
+def test_when_an_upload_and_its_object_end_is_told(s3: S3, bucket: str) -> None:
+    client, now = s3.client(), datetime.now(UTC)
+    put(
+        client,
+        bucket,
+        rule("later", AbortIncompleteMultipartUpload={"DaysAfterInitiation": 9}),
+        rule("abort", "a/", AbortIncompleteMultipartUpload={"DaysAfterInitiation": 2}),
+        rule("end", "a/", Expiration={"Days": 3}),
+    )
+    begun = client.create_multipart_upload(Bucket=bucket, Key="a/b")
+    assert begun["AbortRuleId"] == "abort"
+    assert begun["AbortDate"].time() == datetime.min.time()
+    assert 2 <= (begun["AbortDate"] - now).total_seconds() / 86_400 <= 3.1
+    asked = {"Bucket": bucket, "Key": "a/b", "UploadId": begun["UploadId"]}
+    tag = client.upload_part(PartNumber=1, Body=b"x", **asked)["ETag"]
+    listed = client.list_parts(**asked)
+    assert (listed["AbortDate"], listed["AbortRuleId"]) == (begun["AbortDate"], "abort")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": tag}]}
+    done = client.complete_multipart_upload(MultipartUpload=parts, **asked)
+    assert 'rule-id="end"' in done["Expiration"]
+    assert client.head_object(Bucket=bucket, Key="a/b")["Expiration"] == done["Expiration"]
+    other = client.create_multipart_upload(Bucket=bucket, Key="other")
+    assert other["AbortRuleId"] == "later"
+    put(client, bucket, rule("end", Expiration={"Days": 3}))
+    assert "AbortDate" not in client.create_multipart_upload(Bucket=bucket, Key="none")
+
+
 def test_another_worker_takes_over(quick: S3) -> None:
     """Whichever worker carries the rules out: they are killed one after the other."""
     client, bucket = quick.client(), quick.new_bucket()

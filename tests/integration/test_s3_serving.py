@@ -451,11 +451,32 @@ def test_the_access_log_has_a_line_for_each_request_and_no_secret(tmp_path: Path
         assert " models [" in put
         assert " admin " in put
         assert " REST.PUT.OBJECT a%20b%0A " in put
-        assert re.search(r'"GET /models/a%20b%0A HTTP/1.1" 206 - \d+ 5 \d+ \d+ ', get)
+        # The body's bytes, the object's, both times.
+        assert re.search(r'"GET /models/a%20b%0A HTTP/1.1" 206 - 2 5 \d+ \d+ "-" "Boto3', get)
+        assert re.search(r'"PUT /models/a%20b%0A HTTP/1.1" 200 - - 5 \d+ \d+ ', put)
+        assert put.startswith("admin models [")
         assert " SigV4 - AuthHeader " in get
         assert " 404 NoSuchKey " in absent
         assert "X-Amz-Signature=- " in absent
         assert " QueryString " in absent
+        upload = client.create_multipart_upload(Bucket="models", Key="u")["UploadId"]
+        parts = {"Bucket": "models", "Key": "u", "UploadId": upload}
+        client.upload_part(PartNumber=1, Body=b"x", **parts)
+        client.list_parts(**parts)
+        client.abort_multipart_upload(**parts)
+        client.get_bucket_versioning(Bucket="models")
+        client.head_object(Bucket="models", Key="a b\n")
+        eventually(lambda: path.read_text().count("\n") == 9)
+        told = [re.search(r" (REST\.\S+) ", line) for line in path.read_text().splitlines()[3:]]
+        assert [each and each[1] for each in told] == [
+            "REST.POST.UPLOADS",
+            "REST.PUT.PART",
+            "REST.GET.UPLOAD",
+            "REST.DELETE.UPLOAD",
+            "REST.GET.VERSIONING",
+            "REST.HEAD.OBJECT",
+        ]
+        assert re.search(r'HTTP/1.1" 200 - - 5 \d+ \d+ ', path.read_text().splitlines()[-1])
         signature = url.stdout.strip().rpartition("X-Amz-Signature=")[2]
         assert signature not in path.read_text()
         path.rename(tmp_path / "old.log")
