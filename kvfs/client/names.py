@@ -15,7 +15,7 @@ from kvfs.errors import NotADirectory
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
-from kvfs.namespace import published, tree
+from kvfs.namespace import odd, published, tree
 from kvfs.namespace.inodes import is_directory
 from kvfs.namespace.spaces import MAX_NAME
 
@@ -23,6 +23,10 @@ T = TypeVar("T")
 Parts = tuple[bytes, ...]
 _PAGE: Final = 1_000
 _ODD: Final = frozenset((b"", b".", b".."))
+
+
+class _Following(bytes):
+    """Where a listing goes on, as the engine has it: what stands there may be gone by then."""
 
 
 class Names:
@@ -56,21 +60,21 @@ class Names:
                 return
 
     def page(self, path: Parts, after: bytes) -> tuple[list[Stat], bytes]:
-        """The entries that come next, and the key to go on after; empty when these are the
-        last."""
+        """The entries that come next, and where to go on; empty when these are the last."""
 
         def fn(t: Transaction) -> tuple[list[published.Listed], bytes]:
             found = self._find(t, path)
             if not is_directory(found.inode):
                 raise NotADirectory("not a directory")
-            return published.list_children(t, found.ino, after, _PAGE, self._session.boot)
+            start = after if isinstance(after, _Following) else _place(t, found.ino, after)
+            return published.list_children(t, found.ino, start, _PAGE, self._session.boot)
 
         listed, following = self._read(path, fn)
         entries = [
             describe(each.name, each.ino, each.inode, self._data(each.ino, each.inode))
             for each in listed
         ]
-        return entries, following
+        return entries, _Following(following)
 
     def remove(self, path: Parts, name: bytes) -> None:
         """See `Client.remove`."""
@@ -159,6 +163,14 @@ class Names:
             return self._session.files.stat(ino, inode.version)
         except FileNotFoundError:
             return None
+
+
+def _place(t: Transaction, directory: int, key: bytes) -> bytes:
+    """Where in the engine the entry stands that shows this `Stat.key`."""
+    if b"%" not in key or t.get(keys.entries(directory) + key) is not None:
+        return key
+    place = odd.find(t, directory, key.removesuffix(b"/"))
+    return key if place is None else place or odd.NUL
 
 
 def _exist(t: Transaction, wanted: list[bytes], boot: int) -> list[bool]:

@@ -21,6 +21,7 @@ from kvfs.errors import (
     NotSupported,
     TooLarge,
 )
+from kvfs.objects.store import ObjectStore
 from tests.contract import client_store
 
 
@@ -206,6 +207,25 @@ def test_a_listing_goes_on_after_a_key(client: kvfs.Client, home: str) -> None:
     assert keys == [b"a", b"b-", b"b/", b"c"]
     for at, key in enumerate(keys):
         assert [entry.key for entry in client.list(home, after=key)] == keys[at + 1 :]
+
+
+def test_a_listing_goes_on_after_names_that_no_path_can_have(
+    client: kvfs.Client, home: str, store: Path
+) -> None:
+    directory = f"{home.removeprefix('/cache/')}/odd/"
+    objects = ObjectStore(store)
+    try:
+        long = "x" * 300
+        for key in ("#", "a", "a/b", "/b", "./b", "../b", ".", "z", "z/", f"{long}/1", f"{long}2"):
+            draft = objects.begin(b"cache", f"{directory}{key}".encode(), 0)
+            objects.commit(draft, "e", {})
+    finally:
+        objects.close()
+    listed = list(client.list(f"{home}/odd"))
+    assert len({entry.name for entry in listed}) == len(listed) == 11
+    for at, entry in enumerate(listed):
+        assert list(client.list(f"{home}/odd", after=entry.key)) == listed[at + 1 :]
+        assert client.stat(f"{home}/odd".encode() + b"/" + entry.name).ino == entry.ino
 
 
 def test_remove(client: kvfs.Client, home: str) -> None:
