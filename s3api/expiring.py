@@ -26,7 +26,7 @@ from kvfs.objects.store import Doomed, ObjectStore
 from s3api.model.addressing import is_bucket_name
 from s3api.rules import lifecycle
 from s3api.rules.lifecycle import Action, Rules, Version
-from s3api.rules.tagging import parse_header
+from s3api.rules.tagging import parse_kept
 from s3api.settings import LIFECYCLE, Settings
 
 T = TypeVar("T")
@@ -228,7 +228,7 @@ def _version(facts: Facts, newer: int = 0, replaced_ns: int = 0) -> Version:
         key=facts.key.decode(),
         size=facts.size,
         modified=_moment(facts.mtime_ns),
-        tags=parse_header(facts.metadata.get("tagging", "")),
+        tags=parse_kept(facts.metadata.get("tagging", "")),
         is_delete_marker=facts.delete_marker,
         noncurrent_since=_moment(replaced_ns) if replaced_ns else None,
         newer_noncurrent=newer,

@@ -4,8 +4,9 @@ from typing import Final
 
 from gateway.fuse.caller import Caller, now_ns
 from kvfs.errors import NotSupported
-from kvfs.meta.interface import Engine
+from kvfs.meta.interface import Engine, Transaction
 from kvfs.namespace import inodes
+from kvfs.objects import guard
 
 _KEPT_XATTRS: Final = (b"user.", b"trusted.")
 
@@ -22,10 +23,16 @@ class Xattrs:
         return await self._engine.read(lambda t: inodes.get_xattr(t, ino, name))
 
     async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int) -> None:
-        """Attributes of the user. and trusted. classes; others raise NotSupported."""
+        """Attributes of the user. and trusted. classes; others raise NotSupported. Raises Invalid
+        and NotPermitted for what S3 could not read, or alone may change (`guard`)."""
         _check_xattr(name)
         now = now_ns()
-        await self._engine.transact(lambda t: inodes.set_xattr(t, ino, name, value, flags, now))
+
+        def fn(t: Transaction) -> None:
+            guard.check_set(t, ino, name, value, now)
+            inodes.set_xattr(t, ino, name, value, flags, now)
+
+        await self._engine.transact(fn)
 
     async def listxattr(self, ino: int, caller: Caller) -> list[bytes]:
         """Names of all attributes that the caller may see: trusted. ones are root's."""
@@ -35,10 +42,15 @@ class Xattrs:
         return [name for name in names if not name.startswith(b"trusted.")]
 
     async def removexattr(self, ino: int, name: bytes) -> None:
-        """Raises NoAttribute, NotSupported."""
+        """Raises NoAttribute, NotSupported, NotPermitted."""
         _check_xattr(name)
         now = now_ns()
-        await self._engine.transact(lambda t: inodes.remove_xattr(t, ino, name, now))
+
+        def fn(t: Transaction) -> None:
+            guard.check_remove(t, ino, name, now)
+            inodes.remove_xattr(t, ino, name, now)
+
+        await self._engine.transact(fn)
 
 
 def _check_xattr(name: bytes) -> None:

@@ -12,10 +12,12 @@
 | `acl`, `owner`, `storage`, `encryption`, `parts` | `trusted.s3.NAME` | the caller's encoding |
 | (version) | `trusted.s3.version` | the id of the current version (`versions`); none: null |
 
-`trusted.` ones can be set by root alone, so that no user of the mount fakes them. Names are text of
+`trusted.` ones can be set by root alone, so that no user of the mount fakes them (`guard` says what
+the mount lets them be, `sound` what counts). Names are text of
 at most 240 bytes, values text of at most 64 KiB.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -26,6 +28,7 @@ from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode
 from kvfs.namespace.inodes import MAX_XATTR_VALUE
+from kvfs.objects import sound
 
 Metadata = Mapping[str, str]
 ETAG: Final = b"user.s3.etag"
@@ -36,6 +39,7 @@ _PROTECTED: Final = frozenset(
     ("retention", "legal-hold", "acl", "owner", "storage", "encryption", "parts")
 )
 _MAX_NAME: Final = 240
+_REMEMBERED: Final = 512
 _PREFIX: Final = 9
 """In an attribute's key: `x` and the inode."""
 
@@ -56,14 +60,26 @@ def read_raw(t: Transaction, ino: int) -> dict[bytes, bytes]:
 
 
 def split(raw: Mapping[bytes, bytes]) -> dict[str, str]:
-    """By the callers' names."""
-    return {
-        name.split(b".s3.", 1)[1].decode(errors="surrogateescape"): value.decode(
-            errors="surrogateescape"
-        )
-        for name, value in raw.items()
-        if name not in (ETAG, VERSION)
-    }
+    """By the callers' names. What is malformed does not count, but locks hold all the same."""
+    said = {}
+    for attribute, packed in raw.items():
+        name = name_of(attribute)
+        if name is None or attribute in (ETAG, VERSION):
+            continue
+        value = sound.believed(name, packed.decode(errors="surrogateescape"))
+        if value is not None:
+            said[name] = value
+    return said
+
+
+@functools.lru_cache(_REMEMBERED)
+def name_of(attribute: bytes) -> str | None:
+    """The callers' name; None for what is in the wrong class, where nothing is kept: a user of the
+    mount must not lift what is protected."""
+    start = _TRUSTED if attribute.startswith(_TRUSTED) else _USER
+    name = attribute[len(start) :].decode(errors="surrogateescape")
+    protected = name in _PROTECTED or attribute == VERSION
+    return name if protected is (start is _TRUSTED) else None
 
 
 def write(t: Transaction, ino: int, metadata: Metadata) -> None:
@@ -100,7 +116,9 @@ def etag_of(packed: bytes | None, ino: int, inode: Inode) -> str:
     """The ETag, without quotes: the one that was given, where the file is what it was then; else
     one that no client takes for an MD5 and that stays while nobody writes."""
     if packed is not None and is_content_as_given(packed, inode):
-        return packed.partition(b" ")[0].decode(errors="replace")
+        given = packed.partition(b" ")[0]
+        if given.replace(b"-", b"").isalnum():  # else somebody on the mount wrote it
+            return given.decode()
     return computed_etag(ino, inode)
 
 

@@ -25,7 +25,7 @@ from kvfs.meta.records import Flag, Inode, namespace_of
 from kvfs.namespace import odd, spaces
 from kvfs.namespace.entries import Removed, is_empty, lose_link, relocate, touch
 from kvfs.namespace.inodes import BLOCK, add_usage, read_inode, set_blocks, write_inode
-from kvfs.objects import attributes, finding, versions
+from kvfs.objects import attributes, finding, sound, versions
 from kvfs.objects.attributes import Metadata
 from kvfs.objects.finding import Bucket, Facts
 from kvfs.objects.names import check_key, place_of
@@ -436,13 +436,11 @@ def _entry_of(t: Transaction, parent: int, name: bytes, found: Facts) -> bytes:
 
 
 def _check_locks(found: Facts, bypass: bool, now: int) -> None:
-    if found.metadata.get("legal-hold") == "ON":
+    if found.metadata.get(sound.LEGAL_HOLD) == sound.HELD:
         raise Locked("a legal hold is on this version")
-    mode, _, until_s = found.metadata.get("retention", "").partition(" ")
-    if not mode or (bypass and mode == "GOVERNANCE"):
-        return
-    if int(until_s) * 1_000_000_000 > now:
-        raise Locked(f"this version is retained until {until_s} seconds since the epoch")
+    retention = found.metadata.get(sound.RETENTION)
+    if sound.is_retained(retention, now / 1_000_000_000, bypass=bypass):
+        raise Locked(f"this version is retained: {retention} seconds since the epoch")
 
 
 def _keep(_: int) -> bool:

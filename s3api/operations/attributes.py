@@ -46,7 +46,7 @@ def _page(call: Call, facts: Facts, sizes: list[int]) -> dict[str, Any]:
     shown = []
     for number in range(marker + 1, last + 1):
         part: dict[str, Any] = {"PartNumber": number, "Size": sizes[number - 1]}
-        if checksums and member:
+        if member and number <= len(checksums):
             part[member] = checksums[number - 1]
         shown.append(part)
     return {

@@ -10,7 +10,7 @@ from s3api.call import Call, moment
 from s3api.errors import S3Error, invalid_argument
 from s3api.model.timestamps import http_date
 from s3api.rules import lifecycle
-from s3api.rules.tagging import parse_header
+from s3api.rules.tagging import parse_kept
 from s3api.settings import LIFECYCLE
 
 _DELETE_MARKER: Final = {"x-amz-delete-marker": "true"}
@@ -85,7 +85,7 @@ def version_of(facts: Facts) -> lifecycle.Version:
     return lifecycle.Version(
         key=facts.key.decode(),
         size=facts.size,
-        tags=parse_header(facts.metadata.get("tagging", "")),
+        tags=parse_kept(facts.metadata.get("tagging", "")),
         modified=moment(facts.mtime_ns),
     )
 

@@ -17,7 +17,7 @@ from s3api.rules import actions, metadata
 from s3api.rules import parts as kept_parts
 from s3api.rules.conditions import Conditions, is_not_modified
 from s3api.rules.ranges import ByteRange, parse_range, part_range
-from s3api.rules.tagging import parse_header
+from s3api.rules.tagging import parse_kept
 
 _CONDITIONS: Final = frozenset(("IfMatch", "IfNoneMatch", "IfModifiedSince", "IfUnmodifiedSince"))
 _NOT_MODIFIED: Final = frozenset(
@@ -84,7 +84,8 @@ def _chosen(call: Call, facts: Facts) -> ByteRange | None:
 
 def part_sizes(facts: Facts) -> list[int]:
     """Of the upload that made the object; of one that came whole, its own size."""
-    return kept_parts.sizes_of(facts.metadata) or [facts.size]
+    sizes = kept_parts.sizes_of(facts.metadata)
+    return sizes if sum(sizes) == facts.size and sizes else [facts.size]
 
 
 def _headers(call: Call, facts: Facts) -> Headers:
@@ -116,7 +117,7 @@ def _new_headers(call: Call, facts: Facts, checksums: bool) -> Headers:
 def _add_kept(call: Call, facts: Facts, headers: Headers, checksums: bool) -> None:
     kept = facts.metadata
     if tags := kept.get("tagging"):
-        headers.append((b"x-amz-tagging-count", b"%d" % len(parse_header(tags))))
+        headers.append((b"x-amz-tagging-count", b"%d" % len(parse_kept(tags))))
     if (retention := retention_of(facts)) is not None:
         until = iso8601(retention.until)
         headers.append((b"x-amz-object-lock-mode", retention.mode.encode()))

@@ -15,7 +15,7 @@ from s3api.rules import tagging
 async def get_object_tagging(call: Call) -> Response:
     """An empty set where there are none."""
     facts = find(call)
-    tags = tagging.parse_header(facts.metadata.get("tagging", ""))
+    tags = tagging.parse_kept(facts.metadata.get("tagging", ""))
     return answer(call, {**tagging.document(tags), "VersionId": version_id(call, facts)})
 
 

@@ -33,6 +33,15 @@ def parse_header(text: str) -> dict[str, str]:
     return _checked(pairs, OBJECT_TAGS)
 
 
+def parse_kept(text: str) -> dict[str, str]:
+    """The tags that are kept with an object; none where somebody on the mount wrote what can be no
+    tags."""
+    try:
+        return parse_header(text)
+    except S3Error:
+        return {}
+
+
 def parse_document(tagging: Mapping[str, Any], limit: int = OBJECT_TAGS) -> dict[str, str]:
     """The tags of a Tagging document. Raises InvalidTag."""
     return _checked(((each["Key"], each["Value"]) for each in tagging.get("TagSet", ())), limit)

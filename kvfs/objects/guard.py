@@ -1,0 +1,68 @@
+"""What may be done on the mount to attributes that say something about an object.
+
+| attribute | EINVAL | EPERM |
+|---|---|---|
+| any `user.s3.`, `trusted.s3.` | malformed (`sound`) | kept in the other class |
+| retention | | shorter, of another mode or removed while it is in force |
+| legal hold | | taken away: only S3 does that |
+| version | | always |
+
+A retention that cannot be read may be replaced, by root, but not removed. No I/O here.
+"""
+
+from typing import Final
+
+from kvfs.errors import Invalid, NotPermitted
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.objects import attributes, sound
+
+_SECOND: Final = 1_000_000_000
+
+
+def check_set(t: Transaction, ino: int, attribute: bytes, value: bytes, now_ns: int) -> None:
+    """Raises Invalid, NotPermitted."""
+    name = _name(attribute)
+    if name is None:
+        return
+    text = value.decode(errors="surrogateescape")
+    shown = attribute.decode(errors="backslashreplace")
+    if not (sound.is_etag(text) if attribute == attributes.ETAG else sound.is_sound(name, text)):
+        raise Invalid(f"{shown}: S3 could not read this value")
+    _check_locks(t, ino, name, text, now_ns)
+
+
+def check_remove(t: Transaction, ino: int, attribute: bytes, now_ns: int) -> None:
+    """Raises NotPermitted."""
+    name = _name(attribute)
+    if name is not None:
+        _check_locks(t, ino, name, None, now_ns)
+
+
+def _name(attribute: bytes) -> str | None:
+    """The callers' name; None: it is about no object."""
+    if not attribute.startswith((b"user.s3.", b"trusted.s3.")):
+        return None
+    if attribute == attributes.VERSION:
+        raise NotPermitted("the versions of an object are made by S3")
+    name = attributes.name_of(attribute)
+    if name is None:
+        shown = attribute.decode(errors="backslashreplace")
+        raise NotPermitted(f"{shown} is not where this is kept: see ARCHITECTURE.md, Objects")
+    return name
+
+
+def _check_locks(t: Transaction, ino: int, name: str, new: str | None, now_ns: int) -> None:
+    if name not in (sound.RETENTION, sound.LEGAL_HOLD):
+        return
+    packed = t.get(keys.xattr(ino, attributes.attribute(name)))
+    if packed is None:
+        return
+    old = packed.decode(errors="surrogateescape")
+    if name == sound.LEGAL_HOLD:
+        weaker = sound.believed(name, old) == sound.HELD and new != sound.HELD
+    else:
+        readable = sound.is_sound(name, old)
+        weaker = sound.weakens(old, new, now_ns / _SECOND) and (readable or new is None)
+    if weaker:
+        raise NotPermitted(f"the {name} of this version is in force: only S3 may weaken it")
