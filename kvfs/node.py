@@ -34,6 +34,7 @@ from kvfs.meta import boot, keys
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.namespace import spaces
+from kvfs.namespace.inodes import read_inodes
 from kvfs.namespace.lifecycle import Evicted
 from kvfs.recover import recover
 from kvfs.requests import Requests
@@ -41,6 +42,7 @@ from kvfs.store import layout
 from kvfs.store.files import DataFiles
 from kvfs.store.index import NAME as INDEX_NAME
 from kvfs.store.index import Index
+from kvfs.store.known import KnownDirectories
 from kvfs.store.probe import filesystem_type
 from kvfs.version import VERSION
 from kvfs.volume import Volume
@@ -59,7 +61,13 @@ Report = Callable[[], Awaitable[dict[str, Any]]]
 class Node:
     """The parts of a running node. Made by `open_node`."""
 
-    def __init__(self, config: Config, store: layout.Store, engine: EmbeddedEngine) -> None:
+    def __init__(
+        self,
+        config: Config,
+        store: layout.Store,
+        engine: EmbeddedEngine,
+        known: KnownDirectories,
+    ) -> None:
         self.config = config
         self.store = store
         self.engine = engine
@@ -67,6 +75,7 @@ class Node:
         self.files = DataFiles(store.data)
         self.index = Index(engine.database(INDEX_NAME))
         self.holders = Holders()
+        self.known = known
         self.volume = Volume(engine, self.files, self.index, self.holders)
         self.invalidators: list[Changed] = []
         """Of the mounts: each makes its kernel forget what has changed, and returns when it has."""
@@ -78,7 +87,7 @@ class Node:
         self.volume.on_published = self.sealer.published
         self.leftovers = Leftovers(engine, self.files, self.holders, self.volume.drop_later)
         self.requests = Requests(
-            engine, self.index, self.sealer, self.evictor, self._capacity, self.changed
+            engine, self.index, self.sealer, self.evictor, self._capacity, self.changed, self.drop
         )
         self.control = ControlServer(
             store.socket, {"status": self._on_status, **self.requests.handlers()}
@@ -113,6 +122,22 @@ class Node:
         if not self.invalidators:
             unlinked = [change.ino for change in changes if change.ino]
             await self.leftovers.drop(unlinked, before_ns=time.time_ns())
+
+    async def drop(self, inos: Sequence[int]) -> None:
+        """Of these, what has lost its last link goes; what somebody holds, with its last holder.
+        Raises Unavailable."""
+        inodes = await self.engine.read(lambda t: read_inodes(t, inos))
+        held = []
+        for ino, inode in zip(inos, inodes, strict=True):
+            if inode is None or inode.nlink:
+                continue
+            if self.holders.keep(ino):
+                held.append(Change(ino, b"", ino))
+            else:
+                self.holders.let_go(ino)
+                self.volume.drop_later(ino, inode.version)
+        if held:
+            await self._tell_mounts(held)
 
     async def _tell_mounts(self, changes: Sequence[Change]) -> None:
         for invalidate in list(self.invalidators):
@@ -198,8 +223,10 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         closing.callback(store.unlock)
         engine = EmbeddedEngine(store.meta)
         closing.callback(engine.close)
+        known = KnownDirectories(store.known)
+        closing.callback(known.close)
         engine.transact_now(_first_start)
-        node = Node(config, store, engine)
+        node = Node(config, store, engine, known)
         closing.callback(node.files.close)
         node.files.keep_spares()
         node.recovery = await recover(

@@ -2,7 +2,7 @@
 
 | method | params | answer |
 |---|---|---|
-| `changed` | `changes`: names; `published`: inodes | nothing, when the mounts have forgotten them |
+| `changed` | `changes`: names; `published`, `dropped`: inodes | nothing, when mounts forgot them |
 | `room` | `namespace`, `bytes` | `capacity_bytes` of the store, when so much is free |
 | `touched` | `inodes`, in the order of their use | nothing |
 
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 class _Changed(msgspec.Struct):
     changes: list[Any] = []
     published: list[int] = []
+    dropped: list[int] = []
+    """Lost their last link, under a name that no mount knew."""
 
 
 class _Room(msgspec.Struct):
@@ -50,7 +52,8 @@ class _Touched(msgspec.Struct):
 
 
 class Requests:
-    """Answers them for one node. `tell_mounts` returns when every mount has forgotten the names."""
+    """Answers them for one node. `tell_mounts` returns when every mount has forgotten the names;
+    `drop` lets orphans go that nobody holds."""
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class Requests:
         evictor: Evictor,
         capacity: Callable[[], int],
         tell_mounts: Callable[[Sequence[Change]], Awaitable[None]],
+        drop: Callable[[Sequence[int]], Awaitable[None]],
     ) -> None:
         self._engine = engine
         self._index = index
@@ -67,6 +71,7 @@ class Requests:
         self._evictor = evictor
         self._capacity = capacity
         self._tell_mounts = tell_mounts
+        self._drop = drop
 
     def handlers(self) -> dict[str, Handler]:
         """By method name, for a ControlServer."""
@@ -81,7 +86,10 @@ class Requests:
 
     async def _on_changed(self, params: dict[str, Any]) -> dict[str, Any]:
         asked = msgspec.convert(params, _Changed)
-        await self._tell_mounts(from_wire(asked.changes))
+        if asked.changes:
+            await self._tell_mounts(from_wire(asked.changes))
+        if asked.dropped:
+            await self._drop(asked.dropped)
         inodes = await self._engine.read(lambda t: read_inodes(t, asked.published))
         for ino, inode in zip(asked.published, inodes, strict=True):
             if inode is not None:

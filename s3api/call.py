@@ -154,11 +154,12 @@ class Call:
         done."""
         return await trio.to_thread.run_sync(step, limiter=self.service.threads)
 
-    async def committing(self, step: Callable[[list[Changed]], T]) -> T:
-        """Run a step that commits, in a thread, and tell the node; `step` hands the list that it
-        is given to the store (`later`). Raises what `step` raises, Unavailable."""
+    async def committing(self, step: Callable[[list[Changed]], T], *, waits: bool = True) -> T:
+        """Run a step that commits, in a thread unless it waits for no disk, and tell the node;
+        `step` hands the list that it is given to the store (`later`). Raises what `step` raises,
+        Unavailable."""
         later: list[Changed] = []
-        result = await self.blocking(lambda: step(later))
+        result = await self.blocking(lambda: step(later)) if waits else step(later)
         await self.service.teller.tell(later)
         return result
 

@@ -2,6 +2,7 @@
 
 A response goes out only after the node's mount has forgotten what the commit replaced. Under load
 many commits wait at once, so that those which came while the node was being told go together next.
+What the mount cannot know is told later: nobody waits for that.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ class Teller:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._together: Together[list[Changed], None] = Together(self._finish)
+        self._together: Together[Sequence[Changed], None] = Together(self._finish)
         self.run = self._together.run
 
     async def tell(self, changed: list[Changed]) -> None:
@@ -24,10 +25,10 @@ class Teller:
 
         Raises Unavailable: the node did not answer in time. Cancelled: the node is told all the
         same."""
-        if changed:
-            await self._together.do(changed)
+        if urgent := self._store.put_off(changed):
+            await self._together.do(urgent)
 
-    def _finish(self, batch: Sequence[list[Changed]]) -> list[None]:
+    def _finish(self, batch: Sequence[Sequence[Changed]]) -> list[None]:
         # The link to the node has a deadline of its own.
-        self._store.finish([one for each in batch for one in each])
+        self._store.tell([one for each in batch for one in each])
         return [None] * len(batch)

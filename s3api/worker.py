@@ -60,6 +60,7 @@ def main() -> None:
 
 async def _serve(plan: Plan, store: ObjectStore) -> None:
     identities = Identities(store.session, open_key(Path(plan.store) / KEY_NAME))
+    teller = Teller(store)
     service = Service(
         store=store,
         identities=identities,
@@ -70,8 +71,8 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
         version_2=plan.version_2,
         threads=trio.CapacityLimiter(_THREADS),
         lasting=trio.CapacityLimiter(_LASTING_THREADS),
-        teller=Teller(store),
-        deleter=Deleter(store),
+        teller=teller,
+        deleter=Deleter(store, teller),
         settings=SettingsReader(store),
         shown=Shown(),
     )

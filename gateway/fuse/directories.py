@@ -4,7 +4,7 @@ A stream remembers the names in the order in which it first met them, so that an
 into them: it stays valid whatever is created or removed meanwhile, and names that stay are neither
 skipped nor repeated (POSIX readdir)."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvfs.errors import NotADirectory, Stale
 from kvfs.meta import keys
@@ -15,6 +15,16 @@ from kvfs.node import Node
 
 _BATCH: Final = 512
 _DOTS: Final = 2
+
+
+class Entry(NamedTuple):
+    """What a listing says of one name."""
+
+    following: int
+    """The offset of the next one."""
+    name: bytes
+    ino: int
+    inode: Inode
 
 
 class Stream:
@@ -51,11 +61,9 @@ class DirectoryStreams:
         """Forget the stream."""
         self._streams.pop(fh, None)
 
-    async def read(self, fh: int, offset: int, limit: int) -> list[tuple[int, bytes, int, Inode]]:
-        """At most `limit` entries from `offset` on: (offset of the next, name, inode number,
-        record).
-
-        Fewer than asked for is not the end; none is. `.` and `..` come first."""
+    async def read(self, fh: int, offset: int, limit: int) -> list[Entry]:
+        """At most `limit` entries from `offset` on. Fewer than asked for is not the end; none is.
+        `.` and `..` come first."""
         stream = self._streams.get(fh)
         if stream is None:
             raise Stale("no such open directory")
@@ -64,16 +72,14 @@ class DirectoryStreams:
         return await self._engine.read(lambda t: _page(t, stream, offset, limit))
 
 
-def _page(
-    t: Transaction, stream: Stream, offset: int, limit: int
-) -> list[tuple[int, bytes, int, Inode]]:
-    page: list[tuple[int, bytes, int, Inode]] = []
+def _page(t: Transaction, stream: Stream, offset: int, limit: int) -> list[Entry]:
+    page: list[Entry] = []
     if offset < _DOTS:
         this = tree.read_inode(t, stream.ino)
         parent = this.parent or stream.ino
         for at, (name, ino) in enumerate([(b".", stream.ino), (b"..", parent)], 1):
             if at > offset:
-                page.append((at, name, ino, tree.read_inode(t, ino)))
+                page.append(Entry(at, name, ino, tree.read_inode(t, ino)))
     start = max(offset - _DOTS, 0)
     while not page and not (stream.ended and start >= len(stream.entries)):
         page = _known(t, stream, start, limit)
@@ -81,15 +87,13 @@ def _page(
     return page
 
 
-def _known(
-    t: Transaction, stream: Stream, start: int, limit: int
-) -> list[tuple[int, bytes, int, Inode]]:
+def _known(t: Transaction, stream: Stream, start: int, limit: int) -> list[Entry]:
     while not stream.ended and len(stream.entries) < start + limit:
         _extend(t, stream)
     names = stream.entries[start : start + limit]
     records = t.get_many([keys.inode(ino) for _, ino in names])
     return [
-        (start + at + 1 + _DOTS, name, ino, unpack_inode(record))
+        Entry(start + at + 1 + _DOTS, name, ino, unpack_inode(record))
         for at, ((name, ino), record) in enumerate(zip(names, records, strict=True))
         if record is not None
     ]

@@ -302,11 +302,15 @@ class Handlers:
         out = bytearray()
         live, looked_up = self._ops.live, self._holders.looked_up
         limit = size // (_LEAST_DIRENT + protocol.ENTRY_BYTES)
-        for following, name, ino, inode in await self._ops.directories.read(fh, offset, limit):
+        page = await self._ops.read_directory(fh, offset, limit)
+        for at, entry in enumerate(page):
+            following, name, ino, inode = entry
             one = protocol.dirent(ino, following, name, inode.mode)
             if len(out) + protocol.ENTRY_BYTES + len(one) > size:
+                self._ops.unsaid(page[at:])
                 break
-            if name in (b".", b".."):  # the kernel takes no lookup count for them
+            # The kernel takes no lookup count for the dots.
+            if name in (b".", b"..") or self._ops.is_strange(entry):
                 out += protocol.BARE_ENTRY
             else:
                 looked_up(ino)

@@ -210,11 +210,15 @@ class LibfuseOperations(pyfuse3.Operations):
     @_translated
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         while True:
-            page = await self._ops.directories.read(fh, start_id, _PAGE)
-            for following, name, ino, inode in page:
+            page = await self._ops.read_directory(fh, start_id, _PAGE)
+            for at, entry in enumerate(page):
+                following, name, ino, inode = entry
                 start_id = following
+                if self._ops.is_strange(entry):
+                    continue
                 live = attributes(ino, self._ops.live(ino, inode))
                 if not pyfuse3.readdir_reply(token, name, live, following):
+                    self._ops.unsaid(page[at:])
                     return
                 if name not in (b".", b".."):
                     self._ops.holders.looked_up(ino)

@@ -7,13 +7,14 @@ the kernel (`default_permissions`). Errors are the core's or OSError; `errno_map
 
 import os
 import stat
+from collections.abc import Sequence
 from typing import Final
 
 import trio
 
 from gateway.fuse.attributes import Attributes, changes_of, completed
 from gateway.fuse.caller import Caller, now_ns
-from gateway.fuse.directories import DirectoryStreams
+from gateway.fuse.directories import DirectoryStreams, Entry
 from gateway.fuse.handles import LARGE_BLOCKS, Handle, OpenFile, OpenFiles
 from gateway.fuse.protocol import NAME_MAX, Fattr
 from gateway.fuse.xattrs import Xattrs
@@ -36,6 +37,7 @@ class Operations:
         self.engine = node.engine
         self.volume = node.volume
         self.holders = node.holders
+        self.known = node.known
         self.store = node.files
         self.open_files = open_files
         self.directories = DirectoryStreams(node)
@@ -48,9 +50,49 @@ class Operations:
     async def lookup(self, parent: int, name: bytes) -> tuple[int, Inode]:
         """The inode under a name. Raises NotFound, NameTooLong, Stale."""
         ino, inode = await self.engine.read(lambda t: tree.lookup(t, parent, name))
+        if stat.S_ISDIR(inode.mode) and ino not in self.known:
+            ino, inode = await self.engine.transact(lambda t: self._meet(t, parent, name))
         if not inode.nlink:
             raise Stale("the last link is gone")  # `.`, by a file handle
         return ino, self.live(ino, inode)
+
+    def _meet(self, t: Transaction, parent: int, name: bytes) -> tuple[int, Inode]:
+        """Look up a directory that the kernel is about to know: see `store.known`."""
+        ino, inode = tree.lookup(t, parent, name)
+        if stat.S_ISDIR(inode.mode) and inode.nlink:
+            self.known.add(ino)
+        return ino, inode
+
+    async def read_directory(self, fh: int, offset: int, limit: int) -> list[Entry]:
+        """See `DirectoryStreams.read`. The kernel may be told what each entry is but those that
+        `is_strange`: they went meanwhile."""
+        page = await self.directories.read(fh, offset, limit)
+        strangers = [each.ino for each in page if self.is_strange(each)]
+        if not strangers:
+            return page
+
+        def meet(t: Transaction) -> dict[int, Inode]:
+            met = {}
+            for ino, inode in zip(strangers, tree.read_inodes(t, strangers), strict=True):
+                if inode is not None and inode.nlink:
+                    self.known.add(ino)
+                    met[ino] = inode
+            return met
+
+        met = await self.engine.transact(meet)
+        return [each._replace(inode=met.get(each.ino, each.inode)) for each in page]
+
+    def is_strange(self, entry: Entry) -> bool:
+        """Whether it is a directory that the kernel may not be told of. The dots it knows."""
+        if not stat.S_ISDIR(entry.inode.mode) or entry.ino in self.known:
+            return False
+        return entry.name not in (b".", b"..")
+
+    def unsaid(self, entries: Sequence[Entry]) -> None:
+        """The kernel was not told of these after all."""
+        for each in entries:
+            if not self.holders.keep(each.ino):
+                self.known.forget(each.ino)
 
     def live(self, ino: int, inode: Inode) -> Inode:
         """The record, completed by the data file's own stat where that is the truth. Changes
@@ -144,6 +186,8 @@ class Operations:
                 boot=self.node.boot if stat.S_ISREG(mode) else 0,
             )
             made = tree.add(t, parent, name, ino, inode)
+            if stat.S_ISDIR(mode):
+                self.known.add(made)
             return made, tree.read_inode(t, made) if top else inode
 
         return await self.engine.transact(fn)
@@ -233,7 +277,10 @@ class Operations:
 
     def forget(self, ino: int, count: int) -> None:
         """The kernel gives back lookups."""
-        if self.holders.forgotten(ino, count) and self._orphans:
+        if not self.holders.forgotten(ino, count):
+            return
+        self.known.forget(ino)
+        if self._orphans:
             self._drop_if_free(ino)
 
     def _drop_if_free(self, ino: int) -> None:
@@ -253,6 +300,7 @@ class Operations:
         """The mount has gone: publish and close what is open, drop what only the kernel held."""
         await self.open_files.release_all()
         self.holders.forget_all()
+        self.known.forget_all()
         for ino in list(self._orphans):
             self._drop_if_free(ino)
 

@@ -167,7 +167,7 @@ class Drafts:
         def fn(t: Transaction) -> None:
             for draft, file in zip(drafts, files, strict=True):
                 placing.place(t, draft.target, file, options, author, changed)
-            changed.post(t, author.now)
+            self._finisher.post(t, changed, author.now)
 
         self._session.write(fn)
         return changed

@@ -9,6 +9,9 @@ goes.
 | 3 no node: data files of the removed unlinked | orphans: the next start |
 | 4 no node: their index entries and records dropped | orphans: the next start |
 | 5 the notice removed, with the next change | the notice: the node, to no effect |
+
+Where no kernel knows a directory in which names changed (`store.known`) there is nothing to forget
+and no notice: the node hears of new files and of what is to be dropped a moment later (`soon`).
 """
 
 import stat
@@ -17,11 +20,13 @@ from collections.abc import Sequence
 from kvfs.changes import Change
 from kvfs.client.link import Link, Told
 from kvfs.client.session import Session
+from kvfs.client.soon import Soon
 from kvfs.errors import KvfsError
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode
 from kvfs.namespace import notices, spaces, tree
 from kvfs.namespace.tree import Removed
+from kvfs.store.known import Known
 
 
 class Changed:
@@ -32,17 +37,27 @@ class Changed:
         self.orphans: list[tuple[int, Inode]] = []
         self.published: list[int] = []
         """New files."""
+        self.size_bytes = 0
+        """Of the new files."""
         self.notice = b""
+        """Empty: no kernel can know what was changed."""
+        self.links_stay = False
+        """An inode that lost a link has others, by which a kernel may know it."""
 
     def name(self, parent: int, name: bytes, removed: Removed | None = None) -> None:
         """This name came, went or leads elsewhere; `removed` is what lost its link by that."""
         self.changes.append(Change(parent, name, removed.ino if removed else 0))
-        if removed is not None and not removed.inode.nlink:
+        if removed is None:
+            return
+        if removed.inode.nlink:
+            self.links_stay = True
+        else:
             self.orphans.append((removed.ino, removed.inode))
 
-    def post(self, t: Transaction, now: int) -> None:
-        """Call last in the transaction."""
-        self.notice = notices.post(t, self.changes, now)
+    def publish(self, ino: int, size: int) -> None:
+        """A file of `size` bytes came."""
+        self.published.append(ino)
+        self.size_bytes += size
 
 
 class Finisher:
@@ -51,7 +66,15 @@ class Finisher:
     def __init__(self, session: Session, link: Link) -> None:
         self._session = session
         self._link = link
+        self._known = Known(session.store.known)
+        self._soon: Soon[Changed] = Soon(self.tell)
         self._taken: list[bytes] = []
+        link.before_asking = self._soon.flush
+
+    def post(self, t: Transaction, changed: Changed, now: int) -> None:
+        """Step 1; call last in the transaction."""
+        if changed.links_stay or any(each.parent in self._known for each in changed.changes):
+            changed.notice = notices.post(t, changed.changes, now)
 
     def clear(self, t: Transaction) -> None:
         """Step 5, in any transaction that writes anyway."""
@@ -62,14 +85,29 @@ class Finisher:
         """Steps 2 to 4, for all these at once. Raises Unavailable when the node does not answer and
         its mount may show what was there: the changes are committed, and the node has its
         notices."""
-        changes = [change for each in changed for change in each.changes]
+        if urgent := self.put_off(changed):
+            self.tell(urgent)
+
+    def put_off(self, changed: Sequence[Changed]) -> Sequence[Changed]:
+        """Leave to a thread what no kernel can know. What is to be told now, by `tell`: also of
+        what was left before, where that is much. Never waits."""
+        urgent = [each for each in changed if each.notice]
+        if len(urgent) < len(changed):
+            rest = [each for each in changed if not each.notice]
+            urgent += self._soon.add(rest, sum(each.size_bytes for each in rest))
+        return urgent
+
+    def tell(self, changed: Sequence[Changed]) -> None:
+        """`finish`, of what `put_off` gave back."""
+        changes = [change for each in changed if each.notice for change in each.changes]
+        dropped = [ino for each in changed if not each.notice for ino, _ in each.orphans]
         orphans = [orphan for each in changed for orphan in each.orphans]
         published = [ino for each in changed for ino in each.published]
-        told = self._link.tell(changes, published)
+        told = self._link.tell(changes, published, dropped)
         if told is Told.NOBODY and orphans:
             self.drop(orphans)
         if told is not Told.KERNEL:
-            self._taken += [each.notice for each in changed]
+            self._taken += [each.notice for each in changed if each.notice]
 
     def drop(self, orphans: Sequence[tuple[int, Inode]]) -> None:
         """Steps 3 and 4."""
@@ -89,7 +127,12 @@ class Finisher:
         self._session.write(reap)
 
     def close(self) -> None:
-        """Remove the notices that were taken; the node does what this cannot."""
+        """Tell what was put off, and remove the notices that were taken; the node does what this
+        cannot."""
+        try:
+            self._soon.flush()
+        except KvfsError:
+            pass
         if not self._taken or not self._session.writable:
             return
         try:

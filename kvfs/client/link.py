@@ -7,7 +7,7 @@ remembers: then the client drops that itself.
 """
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,10 @@ _ROOM_DEADLINE_S: Final = 15.0
 _STAND_IN_S: Final = 2.0
 _CHANGES_IN_A_REQUEST: Final = 1_000
 _NUMBERS_IN_A_REQUEST: Final = 8_192
+
+
+def _nothing() -> None:
+    """Nothing was put off."""
 
 
 class Room(msgspec.Struct):
@@ -47,27 +51,38 @@ class Link:
 
     def __init__(self, socket: Path) -> None:
         self._node = control.Caller(socket)
+        self.before_asking: Callable[[], None] = _nothing
+        """Tells the node of space that it does not know yet it can have back."""
 
     def close(self) -> None:
         """Close the connection to the node; it is made again when needed."""
         self._node.close()
 
-    def tell(self, changes: Sequence[Change], published: Sequence[int]) -> Told:
+    def tell(
+        self, changes: Sequence[Change], published: Sequence[int], dropped: Sequence[int] = ()
+    ) -> Told:
         """The kernels of all mounts have forgotten these names when it returns, and the node, if it
-        answered, knows these new files (inode numbers).
+        answered, knows these new files, and what lost its last link under names that no kernel knew
+        (inode numbers).
 
         Raises Unavailable when a node runs that has not answered in time, and its mount could not
         be made to forget without it.
         """
-        for start in range(0, max(len(changes), len(published)), _CHANGES_IN_A_REQUEST):
+        most = max(len(changes), len(published), len(dropped))
+        for start in range(0, most, _CHANGES_IN_A_REQUEST):
             part = slice(start, start + _CHANGES_IN_A_REQUEST)
-            params = {"changes": to_wire(changes[part]), "published": published[part]}
+            params = {
+                "changes": to_wire(changes[part]),
+                "published": published[part],
+                "dropped": dropped[part],
+            }
             try:
                 self._node.call("changed", params, _DEADLINE_S)
             except control.NoNode:
                 return Told.NOBODY
             except Unavailable as error:
-                self._stand_in(changes[start:], error)
+                if names := changes[start:]:
+                    self._stand_in(names, error)
                 return Told.KERNEL
         return Told.NODE
 
@@ -89,6 +104,7 @@ class Link:
 
         Raises NoSpace, naming what is full; Unavailable when the node does not answer in time.
         """
+        self.before_asking()
         params = {"namespace": namespace_id, "bytes": size}
         answer = self._ask("room", params, _ROOM_DEADLINE_S)
         return None if answer is None else msgspec.convert(answer, Room)

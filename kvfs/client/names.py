@@ -136,7 +136,7 @@ class Names:
         def fn(t: Transaction) -> None:
             self._finisher.clear(t)
             step(t, changed)
-            changed.post(t, now_ns())
+            self._finisher.post(t, changed, now_ns())
 
         with naming(*named):
             self._session.write(fn)

@@ -147,7 +147,7 @@ def place(
         boot=0 if file.synced else author.boot,
     )
     changed.name(parent, target.name, removed)
-    changed.published.append(file.ino)
+    changed.publish(file.ino, file.size)
 
 
 def make_directory(

@@ -76,9 +76,23 @@ class Bodies:
         """A new body of about so many bytes. Raises NoSpace, ReadOnly, Unavailable, OSError."""
         if size_hint <= SMALL_BYTES:
             self._spend(bucket.id, BLOCK * placing.blocks_of(size_hint))
-            body = Body(bucket, self._number(bucket.id), SMALL_BYTES, small=True)
-        else:
-            body = Body(bucket, self._reserve(bucket, size_hint), size_hint, small=False)
+            return self._small(bucket)
+        return self._made(Body(bucket, self._reserve(bucket, size_hint), size_hint, small=False))
+
+    def begin_now(self, bucket: Bucket, size_hint: int) -> Body | None:
+        """As `begin`, for an event loop; None where the body is not small, or the node must be
+        asked for space first."""
+        if size_hint > SMALL_BYTES or not self._spend_found(
+            bucket.id, BLOCK * placing.blocks_of(size_hint)
+        ):
+            return None
+        return self._small(bucket)
+
+    def _small(self, bucket: Bucket) -> Body:
+        return self._made(Body(bucket, self._number(bucket.id), SMALL_BYTES, small=True))
+
+    def _made(self, body: Body) -> Body:
+        """With its data file."""
         try:
             body.fd = self._session.files.create(body.ino, 0)
         except BaseException:
@@ -204,11 +218,8 @@ class Bodies:
 
     def _spend(self, namespace_id: int, size: int) -> None:
         """Take from what was found free of late, or look for more."""
-        with self._lock:
-            left, until = self._credit.get(namespace_id, (0, 0.0))
-            if left >= size and time.monotonic() < until:
-                self._credit[namespace_id] = left - size, until
-                return
+        if self._spend_found(namespace_id, size):
+            return
         try:
             self._admit(namespace_id, size + _CREDIT_BYTES)
         except NoSpace:
@@ -216,6 +227,15 @@ class Bodies:
             return
         with self._lock:
             self._credit[namespace_id] = _CREDIT_BYTES, time.monotonic() + _CREDIT_S
+
+    def _spend_found(self, namespace_id: int, size: int) -> bool:
+        """Whether so much of what was found free of late was left."""
+        with self._lock:
+            left, until = self._credit.get(namespace_id, (0, 0.0))
+            if left < size or time.monotonic() >= until:
+                return False
+            self._credit[namespace_id] = left - size, until
+            return True
 
     def _admit(self, namespace_id: int, size: int) -> None:
         wanted = {namespace_id: size}

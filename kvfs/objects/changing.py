@@ -100,7 +100,7 @@ def put(
     if version is not None:
         t.put(keys.xattr(new.body.ino, attributes.VERSION), version)
     tell(t, changed, parent, name, removed)
-    changed.published.append(new.body.ino)
+    changed.publish(new.body.ino, new.body.size)
     outside = versions.NULL if version is None else versions.outside(version)
     return Facts(key, new.body.ino, inode, new.etag, dict(new.metadata), outside, True, False)
 
@@ -118,7 +118,7 @@ def put_file(
     remove_file(t, directory, name, moment, changed)
     inode = _add_file(t, bucket, directory, name, new, moment)
     tell(t, changed, directory, name)
-    changed.published.append(new.body.ino)
+    changed.publish(new.body.ino, new.body.size)
     return inode
 
 

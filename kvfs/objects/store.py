@@ -69,6 +69,11 @@ class Draft:
         """Where in the data file its bytes begin."""
         return self.body.place.offset if isinstance(self.body, Slot) else 0
 
+    @property
+    def durable(self) -> bool:
+        """Whether to commit it waits for the disk."""
+        return self.body.bucket.durable
+
 
 class Doomed(NamedTuple):
     """What is to be deleted."""
@@ -136,6 +141,10 @@ class ObjectStore:
     def head_bucket(self, name: bytes) -> Described:
         """Raises NoSuchBucket."""
         return self._session.read(lambda t: buckets.describe(t, name))
+
+    def is_durable(self, name: bytes) -> bool:
+        """Whether changes in this bucket wait for the disk. Raises NoSuchBucket."""
+        return self._session.read(lambda t: finding.find_bucket(t, name)).durable
 
     def list_buckets(self) -> list[Described]:
         """All namespaces, in the order of their names."""
@@ -232,6 +241,14 @@ class ObjectStore:
         found = self._session.read(lambda t: finding.find_bucket(t, bucket))
         return Draft(self._bodies.begin(found, size_hint), key)
 
+    def begin_now(self, bucket: bytes, key: bytes, size_hint: int) -> Draft | None:
+        """As `begin`, for an event loop: it waits neither for the disk nor for the node. None where
+        only `begin` can: a large body, or space that must be asked for first."""
+        check_key(key)
+        found = self._session.read(lambda t: finding.find_bucket(t, bucket))
+        body = self._bodies.begin_now(found, size_hint)
+        return None if body is None else Draft(body, key)
+
     def grow(self, draft: Draft, size: int) -> None:
         """Call before more is written than was hinted; seldom does anything. Raises NoSpace,
         Unavailable."""
@@ -286,8 +303,16 @@ class ObjectStore:
     def finish(self, changed: Sequence[Changed]) -> None:
         """The node's mount has forgotten what these commits replaced when it returns. Raises
         Unavailable."""
-        if changed:
-            self._finisher.finish(*changed)
+        self._finisher.finish(*changed)
+
+    def put_off(self, changed: Sequence[Changed]) -> Sequence[Changed]:
+        """As `finish`, but for what it gives back for `tell`: the mount cannot know what the others
+        replaced. Never waits."""
+        return self._finisher.put_off(changed)
+
+    def tell(self, changed: Sequence[Changed]) -> None:
+        """The rest of `finish`, after `put_off`. Raises Unavailable."""
+        self._finisher.tell(changed)
 
     def copy(
         self,
@@ -395,7 +420,7 @@ class ObjectStore:
                 return [self._delete(t, found, each, versioning, bypass, changed) for each in part]
 
             results += self._change(fn, later)
-        if self._session.read(lambda t: finding.find_bucket(t, bucket)).durable:
+        if self.is_durable(bucket):
             self._session.sync()
         return results
 
@@ -651,7 +676,7 @@ class ObjectStore:
                 changed = Changed()
                 self._finisher.clear(t)
                 result = fn(t, written, changed)
-                changed.post(t, session.now_ns())
+                self._finisher.post(t, changed, session.now_ns())
                 return result, changed
 
             try:
@@ -668,7 +693,7 @@ class ObjectStore:
             self._finisher.clear(t)
             result = fn(t, changed)
             if changed.changes:
-                changed.post(t, session.now_ns())
+                self._finisher.post(t, changed, session.now_ns())
             return result, changed
 
         result, changed = self._session.write(step)

@@ -6,7 +6,7 @@
 | `lock` | flock held by the daemon, its pid inside |
 | `meta/` | the embedded engine |
 | `data/xxx/` | data files, 4,096 directories made when first needed |
-| `run/` | control socket, log |
+| `run/` | control socket, log, which directories the kernel knows (`known`) |
 | `clean` | there while no daemon runs and the last one stopped in order |
 | `recovered` | id of the boot in which data files and records were last known to agree |
 
@@ -67,6 +67,7 @@ class Store:
         self.data = root / "data"
         self.run = root / "run"
         self.socket = self.run / "control.sock"
+        self.known = self.run / "known"
         self._clean = root / "clean"
         self._recovered = root / "recovered"
         self._lock_fd = -1

@@ -4,8 +4,9 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.objects.changing import ENABLED
+from kvfs.objects.changing import ENABLED, Check, anything
 from kvfs.objects.finding import Facts
+from kvfs.objects.store import Draft
 from kvfs.wire.http import Response
 from s3api.call import Call, Handler, target
 from s3api.errors import S3Error
@@ -34,7 +35,7 @@ async def put_object(call: Call) -> Response:
     if size is not None and size > PUT_LIMIT_BYTES:
         raise S3Error("EntityTooLarge")
     conditions = Conditions.of(call.params)
-    draft = await call.blocking(lambda: call.store.begin(call.raw_bucket, call.raw_key, size or 0))
+    draft = await _begin(call, size or 0)
     try:
         digests = await receiver.into(draft)
         said |= checksum_attributes(digests)
@@ -44,15 +45,30 @@ async def put_object(call: Call) -> Response:
                 digests.etag,
                 said,
                 versioning=call.settings.versioning,
-                check=lambda found: check_write(conditions, found and target(found)),
+                check=_check(conditions),
                 later=later,
-            )
+            ),
+            waits=draft.durable,
         )
     except BaseException:
         with trio.CancelScope(shield=True):
             await call.blocking(lambda: call.store.discard(draft))
         raise
     return answer(call, put_result(call, facts, digests))
+
+
+async def _begin(call: Call, size: int) -> Draft:
+    """At once where that can be: a change of thread costs more than a small body."""
+    draft = call.store.begin_now(call.raw_bucket, call.raw_key, size)
+    if draft is None:
+        return await call.blocking(lambda: call.store.begin(call.raw_bucket, call.raw_key, size))
+    return draft
+
+
+def _check(conditions: Conditions) -> Check:
+    if not conditions:
+        return anything  # what is there need not be read
+    return lambda found: check_write(conditions, found and target(found))
 
 
 def said_of_new(call: Call) -> dict[str, str]:

@@ -26,15 +26,19 @@ class Asked:
     def __init__(self, node: SmallNode) -> None:
         self.node = node
         self.told: list[Change] = []
+        self.dropped: list[int] = []
         self.failures: list[Exception] = []
         self.requests = Requests(
-            node.engine, node.index, node.sealer, node.evictor, lambda: 1234, self._tell
+            node.engine, node.index, node.sealer, node.evictor, lambda: 1234, self._tell, self._drop
         )
 
     async def _tell(self, changes: Sequence[Change]) -> None:
         if self.failures:
             raise self.failures.pop()
         self.told += changes
+
+    async def _drop(self, inos: Sequence[int]) -> None:
+        self.dropped += inos
 
     def keeping(self, main: Callable[[], Awaitable[None]]) -> None:
         """Run `main` beside the evictor."""
@@ -116,6 +120,14 @@ def test_mounts_are_told_and_new_files_take_their_place_in_the_order(asked: Aske
     assert [found for _, found in node.index.coldest(space, 10)] == [ino]
 
 
+def test_what_no_mount_knew_is_dropped_without_their_being_told(asked: Asked) -> None:
+    async def main() -> None:
+        await asked.ask("changed", dropped=[3, 4])
+
+    asked.keeping(main)
+    assert (asked.told, asked.dropped) == ([], [3, 4])
+
+
 def test_touched_files_are_warm_in_the_order_given(asked: Asked) -> None:
     node = asked.node
     space = node.namespace("cache")
@@ -138,6 +150,7 @@ def test_touched_files_are_warm_in_the_order_given(asked: Asked) -> None:
         ("room", {}),
         ("touched", {"inodes": "all"}),
         ("changed", {"published": [None]}),
+        ("changed", {"dropped": 7}),
     ],
 )
 def test_a_malformed_request_is_refused(

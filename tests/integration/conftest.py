@@ -16,9 +16,9 @@ import pytest
 
 from gateway.fuse.probe import probe_modes
 from tests.integration.harness import MODES, CannotStart, Node
-from tests.integration.s3 import bucket, s3
+from tests.integration.s3 import bucket, either_bucket, s3
 
-__all__ = ["bucket", "s3"]  # fixtures
+__all__ = ["bucket", "either_bucket", "s3"]  # fixtures
 
 NATIVE = os.environ.get("KVFS_TEST_DIR")
 

@@ -30,6 +30,7 @@ from kvfs.objects.problems import BucketNotEmpty, NoSuchBucket
 from kvfs.objects.store import Doomed, ObjectStore
 from s3api.auth.credentials import Credentials
 from s3api.identities import ADMINISTRATOR
+from s3api.settings import OWNER, pack
 from s3api.users import Users
 from tests.integration.harness import Node, best_mode
 
@@ -109,6 +110,16 @@ class S3:
         self.client(user).create_bucket(Bucket=name, **options)
         return name
 
+    def new_cache(self, user: str = "main") -> str:
+        """A bucket that evicts, and whose changes wait for no disk."""
+        name = f"test-{os.getpid()}-{next(_numbers)}"
+        store = ObjectStore(self.node.store)
+        try:
+            store.create_bucket(name.encode(), "cache", {OWNER: pack(user)})
+        finally:
+            store.close()
+        return name
+
     def remove_bucket(self, name: str) -> None:
         """With all that is in it, past the API; a bucket that holds locked objects stays."""
         store = ObjectStore(self.node.store)
@@ -186,5 +197,13 @@ def s3() -> Iterator[S3]:
 def bucket(s3: S3) -> Iterator[str]:
     """A fresh bucket of `main`."""
     name = s3.new_bucket()
+    yield name
+    s3.remove_bucket(name)
+
+
+@pytest.fixture(params=["durable", "cache"])
+def either_bucket(s3: S3, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A fresh bucket of `main`: its changes wait for the disk, or for none."""
+    name = s3.new_bucket() if request.param == "durable" else s3.new_cache()
     yield name
     s3.remove_bucket(name)

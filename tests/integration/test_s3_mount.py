@@ -1,7 +1,9 @@
 """One namespace: what S3 writes is on the mount, what the mount writes is in S3, at once."""
 
+import contextlib
 import os
 import stat
+import threading
 import time
 from pathlib import Path
 
@@ -352,3 +354,71 @@ def test_keys_never_lead_out_of_the_bucket(s3: S3, bucket: str) -> None:
         assert get(s3, bucket, key) == b"inside"
     assert not (s3.mount / "models" / "x").exists()
     assert not (s3.mount / "x").exists()
+
+
+# ---- names that the kernel looks up for the first time while S3 changes them
+
+
+def test_a_first_look_up_beside_a_put_leaves_nothing_stale(s3: S3, bucket: str) -> None:
+    """The kernel keeps what it is told, absence too, for an hour."""
+    client = s3.client("main")
+    for turn in range(60):
+        put(s3, bucket, f"d{turn}/first", b"x")
+    for turn in range(60):
+        path = s3.mount / bucket / f"d{turn}" / "second"
+        looking = threading.Thread(target=path.exists)
+        looking.start()
+        client.put_object(Bucket=bucket, Key=f"d{turn}/second", Body=b"y")
+        assert path.read_bytes() == b"y"
+        looking.join()
+        assert sorted(os.listdir(path.parent)) == ["first", "second"]
+
+
+def test_a_first_look_up_beside_a_delete_leaves_nothing_stale(s3: S3, bucket: str) -> None:
+    client = s3.client("main")
+    for turn in range(60):
+        put(s3, bucket, f"d{turn}/stays", b"x")
+        put(s3, bucket, f"d{turn}/goes", b"x")
+    for turn in range(60):
+        path = s3.mount / bucket / f"d{turn}" / "goes"
+        looking = threading.Thread(target=path.exists)
+        looking.start()
+        client.delete_object(Bucket=bucket, Key=f"d{turn}/goes")
+        assert not path.exists()
+        looking.join()
+        assert os.listdir(path.parent) == ["stays"]
+
+
+def test_a_directory_that_the_kernel_has_forgotten_is_seen_as_it_is(s3: S3, bucket: str) -> None:
+    put(s3, bucket, "d/first", b"x")
+    directory = s3.mount / bucket / "d"
+    before = directory.stat().st_mtime_ns
+    assert os.listdir(directory) == ["first"]
+    assert not (directory / "second").exists()
+    # Best effort: without the right to, the kernel forgets nothing and is told of the change.
+    with contextlib.suppress(OSError):
+        Path("/proc/sys/vm/drop_caches").write_text("2")
+    put(s3, bucket, "d/second", b"y")
+    assert (directory / "second").read_bytes() == b"y"
+    assert sorted(os.listdir(directory)) == ["first", "second"]
+    assert directory.stat().st_mtime_ns > before
+
+
+def test_what_is_deleted_unseen_gives_its_space_back(s3: S3, bucket: str) -> None:
+    """Nobody on the mount ever looked, so that nobody is told at once: it goes all the same."""
+    client = s3.client("main")
+    before = used_bytes(s3, bucket)
+    for number in range(8):
+        put(s3, bucket, f"unseen/{number}", bytes(MIB))
+    assert used_bytes(s3, bucket) >= before + 8 * MIB
+    for number in range(8):
+        client.delete_object(Bucket=bucket, Key=f"unseen/{number}")
+    until = time.monotonic() + 20
+    while used_bytes(s3, bucket) > before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert used_bytes(s3, bucket) <= before
+
+
+def used_bytes(s3: S3, bucket: str) -> int:
+    namespaces = s3.node.status()["namespaces"]
+    return int(next(each["used_bytes"] for each in namespaces if each["name"] == bucket))

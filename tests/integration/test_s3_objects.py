@@ -330,16 +330,16 @@ def test_a_delete_marker_is_nothing_to_match(s3: S3, kept: str) -> None:
     assert client.get_object(Bucket=kept, Key="a")["Body"].read() == b"2"
 
 
-def test_one_of_many_creators_wins(s3: S3, bucket: str) -> None:
+def test_one_of_many_creators_wins(s3: S3, either_bucket: str) -> None:
     bodies = [b"%d" % n * 5000 for n in range(8)]
     for round_ in range(5):
         key = f"race/{round_}"
         gate = threading.Barrier(len(bodies))
         with ThreadPoolExecutor(len(bodies)) as pool:
-            results = [*pool.map(partial(_create, s3, gate, bucket, key), bodies)]
+            results = [*pool.map(partial(_create, s3, gate, either_bucket, key), bodies)]
         assert results.count("created") == 1
         assert results.count("412 PreconditionFailed") == len(bodies) - 1
-        got = s3.client().get_object(Bucket=bucket, Key=key)["Body"].read()
+        got = s3.client().get_object(Bucket=either_bucket, Key=key)["Body"].read()
         assert got == bodies[results.index("created")]
 
 
@@ -353,15 +353,15 @@ def _create(s3: S3, gate: threading.Barrier, bucket: str, key: str, body: bytes)
     return "created"
 
 
-def test_one_of_many_writers_wins(s3: S3, bucket: str) -> None:
+def test_one_of_many_writers_wins(s3: S3, either_bucket: str) -> None:
     """Those that saw the same object: If-Match."""
-    tag = s3.client().put_object(Bucket=bucket, Key="a", Body=b"first")["ETag"]
+    tag = s3.client().put_object(Bucket=either_bucket, Key="a", Body=b"first")["ETag"]
     gate = threading.Barrier(6)
 
     def write(body: bytes) -> str:
         gate.wait()
         try:
-            s3.client().put_object(Bucket=bucket, Key="a", Body=body, IfMatch=tag)
+            s3.client().put_object(Bucket=either_bucket, Key="a", Body=body, IfMatch=tag)
         except ClientError as error:
             return code_of(error)[1]
         return "written"
@@ -370,14 +370,14 @@ def test_one_of_many_writers_wins(s3: S3, bucket: str) -> None:
     with ThreadPoolExecutor(6) as pool:
         results = [*pool.map(write, bodies)]
     assert sorted(results) == ["PreconditionFailed"] * 5 + ["written"]
-    got = s3.client().get_object(Bucket=bucket, Key="a")["Body"].read()
+    got = s3.client().get_object(Bucket=either_bucket, Key="a")["Body"].read()
     assert got == bodies[results.index("written")]
 
 
-def test_conditions_of_deletes(s3: S3, bucket: str) -> None:
+def test_conditions_of_deletes(s3: S3, either_bucket: str) -> None:
     client = s3.client()
-    tag = client.put_object(Bucket=bucket, Key="a", Body=b"abc")["ETag"]
-    modified = client.head_object(Bucket=bucket, Key="a")["LastModified"]
+    tag = client.put_object(Bucket=either_bucket, Key="a", Body=b"abc")["ETag"]
+    modified = client.head_object(Bucket=either_bucket, Key="a")["LastModified"]
     for asked in (
         {"IfMatch": '"other"'},
         {"IfMatchSize": 4},
@@ -385,13 +385,13 @@ def test_conditions_of_deletes(s3: S3, bucket: str) -> None:
         {"IfMatch": tag, "IfMatchSize": 4},
     ):
         with refused(412, "PreconditionFailed"):
-            client.delete_object(Bucket=bucket, Key="a", **asked)
+            client.delete_object(Bucket=either_bucket, Key="a", **asked)
     client.delete_object(
-        Bucket=bucket, Key="a", IfMatch=tag, IfMatchSize=3, IfMatchLastModifiedTime=modified
+        Bucket=either_bucket, Key="a", IfMatch=tag, IfMatchSize=3, IfMatchLastModifiedTime=modified
     )
     with refused(404, "NoSuchKey"):
-        client.get_object(Bucket=bucket, Key="a")
-    client.delete_object(Bucket=bucket, Key="a", IfMatch=tag)
+        client.get_object(Bucket=either_bucket, Key="a")
+    client.delete_object(Bucket=either_bucket, Key="a", IfMatch=tag)
 
 
 def test_conditions_of_deletes_where_versions_are_kept(s3: S3, kept: str) -> None:

@@ -1,0 +1,118 @@
+"""Which directories the kernel may know by the node's mount, told to every process of the store.
+
+Who changes names behind the mount's back asks here whether anybody could have seen them: under a
+directory that no kernel knows there is no name, no absent name, no listing and no attribute to be
+forgotten. So a commit there costs no round trip to the node.
+
+A file of counters, mapped by all: a directory counts in the slot of its inode number. The node
+counts it before a reply first names it to the kernel, and takes it back when the kernel forgets it
+(FORGET) or the mount has gone.
+
+Why nobody sees what was there before. The node counts a directory, and reads what it replies, in
+one turn of the engine's only writer lock (`Engine.transact`); who changes names looks at the
+counter in the turn in which it changes them. Its turn comes first: then the node reads the change.
+Or the node's does: then the counter is seen, the lock having ordered both. There is no third case,
+however the processors order memory. Once counted, a directory is read without the lock: whoever
+changes it sees the counter and tells the node after the commit.
+
+Invariants
+- Before the file is there, and while no node serves, every directory counts as known. A node that
+  was killed leaves its counts: too many, which cost round trips and no more. The next one, whose
+  mount is not made yet, begins anew in the same file.
+- Directories may share a slot. The root is always known.
+"""
+
+import mmap
+import os
+from pathlib import Path
+from typing import Final
+
+from kvfs.meta.records import ROOT_INODE
+
+_SLOTS: Final = 1 << 16
+_HEADER: Final = 16
+"""Words before the slots; the first says whether a node serves."""
+_SIZE: Final = 4 * (_HEADER + _SLOTS)
+_SPREAD: Final = 0x9E37
+"""Directories of different namespaces have the same low bits."""
+
+
+class KnownDirectories:
+    """Written by the node alone, from its event loop."""
+
+    def __init__(self, path: Path) -> None:
+        """None but the root, and a node serves. Call before the engine's first transaction of the
+        node. Raises OSError."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, _SIZE)
+            self._map = mmap.mmap(fd, _SIZE)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("I")
+        self._inos: set[int] = set()
+        self._words[0] = 0
+        self._map[4 * _HEADER :] = bytes(_SIZE - 4 * _HEADER)
+        self.add(ROOT_INODE)
+        self._words[0] = 1
+
+    def __contains__(self, ino: int) -> bool:
+        return ino in self._inos
+
+    def add(self, ino: int) -> None:
+        """Call in a transaction that changes the engine or could, in which what is replied of the
+        directory is read."""
+        if ino not in self._inos:
+            self._inos.add(ino)
+            self._words[_slot(ino)] += 1
+
+    def forget(self, ino: int) -> None:
+        """The kernel knows it no more; nothing where it is no directory."""
+        if ino in self._inos and ino != ROOT_INODE:
+            self._inos.remove(ino)
+            self._words[_slot(ino)] -= 1
+
+    def forget_all(self) -> None:
+        """The mount has gone."""
+        for ino in list(self._inos):
+            self.forget(ino)
+
+    def close(self) -> None:
+        """No node serves any more; idempotent."""
+        if not self._map.closed:
+            self._words[0] = 0
+            self._words.release()
+            self._map.close()
+
+
+class Known:
+    """Of any process of the store, from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._words: memoryview | None = None
+
+    def __contains__(self, ino: int) -> bool:
+        """Whether a kernel may know this directory. Call in the transaction that changes it."""
+        words = self._words or self._open()
+        return words is None or not words[0] or words[_slot(ino)] > 0
+
+    def _open(self) -> memoryview | None:
+        """None while no node of this store ever ran, or it was another user's."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            if os.fstat(fd).st_size != _SIZE:
+                return None
+            # The map outlives the descriptor; it goes with its last view.
+            mapped = mmap.mmap(fd, _SIZE, access=mmap.ACCESS_READ)
+        finally:
+            os.close(fd)
+        self._words = memoryview(mapped).cast("I")
+        return self._words
+
+
+def _slot(ino: int) -> int:
+    return _HEADER + ((ino ^ (ino >> 48) * _SPREAD) & (_SLOTS - 1))

@@ -1,0 +1,153 @@
+"""Which directories a kernel may know: counters that several processes share."""
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from gateway.fuse.operations import Operations
+from kvfs.holders import Holders
+from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import ROOT_INODE, namespace_root
+from kvfs.namespace import spaces, tree
+from kvfs.namespace.inodes import Changes, set_attributes
+from kvfs.store.known import Known, KnownDirectories
+from tests.unit.space import new_inode
+
+DIRECTORY = 1 << 48 | 4711
+OTHER = 2 << 48 | 4711
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "known"
+
+
+def test_before_any_node_everything_counts_as_known(path: Path) -> None:
+    reader = Known(path)
+    assert DIRECTORY in reader
+    serving = KnownDirectories(path)
+    assert DIRECTORY not in reader
+    serving.close()
+    assert DIRECTORY in reader
+
+
+def test_what_the_kernel_knows_and_forgets(path: Path) -> None:
+    serving, reader = KnownDirectories(path), Known(path)
+    assert ROOT_INODE in reader
+    serving.add(DIRECTORY)
+    serving.add(DIRECTORY)
+    assert DIRECTORY in reader
+    assert OTHER not in reader
+    serving.forget(DIRECTORY)
+    assert DIRECTORY not in reader
+    serving.forget(DIRECTORY)
+    serving.add(DIRECTORY)
+    serving.add(OTHER)
+    serving.forget_all()
+    assert DIRECTORY not in reader
+    assert OTHER not in reader
+    assert ROOT_INODE in reader
+
+
+def test_directories_of_one_slot_are_counted(path: Path) -> None:
+    serving, reader = KnownDirectories(path), Known(path)
+    twin = DIRECTORY + (1 << 16)
+    serving.add(DIRECTORY)
+    assert twin in reader, "too many count as known, never too few"
+    serving.add(twin)
+    serving.forget(DIRECTORY)
+    assert DIRECTORY in reader
+    serving.forget(twin)
+    assert DIRECTORY not in reader
+
+
+def test_a_node_after_a_killed_one_begins_anew_for_who_was_there_before(path: Path) -> None:
+    killed, reader = KnownDirectories(path), Known(path)
+    killed.add(DIRECTORY)
+    assert DIRECTORY in reader
+    serving = KnownDirectories(path)
+    assert DIRECTORY not in reader
+    serving.add(OTHER)
+    assert OTHER in reader
+
+
+def test_a_reader_in_another_process(path: Path) -> None:
+    serving = KnownDirectories(path)
+    serving.add(DIRECTORY)
+    code = (
+        "import sys; from pathlib import Path; from kvfs.store.known import Known;"
+        f"known = Known(Path(sys.argv[1])); assert {DIRECTORY} in known and {OTHER} not in known"
+    )
+    assert os.spawnl(os.P_WAIT, sys.executable, sys.executable, "-c", code, str(path)) == 0
+
+
+# ---- a look-up and a change that meet
+
+
+class Meeting:
+    """The engine of a mount, whose reads somebody else's change follows at once."""
+
+    def __init__(self, engine: EmbeddedEngine, change: Callable[[], None]) -> None:
+        self._engine = engine
+        self._change = change
+        self.transact = engine.transact
+
+    async def read(self, fn: Callable[[Transaction], Any]) -> Any:
+        found = self._engine.read_now(fn)
+        self._change()
+        return found
+
+
+@pytest.mark.parametrize("how", ["lookup", "list"])
+def test_a_change_beside_a_look_up_is_seen_by_it_or_told(
+    tmp_path: Path, path: Path, how: str
+) -> None:
+    serving, reader = KnownDirectories(path), Known(path)
+    engine = EmbeddedEngine(tmp_path / "meta")
+    engine.transact_now(lambda t: spaces.format(t, 1, 0, 0))
+    number = engine.transact_now(
+        lambda t: spaces.create(t, b"s", kind="cache", uid=0, gid=0, now=time.time_ns())
+    )
+    top = namespace_root(number)
+    ino = engine.transact_now(
+        lambda t: tree.add(t, top, b"d", top + 1, new_inode(stat.S_IFDIR, 0o755))
+    )
+    told: list[bool] = []
+
+    def change() -> None:
+        def fn(t: Transaction) -> None:
+            set_attributes(t, ino, Changes(mode=0o700 + len(told)), 2)
+            told.append(ino in reader)
+
+        engine.transact_now(fn)
+
+    node = SimpleNamespace(
+        engine=Meeting(engine, change),
+        volume=SimpleNamespace(atimes={}),
+        holders=Holders(),
+        files=None,
+        known=serving,
+    )
+
+    async def main() -> int:
+        operations = Operations(node, None)  # type: ignore[arg-type]
+        if how == "lookup":
+            _, inode = await operations.lookup(top, b"d")
+            return inode.mode
+        fh = await operations.directories.open(top)
+        page = await operations.read_directory(fh, 2, 10)
+        return next(each.inode.mode for each in page if each.name == b"d")
+
+    mode = trio.run(main)
+    assert mode & 0o777 == 0o700 + len(told) - 1 or told[-1]
+    assert ino in reader
+    engine.close()
