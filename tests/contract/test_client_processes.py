@@ -219,7 +219,7 @@ def test_what_nobody_reads_any_more_goes_with_the_running_node(store: Path) -> N
         assert client_store.data_files(store) == 1
 
 
-def test_a_node_that_does_not_answer_is_reported(
+def test_a_node_that_does_not_answer_and_has_no_mount_holds_nothing_up_for_long(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core.Link.__module__ + "._DEADLINE_S", 0.3)
@@ -227,11 +227,10 @@ def test_a_node_that_does_not_answer_is_reported(
         client.put("/cache/a", b"old")
         os.kill(pid, signal.SIGSTOP)
         try:
-            with pytest.raises(Unavailable, match="committed, but the node did not say in time"):
-                client.mkdir("/new")  # every mount knows its root
-            assert [entry.name for entry in client.list("/new")] == []
-            client.put("/cache/a", b"new")  # no mount looked: there is nothing to wait for
+            client.put("/cache/a", b"new")
             assert client.get("/cache/a") == b"new"
+            client.mkdir("/new")  # every mount knows its root
+            assert [entry.name for entry in client.list("/new")] == []
         finally:
             os.kill(pid, signal.SIGCONT)
 
