@@ -120,6 +120,11 @@ class Access:
                 return
             raise S3Error("AccessDenied")
 
+    def is_unconditional(self, call: "Call", actions: Iterable[str], facts: Facts) -> bool:
+        """Whether who asks decides alone whether all of it may be done to this object, and nothing
+        else of the request does. Raises NoSuchBucket."""
+        return "owner" not in facts.metadata and all(_at_once(call, each) for each in actions)
+
     def require(self, call: "Call", actions: Iterable[str], facts: Facts | None = None) -> None:
         """Raises AccessDenied unless the caller may do all of it; NoSuchBucket."""
         for action in actions:

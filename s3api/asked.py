@@ -51,6 +51,8 @@ class Asked:
     """Of the operation, but for its document; None: not parsed yet."""
     attested: Attested | None = None
     """None: not verified yet, or nobody signed it."""
+    answered: object = None
+    """See `repeating`."""
 
 
 def asked_of(head: Head, domains: tuple[str, ...]) -> Asked:

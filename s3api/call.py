@@ -82,6 +82,8 @@ class Call:
     request_id: str
     params: dict[str, Any] = field(default_factory=dict)
     """As botocore names them."""
+    generation: int | None = None
+    """Of the metadata, when the request came; None: nobody asked."""
     _settings: Settings | None = None
 
     @property

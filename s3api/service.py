@@ -34,6 +34,7 @@ from s3api.operations import (
 from s3api.operations.finding import check_version_id
 from s3api.outcome import Outcome
 from s3api.receiving import Receiver
+from s3api.repeating import repeat
 from s3api.rules import actions
 from s3api.rules.encryption import refuse_headers
 
@@ -90,6 +91,8 @@ class Application:
         )
 
     async def _answer(self, call: Call) -> Response:
+        if call.head.memo is not None and (response := repeat(call)) is not None:
+            return response
         if special := SPECIAL.get(call.operation):
             return await special(call)
         self._authenticate(call)

@@ -79,6 +79,22 @@ class Opener:
             raise Corrupt(f"{shown}: its data file is missing or torn: run `kvfs fsck`")
         raise NoSuchKey(f"{shown}: its data have gone")
 
+    def reopen(self, seen: Opened) -> Opened | None:
+        """A new descriptor of what was opened before in the same generation of the metadata; None
+        where its data file is not what it was then. Raises OSError."""
+        facts = seen.facts
+        try:
+            opened = Opened(
+                self._session.files.open(facts.ino, facts.inode.version, os.O_RDONLY), facts
+            )
+        except FileNotFoundError:
+            return None
+        if opened.is_unchanged():
+            self._touches.add(facts.ino)
+            return opened
+        os.close(opened.fd)
+        return None
+
     def _found(self, bucket: bytes, key: bytes, version: str) -> Facts:
         """As the engine has it now. Raises as `find`."""
         generation = self._session.generation()

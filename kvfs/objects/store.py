@@ -100,6 +100,7 @@ class ObjectStore:
         self._opener = Opener(opened, self._touches)
         self.find = self._opener.find
         self.open = self._opener.open
+        self.reopen = self._opener.reopen
         opened.files.keep_spares()
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvfs.objects.finding import Facts
-from kvfs.wire.http import FileRange, Response
+from kvfs.wire.http import Response
 from s3api.call import Call, Handler, target
 from s3api.errors import Headers, S3Error
 from s3api.model.fast import object_headers
@@ -13,6 +13,7 @@ from s3api.model.timestamps import iso8601
 from s3api.operations.answers import stored_headers
 from s3api.operations.finding import expiration, find, open_for_reading, version_id
 from s3api.operations.locks import retention_of
+from s3api.repeating import file_range, remember
 from s3api.rules import actions, metadata
 from s3api.rules import parts as kept_parts
 from s3api.rules.conditions import Conditions, is_not_modified
@@ -38,13 +39,8 @@ async def get_object(call: Call) -> Response:
     if response.status == 304:
         os.close(opened.fd)
     else:
-        response.body = FileRange(
-            opened.fd,
-            chosen.offset,
-            chosen.length,
-            lambda: os.close(opened.fd),
-            opened.is_unchanged,
-        )
+        response.body = file_range(opened, chosen)
+        remember(call, opened, chosen, response)
     return response
 
 
