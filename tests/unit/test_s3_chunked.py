@@ -282,3 +282,53 @@ def test_junk_is_refused_in_order(parts: list[bytes], is_signed: bool, size: int
         decode(found, b"".join(parts), size)
     except S3Error as error:
         assert error.status == 400 or error.status == 403
+
+
+SPOILT = st.lists(
+    st.tuples(
+        st.floats(0, 1),
+        st.integers(0, 3),
+        st.binary(max_size=3)
+        | st.sampled_from([b"\r\n", b"0\r\n", b";", b"\r\n\r\n", b"-1", b":"]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def spoil(body: bytes, changes: list[tuple[float, int, bytes]]) -> bytes:
+    """Put each piece at a place (a part of the length) instead of so many bytes."""
+    spoilt = bytearray(body)
+    for part, length, piece in changes:
+        place = int(part * len(spoilt))
+        spoilt[place : place + length] = piece
+    return bytes(spoilt)
+
+
+@given(SPOILT, st.integers(1, 200))
+def test_a_spoilt_body_is_refused_or_says_what_it_says(
+    changes: list[tuple[float, int, bytes]], size: int
+) -> None:
+    payload = bytes(range(256))
+    body = spoil(wire(payload, 100, b"x-amz-checksum-crc32: AAAAAA==\r\n"), changes)
+    try:
+        found, trailers = decode(unsigned(len(payload), b"x-amz-checksum-crc32"), body, size)
+    except S3Error as error:
+        assert 400 <= error.status < 500
+    else:
+        assert len(found) == len(payload)
+        assert set(trailers) <= {"x-amz-checksum-crc32"}
+
+
+@given(SPOILT, st.integers(1000, 70_000), st.booleans())
+def test_a_spoilt_signed_body_is_refused_or_the_same(
+    changes: list[tuple[float, int, bytes]], size: int, has_trailer: bool
+) -> None:
+    of, whole = (SIGNED_TRAILER, SIGNED_TRAILER_BODY) if has_trailer else (SIGNED, SIGNED_BODY)
+    try:
+        found, trailers = decode(opened(of), spoil(whole, changes), size)
+    except S3Error as error:
+        assert 400 <= error.status < 500
+    else:
+        assert found == b"".join(CHUNKS)
+        assert trailers == ({"x-amz-checksum-crc32c": "sOO8/Q=="} if has_trailer else {})
