@@ -45,6 +45,7 @@ class Stream:
     __slots__ = (
         "_copy",
         "_fd",
+        "_is_full",
         "_limits",
         "_patience_s",
         "_progress",
@@ -63,6 +64,8 @@ class Stream:
         self._progress = 0
         self._turn = _TURN_BYTES
         self._copy: bytearray | None = None
+        self._is_full = False
+        """The socket did not take all of the last piece: the next is not tried in vain."""
         self.deadline = NEVER
         self.sent_bytes = 0
         self.secure = isinstance(sock, ssl.SSLSocket)
@@ -194,13 +197,19 @@ class Stream:
         end; Stalled. A part has gone then."""
         send_piece = self._send_copy if self.secure else self._sendfile
         end = offset + length
+        self._is_full = False
         while offset < end:
-            offset += await send_piece(fd, offset, min(_PIECE_BYTES, end - offset))
+            asked = min(_PIECE_BYTES, end - offset)
+            count = await send_piece(fd, offset, asked)
+            offset += count
+            self._is_full = count < asked and not self.secure
             if unchanged is not None and not unchanged():
                 raise Lost("the file changed while it was sent")
 
     async def _sendfile(self, fd: int, offset: int, length: int) -> int:
-        if self._is_turn_over():
+        if self._is_full:
+            await self._wait_paced(trio.lowlevel.wait_writable)
+        elif self._is_turn_over():
             await trio.lowlevel.checkpoint()
         while True:
             try:
