@@ -1,7 +1,7 @@
 """Who holds an access key: the engine's identities, decrypted once.
 
-What was found counts for the engine's generation; in another one the identity is looked at again,
-so a key that is disabled, rotated or removed is refused at once.
+The identity is looked at each time, so a key that is disabled, rotated or removed is refused at
+once.
 """
 
 import math
@@ -9,6 +9,7 @@ import time
 from typing import Final, NamedTuple
 
 from kvfs import identities
+from kvfs.client.remembering import Remembering
 from kvfs.client.session import Session
 from kvfs.encryption import SecretKey
 from kvfs.identities import Identity
@@ -23,7 +24,6 @@ _REMEMBERED: Final = 1024
 class _Seen(NamedTuple):
     """Who held a key."""
 
-    generation: int
     until: float
     """When its session ends, in seconds since the epoch."""
     named: str
@@ -40,6 +40,7 @@ class Identities:
     def __init__(self, session: Session, key: SecretKey) -> None:
         self._session = session
         self._key = key
+        self._identities = Remembering[str, Identity | None](session, _REMEMBERED)
         self._seen: dict[tuple[str, str], _Seen] = {}
 
     @property
@@ -50,18 +51,13 @@ class Identities:
     def find(self, access_key: str, session_token: str) -> Known | None:
         """Who holds the key; None: nobody, or a disabled user. Raises S3Error (ExpiredToken,
         InvalidToken)."""
-        generation, now = self._session.generation(), time.time()
-        asked = access_key, session_token
+        now, asked = time.time(), (access_key, session_token)
         seen = self._seen.get(asked)
-        if seen is not None and now < seen.until:
-            if seen.generation == generation:
-                return seen.known
-            if self._look_up(seen.named) == seen.identity:
-                self._seen[asked] = seen._replace(generation=generation)
-                return seen.known
+        if seen is not None and now < seen.until and self._look_up(seen.named) is seen.identity:
+            return seen.known
         if len(self._seen) >= _REMEMBERED:
             self._seen.clear()
-        self._seen[asked] = found = self._resolve(access_key, session_token, generation, now)
+        self._seen[asked] = found = self._resolve(access_key, session_token, now)
         return found.known
 
     def secret_of(self, access_key: str, session_token: str) -> bytes | None:
@@ -74,9 +70,9 @@ class Identities:
         return self._session.read(lambda t: any(name == each for each, _ in identities.list_all(t)))
 
     def _look_up(self, access_key: str) -> Identity | None:
-        return self._session.read(lambda t: identities.find(t, access_key))
+        return self._identities.get(access_key, lambda t: identities.find(t, access_key))
 
-    def _resolve(self, access_key: str, session_token: str, generation: int, now: float) -> _Seen:
+    def _resolve(self, access_key: str, session_token: str, now: float) -> _Seen:
         looked_up: list[tuple[str, Identity | None]] = []
 
         def find(named: str) -> Identity | None:
@@ -85,4 +81,4 @@ class Identities:
 
         known = credentials.resolve(self._key, find, access_key, session_token, now)
         until = known.expires if known is not None and known.expires else math.inf
-        return _Seen(generation, until, *looked_up[-1], known)
+        return _Seen(until, *looked_up[-1], known)

@@ -10,13 +10,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvfs.errors import KvfsError
 from kvfs.objects.opening import Opened
 from kvfs.wire.http import Field, FileRange, Response
 from s3api.auth.credentials import Known
 from s3api.auth.verified import Verified
 from s3api.call import Call
+from s3api.errors import S3Error
 from s3api.rules import actions
 from s3api.rules.ranges import ByteRange
+from s3api.settings import Settings
 
 
 @dataclass(slots=True)
@@ -29,6 +32,7 @@ class Answered:
     """Seconds since the epoch."""
     verified: Verified
     known: Known
+    settings: Settings
     opened: Opened
     """Its descriptor is closed."""
     chosen: ByteRange
@@ -46,7 +50,7 @@ def repeat(call: Call) -> Response | None:
     if not isinstance(seen, Answered):
         return None
     now = call.now.timestamp()
-    if seen.generation == call.generation and seen.verified.valid_from <= now <= seen.until:
+    if seen.verified.valid_from <= now <= seen.until and _is_same(call, seen):
         opened = call.store.reopen(seen.opened)
         if opened is not None:
             call.take_signer(seen.verified, seen.known)
@@ -54,6 +58,25 @@ def repeat(call: Call) -> Response | None:
             return Response(seen.status, seen.headers, body, further=seen.further)
     asked.answered = None
     return None
+
+
+def _is_same(call: Call, seen: Answered) -> bool:
+    """Whether the metadata say the same as then: no commit was made, or none that concerns this
+    answer."""
+    if seen.generation == call.generation:
+        return True
+    verified = seen.verified
+    try:
+        same = (
+            call.service.identities.find(verified.access_key, verified.session_token) is seen.known
+            and call.settings is seen.settings
+            and call.store.is_same(call.raw_bucket, call.raw_key, seen.opened.facts)
+        )
+    except (S3Error, KvfsError):
+        return False  # and found again, with the right error
+    if same and call.generation is not None:
+        seen.generation = call.generation
+    return same
 
 
 def remember(call: Call, opened: Opened, chosen: ByteRange, response: Response) -> None:
@@ -70,6 +93,7 @@ def remember(call: Call, opened: Opened, chosen: ByteRange, response: Response) 
         min(until, known.expires - 1) if known.expires else until,
         verified,
         known,
+        call.settings,
         opened,
         chosen,
         response.status,

@@ -51,9 +51,9 @@ class Settings:
         raw = self._raw.get(name)
         return None if raw is None else _unpack(raw)
 
-    def is_same(self, raw: Mapping[str, bytes]) -> bool:
-        """Whether these are the same settings."""
-        return self._raw == raw
+    def is_of(self, raw: Mapping[str, bytes]) -> bool:
+        """Whether these are the settings, as the store tells the same while nothing changes."""
+        return self._raw is raw
 
     @property
     def versioning(self) -> str:
@@ -73,25 +73,18 @@ class Settings:
 
 
 class SettingsReader:
-    """The settings of buckets, for one worker. Any thread.
-
-    Nothing stale is told: what was read counts for the generation of the engine before which it was
-    read, and any commit, of whichever process, begins another.
-    """
+    """The settings of buckets, for one worker. Any thread."""
 
     def __init__(self, store: "ObjectStore") -> None:
         self._store = store
-        self._seen: dict[bytes, tuple[int, Settings]] = {}
+        self._seen: dict[bytes, Settings] = {}
 
     def of(self, bucket: bytes) -> Settings:
         """As they are now; the same object as long as they are the same. Raises NoSuchBucket."""
-        generation = self._store.session.generation()
-        seen = self._seen.get(bucket)
-        if seen is not None and seen[0] == generation:
-            return seen[1]
         raw = self._store.get_settings(bucket)
-        settings = seen[1] if seen is not None and seen[1].is_same(raw) else Settings(raw)
-        if len(self._seen) >= _REMEMBERED:
-            self._seen.clear()
-        self._seen[bucket] = generation, settings
-        return settings
+        seen = self._seen.get(bucket)
+        if seen is None or not seen.is_of(raw):
+            if len(self._seen) >= _REMEMBERED:
+                self._seen.clear()
+            seen = self._seen[bucket] = Settings(raw)
+        return seen

@@ -10,9 +10,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from kvfs.client.remembering import Remembering
 from kvfs.client.session import Session
 from kvfs.client.touches import Touches
 from kvfs.errors import Corrupt
+from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag
 from kvfs.namespace import spaces
 from kvfs.objects import attributes, finding
@@ -48,7 +50,7 @@ class Opener:
     def __init__(self, session: Session, touches: Touches) -> None:
         self._session = session
         self._touches = touches
-        self._seen = _Seen()
+        self._seen = Remembering[tuple[bytes, bytes], Facts](session, _REMEMBERED, _is_short)
 
     def find(self, bucket: bytes, key: bytes, version: str) -> Facts:
         """One version, or a delete marker. Raises NoSuchBucket, NoSuchKey, NoSuchVersion,
@@ -70,7 +72,7 @@ class Opener:
             opened = self._open(found)
             if opened is not None:
                 if opened.facts.inode is found.inode and opened.facts is not found:
-                    self._seen.replace(bucket, key, found, opened.facts)
+                    self._seen.replace((bucket, key), found, opened.facts)
                 self._touches.add(found.ino)
                 return opened
         assert found is not None
@@ -79,9 +81,14 @@ class Opener:
             raise Corrupt(f"{shown}: its data file is missing or torn: run `kvfs fsck`")
         raise NoSuchKey(f"{shown}: its data have gone")
 
+    def is_same(self, bucket: bytes, key: bytes, facts: Facts) -> bool:
+        """Whether these facts, which somebody was told, are still those of the current version.
+        Raises as `find`."""
+        return self._found(bucket, key, "") is facts
+
     def reopen(self, seen: Opened) -> Opened | None:
-        """A new descriptor of what was opened before in the same generation of the metadata; None
-        where its data file is not what it was then. Raises OSError."""
+        """A new descriptor of what was opened before and is the same by the metadata; None where
+        its data file is not what it was then. Raises OSError."""
         facts = seen.facts
         try:
             opened = Opened(
@@ -97,14 +104,14 @@ class Opener:
 
     def _found(self, bucket: bytes, key: bytes, version: str) -> Facts:
         """As the engine has it now. Raises as `find`."""
-        generation = self._session.generation()
-        if not version and (seen := self._seen.get(bucket, key, generation)) is not None:
-            return seen
         boot = self._session.boot
-        found = self._session.read(
-            lambda t: finding.find(t, finding.find_bucket(t, bucket), key, version, boot)
-        )
-        return found if version else self._seen.put(bucket, key, generation, found)
+
+        def read(t: Transaction) -> Facts:
+            return finding.find(t, finding.find_bucket(t, bucket), key, version, boot)
+
+        if version:
+            return self._session.read(read)
+        return self._seen.get((bucket, key), read)
 
     def _open(self, found: Facts) -> Opened | None:
         """None when the data file has gone, or is not what the record says."""
@@ -124,38 +131,8 @@ class Opener:
         return Opened(fd, _as_data(found, data))
 
 
-class _Seen:
-    """Current versions as they were found, by bucket and key.
-
-    Nothing stale is told: an entry counts for the generation of the engine before which it was
-    read, and any commit, of whichever process, begins another. What the data file alone knows (size
-    and time of one that is being written) is asked anew each time.
-    """
-
-    def __init__(self) -> None:
-        self._facts: dict[tuple[bytes, bytes], tuple[int, Facts]] = {}
-
-    def get(self, bucket: bytes, key: bytes, generation: int) -> Facts | None:
-        seen = self._facts.get((bucket, key))
-        return seen[1] if seen is not None and seen[0] == generation else None
-
-    def put(self, bucket: bytes, key: bytes, generation: int, found: Facts) -> Facts:
-        """Remember what was found; where that is what it was before, the same object is returned
-        again, by which others know that it is."""
-        seen = self._facts.get((bucket, key))
-        if seen is not None and found._replace(data_mtime_ns=seen[1].data_mtime_ns) == seen[1]:
-            found = seen[1]
-        if sum(map(len, found.metadata.values())) <= _REMEMBERED_METADATA:
-            if len(self._facts) >= _REMEMBERED:
-                self._facts.clear()
-            self._facts[bucket, key] = generation, found
-        return found
-
-    def replace(self, bucket: bytes, key: bytes, found: Facts, better: Facts) -> None:
-        """Remember that of the same record more is known now."""
-        seen = self._facts.get((bucket, key))
-        if seen is not None and seen[1] is found:
-            self._facts[bucket, key] = seen[0], better
+def _is_short(facts: Facts) -> bool:
+    return sum(map(len, facts.metadata.values())) <= _REMEMBERED_METADATA
 
 
 def _with_mtime(found: Facts, data: os.stat_result) -> Facts:

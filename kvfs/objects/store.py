@@ -16,6 +16,7 @@ from kvfs.client import session, transfer
 from kvfs.client.finish import Changed, Finisher
 from kvfs.client.link import Link
 from kvfs.client.placing import Dropped, Written
+from kvfs.client.remembering import Remembering
 from kvfs.client.room import Room
 from kvfs.client.touches import Touches
 from kvfs.client.transfer import Step
@@ -37,6 +38,8 @@ from kvfs.store.writeback import start_writing
 
 T = TypeVar("T")
 _ATTEMPTS: Final = 3
+_BUCKETS: Final = 1024
+"""Whose settings are remembered."""
 _DELETED_AT_ONCE: Final = 256
 _COPIED_ATTRIBUTES: Final = frozenset(("retention", "legal-hold", "acl", "owner", "parts"))
 """What a copy does not take over from its source."""
@@ -101,6 +104,8 @@ class ObjectStore:
         self.find = self._opener.find
         self.open = self._opener.open
         self.reopen = self._opener.reopen
+        self.is_same = self._opener.is_same
+        self._settings = Remembering[bytes, Mapping[str, bytes]](opened, _BUCKETS)
         opened.files.keep_spares()
 
     def close(self) -> None:
@@ -157,10 +162,12 @@ class ObjectStore:
             lambda t: buckets.get_setting(t, finding.find_bucket(t, bucket), name)
         )
 
-    def get_settings(self, bucket: bytes) -> dict[str, bytes]:
-        """All settings of a bucket. Raises NoSuchBucket."""
-
-        return self._session.read(lambda t: buckets.settings(t, finding.find_bucket(t, bucket)))
+    def get_settings(self, bucket: bytes) -> Mapping[str, bytes]:
+        """All settings of a bucket; the same object while they are the same. Raises
+        NoSuchBucket."""
+        return self._settings.get(
+            bucket, lambda t: buckets.settings(t, finding.find_bucket(t, bucket))
+        )
 
     def put_setting(self, bucket: bytes, name: str, value: bytes) -> None:
         """Raises NoSuchBucket. On disk when it returns."""
