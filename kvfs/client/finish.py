@@ -130,7 +130,7 @@ class Finisher:
         """Tell what was put off, and remove the notices that were taken; the node does what this
         cannot."""
         try:
-            self._soon.flush()
+            self._soon.close()
         except KvfsError:
             pass
         if not self._taken or not self._session.writable:

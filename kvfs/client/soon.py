@@ -15,42 +15,63 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_PERIOD_S: Final = 0.05
-_LIMIT: Final = 1024
-_LIMIT_BYTES: Final = 8 << 20
+PERIOD_S: Final = 0.05
+LIMIT: Final = 1024
+LIMIT_BYTES: Final = 8 << 20
 
 
 class Soon(Generic[T]):
-    """`tell` is called in a thread, with all that came within _PERIOD_S. Any thread."""
+    """`tell` is called by a thread, with all that came within PERIOD_S. Any thread; `close` it."""
 
     def __init__(self, tell: Callable[[Sequence[T]], None]) -> None:
         self._tell = tell
-        self._telling = threading.Lock()
+        self._thread: threading.Thread | None = None
         self._gathered: deque[T] = deque()
-        self._bytes = 0
-        self._due = False
-        self._pid = os.getpid()
+        self._begin()
 
     def add(self, items: Sequence[T], size_bytes: int) -> list[T]:
         """Never waits. What the caller is to tell itself: nothing, or all, where that is much."""
-        self._mine()
+        if self._pid != os.getpid():
+            self._begin()
         self._gathered += items
         self._bytes += size_bytes
-        if len(self._gathered) > _LIMIT or self._bytes > _LIMIT_BYTES:
+        if len(self._gathered) > LIMIT or self._bytes > LIMIT_BYTES:
             return self._taken()
-        if not self._due:  # of two threads that see this both start a timer, which does no harm
-            self._due = True
-            timer = threading.Timer(_PERIOD_S, self._flush)
-            timer.daemon = True
-            timer.start()
+        if not self._due.is_set():
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kvfs-soon", daemon=True)
+                self._thread.start()
+            self._due.set()
         return []
 
     def flush(self) -> None:
         """All that was added before has been told when it returns. Raises what `tell` raises."""
-        self._mine()
+        if self._pid != os.getpid():
+            self._begin()
         with self._telling:
             if taken := self._taken():
                 self._tell(taken)
+
+    def close(self) -> None:
+        """`flush`, and no thread is left; idempotent. Raises what `tell` raises."""
+        try:
+            self.flush()
+        finally:
+            self._closing.set()
+            self._due.set()
+            if self._thread is not None:
+                self._thread.join()
+
+    def _begin(self) -> None:
+        """With nothing: in the child of a fork what was gathered is the parent's, and thread and
+        locks are not there."""
+        self._telling = threading.Lock()
+        self._gathered = deque()
+        self._bytes = 0
+        self._due = threading.Event()
+        self._closing = threading.Event()
+        self._thread = None
+        self._pid = os.getpid()
 
     def _taken(self) -> list[T]:
         """All that has gathered. Each goes to one of the threads that ask at once."""
@@ -61,15 +82,12 @@ class Soon(Generic[T]):
                 taken.append(self._gathered.popleft())
         return taken
 
-    def _mine(self) -> None:
-        """After a fork what was gathered is the parent's, and its timer and lock are not here."""
-        if self._pid != os.getpid():
-            self._gathered, self._telling = deque(), threading.Lock()
-            self._bytes, self._due, self._pid = 0, False, os.getpid()
-
-    def _flush(self) -> None:
-        self._due = False
-        try:
-            self.flush()
-        except Exception as error:
-            log.warning("the node was not told of %s; it will find out", error)
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._due.wait()
+            self._closing.wait(PERIOD_S)
+            self._due.clear()
+            try:
+                self.flush()
+            except Exception as error:
+                log.warning("the node was not told of what changed, and will find out: %s", error)
