@@ -106,19 +106,20 @@ def owner_of(user: str) -> Owner:
 class Access:
     """Decides for one worker. Pure but for what it reads of the bucket and the object."""
 
-    def authorise(self, call: "Call", actions: Sequence[str], *, of_object: bool) -> None:
+    def authorise(self, call: "Call", actions: Sequence[str], *, of_object: bool) -> bool:
         """Whether a request may do all that it needs to; `of_object`: to an object that should be
-        there. Where it is not, who may list the bucket passes, to be told so. Raises AccessDenied,
-        NoSuchBucket."""
+        there. False: it is not, and who asks may be told so (who may list the bucket), and nothing
+        of one that comes meanwhile. Raises AccessDenied, NoSuchBucket."""
         if call.operation not in _SHOW_OWNERS and all(_at_once(call, each) for each in actions):
-            return
+            return True
         facts = facts_or_none(call) if of_object else None
         for action in actions:
             if self.allows(call, action, call.key, facts):
                 continue
             if of_object and facts is None and self.allows(call, "s3:ListBucket"):
-                return
+                return False
             raise S3Error("AccessDenied")
+        return True
 
     def is_unconditional(self, call: "Call", actions: Iterable[str], facts: Facts) -> bool:
         """Whether who asks decides alone whether all of it may be done to this object, and nothing

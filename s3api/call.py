@@ -108,11 +108,17 @@ class Call:
     def settings(self) -> Settings:
         """Of the bucket. Raises NoSuchBucket, also for what the mount has under a name that is no
         legal one of a bucket."""
-        if self._settings is None:
+        settings = self._settings
+        if settings is None:
             if not _is_bucket_name(self.bucket):
                 raise NoSuchBucket(f"{self.bucket} is no legal name of a bucket")
-            self._settings = self.service.settings.of(self.raw_bucket)
-        return self._settings
+            self._settings = settings = self.service.settings.of(self.raw_bucket)
+        return settings
+
+    def look_again(self) -> None:
+        """Call after what may have taken long: the bucket's settings may be others by now. Any
+        thread."""
+        self._settings = None
 
     @property
     def owner(self) -> str:

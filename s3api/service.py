@@ -24,14 +24,13 @@ from s3api.model.parsing import parser
 from s3api.model.routing import OPTIONS_OBJECT
 from s3api.operations import (
     BEFORE_DOCUMENT,
-    BY_DOCUMENT,
     HANDLERS,
     OF_EXISTING_OBJECTS,
     OPEN,
     SPECIAL,
     cors,
 )
-from s3api.operations.finding import check_version_id
+from s3api.operations.finding import check_version_id, find
 from s3api.outcome import Outcome
 from s3api.receiving import Receiver
 from s3api.repeating import repeat
@@ -152,16 +151,19 @@ class Application:
             # Nobody may make us read a document who may not ask for anything.
             document = await Receiver(call).document(body_limit(call.operation))
             parsing.take_document(call.params, document)
-            if call.operation in BY_DOCUMENT:
+            # It has a say in what is allowed, and took as long as its sender liked: what was
+            # decided before may be about another object.
+            call.look_again()
+            if call.operation not in OPEN:
                 self._authorise(call)
         return await handler(call)
 
     def _authorise(self, call: Call) -> None:
-        self._service.access.authorise(
-            call,
-            actions.needed(call.operation, call.params),
-            of_object=call.operation in OF_EXISTING_OBJECTS,
-        )
+        needed = actions.needed(call.operation, call.params)
+        of_object = call.operation in OF_EXISTING_OBJECTS
+        if not self._service.access.authorise(call, needed, of_object=of_object):
+            find(call)
+            raise S3Error("AccessDenied")  # it has come meanwhile
 
     def _refusal(self, head: Head, error: Exception, outcome: Outcome) -> Response:
         told = s3_error(error)

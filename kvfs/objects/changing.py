@@ -6,6 +6,9 @@
 | `Enabled` | it stays, under its id | it stays; a delete marker |
 | `Suspended` | a null version goes, any other stays | likewise; a delete marker with the id null |
 
+Who writes as to a bucket that keeps no versions, and finds one that was kept (versioning was begun
+meanwhile), writes as to a suspended one: what has an id goes by its id alone.
+
 Invariants
 - The newest of all versions and delete markers is the current one, unless somebody removed the
   current file through the mount: then there is no object until the next put.
@@ -155,6 +158,8 @@ def delete(
     if not versioning:
         if parent is None or not found:
             return Deleted(False, False, "")
+        versioning = _begun(t, parent, name)
+    if parent is not None and not versioning:
         _drop_current(t, parent, name, moment, changed)
         prune(t, bucket, parent, moment, changed)
         return Deleted(True, False, "")
@@ -316,11 +321,11 @@ def _make_way(
     is to come (None: null)."""
     entry = keys.file_entry(parent, name)
     packed = t.get(entry)
-    if not versioning:
-        return (None if packed is None else _unlink(t, parent, name, packed, moment)), None
     version = None if packed is None else t.get(b"x" + packed + attributes.VERSION)
+    if not versioning and version is None:
+        return (None if packed is None else _unlink(t, parent, name, packed, moment)), None
     keeps = packed is not None and (version is not None or versioning == ENABLED)
-    if (version is None and packed is not None) or versioning == SUSPENDED:
+    if (version is None and packed is not None) or versioning != ENABLED:
         _drop_null(t, parent, name, moment, changed)
     time_ns = _next_time(t, parent, name, version, moment.now)
     removed = None
@@ -330,6 +335,12 @@ def _make_way(
     elif packed is not None:
         removed = _unlink(t, parent, name, packed, moment)
     return removed, versions.make(time_ns, null=False) if versioning == ENABLED else None
+
+
+def _begun(t: Transaction, parent: int, name: bytes) -> str:
+    """Whether versions were kept meanwhile, as the current one tells, which is there."""
+    packed = t.get(keys.file_entry(parent, name)) or b""
+    return SUSPENDED if t.get(b"x" + packed + attributes.VERSION) is not None else ""
 
 
 def _unlink(t: Transaction, parent: int, name: bytes, packed: bytes, moment: Moment) -> Removed:

@@ -98,6 +98,3 @@ BEFORE_DOCUMENT: Final[dict[str, Callable[[Call], None]]] = {
     "DeleteObjects": deleting.refuse_strangers
 }
 """What of that can be asked before the document has been read."""
-
-BY_DOCUMENT: Final = frozenset(("PutObjectTagging",))
-"""Whether these are allowed may depend on their document too."""

@@ -27,6 +27,7 @@ async def complete_multipart_upload(call: Call) -> Response:
 
 def _complete(call: Call, pace: Pace) -> dict[str, Any]:
     """The members of the answer. Blocking."""
+    call.look_again()
     wanted = _wanted(call)
     upload_id = call.params["UploadId"]
     try:

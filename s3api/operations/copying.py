@@ -14,14 +14,13 @@ from s3api.operations.answers import checksum_members, checksum_name, metadata_o
 from s3api.operations.finding import expiration, version_id
 from s3api.operations.lasting import Pace, answer_lasting
 from s3api.operations.locks import lock_of_new
-from s3api.operations.sources import Source
+from s3api.operations.sources import Source, copied
 from s3api.operations.writing import PUT_LIMIT_BYTES, tags_of_new
 from s3api.receiving import BUFFER_BYTES
 from s3api.rules import actions, checksums, metadata
 from s3api.rules.checksums import ALGORITHMS, FULL_OBJECT
 from s3api.rules.conditions import Conditions, check_write
 
-_ATTEMPTS: Final = 3
 _REPLACE: Final = "REPLACE"
 _CHANGES: Final = ("StorageClass", "WebsiteRedirectLocation", "ChecksumAlgorithm")
 """Parameters that give a reason to copy an object onto itself."""
@@ -32,13 +31,13 @@ _REDIRECT: Final = "website-redirect-location"
 async def copy_object(call: Call) -> Response:
     """The source as it was at one moment; where it is written to meanwhile, the copy begins anew,
     and at last fails with OperationAborted."""
-    call.service.access.require(call, actions.needed(call.operation, call.params))
-    source = _source(call)
-    return await answer_lasting(call, partial(_copied, call, source), source.facts.size)
+    size = _source(call).facts.size
+    return await answer_lasting(call, partial(_copied, call), size)
 
 
 def _source(call: Call) -> Source:
-    """As it is now. Raises S3Error where it cannot be copied there."""
+    """As it is now. Raises S3Error where it may not or cannot be copied there."""
+    call.service.access.require(call, actions.needed(call.operation, call.params))
     source = Source(call)
     _check_itself(call, source)
     if source.facts.size > PUT_LIMIT_BYTES:
@@ -53,17 +52,14 @@ def _source(call: Call) -> Source:
     return source
 
 
-def _copied(call: Call, source: Source, pace: Pace) -> dict[str, Any]:
+def _copied(call: Call, pace: Pace) -> dict[str, Any]:
     """The members of the answer. Blocking."""
-    for attempt in range(_ATTEMPTS):
+
+    def copy(source: Source) -> dict[str, Any]:
         pace.begin(source.facts.size)
-        try:
-            return _result(call, source, _copy(call, source, _said(call, source.facts), pace))
-        except Conflict:
-            if attempt == _ATTEMPTS - 1:
-                raise
-        source = _source(call)
-    raise AssertionError
+        return _result(call, source, _copy(call, source, _said(call, source.facts), pace))
+
+    return copied(call, _source, copy)
 
 
 def _check_itself(call: Call, source: Source) -> None:
@@ -100,19 +96,12 @@ def _said(call: Call, source: Facts) -> dict[str, str]:
 def _copy(call: Call, source: Source, said: dict[str, str], pace: Pace) -> Facts:
     """Raises Conflict where the source is another one than was looked at. Blocking."""
     conditions = Conditions.of(call.params)
-    seen = source.facts
-
-    def check_source(found: Facts | None) -> None:
-        source.check(found)
-        if found is None or (found.ino, found.etag) != (seen.ino, seen.etag):
-            raise Conflict("the source of the copy was replaced meanwhile")
-
     return call.store.copy(
         source.triple,
         (call.raw_bucket, call.raw_key),
         metadata=said | _checksum(call, source, pace),
         versioning=call.settings.versioning,
-        check_source=check_source,
+        check_source=source.check,
         check=lambda found: check_write(conditions, found and target(found)),
         step=pace.step,
     )

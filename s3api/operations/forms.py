@@ -191,6 +191,7 @@ async def _put(call: Call, upload: _Upload, bounds: Bounds) -> tuple[Facts, Dige
         bounds.check(length)
         digests = first_pass.finish({})
         said |= checksum_attributes(digests)
+        call.look_again()  # as PutObject does
         facts = await call.committing(
             lambda later: call.store.commit(
                 draft, digests.etag, said, versioning=call.settings.versioning, later=later

@@ -14,7 +14,7 @@ from s3api.errors import S3Error, invalid_argument
 from s3api.operations.answers import answer
 from s3api.operations.lasting import Pace, answer_lasting
 from s3api.operations.multipart import checksum_of
-from s3api.operations.sources import Source
+from s3api.operations.sources import Source, copied
 from s3api.receiving import BUFFER_BYTES, Receiver
 from s3api.rules import actions
 from s3api.rules.checksums import Algorithm, Digests, FirstPass, Wanted
@@ -49,17 +49,18 @@ async def upload_part_copy(call: Call) -> Response:
     """The kernel copies the bytes; they are read once for the part's checksum."""
     call.service.access.require(call, actions.needed(call.operation, call.params))
     number, upload = _number(call), _upload(call)
-    source = Source(call)
-    chosen = _chosen(call, source.facts.size)
-    copied = partial(_copied, call, upload, number, source, chosen)
-    return await answer_lasting(call, copied, chosen.length)
+    size = _chosen(call, Source(call).facts.size).length
+    return await answer_lasting(call, partial(_copied, call, upload, number), size)
 
 
-def _copied(
-    call: Call, upload: Upload, number: int, source: Source, chosen: ByteRange, pace: Pace
-) -> dict[str, Any]:
+def _copied(call: Call, upload: Upload, number: int, pace: Pace) -> dict[str, Any]:
     """The members of the answer. Blocking."""
-    size, store = chosen.length, call.store
+    return copied(call, Source, lambda source: _copy(call, upload, number, source, pace))
+
+
+def _copy(call: Call, upload: Upload, number: int, source: Source, pace: Pace) -> dict[str, Any]:
+    chosen, store = _chosen(call, source.facts.size), call.store
+    size = chosen.length
     pace.begin(2 * size)  # copied, then read
     draft = store.begin_part(call.raw_bucket, call.raw_key, upload.id, number, size)
     try:

@@ -1,7 +1,10 @@
 """The source of CopyObject and UploadPartCopy: who copies must be allowed to read it."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Final, TypeVar
 
+from kvfs.errors import Conflict
 from kvfs.objects.finding import Facts
 from kvfs.objects.problems import MarkedDeleted, NoSuchKey
 from s3api.access import Access
@@ -12,11 +15,14 @@ from s3api.rules import actions
 from s3api.rules.conditions import Conditions, check_copy_source
 from s3api.rules.copy_source import parse_copy_source
 
+T = TypeVar("T")
+_ATTEMPTS: Final = 3
+
 
 class Source:
     """An object that a call copies from, allowed to be read, its conditions met.
 
-    `triple` names it for the store. What the store opens later may be another version: `check` is
+    `triple` names it for the store. What the store opens later may be another object: `check` is
     held against that."""
 
     def __init__(self, call: Call) -> None:
@@ -40,14 +46,20 @@ class Source:
         self.facts = self._find(reading, self._access)
 
     def check(self, found: Facts | None) -> None:
-        """Raises PreconditionFailed."""
-        if found is not None and self._conditions:
-            check_copy_source(self._conditions, target(found))
+        """Raises PreconditionFailed, and Conflict where it is another one than was allowed to be
+        read."""
+        self._check_conditions(found)
+        if found is None or (found.ino, found.etag) != (self.facts.ino, self.facts.etag):
+            raise Conflict("the source of the copy was replaced meanwhile")
 
     def require_tags(self) -> None:
         """Raises AccessDenied unless the caller may read the tags too."""
         action = actions.needed_for_tags(self._reading.version or None)
         self._access.require(self._reading, (action,), self.facts)
+
+    def _check_conditions(self, found: Facts | None) -> None:
+        if found is not None and self._conditions:
+            check_copy_source(self._conditions, target(found))
 
     def _find(self, reading: Call, access: Access) -> Facts:
         action = actions.needed_of_source(reading.version or None)
@@ -67,5 +79,19 @@ class Source:
             )
         if found.delete_marker:
             raise S3Error("NoSuchKey", extra={"Key": reading.key})
-        self.check(found)
+        self._check_conditions(found)
         return found
+
+
+def copied(call: Call, look: Callable[[Call], Source], copy: Callable[[Source], T]) -> T:
+    """What `copy` gives for the source as it is at one moment: it is looked for by `look`, who
+    copies being asked for permission again after a wait for a thread, and anew where it is written
+    to meanwhile. Raises Conflict where it always is. Blocking."""
+    for attempt in range(_ATTEMPTS):
+        call.look_again()
+        try:
+            return copy(look(call))
+        except Conflict:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError

@@ -39,6 +39,7 @@ async def put_object(call: Call) -> Response:
     try:
         digests = await receiver.into(draft)
         said |= checksum_attributes(digests)
+        call.look_again()  # whether versions are kept counts as it is when the object is put
         facts = await call.committing(
             lambda later: call.store.commit(
                 draft,

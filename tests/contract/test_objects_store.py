@@ -427,3 +427,17 @@ def test_a_kill_leaves_the_old_or_the_new_object_and_nothing_else(
     again = ObjectStore(root)
     assert [each.key for each in again.list_objects(B).objects] == [b"d/k"]
     store.__dict__.update(again.__dict__)
+
+
+def test_who_knows_of_no_versions_destroys_none(store: ObjectStore) -> None:
+    begun = store.begin(B, b"k", 3)  # versions were not kept yet then
+    kept = put(store, b"k", b"kept", versioning="Enabled")
+    os.pwrite(begun.fd, b"new", 0)
+    assert store.commit(begun, "tag", {}).version == "null"
+    assert (read(store, b"k"), read(store, b"k", kept.version)) == (b"new", b"kept")
+    again = put(store, b"k", b"again", versioning="Enabled")
+    assert store.delete(B, b"k").version == "null"
+    with pytest.raises(MarkedDeleted):
+        store.open(B, b"k", "")
+    found = [each.version for each in store.list_versions(B).versions]
+    assert found == ["null", again.version, kept.version]
