@@ -38,14 +38,11 @@ class Deleter:
         """See ObjectStore.delete; the node has been told. Raises as that does, Unavailable, and
         what the check raises, which must be an error of the core. Cancelled: it is deleted all the
         same."""
-        how = _How(bucket, versioning, bypass)
-        if self._store.is_durable(bucket):
-            return await self._together.do((how, doomed))
         later: list[Changed] = []
-        (done,) = self._delete_in(how, [doomed], later)
+        done = self._store.delete_now(bucket, doomed, later, versioning=versioning, bypass=bypass)
+        if done is None:
+            return await self._together.do((_How(bucket, versioning, bypass), doomed))
         await self._teller.tell(later)
-        if isinstance(done, KvfsError):
-            raise done
         return done
 
     def _delete(self, batch: Sequence[tuple[_How, Doomed]]) -> list[Deleted | Exception]:

@@ -148,10 +148,6 @@ class ObjectStore:
         """Raises NoSuchBucket."""
         return self._session.read(lambda t: buckets.describe(t, name))
 
-    def is_durable(self, name: bytes) -> bool:
-        """Whether changes in this bucket wait for the disk. Raises NoSuchBucket."""
-        return self._session.read(lambda t: finding.find_bucket(t, name)).durable
-
     def list_buckets(self) -> list[Described]:
         """All namespaces, in the order of their names."""
         return self._session.read(buckets.list_all)
@@ -418,19 +414,45 @@ class ObjectStore:
     ) -> list[Deleted | KvfsError]:
         """As `delete` for each, with the error in its place. Raises NoSuchBucket."""
         results: list[Deleted | KvfsError] = []
+        durable = False
         for start in range(0, len(doomed), _DELETED_AT_ONCE):
             part = doomed[start : start + _DELETED_AT_ONCE]
 
             def fn(
                 t: Transaction, changed: Changed, part: Sequence[Doomed] = part
             ) -> list[Deleted | KvfsError]:
+                nonlocal durable
                 found = finding.find_bucket(t, bucket)
+                durable = found.durable
                 return [self._delete(t, found, each, versioning, bypass, changed) for each in part]
 
             results += self._change(fn, later)
-        if self.is_durable(bucket):
+        if durable:
             self._session.sync()
         return results
+
+    def delete_now(
+        self,
+        bucket: bytes,
+        doomed: Doomed,
+        later: list[Changed],
+        *,
+        versioning: str = "",
+        bypass: bool = False,
+    ) -> Deleted | None:
+        """As `delete`, for an event loop: None, and nothing is done, where that waits for the
+        disk."""
+
+        def fn(t: Transaction, changed: Changed) -> Deleted | KvfsError | None:
+            found = finding.find_bucket(t, bucket)
+            if found.durable:
+                return None
+            return self._delete(t, found, doomed, versioning, bypass, changed)
+
+        result = self._change(fn, later)
+        if isinstance(result, KvfsError):
+            raise result
+        return result
 
     # ---- uploads in parts
 
