@@ -16,9 +16,9 @@ Invariants
   lists it.
 
 Reading and syncing compete with those who use the disk: a file of a cache namespace waits until
-nothing was published for a moment, though no longer than ten seconds, and under load the sealer
-rests nine times as long as it worked. What was written with O_DIRECT is not left in the page cache
-by the reading, where the kernel can (see `checksum`).
+nothing was published for a moment, though no longer than ten seconds, and the sealer rests nine
+times as long as it worked, or until that moment comes. What was written with O_DIRECT is not left
+in the page cache by the reading, where the kernel can (see `checksum`).
 """
 
 import logging
@@ -99,8 +99,13 @@ class Sealer:
             began = trio.current_time()
             await sealing_due.attempt(self._seal_due)
             busy_s = trio.current_time() - began
-            if trio.current_time() - self._last_publish < _CALM_S:
-                await trio.sleep(busy_s * _RESTS)
+            await self._rest(busy_s * _RESTS)
+
+    async def _rest(self, longest_s: float) -> None:
+        """Leave the disk to those who publish, until they have paused."""
+        end = trio.current_time() + longest_s
+        while (now := trio.current_time()) < min(end, self._last_publish + _CALM_S):
+            await trio.sleep(min(end, self._last_publish + _CALM_S) - now)
 
     async def _seal_due(self) -> None:
         now = trio.current_time()

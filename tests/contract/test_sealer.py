@@ -213,3 +213,32 @@ def test_an_error_of_the_disk_does_not_end_the_keeper(
     monkeypatch.setattr(f"kvfs.background.sealer.{step}", failing)
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
     assert not failures
+
+
+@pytest.mark.parametrize(("publishes_for_s", "rounds"), [(10.4, 6), (60, 1)])
+def test_who_writes_is_left_the_disk_while_he_writes(
+    node: SmallNode, space: int, publishes_for_s: float, rounds: int
+) -> None:
+    ino = node.write(space, "block", b"x")
+    begun = []
+
+    async def slow() -> None:
+        begun.append(trio.current_time())
+        await trio.sleep(10)
+
+    async def publish() -> None:
+        with trio.move_on_after(publishes_for_s):
+            while True:
+                node.sealer.published(ino, 0)
+                await trio.sleep(0.1)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.sealer.run)
+            nursery.start_soon(publish)
+            await trio.sleep(60)
+            nursery.cancel_scope.cancel()
+
+    node.sealer._seal_due = slow  # type: ignore[method-assign]
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert len(begun) == rounds
