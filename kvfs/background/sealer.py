@@ -47,6 +47,7 @@ _SETTLED_S: Final = 1.0
 _CALM_S: Final = 0.5
 _PATIENCE_S: Final = 10.0
 _BATCH: Final = 32
+_LOOKED_AT: Final = 1024
 _BATCH_BYTES: Final = 256 << 20
 _WAITING_LIMIT: Final = 16_384
 _MAX_DELAY_S: Final = 60.0
@@ -147,7 +148,18 @@ class Sealer:
                 for ino in due
                 if namespace_of(ino) not in kinds or now - self._waiting[ino].since >= _PATIENCE_S
             ]
-        return due[:_BATCH]
+        return await self._without_removed(due[:_LOOKED_AT])
+
+    async def _without_removed(self, due: list[int]) -> list[int]:
+        """A batch of those that have a name: what was replaced again and again must not hold up
+        the others. What gets a name later, the engine lists."""
+        inodes = await self._engine.read(lambda t: read_inodes(t, due))
+        named = [
+            ino for ino, inode in zip(due, inodes, strict=True) if inode is not None and inode.nlink
+        ]
+        for ino in set(due).difference(named):
+            del self._waiting[ino]
+        return named[:_BATCH]
 
     async def _seal(self, inos: list[int]) -> None:
         if not inos:

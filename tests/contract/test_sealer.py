@@ -242,3 +242,22 @@ def test_who_writes_is_left_the_disk_while_he_writes(
     node.sealer._seal_due = slow  # type: ignore[method-assign]
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert len(begun) == rounds
+
+
+def test_what_was_removed_holds_nobody_up(node: SmallNode, space: int) -> None:
+    last = node.write(space, "last", b"x")
+
+    async def main() -> float:
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for number in range(1, 5_000):
+                node.sealer.published(last + number, 0)  # there are no such files any more
+            node.sealer.published(last, 0)
+            nursery.start_soon(node.sealer.run)
+            while not is_sealed(node, last):
+                await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+        return trio.current_time() - began
+
+    took_s = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    assert took_s < 10, "in its place behind the others it takes 40"

@@ -92,7 +92,7 @@ def test_a_file_open_on_the_mount_outlives_its_removal(
 
 def sealed(client: kvfs.Client, name: str) -> None:
     """Wait until the kernel may believe the file's attributes for long."""
-    until = time.monotonic() + 60  # after what other tests left to be sealed, and synced
+    until = time.monotonic() + 60
     while not client.stat(name).checksum:
         assert time.monotonic() < until
         time.sleep(0.05)
