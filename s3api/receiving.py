@@ -47,7 +47,10 @@ class Buffers:
 
     @contextmanager
     def lent(self) -> Iterator[memoryview]:
-        buffer = self._free.pop() if self._free else mmap.mmap(-1, BUFFER_BYTES)
+        try:
+            buffer = self._free.pop()
+        except IndexError:  # asked for before, it could be gone: copies take theirs in threads
+            buffer = mmap.mmap(-1, BUFFER_BYTES)
         try:
             yield memoryview(buffer)
         finally:

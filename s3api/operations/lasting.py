@@ -109,6 +109,8 @@ class _Work:
         """The task. Cancelled: at the end of the work, where that has begun."""
         try:
             await trio.to_thread.run_sync(self.do, limiter=limiter)
+        except RuntimeError as error:  # no thread can be had: nobody else's request ends with this
+            self._error = error
         finally:
             self._done.set()
 

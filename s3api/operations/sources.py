@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from kvfs.errors import Conflict
 from kvfs.objects.finding import Facts
-from kvfs.objects.problems import MarkedDeleted, NoSuchKey
+from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NoSuchVersion
 from s3api.access import Access
 from s3api.call import Call, target
 from s3api.errors import S3Error
@@ -65,6 +65,9 @@ class Source:
         action = actions.needed_of_source(reading.version or None)
         try:
             found = reading.store.find(*self.triple)
+        except NoSuchVersion:
+            access.require(reading, (action,))
+            raise
         except NoSuchKey as error:
             access.require(reading, (action,))
             if isinstance(error, MarkedDeleted) or access.allows(reading, "s3:ListBucket"):

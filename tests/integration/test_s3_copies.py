@@ -304,3 +304,16 @@ def test_a_copy_of_parts_is_whole(s3: S3, bucket: str) -> None:
     assert done["ChecksumType"] == "FULL_OBJECT"
     assert client.head_object(Bucket=bucket, Key="parts", PartNumber=2)["PartsCount"] == 2
     assert "PartsCount" not in client.head_object(Bucket=bucket, Key="copy", PartNumber=1)
+
+
+def test_who_may_not_read_the_source_learns_nothing_of_its_versions(s3: S3, bucket: str) -> None:
+    _versioned(s3, bucket)
+    there = s3.client().put_object(Bucket=bucket, Key="a", Body=b"x")["VersionId"]
+    gone = s3.client().put_object(Bucket=bucket, Key="a", Body=b"x")["VersionId"]
+    s3.client().delete_object(Bucket=bucket, Key="a", VersionId=gone)
+    own = s3.new_bucket("alt")
+    for version in (there, gone):
+        source = {"Bucket": bucket, "Key": "a", "VersionId": version}
+        with refused(403, "AccessDenied"):
+            s3.client("alt").copy_object(Bucket=own, Key="a", CopySource=source)
+    s3.remove_bucket(own)

@@ -159,6 +159,23 @@ def test_too_many_that_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     trio.run(main)
 
 
+def test_where_no_thread_can_be_had_that_request_fails_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def no_thread(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> Response:
+        call, work = _Call(), Held()
+        with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+            patched.setattr(trio.to_thread, "run_sync", no_thread)
+            await started(call, work)
+        work.go_on.set()
+        return cast("Response", await started(call, work))
+
+    assert trio.run(main).status == 200
+
+
 def test_its_deadline_goes_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lasting, "_DEADLINE_S", 0.0)
     pace = Pace()
