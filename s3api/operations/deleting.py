@@ -86,6 +86,9 @@ def _refusal(call: Call, wanted: Mapping[str, Any]) -> S3Error | None:
     try:
         check_version_id(version)
         needed = actions.needed("DeleteObject", {"VersionId": version})
+        # Policies see each of them as if it were deleted alone.
+        if version is not None:
+            call = dataclasses.replace(call, query={**call.query, "versionId": version})
         if (etag := wanted.get("ETag")) is not None:
             call = dataclasses.replace(call, fields={**call.fields, b"if-match": etag.encode()})
         if not all(call.service.access.allows(call, action, key) for action in needed):

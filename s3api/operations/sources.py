@@ -35,6 +35,7 @@ class Source:
             call,
             bucket=named.bucket,
             key=named.key,
+            query={"versionId": named.version} if named.version else {},
             params={"VersionId": named.version} if named.version else {},
             _settings=None,
         )

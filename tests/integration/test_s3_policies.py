@@ -432,3 +432,23 @@ def test_who_may_not_ask_is_told_so_whatever_it_sends(s3: S3, bucket: str) -> No
         b"Connection: close\r\n\r\nno policy" % bucket.encode()
     )
     assert answer.startswith(b"HTTP/1.1 403 "), answer
+
+
+def test_policies_see_the_version_that_is_deleted_or_copied(s3: S3, bucket: str) -> None:
+    client, alt, own = s3.client(), s3.client("alt"), s3.new_bucket("alt")
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    one, two = (client.put_object(Bucket=bucket, Key="a", Body=b"x")["VersionId"] for _ in range(2))
+    only_one = {"StringEquals": {"s3:VersionId": one}}
+    readable = allow("s3:GetObjectVersion", f"{bucket}/*", Condition=only_one)
+    every = allow("s3:DeleteObjectVersion", f"{bucket}/*")
+    but_one = deny("s3:DeleteObjectVersion", f"{bucket}/*", Condition=only_one)
+    client.put_bucket_policy(Bucket=bucket, Policy=document(readable, every, but_one))
+    source = {"Bucket": bucket, "Key": "a"}
+    alt.copy_object(Bucket=own, Key="b", CopySource={**source, "VersionId": one})
+    with refused(403, "AccessDenied"):
+        alt.copy_object(Bucket=own, Key="b", CopySource={**source, "VersionId": two})
+    doomed = [{"Key": "a", "VersionId": each} for each in (one, two)]
+    told = alt.delete_objects(Bucket=bucket, Delete={"Objects": doomed})
+    assert [each["VersionId"] for each in told["Deleted"]] == [two]
+    assert [(each["VersionId"], each["Code"]) for each in told["Errors"]] == [(one, "AccessDenied")]
+    s3.remove_bucket(own)
