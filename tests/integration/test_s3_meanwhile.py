@@ -3,7 +3,9 @@ must hold for what is there at the end."""
 
 import contextlib
 import hashlib
+import http.client
 import socket
+import threading
 from collections.abc import Iterator
 
 from botocore.auth import S3SigV4Auth
@@ -104,3 +106,32 @@ def test_versions_that_are_kept_meanwhile_stay(s3: S3, bucket: str) -> None:
         assert b"x-amz-version-id: " in request.end()
     told = client.list_object_versions(Bucket=bucket)["Versions"]
     assert [each["VersionId"] for each in told][1:] == [second, "null"]
+
+
+def test_an_object_that_comes_while_it_is_looked_for_is_not_read(s3: S3, bucket: str) -> None:
+    client = s3.client()
+    client.put_bucket_policy(Bucket=bucket, Policy=document(allow("s3:ListBucket", bucket)))
+    told: set[int] = set()
+    ended = threading.Event()
+
+    def read() -> None:
+        connection = http.client.HTTPConnection(s3.host, s3.port, timeout=30)
+        with contextlib.closing(connection):
+            while not ended.is_set():
+                connection.request("GET", f"/{bucket}/a")
+                answer = connection.getresponse()
+                answer.read()
+                told.add(answer.status)
+
+    readers = [threading.Thread(target=read) for _ in range(4)]
+    for each in readers:
+        each.start()
+    try:
+        for _ in range(150):
+            client.put_object(Bucket=bucket, Key="a", Body=b"secret")
+            client.delete_object(Bucket=bucket, Key="a")
+    finally:
+        ended.set()
+        for each in readers:
+            each.join()
+    assert told <= {403, 404}
