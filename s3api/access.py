@@ -255,7 +255,7 @@ def _is_by_acl(call: "Call", action: str, facts: Facts | None) -> bool:
 def _began(call: "Call") -> bool:
     """Whether the upload that a request names is the caller's."""
     try:
-        upload = call.store.find_upload(call.raw_bucket, call.raw_key, call.params["UploadId"])
+        upload = call.store.uploads.find(call.raw_bucket, call.raw_key, call.params["UploadId"])
     except NotFound:
         return False
     return call.caller.name is not None and upload.metadata.get(INITIATOR) == call.caller.name

@@ -54,7 +54,7 @@ class Deleter:
         for how, numbers in places.items():
             doomed = [batch[at][1] for at in numbers]
             results |= zip(numbers, self._delete_in(how, doomed, later), strict=True)
-        self._store.finish(later)
+        self._store.finish(*later)
         return [results[at] for at in range(len(batch))]
 
     def _delete_in(

@@ -113,7 +113,7 @@ class Expiring:
 
     async def _pass(self) -> None:
         """All buckets once. What fails for one is logged, and tried again in the next pass."""
-        for bucket in await self._step(self._store.list_buckets):
+        for bucket in await self._step(self._store.buckets.list_all):
             if not is_bucket_name(bucket.name.decode("utf-8", "replace")):
                 continue
             try:
@@ -124,7 +124,7 @@ class Expiring:
                 log.warning("lifecycle of %s: %s", bucket.name.decode(), error)
 
     async def _bucket(self, bucket: bytes) -> None:
-        settings = Settings(await self._step(partial(self._store.get_settings, bucket)))
+        settings = Settings(await self._step(partial(self._store.buckets.get_settings, bucket)))
         rules = settings.get(LIFECYCLE)
         if rules is None:
             return
@@ -180,7 +180,7 @@ class Expiring:
         while True:
             page = await self._step(
                 partial(
-                    store.list_uploads,
+                    store.uploads.list_all,
                     bucket,
                     start_after=after,
                     start_id=upload_id,
@@ -190,7 +190,7 @@ class Expiring:
             for each in page.uploads:
                 begun = _moment(each.begun_ns)
                 if lifecycle.is_upload_due(rules, each.key.decode(), begun, now, self._day_s):
-                    await self._step(partial(store.abort_upload, bucket, each.key, each.id))
+                    await self._step(partial(store.uploads.abort, bucket, each.key, each.id))
             if not page.truncated:
                 return
             after, upload_id = page.following, page.following_id

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from kvfs.objects.store import Draft
+from kvfs.objects.drafts import Draft
 from kvfs.wire.http import BadChunk, BodyStalled, BodyTooLarge, BodyTruncated
 from s3api.auth import chunked
 from s3api.auth.verified import Payload

@@ -81,7 +81,7 @@ class SettingsReader:
 
     def of(self, bucket: bytes) -> Settings:
         """As they are now; the same object as long as they are the same. Raises NoSuchBucket."""
-        raw = self._store.get_settings(bucket)
+        raw = self._store.buckets.get_settings(bucket)
         seen = self._seen.get(bucket)
         if seen is None or not seen.is_of(raw):
             if len(self._seen) >= _REMEMBERED:

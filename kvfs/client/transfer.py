@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 Step = Callable[[int], None]
+"""Called with the bytes moved; what it raises ends the copy."""
 _FICLONE: Final = 0x40049409
 _PART_BYTES: Final = 64 << 20
 _BUFFER_BYTES: Final = 1 << 20
@@ -36,6 +37,10 @@ _CANNOT: Final = frozenset(
     )
 )
 """What the kernel says when it cannot move bytes this way, though it may in another."""
+
+
+def go_on(_: int) -> None:
+    """A step that ends no copy."""
 
 
 def copy(source: int, target: int, step: Step) -> int:

@@ -30,7 +30,7 @@ async def create_bucket(call: Call) -> Response:
     _check_location(call)
     settings = _first_settings(call, call.caller.name)
     try:
-        await call.blocking(lambda: call.store.create_bucket(call.raw_bucket, settings=settings))
+        await call.blocking(lambda: call.store.buckets.create(call.raw_bucket, settings=settings))
     except BucketExists:
         _check_again(call, settings)
     return answer(call, {"Location": f"/{call.bucket}"})
@@ -89,19 +89,19 @@ async def delete_bucket(call: Call) -> Response:
 def _delete(call: Call) -> None:
     store, bucket = call.store, call.raw_bucket
     if not store.list_versions(bucket, max_keys=1).versions:
-        while uploads := store.list_uploads(bucket).uploads:
+        while uploads := store.uploads.list_all(bucket).uploads:
             for each in uploads:
-                store.abort_upload(bucket, each.key, each.id)
-    store.delete_bucket(bucket)
+                store.uploads.abort(bucket, each.key, each.id)
+    store.buckets.delete(bucket)
 
 
 async def head_bucket(call: Call) -> Response:
-    call.store.head_bucket(call.raw_bucket)
+    call.store.buckets.head(call.raw_bucket)
     return answer(call, {"BucketRegion": call.service.region})
 
 
 async def get_bucket_location(call: Call) -> Response:
-    call.store.head_bucket(call.raw_bucket)
+    call.store.buckets.head(call.raw_bucket)
     region = call.service.region
     return answer(call, {"LocationConstraint": None if region == _LEGACY_REGION else region})
 
@@ -141,7 +141,7 @@ def _seen(call: Call) -> Iterator[Described]:
     prefix, after = call.params.get("Prefix", ""), _after(call)
     if call.params.get("BucketRegion", call.service.region) != call.service.region:
         return
-    for each in call.store.list_buckets():
+    for each in call.store.buckets.list_all():
         name = each.name.decode("utf-8", "replace")
         wanted = name > after and name.startswith(prefix) and is_bucket_name(name)
         if wanted and _may_see(call, each.name):
@@ -162,7 +162,7 @@ def _may_see(call: Call, name: bytes) -> bool:
     administrator = call.service.identities.administrator
     if call.caller.name == administrator:
         return True
-    kept = call.store.get_setting(name, OWNER)
+    kept = call.store.buckets.get_setting(name, OWNER)
     owner = pack(administrator) if kept is None else kept
     return call.caller.name is not None and owner == pack(call.caller.name)
 

@@ -31,12 +31,14 @@ def _complete(call: Call, pace: Pace) -> dict[str, Any]:
     wanted = _wanted(call)
     upload_id = call.params["UploadId"]
     try:
-        upload, parts = call.store.choose_parts(call.raw_bucket, call.raw_key, upload_id, wanted)
+        upload, parts = call.store.uploads.choose_parts(
+            call.raw_bucket, call.raw_key, upload_id, wanted
+        )
         pace.begin(sum(part.size for part in parts))
         return _told(call, _put_together(call, upload, parts, pace))
     except (NoSuchUpload, InvalidPart):
         # Another may have completed it, just now or before.
-        done = call.store.completed_upload(call.raw_bucket, call.raw_key, upload_id)
+        done = call.store.uploads.completed(call.raw_bucket, call.raw_key, upload_id)
         if done is None:
             raise
         return _told_again(call, *done)
@@ -55,7 +57,7 @@ def _put_together(call: Call, upload: Upload, parts: Sequence[Part], pace: Pace)
         check(found)  # before all is put together for nothing; it counts when it is put
     _, _, named = checksum_of(upload)
     said = said_of_object(upload) | _said_of_parts(checksum, parts, with_each=named)
-    return call.store.complete_upload(
+    return call.store.uploads.complete(
         call.raw_bucket,
         upload,
         parts,

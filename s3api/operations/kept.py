@@ -6,9 +6,9 @@ from s3api.settings import pack
 
 async def keep(call: Call, name: str, value: object) -> None:
     """Set it; on disk when it returns."""
-    await call.blocking(lambda: call.store.put_setting(call.raw_bucket, name, pack(value)))
+    await call.blocking(lambda: call.store.buckets.put_setting(call.raw_bucket, name, pack(value)))
 
 
 async def forget(call: Call, name: str) -> None:
     """Take it away, if it is set."""
-    await call.blocking(lambda: call.store.delete_setting(call.raw_bucket, name))
+    await call.blocking(lambda: call.store.buckets.delete_setting(call.raw_bucket, name))

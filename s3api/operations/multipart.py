@@ -30,7 +30,7 @@ async def create_multipart_upload(call: Call) -> Response:
     if asked is not None:
         said |= {_ALGORITHM: algorithm.name, _TYPE: type_}
     upload = await call.blocking(
-        lambda: call.store.create_upload(call.raw_bucket, call.raw_key, said)
+        lambda: call.store.uploads.create(call.raw_bucket, call.raw_key, said)
     )
     result = {"Bucket": call.bucket, "Key": call.key, "UploadId": upload.id}
     return answer(call, result | told_checksum(upload) | _told_end(call, upload))
@@ -39,7 +39,7 @@ async def create_multipart_upload(call: Call) -> Response:
 async def abort_multipart_upload(call: Call) -> Response:
     """With all its parts; a part that still comes is dropped at its end."""
     upload_id = call.params["UploadId"]
-    await call.blocking(lambda: call.store.abort_upload(call.raw_bucket, call.raw_key, upload_id))
+    await call.blocking(lambda: call.store.uploads.abort(call.raw_bucket, call.raw_key, upload_id))
     return answer(call)
 
 
@@ -47,7 +47,7 @@ async def list_parts(call: Call) -> Response:
     limit = min(call.params.get("MaxParts", _MOST), _MOST)
     after = call.params.get("PartNumberMarker", 0)
     after = _whole("part-number-marker", after)
-    upload, parts, more = call.store.list_parts(
+    upload, parts, more = call.store.uploads.list_parts(
         call.raw_bucket, call.raw_key, call.params["UploadId"], after, limit
     )
     result: dict[str, Any] = {
@@ -71,7 +71,7 @@ async def list_multipart_uploads(call: Call) -> Response:
     limit = min(asked.get("MaxUploads", _MOST), _MOST)
     after = asked.get("KeyMarker", "")
     after_id = asked.get("UploadIdMarker", "") if after else ""
-    page = call.store.list_uploads(
+    page = call.store.uploads.list_all(
         call.raw_bucket,
         prefix=_raw(asked.get("Prefix", "")),
         delimiter=_raw(asked.get("Delimiter", "")),

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.objects.store import Draft
+from kvfs.objects.drafts import Draft
 from kvfs.objects.uploads import MAX_PARTS, Part, Upload
 from kvfs.wire.http import Response
 from s3api.call import Call, Handler, moment
@@ -62,13 +62,13 @@ def _copy(call: Call, upload: Upload, number: int, source: Source, pace: Pace) -
     chosen, store = _chosen(call, source.facts.size), call.store
     size = chosen.length
     pace.begin(2 * size)  # copied, then read
-    draft = store.begin_part(call.raw_bucket, call.raw_key, upload.id, number, size)
+    draft = store.uploads.begin_part(call.raw_bucket, call.raw_key, upload.id, number, size)
     try:
-        store.copy_part(
+        store.uploads.copy_part(
             source.triple, draft, chosen.offset, size, check_source=source.check, step=pace.step
         )
         digests = _digests(call, draft, size, checksum_of(upload)[0], pace)
-        part = store.commit_part(draft, digests.etag, _said(digests))
+        part = store.uploads.commit_part(draft, digests.etag, _said(digests))
     finally:
         store.discard(draft)
     told = _told(digests) | {"LastModified": moment(part.inode.mtime_ns)}
@@ -90,7 +90,7 @@ def _number(call: Call) -> int:
 
 
 def _upload(call: Call) -> Upload:
-    return call.store.find_upload(call.raw_bucket, call.raw_key, call.params["UploadId"])
+    return call.store.uploads.find(call.raw_bucket, call.raw_key, call.params["UploadId"])
 
 
 def _check_algorithm(wanted: Wanted, algorithm: Algorithm | None) -> None:
@@ -117,12 +117,16 @@ def _chosen(call: Call, size: int) -> ByteRange:
 
 async def _begin(call: Call, upload: Upload, number: int, size: int) -> Draft:
     return await call.blocking(
-        lambda: call.store.begin_part(call.raw_bucket, call.raw_key, upload.id, number, size)
+        lambda: call.store.uploads.begin_part(
+            call.raw_bucket, call.raw_key, upload.id, number, size
+        )
     )
 
 
 async def _commit(call: Call, draft: Draft, digests: Digests) -> Part:
-    return await call.blocking(lambda: call.store.commit_part(draft, digests.etag, _said(digests)))
+    return await call.blocking(
+        lambda: call.store.uploads.commit_part(draft, digests.etag, _said(digests))
+    )
 
 
 def _said(digests: Digests) -> dict[str, str]:

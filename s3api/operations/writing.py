@@ -5,8 +5,8 @@ from typing import Any, Final
 import trio
 
 from kvfs.objects.changing import ENABLED, Check, anything
+from kvfs.objects.drafts import Draft
 from kvfs.objects.finding import Facts
-from kvfs.objects.store import Draft
 from kvfs.wire.http import Response
 from s3api.call import Call, Handler, target
 from s3api.errors import S3Error

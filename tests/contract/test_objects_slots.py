@@ -38,7 +38,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(params=["durable", "cache"])
 def store(root: Path, request: pytest.FixtureRequest) -> Iterator[ObjectStore]:
     opened = ObjectStore(root)
-    opened.create_bucket(B, request.param)
+    opened.buckets.create(B, request.param)
     yield opened
     opened.close()
 
@@ -48,7 +48,7 @@ def data_of(number: int, size: int = SIZE) -> bytes:
 
 
 def begin(store: ObjectStore, upload: Upload, number: int, size: int = SIZE) -> Draft:
-    return store.begin_part(B, K, upload.id, number, size)
+    return store.uploads.begin_part(B, K, upload.id, number, size)
 
 
 def put(
@@ -57,14 +57,14 @@ def put(
     data = data_of(number) if data is None else data
     draft = begin(store, upload, number, len(data))
     os.pwrite(draft.fd, data, draft.offset)
-    store.commit_part(draft, tag, {})
+    store.uploads.commit_part(draft, tag, {})
     return draft
 
 
 def complete(store: ObjectStore, upload: Upload, *numbers: int, tag: str = "e") -> Facts:
     wanted = [Wanted(number, tag) for number in numbers]
-    found, parts = store.choose_parts(B, K, upload.id, wanted)
-    return store.complete_upload(B, found, parts, "whole", {})
+    found, parts = store.uploads.choose_parts(B, K, upload.id, wanted)
+    return store.uploads.complete(B, found, parts, "whole", {})
 
 
 def read(store: ObjectStore, key: bytes = K) -> bytes:
@@ -92,7 +92,7 @@ def test_nothing_is_moved(
     last: int,
     order: tuple[int, ...],
 ) -> None:
-    upload = store.create_upload(B, K, {})
+    upload = store.uploads.create(B, K, {})
     bodies = {1: data_of(1), 2: data_of(2), 3: data_of(3, last)}
     for number in order:
         put(store, upload, number, bodies[number])
@@ -105,20 +105,20 @@ def test_nothing_is_moved(
     assert client_store.data_files(root) <= before
     assert made.etag == store.find(B, K, "").etag == "whole"
     store.delete(B, K)
-    store.delete_bucket(B)
+    store.buckets.delete(B)
 
 
 def test_one_part_becomes_the_object(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     forbid_copies(monkeypatch)
     for size in (0, 5, SIZE, 3 * SIZE):
-        upload = store.create_upload(B, K, {})
+        upload = store.uploads.create(B, K, {})
         put(store, upload, 1, data_of(1, size))
         assert complete(store, upload, 1).metadata == {}
         assert read(store) == data_of(1, size)
 
 
 def test_bytes_that_were_recorded_are_not_written_again(store: ObjectStore) -> None:
-    upload = store.create_upload(B, K, {})
+    upload = store.uploads.create(B, K, {})
     places = {number: put(store, upload, number).offset for number in (1, 2)}
     assert places == {1: 0, 2: SIZE}
     again = begin(store, upload, 2)
@@ -131,20 +131,20 @@ def test_bytes_that_were_recorded_are_not_written_again(store: ObjectStore) -> N
 
 
 def test_a_part_sent_again_counts(store: ObjectStore) -> None:
-    upload = store.create_upload(B, K, {})
+    upload = store.uploads.create(B, K, {})
     for number in (1, 2, 3):
         put(store, upload, number)
     put(store, upload, 2, data_of(8), "new")
     put(store, upload, 2, data_of(9), "new")
-    found, parts = store.choose_parts(
+    found, parts = store.uploads.choose_parts(
         B, K, upload.id, [Wanted(1, "e"), Wanted(2, "new"), Wanted(3, "e")]
     )
-    store.complete_upload(B, found, parts, "whole", {})
+    store.uploads.complete(B, found, parts, "whole", {})
     assert read(store) == data_of(1) + data_of(9) + data_of(3)
 
 
 def test_who_still_writes_an_earlier_attempt_harms_nothing(store: ObjectStore) -> None:
-    upload = store.create_upload(B, K, {})
+    upload = store.uploads.create(B, K, {})
     put(store, upload, 1)
     stalled = begin(store, upload, 2)
     assert stalled.offset == SIZE
@@ -154,13 +154,13 @@ def test_who_still_writes_an_earlier_attempt_harms_nothing(store: ObjectStore) -
     os.pwrite(stalled.fd, data_of(7), stalled.offset)
     assert read(store) == data_of(1) + data_of(2)
     with pytest.raises(NoSuchUpload):
-        store.commit_part(stalled, "e", {})
+        store.uploads.commit_part(stalled, "e", {})
     store.discard(stalled)
     assert read(store) == data_of(1) + data_of(2)
 
 
 def test_a_writer_that_comes_late_finds_no_upload(store: ObjectStore) -> None:
-    upload = store.create_upload(B, K, {})
+    upload = store.uploads.create(B, K, {})
     put(store, upload, 1)
     complete(store, upload, 1)
     with pytest.raises(NoSuchUpload):
@@ -169,16 +169,16 @@ def test_a_writer_that_comes_late_finds_no_upload(store: ObjectStore) -> None:
 
 
 def test_a_refused_completion_changes_nothing(store: ObjectStore) -> None:
-    upload = store.create_upload(B, K, {})
+    upload = store.uploads.create(B, K, {})
     for number in (1, 2):
         put(store, upload, number)
 
     def refuse(_: Facts | None) -> None:
         raise PreconditionFailed("no")
 
-    found, parts = store.choose_parts(B, K, upload.id, [Wanted(1, "e"), Wanted(2, "e")])
+    found, parts = store.uploads.choose_parts(B, K, upload.id, [Wanted(1, "e"), Wanted(2, "e")])
     with pytest.raises(PreconditionFailed):
-        store.complete_upload(B, found, parts, "whole", {}, check=refuse)
+        store.uploads.complete(B, found, parts, "whole", {}, check=refuse)
     put(store, upload, 3)
     complete(store, upload, 1, 2, 3)
     assert read(store) == data_of(1) + data_of(2) + data_of(3)
@@ -186,7 +186,7 @@ def test_a_refused_completion_changes_nothing(store: ObjectStore) -> None:
 
 def test_parts_that_are_left_out(store: ObjectStore) -> None:
     for numbers in ((1, 2), (1, 3), (2, 3), (3,)):
-        upload = store.create_upload(B, K, {})
+        upload = store.uploads.create(B, K, {})
         for number in (1, 2, 3):
             put(store, upload, number)
         complete(store, upload, *numbers)
@@ -195,7 +195,7 @@ def test_parts_that_are_left_out(store: ObjectStore) -> None:
 
 def test_sizes_of_all_kinds(store: ObjectStore) -> None:
     sizes = [SIZE, SIZE + 1, 2 * SIZE, 3 * SIZE, 4 * SIZE, 5 * SIZE, 6 * SIZE, 1, SIZE, 7]
-    upload = store.create_upload(B, K, {})
+    upload = store.uploads.create(B, K, {})
     for number, size in enumerate(sizes, 1):
         put(store, upload, number, data_of(number, size))
     complete(store, upload, *range(1, len(sizes) + 1))
@@ -204,13 +204,13 @@ def test_sizes_of_all_kinds(store: ObjectStore) -> None:
 
 def test_an_aborted_upload_leaves_no_data(store: ObjectStore, root: Path) -> None:
     before = client_store.data_files(root)
-    upload = store.create_upload(B, K, {})
+    upload = store.uploads.create(B, K, {})
     for number in (1, 2, 1, 5):
         put(store, upload, number)
     stalled = begin(store, upload, 3)
-    store.abort_upload(B, K, upload.id)
+    store.uploads.abort(B, K, upload.id)
     with pytest.raises(NoSuchUpload):
-        store.commit_part(stalled, "e", {})
+        store.uploads.commit_part(stalled, "e", {})
     store.discard(stalled)
     store.close = lambda: None  # type: ignore[method-assign]
     ObjectStore.close(store)
@@ -218,7 +218,7 @@ def test_an_aborted_upload_leaves_no_data(store: ObjectStore, root: Path) -> Non
 
 
 def test_many_threads_and_one_answer(store: ObjectStore) -> None:
-    upload = store.create_upload(B, K, {})
+    upload = store.uploads.create(B, K, {})
     threads = [
         threading.Thread(target=put, args=(store, upload, 1 + number % 20)) for number in range(60)
     ]
@@ -232,8 +232,8 @@ def test_many_threads_and_one_answer(store: ObjectStore) -> None:
 
 def test_an_upload_goes_on_after_a_restart(root: Path) -> None:
     store = ObjectStore(root)
-    store.create_bucket(B)
-    upload = store.create_upload(B, K, {})
+    store.buckets.create(B)
+    upload = store.uploads.create(B, K, {})
     for number in (1, 3):
         put(store, upload, number)
     store.close()
@@ -248,8 +248,8 @@ def test_an_upload_goes_on_after_a_restart(root: Path) -> None:
 
 def test_a_node_does_not_seal_what_is_still_received(root: Path) -> None:
     store = ObjectStore(root)
-    store.create_bucket(B)
-    upload = store.create_upload(B, K, {})
+    store.buckets.create(B)
+    upload = store.uploads.create(B, K, {})
     put(store, upload, 1)
     with client_store.running_node(root):
         put(store, upload, 2)
@@ -278,7 +278,7 @@ def dies_after(owner, name):
         die()
     setattr(owner, name, then)
 def put(number):
-    draft = store.begin_part(b"bucket", b"d/k", upload, number, 1 << 16)
+    draft = store.uploads.begin_part(b"bucket", b"d/k", upload, number, 1 << 16)
     os.pwrite(draft.fd, bytes([number + 100]) * (1 << 16), draft.offset)
     return draft
 if where == "begun": assembly.make = die
@@ -289,13 +289,14 @@ draft = put(2)
 if where == "written": die()
 if where == "synced": dies_after(slots.Slots, "sync")
 if where == "committing": store._session._engine.commit = die
-store.commit_part(draft, "e", {})
+store.uploads.commit_part(draft, "e", {})
 if where == "recorded": die()
 if where == "joined": dies_after(slots.Slots, "_put_together")
 if where == "completing": store._session._engine.commit = die
 if where == "completed": store._finisher.finish = die
-found, parts = store.choose_parts(b"bucket", b"d/k", upload, [Wanted(1, "e"), Wanted(2, "e")])
-store.complete_upload(b"bucket", found, parts, "new", {})
+wanted = [Wanted(1, "e"), Wanted(2, "e")]
+found, parts = store.uploads.choose_parts(b"bucket", b"d/k", upload, wanted)
+store.uploads.complete(b"bucket", found, parts, "new", {})
 die()
 """
 _STEPS: Final = {
@@ -324,18 +325,18 @@ def test_a_kill_at_each_step(
     store: ObjectStore, root: Path, step: str, first: bool, node: bool
 ) -> None:
     """`first`: the upload has an assembly; `node`: it is in order without a restart, else after."""
-    upload = store.create_upload(B, K, {})
+    upload = store.uploads.create(B, K, {})
     if first or _STEPS[step] != "before":
         put(store, upload, 1)
     client_store.run_killed(_KILLED, str(root), step, upload.id)
     if not node:
-        kind = store.head_bucket(B).kind
+        kind = store.buckets.head(B).kind
         store.close = lambda: None  # type: ignore[method-assign]
         ObjectStore.close(store)
         client_store.restart(root)
         assert client_store.problems(root) == []
         store = ObjectStore(root)
-        assert store.head_bucket(B).kind == kind
+        assert store.buckets.head(B).kind == kind
     try:
         _judge(store, upload, _STEPS[step])
     finally:
@@ -345,11 +346,11 @@ def test_a_kill_at_each_step(
 def _judge(store: ObjectStore, upload: Upload, state: str) -> None:
     if state == "object":
         assert read(store) == data_of(1) + data_of(102)
-        assert store.completed_upload(B, K, upload.id) == ("new", "null")
+        assert store.uploads.completed(B, K, upload.id) == ("new", "null")
         return
     with pytest.raises(NoSuchKey):
         store.find(B, K, "")
-    there = {each.number for each in store.list_parts(B, K, upload.id)[1]}
+    there = {each.number for each in store.uploads.list_parts(B, K, upload.id)[1]}
     assert (2 in there) == (state == "part")
     if state == "before":
         for number in {1, 2} - there:

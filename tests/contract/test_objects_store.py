@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def store(root: Path) -> Iterator[ObjectStore]:
     opened = ObjectStore(root)
-    opened.create_bucket(B)
+    opened.buckets.create(B)
     yield opened
     opened.close()
 
@@ -70,24 +70,24 @@ def must_be_new(there: Facts | None) -> None:
 
 def test_a_bucket_and_its_settings(store: ObjectStore) -> None:
     with pytest.raises(BucketExists):
-        store.create_bucket(B)
-    assert B in [each.name for each in store.list_buckets()]
-    assert abs(store.head_bucket(B).created_ns - time.time_ns()) < 60_000_000_000
-    assert store.get_setting(B, "policy") is None
-    store.put_setting(B, "policy", b"{}")
-    store.put_setting(B, "cors", b"<a/>")
-    assert store.get_settings(B) == {"cors": b"<a/>", "policy": b"{}"}
-    assert store.delete_setting(B, "cors")
-    assert not store.delete_setting(B, "cors")
+        store.buckets.create(B)
+    assert B in [each.name for each in store.buckets.list_all()]
+    assert abs(store.buckets.head(B).created_ns - time.time_ns()) < 60_000_000_000
+    assert store.buckets.get_setting(B, "policy") is None
+    store.buckets.put_setting(B, "policy", b"{}")
+    store.buckets.put_setting(B, "cors", b"<a/>")
+    assert store.buckets.get_settings(B) == {"cors": b"<a/>", "policy": b"{}"}
+    assert store.buckets.delete_setting(B, "cors")
+    assert not store.buckets.delete_setting(B, "cors")
     put(store, b"a/b", b"1")
     with pytest.raises(BucketNotEmpty):
-        store.delete_bucket(B)
+        store.buckets.delete(B)
     store.delete(B, b"a/b")
-    store.delete_bucket(B)
+    store.buckets.delete(B)
     with pytest.raises(NoSuchBucket):
-        store.get_setting(B, "policy")
-    store.create_bucket(B)
-    assert store.get_settings(B) == {}
+        store.buckets.get_setting(B, "policy")
+    store.buckets.create(B)
+    assert store.buckets.get_settings(B) == {}
 
 
 def test_what_was_put_is_read_with_what_was_said_about_it(store: ObjectStore) -> None:
@@ -251,10 +251,10 @@ def test_versions(store: ObjectStore) -> None:
     store.delete(B, b"k", version=second.version)
     assert read(store, b"k") == b"first"
     with pytest.raises(BucketNotEmpty):
-        store.delete_bucket(B)
+        store.buckets.delete(B)
     for each in (first.version, "null"):
         store.delete(B, b"k", version=each)
-    store.delete_bucket(B)
+    store.buckets.delete(B)
 
 
 def test_locks(store: ObjectStore) -> None:
@@ -286,25 +286,25 @@ def test_many_are_deleted_at_once(store: ObjectStore, root: Path) -> None:
     results = store.delete_many(B, doomed)
     assert [isinstance(each, tuple) and each.found for each in results] == [True] * 300 + [False]
     assert client_store.data_files(root) == before
-    store.delete_bucket(B)
+    store.buckets.delete(B)
 
 
 def part(store: ObjectStore, key: bytes, upload: str, number: int, data: bytes) -> None:
-    draft = store.begin_part(B, key, upload, number, len(data))
+    draft = store.uploads.begin_part(B, key, upload, number, len(data))
     os.pwrite(draft.fd, data, 0)
-    store.commit_part(draft, f"p{number}", {"checksum.crc32": f"c{number}"})
+    store.uploads.commit_part(draft, f"p{number}", {"checksum.crc32": f"c{number}"})
 
 
 def test_an_upload_in_parts(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "MIN_PART_BYTES", 1 << 20)
-    upload = store.create_upload(B, b"d/k", {"content-type": "a/b"})
+    upload = store.uploads.create(B, b"d/k", {"content-type": "a/b"})
     id_ = upload.id
     part(store, b"d/k", id_, 1, b"a" * (1 << 20))
     part(store, b"d/k", id_, 7, b"wrong")
     part(store, b"d/k", id_, 7, b"end")
     assert store.list_objects(B).objects == []
-    assert [each.id for each in store.list_uploads(B).uploads] == [id_]
-    _, parts, more = store.list_parts(B, b"d/k", id_, limit=1)
+    assert [each.id for each in store.uploads.list_all(B).uploads] == [id_]
+    _, parts, more = store.uploads.list_parts(B, b"d/k", id_, limit=1)
     assert ([each.number for each in parts], more) == ([1], True)
     one, seven = Wanted(1, "p1"), Wanted(7, "p7", ("checksum.crc32", "c7"))
     for wanted, problem in (
@@ -315,65 +315,65 @@ def test_an_upload_in_parts(store: ObjectStore, monkeypatch: pytest.MonkeyPatch)
         ([], Invalid),
     ):
         with pytest.raises(problem):
-            store.choose_parts(B, b"d/k", id_, wanted)
-    found, chosen = store.choose_parts(B, b"d/k", id_, [one, seven])
+            store.uploads.choose_parts(B, b"d/k", id_, wanted)
+    found, chosen = store.uploads.choose_parts(B, b"d/k", id_, [one, seven])
     assert found.metadata == {"content-type": "a/b"}
-    made = store.complete_upload(B, found, chosen, "whole-2", found.metadata)
+    made = store.uploads.complete(B, found, chosen, "whole-2", found.metadata)
     assert read(store, b"d/k") == b"a" * (1 << 20) + b"end"
     assert (made.etag, made.metadata) == ("whole-2", {"content-type": "a/b"})
     with pytest.raises(NoSuchUpload):
-        store.find_upload(B, b"d/k", id_)
-    assert store.completed_upload(B, b"d/k", id_) == ("whole-2", "null")
-    assert store.completed_upload(B, b"d/other", id_) is None
+        store.uploads.find(B, b"d/k", id_)
+    assert store.uploads.completed(B, b"d/k", id_) == ("whole-2", "null")
+    assert store.uploads.completed(B, b"d/other", id_) is None
     store.delete(B, b"d/k")
-    store.delete_bucket(B)
+    store.buckets.delete(B)
 
 
 def test_a_part_that_is_too_small(store: ObjectStore) -> None:
-    upload = store.create_upload(B, b"k", {})
+    upload = store.uploads.create(B, b"k", {})
     for number in (1, 2):
         part(store, b"k", upload.id, number, b"small")
     with pytest.raises(PartTooSmall):
-        store.choose_parts(B, b"k", upload.id, [Wanted(1, "p1"), Wanted(2, "p2")])
+        store.uploads.choose_parts(B, b"k", upload.id, [Wanted(1, "p1"), Wanted(2, "p2")])
     with pytest.raises(BucketNotEmpty):
-        store.delete_bucket(B)
-    store.abort_upload(B, b"k", upload.id)
+        store.buckets.delete(B)
+    store.uploads.abort(B, b"k", upload.id)
     with pytest.raises(NoSuchUpload):
-        store.abort_upload(B, b"k", upload.id)
-    store.delete_bucket(B)
+        store.uploads.abort(B, b"k", upload.id)
+    store.buckets.delete(B)
 
 
 def test_a_part_replaced_while_the_upload_is_completed(store: ObjectStore) -> None:
-    upload = store.create_upload(B, b"k", {})
+    upload = store.uploads.create(B, b"k", {})
     part(store, b"k", upload.id, 1, b"one")
-    found, chosen = store.choose_parts(B, b"k", upload.id, [Wanted(1, "p1")])
+    found, chosen = store.uploads.choose_parts(B, b"k", upload.id, [Wanted(1, "p1")])
     part(store, b"k", upload.id, 1, b"two")
     with pytest.raises((InvalidPart, Conflict)):
-        store.complete_upload(B, found, chosen, "e", {})
+        store.uploads.complete(B, found, chosen, "e", {})
     with pytest.raises(NoSuchKey):
         store.find(B, b"k", "")
-    store.abort_upload(B, b"k", upload.id)
+    store.uploads.abort(B, b"k", upload.id)
 
 
 def test_a_part_is_copied_from_a_range(store: ObjectStore) -> None:
     put(store, b"source", bytes(range(200)))
-    upload = store.create_upload(B, b"k", {})
-    draft = store.begin_part(B, b"k", upload.id, 1, 50)
+    upload = store.uploads.create(B, b"k", {})
+    draft = store.uploads.begin_part(B, b"k", upload.id, 1, 50)
     with pytest.raises(Invalid):
-        store.copy_part((B, b"source", ""), draft, 190, 11)
-    store.copy_part((B, b"source", ""), draft, 100, 50)
-    store.commit_part(draft, "p1", {})
-    found, chosen = store.choose_parts(B, b"k", upload.id, [Wanted(1, "p1")])
-    store.complete_upload(B, found, chosen, "e", {})
+        store.uploads.copy_part((B, b"source", ""), draft, 190, 11)
+    store.uploads.copy_part((B, b"source", ""), draft, 100, 50)
+    store.uploads.commit_part(draft, "p1", {})
+    found, chosen = store.uploads.choose_parts(B, b"k", upload.id, [Wanted(1, "p1")])
+    store.uploads.complete(B, found, chosen, "e", {})
     assert read(store, b"k") == bytes(range(100, 150))
 
 
 def test_uploads_are_listed_in_order(store: ObjectStore) -> None:
-    ids = {key: store.create_upload(B, key, {}).id for key in (b"b", b"a/1", b"a/2", b"c")}
-    second = store.create_upload(B, b"b", {}).id
-    page = store.list_uploads(B, delimiter=b"/", max_uploads=2)
+    ids = {key: store.uploads.create(B, key, {}).id for key in (b"b", b"a/1", b"a/2", b"c")}
+    second = store.uploads.create(B, b"b", {}).id
+    page = store.uploads.list_all(B, delimiter=b"/", max_uploads=2)
     assert ([each.id for each in page.uploads], page.prefixes) == ([ids[b"b"]], [b"a/"])
-    rest = store.list_uploads(
+    rest = store.uploads.list_all(
         B, delimiter=b"/", start_after=page.following, start_id=page.following_id
     )
     assert [each.id for each in rest.uploads] == [second, ids[b"c"]]

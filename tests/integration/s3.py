@@ -115,7 +115,7 @@ class S3:
         name = f"test-{os.getpid()}-{next(_numbers)}"
         store = ObjectStore(self.node.store)
         try:
-            store.create_bucket(name.encode(), "cache", {OWNER: pack(user)})
+            store.buckets.create(name.encode(), "cache", {OWNER: pack(user)})
         finally:
             store.close()
         return name
@@ -125,7 +125,7 @@ class S3:
         store = ObjectStore(self.node.store)
         try:
             _empty(store, name.encode())
-            store.delete_bucket(name.encode())
+            store.buckets.delete(name.encode())
         except (NoSuchBucket, BucketNotEmpty):
             pass
         finally:
@@ -133,8 +133,8 @@ class S3:
 
 
 def _empty(store: ObjectStore, bucket: bytes) -> None:
-    for upload in store.list_uploads(bucket).uploads:
-        store.abort_upload(bucket, upload.key, upload.id)
+    for upload in store.uploads.list_all(bucket).uploads:
+        store.uploads.abort(bucket, upload.key, upload.id)
     found = store.list_versions(bucket, max_keys=100_000).versions
     store.delete_many(bucket, [Doomed(each.key, each.version) for each in found], bypass=True)
 

@@ -21,7 +21,7 @@ def node(new_node: Callable[..., Node]) -> Node:
 @pytest.fixture
 def store(node: Node) -> Iterator[ObjectStore]:
     opened = ObjectStore(node.store)
-    opened.create_bucket(B)
+    opened.buckets.create(B)
     yield opened
     opened.close()
 
@@ -144,7 +144,7 @@ def test_the_marker_of_a_directory(store: ObjectStore, top: Path) -> None:
 def test_versions_and_uploads_are_hidden(store: ObjectStore, top: Path) -> None:
     put(store, b"d/k", b"1", "Enabled")
     put(store, b"d/k", b"2", "Enabled")
-    upload = store.create_upload(B, b"d/u", {})
+    upload = store.uploads.create(B, b"d/u", {})
     assert os.listdir(top) == ["d"]
     assert os.listdir(top / "d") == ["k"]
     (top / "d" / "k").unlink()
@@ -152,7 +152,7 @@ def test_versions_and_uploads_are_hidden(store: ObjectStore, top: Path) -> None:
     with pytest.raises(OSError) as caught:
         (top / "d").rmdir()
     assert caught.value.errno == errno.ENOTEMPTY
-    store.abort_upload(B, b"d/u", upload.id)
+    store.uploads.abort(B, b"d/u", upload.id)
 
 
 def test_a_directory_that_is_listed_in_small_steps(store: ObjectStore, top: Path) -> None:

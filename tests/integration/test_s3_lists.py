@@ -267,7 +267,7 @@ def versioned(s3: S3, bucket: str) -> Iterator[str]:
 
 def set_versioning(s3: S3, bucket: str, status: str) -> None:
     store = ObjectStore(s3.node.store)
-    store.put_setting(bucket.encode(), VERSIONING, pack({"Status": status}))
+    store.buckets.put_setting(bucket.encode(), VERSIONING, pack({"Status": status}))
     store.close()
 
 

@@ -1,0 +1,84 @@
+"""The buckets of one store and their settings: part of `kvfs.objects.store`, whose rules hold."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from kvfs.client.finish import Changed
+from kvfs.client.remembering import Remembering
+from kvfs.client.session import Session
+from kvfs.meta.interface import Transaction
+from kvfs.objects import buckets, finding
+from kvfs.objects.buckets import Described
+from kvfs.objects.finding import Bucket
+from kvfs.objects.publishing import Publisher
+
+_BUCKETS: Final = 1024
+"""Whose settings are remembered."""
+
+
+class Buckets:
+    """What is done to buckets as a whole."""
+
+    def __init__(self, opened: Session, publisher: Publisher) -> None:
+        self._session = opened
+        self._publisher = publisher
+        self._settings = Remembering[bytes, Mapping[str, bytes]](opened, _BUCKETS)
+
+    def create(
+        self, name: bytes, kind: str = "durable", settings: Mapping[str, bytes] | None = None
+    ) -> Bucket:
+        """With settings from its beginning. Raises BucketExists, Invalid, NameTooLong, NoSpace."""
+        author = self._session.author()
+
+        def fn(t: Transaction, changed: Changed) -> Bucket:
+            made = buckets.create(t, name, kind, author.uid, author.gid, author.now, changed)
+            for setting, value in (settings or {}).items():
+                buckets.put_setting(t, made, setting, value)
+            return made
+
+        made = self._publisher.change(fn)
+        self._session.sync()
+        return made
+
+    def delete(self, name: bytes) -> None:
+        """Raises NoSuchBucket, BucketNotEmpty."""
+        self._publisher.change(
+            lambda t, changed: buckets.remove(t, name, self._publisher.moment(), changed)
+        )
+        self._session.sync()
+
+    def head(self, name: bytes) -> Described:
+        """Raises NoSuchBucket."""
+        return self._session.read(lambda t: buckets.describe(t, name))
+
+    def list_all(self) -> list[Described]:
+        """All namespaces, in the order of their names."""
+        return self._session.read(buckets.list_all)
+
+    def get_setting(self, bucket: bytes, name: str) -> bytes | None:
+        """A setting of a bucket (policy, versioning ...) as it was put. Raises NoSuchBucket."""
+        return self._session.read(
+            lambda t: buckets.get_setting(t, finding.find_bucket(t, bucket), name)
+        )
+
+    def get_settings(self, bucket: bytes) -> Mapping[str, bytes]:
+        """All settings of a bucket; the same object while they are the same. Raises
+        NoSuchBucket."""
+        return self._settings.get(
+            bucket, lambda t: buckets.settings(t, finding.find_bucket(t, bucket))
+        )
+
+    def put_setting(self, bucket: bytes, name: str, value: bytes) -> None:
+        """Raises NoSuchBucket. On disk when it returns."""
+        self._session.write(
+            lambda t: buckets.put_setting(t, finding.find_bucket(t, bucket), name, value)
+        )
+        self._session.sync()
+
+    def delete_setting(self, bucket: bytes, name: str) -> bool:
+        """Whether anything was set. Raises NoSuchBucket."""
+        found = self._session.write(
+            lambda t: buckets.delete_setting(t, finding.find_bucket(t, bucket), name)
+        )
+        self._session.sync()
+        return found

@@ -1,0 +1,110 @@
+"""How a change of objects is committed, told to the node, and put on disk."""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from kvfs.client import session
+from kvfs.client.finish import Changed, Finisher
+from kvfs.client.placing import Dropped, Written
+from kvfs.errors import Conflict
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import namespace_of
+from kvfs.objects import finding
+from kvfs.objects.bodies import Bodies, Body
+from kvfs.objects.changing import Moment
+from kvfs.objects.finding import Bucket
+
+T = TypeVar("T")
+_ATTEMPTS: Final = 3
+
+
+class Publisher:
+    """For one store. The functions that it commits may be run more than once."""
+
+    def __init__(self, opened: session.Session, finisher: Finisher, bodies: Bodies) -> None:
+        self._session = opened
+        self._finisher = finisher
+        self._bodies = bodies
+
+    def publish(
+        self,
+        body: Body,
+        fn: Callable[[Transaction, Written, Changed], T],
+        later: list[Changed] | None = None,
+    ) -> T:
+        """Commit what `fn` does with a body: its file is on disk before, where the bucket is
+        durable, and gone where anything is raised. `later`: the node is not told, but `finish` can
+        be. Raises what `fn` raises, NoSpace, ReadOnly, Unavailable, Conflict, OSError."""
+        try:
+            self._bodies.sync(body)
+            result, changed = self._place(body, fn)
+        except BaseException:
+            self._bodies.discard(body)
+            raise
+        self._bodies.close(body)
+        body.ino = 0
+        if body.bucket.durable:
+            self._session.sync()
+        if later is None:
+            self._finisher.finish(changed)
+        else:
+            later.append(changed)
+        return result
+
+    def _place(
+        self, body: Body, fn: Callable[[Transaction, Written, Changed], T]
+    ) -> tuple[T, Changed]:
+        for _ in range(_ATTEMPTS):
+            written = self._bodies.written(body)
+
+            def step(t: Transaction, written: Written = written) -> tuple[T, Changed]:
+                changed = Changed()
+                self._finisher.clear(t)
+                result = fn(t, written, changed)
+                self._finisher.post(t, changed, session.now_ns())
+                return result, changed
+
+            try:
+                return self._session.write(step)
+            except Dropped:
+                self._bodies.rescue(body)
+        raise Conflict("starting nodes dropped the new file again and again: try once more")
+
+    def change(
+        self, fn: Callable[[Transaction, Changed], T], later: list[Changed] | None = None
+    ) -> T:
+        """Commit what `fn` does. `later`: as for `publish`. Raises what `fn` raises, NoSpace,
+        ReadOnly, Unavailable."""
+
+        def step(t: Transaction) -> tuple[T, Changed]:
+            changed = Changed()
+            self._finisher.clear(t)
+            result = fn(t, changed)
+            if changed.changes:
+                self._finisher.post(t, changed, session.now_ns())
+            return result, changed
+
+        result, changed = self._session.write(step)
+        if changed.changes and later is None:
+            self._finisher.finish(changed)
+        elif changed.changes and later is not None:
+            later.append(changed)
+        return result
+
+    def change_synced(self, bucket: Bucket, fn: Callable[[Transaction, Changed], T]) -> T:
+        """As `change`, and of a durable bucket on disk before anybody is told."""
+        later: list[Changed] = []
+        result = self.change(fn, later)
+        if bucket.durable:
+            self._session.sync()
+        self._finisher.finish(*later)
+        return result
+
+    def sync_if_durable(self, ino: int) -> None:
+        """What was committed is on disk when it returns, if that inode's bucket is durable."""
+        if self._session.read(lambda t: finding.bucket_of(t, namespace_of(ino))).durable:
+            self._session.sync()
+
+    def moment(self) -> Moment:
+        """Now, in this boot."""
+        return Moment(session.now_ns(), self._session.boot)

@@ -1,0 +1,253 @@
+"""The uploads in parts of one store: part of `kvfs.objects.store`, whose rules hold."""
+
+import os
+import time
+from collections.abc import Sequence
+
+from kvfs.client.finish import Changed
+from kvfs.client.placing import Written
+from kvfs.client.session import Session
+from kvfs.client.transfer import Step, go_on
+from kvfs.errors import Conflict, Invalid
+from kvfs.meta.interface import Transaction
+from kvfs.objects import assembly, changing, finding, moving, uploads
+from kvfs.objects.attributes import Metadata
+from kvfs.objects.bodies import Bodies
+from kvfs.objects.changing import Check, Moment, New, anything
+from kvfs.objects.drafts import Draft, Drafts
+from kvfs.objects.finding import Bucket, Facts
+from kvfs.objects.opening import Opener
+from kvfs.objects.publishing import Publisher
+from kvfs.objects.slots import Slot, Slots
+from kvfs.objects.uploads import Part, Upload, UploadPage, Wanted
+
+
+class Uploads:
+    """What is done to uploads, from their beginning to their end."""
+
+    def __init__(
+        self,
+        opened: Session,
+        bodies: Bodies,
+        slots: Slots,
+        drafts: Drafts,
+        opener: Opener,
+        publisher: Publisher,
+    ) -> None:
+        self._session = opened
+        self._bodies = bodies
+        self._slots = slots
+        self._drafts = drafts
+        self._opener = opener
+        self._publisher = publisher
+
+    def create(self, bucket: bytes, key: bytes, metadata: Metadata) -> Upload:
+        """Raises NoSuchBucket, Invalid, TooLarge."""
+
+        def fn(t: Transaction) -> Upload:
+            found = finding.find_bucket(t, bucket)
+            # The exact clock: ids are in the order of their beginning.
+            moment = Moment(time.time_ns(), self._session.boot)
+            return uploads.create(t, found, key, metadata, moment)
+
+        upload = self._session.write(fn)
+        self._publisher.sync_if_durable(upload.directory)
+        return upload
+
+    def find(self, bucket: bytes, key: bytes, upload_id: str) -> Upload:
+        """Raises NoSuchBucket, NoSuchUpload."""
+        return self._session.read(
+            lambda t: uploads.find(t, finding.find_bucket(t, bucket), key, upload_id)
+        )
+
+    def begin_part(
+        self, bucket: bytes, key: bytes, upload_id: str, number: int, size_hint: int
+    ) -> Draft:
+        """As `ObjectStore.begin`, of a part, whose size is as hinted unless that is 0. Raises
+        NoSuchUpload, Invalid too."""
+        uploads.check_number(number)
+
+        def fn(t: Transaction) -> tuple[Bucket, Upload]:
+            found = finding.find_bucket(t, bucket)
+            return found, uploads.find(t, found, key, upload_id)
+
+        found, upload = self._session.read(fn)
+        slot = self._slots.begin(found, upload, number, size_hint, self._publisher.moment())
+        body = self._bodies.begin(found, size_hint) if slot is None else slot
+        return Draft(body, key, upload, number)
+
+    def commit_part(self, draft: Draft, etag: str, metadata: Metadata) -> Part:
+        """As `ObjectStore.commit`. Raises NoSuchUpload when the upload has ended meanwhile."""
+        upload = draft.upload
+        assert upload is not None, "an object is put with commit"
+        if isinstance(draft.body, Slot):
+            return self._commit_slot(draft.body, upload, draft.part, etag, metadata)
+        bucket = draft.body.bucket
+
+        def fn(t: Transaction, body: Written, changed: Changed) -> Part:
+            new = New(body, etag, metadata)
+            return uploads.put_part(
+                t, bucket, upload, draft.part, new, self._publisher.moment(), changed
+            )
+
+        return self._publisher.publish(draft.body, fn)
+
+    def copy_part(
+        self,
+        source: tuple[bytes, bytes, str],
+        draft: Draft,
+        offset: int,
+        size: int,
+        *,
+        check_source: Check = anything,
+        step: Step = go_on,
+    ) -> Facts:
+        """Fill a draft with a range of an object; the facts of the source. `step`: as for
+        `ObjectStore.copy`.
+
+        Raises as `open`; Invalid when the range is not within it, Conflict when it was written to
+        meanwhile.
+        """
+        opened = self._opener.open(*source)
+        try:
+            check_source(opened.facts)
+            if not 0 <= offset <= offset + size <= opened.size:
+                raise Invalid(f"the source has {opened.size} bytes: the range is not within")
+            self._drafts.grow(draft, size)
+            moving.copy_range(opened.fd, offset, size, draft.fd, draft.offset, step)
+            if not opened.is_unchanged():
+                raise Conflict("the source of the copy was written to meanwhile")
+            return opened.facts
+        finally:
+            os.close(opened.fd)
+
+    def list_parts(
+        self, bucket: bytes, key: bytes, upload_id: str, after: int = 0, limit: int = 1000
+    ) -> tuple[Upload, list[Part], bool]:
+        """The upload, its parts with numbers above `after`, and whether there are more. Raises
+        NoSuchBucket, NoSuchUpload."""
+
+        def fn(t: Transaction) -> tuple[Upload, list[Part], bool]:
+            upload = uploads.find(t, finding.find_bucket(t, bucket), key, upload_id)
+            return upload, *uploads.list_parts(t, upload, after, limit, self._session.boot)
+
+        return self._session.read(fn)
+
+    def list_all(
+        self,
+        bucket: bytes,
+        *,
+        prefix: bytes = b"",
+        delimiter: bytes = b"",
+        start_after: bytes = b"",
+        start_id: str = "",
+        max_uploads: int = 1000,
+    ) -> UploadPage:
+        """See `uploads.list_all`. Raises NoSuchBucket."""
+        return self._session.read(
+            lambda t: uploads.list_all(
+                t,
+                finding.find_bucket(t, bucket),
+                prefix=prefix,
+                delimiter=delimiter,
+                start_after=start_after,
+                start_id=start_id,
+                max_uploads=max_uploads,
+            )
+        )
+
+    def abort(self, bucket: bytes, key: bytes, upload_id: str) -> None:
+        """Raises NoSuchBucket, NoSuchUpload."""
+
+        def fn(t: Transaction, changed: Changed) -> None:
+            found = finding.find_bucket(t, bucket)
+            uploads.abort(t, found, key, upload_id, self._publisher.moment(), changed)
+
+        self._publisher.change(fn)
+
+    def completed(self, bucket: bytes, key: bytes, upload_id: str) -> tuple[str, str] | None:
+        """(ETag, version) that completing this upload gave within the last hour. Raises
+        NoSuchBucket."""
+        return self._session.read(
+            lambda t: uploads.completed(t, finding.find_bucket(t, bucket), key, upload_id)
+        )
+
+    def choose_parts(
+        self, bucket: bytes, key: bytes, upload_id: str, wanted: Sequence[Wanted]
+    ) -> tuple[Upload, list[Part]]:
+        """What `complete` is to put together. Raises NoSuchBucket, NoSuchUpload, Invalid,
+        PartOrder, InvalidPart, PartTooSmall."""
+
+        def fn(t: Transaction) -> tuple[Upload, list[Part]]:
+            upload = uploads.find(t, finding.find_bucket(t, bucket), key, upload_id)
+            return upload, uploads.choose_parts(t, upload, wanted, self._session.boot)
+
+        return self._session.read(fn)
+
+    def complete(
+        self,
+        bucket: bytes,
+        upload: Upload,
+        parts: Sequence[Part],
+        etag: str,
+        metadata: Metadata,
+        *,
+        versioning: str = "",
+        check: Check = anything,
+        step: Step = go_on,
+    ) -> Facts:
+        """Put an object together from chosen parts, and end the upload. `step`: as for
+        `ObjectStore.copy`, where bytes are copied; what it raises leaves the upload as it was.
+        Raises as `ObjectStore.commit`, NoSuchUpload and InvalidPart (the upload or a part was
+        changed meanwhile)."""
+        found = self._session.read(lambda t: finding.find_bucket(t, bucket))
+
+        def fn(t: Transaction, body: Written, changed: Changed, *, released: bool = False) -> Facts:
+            moment = self._publisher.moment()
+            uploads.check_unchanged(t, found, upload, parts, moment.boot)
+            if released:
+                assembly.release(t, upload.directory, body.ino)
+            new = New(body, etag, metadata)
+            result = changing.put(t, found, upload.key, new, versioning, check, moment, changed)
+            uploads.complete(t, found, upload, result, moment, changed)
+            return result
+
+        with self._slots.joined(found, upload, parts, self._session.boot, step) as written:
+            if written is not None:
+                return self._publisher.change_synced(
+                    found, lambda t, changed: fn(t, written, changed, released=True)
+                )
+        body = self._bodies.begin(found, sum(part.size for part in parts))
+        try:
+            at = 0
+            for part in parts:
+                self._slots.copy(part, body.fd, at, step)
+                at += part.size
+        except BaseException:
+            self._bodies.discard(body)
+            raise
+        return self._publisher.publish(body, fn)
+
+    def _commit_slot(
+        self, slot: Slot, upload: Upload, number: int, etag: str, metadata: Metadata
+    ) -> Part:
+        self._slots.sync(slot)
+
+        def fn(t: Transaction, changed: Changed) -> Part:
+            return uploads.put_part_in_place(
+                t,
+                slot.bucket,
+                upload,
+                number,
+                slot.place,
+                slot.size,
+                etag,
+                metadata,
+                self._publisher.moment(),
+                changed,
+                synced=slot.bucket.durable,
+            )
+
+        part = self._publisher.change_synced(slot.bucket, fn)
+        slot.close()
+        return part
