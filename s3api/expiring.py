@@ -124,8 +124,7 @@ class Expiring:
                 log.warning("lifecycle of %s: %s", bucket.name.decode(), error)
 
     async def _bucket(self, bucket: bytes) -> None:
-        settings = Settings(await self._step(partial(self._store.buckets.get_settings, bucket)))
-        rules = settings.get(LIFECYCLE)
+        rules = (await self._settings(bucket)).get(LIFECYCLE)
         if rules is None:
             return
         if any("AbortIncompleteMultipartUpload" in rule for rule in rules):
@@ -146,10 +145,17 @@ class Expiring:
                 found += history.end()
             doomed = self._doomed(rules, found)
             if doomed:
+                # A pass may take hours: who takes its rules back meanwhile wants it to end.
+                settings = await self._settings(bucket)
+                if settings.get(LIFECYCLE) != rules:
+                    return
                 await self._delete(bucket, doomed, settings.versioning)
             if not page.truncated:
                 return
             after, version = page.following, page.following_version
+
+    async def _settings(self, bucket: bytes) -> Settings:
+        return Settings(await self._step(partial(self._store.buckets.get_settings, bucket)))
 
     def _doomed(self, rules: Rules, found: Iterable[_Found]) -> list[Doomed]:
         now = datetime.now(UTC)
@@ -187,6 +193,8 @@ class Expiring:
                     max_uploads=_PAGE,
                 )
             )
+            if (await self._settings(bucket)).get(LIFECYCLE) != rules:
+                return
             for each in page.uploads:
                 begun = _moment(each.begun_ns)
                 if lifecycle.is_upload_due(rules, each.key.decode(), begun, now, self._day_s):
