@@ -105,15 +105,19 @@ class Node:
         self.ready_after_s = time.monotonic() - self._started
 
     @contextlib.contextmanager
-    def mounted(self, changed: Changed, info: object) -> Iterator[None]:
-        """While it lasts, the mount that `info` (a msgspec Struct) describes hears of changes."""
-        self._mount = msgspec.to_builtins(info)
+    def mounted(self, changed: Changed) -> Iterator[Callable[[object], None]]:
+        """While it lasts, a mount hears of changes: let it begin before the mount's first reply,
+        which the kernel may remember. What it yields takes what describes the mount (a msgspec
+        Struct), once that is known."""
         self.invalidators.append(changed)
         try:
-            yield
+            yield self._describe_mount
         finally:
             self.invalidators.remove(changed)
             self._mount = None
+
+    def _describe_mount(self, info: object) -> None:
+        self._mount = msgspec.to_builtins(info)
 
     async def changed(self, changes: Sequence[Change]) -> None:
         """Every mount has forgotten these names when it returns, and drops what lost its last link

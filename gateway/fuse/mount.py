@@ -110,21 +110,24 @@ async def _serve_fast(
     notifier = _notifier(device)
     invalidator = Invalidator(operations, notifier)
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(pyfuse3.main)
-            nursery.start_soon(_until_gone, fast, nursery.cancel_scope)
-            with trio.fail_after(_START_DEADLINE_S):
-                await fast.initialised.wait()
-                reason = _settle(backing, node, choice)
-                readahead = await trio.to_thread.run_sync(dev.set_readahead, where, _READAHEAD_KIB)
-            info = MountInfo(
-                mountpoint=where,
-                mode="passthrough" if backing.passthrough else "relay",
-                reason=reason,
-                readahead_kib=_READAHEAD_KIB if readahead else 0,
-                direct_writes=backing.direct_writes,
-            )
-            with node.mounted(invalidator.changed, info):
+        with node.mounted(invalidator.changed) as describe:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pyfuse3.main)
+                nursery.start_soon(_until_gone, fast, nursery.cancel_scope)
+                with trio.fail_after(_START_DEADLINE_S):
+                    await fast.initialised.wait()
+                    reason = _settle(backing, node, choice)
+                    readahead = await trio.to_thread.run_sync(
+                        dev.set_readahead, where, _READAHEAD_KIB
+                    )
+                info = MountInfo(
+                    mountpoint=where,
+                    mode="passthrough" if backing.passthrough else "relay",
+                    reason=reason,
+                    readahead_kib=_READAHEAD_KIB if readahead else 0,
+                    direct_writes=backing.direct_writes,
+                )
+                describe(info)
                 task_status.started(info)
                 await trio.sleep_forever()
     except trio.TooSlowError:
@@ -183,18 +186,21 @@ async def _serve_libfuse(
     notifier = _notifier(device)
     invalidator = Invalidator(operations, notifier)
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_libfuse_main, nursery.cancel_scope)
-            with trio.fail_after(_START_DEADLINE_S):
-                readahead = await trio.to_thread.run_sync(dev.set_readahead, where, _READAHEAD_KIB)
-            info = MountInfo(
-                mountpoint=where,
-                mode="libfuse",
-                reason=choice.reason,
-                readahead_kib=_READAHEAD_KIB if readahead else 0,
-                direct_writes=False,
-            )
-            with node.mounted(invalidator.changed, info):
+        with node.mounted(invalidator.changed) as describe:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_libfuse_main, nursery.cancel_scope)
+                with trio.fail_after(_START_DEADLINE_S):
+                    readahead = await trio.to_thread.run_sync(
+                        dev.set_readahead, where, _READAHEAD_KIB
+                    )
+                info = MountInfo(
+                    mountpoint=where,
+                    mode="libfuse",
+                    reason=choice.reason,
+                    readahead_kib=_READAHEAD_KIB if readahead else 0,
+                    direct_writes=False,
+                )
+                describe(info)
                 task_status.started(info)
                 await trio.sleep_forever()
     finally:
