@@ -24,10 +24,12 @@ import lmdb
 from kvfs.errors import Corrupt
 from kvfs.meta.journal import (
     FIRST,
+    GENERATION_KEY,
     POSITION_KEY,
     Position,
     generations,
     journal_path,
+    pack_generation,
     pack_position,
     prepare_journal,
     read_start,
@@ -98,6 +100,8 @@ def rebuild(directory: Path, open_environment: Callable[[Path], lmdb.Environment
             )
         with environment.begin(write=True) as transaction:
             transaction.put(POSITION_KEY, pack_position(reached))
+            # Of who has the base's generation in mind: what was replayed came after it.
+            transaction.put(GENERATION_KEY, pack_generation(reached))
         environment.sync(True)
     finally:
         environment.close()

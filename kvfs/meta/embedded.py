@@ -26,10 +26,13 @@ from kvfs.errors import Invalid
 from kvfs.meta.boot import boot_id
 from kvfs.meta.interface import Transaction
 from kvfs.meta.journal import (
+    GENERATION_KEY,
     POSITION_KEY,
     JournalWriter,
     Writes,
+    pack_generation,
     pack_position,
+    unpack_generation,
     unpack_position,
 )
 from kvfs.meta.lmdb_errors import translated
@@ -40,9 +43,6 @@ from kvfs.meta.syncer import Syncer
 
 T = TypeVar("T")
 _MAP_SIZE: Final = 1 << 40
-_GENERATION_KEY: Final = b"\xffgeneration"
-"""In the unnamed database, beyond every key of the metadata: the number that the last commit to
-them has in the journal. Not in the journal itself: nobody remembers anything across a rebuild."""
 _JOURNAL_BYTES: Final = 32 << 20
 """Some 150,000 commits, replayed in 1 s."""
 
@@ -169,7 +169,7 @@ class EmbeddedEngine:
         try:
             raw = self.environment.begin(self._main)
             try:
-                return int.from_bytes(raw.get(_GENERATION_KEY, b""), "little")
+                return unpack_generation(raw.get(GENERATION_KEY, b""))
             finally:
                 raw.abort()
         except lmdb.Error as error:
@@ -188,7 +188,7 @@ class EmbeddedEngine:
 
     def database(self, name: bytes) -> Database:
         """Another ordered map in the same file, made if missing. `name` starts with 0xff."""
-        if not name.startswith(b"\xff") or name in (POSITION_KEY, _GENERATION_KEY):
+        if not name.startswith(b"\xff") or name in (POSITION_KEY, GENERATION_KEY):
             raise Invalid("a database's name starts with 0xff, beyond every key of the metadata")
         if name not in self._databases:
             try:
@@ -241,7 +241,7 @@ class EmbeddedEngine:
             raise translated(error, self.path) from error
         raw.put(POSITION_KEY, pack_position(position), db=self._main)
         if not name:
-            raw.put(_GENERATION_KEY, position.sequence.to_bytes(8, "little"), db=self._main)
+            raw.put(GENERATION_KEY, pack_generation(position), db=self._main)
         raw.commit()
         if self._syncer is not None:
             self._syncer.committed(position)

@@ -28,6 +28,9 @@ from kvfs.errors import Corrupt
 
 POSITION_KEY: Final = b"\xffjournal"
 """In the unnamed database, beyond every key of the metadata."""
+GENERATION_KEY: Final = b"\xffgeneration"
+"""Likewise: the number that the last commit to the metadata has in the journal, which does not
+write it down: whoever rebuilds the engine sets it again."""
 _MAGIC: Final = b"KVFSJRN1"
 _HEADER: Final = struct.Struct("<8sQQ8s")
 """magic, generation, sequence number and digest of the last record before this file."""
@@ -84,6 +87,16 @@ def unpack_position(packed: bytes) -> Position:
 
 def pack_position(position: Position) -> bytes:
     return _POSITION.pack(*position)
+
+
+def unpack_generation(packed: bytes) -> int:
+    """0 before the first commit."""
+    return int.from_bytes(packed, "little")
+
+
+def pack_generation(position: Position) -> bytes:
+    """As of a commit that ends there."""
+    return position.sequence.to_bytes(8, "little")
 
 
 def prepare_journal(directory: Path, generation: int) -> None:

@@ -234,6 +234,20 @@ def test_a_damaged_file_is_rebuilt_and_loses_nothing(
     with_copy(copy_of(path, damage), contents, expect=expected)
 
 
+@pytest.mark.parametrize("rotated", [False, True])
+def test_a_rebuilt_file_goes_back_to_no_earlier_generation(
+    engine: EmbeddedEngine, path: Path, rotated: bool
+) -> None:
+    """Who remembers what was read in one would take it for the present."""
+    put(engine, b"k", b"old")
+    if rotated:
+        engine.rotate_now()
+    base = engine.generation()
+    put(engine, b"k", b"new")
+    with_copy(copy_of(path, missing), EmbeddedEngine.generation, expect=engine.generation())
+    assert engine.generation() > base
+
+
 def test_after_a_reboot_it_is_rebuilt_whatever_it_looks_like(
     engine: EmbeddedEngine, path: Path
 ) -> None:
