@@ -227,7 +227,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         closing.callback(store.unlock)
         engine = EmbeddedEngine(store.meta)
         closing.callback(engine.close)
-        known = KnownDirectories(store.known)
+        known = layout.guarded(store.root, lambda: KnownDirectories(store.known))
         closing.callback(known.close)
         engine.transact_now(_first_start)
         node = Node(config, store, engine, known)

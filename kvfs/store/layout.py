@@ -77,7 +77,7 @@ class Store:
 
         Raises Busy, naming the process that holds the store, and ReadOnly.
         """
-        fd = _guarded(self.root, lambda: os.open(self.root / "lock", _CREATE, 0o600))
+        fd = guarded(self.root, lambda: os.open(self.root / "lock", _CREATE, 0o600))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -167,9 +167,9 @@ def create_store(path: Path) -> Store:
     """
     root = path.absolute()
     if not (root / "format").exists():
-        _guarded(root, lambda: _make(root))
+        guarded(root, lambda: _make(root))
     store = open_store(root)
-    _guarded(root, lambda: _make_directories(store))
+    guarded(root, lambda: _make_directories(store))
     return store
 
 
@@ -255,7 +255,7 @@ def _foreign(root: Path, name: str) -> Invalid:
     )
 
 
-def _guarded(root: Path, step: Callable[[], T]) -> T:
+def guarded(root: Path, step: Callable[[], T]) -> T:
     """Run a step that writes, with the system's refusals translated."""
     try:
         return step()

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,3 +102,39 @@ def test_a_seal_that_meets_a_full_disk_is_tried_again(small_disk: Disk) -> None:
         inode = node.record(ino)
         assert inode is not None and inode.checksum
         assert problems(node) == []
+
+
+_START = """
+import sys, trio
+from pathlib import Path
+from kvfs.config import Config
+from kvfs.errors import NoSpace
+from kvfs.node import open_node
+
+async def main():
+    try:
+        async with open_node(Config(store=Path(sys.argv[1]))):
+            print("started")
+    except NoSpace as error:
+        print(error)
+
+trio.run(main)
+"""
+
+
+def test_a_start_on_a_full_disk_says_so(small_disk: Disk) -> None:
+    """Also where a file that is mapped would have to grow: the system kills who writes there."""
+    store = small_disk.mountpoint / "store"
+
+    def start() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", _START, str(store)]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+
+    assert start().stdout == "started\n"
+    (store / "run" / "known").unlink()  # as in a store of before it was
+    foreign = fill(small_disk.mountpoint)
+    refused = start()
+    assert "is full: free some space" in refused.stdout
+    assert refused.returncode == 0
+    foreign.unlink()
+    assert start().stdout == "started\n"
