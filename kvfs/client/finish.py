@@ -73,7 +73,7 @@ class Finisher:
 
     def post(self, t: Transaction, changed: Changed, now: int) -> None:
         """Step 1; call last in the transaction."""
-        if changed.links_stay or any(each.parent in self._known for each in changed.changes):
+        if changed.links_stay or self._known.any_of(each.parent for each in changed.changes):
             changed.notice = notices.post(t, changed.changes, now)
 
     def clear(self, t: Transaction) -> None:

@@ -19,11 +19,13 @@ Invariants
 - Before the file is there, and while no node serves, every directory counts as known. A node that
   was killed leaves its counts: too many, which cost round trips and no more. The next one, whose
   mount is not made yet, begins anew in the same file.
+- Who finds no file, or one of another size, takes every directory for known.
 - Directories may share a slot. The root is always known.
 """
 
 import mmap
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -90,29 +92,44 @@ class Known:
     """Of any process of the store, from any thread."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._words: memoryview | None = None
+        self._path = os.fspath(path)
+        self._seen: tuple[tuple[int, int], memoryview] | None = None
+        """The file (device, inode), and what it is mapped to."""
 
     def __contains__(self, ino: int) -> bool:
-        """Whether a kernel may know this directory. Call in the transaction that changes it."""
-        words = self._words or self._open()
-        return words is None or not words[0] or words[_slot(ino)] > 0
+        return self.any_of((ino,))
 
-    def _open(self) -> memoryview | None:
-        """None while no node of this store ever ran, or it was another user's."""
+    def any_of(self, inos: Iterable[int]) -> bool:
+        """Whether a kernel may know one of these directories. Call in the transaction that changes
+        them."""
+        words = self._current()
+        return words is None or not words[0] or any(words[_slot(ino)] for ino in inos)
+
+    def _current(self) -> memoryview | None:
+        """Of the file that is there now: somebody may have tidied up between two nodes, and what is
+        still mapped of a killed one's is counted no more. None while no node of this store ever
+        ran, or it was another user's."""
         try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            if os.fstat(fd).st_size != _SIZE:
+            found = os.stat(self._path)
+            if found.st_size != _SIZE:
                 return None
+            seen = self._seen
+            if seen is None or seen[0] != (found.st_dev, found.st_ino):
+                seen = self._seen = self._open()
+        except (OSError, ValueError):  # ValueError: it is shorter by now
+            return None
+        return seen[1]
+
+    def _open(self) -> tuple[tuple[int, int], memoryview]:
+        """Raises OSError."""
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
             # The map outlives the descriptor; it goes with its last view.
             mapped = mmap.mmap(fd, _SIZE, access=mmap.ACCESS_READ)
         finally:
             os.close(fd)
-        self._words = memoryview(mapped).cast("I")
-        return self._words
+        return (found.st_dev, found.st_ino), memoryview(mapped).cast("I")
 
 
 def _slot(ino: int) -> int:

@@ -80,6 +80,31 @@ def test_a_node_after_a_killed_one_begins_anew_for_who_was_there_before(path: Pa
     assert OTHER in reader
 
 
+def test_the_file_went_while_no_node_ran(path: Path) -> None:
+    """Somebody tidied up after a killed one: its counters are nobody's any more."""
+    killed, reader = KnownDirectories(path), Known(path)
+    assert DIRECTORY not in reader
+    killed.add(OTHER)
+    path.unlink()
+    assert DIRECTORY in reader
+    serving = KnownDirectories(path)
+    serving.add(DIRECTORY)
+    assert DIRECTORY in reader
+    assert OTHER not in reader
+
+
+@pytest.mark.parametrize("size", [0, 4096, 1 << 20])
+def test_what_has_another_size_is_not_believed(path: Path, size: int) -> None:
+    KnownDirectories(path)
+    reader = Known(path)
+    assert DIRECTORY not in reader
+    os.truncate(path, size)
+    assert DIRECTORY in reader
+    assert DIRECTORY in Known(path)
+    KnownDirectories(path)
+    assert DIRECTORY not in reader
+
+
 def test_a_reader_in_another_process(path: Path) -> None:
     serving = KnownDirectories(path)
     serving.add(DIRECTORY)
