@@ -44,7 +44,7 @@ class KnownDirectories:
 
     def __init__(self, path: Path) -> None:
         """None but the root, and a node serves. Call before the engine's first transaction of the
-        node. Raises OSError; of a full disk ENOSPC, since a page without a block would be a SIGBUS."""
+        node. Raises OSError: on a full disk too, where a page without a block were a SIGBUS."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, _SIZE)
