@@ -149,6 +149,15 @@ def test_awscrt(named_host: Shop) -> None:
     shop.run(shop.home / "enter", shop.programs / "python", script)
 
 
+def test_runai_streamer(shop: Shop) -> None:
+    """With the settings that `kvfs s3 env --for vllm` prints, in the environment that has torch."""
+    settings = (line.removeprefix("export ") for line in shop.settings_for("vllm").splitlines())
+    more = dict(line.split("=", 1) for line in settings if not line.startswith("#"))
+    (shop.mount / "llama").mkdir()
+    script = HERE / "s3_clients" / "with_runai.py"
+    shop.run(lmcache(), script, shop.mount / "llama", f"{shop.url}/llama", more=more)
+
+
 def test_lmcache(named_host: Shop) -> None:
     """Its connector and its L2 adapter; the bucket is the one in the settings' place."""
     shop = named_host
