@@ -133,6 +133,7 @@ class Finisher:
             self._soon.close()
         except KvfsError:
             pass
+        self._known.close()
         if not self._taken or not self._session.writable:
             return
         try:

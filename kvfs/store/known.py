@@ -96,6 +96,10 @@ class Known:
         self._seen: tuple[tuple[int, int], memoryview] | None = None
         """The file (device, inode), and what it is mapped to."""
 
+    def close(self) -> None:
+        """Let go of the file: a store in use keeps its filesystem mounted. Idempotent."""
+        self._seen = None
+
     def __contains__(self, ino: int) -> bool:
         return self.any_of((ino,))
 

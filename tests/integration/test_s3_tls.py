@@ -177,27 +177,50 @@ def test_who_ends_its_half_gets_its_answer(
     server: S3, bucket: str, tls: ssl.SSLContext, how: str
 ) -> None:
     for method, body in (("GET", b""), ("PUT", body_of("half"))):
-        with connect(server, tls) as peer:
-            peer.sendall(
-                head_of(method, f"/{bucket}/{method}" if body else f"/{bucket}/key", len(body))
-            )
-            peer.sendall(body)
-            if how == "fin":
+        path = f"/{bucket}/{method}" if body else f"/{bucket}/key"
+        request = head_of(method, path, len(body)) + body
+        if how == "fin":
+            with connect(server, tls) as peer:
+                peer.sendall(request)
                 socket.socket.shutdown(peer, socket.SHUT_WR)
-            else:
-                end_half(peer)
-            answer = read_all(peer)
-            assert answer.startswith(b"HTTP/1.1 200 ")
-            assert body or answer.endswith(body_of("key"))
+                answer = read_all(peer)
+        else:
+            answer = ask_and_end(server, tls, request)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert body or answer.endswith(body_of("key"))
     assert (server.mount / bucket / "PUT").read_bytes() == body_of("half")
 
 
-def end_half(peer: ssl.SSLSocket) -> None:
-    """Send close_notify without awaiting the other's."""
-    peer.setblocking(False)
-    with contextlib.suppress(ssl.SSLError):
-        peer.unwrap()
-    peer.settimeout(30)
+def ask_and_end(server: S3, tls: ssl.SSLContext, request: bytes) -> bytes:
+    """The answer to a request with a close_notify right behind it: both are made before either is
+    sent, since an answer that comes first would be taken for a reply to the close_notify."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    peer = tls.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with server.connect() as connection:
+
+        def receive() -> bool:
+            connection.sendall(outgoing.read())
+            part = connection.recv(MIB)
+            incoming.write(part)
+            return bool(part)
+
+        while True:
+            try:
+                peer.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                assert receive()
+        peer.write(request)
+        with contextlib.suppress(ssl.SSLWantReadError):
+            peer.unwrap()
+        answer = bytearray()
+        while True:
+            try:
+                answer += peer.read(MIB)
+            except ssl.SSLWantReadError:
+                assert receive(), "it ended without a close_notify"
+            except ssl.SSLZeroReturnError:
+                return bytes(answer)
 
 
 def test_a_body_that_tls_cuts_off_is_none(server: S3, bucket: str, tls: ssl.SSLContext) -> None:
