@@ -14,8 +14,9 @@ from kvfs.client.remembering import Remembering
 from kvfs.client.session import Session
 from kvfs.client.touches import Touches
 from kvfs.errors import Corrupt
+from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
-from kvfs.meta.records import Flag
+from kvfs.meta.records import Flag, unpack_inode
 from kvfs.namespace import spaces
 from kvfs.objects import attributes, finding
 from kvfs.objects.finding import Facts
@@ -70,7 +71,9 @@ class Opener:
         for _ in range(_ATTEMPTS):
             found = self._found(bucket, key, version)
             opened = self._open(found)
-            if opened is not None:
+            if opened is not None and self._was_overtaken(opened):
+                os.close(opened.fd)
+            elif opened is not None:
                 if opened.facts.inode is found.inode and opened.facts is not found:
                     self._seen.replace((bucket, key), found, opened.facts)
                 self._touches.add(found.ino)
@@ -101,6 +104,19 @@ class Opener:
             return opened
         os.close(opened.fd)
         return None
+
+    def _was_overtaken(self, opened: Opened) -> bool:
+        """Whether a sealed file was written to between the look at its record and that at its data
+        file. The record says so before the first byte changes; it is asked again only where the
+        times differ, as in a store that was copied."""
+        facts, inode = opened.facts, opened.facts.inode
+        if not inode.flags & Flag.SEALED or facts.data_mtime_ns == inode.mtime_ns:
+            return False
+        packed = self._session.read(lambda t: t.get(keys.inode(facts.ino)))
+        if packed is None:
+            return True
+        now = unpack_inode(packed)
+        return not now.flags & Flag.SEALED or now.mtime_ns != inode.mtime_ns
 
     def _found(self, bucket: bytes, key: bytes, version: str) -> Facts:
         """As the engine has it now. Raises as `find`."""

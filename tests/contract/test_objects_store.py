@@ -10,6 +10,8 @@ import pytest
 
 import kvfs
 from kvfs.errors import Conflict, Invalid
+from kvfs.meta.interface import Transaction
+from kvfs.namespace import lifecycle
 from kvfs.objects import uploads
 from kvfs.objects.finding import Facts
 from kvfs.objects.problems import (
@@ -61,6 +63,58 @@ def read(store: ObjectStore, key: bytes, version: str = "") -> bytes:
         return os.pread(opened.fd, opened.size + 1, 0)
     finally:
         os.close(opened.fd)
+
+
+def test_a_write_between_record_and_data_file_is_told_of(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ETag is that of the bytes: of a sealed file, too, that is opened for writing just now."""
+    facts = put(store, b"k", b"old")
+    session, files = store.session, store.session.files
+    path, real = Path(files.path(facts.ino, facts.inode.version)), files.open
+    stamped = facts.inode.mtime_ns
+
+    def sealed(t: Transaction) -> None:
+        assert lifecycle.seal(
+            t,
+            facts.ino,
+            version=facts.inode.version,
+            size=3,
+            blocks=facts.inode.blocks,
+            mtime_ns=stamped,
+            ctime_ns=facts.inode.ctime_ns,
+            checksum=bytes(16),
+            synced=True,
+        )
+
+    def opened_late(ino: int, version: int, flags: int) -> int:
+        monkeypatch.undo()
+        session.write(lambda t: lifecycle.reopen(t, ino))
+        path.write_bytes(b"new")
+        os.utime(path, ns=(stamped, stamped + 1_000_000_000))
+        return real(ino, version, flags)
+
+    session.write(sealed)
+    monkeypatch.setattr(files, "open", opened_late)
+    opened = store.open(B, b"k", "")
+    try:
+        assert os.pread(opened.fd, 9, 0) == b"new"
+        assert opened.is_unchanged()
+        assert opened.facts.etag not in ("tag", facts.etag)
+        assert opened.facts.mtime_ns == stamped + 1_000_000_000
+    finally:
+        os.close(opened.fd)
+    session.write(
+        lambda t: lifecycle.publish(
+            t,
+            facts.ino,
+            size=3,
+            blocks=facts.inode.blocks,
+            mtime_ns=stamped + 1_000_000_000,
+            ctime_ns=time.time_ns(),
+            boot=session.boot,
+        )
+    )
 
 
 def must_be_new(there: Facts | None) -> None:
