@@ -250,9 +250,12 @@ class Notifier:
             ) from None
 
     def close(self, deadline_s: float) -> bool:
-        """End the thread, dropping what is queued: the mount has gone. Whether it ended in time
-        (the kernel may hold it in a lock); blocks the calling thread."""
-        self.abandon()
+        """End the thread, dropping what is queued: the mount has gone, and with it all that it
+        remembered, as who waits is told. Whether it ended in time (the kernel may hold it in a
+        lock); blocks the calling thread."""
+        for _, done in self.abandon():
+            if done is not None:
+                done()
         self._thread.join(deadline_s)
         return self.ended
 

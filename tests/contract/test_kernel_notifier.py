@@ -1,0 +1,51 @@
+"""What is still to be said to the kernel of a mount that goes."""
+
+import os
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from gateway.fuse import invalidation
+from gateway.fuse.invalidation import KernelNotifier
+
+
+def test_nobody_waits_for_a_mount_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who did would drop its caches later, through a descriptor that is somebody else's by then."""
+    monkeypatch.setattr(invalidation, "_DEADLINE_S", 120.0)
+    out, device = os.pipe()
+    os.set_blocking(device, False)
+    filled = 0
+    while True:
+        try:
+            filled += os.write(device, bytes(4096))
+        except BlockingIOError:
+            break
+    os.set_blocking(device, True)  # as the kernel: the next message waits for a lock
+
+    async def main() -> None:
+        notifier = KernelNotifier(device, drops=True)
+        settled, closed = trio.Event(), trio.Event()
+
+        async def change() -> None:
+            notifier.entry(1, b"name")
+            await notifier.settled()
+            settled.set()
+
+        async def close() -> None:
+            assert await notifier.close()
+            closed.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(change)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(close)
+            with trio.fail_after(60):
+                await settled.wait()
+            os.read(out, filled)
+            with trio.fail_after(60):
+                await closed.wait()
+
+    trio.run(main)
+    os.close(device)
+    os.close(out)
