@@ -17,7 +17,8 @@ class Change(NamedTuple):
     name: bytes
     """As a mount shows it; empty: no mount does, it is about the inode alone."""
     ino: int
-    """The inode that lost a link by it, perhaps its last; 0: none did."""
+    """The inode that lost a link by it, perhaps its last, or of which something else is told; 0:
+    none."""
 
 
 class _Wire(msgspec.Struct):

@@ -42,7 +42,7 @@ class Changed:
         self.notice = b""
         """Empty: no kernel can know what was changed."""
         self.links_stay = False
-        """An inode that lost a link has others, by which a kernel may know it."""
+        """An inode that changed has further links, by which a kernel may know it."""
 
     def name(self, parent: int, name: bytes, removed: Removed | None = None) -> None:
         """This name came, went or leads elsewhere; `removed` is what lost its link by that."""
@@ -53,6 +53,12 @@ class Changed:
             self.links_stay = True
         else:
             self.orphans.append((removed.ino, removed.inode))
+
+    def file(self, ino: int, inode: Inode) -> None:
+        """What is told of a file is another, under each of its names."""
+        self.changes.append(Change(inode.parent, b"", ino))
+        if inode.nlink > 1:
+            self.links_stay = True
 
     def publish(self, ino: int, size: int) -> None:
         """A file of `size` bytes came."""

@@ -232,6 +232,7 @@ def restate(
     t.put(keys.xattr(found.ino, attributes.ETAG), packed)
     if found.inode.parent:
         tell(t, changed, found.inode.parent, found.inode.name)
+    changed.file(found.ino, found.inode)
     return found._replace(metadata=dict(metadata))
 
 

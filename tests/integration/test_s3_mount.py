@@ -44,6 +44,26 @@ def test_an_object_is_on_the_mount_when_it_was_put(s3: S3, bucket: str) -> None:
     assert abs(facts.st_mtime - time.time()) < 60
 
 
+def test_a_copy_onto_itself_is_seen_under_each_name(s3: S3, bucket: str) -> None:
+    home = s3.mount / bucket
+    (home / "other").mkdir()
+    put(s3, bucket, "dir/x", b"content")
+    link = home / "other" / "x"
+    os.link(home / "dir" / "x", link)
+    os.utime(link, (1000, 1000))
+    with link.open("rb") as file:
+        assert os.fstat(file.fileno()).st_mtime == link.stat().st_mtime == 1000
+        s3.client("main").copy_object(
+            Bucket=bucket,
+            Key="dir/x",
+            CopySource=f"{bucket}/dir/x",
+            MetadataDirective="REPLACE",
+            Metadata={"a": "b"},
+        )
+        assert os.fstat(file.fileno()).st_mtime > 1000
+        assert link.stat().st_mtime > 1000
+
+
 def test_objects_are_of_the_daemon_and_may_be_read_by_others(s3: S3, bucket: str) -> None:
     """An engine that does not run as root must be able to read what S3 wrote."""
     put(s3, bucket, "deep/er/file", b"x")
