@@ -12,12 +12,14 @@ operation.
 While a body moves, `stall_s` seconds of waiting are granted for each `progress_bytes`.
 """
 
+import fcntl
 import math
 import os
 import select
 import socket
 import ssl
 import struct
+import termios
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -27,6 +29,7 @@ import trio
 from kvfs.wire.errors import Lost, Stalled
 from kvfs.wire.limits import Limits
 
+_INT: Final = struct.Struct("i")
 NEVER: Final = math.inf
 AT_ONCE: Final = -math.inf  # as a deadline: no wait at all
 _TURN_BYTES: Final = 4 << 20
@@ -125,7 +128,7 @@ class Stream:
             except _READ_NEEDS_READABLE:
                 await self._wait_paced(trio.lowlevel.wait_readable)
             except ssl.SSLWantWriteError:
-                await self._wait_paced(trio.lowlevel.wait_writable)
+                await self._wait_to_send()
             except OSError as error:
                 raise Lost("the peer went away") from error
         self._moved(count)
@@ -162,7 +165,7 @@ class Stream:
             try:
                 count = self._sock.send(rest, flags)
             except _WRITE_NEEDS_WRITABLE:
-                await self._wait_paced(trio.lowlevel.wait_writable)
+                await self._wait_to_send()
             except ssl.SSLWantReadError:
                 await self._wait_paced(trio.lowlevel.wait_readable)
             except OSError as error:
@@ -208,7 +211,7 @@ class Stream:
 
     async def _sendfile(self, fd: int, offset: int, length: int) -> int:
         if self._is_full:
-            await self._wait_paced(trio.lowlevel.wait_writable)
+            await self._wait_to_send()
         elif self._is_turn_over():
             await trio.lowlevel.checkpoint()
         while True:
@@ -216,7 +219,7 @@ class Stream:
                 count = os.sendfile(self._fd, fd, offset, length)
                 break
             except BlockingIOError:
-                await self._wait_paced(trio.lowlevel.wait_writable)
+                await self._wait_to_send()
             except OSError as error:
                 raise Lost("the peer went away, or the file cannot be read") from error
         if count == 0:
@@ -299,6 +302,23 @@ class Stream:
         began, patience_s = time.monotonic(), self._patience_s
         await self._wait(wait, began + patience_s)
         self._patience_s = max(0.0, patience_s - (time.monotonic() - began))
+
+    async def _wait_to_send(self) -> None:
+        """Until the socket takes more. It does so when a third of what it holds has gone, megabytes
+        perhaps: a peer that took its part of them meanwhile is waited for on."""
+        while True:
+            queued = self._queued_bytes()
+            try:
+                return await self._wait_paced(trio.lowlevel.wait_writable)
+            except Stalled:
+                if queued - self._queued_bytes() < self._limits.progress_bytes:
+                    raise
+                self._patience_s = self._limits.stall_s
+
+    def _queued_bytes(self) -> int:
+        """What the socket holds that the peer has not acknowledged (SIOCOUTQ)."""
+        answer = fcntl.ioctl(self._fd, termios.TIOCOUTQ, bytes(_INT.size))
+        return int(_INT.unpack(answer)[0])
 
     async def _wait(self, wait: Callable[[int], Awaitable[None]], deadline: float) -> None:
         if deadline == AT_ONCE:

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,23 @@ def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path, target: bytes) -
         sock.sendall(b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n" % target)
         eventually(lambda: server.counters.failed == 1 and server.counters.open_connections == 0)
         assert server.closed_files == (target == b"file")
+
+
+def test_a_client_that_reads_slowly_gets_everything(tmp_path: Path) -> None:
+    """Steadily, but so slowly that the server's socket, which holds megabytes, takes nothing more
+    for longer than a peer may take for `progress_bytes`."""
+    size, slowly = 8 << 20, replace(QUICK, stall_s=2.0)
+    (tmp_path / "file").write_bytes(bytes(size))
+    with running(slowly, directory=tmp_path) as server, socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
+        sock.settimeout(20)
+        sock.connect(server.address)
+        sock.sendall(b"GET /file HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        received = 0
+        for _ in range(60):
+            received += len(sock.recv(16 << 10))
+            time.sleep(0.1)
+        assert received + len(read_all(sock)) > size
 
 
 def test_lingering_ends(server: Server) -> None:
