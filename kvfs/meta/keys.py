@@ -28,6 +28,8 @@ from typing import Final
 
 SCHEMA: Final = 1
 VERSION: Final = b"V"
+OF_NAMESPACES: Final = tuple(bytes([kind]) for kind in b"begcinorsuwx")
+"""Classes whose keys begin with a namespace's id, by itself or as the high bits of a number."""
 _u16 = struct.Struct(">H")
 _u64 = struct.Struct(">Q")
 pack_u64 = _u64.pack

@@ -1,21 +1,33 @@
 """Random operations on names, done to the engine and to plain objects: the same is refused, and the
 same is left; and the records keep their books (links, usage, lists) at every step."""
 
+import secrets
 import stat
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from kvfs.errors import KvfsError
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.memory import MemoryEngine
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of, namespace_root
+from kvfs.meta.redis.engine import RedisEngine
 from kvfs.namespace import inodes, lifecycle, spaces, tree
+from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 from tests.model.plain_tree import Node, PlainTree, Refusal
+
+AnyEngine = MemoryEngine | RedisEngine
 
 BOOT = 7
 PICK = st.integers(0, 1 << 16)
@@ -43,11 +55,17 @@ class Trees(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = MemoryEngine()
+        self.engine = self.make_engine()
         self.now = 1
         self.engine.transact_now(lambda t: spaces.format(t, self.now, 0, 0))
         self.plain = PlainTree(ROOT_INODE, self.now)
         self.regular: set[int] = set()
+
+    def make_engine(self) -> AnyEngine:
+        return MemoryEngine()
+
+    def teardown(self) -> None:
+        self.engine.close()
 
     @initialize()
     def some_names(self) -> None:
@@ -323,5 +341,29 @@ class Trees(RuleBasedStateMachine):
             assert listed.usage.bytes == inodes.BLOCK * sum(each.blocks for each in inside)
 
 
+class DistantTrees(Trees):
+    """On a server that is started for the tests, each example under a prefix of its own."""
+
+    url: ClassVar[str]
+
+    def make_engine(self) -> AnyEngine:
+        return RedisEngine(f"{self.url}?prefix={secrets.token_hex(8)}")
+
+
 Trees.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 TestTrees = Trees.TestCase
+
+
+def test_trees_on_redis(tmp_path: Path) -> None:
+    with killed(RedisServer(tmp_path)) as server:
+        run_distant(server.url)
+
+
+def test_trees_on_a_redis_cluster(tmp_path: Path) -> None:
+    with killed(RedisCluster(tmp_path)) as cluster:
+        run_distant(cluster.url)
+
+
+def run_distant(url: str) -> None:
+    few = settings(max_examples=4, stateful_step_count=30, deadline=None)
+    run_state_machine_as_test(type("Trees", (DistantTrees,), {"url": url}), settings=few)

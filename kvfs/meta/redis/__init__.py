@@ -1,0 +1,1 @@
+"""The distributed metadata engine: Redis or Valkey."""

@@ -1,0 +1,219 @@
+"""Redis servers that tests start: one on a socket, a replica beside it, a cluster of three."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_PATIENCE_S = 30.0
+_SLOTS = 16_384
+
+
+def program(name: str) -> str:
+    """The path of a server's program; skips where it is not installed."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed here")
+    return found
+
+
+class RedisServer:
+    """A server with a directory of its own, killed at the end. It listens on a socket, and on a
+    port where one is given; `config` is a file, of a sentinel."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *settings: str,
+        port: int = 0,
+        name: str = "redis-server",
+        config: Path | None = None,
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.port = port
+        self.socket = directory / "s"
+        self._command = [
+            *(program(name), *([str(config)] if config else [])),
+            *("--port", str(port), "--dir", str(directory), "--unixsocket", str(self.socket)),
+            *("--logfile", str(directory / "log")),
+            *(["--sentinel"] if config else ["--save", ""]),
+            *settings,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    def start(self) -> None:
+        """Run it, and wait until it answers (also: that it is loading)."""
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        end = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise OSError((self.directory / "log").read_text()[-2000:])
+            with contextlib.suppress(OSError):
+                self.call("PING")
+                return
+            time.sleep(0.01)
+        raise TimeoutError("redis-server does not answer")
+
+    def kill(self) -> None:
+        """With the children that write for it."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def call(self, *command: str | bytes | int) -> Any:
+        """What it answers; an error is returned as text."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_PATIENCE_S)
+            connection.connect(str(self.socket))
+            return ask(connection, *command)
+
+    def info(self, field: str) -> str:
+        lines: list[str] = self.call("INFO").decode().splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)[field]
+
+    def wait_for(self, field: str, *values: str) -> None:
+        """Until INFO shows one of these values."""
+        end = time.monotonic() + _PATIENCE_S
+        while self.info(field) not in values:
+            assert time.monotonic() < end, f"{field} is {self.info(field)}"
+            time.sleep(0.01)
+
+
+def ask(connection: socket.socket, *command: str | bytes | int) -> Any:
+    """One command over a connection, in RESP2."""
+    parts = [part if isinstance(part, bytes) else str(part).encode() for part in command]
+    packed = b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
+    connection.sendall(b"*%d\r\n%b" % (len(parts), packed))
+    with connection.makefile("rb") as stream:
+        return _answer(stream)
+
+
+def _answer(stream: Any) -> Any:
+    line = stream.readline()
+    if not line:
+        raise ConnectionError("the connection ended")
+    kind, rest = line[:1], line[1:-2]
+    if kind in b"+-":
+        return rest.decode()
+    if kind == b":":
+        return int(rest)
+    count = int(rest)
+    if count < 0:
+        return None
+    if kind == b"$":
+        return stream.read(count + 2)[:-2]
+    return [_answer(stream) for _ in range(count)]
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
+
+
+def on_a_port(
+    directory: Path, *settings: str, tls: Sequence[str] = (), config: Path | None = None
+) -> RedisServer:
+    """A server that also listens on a port: another one, where somebody else was faster. With
+    settings of `tls` the port is for that."""
+    for attempt in range(5):
+        port = free_port()
+        encrypted = ("--tls-port", str(port), *tls) if tls else ()
+        with contextlib.suppress(OSError):
+            server = RedisServer(
+                directory / str(attempt),
+                *settings,
+                *encrypted,
+                port=0 if tls else port,
+                config=config,
+            )
+            server.port = port
+            return server
+    raise AssertionError("no port to be had")
+
+
+class RedisCluster:
+    """Three servers with a third of the slots each."""
+
+    def __init__(self, directory: Path) -> None:
+        self.servers = [self._start(directory / str(number)) for number in range(3)]
+        share = -(-_SLOTS // 3)
+        for number, server in enumerate(self.servers):
+            last = min(_SLOTS, (number + 1) * share) - 1
+            assert server.call("CLUSTER", "ADDSLOTSRANGE", number * share, last) == "OK"
+            assert server.call("CLUSTER", "SET-CONFIG-EPOCH", number + 1) == "OK"
+        for server in self.servers[1:]:
+            first = self.servers[0]
+            bus = int(first.call("CONFIG", "GET", "cluster-port")[1])
+            assert server.call("CLUSTER", "MEET", "127.0.0.1", first.port, bus) == "OK"
+        end = time.monotonic() + _PATIENCE_S
+        while not all(self._is_whole(server) for server in self.servers):
+            assert time.monotonic() < end, "the cluster does not come up"
+            time.sleep(0.02)
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{each.port}" for each in self.servers)
+
+    def kill(self) -> None:
+        for server in self.servers:
+            server.kill()
+
+    def owner(self, slot: int) -> RedisServer:
+        """Who has a slot, as the first one sees it."""
+        for first, last, master, *_ in self.servers[0].call("CLUSTER", "SLOTS"):
+            if first <= slot <= last:
+                return next(each for each in self.servers if each.port == master[1])
+        raise AssertionError(f"nobody has the slot {slot}")
+
+    def move(self, slot: int, target: RedisServer) -> None:
+        """Give a slot with its keys to another server, as resharding does."""
+        source = self.owner(slot)
+        ids = {each.port: each.call("CLUSTER", "MYID").decode() for each in self.servers}
+        command = ("CLUSTER", "SETSLOT", slot)
+        assert target.call(*command, "IMPORTING", ids[source.port]) == "OK"
+        assert source.call(*command, "MIGRATING", ids[target.port]) == "OK"
+        while keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, 1):
+            moved = source.call("MIGRATE", "127.0.0.1", target.port, keys[0], 0, 10_000)
+            assert moved in ("OK", "NOKEY"), moved
+        for server in (target, source, *self.servers):
+            assert server.call(*command, "NODE", ids[target.port]) == "OK"
+
+    def _start(self, directory: Path) -> RedisServer:
+        settings = ("--cluster-enabled", "yes", "--cluster-node-timeout", "5000")
+        return on_a_port(directory, *settings, "--cluster-port", str(free_port()))
+
+    def _is_whole(self, server: RedisServer) -> bool:
+        about = server.call("CLUSTER", "INFO").decode()
+        return "cluster_state:ok" in about and "cluster_known_nodes:3" in about
+
+
+@contextlib.contextmanager
+def killed(server: Any) -> Iterator[Any]:
+    try:
+        yield server
+    finally:
+        server.kill()
