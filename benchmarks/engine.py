@@ -4,7 +4,9 @@ Every candidate runs the same functions of kvfs.namespace, must keep each commit
 and offers a sync after which commits survive power loss. Candidates: the engine as it is (LMDB
 without syncing, and a journal), LMDB that syncs each commit, and SQLite in WAL mode with
 synchronous=NORMAL, where a sync is one of the log. Rounds are interleaved; medians in microseconds,
-and for a commit the bytes that it makes the kernel write. Prints a table, then one JSON object.
+and for a commit the bytes that it makes the kernel write. The Redis engine, where a server is
+installed, follows with figures of its own (`_redis_rows`): it answers to another contract. Prints
+tables, then one JSON object.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import lmdb
 
-from benchmarks import _report
+from benchmarks import _redis_rows, _report
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.lmdb_transactions import ReadTransaction
@@ -340,14 +342,18 @@ def main() -> int:
     options.files = options.files or (20_000 if options.quick else 100_000)
     with tempfile.TemporaryDirectory(prefix="kvfs-bench-", dir=options.dir) as base:
         measured = measure(options, Path(base))
+        distant = _redis_rows.measure(
+            Path(base) / "redis", options.rounds or (3 if options.quick else 7)
+        )
         report = {
             "benchmark": "engine",
             "quick": options.quick,
             "files": options.files,
             "conditions": _report.conditions(Path(options.dir)),
-            "rows": measured,
+            "rows": [*measured, *distant],
         }
     print(table(measured))
+    print(_redis_rows.table(distant) or "Redis: not measured, no redis-server is installed")
     print(json.dumps(report, ensure_ascii=False))
     if options.json:
         options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
