@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "s3": "cli.s3",
     "config": "cli.config",
     "fsck": "cli.fsck",
+    "engine": "cli.engine",
     "completion": "cli.completion",
 }
 

@@ -20,6 +20,7 @@ is S3's byte order, and a file `a` and a directory `a` can stand in one parent.
 | `g` namespace id (2) name | a setting of the namespace as a bucket: what it is, its reader knows |
 | `a` user name | User |
 | `k` access key | AccessKey |
+| `C` namespace id (2), 0: all | empty: a copy into this engine is not finished |
 | `t` time (8) any (8) | names that another process changed, until the mount has forgotten them |
 """
 
@@ -30,6 +31,8 @@ SCHEMA: Final = 1
 VERSION: Final = b"V"
 OF_NAMESPACES: Final = tuple(bytes([kind]) for kind in b"begcinorsuwx")
 """Classes whose keys begin with a namespace's id, by itself or as the high bits of a number."""
+COPYING: Final = (b"C", b"D")
+"""The range of marks of unfinished copies."""
 _u16 = struct.Struct(">H")
 _u64 = struct.Struct(">Q")
 pack_u64 = _u64.pack
@@ -115,6 +118,10 @@ def access_key(name: str) -> bytes:
 
 def notice(time_ns: int, unique: bytes) -> bytes:
     return b"t" + pack_u64(time_ns) + unique
+
+
+def copying(namespace_id: int) -> bytes:
+    return b"C" + _u16.pack(namespace_id)
 
 
 def after(prefix: bytes) -> bytes:

@@ -41,6 +41,7 @@ __all__ = [
     "MAX_NAME",
     "Listed",
     "add_usage",
+    "adopt",
     "allocate_inodes",
     "by_name",
     "check_format",
@@ -223,6 +224,16 @@ def forget(t: Transaction, namespace_id: int, name: bytes, now: int) -> None:
     for key in settings(t, namespace_id):
         t.delete(keys.setting(namespace_id, key))
     _touch_root(t, now, -1)
+
+
+def adopt(t: Transaction, namespace_id: int, record: Namespace, now: int) -> None:
+    """Give a namespace whose other records are there already its place below the root."""
+    t.put(keys.namespace(namespace_id), pack(record))
+    entry = keys.directory_entry(ROOT_INODE, record.name)
+    t.put(entry, keys.pack_u64(namespace_root(namespace_id)))
+    following = keys.unpack_u64(t.get(keys.counter(_TOP)) or keys.pack_u64(1))
+    t.put(keys.counter(_TOP), keys.pack_u64(max(following, namespace_id + 1)))
+    _touch_root(t, now, 1)
 
 
 def rename(t: Transaction, namespace_id: int, name: bytes) -> None:
