@@ -41,7 +41,7 @@ def copy(source: str, target: str, name: str | None, replace: bool) -> None:
     FROM and TO are the directory of a store whose node is down, or the URL of a Redis or Valkey
     server: redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss:// (TLS, ?ca=FILE), unix:///PATH,
     redis+sentinel://HOST[:PORT],.../NAME, redis+cluster://HOST[:PORT],...; ?prefix=NAME keeps
-    several copies apart.
+    several copies apart, and ?password-file=FILE keeps a password out of the list of processes.
 
     Data files are not copied, and the secrets of S3 users stay encrypted with the key of the store
     they come from. A copy that was cut short is begun anew by the same command.

@@ -79,6 +79,16 @@ def test_mistakes_are_named_and_passwords_are_not(
         assert not any(word in done.stderr for word in ("secret", "wrong-one", "hidden"))
 
 
+def test_a_password_may_be_in_a_file(store: Path, server: RedisServer, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    url = f"redis://127.0.0.1:{server.port}?prefix=file&password-file={file}"
+    done = kvfs("engine", "copy", str(store), url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"the password file {file} cannot be read" in done.stderr
+    file.write_text("secret\n")
+    assert kvfs("engine", "copy", str(store), url).returncode == 0
+
+
 def test_a_running_node_is_left_alone(store: Path, server: RedisServer) -> None:
     held = layout.open_store(store)
     held.lock()

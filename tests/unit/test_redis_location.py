@@ -52,6 +52,7 @@ def test_sentinels_and_clusters() -> None:
         "redis://u:hidden@a,b",
         "redis://u:hidden@host?ca=file",
         "redis://u:hidden@host?what=hidden",
+        "redis://u:hidden@host?password-file=/f",
         "redis://u:hidden@host?prefix=",
         "redis://u:hidden@host?prefix={x}",
         "redis://u:hidden@[::1",

@@ -12,7 +12,7 @@ PREFIX: Final = "kvfs"
 HELP: Final = (
     "redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… (TLS; ?ca=FILE), unix:///PATH[?db=N],"
     " redis+sentinel://HOST[:PORT],…/NAME[/DB], redis+cluster://HOST[:PORT],…;"
-    " with ?prefix=NAME for all"
+    " with ?prefix=NAME and ?password-file=FILE for all"
 )
 
 
@@ -48,6 +48,8 @@ class Location(NamedTuple):
     """Of the master, which sentinels are asked for."""
     username: str | None = None
     password: str | None = None
+    password_file: str = ""
+    """Where the password is instead: a command line is in everybody's list of processes."""
     tls: bool = False
     ca: str = ""
     """A file of certificates; empty: the system's."""
@@ -110,6 +112,8 @@ def _parsed(parts: SplitResult, kind: Kind, shown_url: str) -> Location:
         addresses = tuple(_address(text, port) for text in hosts.split(","))
     if kind is Kind.SERVER and len(addresses) > 1:
         raise ValueError("several hosts need redis+sentinel:// or redis+cluster://")
+    if colon and "password-file" in query:
+        raise ValueError("there are two passwords, one in it and one in the file")
     name = names.pop(0) if kind is Kind.SENTINEL and names else ""
     if kind is Kind.SENTINEL and not name:
         raise ValueError("the name of the master is missing")
@@ -124,13 +128,14 @@ def _parsed(parts: SplitResult, kind: Kind, shown_url: str) -> Location:
         name=name,
         username=unquote(username) or None,
         password=unquote(password) if colon else None,
+        password_file=query.get("password-file", ""),
         tls=parts.scheme == "rediss",
         ca=query.get("ca", ""),
     )
 
 
 def _query(parts: SplitResult) -> dict[str, str]:
-    known = {"prefix", *(("ca",) if parts.scheme == "rediss" else ())}
+    known = {"prefix", "password-file", *(("ca",) if parts.scheme == "rediss" else ())}
     known |= {"db"} if parts.scheme == "unix" else set()
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := query.keys() - known:
