@@ -213,12 +213,14 @@ def update(
     metadata: Metadata,
     remove: Sequence[str],
     moment: Moment,
+    changed: Changed,
 ) -> None:
     """Change what is said about a version that was found in this transaction. Raises TooLarge."""
     attributes.remove(t, found.ino, remove)
     attributes.write(t, found.ino, metadata)
     found.inode.ctime_ns = moment.now
     write_inode(t, found.ino, found.inode)
+    changed.file(found.ino, found.inode)
 
 
 def restate(
@@ -227,12 +229,11 @@ def restate(
     """As if the object were put anew with the same bytes: other metadata, another mtime."""
     attributes.remove(t, found.ino, found.metadata)
     found.inode.mtime_ns = moment.now
-    update(t, found, metadata, (), moment)
+    update(t, found, metadata, (), moment, changed)
     packed = attributes.packed_etag(found.etag, found.inode)
     t.put(keys.xattr(found.ino, attributes.ETAG), packed)
     if found.inode.parent:
         tell(t, changed, found.inode.parent, found.inode.name)
-    changed.file(found.ino, found.inode)
     return found._replace(metadata=dict(metadata))
 
 

@@ -233,14 +233,14 @@ class ObjectStore:
         """Change what is said about one version: `change` is given the facts and returns what to
         set and which names to remove. Raises as `find`, and what `change` raises."""
 
-        def fn(t: Transaction) -> Facts:
-            author = self._session.author()
-            found = finding.find(t, finding.find_bucket(t, bucket), key, version, author.boot)
+        def fn(t: Transaction, changed: Changed) -> Facts:
+            moment = self._publisher.moment()
+            found = finding.find(t, finding.find_bucket(t, bucket), key, version, moment.boot)
             metadata, removed = change(found)
-            changing.update(t, found, metadata, removed, Moment(author.now, author.boot))
+            changing.update(t, found, metadata, removed, moment, changed)
             return found
 
-        found = self._session.write(fn)
+        found = self._publisher.change(fn)
         self._publisher.sync_if_durable(found.ino)
         return found
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import kvfs
+import kvfs
+from tests.integration.harness import kvfs as command
 from tests.integration.s3 import S3, refused
+from tests.integration.test_client import sealed
 
 MIB = 1 << 20
 
@@ -62,6 +64,19 @@ def test_a_copy_onto_itself_is_seen_under_each_name(s3: S3, bucket: str) -> None
         )
         assert os.fstat(file.fileno()).st_mtime > 1000
         assert link.stat().st_mtime > 1000
+
+
+def test_tags_change_the_time_of_the_last_change_of_status(s3: S3, bucket: str) -> None:
+    put(s3, bucket, "dir/x", b"content")
+    path = s3.mount / bucket / "dir" / "x"
+    with kvfs.Client(s3.node.store) as client:
+        sealed(client, f"/{bucket}/dir/x")  # the kernel believes what it is told for an hour
+    before = path.stat()
+    tags = {"TagSet": [{"Key": "a", "Value": "b"}]}
+    s3.client("main").put_object_tagging(Bucket=bucket, Key="dir/x", Tagging=tags)
+    after = path.stat()
+    assert after.st_ctime_ns > before.st_ctime_ns
+    assert after.st_mtime_ns == before.st_mtime_ns
 
 
 def test_objects_are_of_the_daemon_and_may_be_read_by_others(s3: S3, bucket: str) -> None:
@@ -230,9 +245,9 @@ def test_a_name_that_is_no_bucket_is_on_the_mount_alone(s3: S3) -> None:
         (home / "f").write_bytes(b"x")
         listed = s3.client("admin").list_buckets()["Buckets"]
         assert "Also_No_Bucket" not in [each["Name"] for each in listed]
-        done = kvfs("stat", "--store", str(s3.node.store), "/Also_No_Bucket")
+        done = command("stat", "--store", str(s3.node.store), "/Also_No_Bucket")
         assert "absent: not a legal name of a bucket" in done.stdout
-        done = kvfs("stat", "--store", str(s3.node.store), "/models")
+        done = command("stat", "--store", str(s3.node.store), "/models")
         assert "a bucket\n" in done.stdout
     finally:
         (home / "f").unlink()
@@ -301,7 +316,7 @@ def test_an_evicted_file_is_no_such_key(s3: S3) -> None:
     """As after the evictor: the name has gone, and nothing else is said."""
     client = s3.client("admin")
     client.put_object(Bucket="cache", Key="block", Body=b"b")
-    done = kvfs("rm", "/cache/block", "--store", str(s3.node.store))
+    done = command("rm", "/cache/block", "--store", str(s3.node.store))
     assert done.returncode == 0, done.stderr
     with refused(404, "NoSuchKey"):
         client.get_object(Bucket="cache", Key="block")
@@ -310,8 +325,8 @@ def test_an_evicted_file_is_no_such_key(s3: S3) -> None:
 
 def test_a_full_cache_evicts_what_was_put_over_s3(s3: S3) -> None:
     store = ("--store", str(s3.node.store))
-    assert kvfs("namespace", "create", "small", "--kind", "cache", *store).returncode == 0
-    done = kvfs("namespace", "set", "small", "--capacity", "64MiB", *store)
+    assert command("namespace", "create", "small", "--kind", "cache", *store).returncode == 0
+    done = command("namespace", "set", "small", "--capacity", "64MiB", *store)
     assert done.returncode == 0, done.stderr
     client, body = s3.client("admin"), os.urandom(4 * MIB)
     for number in range(40):
