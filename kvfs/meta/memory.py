@@ -13,12 +13,12 @@ from typing import Final, TypeVar
 
 import trio
 
-from kvfs.errors import Conflict, Invalid
+from kvfs.errors import Conflict
+from kvfs.meta.gathering import Gathering
 from kvfs.meta.interface import Transaction
 
 T = TypeVar("T")
 _ATTEMPTS: Final = 1_000
-MAX_KEY: Final = 511
 
 
 class _Snapshot:
@@ -29,13 +29,12 @@ class _Snapshot:
         self.order = sorted(values)
 
 
-class MemoryTransaction:
+class MemoryTransaction(Gathering):
     """A snapshot with the transaction's own writes over it (None: deleted)."""
 
     def __init__(self, snapshot: _Snapshot, *, writable: bool) -> None:
         self._snapshot = snapshot
-        self._writable = writable
-        self.writes: dict[bytes, bytes | None] = {}
+        super().__init__(writable=writable)
 
     def get(self, key: bytes, /) -> bytes | None:
         if key in self.writes:
@@ -53,22 +52,6 @@ class MemoryTransaction:
             value = self.get(key)
             if value is not None:
                 yield key, value
-
-    def put(self, key: bytes, value: bytes, /) -> None:
-        self._check(key)
-        self.writes[key] = value
-
-    def delete(self, key: bytes, /) -> bool:
-        self._check(key)
-        found = self.get(key) is not None
-        self.writes[key] = None
-        return found
-
-    def _check(self, key: bytes) -> None:
-        if not self._writable:
-            raise Invalid("a read-only transaction cannot write")
-        if not 0 < len(key) <= MAX_KEY:
-            raise Invalid(f"a key has 1 to {MAX_KEY} bytes, this one {len(key)}")
 
 
 class MemoryEngine:

@@ -106,7 +106,7 @@ class Core:
                 await self._commit_all()
             finally:
                 self._is_closed = True
-                self._conclude(self._queue, Outcome(error=_closed()))
+                self._conclude(self._queue, Outcome(error=closed()))
 
     async def read(self, fn: Callable[[Transaction], T]) -> T:
         """Run `fn` on a read-only view. Cancelled: nothing happened."""
@@ -124,7 +124,7 @@ class Core:
         is waited for, at most until the deadline."""
         await trio.lowlevel.checkpoint()
         if self._is_closed:
-            raise _closed()
+            raise closed()
         waiting = _Waiting(fn, self._server.end())
         self._queue.append(waiting)
         self._arrived.set()
@@ -169,7 +169,7 @@ class Core:
             except KvfsError as error:
                 self._conclude(batch, Outcome(error=error))
             except trio.Cancelled:
-                self._conclude(batch, Outcome(error=_closed()))
+                self._conclude(batch, Outcome(error=closed()))
                 raise
             finally:
                 self._queue[:0] = [each for each in batch if self._is_left(each)]
@@ -288,5 +288,6 @@ class Core:
             self._known.clear()
 
 
-def _closed() -> Unavailable:
+def closed() -> Unavailable:
+    """What is raised of an engine that is closed."""
     return Unavailable("the engine is closed")

@@ -20,10 +20,10 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from kvfs.errors import Invalid, Unavailable
+from kvfs.errors import Invalid
 from kvfs.meta.interface import Transaction
 from kvfs.meta.redis.committing import Outcome
-from kvfs.meta.redis.core import Core
+from kvfs.meta.redis.core import Core, closed
 from kvfs.meta.redis.known import Known
 from kvfs.meta.redis.location import Location, parse
 from kvfs.meta.redis.reading import advance, reading
@@ -169,21 +169,21 @@ class RedisEngine:
             try:
                 future.set_result(await step(*arguments))
             except trio.Cancelled:
-                future.set_exception(_closed())
+                future.set_exception(closed())
                 raise
             except BaseException as error:
                 future.set_exception(_only(error))
 
         def start() -> None:
             if self._stop.is_set():
-                future.set_exception(_closed())
+                future.set_exception(closed())
             else:
                 self._nursery.start_soon(run)
 
         try:
             self._token.run_sync_soon(start)
         except trio.RunFinishedError:
-            raise _closed() from None
+            raise closed() from None
         return future
 
 
@@ -221,10 +221,6 @@ def _with_password(location: Location) -> Location:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise Invalid(f"the password file {file} cannot be read: {reason}") from None
-
-
-def _closed() -> Unavailable:
-    return Unavailable("the engine is closed")
 
 
 def _only(error: BaseException) -> BaseException:

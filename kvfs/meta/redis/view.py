@@ -9,18 +9,17 @@ many round trips as its longest chain of dependent reads that nobody read before
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from kvfs.errors import Invalid
+from kvfs.meta.gathering import Gathering
 from kvfs.meta.redis.known import Known, Missing, Pair, Range, Writes
 from kvfs.meta.redis.sharding import REGISTER, TOP, Layout, Piece, one_piece, pieces, unpack_shards
 
-MAX_KEY: Final = 511
 _FIRST_LIMIT: Final = 64
 _MAX_LIMIT: Final = 4_096
 _AHEAD: Final = 32
 """Shards of one range that are asked at once."""
 
 
-class View:
+class View(Gathering):
     """A transaction: what is known, with its own writes over it.
 
     `reads` and `scanned` are what a commit has to find unchanged.
@@ -29,10 +28,9 @@ class View:
     def __init__(self, known: Known, *, writable: bool, below: Writes | None = None) -> None:
         """`below`: writes of transactions that are to be committed together with this one, before
         it."""
+        super().__init__(writable=writable)
         self._known = known
-        self._writable = writable
         self._below = below or {}
-        self.writes: dict[bytes, bytes | None] = {}
         self.reads: set[bytes] = set()
         self.leans: set[bytes] = set()
         """Keys read as those before it wrote them."""
@@ -136,22 +134,6 @@ class View:
             if self._known.span_of(each.start) is None
         ]
         return Missing(ranges=[first, *ahead])
-
-    def put(self, key: bytes, value: bytes, /) -> None:
-        self._check(key)
-        self.writes[key] = value
-
-    def delete(self, key: bytes, /) -> bool:
-        self._check(key)
-        found = self.get(key) is not None
-        self.writes[key] = None
-        return found
-
-    def _check(self, key: bytes) -> None:
-        if not self._writable:
-            raise Invalid("a read-only transaction cannot write")
-        if not 0 < len(key) <= MAX_KEY:
-            raise Invalid(f"a key has 1 to {MAX_KEY} bytes, this one {len(key)}")
 
 
 def _present(key: bytes, written: Writes) -> Iterator[Pair]:
