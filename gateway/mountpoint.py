@@ -14,10 +14,9 @@ from kvfs.store import probe
 def check(mountpoint: Path, store: Path) -> None:
     """Refuse what `prepare` would refuse, and change nothing: for before the store is made."""
     _refuse_overlap(mountpoint, store)
-    kind = device.mounted_type(str(mountpoint))
-    if kind == device.FSTYPE and _is_dead(mountpoint):
+    if device.is_ours(str(mountpoint)) and _is_dead(mountpoint):
         return
-    _refuse_mounted(mountpoint, kind)
+    _refuse_mounted(mountpoint)
     if os.path.lexists(mountpoint):
         _require_empty(mountpoint)
     else:
@@ -33,7 +32,7 @@ def prepare(mountpoint: Path, store: Path) -> bool:
     """
     _refuse_overlap(mountpoint, store)
     recovered = device.recover_stale(str(mountpoint))
-    _refuse_mounted(mountpoint, device.mounted_type(str(mountpoint)))
+    _refuse_mounted(mountpoint)
     with _refusals(mountpoint):
         mountpoint.mkdir(parents=True, exist_ok=True)
     _require_empty(mountpoint)
@@ -60,11 +59,11 @@ def _is_dead(mountpoint: Path) -> bool:
     return False
 
 
-def _refuse_mounted(mountpoint: Path, kind: str | None) -> None:
-    if kind is not None:
+def _refuse_mounted(mountpoint: Path) -> None:
+    if found := device.mounted(str(mountpoint)):
         raise Busy(
-            f"something is mounted at {mountpoint} already ({kind}): unmount it, or choose another "
-            "directory with --mount"
+            f"something is mounted at {mountpoint} already ({found.fstype}): unmount it, or choose "
+            "another directory with --mount"
         )
 
 

@@ -19,7 +19,7 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvfs.errors import AccessDenied, Busy, NotFound, NotSupported, Unavailable
 
@@ -139,25 +139,40 @@ def unmount(mountpoint: str, *, lazy: bool) -> None:
     raise Unavailable(f"unmount of {mountpoint} failed: {os.strerror(error)}")
 
 
-def mounted_type(mountpoint: str) -> str | None:
-    """The filesystem type of what is mounted exactly at `mountpoint` (topmost), or None. Never
-    touches the mount, so that it answers for a dead one too."""
+class Mounted(NamedTuple):
+    """What is mounted somewhere."""
+
+    fstype: str
+    device: str
+    """MAJOR:MINOR, as /sys/class/bdi names it."""
+
+
+def mounted(mountpoint: str) -> Mounted | None:
+    """What is mounted exactly at `mountpoint` (topmost), by /proc/self/mountinfo (proc(5)). Never
+    touches the mount, so that it answers for one that is dead or ending too."""
     wanted = os.path.join(
         os.path.realpath(os.path.dirname(mountpoint)), os.path.basename(mountpoint)
     )
     found = None
     for line in pathlib.Path("/proc/self/mountinfo").read_bytes().splitlines():
         left, _, right = line.partition(b" - ")
-        where = left.split()[4].decode("unicode_escape").encode("latin-1")
+        fields = left.split()
+        where = fields[4].decode("unicode_escape").encode("latin-1")
         if where == os.fsencode(wanted):
-            found = right.split()[0].decode()
+            found = Mounted(right.split()[0].decode(), fields[2].decode())
     return found
+
+
+def is_ours(mountpoint: str) -> bool:
+    """Whether a KVFS mount is what is mounted there, alive or dead."""
+    found = mounted(mountpoint)
+    return found is not None and found.fstype == FSTYPE
 
 
 def recover_stale(mountpoint: str) -> bool:
     """Detach a KVFS mount whose server has gone (its calls give ENOTCONN). Whether there was
     one."""
-    if mounted_type(mountpoint) != FSTYPE:
+    if not is_ours(mountpoint):
         return False
     try:
         # Not stat: the kernel may answer that from what it remembers of the dead server.
@@ -172,11 +187,14 @@ def recover_stale(mountpoint: str) -> bool:
 
 def set_readahead(mountpoint: str, kib: int) -> bool:
     """Raise the mount's readahead (INIT can only lower it below the kernel's default of 128 KiB);
-    False when the kernel's setting may not be written."""
-    device = os.stat(mountpoint).st_dev
-    path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+    False when the kernel's setting may not be written, or the mount has gone.
+
+    It asks the mount nothing: a start that is given up ends those who would answer."""
+    found = mounted(mountpoint)
+    if found is None:
+        return False
     try:
-        pathlib.Path(path).write_text(str(kib))
+        pathlib.Path(f"/sys/class/bdi/{found.device}/read_ahead_kb").write_text(str(kib))
     except OSError:
         return False
     return True

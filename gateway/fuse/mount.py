@@ -232,7 +232,7 @@ def _libfuse_options(options: MountOptions) -> set[str]:
 def _detach(mountpoint: str) -> None:
     """Unmount if it is still ours and there; where files are open, lazily: they lose their mount
     with us."""
-    if dev.mounted_type(mountpoint) != dev.FSTYPE:
+    if not dev.is_ours(mountpoint):
         return
     try:
         dev.unmount(mountpoint, lazy=False)
