@@ -129,13 +129,14 @@ class Kvfs(System):
 
 
 class JuiceFs(System):
-    """JuiceFS over a directory as its object store, with a metadata engine of its own on the same
-    disk, else its defaults.
-    """
+    """JuiceFS over a directory as its object store, else its defaults."""
 
     def __init__(self, base: Path, engine: str) -> None:
+        """`engine`: the kind of metadata engine, which it then has on the same disk, or the URL of
+        one.
+        """
         self._base = base
-        self._url = f"{engine}://{base / 'meta'}"
+        self._url = engine if "://" in engine else f"{engine}://{base / 'meta'}"
         self._process: subprocess.Popen[bytes] | None = None
         self._mountpoint = base / "mount"
         super().__init__("juicefs", self._mountpoint / "bench")

@@ -42,10 +42,12 @@ def command(
 def _open(path: Path, closing: ExitStack, *, checksums: bool) -> "Fsck":
     """Everything that a check needs, with the store's lock held until `closing` closes."""
     from kvfs.fsck import Fsck
+    from kvfs.meta import keys
     from kvfs.meta.embedded import EmbeddedEngine
+    from kvfs.meta.mirror.mark import read_mark
     from kvfs.store import layout
-    from kvfs.store.files import DataFiles
     from kvfs.store.index import NAME, Index
+    from kvfs.store.tiers import data_files
 
     store = layout.open_store(path)
     store.lock()
@@ -54,7 +56,9 @@ def _open(path: Path, closing: ExitStack, *, checksums: bool) -> "Fsck":
     closing.callback(engine.close)
     if damage := engine.find_damage():
         raise Corrupt(f"the metadata of {path} are damaged: {damage}; restore meta/ from a backup")
-    files = DataFiles(store.data)
+    if (mark := engine.read_now(read_mark)) is not None:
+        engine.node = keys.pack_node(mark.node)
+    files = data_files(store)
     closing.callback(files.close)
     return Fsck(engine, files, Index(engine.database(NAME)), checksums=checksums)
 

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from cli import settings, store
+from cli import policy, settings, store, tiers
 from cli.group import Group
-from kvfs.errors import Invalid, NotSupported
-from kvfs.units import format_size, parse_size
+from kvfs.errors import Invalid
+from kvfs.units import format_size
 
 if TYPE_CHECKING:
     from kvfs.meta.interface import Transaction
     from kvfs.namespace.spaces import Listed
 
-_BUILT_EVICTIONS = ("lru",)
 _PERMISSIONS = 0o7777
 
 
@@ -35,14 +34,9 @@ def _policy_options(function: Any) -> Any:
     for option in (
         click.option("--mode", metavar="OCTAL", help="Permission bits of the directory."),
         click.option("--owner", metavar="USER[:GROUP]", help="Owner of the directory."),
-        click.option("--eviction", metavar="NAME", help="What is evicted first: lru."),
-        click.option("--capacity", metavar="SIZE", help="Limit, like 4GiB; 0: the store's own."),
-        click.option(
-            "--kind", metavar="KIND", help="durable (never dropped) or cache (evictable)."
-        ),
     ):
         function = option(function)
-    return function
+    return policy.options(function)
 
 
 @click.group("namespace", cls=Group)
@@ -60,9 +54,6 @@ def command() -> None:
 def create(
     name: str,
     config_file: Path | None,
-    kind: str | None,
-    capacity: str | None,
-    eviction: str | None,
     owner: str | None,
     mode: str | None,
     **flags: object,
@@ -71,23 +62,22 @@ def create(
     from kvfs.meta.records import namespace_root
     from kvfs.namespace import spaces
 
+    wanted = policy.take(flags)
     config = settings.resolve(config_file, **flags)
+    tiers.require(config, wanted)
     raw = store.namespace_name(os.fsencode(name))
     who = _parse_owner(owner)
-    policy = {
-        "kind": kind or "durable",
-        "capacity": _parse_capacity(capacity) or 0,
-        "eviction": _require_built(eviction) or "lru",
-        "mode": 0o755 if mode is None else _parse_mode(mode),
-        "uid": os.getuid() if who.uid is None else who.uid,
-        "gid": os.getgid() if who.gid is None else who.gid,
-    }
+    bits = 0o755 if mode is None else _parse_mode(mode)
+    uid = os.getuid() if who.uid is None else who.uid
+    gid = os.getgid() if who.gid is None else who.gid
     with store.engine_of(config) as engine:
         number = engine.transact_now(
-            lambda t: spaces.create(t, raw, now=time.time_ns(), **policy)  # type: ignore[arg-type]
+            lambda t: spaces.create(
+                t, raw, now=time.time_ns(), mode=bits, uid=uid, gid=gid, **wanted
+            )
         )
     store.tell_node(config, raw, namespace_root(number))
-    click.echo(f"made the {policy['kind']} namespace /{name.strip('/')}")
+    click.echo(f"made the {wanted.get('kind') or 'durable'} namespace /{name.strip('/')}")
 
 
 @command.command("set")
@@ -97,9 +87,6 @@ def create(
 def set_(
     name: str,
     config_file: Path | None,
-    kind: str | None,
-    capacity: str | None,
-    eviction: str | None,
     owner: str | None,
     mode: str | None,
     **flags: object,
@@ -108,25 +95,22 @@ def set_(
     from kvfs.meta.records import namespace_root
     from kvfs.namespace import inodes, spaces
 
-    if (kind, capacity, eviction, owner, mode) == (None,) * 5:
+    wanted = policy.take(flags)
+    if not wanted and owner is None and mode is None:
         raise click.UsageError(
-            "nothing to change: give --kind, --capacity, --eviction, --owner or --mode"
+            f"nothing to change: give {', '.join(policy.SHOWN)}, --owner or --mode"
         )
     config = settings.resolve(config_file, **flags)
+    tiers.require(config, wanted)
     raw = store.namespace_name(os.fsencode(name))
     who = _parse_owner(owner)
-    policy = {
-        "kind": kind,
-        "capacity": _parse_capacity(capacity),
-        "eviction": _require_built(eviction),
-    }
     changes = inodes.Changes(
         mode=None if mode is None else _parse_mode(mode), uid=who.uid, gid=who.gid
     )
 
     def change(t: "Transaction") -> int:
         number, _ = spaces.by_name(t, raw)
-        spaces.set_policy(t, number, **policy)  # type: ignore[arg-type]
+        spaces.set_policy(t, number, **wanted)
         if changes != inodes.Changes():
             inodes.set_attributes(t, namespace_root(number), changes, time.time_ns())
         return number
@@ -164,8 +148,8 @@ def show(name: str, config_file: Path | None, as_json: bool, **flags: object) ->
     if as_json:
         click.echo(json.dumps(facts))
         return
-    for key, value in _readable(facts).items():
-        click.echo(f"{key:<10}{value}")
+    for key, value in {**_readable(facts), **_of_several(facts)}.items():
+        click.echo(f"{key:<12}{value}")
 
 
 @command.command("list")
@@ -203,9 +187,7 @@ def _facts(t: "Transaction", listed: "Listed") -> dict[str, Any]:
     top = inodes.read_inode(t, namespace_root(listed.id))
     return {
         "name": listed.namespace.name.decode(errors="backslashreplace"),
-        "kind": listed.namespace.kind,
-        "capacity_bytes": listed.namespace.capacity,
-        "eviction": listed.namespace.eviction if listed.namespace.kind == "cache" else None,
+        **policy.facts(listed.namespace),
         "uid": top.uid,
         "gid": top.gid,
         "mode": f"{stat.S_IMODE(top.mode):04o}",
@@ -218,12 +200,24 @@ def _readable(facts: dict[str, Any]) -> dict[str, str]:
     return {
         "name": f"/{facts['name']}",
         "kind": facts["kind"],
-        "capacity": format_size(facts["capacity_bytes"]) if facts["capacity_bytes"] else "-",
+        "capacity": policy.shown_capacity(facts["capacity_bytes"]),
         "eviction": facts["eviction"] or "-",
         "owner": f"{_user_name(facts['uid'])}:{_group_name(facts['gid'])}",
         "mode": facts["mode"],
         "used": format_size(facts["used_bytes"]),
         "files": str(facts["inodes"]),
+    }
+
+
+def _of_several(facts: dict[str, Any]) -> dict[str, str]:
+    """What `list` has no room for."""
+    return {
+        "media": ",".join(facts["media"]) or "-",
+        "cold": "on" if facts["cold"] else "off",
+        "coherence": facts["coherence"],
+        "replicas": str(facts["replicas"]),
+        "acknowledge": facts["acknowledge"],
+        "locks": facts["locks"],
     }
 
 
@@ -239,20 +233,6 @@ def _group_name(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
-
-
-def _parse_capacity(text: str | None) -> int | None:
-    if text is not None and text.strip().endswith("%"):
-        raise NotSupported("a namespace's capacity is a size, like 4GiB; shares are for the store")
-    return None if text is None else parse_size(text)
-
-
-def _require_built(eviction: str | None) -> str | None:
-    if eviction is not None and eviction not in _BUILT_EVICTIONS:
-        raise NotSupported(
-            f"eviction '{eviction}' is not built; there is: {', '.join(_BUILT_EVICTIONS)}"
-        )
-    return eviction
 
 
 def _parse_mode(text: str) -> int:

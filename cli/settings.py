@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from kvfs import config as configuration
-from kvfs.config import ADMIN_USUAL, MODES, S3_USUAL, Config
+from kvfs.config import ADMIN_USUAL, MODES, PEER_PORT, S3_USUAL, Config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,10 +63,64 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         metavar="SECONDS",
         help="How long a day of lifecycle rules lasts, to see them work (86400).",
     ),
+    "scrub_rate": click.option(
+        "--scrub-rate",
+        metavar="SIZE",
+        help="Bytes read in a second to compare data with their checksums (16MiB; 0: none).",
+    ),
+    "repair_rate": click.option(
+        "--repair-rate",
+        metavar="SIZE",
+        help="Bytes moved in a second to restore replicas, drain and even out (128MiB).",
+    ),
     "admin": click.option(
         "--admin",
         metavar="HOST:PORT",
         help=f"Where health and metrics are told, or off (default: {ADMIN_USUAL}, with S3).",
+    ),
+    "engine": click.option(
+        "--engine",
+        metavar="URL",
+        help="Share metadata with other nodes: redis://HOST[:PORT][/DB], rediss://, unix://, "
+        "redis+sentinel://; with ?prefix=NAME and ?password-file=FILE.",
+    ),
+    "node_name": click.option(
+        "--node-name", metavar="NAME", help="What the node is called in its cluster (host name)."
+    ),
+    "peer": click.option(
+        "--peer",
+        metavar="HOST:PORT",
+        help=f"Where other nodes fetch data (default: port {PEER_PORT}, or a free one, of the "
+        "address by which the engine is reached).",
+    ),
+    "advertise": click.option(
+        "--advertise", metavar="HOST[:PORT]", help="How other nodes reach --peer."
+    ),
+    "zone": click.option("--zone", metavar="NAME", help="What fails together with this node."),
+    "rack": click.option("--rack", metavar="NAME", help="Likewise, within the zone."),
+    "secret_file": click.option(
+        "--secret-file", metavar="FILE", help="The cluster's secret (cluster.key in the store)."
+    ),
+    "cold": click.option(
+        "--cold", metavar="s3://BUCKET/PREFIX", help="Where cold files go before they are evicted."
+    ),
+    "cold_endpoint": click.option(
+        "--cold-endpoint", metavar="URL", help="Of the S3 service of --cold (AWS_ENDPOINT_URL)."
+    ),
+    "cold_rate": click.option(
+        "--cold-rate", metavar="SIZE", help="At most so many bytes a second to --cold."
+    ),
+    "tier": click.option(
+        "--tier",
+        multiple=True,
+        metavar="MEDIUM=DIR:SIZE",
+        help="Lend memory (ram, a tmpfs) or a further disk (ssd); may be repeated.",
+    ),
+    "shared": click.option(
+        "--shared",
+        multiple=True,
+        metavar="NAME=DIR",
+        help="A directory that other nodes have too; may be repeated.",
     ),
 }
 NAMES: Final = tuple(_OPTIONS)
@@ -90,11 +144,11 @@ def options(*names: str) -> Callable[[F], F]:
 
 
 def resolve(config_file: Path | None, **flags: object) -> Config:
-    """The settings in effect. A flag that is None was not given. Raises ConfigError."""
+    """The settings in effect. A flag that is None, or empty, was not given. Raises ConfigError."""
     return explain(config_file, **flags)[0]
 
 
 def explain(config_file: Path | None, **flags: object) -> tuple[Config, dict[str, str]]:
     """The settings in effect and where each comes from. Raises ConfigError."""
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value not in (None, ())}
     return configuration.load(given, file=config_file)

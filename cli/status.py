@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from cli import node, settings
+from cli import node, nodes, settings
 from kvfs.units import format_size
 
 
@@ -37,8 +37,13 @@ def _show(status: dict[str, Any]) -> None:
         f"up for {status['uptime_s']:.0f} s\n",
         markup=False,
     )
+    if lent := _lent(status):
+        console.print(lent, markup=False)
     if (s3 := status.get("s3")) is not None:
         console.print(_served(s3), markup=False)
+    if (cluster := status.get("cluster")) is not None:
+        console.print(_membership(cluster), markup=False)
+        console.print(nodes.table(cluster["nodes"]), markup=False)
     table = Table("NAMESPACE", "KIND", box=box.SIMPLE_HEAD)
     for name in ("USED", "CAPACITY", "FILES"):
         table.add_column(name, justify="right")
@@ -58,6 +63,61 @@ def _show(status: dict[str, Any]) -> None:
             console.print(f"  evicted {files} files, {size}: {meaning}")
     if refused := counters["refused_no_space"]:
         console.print(f"  refused {refused} creates: no space")
+    if (replicas := status.get("replicas")) is not None:
+        console.print(_replicated(replicas, status["cluster"]["nodes"]), markup=False)
+    console.print(_scrubbed(status), markup=False)
+
+
+def _lent(status: dict[str, Any]) -> str:
+    """The places beside the store's directory."""
+    lines = [
+        f"  {each['medium']:<8}{each['path']}, {format_size(each['used_bytes'])} of "
+        f"{format_size(each['capacity_bytes'])}"
+        if not each["medium"].startswith("shared:")
+        else f"  {'shared':<8}{each['path']} ({each['medium'].removeprefix('shared:')})"
+        for each in status["tiers"]
+    ]
+    if (cold := status["cold"]) is not None:
+        sent = format_size(status["counters"]["cold_sent_bytes"])
+        fetched = format_size(status["counters"]["cold_fetched_bytes"])
+        away = "" if cold["answers"] else "; it DOES NOT ANSWER"
+        lines.append(f"  {'cold':<8}{cold['place']}, {sent} sent, {fetched} fetched{away}")
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _membership(cluster: dict[str, Any]) -> str:
+    """What this node is in its cluster."""
+    lease = "" if cluster["holds_lease"] else "; its LEASE IS LOST: it serves no other node"
+    return (
+        f"  {'cluster':<8}{cluster['cluster']}, node {cluster['node']} ({cluster['name']}), "
+        f"incarnation {cluster['incarnation']}{lease}"
+    )
+
+
+def _replicated(replicas: dict[str, Any], others: list[dict[str, Any]]) -> str:
+    """What copies files of the cluster lack, and what this node is doing about it."""
+    lacking = sum(each["lacking_files"] for each in others if each["lease"] == "held")
+    lines = [
+        f"  {lacking} files lack copies; of those that this node has made, "
+        f"{replicas['in_progress']} are under way, {replicas['waiting']} wait"
+    ]
+    if lost := replicas["without_holder"]:
+        lines.append(f"  {lost} files of nodes that went are on no node that is there")
+    if (left := replicas["draining_files_left"]) is not None:
+        lines.append(f"  draining: {left} files are left here")
+    return "\n".join(lines)
+
+
+def _scrubbed(status: dict[str, Any]) -> str:
+    """What was compared with its checksums, and what is damaged."""
+    counters, scrub = status["counters"], status["scrub"]
+    lines = [
+        f"  scrubbed {counters['scrubbed_files']} files, "
+        f"{format_size(counters['scrubbed_bytes'])}"
+        f"{', going on' if scrub['running'] else ''}; {counters['scrub_damaged']} were damaged"
+    ]
+    lines += [f"  set aside, damaged: {path}" for path in scrub["set_aside"]]
+    return "\n".join(lines)
 
 
 def _served(s3: dict[str, Any]) -> str:

@@ -12,23 +12,32 @@ from kvfs.meta.records import ROOT_INODE
 
 if TYPE_CHECKING:
     from kvfs.client import Client
-    from kvfs.meta.embedded import EmbeddedEngine
+    from kvfs.client.session import Session
+    from kvfs.meta.blocking import BlockingEngine
 
 _SEPARATOR: Final = b"/"
 
 
+class _Engine:
+    """The metadata of a store; what is written beside a node of a cluster goes through it."""
+
+    def __init__(self, session: "Session") -> None:
+        self.read_now = session.read_as_it_is
+        self.transact_now = session.write
+        self.sync_now = session.sync
+
+
 @contextlib.contextmanager
-def engine_of(config: Config) -> Iterator["EmbeddedEngine"]:
+def engine_of(config: Config) -> Iterator["BlockingEngine"]:
     """The metadata engine of an existing store. Raises NotFound, Invalid (somebody else's
     directory), Corrupt."""
-    from kvfs.meta.embedded import EmbeddedEngine
-    from kvfs.store import layout
+    from kvfs.client import session
 
-    engine = EmbeddedEngine(layout.open_store(config.store).meta)
+    opened = session.acquire(config.store)
     try:
-        yield engine
+        yield _Engine(opened)
     finally:
-        engine.close()
+        session.release(opened)
 
 
 @contextlib.contextmanager

@@ -121,27 +121,42 @@ async def run(
     of the start.
     """
     _allow_open_files()
-    stopping = trio.Event()
-    async with open_node(config) as node:
-        # Outside the nursery: a start that fails at once ends the task that listens, not the
-        # receiver under it.
-        with trio.open_signal_receiver(*_ending_signals()) as signals:
-            async with trio.open_nursery() as nursery:
-                keeper = MountKeeper(node, nursery)
-                _answer_requests(node, keeper, stopping)
-                nursery.start_soon(_stop_on_signal, signals, stopping)
-                async with trio.open_nursery() as beside:
-                    async with trio.open_nursery() as starting:
-                        for companion in companions:
-                            starting.start_soon(beside.start, companion, node)
-                        if mounted:
-                            starting.start_soon(keeper.mount, config.mount)
-                    node.ready()
-                    on_ready(await node.status())
-                    await stopping.wait()
-                    log.info("stopping")
-                    beside.cancel_scope.cancel()
-                nursery.cancel_scope.cancel()
+    stopping, opening = trio.Event(), _Opening()
+    # Outside the nursery: a start that fails at once ends the task that listens, not the receiver
+    # under it.
+    with trio.open_signal_receiver(*_ending_signals()) as signals:
+        async with trio.open_nursery() as listening:
+            listening.start_soon(_stop_on_signal, signals, stopping, opening)
+            with opening.scope:
+                async with open_node(config) as node:
+                    opening.is_over = True
+                    await _serve(node, stopping, mounted, on_ready, companions)
+            listening.cancel_scope.cancel()
+
+
+async def _serve(
+    node: Node,
+    stopping: trio.Event,
+    mounted: bool,
+    on_ready: Callable[[dict[str, Any]], None],
+    companions: Sequence[Companion],
+) -> None:
+    """A node that is open, until it is to stop."""
+    async with trio.open_nursery() as nursery:
+        keeper = MountKeeper(node, nursery)
+        _answer_requests(node, keeper, stopping)
+        async with trio.open_nursery() as beside:
+            async with trio.open_nursery() as starting:
+                for companion in companions:
+                    starting.start_soon(beside.start, companion, node)
+                if mounted:
+                    starting.start_soon(keeper.mount, node.config.mount)
+            node.ready()
+            on_ready(await node.status())
+            await stopping.wait()
+            log.info("stopping")
+            beside.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
 
 
 def _ending_signals() -> list[signal.Signals]:
@@ -158,9 +173,25 @@ def _allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _stop_on_signal(signals: AsyncIterator[int], stopping: trio.Event) -> None:
+class _Opening:
+    """The start of a node, which may wait for its cluster's engine."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.is_over = False
+
+    def end(self) -> None:
+        """Give it up, unless the node is open: then it stops in order."""
+        if not self.is_over:
+            self.scope.cancel()
+
+
+async def _stop_on_signal(
+    signals: AsyncIterator[int], stopping: trio.Event, opening: _Opening
+) -> None:
     async for _ in signals:
         stopping.set()
+        opening.end()
 
 
 def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event) -> None:

@@ -14,6 +14,7 @@ class Change(NamedTuple):
     """A name that came, went or now stands for another inode, behind the mount's back."""
 
     parent: int
+    """Its listing, or content, is forgotten too; 0: none is."""
     name: bytes
     """As a mount shows it; empty: no mount does, it is about the inode alone."""
     ino: int

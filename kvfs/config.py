@@ -9,6 +9,7 @@ KVFS_TEST_ belong to the tests and are not looked at.
 import difflib
 import os
 import re
+import socket
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from kvfs.errors import ConfigError, Invalid
-from kvfs.units import Capacity, parse_capacity
+from kvfs.media import Place, parse_shared, parse_tier
+from kvfs.units import Capacity, parse_capacity, parse_size
 
 SYSTEM_FILE: Final = Path("/etc/kvfs.toml")
 Mode = Literal["auto", "passthrough", "relay", "libfuse"]
@@ -28,6 +30,8 @@ _NOT_SETTINGS: Final = ("KVFS_CONFIG",)
 _TEST_PREFIX: Final = "KVFS_TEST_"
 _is_region: Final = re.compile(r"[a-z0-9-]{1,32}").fullmatch
 _is_domain: Final = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*").fullmatch
+_is_node_name: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}").fullmatch
+_is_place: Final = re.compile(r"[A-Za-z0-9._-]{0,63}").fullmatch
 
 
 def default_store() -> Path:
@@ -53,6 +57,10 @@ Listening = Address | Literal["auto", "off"]
 """`auto`: at the usual port, and where that is taken at any free one."""
 S3_USUAL: Final = Address("127.0.0.1", 9000)
 ADMIN_USUAL: Final = Address("127.0.0.1", 9001)
+PEER_PORT: Final = 9002
+"""Where peers are served, of the address by which this host reaches the engine."""
+ENGINES: Final = ("redis", "rediss", "unix", "redis+sentinel")
+"""Schemes of the URLs of engines that several nodes can share."""
 MAX_S3_WORKERS: Final = 64
 DAY_S: Final = 86_400
 
@@ -60,6 +68,11 @@ DAY_S: Final = 86_400
 def default_s3_workers() -> int:
     """One for each CPU that we may use, at most four: each holds some 50 MB."""
     return min(len(os.sched_getaffinity(0)), 4)
+
+
+def default_node_name() -> str:
+    """The host's name, without what a name of a node cannot hold."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:63].lstrip("._-") or "node"
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +113,42 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """A file for a line on each request, in the format of S3's server access logs. Empty: none."""
     s3_lifecycle_day_s: int = DAY_S
     """Seconds that a day of lifecycle rules lasts: less, to see them work."""
+    scrub_rate: int = 16 << 20
+    """Bytes that are read in a second to compare what lies on the disk with its checksums; 0:
+    only where somebody asks for it, as fast as it goes."""
+    repair_rate: int = 128 << 20
+    """Bytes in a second that this node gives to restoring lost replicas, draining and evening out;
+    0: as fast as it goes."""
     admin: Listening = "auto"
     """Where health and metrics are told: HOST:PORT, `off`, or `auto` (ADMIN_USUAL, with S3)."""
+    engine: str = ""
+    """URL of the Redis or Valkey server that the nodes of a cluster share. Empty: a lone node, its
+    metadata embedded in its store."""
+    node_name: str = msgspec.field(default_factory=default_node_name)
+    """What the node is called in its cluster, as no other one is."""
+    peer: Listening = "auto"
+    """Where other nodes fetch data: HOST:PORT, `off`, or `auto` (PEER_PORT, in a
+    cluster)."""
+    advertise: str = ""
+    """HOST or HOST:PORT by which other nodes reach `peer`. Empty: the address by which this host
+    reaches the engine, or the host of `peer`."""
+    zone: str = ""
+    """What fails together with this node: replicas go to other zones."""
+    rack: str = ""
+    """Likewise, within the zone."""
+    secret_file: str = ""
+    """The file of the cluster's secret. Empty: `cluster.key` in the store."""
+    cold: str = ""
+    """The cold tier, s3://BUCKET/PREFIX: namespaces that ask for it keep files there before they
+    are evicted. Empty: there is none."""
+    cold_endpoint: str = ""
+    """URL of its S3 service. Empty: as the AWS settings have it, like the credentials."""
+    cold_rate: int = 0
+    """Bytes a second that may be sent there; 0: no limit."""
+    tier: tuple[Place, ...] = ()
+    """Memory and disks lent beside the store's directory: ram=DIR:SIZE, ssd=DIR:SIZE."""
+    shared: tuple[Place, ...] = ()
+    """Directories that several nodes have, of a parallel filesystem: NAME=DIR."""
 
     def as_dict(self) -> dict[str, str | bool | int | list[str]]:
         """Every key as it would be written in the file."""
@@ -111,7 +158,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 def _written(value: object) -> str | bool | int | list[str]:
     if isinstance(value, bool | int):
         return value
-    return list(value) if isinstance(value, tuple) else str(value)
+    return [str(each) for each in value] if isinstance(value, tuple) else str(value)
 
 
 KEYS: Final = Config.__struct_fields__
@@ -156,6 +203,24 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
             raise ConfigError(f"{origins[given]}: needs {missing}, the other half of it")
     if isinstance(config.s3, Address) and config.s3 == config.admin and config.s3.port:
         raise ConfigError(f"{origins['admin']}: {config.admin} is where the S3 API listens")
+    _check_cluster(config, origins)
+
+
+def _check_cluster(config: Config, origins: Mapping[str, str]) -> None:
+    """What nodes of a cluster are told, and lone ones are not."""
+    if not config.engine:
+        for key in _OF_CLUSTERS:
+            if origins[key].startswith("flag") and getattr(config, key) not in ("", "auto", "off"):
+                raise ConfigError(
+                    f"{origins[key]}: only nodes of a cluster have one: they share an --engine"
+                )
+        return
+    if config.peer == "off":
+        raise ConfigError(f"{origins['peer']}: a node of a cluster serves its data to the others")
+    for taken in ("s3", "admin"):
+        address = getattr(config, taken)
+        if isinstance(address, Address) and address == config.peer and address.port:
+            raise ConfigError(f"{origins['peer']}: {address} is where {taken} listens")
 
 
 def _sources(
@@ -254,6 +319,14 @@ def _workers(value: object) -> int:
     return value
 
 
+def _rate(value: object) -> int:
+    if isinstance(value, str):
+        return parse_size(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise Invalid(f"must be bytes in a second like '16MiB', or 0, not {value!r}")
+    return value
+
+
 def _day(value: object) -> int:
     seconds = int(value) if isinstance(value, str) and value.isdigit() else value
     if isinstance(seconds, bool) or not isinstance(seconds, int) or not 1 <= seconds <= DAY_S:
@@ -278,8 +351,65 @@ def _region(value: object) -> str:
     return value
 
 
+def _places(parse: Callable[[str], Place]) -> Callable[[object], tuple[Place, ...]]:
+    """A list, or one text with commas."""
+
+    def convert(value: object) -> tuple[Place, ...]:
+        if isinstance(value, str):
+            value = [each.strip() for each in value.split(",") if each.strip()]
+        if not isinstance(value, list | tuple):
+            raise Invalid(f"must be a list of places, not {value!r}")
+        return tuple(each if isinstance(each, Place) else parse(str(each)) for each in value)
+
+    return convert
+
+
+def _bucket(value: object) -> str:
+    if value != "" and not (isinstance(value, str) and re.fullmatch("s3://[^/]+(/.*)?", value)):
+        raise Invalid(f"must be s3://BUCKET/PREFIX, not {value!r}")
+    return str(value)
+
+
+def _web_address(value: object) -> str:
+    if value != "" and not (isinstance(value, str) and re.match("https?://[^/]", value)):
+        raise Invalid(f"must be a URL like 'https://s3.example.com', not {value!r}")
+    return str(value)
+
+
 def _file_or_none(value: object) -> str:
     return "" if value == "" else str(_path(value))
+
+
+def _engine(value: object) -> str:
+    if value == "":
+        return ""
+    scheme = str(value).partition("://")[0]
+    if scheme == "redis+cluster":
+        raise Invalid("nodes cannot share a Redis cluster yet: take redis:// or redis+sentinel://")
+    if not isinstance(value, str) or "://" not in value or scheme not in ENGINES:
+        raise Invalid(f"must be a URL that begins with {'://, '.join(ENGINES)}://")
+    return value
+
+
+def _node_name(value: object) -> str:
+    if not isinstance(value, str) or not _is_node_name(value):
+        raise Invalid(f"must be a name like 'gpu-07' of at most 63 letters, not {value!r}")
+    return value
+
+
+def _advertised(value: object) -> str:
+    host, colon, port = str(value).rpartition(":")
+    if not isinstance(value, str) or (colon and not host) or any(c.isspace() for c in value):
+        raise Invalid(f"must be HOST or HOST:PORT, not {value!r}")
+    if colon and not host.endswith(":") and "]" not in port:
+        _listening(value)
+    return value
+
+
+def _place(value: object) -> str:
+    if not isinstance(value, str) or not _is_place(value):
+        raise Invalid(f"must be a name like 'zone-1' of at most 63 letters, not {value!r}")
+    return value
 
 
 def _one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
@@ -311,6 +441,22 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "s3_signature_v2": _boolean,
     "s3_access_log": _file_or_none,
     "s3_lifecycle_day_s": _day,
+    "scrub_rate": _rate,
+    "repair_rate": _rate,
     "admin": _listening,
+    "engine": _engine,
+    "node_name": _node_name,
+    "peer": _listening,
+    "advertise": _advertised,
+    "zone": _place,
+    "rack": _place,
+    "secret_file": _file_or_none,
+    "cold": _bucket,
+    "cold_endpoint": _web_address,
+    "cold_rate": _rate,
+    "tier": _places(parse_tier),
+    "shared": _places(parse_shared),
 }
 assert tuple(_CONVERTERS) == KEYS
+_OF_CLUSTERS: Final = ("peer", "advertise", "zone", "rack", "secret_file")
+"""Settings that mean nothing to a lone node."""

@@ -32,7 +32,7 @@ import trio
 
 from kvfs import errors
 
-LINE_LIMIT: Final = 1 << 20
+LINE_LIMIT: Final = 12 << 20
 IDLE_S: Final = 30.0
 CONNECTIONS: Final = 256
 DEADLINE_S: Final = 10.0
@@ -305,7 +305,9 @@ def _credentials(peer: socket.socket | trio.socket.SocketType) -> tuple[int, int
 async def _next_line(peer: trio.socket.SocketType, pending: bytearray) -> bytes | None:
     """Take one line out of `pending`, reading more where it has none. None: the peer closed, or the
     line is overlong."""
-    while (end := pending.find(b"\n")) < 0:
+    looked_at = 0
+    while (end := pending.find(b"\n", looked_at)) < 0:
+        looked_at = len(pending)
         if len(pending) > LINE_LIMIT:
             return None
         with trio.fail_after(IDLE_S):

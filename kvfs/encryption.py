@@ -18,6 +18,8 @@ from nacl.exceptions import CryptoError
 
 from kvfs.errors import Corrupt, Invalid
 
+KEY_NAME: Final = "secret.key"
+"""In the store: the key with which secrets in its metadata are encrypted."""
 KEY_SIZE: Final = 32
 _NONCE_SIZE: Final = crypto_aead_xchacha20poly1305_ietf_NPUBBYTES
 
@@ -34,6 +36,16 @@ class SecretKey:
 
     def __repr__(self) -> str:
         return "SecretKey(...)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SecretKey) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def wrapped(self, by: "SecretKey", context: bytes) -> bytes:
+        """This key, encrypted by another one."""
+        return by.encrypt(self._key, context)
 
     def encrypt(self, plain: bytes, context: bytes) -> bytes:
         """Nonce and ciphertext; `context` says what it is for and must be given to decrypt it."""
@@ -63,6 +75,18 @@ def open_key(path: Path) -> SecretKey:
         return _read(path)
 
 
+def unwrap(wrapped: bytes, by: SecretKey, context: bytes) -> SecretKey:
+    """What `SecretKey.wrapped` made. Raises Corrupt: by another key, or damaged."""
+    return SecretKey(by.decrypt(wrapped, context))
+
+
+def replace_key(path: Path, key: SecretKey) -> None:
+    """Put this key into the file `path`, in place of one that is there. Raises OSError."""
+    draft = _draft(path, key._key)
+    draft.replace(path)
+    _sync_directory(path.parent)
+
+
 def _read(path: Path) -> SecretKey:
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_mode & 0o077:
@@ -74,18 +98,28 @@ def _read(path: Path) -> SecretKey:
 
 
 def _make(path: Path) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    draft = _draft(path, os.urandom(KEY_SIZE))
     try:
-        with open(draft, "xb", opener=_private) as file:
-            file.write(os.urandom(KEY_SIZE))
-            file.flush()
-            os.fsync(file.fileno())
         os.link(draft, path)
     except FileExistsError:
         pass
     finally:
         draft.unlink(missing_ok=True)
     _sync_directory(path.parent)
+
+
+def _draft(path: Path, key: bytes) -> Path:
+    """A file beside `path` that holds the key, on disk."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        with open(draft, "xb", opener=_private) as file:
+            file.write(key)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return draft
 
 
 def _private(path: str, flags: int) -> int:

@@ -86,6 +86,10 @@ class TooLarge(KvfsError):
     """A value is over a stated limit."""
 
 
+class NoLocks(KvfsError):
+    """Locks cannot be had here now (ENOLCK)."""
+
+
 class Busy(KvfsError):
     """In use by somebody else."""
 

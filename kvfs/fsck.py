@@ -16,6 +16,10 @@
 | missing_index_entry | a sealed file that the index does not know | it is added |
 | wrong_index_order | a file without its place in the access order, or with two | its entry counts |
 
+Of a member of a cluster the data files alone are checked, those that it holds: its metadata are the
+engine's. What is damaged there is named and not mended: the running node has it from others, where
+they have it, and says where they do not.
+
 What a kill left for the next start (orphans, unpublished files) is no problem. Reads page by page:
 memory does not grow with the number of files.
 """
@@ -36,7 +40,7 @@ from kvfs.namespace import lifecycle, spaces, tree
 from kvfs.problem import Problem
 from kvfs.store.checksum import Checksum, checksum
 from kvfs.store.files import DataFiles
-from kvfs.store.index import Entry, Index, Table
+from kvfs.store.index import Entry, Index, Sealed, Table
 
 __all__ = ["Fsck", "Problem"]
 _ROUNDS: Final = 5
@@ -54,14 +58,18 @@ class Fsck:
         self._files = files
         self._index = index
         self._checksums = checksums
+        self._node = engine.read_now(lambda t: t.node)
         self._records = RecordCheck(engine)
 
     def check(self) -> Iterator[Problem]:
         """Every problem, as it is found. Raises Corrupt when the engine cannot be read."""
-        yield from self._records.problems()
+        if not self._node:
+            yield from self._records.problems()
         yield from self._of_data_files()
         for key, value in self._records.pages(b"i", b"j"):
             inode = unpack_inode(value)
+            if not self._is_held(keys.unpack_u64(key, 1)):
+                continue
             if stat.S_ISREG(inode.mode) and inode.nlink and inode.flags & Flag.PUBLISHED:
                 yield from self._of_file(keys.unpack_u64(key, 1), inode)
         yield from self._of_index()
@@ -102,8 +110,9 @@ class Fsck:
         try:
             found = self._files.stat(ino, inode.version)
         except FileNotFoundError:
-            subject = self._name(ino)
-            yield Problem("missing_data", subject, "its data are gone", partial(self._drop, ino))
+            if inode.flags & Flag.COLD:
+                return
+            yield self._lost("missing_data", ino, "its data are gone", partial(self._drop, ino))
             return
         if inode.flags & Flag.SEALED:
             yield from self._of_sealed(ino, inode, found)
@@ -134,9 +143,18 @@ class Fsck:
         return _where(found, entry)
 
     def _damaged(self, kind: str, ino: int, detail: str) -> Problem:
-        if self._is_cache(ino):
-            return Problem(kind, self._name(ino), detail, partial(self._drop, ino))
-        return Problem(kind, self._name(ino), detail, partial(self._accept, ino))
+        mend = self._drop if self._is_cache(ino) else self._accept
+        return self._lost(kind, ino, detail, partial(mend, ino))
+
+    def _lost(self, kind: str, ino: int, detail: str, mend: Callable[[], None]) -> Problem:
+        return Problem(kind, self._name(ino), detail, None if self._node else mend)
+
+    def _is_held(self, ino: int) -> bool:
+        """Whether its data are to be in this store."""
+        if not self._node:
+            return True
+        key = keys.placement(ino, self._node)
+        return self._engine.read_now(lambda t: t.get(key)) is not None
 
     def _of_index(self) -> Iterator[Problem]:
         for clock, ino in self._index.disorder():
@@ -201,10 +219,12 @@ class Fsck:
         fd = self._files.open_unseen(ino, version)
         try:
             found = checksum(fd, inode.size)
+            blocks = os.fstat(fd).st_blocks
         finally:
             os.close(fd)
         self._index.remove([ino])
-        self._index.store([(ino, version, found.chunks if found is not None else b"")])
+        chunks = found.chunks if found is not None else b""
+        self._index.store([Sealed(ino, version, chunks, blocks)])
 
 
 def _where(found: Checksum | None, entry: Entry | None) -> str:

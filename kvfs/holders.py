@@ -64,6 +64,13 @@ class Holders:
         """Whether a handle is open."""
         return ino in self._opens
 
+    def in_use(self, ino: int) -> bool:
+        """As `busy`, once what was kept open without a handle has been closed."""
+        if self.busy(ino):
+            return True
+        self.let_go(ino)
+        return False
+
     def writes(self, ino: int) -> bool:
         """Whether a writable handle is open."""
         return ino in self._writers

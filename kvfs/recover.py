@@ -13,6 +13,10 @@ Only the last one reads everything, and only after a power cut (2 to 4 us a file
 without a record go; so do records of cache namespaces without a data file. A durable record without
 one stays, for `fsck` to report: its data were acknowledged, so this is damage.
 
+A node of a cluster mends what it left itself; where another node has the whole content of a file,
+that counts, and what is here of it goes. Of records without a data file it looks at those alone
+that it holds. Data files that no record speaks of are found while it runs (`strays`).
+
 Invariants
 - Run before anything else uses the store, with its lock held. A kill at any point: run again, same
   result.
@@ -21,14 +25,16 @@ Invariants
 
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import trio
 
+from kvfs.background.versions import publish_anew
 from kvfs.meta import keys
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
-from kvfs.namespace import lifecycle, reserving, spaces, tree
+from kvfs.namespace import lifecycle, placements, reserving, spaces, tree
 from kvfs.namespace.inodes import read_inodes
 from kvfs.store.files import DataFiles
 from kvfs.store.index import Index
@@ -48,6 +54,7 @@ class Recovery:
         self._index = index
         self._boot = boot
         self._now = now
+        self._clustered = False
         self.found = {
             "unpublished_dropped": 0,
             "unsynced_dropped": 0,
@@ -62,13 +69,14 @@ class Recovery:
         """Everything of the table above; `compare_all` after a power cut. `orderly`: the last
         process stopped in order, in this boot, so the unsealed files (4 us each) are as their
         records say. Raises NoSpace, ReadOnly, Corrupt."""
+        self._clustered = await self._engine.read(lambda t: bool(t.node))
         await self._each(reserving.reserved, self._abandon_reserved)
         await self._each(lifecycle.unpublished, self._drop_unpublished)
         if not orderly:
             await self._each(lifecycle.unsealed, self._judge_unsealed)
         if compare_all:
             await self._remove_leaked()
-            await self._each(_regular_files, self._judge_present)
+            await self._each(_held if self._clustered else _regular_files, self._judge_present)
         await self._each(lifecycle.orphans, self._drop_orphans)
 
     async def _each(
@@ -110,6 +118,8 @@ class Recovery:
         """Drop what a power cut may have torn; the others are as long as their data files."""
         torn: list[int] = []
         grown: list[tuple[int, Inode, os.stat_result]] = []
+        if self._clustered:
+            inos = await self._leave_to_others(inos)
         for ino, inode in (await self._read(inos)).items():
             if inode is None or not inode.nlink:
                 continue
@@ -119,9 +129,44 @@ class Recovery:
             elif stat is not None and not _agree(inode, stat):
                 grown.append((ino, inode, stat))
         await self._engine.transact(lambda t: self._evict(t, torn))
-        await self._engine.transact(lambda t: _refresh(t, grown))
+        if self._clustered:
+            await self._publish_grown(grown)
+        else:
+            await self._engine.transact(lambda t: _refresh(t, grown))
         self.found["unsynced_dropped"] += len(torn)
         self.found["sizes_refreshed"] += len(grown)
+
+    async def _leave_to_others(self, inos: list[int]) -> list[int]:
+        """What may be torn, or was changed and not closed, and what another node has whole: that
+        counts. The files of which nobody else has."""
+        doubtful = [
+            ino
+            for ino, inode in (await self._read(inos)).items()
+            if inode is not None and inode.nlink and not self._is_sound(ino, inode)
+        ]
+        left = await self._engine.transact(
+            lambda t: [ino for ino in doubtful if placements.leave_to_others(t, ino)]
+        )
+        records = await self._read(left)
+        for ino, inode in records.items():
+            if inode is not None:
+                self._files.unlink(ino, inode.version)
+        self._index.remove(left)
+        return [ino for ino in inos if ino not in left]
+
+    def _is_sound(self, ino: int, inode: Inode) -> bool:
+        stat = self._stat(ino, inode)
+        if stat is None or inode.boot not in (0, self._boot):
+            return False
+        return (inode.size, inode.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+
+    async def _publish_grown(self, grown: list[tuple[int, Inode, os.stat_result]]) -> None:
+        """In a cluster other content is another version."""
+        for each in grown:
+            ino, inode, _ = each
+            if not self._is_sound(ino, inode):
+                record = partial(_publish, each)
+                await publish_anew(self._engine, self._files, ino, inode.version, record)
 
     async def _judge_present(self, inos: list[int]) -> None:
         """After a power cut: whether each record has its data file."""
@@ -129,14 +174,26 @@ class Recovery:
         missing = [
             ino
             for ino, inode in (await self._read(inos)).items()
-            if inode is not None and inode.nlink and self._stat(ino, inode) is None
+            if inode is not None
+            and inode.nlink
+            and not inode.flags & Flag.COLD
+            and self._stat(ino, inode) is None
         ]
+        if self._clustered:
+            left = await self._engine.transact(
+                lambda t: [ino for ino in missing if placements.leave_to_others(t, ino)]
+            )
+            missing = [ino for ino in missing if ino not in left]
         gone = [ino for ino in missing if namespace_of(ino) in caches]
         await self._engine.transact(lambda t: self._evict(t, gone))
         self.found["records_without_data_dropped"] += len(gone)
         self.found["durable_data_missing"] += len(missing) - len(gone)
 
     async def _drop_orphans(self, inos: list[int]) -> None:
+        if self._clustered:
+            inos = await self._engine.read(
+                lambda t: [ino for ino in inos if t.get(keys.placement(ino, t.node)) is not None]
+            )
         for ino, inode in (await self._read(inos)).items():
             if inode is not None and inode.mode & _FORMAT == _REGULAR:
                 self._files.unlink(ino, inode.version)
@@ -248,13 +305,24 @@ def _agree(inode: Inode, stat: os.stat_result) -> bool:
 
 
 def _refresh(t: Transaction, grown: list[tuple[int, Inode, os.stat_result]]) -> None:
-    for ino, inode, stat in grown:
-        lifecycle.publish(
-            t,
-            ino,
-            size=stat.st_size,
-            blocks=stat.st_blocks,
-            mtime_ns=stat.st_mtime_ns,
-            ctime_ns=stat.st_ctime_ns,
-            boot=inode.boot,
-        )
+    for each in grown:
+        _publish(each, t, None)
+
+
+def _publish(grown: tuple[int, Inode, os.stat_result], t: Transaction, version: int | None) -> None:
+    ino, inode, stat = grown
+    lifecycle.publish(
+        t,
+        ino,
+        size=stat.st_size,
+        blocks=stat.st_blocks,
+        mtime_ns=stat.st_mtime_ns,
+        ctime_ns=stat.st_ctime_ns,
+        boot=inode.boot,
+        version=version,
+    )
+
+
+def _held(t: Transaction, after_ino: int, limit: int) -> list[int]:
+    """As `_regular_files`, of those that this node has."""
+    return placements.held_by(t, t.node, after_ino, limit)

@@ -5,6 +5,11 @@
 | `changed` | `changes`: names; `published`, `dropped`: inodes | nothing, when mounts forgot them |
 | `room` | `namespace`, `bytes` | `capacity_bytes` of the store, when so much is free |
 | `touched` | `inodes`, in the order of their use | nothing |
+| `bring` | `inode`; `offset`, `length` of what is wanted first | `state` of its data |
+
+The data of a file whose data file is not here come when they are asked for (`bring`): `here` (what
+was asked for can be read), `coming` (ask again) or `nowhere` (this node has none to ask).
+
 
 A client that was killed between its commit and `changed` leaves a notice in the engine
 (`namespace.notices`); the node acts on those that are some seconds old.
@@ -21,6 +26,7 @@ import trio
 from kvfs.background.evictor import Evictor
 from kvfs.background.persist import Persistence
 from kvfs.background.sealer import Sealer
+from kvfs.bringing import Bringing
 from kvfs.changes import Change, from_wire
 from kvfs.control import Handler
 from kvfs.meta.interface import Engine
@@ -32,6 +38,8 @@ _PERIOD_S: Final = 1.0
 _OLD_NS: Final = 3_000_000_000
 """A client that is alive has told by then; and to be told twice does no harm."""
 _BATCH: Final = 256
+_PATIENCE_S: Final = 5.0
+"""Less than those who ask for data have."""
 log = logging.getLogger(__name__)
 
 
@@ -51,6 +59,14 @@ class _Touched(msgspec.Struct):
     inodes: list[int]
 
 
+class _Bring(msgspec.Struct):
+    inode: int
+    version: int = 0
+    offset: int = 0
+    length: int = -1
+    """-1: the whole file, whatever its version is by then."""
+
+
 class Requests:
     """Answers them for one node. `tell_mounts` returns when every mount has forgotten the names;
     `drop` lets orphans go that nobody holds."""
@@ -61,6 +77,7 @@ class Requests:
         index: Index,
         sealer: Sealer,
         evictor: Evictor,
+        bringing: Bringing,
         capacity: Callable[[], int],
         tell_mounts: Callable[[Sequence[Change]], Awaitable[None]],
         drop: Callable[[Sequence[int]], Awaitable[None]],
@@ -69,13 +86,19 @@ class Requests:
         self._index = index
         self._sealer = sealer
         self._evictor = evictor
+        self._bringing = bringing
         self._capacity = capacity
         self._tell_mounts = tell_mounts
         self._drop = drop
 
     def handlers(self) -> dict[str, Handler]:
         """By method name, for a ControlServer."""
-        return {"changed": self._on_changed, "room": self._on_room, "touched": self._on_touched}
+        return {
+            "changed": self._on_changed,
+            "room": self._on_room,
+            "touched": self._on_touched,
+            "bring": self._on_bring,
+        }
 
     async def run(self) -> None:
         """Act on notices that were left behind, until cancelled."""
@@ -93,7 +116,7 @@ class Requests:
         inodes = await self._engine.read(lambda t: read_inodes(t, asked.published))
         for ino, inode in zip(asked.published, inodes, strict=True):
             if inode is not None:
-                self._sealer.published(ino, inode.version)
+                self._sealer.published(ino, inode.version, inode.blocks)
         return {}
 
     async def _on_room(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +128,20 @@ class Requests:
         for ino in msgspec.convert(params, _Touched).inodes:
             self._index.touch(ino)
         return {}
+
+    async def _on_bring(self, params: dict[str, Any]) -> dict[str, Any]:
+        asked = msgspec.convert(params, _Bring)
+        if not self._bringing.is_possible:
+            return {"state": "nowhere"}
+        with trio.move_on_after(_PATIENCE_S):
+            if asked.length < 0:
+                await self._bringing.bring(asked.inode)
+            else:
+                await self._bringing.bring_span(
+                    asked.inode, asked.version, asked.offset, asked.length
+                )
+            return {"state": "here"}
+        return {"state": "coming"}
 
     async def _act_on_notices(self) -> None:
         before = time.time_ns() - _OLD_NS

@@ -10,7 +10,7 @@ commit."""
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -37,6 +37,10 @@ _GATHER_S: Final = 0.02
 _ATIME_PERIOD_S: Final = 1.0
 
 
+async def _nothing(inos: Sequence[int]) -> None:
+    """A lone node has all the copies that there are."""
+
+
 class Volume:
     """Inode numbers, orphans and access times of one node."""
 
@@ -47,8 +51,11 @@ class Volume:
         self.holders = holders
         self.atimes: dict[int, int] = {}
         """Access times (ns) not yet written to the engine."""
-        self.on_published: Callable[[int, int], None] = index.add
-        """Called with inode number and data version after each publish."""
+        self.on_published: Callable[[int, int, int], None] = index.add
+        self.acknowledge: Callable[[Sequence[int]], Awaitable[None]] = _nothing
+        """Returns when files that were published have the copies that a close of theirs promises.
+        Raises Unavailable."""
+        """Called with inode number, data version and blocks after each publish."""
         self._ranges: dict[int, tuple[int, int]] = {}
         self._doomed: dict[Name, None] = {}
         self._unwilling: dict[Name, None] = {}
@@ -66,6 +73,13 @@ class Volume:
             end = following + _RANGE
         self._ranges[namespace_id] = following + 1, end
         return following
+
+    async def publish_new(self, ino: int, fn: Callable[[Transaction], object]) -> None:
+        """Commit what publishes a file that was made here and that nobody else has. Others may hear
+        of it a moment later where its namespace's coherence allows."""
+        engine = self.engine
+        behind = not engine.immediate and await engine.read(lambda t: spaces.may_lag(t, ino))
+        await engine.transact(fn, private=ino if behind else 0, behind=behind)
 
     def drop_later(self, ino: int, version: int) -> None:
         """An orphan that nobody holds any more: its data file and record go soon, in the

@@ -21,6 +21,7 @@ from s3api.auth.credentials import Known
 from s3api.auth.verified import Verified
 from s3api.deleter import Deleter
 from s3api.errors import S3Error
+from s3api.freshness import Freshness
 from s3api.identities import Identities
 from s3api.model.addressing import is_bucket_name
 from s3api.receiving import Buffers
@@ -55,6 +56,7 @@ class Service:
     """For what takes as long as its bytes do."""
     teller: Teller
     deleter: Deleter
+    freshness: Freshness
     settings: SettingsReader
     shown: Shown
 

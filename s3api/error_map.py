@@ -15,6 +15,7 @@ from s3api.errors import S3Error
 
 CODES: Final[Mapping[type[errors.KvfsError], str]] = {
     errors.AccessDenied: "AccessDenied",
+    errors.NoLocks: "ServiceUnavailable",
     errors.Busy: "OperationAborted",
     errors.ConfigError: "InternalError",
     errors.Conflict: "OperationAborted",
@@ -42,6 +43,7 @@ CODES: Final[Mapping[type[errors.KvfsError], str]] = {
     problems.MarkedDeleted: "NoSuchKey",
     problems.NoSuchBucket: "NoSuchBucket",
     problems.NoSuchKey: "NoSuchKey",
+    problems.NotHere: "ServiceUnavailable",
     problems.NoSuchUpload: "NoSuchUpload",
     problems.NoSuchVersion: "NoSuchVersion",
     problems.PartOrder: "InvalidPartOrder",

@@ -1,8 +1,8 @@
 """Carries out the lifecycle rules of all buckets, a few pages of a list at a time.
 
 Of the workers one does it, whichever holds the lock of the store; when that one dies, another takes
-it over. It is no task of the daemon, which knows nothing of S3. At most a tenth of the time of one
-core goes into it.
+it over. Of the nodes of a cluster one does, whose claim it is, as long as it lives. It is no task
+of the daemon, which knows nothing of S3. At most a tenth of the time of one core goes into it.
 
 Whatever is due is held against what is there in the transaction that deletes it: what was replaced
 meanwhile stays. What a lock holds stays.
@@ -31,6 +31,7 @@ from s3api.settings import LIFECYCLE, Settings
 
 T = TypeVar("T")
 _LOCK_NAME: Final = "s3-lifecycle.lock"
+_JOB: Final = "s3-lifecycle"
 _PAGE: Final = 200
 _IDLE_SHARE: Final = 9
 """For each second of work, so many of rest."""
@@ -106,10 +107,20 @@ class Expiring:
             period = max(_SHORTEST_S, self._day_s / _PASSES_A_DAY)
             await trio.sleep(min(period, _FIRST_S))
             while True:
-                await self._pass()
+                if await self._step(self._is_ours):
+                    await self._pass()
                 await trio.sleep(period)
         finally:
             os.close(fd)
+
+    def _is_ours(self) -> bool:
+        """Whether no other node of the cluster does it."""
+        mirrored = self._store.session.mirrored
+        try:
+            return mirrored is None or mirrored.claim(_JOB)
+        except KvfsError as error:
+            log.warning("whether lifecycle rules are to be carried out here: %s", error)
+            return False
 
     async def _pass(self) -> None:
         """All buckets once. What fails for one is logged, and tried again in the next pass."""

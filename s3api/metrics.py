@@ -25,6 +25,8 @@ def exposition(status: dict[str, Any], tally: Tally | None) -> bytes:
     class Told(Collector):
         def collect(self) -> Iterable["Metric"]:
             yield from _of_node(status)
+            if (cluster := status.get("cluster")) is not None:
+                yield from _of_cluster(cluster, status["engine"])
             if tally is not None:
                 yield from _of_workers(status, tally)
 
@@ -58,6 +60,28 @@ def _of_node(status: dict[str, Any]) -> Iterator["Metric"]:
     for name, value in status["counters"].items():
         events.add_metric([name], value)
     yield events
+
+
+def _of_cluster(cluster: dict[str, Any], engine: dict[str, Any]) -> Iterator["Metric"]:
+    """What this node knows of its engine and of the others."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    held = int(cluster["holds_lease"])
+    yield _gauge("kvfs_cluster_lease_held", "Whether this node may serve others.", held)
+    yield _gauge("kvfs_engine_position", "The last commit that is known here.", engine["position"])
+    yield _gauge("kvfs_engine_silent_seconds", "Since it was heard last.", engine["silent_s"])
+    yield _counter("kvfs_engine_requests", "Sent to the engine.", engine["round_trips"])
+    families = {
+        "alive": "Whether a node holds its lease.",
+        "capacity_bytes": "What a node lends.",
+        "free_bytes": "What of it is free.",
+    }
+    for name, text in families.items():
+        family = GaugeMetricFamily(f"kvfs_cluster_node_{name}", text, labels=["node", "state"])
+        for each in cluster["nodes"]:
+            value = each["lease"] == "held" if name == "alive" else each[name]
+            family.add_metric([each["name"], each["state"]], int(value))
+        yield family
 
 
 def _of_workers(status: dict[str, Any], tally: Tally) -> Iterator["Metric"]:

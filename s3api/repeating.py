@@ -7,11 +7,14 @@ say is not kept, for they may ask for what is not in the head: an address, the t
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+
+import trio
 
 from kvfs.errors import KvfsError
 from kvfs.objects.opening import Opened
+from kvfs.wire.errors import Lost
 from kvfs.wire.http import Field, FileRange, Response
 from s3api.auth.credentials import Known
 from s3api.auth.verified import Verified
@@ -105,4 +108,17 @@ def remember(call: Call, opened: Opened, chosen: ByteRange, response: Response) 
 def file_range(opened: Opened, chosen: ByteRange) -> FileRange:
     """The body, which closes the descriptor."""
     fd = opened.fd
-    return FileRange(fd, chosen.offset, chosen.length, lambda: os.close(fd), opened.is_unchanged)
+    body = FileRange(fd, chosen.offset, chosen.length, lambda: os.close(fd), opened.is_unchanged)
+    if opened.coming is not None:
+        body.coming = _awaited(opened.coming)
+    return body
+
+
+def _awaited(coming: Callable[[int, int], None]) -> Callable[[int, int], Awaitable[None]]:
+    async def wait(offset: int, length: int) -> None:
+        try:
+            await trio.to_thread.run_sync(coming, offset, length)
+        except (KvfsError, OSError) as error:
+            raise Lost(f"the rest of the object does not come: {error}") from error
+
+    return wait

@@ -90,6 +90,8 @@ class Application:
         )
 
     async def _answer(self, call: Call) -> Response:
+        if self._service.freshness.is_needed:
+            await self._service.freshness.before(call.raw_bucket, call.operation)
         if call.head.memo is not None and (response := repeat(call)) is not None:
             return response
         if special := SPECIAL.get(call.operation):

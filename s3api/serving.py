@@ -24,6 +24,7 @@ import trio
 
 from kvfs.config import ADMIN_USUAL, S3_USUAL, Address, Config, Listening
 from kvfs.errors import Busy, Invalid
+from kvfs.meta.blocking import FromThread
 from kvfs.wire.http import serve, server_context
 from s3api.admin import LIMITS, Admin
 from s3api.auth.credentials import Credentials
@@ -33,7 +34,7 @@ from s3api.tally import Tally
 from s3api.users import Users
 
 if TYPE_CHECKING:
-    from kvfs.meta.embedded import EmbeddedEngine
+    from kvfs.meta.interface import Engine
     from kvfs.node import Node
 
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
@@ -96,9 +97,9 @@ class Serving:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             os.close(os.open(config.s3_access_log, flags, 0o640))
 
-    async def _make_first_user(self, root: Path, engine: "EmbeddedEngine") -> None:
+    async def _make_first_user(self, root: Path, engine: "Engine") -> None:
         def make() -> Credentials | None:
-            return Users(root, engine).first_start()
+            return Users(root, FromThread(engine)).first_start()
 
         self.first = await trio.to_thread.run_sync(make)
 

@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Final
 
 from kvfs import identities
-from kvfs.encryption import SecretKey, open_key
-from kvfs.errors import NotFound
+from kvfs.encryption import KEY_NAME, SecretKey, open_key
+from kvfs.errors import Exists, NotFound
 from kvfs.identities import secret_context
-from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.blocking import BlockingEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import User
 from s3api.auth import credentials
 from s3api.auth.credentials import Credentials
 from s3api.identities import ADMINISTRATOR
 
-KEY_NAME: Final = "secret.key"
-"""In the store: the key with which secrets are encrypted."""
 CREDENTIALS_NAME: Final = "s3-credentials"
 """In the store: the administrator's key pair, as AWS tools read it."""
 ALLOW_ALL: Final = (
@@ -35,7 +33,7 @@ class Users:
     """Of one store. What it changes is on disk when a method returns. Raises Invalid or Corrupt
     where the store's key is not usable."""
 
-    def __init__(self, root: Path, engine: EmbeddedEngine) -> None:
+    def __init__(self, root: Path, engine: BlockingEngine) -> None:
         self._root = root
         self._engine = engine
         self._key: SecretKey = open_key(root / KEY_NAME)
@@ -99,7 +97,11 @@ class Users:
         if self._engine.read_now(identities.list_all):
             self._restore_file()
             return None
-        pair = self.add(ADMINISTRATOR, ALLOW_ALL)
+        try:
+            pair = self.add(ADMINISTRATOR, ALLOW_ALL)
+        except Exists:  # another node of the cluster starts for the first time, too
+            self._restore_file()
+            return None
         self._write_file(pair)
         return pair
 

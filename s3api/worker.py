@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import trio
 
-from kvfs.encryption import open_key
+from kvfs.encryption import KEY_NAME, open_key
 from kvfs.objects.store import ObjectStore
 from kvfs.wire.http import Counters, Head, Limits, OnResponse, serve, server_context
 from s3api.access import Access
@@ -23,6 +23,7 @@ from s3api.access_log import AccessLog
 from s3api.call import Service
 from s3api.deleter import Deleter
 from s3api.expiring import Expiring
+from s3api.freshness import Freshness
 from s3api.identities import Identities
 from s3api.plan import READY, Plan
 from s3api.receiving import Buffers
@@ -31,7 +32,6 @@ from s3api.settings import SettingsReader
 from s3api.shown import Shown
 from s3api.tally import Recorder
 from s3api.telling import Teller
-from s3api.users import KEY_NAME
 
 _THREADS: Final = 16
 _LASTING_THREADS: Final = 8
@@ -73,6 +73,7 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
         lasting=trio.CapacityLimiter(_LASTING_THREADS),
         teller=teller,
         deleter=Deleter(store, teller),
+        freshness=Freshness(store),
         settings=SettingsReader(store),
         shown=Shown(),
     )
@@ -98,6 +99,7 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.teller.run)
         nursery.start_soon(service.deleter.run)
+        nursery.start_soon(service.freshness.run)
         nursery.start_soon(Expiring(store, plan.lifecycle_day_s).run)
         async with trio.open_nursery() as requests:
             await requests.start(serving)

@@ -26,22 +26,6 @@ def pytest_report_header() -> str:
     return f"seed: {SEED} (KVFS_TEST_SEED={SEED} repeats it)"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says which tests share a node: one process runs them all, and starts it once."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(node_of(item)))
-
-
-def node_of(item: pytest.Item) -> str:
-    """A mount's mode, one of the S3 servers, or the folder of tests that need no node in common."""
-    call = getattr(item, "callspec", None)
-    if call is not None and "mode" in call.params:
-        return str(call.params["mode"])
-    if item.path.parent.name == "integration" and item.path.name.startswith("test_s3_"):
-        return "s3 clients" if item.path.stem == "test_s3_clients" else "s3"
-    return item.path.parent.name
-
-
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """A seed for this test, drawn from the session's; printed, so that a failure shows it."""

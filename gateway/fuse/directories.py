@@ -10,7 +10,7 @@ from kvfs.errors import NotADirectory, Stale
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode, unpack_inode
-from kvfs.namespace import tree
+from kvfs.namespace import published, tree
 from kvfs.node import Node
 
 _BATCH: Final = 512
@@ -44,11 +44,14 @@ class DirectoryStreams:
 
     def __init__(self, node: Node) -> None:
         self._engine = node.engine
+        self._coherence = node.coherence
         self._streams: dict[int, Stream] = {}
         self._next = 1
 
     async def open(self, ino: int) -> int:
-        """Raises Stale, NotADirectory."""
+        """Raises Stale, NotADirectory; Unavailable."""
+        if self._coherence is not None:
+            await self._coherence.fresh(ino)
         inode = await self._engine.read(lambda t: tree.read_inode(t, ino))
         if inode.mode & 0o170000 != 0o040000:
             raise NotADirectory("not a directory")
@@ -92,11 +95,14 @@ def _known(t: Transaction, stream: Stream, start: int, limit: int) -> list[Entry
         _extend(t, stream)
     names = stream.entries[start : start + limit]
     records = t.get_many([keys.inode(ino) for _, ino in names])
-    return [
+    found = [
         Entry(start + at + 1 + _DOTS, name, ino, unpack_inode(record))
         for at, ((name, ino), record) in enumerate(zip(names, records, strict=True))
         if record is not None
     ]
+    if not t.node:
+        return found
+    return [each for each in found if published.is_here(t, each.ino, each.inode)]
 
 
 def _extend(t: Transaction, stream: Stream) -> None:

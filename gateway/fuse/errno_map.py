@@ -25,6 +25,7 @@ ERRNO: Final[dict[type[errors.KvfsError], int]] = {
     errors.NotSupported: errno.EOPNOTSUPP,
     errors.NoAttribute: errno.ENODATA,
     errors.TooLarge: errno.E2BIG,
+    errors.NoLocks: errno.ENOLCK,
     errors.Busy: errno.EBUSY,
     errors.ConfigError: errno.EINVAL,
 }

@@ -1,9 +1,10 @@
 """The fast path: stands between /dev/fuse and pyfuse3, answers the hot requests itself, relays the
 rest.
 
-- One event-loop task reads requests. Where the engine is immediate, a handler is driven to its end
-  in one step and its reply written at once: no task, no wake-up. What may wait (fsync, fallocate,
-  copies, pressure on a cache's capacity) runs as a task; payload of relay mode that may wait for a
+- One event-loop task reads requests. A handler is driven to its end in one step, and its reply
+  written at once: no task, no wake-up. One that has to wait for another host goes on as a task from
+  there (`kvfs.stepping`); what waits for other reasons (fsync, fallocate, copies, pressure on a
+  cache's capacity) runs as a task from its beginning; payload of relay mode that may wait for a
   disk goes to worker threads.
 - Nobody waits for a RELEASE (the close that sent it has returned), so that it goes after whatever
   was asked since.
@@ -28,11 +29,13 @@ from gateway.fuse.attention import Attention
 from gateway.fuse.attributes import NO_ATTRIBUTES
 from gateway.fuse.errno_map import errno_of
 from gateway.fuse.handlers import Handlers, Request
-from gateway.fuse.handles import Handle, OpenFile
-from gateway.fuse.immediate import drive
+from gateway.fuse.locks import LockHandlers
+from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
+from kvfs import stepping
 from kvfs.errors import KvfsError
+from kvfs.incoming import Incoming
 
 _WORKERS_DEADLINE_S: Final = 10.0
 _INLINE_BYTES: Final = 64 << 10
@@ -83,6 +86,8 @@ class Backing:
         self.passthrough = passthrough
         self.stack_depth = stack_depth if passthrough else 0
         self._direct_writes = direct_writes
+        self.keeps_locks = False
+        """Whether the mount, and not the kernel, keeps locks: then it hears of every close."""
 
     @property
     def direct_writes(self) -> bool:
@@ -92,8 +97,8 @@ class Backing:
     def flags(self, handle: Handle) -> tuple[int, int]:
         """(open flags, backing id) of a reply that opens this handle."""
         file = handle.file
-        flags = 0 if handle.writable else Fopen.NOFLUSH
-        if file.handles == 1 and not file.backing_id and self.passthrough and not file.set_ids:
+        flags = 0 if handle.writable or self.keeps_locks else Fopen.NOFLUSH
+        if file.handles == 1 and not file.backing_id and self._may_pass(file):
             try:
                 file.backing_id = dev.backing_open(self.device, file.fd)
             except OSError:
@@ -102,7 +107,11 @@ class Backing:
             return flags | Fopen.PASSTHROUGH, file.backing_id
         if self.direct_writes and handle.creating and _is_write_only(handle.flags):
             return flags | Fopen.DIRECT_IO, 0
-        return flags | Fopen.KEEP_CACHE, 0
+        return flags if handle.replaced else flags | Fopen.KEEP_CACHE, 0
+
+    def _may_pass(self, file: OpenFile) -> bool:
+        """Whether the kernel may read and write it without asking: not what is still coming."""
+        return self.passthrough and not file.set_ids and file.incoming is None
 
     def closed(self, file: OpenFile) -> None:
         """The last handle was released."""
@@ -131,6 +140,9 @@ class FastPath:
         self._operations = operations
         self._backing = backing
         self._handlers = Handlers(operations, backing)
+        if operations.locks is not None:
+            self._handlers.waiting.update(LockHandlers(operations.locks).table())
+        self._steps = operations.engine.reads_immediate
         self._immediate = operations.engine.immediate
         self._workers = payload.Workers(device)
         self._lane = payload.Lane(device)
@@ -178,9 +190,16 @@ class FastPath:
                     await trio.lowlevel.cancel_shielded_checkpoint()
             elif self._deferred:
                 self._release_one()
-            elif not attention.stay(block=not self._waiting):
+            elif not self._stay(attention):
                 await trio.lowlevel.wait_readable(self._device)
                 attention.woken()
+
+    def _stay(self, attention: Attention) -> bool:
+        """Nothing is there: whether to look again at once. Where requests wait for an engine, its
+        answer is as near as the next request, and comes by the event loop."""
+        if self._waiting and not self._immediate:
+            return False
+        return attention.stay(block=not self._waiting)
 
     def _receive(self) -> int:
         """Bytes of the next request; 0: there is none now; -1: the mount has gone."""
@@ -211,10 +230,10 @@ class FastPath:
         handler = self._handlers.inline.get(opcode)
         if handler is not None:
             request = Request(unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
-            if opcode == Op.RELEASE and self._immediate:
+            if opcode == Op.RELEASE and self._steps:
                 self._defer(request)
-            elif self._immediate and not self._handlers.may_wait(opcode, request):
-                self._answer(unique, handler(request))
+            elif self._steps and not self._handlers.may_wait(opcode, request):
+                self._answer(request, handler(request))
             else:
                 self._spawn(handler, request)
             return
@@ -227,20 +246,25 @@ class FastPath:
         elif opcode == Op.BATCH_FORGET:
             self._forget_many(buffer)
         elif (waiting := self._handlers.waiting.get(opcode)) is not None:
-            self._spawn(waiting, Request(unique, nodeid, uid, gid, pid, buffer[_HEADER:n]))
+            request = Request(unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
+            self._spawn(waiting, request)
         elif opcode == Op.INTERRUPT:
             self._interrupt(buffer)
+        elif opcode == Op.IOCTL:
+            # What libfuse says too; but each open() of Python asks whether it is a terminal.
+            payload.reply_error(self._device, unique, errno.ENOSYS)
         else:
             self._relay(opcode, unique, n)
 
     def _defer(self, release: Request) -> None:
-        self._deferred.append(release.detached())
+        release.detach()
+        self._deferred.append(release)
         if len(self._deferred) > _DEFERRED:
             self._release_one()
 
     def _release_one(self) -> None:
         request = self._deferred.popleft()
-        self._answer(request.unique, self._handlers.release(request))
+        self._answer(request, self._handlers.release(request))
 
     def _release_of(self, nodeid: int) -> None:
         """What is asked of a file next finds it closed, as its caller does."""
@@ -252,30 +276,36 @@ class FastPath:
 
     # ---- answering
 
-    def _answer(self, unique: int, step: Coroutine[Any, Any, bytes]) -> None:
-        """Drive a handler that does not wait to its end and reply."""
+    def _answer(self, request: Request, step: Coroutine[Any, Any, bytes]) -> None:
+        """Run a handler as far as it gets without waiting, and reply; what is left of one that has
+        to wait becomes a task."""
+        unique = request.unique
         try:
-            body = drive(step)
+            body = stepping.begin(step)
         except Exception as e:  # translated at this one point
             self._reply_error(unique, e)
         else:
-            self._reply(unique, body)
+            if isinstance(body, stepping.Unfinished):
+                request.detach()
+                self._run(unique, body)
+            else:
+                self._reply(unique, body)
 
     def _spawn(self, handler: Callable[[Request], Awaitable[bytes]], request: Request) -> None:
+        request.detach()
+        self._run(request.unique, handler(request))
+
+    def _run(self, unique: int, handling: Awaitable[bytes]) -> None:
         assert self._nursery is not None
-        scope = self._waiting[request.unique] = trio.CancelScope()
-        self._nursery.start_soon(self._answer_later, handler, request.detached(), scope)
+        scope = self._waiting[unique] = trio.CancelScope()
+        self._nursery.start_soon(self._answer_later, unique, handling, scope)
 
     async def _answer_later(
-        self,
-        handler: Callable[[Request], Awaitable[bytes]],
-        request: Request,
-        scope: trio.CancelScope,
+        self, unique: int, handling: Awaitable[bytes], scope: trio.CancelScope
     ) -> None:
-        unique = request.unique
         with scope:
             try:
-                self._reply(unique, await handler(request))
+                self._reply(unique, await handling)
             except Exception as e:  # translated at this one point
                 self._reply_error(unique, e)
             finally:
@@ -309,14 +339,48 @@ class FastPath:
         fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(buffer, _HEADER)
         fd = self._operations.file(fh).fd
         size = min(size, protocol.MAX_WRITE)
+        coming = self._operations.coming(fh, offset, size)
+        if coming is not None:
+            assert self._nursery is not None
+            scope = self._waiting[unique] = trio.CancelScope()
+            self._nursery.start_soon(self._read_later, unique, coming, fd, offset, size, scope)
+            return
         if not self._lane.reply_cached(unique, fd, offset, size):
             self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
+
+    async def _read_later(
+        self,
+        unique: int,
+        coming: Incoming,
+        fd: int,
+        offset: int,
+        size: int,
+        scope: trio.CancelScope,
+    ) -> None:
+        """Answer a READ of bytes that are not here yet."""
+        with scope:
+            try:
+                await coming.span(offset, size)
+                self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
+            except Exception as e:  # translated at this one point
+                self._reply_error(unique, e)
+            finally:
+                del self._waiting[unique]
+        if scope.cancelled_caught:
+            payload.reply_error(self._device, unique, errno.EINTR)
 
     def _write(self, unique: int, buffer: memoryview, n: int) -> None:
         fh, offset, size, flags, _, _, _ = protocol.WRITE_IN.unpack_from(buffer, _HEADER)
         file = self._operations.file(fh)
         if flags & protocol.WRITE_KILL_SUIDGID:
-            drive(self._operations.setattr(file.ino, Fattr.KILL_SUIDGID, NO_ATTRIBUTES))
+            stripping = stepping.begin(
+                self._operations.setattr(file.ino, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
+            )
+            if isinstance(stripping, stepping.Unfinished):
+                start = _HEADER + protocol.WRITE_IN.size
+                kept = bytes(buffer[start : start + size])  # the buffer is the next request's
+                self._run(unique, self._write_after(stripping, file.fd, offset, kept))
+                return
         start = _HEADER + protocol.WRITE_IN.size
         data, fd = buffer[start : start + size], file.fd
         quick = size <= _INLINE_BYTES or self._pace.quick()
@@ -332,6 +396,14 @@ class FastPath:
             self._buffers.give(buffer)
 
         self._workers.submit(job)
+
+    async def _write_after(
+        self, stripping: Awaitable[object], fd: int, offset: int, data: bytes
+    ) -> bytes:
+        """The write of a file whose set-id bits have to go first, where that takes a while."""
+        await stripping
+        written = await trio.to_thread.run_sync(os.pwrite, fd, data, offset)
+        return protocol.WRITE_OUT.pack(written, 0)
 
     def _forget_many(self, buffer: memoryview) -> None:
         count, _ = protocol.BATCH_FORGET_IN.unpack_from(buffer, _HEADER)
@@ -379,6 +451,8 @@ class FastPath:
             # In relay mode a write is several requests: the kernel must truncate under the lock
             # that it holds for all of them, or another's O_TRUNC falls between two of them.
             wanted |= Init.PASSTHROUGH | Init.ATOMIC_O_TRUNC
+        if self._backing.keeps_locks:
+            wanted |= Init.POSIX_LOCKS | Init.FLOCK_LOCKS
         return protocol.INIT_OUT.pack(
             7,
             min(self.kernel_minor, protocol.MINOR),

@@ -1,6 +1,7 @@
 """From a request's bytes to an operation and back to a reply's bytes: one short method per opcode.
 
-`inline` handlers never wait where the engine is immediate; `waiting` ones always run as tasks.
+`inline` handlers are driven where the engine reads at once, and go aside where they must wait
+(`kvfs.stepping`); `waiting` ones always run as tasks.
 """
 
 import errno
@@ -13,11 +14,12 @@ from typing import Any, Final, Protocol
 from gateway.fuse import protocol
 from gateway.fuse.attributes import NO_ATTRIBUTES, Attributes
 from gateway.fuse.caller import Caller
-from gateway.fuse.handles import Handle
-from gateway.fuse.immediate import drive
+from gateway.fuse.open_file import Handle
 from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import Fattr, Fopen, Op
+from kvfs import stepping
 from kvfs.errors import KvfsError, NotFound
+from kvfs.locks import Place
 from kvfs.meta.records import Inode, namespace_of
 
 _SECOND: Final = 1_000_000_000
@@ -49,10 +51,9 @@ class Request:
         self.pid = pid
         self.body = body
 
-    def detached(self) -> "Request":
-        """A copy that owns its body (names and numbers, never payload)."""
-        body = memoryview(bytes(self.body))
-        return Request(self.unique, self.nodeid, self.uid, self.gid, self.pid, body)
+    def detach(self) -> None:
+        """From here on it owns its body (names and numbers, never payload)."""
+        self.body = memoryview(bytes(self.body))
 
     def name(self, at: int = 0) -> bytes:
         """The NUL-terminated name from `at` to the end."""
@@ -76,6 +77,7 @@ class Handlers:
         self._ops = operations
         self._holders = operations.holders
         self._backing = backing
+        self._coherence = operations.coherence
         self.inline: dict[int, Handler] = {
             Op.LOOKUP: self.lookup,
             Op.GETATTR: self.getattr,
@@ -110,7 +112,8 @@ class Handlers:
         }
 
     def may_wait(self, opcode: int, request: Request) -> bool:
-        """Whether this inline request has to run as a task after all. For an immediate engine."""
+        """Whether this inline request has to run as a task from its beginning: what it waits for is
+        a thread, or room."""
         if opcode == Op.CREATE:
             return self._ops.node.evictor.must_wait(namespace_of(request.nodeid))
         if opcode == Op.OPEN:
@@ -127,18 +130,30 @@ class Handlers:
 
     def _is_large(self, ino: int) -> bool:
         try:
-            return drive(self._ops.is_large(ino))
+            return stepping.finish(self._ops.is_large(ino)) is not False
         except KvfsError:  # the handler will say so
             return False
 
     def _replaces_what_lasts(self, r: Request, layout: struct.Struct) -> bool:
         target = layout.unpack_from(r.body)[0]
         old, new = r.names(layout.size)
-        return bool(drive(self._ops.at_risk(r.nodeid, old, target, new)))
+        return stepping.finish(self._ops.at_risk(r.nodeid, old, target, new)) != 0
 
     def _entry(self, ino: int, inode: Inode) -> bytes:
         self._holders.looked_up(ino)
-        return protocol.entry(ino, inode)
+        return self._shown(ino, inode)
+
+    def _shown(self, ino: int, inode: Inode) -> bytes:
+        coherence = self._coherence
+        if coherence is None:
+            return protocol.entry(ino, inode)
+        return protocol.entry_for(ino, inode, coherence.entry_s(ino), coherence.rest_s())
+
+    def _attributes(self, ino: int, inode: Inode) -> bytes:
+        coherence = self._coherence
+        if coherence is None:
+            return protocol.attr_reply(ino, inode)
+        return protocol.attr_reply_for(ino, inode, coherence.rest_s())
 
     def _opened(self, handle: Handle) -> bytes:
         flags, backing = self._backing.flags(handle)
@@ -150,7 +165,9 @@ class Handlers:
         try:
             ino, inode = await self._ops.lookup(r.nodeid, bytes(r.body[:-1]))
         except NotFound:
-            return protocol.NO_ENTRY
+            if self._coherence is None:
+                return protocol.NO_ENTRY
+            return protocol.absence(self._coherence.absence_s(r.nodeid))
         return self._entry(ino, inode)
 
     async def mkdir(self, r: Request) -> bytes:
@@ -193,7 +210,7 @@ class Handlers:
     # ---- attributes
 
     async def getattr(self, r: Request) -> bytes:
-        return protocol.attr_reply(r.nodeid, await self._ops.getattr(r.nodeid))
+        return self._attributes(r.nodeid, await self._ops.getattr(r.nodeid))
 
     async def setattr(self, r: Request) -> bytes:
         (valid, _, _, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _) = (
@@ -203,7 +220,7 @@ class Handlers:
             mode, uid, gid, size, atime * _SECOND + atime_ns, mtime * _SECOND + mtime_ns
         )
         inode = await self._ops.setattr(r.nodeid, valid, wanted)
-        return protocol.attr_reply(r.nodeid, inode)
+        return self._attributes(r.nodeid, inode)
 
     async def getxattr(self, r: Request) -> bytes:
         size = int.from_bytes(r.body[:4], "little")
@@ -235,11 +252,20 @@ class Handlers:
         return self._entry(ino, inode) + self._opened(handle)
 
     async def flush(self, r: Request) -> bytes:
-        await self._ops.flush(protocol.FLUSH_IN.unpack_from(r.body)[0])
+        fh, _, _, owner = protocol.FLUSH_IN.unpack_from(r.body)
+        try:
+            await self._ops.flush(fh)
+        finally:
+            await self._ops.unlock(Place(r.nodeid, False), owner)
         return b""
 
     async def release(self, r: Request) -> bytes:
-        await self._ops.release(protocol.RELEASE_IN.unpack_from(r.body)[0])
+        fh, _, flags, owner = protocol.RELEASE_IN.unpack_from(r.body)
+        try:
+            await self._ops.release(fh)
+        finally:
+            if flags & protocol.RELEASE_FLOCK_UNLOCK:
+                await self._ops.unlock(Place(r.nodeid, True), owner)
         return b""
 
     async def fsync(self, r: Request) -> bytes:
@@ -280,7 +306,9 @@ class Handlers:
 
     async def opendir(self, r: Request) -> bytes:
         fh = await self._ops.directories.open(r.nodeid)
-        return protocol.OPEN_OUT.pack(fh, Fopen.CACHE_DIR | Fopen.KEEP_CACHE, 0)
+        # What others change is in no listing that the kernel keeps.
+        kept = Fopen.CACHE_DIR | Fopen.KEEP_CACHE if self._coherence is None else 0
+        return protocol.OPEN_OUT.pack(fh, kept, 0)
 
     async def releasedir(self, r: Request) -> bytes:
         self._ops.directories.close(protocol.RELEASE_IN.unpack_from(r.body)[0])
@@ -314,7 +342,7 @@ class Handlers:
                 out += protocol.BARE_ENTRY
             else:
                 looked_up(ino)
-                out += protocol.entry(ino, live(ino, inode))
+                out += self._shown(ino, live(ino, inode))
             out += one
         return bytes(out)
 

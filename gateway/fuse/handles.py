@@ -3,7 +3,12 @@
 One `OpenFile` per inode, shared by all its handles: while a kernel inode is open its data file, and
 whether it is read and written by passthrough, are fixed. Publishing happens at FLUSH of a writable
 handle whose file has changed (its error reaches close), at fsync, and at RELEASE where no FLUSH
-came."""
+came.
+
+Where the engine is elsewhere these wait for it, and other requests of the same file come in
+between. Whoever is in the middle of something with an `OpenFile` counts among its `users`: it is
+closed by the last of handles and users; and a file is published by one of them at a time.
+"""
 
 import logging
 import os
@@ -14,10 +19,15 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from kvfs.errors import Corrupt, IsADirectory, KvfsError, Stale
+from gateway.fuse.open_file import Handle, OpenFile, copy_over, signature_of
+from kvfs import stepping
+from kvfs.background.versions import publish_anew
+from kvfs.bringing import Bringing
+from kvfs.errors import Busy, Conflict, Corrupt, IsADirectory, KvfsError, Stale
+from kvfs.incoming import SMALL_BYTES, Incoming
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
-from kvfs.namespace import inodes, lifecycle, tree
+from kvfs.namespace import cold, inodes, lifecycle, tree
 from kvfs.volume import Volume
 
 if TYPE_CHECKING:
@@ -25,75 +35,39 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _IDLE_FILES: Final = 512
+_ATTEMPTS: Final = 20
+_PAUSE_S: Final = 0.1
+"""Before a file is looked at again that was changed while it came."""
 LARGE_BLOCKS: Final = (256 << 20) // 512
 """From this many on, giving the blocks back takes some 4 ms on ext4: longer than the event loop may
 be away."""
 _BAD_HANDLE: Final = "no such open file: the daemon was restarted, or the handle was closed"
 
 
-class OpenFile:
-    """What all handles of one inode share."""
-
-    __slots__ = (
-        "armed",
-        "atime_ns",
-        "backing_id",
-        "fd",
-        "handles",
-        "ino",
-        "published",
-        "set_ids",
-        "version",
-        "writable",
-        "writers",
-    )
-
-    def __init__(self, ino: int, version: int, fd: int, writable: bool, mode: int) -> None:
-        self.ino = ino
-        self.version = version
-        self.fd = fd
-        self.writable = writable
-        self.handles = 0
-        self.writers = 0
-        self.published: tuple[int, int, int] | None = None
-        """(size, mtime, ctime) of the data file when it was last published; None: never, by this
-        mount."""
-        self.backing_id = 0
-        """Of the kernel's registration; 0: none."""
-        self.atime_ns = 0
-        """As the record has it, or will soon."""
-        self.set_ids = inodes.without_set_ids(mode) != mode
-        """A write takes mode bits away, so the daemon must see each write: no passthrough."""
-        self.armed: tuple[int, int, int] | None = None
-        """Set-id bits came while the file was open for writing: the data file as it was then. Once
-        it has changed, the bits go."""
-
-
-class Handle:
-    """One open of a file."""
-
-    __slots__ = ("creating", "fh", "file", "flags", "writable")
-
-    def __init__(self, fh: int, file: OpenFile, flags: int, writable: bool) -> None:
-        self.fh = fh
-        self.file = file
-        self.flags = flags
-        self.writable = writable
-        self.creating = False
-        """Whether it made the file."""
-
-
 class OpenFiles:
     """The table of open files and handles of one mount. Used from the event loop."""
 
-    def __init__(self, volume: Volume, boot: int, on_closed: Callable[[OpenFile], None]) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        bringing: Bringing,
+        boot: int,
+        on_closed: Callable[[OpenFile], None],
+    ) -> None:
         self._volume = volume
+        self._bringing = bringing
         self._boot = boot
         self._on_closed = on_closed
         self._files: dict[int, OpenFile] = {}
         self._handles: dict[int, Handle] = {}
         self._idle: OrderedDict[int, OpenFile] = OrderedDict()
+        self._making: dict[int, list[trio.Event]] = {}
+        """Those who wait for the data file of an inode that may have its record already."""
         self._next = 1
+        self.on_replaced: Callable[[int], None] = _nothing
+        """Called with the inode of an open file that got other content than the kernel knows."""
+        self.replaced: set[int] = set()
+        """Inodes whose content others replaced, of which the kernel may keep pages."""
         volume.holders.let_go = self.let_go
 
     def get(self, ino: int) -> OpenFile | None:
@@ -111,24 +85,46 @@ class OpenFiles:
         return len(self._handles)
 
     async def open(self, ino: int, flags: int) -> Handle:
-        """Open a regular file. O_TRUNC cuts it to nothing.
+        """Open a regular file. O_TRUNC cuts it to nothing. What is not here is brought first; of a
+        large file that is only read, what has come by the time it is read.
 
-        Raises Stale (removed, or a cache file whose data have gone: a miss), Corrupt (a durable one
-        whose data have gone), OSError.
+        Raises Stale (removed, or a cache file whose data have gone: a miss), NotFound (a miss that
+        other nodes may have had), Corrupt (a durable one whose data have gone), Unavailable,
+        NoSpace, OSError.
         """
         writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
+        while (waiting := self._making.get(ino)) is not None:
+            await _turn(waiting)
         file = self._files.get(ino) or self._revive(ino)
+        if file is not None and self._bringing.is_shared:
+            file = await self._renewed(file)
         if file is None:
-            file = await self._open_file(ino, writable, flags & os.O_NOATIME)
+            file = await self._open_file(ino, flags, writable)
+        file.users += 1
+        is_shared = self._bringing.is_shared
+        if is_shared:  # else its data file may go when others replace its content meanwhile
+            self._volume.holders.opened(ino)
         try:
             if writable and file.writers == 0:
                 await self.begin_writing(file)
             if flags & os.O_TRUNC:
                 await self.cut(file, 0)
-        except BaseException:
+            return self._add(file, flags, writable)
+        finally:
+            file.users -= 1
+            if is_shared:
+                self._volume.holders.released(ino)
             self._close_unused(file)
-            raise
-        return self._add(file, flags, writable)
+
+    def begin_making(self, ino: int) -> None:
+        """The inode gets its record, and then its data file: until `end_making` its openers
+        wait."""
+        self._making[ino] = []
+
+    def end_making(self, ino: int) -> None:
+        """It has a data file, or will have none."""
+        for each in self._making.pop(ino, ()):
+            each.set()
 
     async def cut(self, file: OpenFile, size: int) -> None:
         """Set the data file's size; in a thread where giving back the blocks takes long."""
@@ -140,6 +136,7 @@ class OpenFiles:
     def created(self, ino: int, inode: Inode, fd: int, flags: int) -> Handle:
         """The first handle of a file just made, whose data file is open at `fd`."""
         file = OpenFile(ino, 0, fd, True, inode.mode)
+        file.is_new = True
         self._files[ino] = file
         handle = self._add(file, flags, flags & os.O_ACCMODE != os.O_RDONLY)
         handle.creating = True
@@ -162,6 +159,9 @@ class OpenFiles:
     def _add(self, file: OpenFile, flags: int, writable: bool) -> Handle:
         handle = Handle(self._next, file, flags, writable)
         self._next += 1
+        if self.replaced and file.ino in self.replaced:
+            self.replaced.remove(file.ino)
+            handle.replaced = True
         self._handles[handle.fh] = handle
         file.handles += 1
         holders = self._volume.holders
@@ -171,24 +171,129 @@ class OpenFiles:
             holders.writing(file.ino, file.fd)
         return handle
 
-    async def _open_file(self, ino: int, writable: bool, noatime: int) -> OpenFile:
+    async def _open_file(self, ino: int, flags: int, writable: bool) -> OpenFile:
         volume = self._volume
-        inode: Inode = await volume.engine.read(lambda t: tree.read_inode(t, ino))
-        if inode.mode & 0o170000 != 0o100000:
-            raise IsADirectory(f"inode {ino:x} is not a regular file")
-        try:
-            access = os.O_RDWR if writable else os.O_RDONLY
-            fd = volume.files.open(ino, inode.version, access | noatime)
-        except FileNotFoundError:
-            await self._lost(ino, inode)
-            raise
+        access = os.O_RDWR if writable else os.O_RDONLY
+        for _ in range(_ATTEMPTS):
+            inode: Inode = await volume.engine.read(lambda t: tree.read_inode(t, ino))
+            if inode.mode & 0o170000 != 0o100000:
+                raise IsADirectory(f"inode {ino:x} is not a regular file")
+            try:
+                fd = volume.files.open(ino, inode.version, access | flags & os.O_NOATIME)
+            except FileNotFoundError:
+                file = await self._bring(ino, inode, flags, writable)
+                if file is not None:
+                    return file
+                continue  # its data are here by now, or its record is another
+            return self._opened(ino, inode, fd, writable)
+        raise Conflict(f"{os.fsdecode(inode.name)}: it is written on other nodes all the time")
+
+    def _opened(self, ino: int, inode: Inode, fd: int, writable: bool) -> OpenFile:
         file = OpenFile(ino, inode.version, fd, writable, inode.mode)
         file.atime_ns = inode.atime_ns
         if inode.flags & Flag.PUBLISHED:
-            file.published = _signature(os.fstat(fd))
+            file.published = signature_of(os.fstat(fd))
         self._files[ino] = file
-        volume.index.touch(ino)
+        self._volume.index.touch(ino)
         return file
+
+    # ---- what is not here
+
+    async def _bring(self, ino: int, inode: Inode, flags: int, writable: bool) -> OpenFile | None:
+        """The data file is not here. The file, where it can be opened meanwhile, or was opened by
+        somebody else; None: look again."""
+        if not self._bringing.is_possible or not inode.nlink:
+            await self._lost(ino, inode)
+        if flags & os.O_TRUNC and self._bringing.is_shared:
+            return self._begin_anew(ino, inode)
+        await stepping.aside()
+        incoming = self._bringing.begin(ino, inode)
+        try:
+            if writable or inode.size <= SMALL_BYTES:
+                await incoming.whole()
+            else:
+                await incoming.begun()
+        except Conflict:  # it was written elsewhere meanwhile
+            await trio.sleep(_PAUSE_S)
+        file = self._files.get(ino)
+        if file is not None or incoming.is_whole or writable:
+            return file
+        return self._open_incoming(incoming, inode)
+
+    def _open_incoming(self, incoming: Incoming, inode: Inode) -> OpenFile | None:
+        try:
+            fd = self._volume.files.open_arriving(incoming.ino, incoming.version)
+        except FileNotFoundError:
+            return None
+        file = self._opened(incoming.ino, inode, fd, False)
+        file.incoming = incoming
+        return file
+
+    def _begin_anew(self, ino: int, inode: Inode) -> OpenFile:
+        """A file that is cut to nothing needs none of its data."""
+        file = self._opened(ino, inode, self._volume.files.begin_draft(ino, inode.version), True)
+        file.is_draft = True
+        file.published = None
+        return file
+
+    async def _renewed(self, file: OpenFile) -> OpenFile | None:
+        """The open file, with the content that other nodes have published since; None where it is
+        to be opened anew."""
+        ino = file.ino
+        inode = await self._volume.engine.read(lambda t: tree.read_inode(t, ino))
+        if inode.version <= file.version or file.writers or file.is_draft:
+            return file
+        if not file.handles:
+            self._files.pop(ino, None)
+            self._close(file)
+            return None
+        await stepping.aside()
+        file.users += 1
+        try:
+            if file.incoming is not None:
+                await self._finished(file.incoming)
+            await self._bringing.bring(ino)
+            await self._take_over(file)
+        except BaseException:
+            file.users -= 1
+            self._close_unused(file)
+            raise
+        file.users -= 1
+        return file
+
+    async def _finished(self, incoming: Incoming) -> None:
+        try:
+            await incoming.whole()
+        except (KvfsError, OSError) as error:
+            raise Busy(
+                "other nodes replaced the file while its data came here, and it is open: close it "
+                f"first ({error})"
+            ) from error
+
+    async def _take_over(self, file: OpenFile) -> None:
+        """Copy new content into the data file that is open: while a kernel inode is open, it stays
+        with that one."""
+        inode = await self._volume.engine.read(lambda t: tree.read_inode(t, file.ino))
+        files = self._volume.files
+        try:
+            source = files.open(file.ino, inode.version, os.O_RDONLY)
+        except FileNotFoundError:
+            raise Conflict("the file is written on other nodes all the time") from None
+        try:
+            target = os.open(f"/proc/self/fd/{file.fd}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                await trio.to_thread.run_sync(copy_over, source, target)
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+        try:
+            files.replace_version(file.ino, file.version, inode.version)
+        except FileNotFoundError:
+            pass  # its old name has gone: what was brought keeps the new one
+        file.version = inode.version
+        file.published = signature_of(os.fstat(file.fd))
+        self.on_replaced(file.ino)
 
     async def _lost(self, ino: int, inode: Inode) -> None:
         """A record without its data file: evicted a moment ago, or lost; a miss in a cache
@@ -196,6 +301,8 @@ class OpenFiles:
         name = os.fsdecode(inode.name)
         if not inode.nlink:
             raise Stale(f"{name}: evicted or removed")  # the kernel looks the name up again
+        if inode.flags & Flag.COLD:
+            raise await self._volume.engine.read(lambda t: cold.out_of_reach(t, ino, name))
         if await self._volume.discard_lost(ino):
             raise Stale(f"{name}: its data have gone; it is forgotten")
         raise Corrupt(f"{name}: its data file is missing; run 'kvfs fsck'")
@@ -203,6 +310,10 @@ class OpenFiles:
     async def begin_writing(self, file: OpenFile) -> None:
         """From here on the data file may change: the record says so before the first byte does."""
         volume = self._volume
+        if file.incoming is not None:
+            await stepping.aside()
+            await file.incoming.whole()
+            file.published = signature_of(os.fstat(file.fd))
         if not file.writable:
             fd = volume.files.open(file.ino, file.version, os.O_RDWR)
             os.dup2(fd, file.fd, inheritable=False)  # a worker may be reading from that number
@@ -214,17 +325,23 @@ class OpenFiles:
     async def publish(self, file: OpenFile, *, synced: bool = False) -> None:
         """Record size, times and blocks if the data file changed since they were last recorded.
 
-        Raises NoSpace, ReadOnly, Corrupt; OSError of fstat.
+        Raises NoSpace, ReadOnly, Corrupt, Unavailable; OSError of fstat. Cancelled: recorded, or
+        not, and then it is at the next call.
         """
         if file.armed:
             await self.disarm(file)
+        while file.publishing is not None:
+            await _turn(file.publishing)
         st = os.fstat(file.fd)
-        signature = _signature(st)
+        signature = signature_of(st)
         if signature == file.published and not synced:
+            return
+        if signature == file.published and self._bringing.is_shared:
+            await self._volume.engine.transact(lambda t: lifecycle.synced(t, file.ino))
             return
         boot = 0 if synced else self._boot
 
-        def fn(t: Transaction) -> None:
+        def fn(t: Transaction, version: int | None = None) -> None:
             lifecycle.publish(
                 t,
                 file.ino,
@@ -233,11 +350,62 @@ class OpenFiles:
                 mtime_ns=st.st_mtime_ns,
                 ctime_ns=st.st_ctime_ns,
                 boot=boot,
+                version=version,
             )
 
-        await self._volume.engine.transact(fn)
-        file.published = signature
-        self._volume.on_published(file.ino, file.version)
+        waiting: list[trio.Event] = []
+        file.publishing = waiting
+        try:
+            if file.is_new or not self._bringing.is_shared:
+                await self._volume.publish_new(file.ino, fn)
+            else:
+                await self._publish_anew(file, fn)
+                # Its names changed, and with them its ctime.
+                signature = (*signature[:2], os.fstat(file.fd).st_ctime_ns)
+            file.is_new = False
+            file.published = signature
+        finally:
+            file.publishing = None
+            for each in waiting:
+                each.set()
+        self._volume.on_published(file.ino, file.version, st.st_blocks)
+        await self._volume.acknowledge([file.ino])
+
+    async def _publish_anew(
+        self, file: OpenFile, record: Callable[[Transaction, int], None]
+    ) -> None:
+        volume = self._volume
+        if file.is_draft:
+            file.version = volume.files.name_draft(file.ino, file.version)
+            file.is_draft = False
+        elif not self._is_named(file):
+            await self._name_anew(file)
+        file.version = await publish_anew(
+            volume.engine, volume.files, file.ino, file.version, record
+        )
+
+    def _is_named(self, file: OpenFile) -> bool:
+        """Whether the data file that is open has its name still: space may have been made, or new
+        content brought, in the moment in which it was opened."""
+        try:
+            named = self._volume.files.stat(file.ino, file.version)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, os.fstat(file.fd))
+
+    async def _name_anew(self, file: OpenFile) -> None:
+        """What is open cannot be named again: a copy of it gets the name."""
+        await stepping.aside()
+        files = self._volume.files
+        fd = files.begin_draft(file.ino, file.version)
+        try:
+            await trio.to_thread.run_sync(copy_over, file.fd, fd)
+        except BaseException:
+            files.drop_draft(file.ino, file.version)
+            raise
+        finally:
+            os.close(fd)
+        file.version = files.name_draft(file.ino, file.version)
 
     def mode_changed(self, ino: int, mode: int) -> None:
         """A chmod of a file that may be open: by passthrough no WRITE is seen that must take set-id
@@ -246,11 +414,11 @@ class OpenFiles:
         file = self._files.get(ino)
         if file is not None and file.writers:
             watch = inodes.without_set_ids(mode) != mode
-            file.armed = _signature(os.fstat(file.fd)) if watch else None
+            file.armed = signature_of(os.fstat(file.fd)) if watch else None
 
     async def disarm(self, file: OpenFile) -> bool:
         """Take the set-id bits away if the data file changed since they came; whether it did."""
-        if file.armed is None or _signature(os.fstat(file.fd)) == file.armed:
+        if file.armed is None or signature_of(os.fstat(file.fd)) == file.armed:
             return False
         file.armed = None
 
@@ -281,6 +449,7 @@ class OpenFiles:
         file = handle.file
         holders = self._volume.holders
         file.handles -= 1
+        file.users += 1
         holders.released(file.ino)
         try:
             if handle.writable:
@@ -289,13 +458,16 @@ class OpenFiles:
                     holders.not_writing(file.ino)
                     await self.publish(file)
         finally:
-            if file.handles == 0:
+            file.users -= 1
+            if not file.handles and not file.users:
                 self._note_atime(file)
                 self._close_unused(file)
-        return 0 if file.handles else file.ino
+        return 0 if file.handles or file.users else file.ino
 
     def _note_atime(self, file: OpenFile) -> None:
         """Reads by passthrough are not seen here, but they set the data file's access time."""
+        if file.is_partial:
+            return
         atime_ns = os.fstat(file.fd).st_atime_ns
         if atime_ns != file.atime_ns:
             self._volume.atimes[file.ino] = file.atime_ns = atime_ns
@@ -303,10 +475,11 @@ class OpenFiles:
     def _close_unused(self, file: OpenFile) -> None:
         """Without a handle, a file that was only read stays open for a while: what is read once is
         read again, and its next open is half as long. Others are closed."""
-        if file.handles:
+        if file.handles or file.users:
             return
         self._files.pop(file.ino, None)
-        if file.writable:
+        outdated = self._bringing.is_outdated(file.ino)
+        if file.writable or file.incoming is not None or outdated:
             self._close(file)
             return
         self._idle[file.ino] = file
@@ -315,6 +488,10 @@ class OpenFiles:
 
     def _close(self, file: OpenFile) -> None:
         self._on_closed(file)
+        if self._bringing.is_shared:
+            self._bringing.closed(file.ino)
+        if file.is_draft:
+            self._volume.files.drop_draft(file.ino, file.version)
         if _is_large(file.fd):  # the last close of an unlinked file gives its blocks back
             trio.lowlevel.start_thread_soon(partial(os.close, file.fd), _closed)
         else:
@@ -331,8 +508,16 @@ class OpenFiles:
             self.let_go(ino)
 
 
-def _signature(st: os.stat_result) -> tuple[int, int, int]:
-    return st.st_size, st.st_mtime_ns, st.st_ctime_ns
+async def _turn(waiting: list[trio.Event]) -> None:
+    """Wait until those who are at it have ended."""
+    turn = trio.Event()
+    waiting.append(turn)
+    await stepping.aside()
+    await turn.wait()
+
+
+def _nothing(_: int) -> None:
+    """No kernel needs to be told."""
 
 
 def _is_large(fd: int) -> bool:

@@ -115,6 +115,6 @@ class Invalidator:
             if change.ino:
                 self._notifier.inode(change.ino, pages=False)
                 await self._operations.lost_link(change.ino)
-        for parent in {change.parent for change in changes}:
+        for parent in {change.parent for change in changes if change.parent}:
             self._notifier.inode(parent, pages=True)
         await self._notifier.settled()

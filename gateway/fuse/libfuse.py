@@ -75,7 +75,14 @@ class LibfuseOperations(pyfuse3.Operations):
 
     def _entry(self, ino: int, inode: Inode) -> pyfuse3.EntryAttributes:
         self._ops.holders.looked_up(ino)
-        return attributes(ino, inode)
+        return self._attributes(ino, inode)
+
+    def _attributes(self, ino: int, inode: Inode) -> pyfuse3.EntryAttributes:
+        found = attributes(ino, inode)
+        if (coherence := self._ops.coherence) is not None:
+            found.entry_timeout = coherence.entry_s(ino)
+            found.attr_timeout = min(found.attr_timeout, coherence.rest_s())
+        return found
 
     @_translated
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> Any:
@@ -87,7 +94,7 @@ class LibfuseOperations(pyfuse3.Operations):
 
     @_translated
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> Any:
-        return attributes(inode, await self._ops.getattr(inode))
+        return self._attributes(inode, await self._ops.getattr(inode))
 
     @_translated
     async def setattr(
@@ -114,7 +121,7 @@ class LibfuseOperations(pyfuse3.Operations):
         values = Attributes(
             attr.st_mode, attr.st_uid, attr.st_gid, attr.st_size, attr.st_atime_ns, attr.st_mtime_ns
         )
-        return attributes(inode, await self._ops.setattr(inode, valid, values))
+        return self._attributes(inode, await self._ops.setattr(inode, valid, values))
 
     @_translated
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> Any:
@@ -172,7 +179,7 @@ class LibfuseOperations(pyfuse3.Operations):
         if flags & os.O_TRUNC and ctx.uid != 0:
             # the kernel leaves it to the server, and libfuse does not pass on that it does
             await self._ops.setattr(inode, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
-        return pyfuse3.FileInfo(fh=FileHandleT(handle.fh), keep_cache=True)
+        return pyfuse3.FileInfo(fh=FileHandleT(handle.fh), keep_cache=not handle.replaced)
 
     @_translated
     async def create(
@@ -185,6 +192,9 @@ class LibfuseOperations(pyfuse3.Operations):
 
     @_translated
     async def read(self, fh: FileHandleT, off: int, size: int) -> Any:
+        coming = self._ops.coming(fh, off, size)
+        if coming is not None:
+            await coming.span(off, size)
         return os.pread(self._ops.file(fh).fd, size, off)
 
     @_translated
@@ -216,7 +226,7 @@ class LibfuseOperations(pyfuse3.Operations):
                 start_id = following
                 if self._ops.is_strange(entry):
                     continue
-                live = attributes(ino, self._ops.live(ino, inode))
+                live = self._attributes(ino, self._ops.live(ino, inode))
                 if not pyfuse3.readdir_reply(token, name, live, following):
                     self._ops.unsaid(page[at:])
                     return

@@ -9,6 +9,7 @@
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -103,14 +104,17 @@ async def _serve_fast(
     ours, theirs = server_socket()
     direct_writes = probe.direct_writes().available
     backing = Backing(device, choice.mode == "passthrough", choice.stack_depth, direct_writes)
-    open_files = OpenFiles(node.volume, node.boot, backing.closed)
+    open_files = OpenFiles(node.volume, node.bringing, node.boot, backing.closed)
     operations = Operations(node, open_files)
+    if node.locks is not None and node.locks.any_reaches_cluster():
+        operations.locks, backing.keeps_locks = node.locks, True
     fast = FastPath(device, ours, operations, backing)
     pyfuse3.init(LibfuseOperations(operations), f"/dev/fd/{theirs.fileno()}", {"fsname=kvfs"})
     notifier = _notifier(device)
+    open_files.on_replaced = partial(notifier.inode, pages=True)
     invalidator = Invalidator(operations, notifier)
     try:
-        with node.mounted(invalidator.changed) as describe:
+        with node.mounted(invalidator.changed, open_files.replaced.add) as describe:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pyfuse3.main)
                 nursery.start_soon(_until_gone, fast, nursery.cancel_scope)
@@ -173,7 +177,7 @@ async def _serve_libfuse(
     task_status: trio.TaskStatus[MountInfo],
 ) -> None:
     where = options.mountpoint
-    open_files = OpenFiles(node.volume, node.boot, lambda _: None)
+    open_files = OpenFiles(node.volume, node.bringing, node.boot, lambda _: None)
     operations = Operations(node, open_files)
     before = fuse_device.descriptors_of("self")
     try:
@@ -184,9 +188,10 @@ async def _serve_libfuse(
     device = os.dup(libfuses)
     """libfuse closes its own when it likes; a number must not lead elsewhere under a thread."""
     notifier = _notifier(device)
+    open_files.on_replaced = partial(notifier.inode, pages=True)
     invalidator = Invalidator(operations, notifier)
     try:
-        with node.mounted(invalidator.changed) as describe:
+        with node.mounted(invalidator.changed, open_files.replaced.add) as describe:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_libfuse_main, nursery.cancel_scope)
                 with trio.fail_after(_START_DEADLINE_S):

@@ -1,31 +1,40 @@
 """What each filesystem operation means on this mount, in the core's own types.
 
 Both speakers of the protocol call these methods: the fast path, which drives them to their end in
-one step where the engine is immediate, and the adapter for pyfuse3. Permission bits are checked by
-the kernel (`default_permissions`). Errors are the core's or OSError; `errno_map` translates them.
+one step where nothing has to be waited for, and the adapter for pyfuse3. Permission bits are
+checked by the kernel (`default_permissions`). Errors are the core's or OSError; `errno_map`
+translates them.
 """
 
+import errno
 import os
 import stat
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 import trio
 
 from gateway.fuse.attributes import Attributes, changes_of, completed
 from gateway.fuse.caller import Caller, now_ns
 from gateway.fuse.directories import DirectoryStreams, Entry
-from gateway.fuse.handles import LARGE_BLOCKS, Handle, OpenFile, OpenFiles
+from gateway.fuse.handles import LARGE_BLOCKS, OpenFiles
+from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.protocol import NAME_MAX, Fattr
 from gateway.fuse.xattrs import Xattrs
-from kvfs.errors import Exists, Invalid, NameTooLong, Stale
+from kvfs.coherence import Coherence
+from kvfs.errors import Busy, Exists, Invalid, NameTooLong, NoLocks, NotFound, Stale
+from kvfs.incoming import Incoming
+from kvfs.locks import Locks, Place
+from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
-from kvfs.namespace import inodes, spaces, tree
+from kvfs.namespace import inodes, published, spaces, tree
 from kvfs.namespace.tree import Removed
 from kvfs.node import Node
+from kvfs.policy.readahead import Readahead
 from kvfs.store import allocate
 
+T = TypeVar("T")
 _TARGET_MAX: Final = 4095
 
 
@@ -38,7 +47,10 @@ class Operations:
         self.volume = node.volume
         self.holders = node.holders
         self.known = node.known
+        self.coherence = node.coherence
         self.store = node.files
+        self.locks: Locks | None = None
+        """Where the kernel leaves locks to this mount."""
         self.open_files = open_files
         self.directories = DirectoryStreams(node)
         self.xattrs = Xattrs(node.engine)
@@ -48,17 +60,42 @@ class Operations:
     # ---- names
 
     async def lookup(self, parent: int, name: bytes) -> tuple[int, Inode]:
-        """The inode under a name. Raises NotFound, NameTooLong, Stale."""
-        ino, inode = await self.engine.read(lambda t: tree.lookup(t, parent, name))
+        """The inode under a name. Raises NotFound, NameTooLong, Stale; Unavailable."""
+        if self.coherence is not None:
+            await self._catch_up(self.coherence, parent, name)
+        ino, inode = await self.engine.read(lambda t: self._find(t, parent, name))
         if stat.S_ISDIR(inode.mode) and ino not in self.known:
-            ino, inode = await self.engine.transact(lambda t: self._meet(t, parent, name))
+            ino, inode = await self._introduce(lambda t: self._meet(t, parent, name))
         if not inode.nlink:
             raise Stale("the last link is gone")  # `.`, by a file handle
         return ino, self.live(ino, inode)
 
+    async def _catch_up(self, coherence: Coherence, parent: int, name: bytes) -> None:
+        """Have the mirror be as new as the parent's namespace demands."""
+        if parent != ROOT_INODE:
+            await coherence.fresh(parent)
+        elif not await self.engine.read(lambda t: tree.exist(t, parent, [name])[0]):
+            await coherence.fresh_root()
+
+    @staticmethod
+    def _find(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode]:
+        """As `tree.lookup`; a file that another node has not published yet is not there."""
+        ino, inode = tree.lookup(t, parent, name)
+        if t.node and not published.is_here(t, ino, inode):
+            raise NotFound("no such name: another node is making it")
+        return ino, inode
+
+    async def _introduce(self, fn: Callable[[Transaction], T]) -> T:
+        """Run what counts directories as known and reads what is said of them: in one turn with
+        those who change names. On an embedded engine they are of any process, and take turns at its
+        writer lock; in a cluster this loop itself applies every change, and tells of it."""
+        if self.engine.immediate:
+            return await self.engine.transact(fn)
+        return await self.engine.read(fn)
+
     def _meet(self, t: Transaction, parent: int, name: bytes) -> tuple[int, Inode]:
         """Look up a directory that the kernel is about to know: see `store.known`."""
-        ino, inode = tree.lookup(t, parent, name)
+        ino, inode = self._find(t, parent, name)
         if stat.S_ISDIR(inode.mode) and inode.nlink:
             self.known.add(ino)
         return ino, inode
@@ -79,7 +116,7 @@ class Operations:
                     met[ino] = inode
             return met
 
-        met = await self.engine.transact(meet)
+        met = await self._introduce(meet)
         return [each._replace(inode=met.get(each.ino, each.inode)) for each in page]
 
     def is_strange(self, entry: Entry) -> bool:
@@ -102,12 +139,18 @@ class Operations:
             if atime is not None:
                 inode.atime_ns = atime
             return inode
+        st = self._data_stat(ino, inode.version)
+        return inode if st is None else completed(inode, st)
+
+    def _data_stat(self, ino: int, version: int) -> os.stat_result | None:
+        """The data file's own stat; None where it is not here, or not all of it."""
         file = self.open_files.get(ino)
+        if file:
+            return None if file.is_partial else os.fstat(file.fd)
         try:
-            st = os.fstat(file.fd) if file else self.store.stat(ino, inode.version)
+            return self.store.stat(ino, version)
         except FileNotFoundError:
-            return inode
-        return completed(inode, st)
+            return None
 
     async def getattr(self, ino: int) -> Inode:
         """Attributes, with the access time that reads by passthrough left on the data file."""
@@ -117,9 +160,8 @@ class Operations:
         file = self.open_files.get(ino)
         if file and file.armed and await self.open_files.disarm(file):
             inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
-        try:
-            st = os.fstat(file.fd) if file else self.store.stat(ino, inode.version)
-        except FileNotFoundError:
+        st = self._data_stat(ino, inode.version)
+        if st is None:
             return inode
         if inode.flags & Flag.SEALED:
             inode.atime_ns = st.st_atime_ns
@@ -160,13 +202,18 @@ class Operations:
         mode: int,
         caller: Caller,
         *,
+        ino: int = 0,
         size: int = 0,
         rdev: int = 0,
         target: bytes = b"",
+        private: bool = False,
     ) -> tuple[int, Inode]:
+        """Give a new inode a name. `ino`: its number; 0: the next one. `private`: nobody else has
+        to know of it yet."""
         _check_name(name)
         top = parent == ROOT_INODE  # a new namespace numbers its directory itself
-        ino = 0 if top else await self.volume.allocate(namespace_of(parent))
+        if not top and not ino:
+            ino = await self.volume.allocate(namespace_of(parent))
         now = now_ns()
 
         def fn(t: Transaction) -> tuple[int, Inode]:
@@ -190,7 +237,7 @@ class Operations:
                 self.known.add(made)
             return made, tree.read_inode(t, made) if top else inode
 
-        return await self.engine.transact(fn)
+        return await self.engine.transact(fn, private=ino if private else 0)
 
     async def readlink(self, ino: int) -> bytes:
         """The target. Raises Invalid where it is no symbolic link."""
@@ -280,6 +327,7 @@ class Operations:
         if not self.holders.forgotten(ino, count):
             return
         self.known.forget(ino)
+        self.open_files.replaced.discard(ino)
         if self._orphans:
             self._drop_if_free(ino)
 
@@ -290,11 +338,15 @@ class Operations:
     async def lost_link(self, ino: int) -> None:
         """Another process of the node took a link of the inode away; if it was the last, the inode
         goes with its last holder."""
-        try:
-            inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
-        except Stale:
-            return
-        self.removed(Removed(ino, inode, False))
+
+        def find(t: Transaction) -> Inode | None:
+            if t.node and t.get(keys.placement(ino, t.node)) is None:
+                return None  # its data are other nodes', who drop it
+            return tree.read_inodes(t, [ino])[0]
+
+        inode = await self.engine.read(find)
+        if inode is not None:
+            self.removed(Removed(ino, inode, False))
 
     async def close(self) -> None:
         """The mount has gone: publish and close what is open, drop what only the kernel held."""
@@ -320,7 +372,7 @@ class Operations:
                 changes.mode = stat.S_IMODE(inodes.without_set_ids(mode))
             return inodes.set_attributes(t, ino, changes, now)
 
-        inode = await self.engine.transact(fn)
+        inode = await self.engine.transact(fn, private=ino)
         self.open_files.mode_changed(ino, inode.mode)
         if valid & (Fattr.ATIME | Fattr.MTIME) and stat.S_ISREG(inode.mode):
             self._stamp(ino, inode, valid)
@@ -329,9 +381,11 @@ class Operations:
     def _stamp(self, ino: int, inode: Inode, valid: int) -> None:
         """Times live on the data file too, which is the truth while the file is not sealed."""
         self.volume.atimes.pop(ino, None)
+        st = self._data_stat(ino, inode.version)
+        if st is None:
+            return
         file = self.open_files.get(ino)
         where: int | str = file.fd if file else self.store.path(ino, inode.version)
-        st = os.stat(where)
         os.utime(
             where,
             ns=(
@@ -354,7 +408,8 @@ class Operations:
     # ---- files
 
     async def open(self, ino: int, flags: int) -> Handle:
-        """Open a regular file."""
+        """Open a regular file. Raises NoLocks where its locks could not be kept."""
+        self._check_locks(ino)
         return await self.open_files.open(ino, flags)
 
     async def create(
@@ -364,28 +419,46 @@ class Operations:
 
         Raises Exists, NoSpace, NotPermitted (top level), NameTooLong, NotFound.
         """
+        self._check_locks(parent)
         namespace_id = namespace_of(parent)
         if self.node.evictor.pressed(namespace_id):
             await self.node.evictor.make_room(namespace_id)
         mode = stat.S_IFREG | stat.S_IMODE(mode)
+        ino = 0 if parent == ROOT_INODE else await self.volume.allocate(namespace_id)
+        self.open_files.begin_making(ino)
         try:
-            ino, inode = await self._add(parent, name, mode, caller)
+            private = not flags & os.O_EXCL
+            ino, inode = await self._add(parent, name, mode, caller, ino=ino, private=private)
+            handle = await self._make_data_file(parent, name, ino, inode, flags)
         except Exists:
             if flags & os.O_EXCL:
                 raise
-            return await self._open_existing(parent, name, flags)
+        else:
+            return handle, ino, inode
+        finally:
+            self.open_files.end_making(ino)
+        return await self._open_existing(parent, name, flags)
+
+    async def _make_data_file(
+        self, parent: int, name: bytes, ino: int, inode: Inode, flags: int
+    ) -> Handle:
+        """The second step of a create."""
         try:
             fd = self.store.create(ino, 0)
         except BaseException:
             await self.unlink(parent, name)
             raise
-        return self.open_files.created(ino, inode, fd, flags), ino, inode
+        return self.open_files.created(ino, inode, fd, flags)
 
     async def _open_existing(
         self, parent: int, name: bytes, flags: int
     ) -> tuple[Handle, int, Inode]:
-        """Somebody made the file after the kernel looked for it: open theirs."""
-        ino, inode = await self.lookup(parent, name)
+        """Somebody made the file after the kernel looked for it: open theirs. Raises Busy while it
+        is another node's, which has reserved the name and not closed the file yet."""
+        try:
+            ino, inode = await self.lookup(parent, name)
+        except NotFound:
+            raise Busy("another node is making a file of this name, or removed it") from None
         if not stat.S_ISREG(inode.mode):
             raise Exists("the name is taken by something that is no regular file")
         return await self.open(ino, flags), ino, inode
@@ -409,7 +482,7 @@ class Operations:
             name=b"",
             boot=self.node.boot,
         )
-        await self.engine.transact(lambda t: tree.add_unlinked(t, parent, ino, inode))
+        await self.engine.transact(lambda t: tree.add_unlinked(t, parent, ino, inode), private=ino)
         self._orphans[ino] = 0
         fd = self.store.create(ino, 0)
         return self.open_files.created(ino, inode, fd, flags), ino, inode
@@ -425,6 +498,20 @@ class Operations:
         ino = await self.open_files.release(fh)
         if ino and self._orphans:
             self._drop_if_free(ino)
+
+    def _check_locks(self, ino: int) -> None:
+        """Locks that are to reach every node are not left to this host's kernel unseen."""
+        locks = self.node.locks
+        if locks is not None and self.locks is None and locks.reaches_cluster(ino):
+            raise NoLocks(
+                "locks of this namespace reach the cluster, and this mount's do not: mount again"
+                " (kvfs umount, kvfs mount), in passthrough or relay mode"
+            )
+
+    async def unlock(self, place: Place, owner: int) -> None:
+        """Who closed the file has locked nothing of it any more."""
+        if self.locks is not None:
+            await self.locks.closed(place, self.locks.owner(owner))
 
     async def fsync(self, fh: int, *, datasync: bool) -> None:
         """Data and record survive power loss when this returns."""
@@ -444,13 +531,31 @@ class Operations:
         await trio.to_thread.run_sync(allocate.fallocate, fd, mode, offset, length)
 
     def seek(self, fh: int, offset: int, whence: int) -> int:
-        """SEEK_DATA and SEEK_HOLE."""
-        return os.lseek(self.file(fh).fd, offset, whence)
+        """SEEK_DATA and SEEK_HOLE; what has not come yet counts as data."""
+        file = self.file(fh)
+        if file.is_partial:
+            return _seek_in_data(offset, whence, os.fstat(file.fd).st_size)
+        return os.lseek(file.fd, offset, whence)
+
+    def coming(self, fh: int, offset: int, size: int) -> Incoming | None:
+        """What a read of these bytes has to wait for; None: they are here. Raises Stale."""
+        handle = self.open_files.handle(fh)
+        incoming = handle.file.incoming
+        if incoming is None or incoming.is_whole:
+            return None
+        if handle.readahead is None:
+            handle.readahead = Readahead()
+        for at, length in handle.readahead.ahead(offset, size):
+            incoming.want(at, length)
+        return None if incoming.has(offset, size) else incoming
 
     async def copy_range(
         self, fh_in: int, offset_in: int, fh_out: int, offset_out: int, length: int
     ) -> int:
         """copy_file_range(2) between data files; bytes copied."""
+        coming = self.coming(fh_in, offset_in, length)
+        if coming is not None:
+            await coming.span(offset_in, length)
         source, target = self.file(fh_in).fd, self.file(fh_out).fd
         return await trio.to_thread.run_sync(
             os.copy_file_range, source, target, length, offset_in, offset_out
@@ -464,6 +569,13 @@ class Operations:
 def _keep(_: int) -> bool:
     # an orphan first: a kill between the record's end and the data file's must not leak the latter
     return True
+
+
+def _seek_in_data(offset: int, whence: int, size: int) -> int:
+    """lseek in a file without holes."""
+    if not 0 <= offset < size:
+        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+    return offset if whence == os.SEEK_DATA else size
 
 
 def _check_name(name: bytes) -> None:

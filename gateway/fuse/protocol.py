@@ -43,6 +43,9 @@ class Op(enum.IntEnum):
     READDIR = 28
     RELEASEDIR = 29
     FSYNCDIR = 30
+    GETLK = 31
+    SETLK = 32
+    SETLKW = 33
     ACCESS = 34
     CREATE = 35
     INTERRUPT = 36
@@ -65,9 +68,11 @@ class Init:
     """INIT flags; bit 32 and above travel in `flags2`."""
 
     ASYNC_READ: Final = 1 << 0
+    POSIX_LOCKS: Final = 1 << 1
     ATOMIC_O_TRUNC: Final = 1 << 3
     EXPORT_SUPPORT: Final = 1 << 4
     BIG_WRITES: Final = 1 << 5
+    FLOCK_LOCKS: Final = 1 << 10
     DO_READDIRPLUS: Final = 1 << 13
     READDIRPLUS_AUTO: Final = 1 << 14
     ASYNC_DIO: Final = 1 << 15
@@ -109,6 +114,8 @@ class Fattr:
 OPEN_KILL_SUIDGID: Final = 1
 WRITE_KILL_SUIDGID: Final = 1 << 2
 FSYNC_FDATASYNC: Final = 1
+RELEASE_FLOCK_UNLOCK: Final = 1 << 1
+LK_FLOCK: Final = 1
 
 IN_HEADER: Final = struct.Struct("<IIQQIIIHH")
 """len, opcode, unique, nodeid, uid, gid, pid, extension length, padding."""
@@ -129,11 +136,13 @@ RENAME2_IN: Final = struct.Struct("<QII")
 LINK_IN: Final = struct.Struct("<Q")
 READ_IN: Final = struct.Struct("<QQIIQII")
 WRITE_IN: Final = struct.Struct("<QQIIQII")
-RELEASE_IN: Final = struct.Struct("<QIIQ")
-FLUSH_IN: Final = struct.Struct("<QIIQ")
+RELEASE_IN: Final = struct.Struct("<QIIQ")  # fh flags release_flags lock_owner
+FLUSH_IN: Final = struct.Struct("<QIIQ")  # fh unused padding lock_owner
 FSYNC_IN: Final = struct.Struct("<QII")
 FALLOCATE_IN: Final = struct.Struct("<QQQII")
 LSEEK_IN: Final = struct.Struct("<QQII")
+LK_IN: Final = struct.Struct("<QQQQIIII")
+"""fh, owner, then a LOCK, flags, padding."""
 INTERRUPT_IN: Final = struct.Struct("<Q")
 COPY_IN: Final = struct.Struct("<QQQQQQQ")
 
@@ -149,6 +158,8 @@ OPEN_OUT: Final = struct.Struct("<QIi")
 WRITE_OUT: Final = struct.Struct("<II")
 LSEEK_OUT: Final = struct.Struct("<Q")
 STATFS_OUT: Final = struct.Struct("<QQQQQIIII24x")
+LOCK: Final = struct.Struct("<QQII")
+"""start, end (included), type, pid."""
 DIRENT: Final = struct.Struct("<QQII")
 """ino, offset of the next entry, length of the name, type; the name follows, padded to 8 bytes."""
 
@@ -211,6 +222,34 @@ def attr_seconds(inode: Inode) -> int:
 def entry(ino: int, inode: Inode) -> bytes:
     """`struct fuse_entry_out`."""
     return _pack_entry(ino, 0, LONG_S, attr_seconds(inode), 0, 0) + attr(ino, inode)
+
+
+def absence(seconds: float) -> bytes:
+    """As `NO_ENTRY`, to be remembered for so long."""
+    whole = int(seconds)
+    nanoseconds = int((seconds - whole) * _SECOND)
+    return bytes(_pack_entry(0, 0, whole, 0, nanoseconds, 0)) + bytes(ATTR.size)
+
+
+def entry_for(ino: int, inode: Inode, entry_s: float, attributes_s: float) -> bytes:
+    """As `entry`, to be believed for so long."""
+    attributes_s = min(attributes_s, attr_seconds(inode))
+    whole, attributes_whole = int(entry_s), int(attributes_s)
+    return _pack_entry(
+        ino,
+        0,
+        whole,
+        attributes_whole,
+        int((entry_s - whole) * _SECOND),
+        int((attributes_s - attributes_whole) * _SECOND),
+    ) + attr(ino, inode)
+
+
+def attr_reply_for(ino: int, inode: Inode, seconds: float) -> bytes:
+    """As `attr_reply`, to be believed for so long."""
+    seconds = min(seconds, attr_seconds(inode))
+    whole = int(seconds)
+    return _pack_attr_out(whole, int((seconds - whole) * _SECOND), 0) + attr(ino, inode)
 
 
 def attr_reply(ino: int, inode: Inode) -> bytes:

@@ -32,7 +32,7 @@ class Xattrs:
             guard.check_set(t, ino, name, value, now)
             inodes.set_xattr(t, ino, name, value, flags, now)
 
-        await self._engine.transact(fn)
+        await self._engine.transact(fn, private=ino)
 
     async def listxattr(self, ino: int, caller: Caller) -> list[bytes]:
         """Names of all attributes that the caller may see: trusted. ones are root's."""
@@ -50,7 +50,7 @@ class Xattrs:
             guard.check_remove(t, ino, name, now)
             inodes.remove_xattr(t, ino, name, now)
 
-        await self._engine.transact(fn)
+        await self._engine.transact(fn, private=ino)
 
 
 def _check_xattr(name: bytes) -> None:

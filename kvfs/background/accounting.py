@@ -2,7 +2,9 @@
 
 Used is what the engine's usage says (512 x the blocks of all records, changed in the transactions
 that change them, so right after a crash) plus what files open for writing have grown since their
-last publish: passthrough writes are not seen, so the blocks of their data files are sampled.
+last publish: passthrough writes are not seen, so the blocks of their data files are sampled. The
+engine counts each file once; a node of a cluster has some of them, so that what its store holds is
+what its own index says, and what is on its way there.
 
 The store's capacity is its setting, or less where the disk has less left for it: other programs use
 the disk too, and a small reserve stays for the metadata, so that a full disk is met by a refused
@@ -13,6 +15,7 @@ import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from kvfs.media import SHARED
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import namespace_of
 from kvfs.namespace import spaces
@@ -48,10 +51,23 @@ class Holding(NamedTuple):
     """Files open for writing."""
     coming: int
     """Bytes that those are expected to grow yet: each to the size of the largest of late."""
+    goes_cold: bool = False
+    """Whether its files go to the cold tier of this node."""
+    is_shared: bool = False
+    """Whether its files lie in a store that several nodes share: this one's space is not theirs."""
+    here: int = 0
+    """Bytes of its data files on this node."""
+    yields: bool = False
+    """Whether data files may go here of which other nodes have copies."""
 
     @property
     def is_cache(self) -> bool:
         return self.kind == "cache"
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether its files' space can be had for others."""
+        return self.is_cache or self.goes_cold
 
 
 class Census(NamedTuple):
@@ -72,12 +88,22 @@ class Census(NamedTuple):
 
     def attainable(self, namespace_id: int) -> int:
         """Bytes that could be free in the namespace if all cache namespaces were empty."""
-        caches = sum(each.space.used for each in self.namespaces.values() if each.is_cache)
+        caches = sum(
+            each.here for each in self.namespaces.values() if each.gives_way or each.yields
+        )
         holding = self.namespaces.get(namespace_id)
         if holding is None or not holding.limited:
             return self.store.free + caches
-        own = holding.space.capacity if holding.is_cache else holding.space.free
+        own = holding.space.capacity if holding.gives_way else holding.space.free
         return min(own, self.store.free + caches)
+
+
+def _is_shared(media: list[str]) -> bool:
+    return bool(media) and media[0].startswith(SHARED)
+
+
+def _nothing() -> tuple[int, int]:
+    return 0, 0
 
 
 class Accounting:
@@ -91,6 +117,14 @@ class Accounting:
         self._limit = limit
         self._writers = writers
         self._usual: dict[int, int] = {}
+        self.has_cold_tier = False
+        self.local: Callable[[], tuple[dict[int, int], int]] | None = None
+        """In a cluster: bytes of the data files that this node has, by namespace, and of what is on
+        its way here."""
+        self.elsewhere: Callable[[], tuple[int, int]] = _nothing
+        """Bytes of data files on other media than the store's own, and the capacity of those."""
+        self.own_free = 0
+        """Bytes that the last census found free in the store's own directory."""
 
     def census(self, t: Transaction) -> Census:
         """Read everything: a few microseconds for each namespace and file open for writing."""
@@ -98,7 +132,14 @@ class Accounting:
         listed = spaces.list_all(t)
         growth = {number: sum(grown for _, grown in each) for number, each in open_files.items()}
         used = {each.id: each.usage.bytes + growth.get(each.id, 0) for each in listed}
-        store = self._store(sum(used.values()))
+        here, brought = used, 0
+        if self.local is not None:
+            own, brought = self.local()
+            here = {each.id: own.get(each.id, 0) + growth.get(each.id, 0) for each in listed}
+        shared = {each.id for each in listed if _is_shared(each.namespace.media)}
+        store = self._store(
+            sum(size for number, size in here.items() if number not in shared) + brought
+        )
         holdings = {
             each.id: Holding(
                 each.namespace.name,
@@ -108,6 +149,10 @@ class Accounting:
                 each.usage.inodes,
                 len(open_files.get(each.id, ())),
                 self._coming(each.id, [size for size, _ in open_files.get(each.id, ())]),
+                each.namespace.cold and self.has_cold_tier,
+                each.id in shared,
+                here[each.id],
+                self.local is not None,
             )
             for each in listed
         }
@@ -117,7 +162,11 @@ class Accounting:
         disk = os.statvfs(self._root)
         total, available = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
         reserve = min(_RESERVE_BYTES, total // _RESERVE_SHARE)
-        return Space(min(self._limit.of(total), used + max(0, available - reserve)), used)
+        beside, capacity = self.elsewhere()
+        own = max(0, used - beside)
+        own_capacity = min(self._limit.of(total), own + max(0, available - reserve))
+        self.own_free = max(0, own_capacity - own)
+        return Space(own_capacity + capacity, used)
 
     def _open_files(self, t: Transaction) -> dict[int, list[tuple[int, int]]]:
         """By namespace, for each file open for writing: its bytes, and those that its record does

@@ -191,10 +191,10 @@ class Admission:
         assert census is not None
         holding = census.namespaces.get(namespace_id)
         if holding is not None and holding.limited and census.store.free:
-            if not holding.is_cache:
+            if not holding.gives_way:
                 return True
             return namespace_id in self._stuck and not holding.writers
-        writers = any(each.writers for each in census.namespaces.values() if each.is_cache)
+        writers = any(each.writers for each in census.namespaces.values() if each.gives_way)
         return STORE in self._stuck and not writers
 
     def _what_is_full(self, namespace_id: int) -> str:

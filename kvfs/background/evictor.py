@@ -8,6 +8,9 @@ longest ago.
 | 3 index entry removed | nothing | orphan | recovery finishes it |
 | 4 record dropped | nothing | nothing | - |
 
+In a cluster a data file of which other nodes have copies goes first, without its names (`spare`),
+where the store is full; where a namespace is full names go, and each node sees to its share.
+
 A commit that fails for lack of space is tried again after step 2: space must come from somewhere.
 What a kill leaves then is a cache file's record without data, which is a miss.
 
@@ -27,16 +30,18 @@ from typing import Final, Protocol
 
 import trio
 
-from kvfs.background.accounting import STORE, Accounting, Census
+from kvfs.background.accounting import STORE, Accounting, Census, Space
 from kvfs.background.admission import Admission
 from kvfs.background.persist import Persistence
+from kvfs.background.releasing import Releaser
+from kvfs.background.spare import Spare
 from kvfs.background.unlinking import unlink_each
 from kvfs.errors import NoSpace
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, Inode
-from kvfs.namespace import lifecycle, tree
+from kvfs.namespace import lifecycle, spaces, tree
 from kvfs.namespace.inodes import BLOCK, read_inodes
-from kvfs.policy import eviction
+from kvfs.policy import demotion, eviction
 from kvfs.store import lease
 from kvfs.store.files import DataFiles
 from kvfs.store.index import Index
@@ -57,12 +62,9 @@ Evicted = Sequence[lifecycle.Evicted]
 class Holds(Protocol):
     """What this process has open."""
 
-    def busy(self, ino: int) -> bool:
-        """Whether a handle is open."""
-
-    @property
-    def let_go(self) -> Callable[[int], None]:
-        """Closes a data file that is kept open though no handle is."""
+    def in_use(self, ino: int) -> bool:
+        """Whether a handle is open. A data file that was kept open though none is has been closed
+        then."""
 
 
 class Evictor:
@@ -87,6 +89,10 @@ class Evictor:
         self._holders = holders
         self._on_removed = on_removed
         self._stuck: set[int] = set()
+        self.spare: Spare | None = None
+        """In a cluster: what others have too goes without its names."""
+        self.releaser: Releaser | None = None
+        """Where the node has a cold tier: what goes there keeps its names."""
         self._to_announce, self._announced = trio.open_memory_channel[Evicted](_ANNOUNCEMENTS)
         self._admission = Admission(engine, accounting)
         self.must_wait = self._admission.must_wait
@@ -100,13 +106,15 @@ class Evictor:
             "evicted_files_store_full": 0,
             "evicted_bytes_store_full": 0,
             "passed_over_in_use": 0,
+            "dropped_copies": 0,
         }
 
     @property
     def counters(self) -> dict[str, int]:
         """What was evicted since the start and why; files not evicted because in use; creates
         refused."""
-        return {**self._counters, "refused_no_space": self._admission.refused}
+        released = self.releaser.counters if self.releaser else {}
+        return {**self._counters, "refused_no_space": self._admission.refused, **released}
 
     async def run(self) -> None:
         """Sample and evict, until cancelled. A cancelled eviction is finished by recovery."""
@@ -129,7 +137,7 @@ class Evictor:
         """One batch for each limit that is exceeded; the bytes freed."""
         freed = 0
         self._stuck.clear()
-        caches = [number for number, each in census.namespaces.items() if each.is_cache]
+        caches = [number for number, each in census.namespaces.items() if each.gives_way]
         for number in caches:
             holding = census.namespaces[number]
             if holding.limited:
@@ -137,26 +145,55 @@ class Evictor:
                     eviction.excess(holding.space.used, holding.space.capacity),
                     self._admission.lacking(number, holding.space),
                 )
-                freed += await self._relieve_one(number, [number], need, "namespace_full")
+                share = eviction.share(need, holding.here, holding.space.used)
+                freed += await self._relieve_one(
+                    number, [number], share, "namespace_full", holding.space
+                )
+        caches = [number for number in caches if not census.namespaces[number].is_shared]
         need = max(
             eviction.excess(census.store.used - freed, census.store.capacity),
             self._admission.lacking(STORE, census.store) - freed,
         )
-        return freed + await self._relieve_one(STORE, caches, need, "store_full")
+        if need > 0 and self.spare is not None:
+            numbers = [n for n, each in census.namespaces.items() if not each.is_shared]
+            dropped = await self._drop_copies(self.spare, numbers, min(need, _BATCH_BYTES))
+            if dropped:
+                return freed + dropped
+        return freed + await self._relieve_one(STORE, caches, need, "store_full", census.store)
 
-    async def _relieve_one(self, number: int, caches: list[int], need: int, reason: str) -> int:
+    async def _drop_copies(self, spare: Spare, namespaces: list[int], need: int) -> int:
+        """Drop one batch of data files that other nodes have too, the coldest; the bytes freed."""
+        chosen = await self._choose(namespaces, need, spare)
+        if not chosen:
+            return 0
+        dropped = await self._engine.transact(lambda t: spare.let_go(t, chosen))
+        failed = await unlink_each(self._files, [name for name, _ in dropped])
+        self._index.remove([name[0] for name, _ in dropped if name not in failed])
+        self._counters["dropped_copies"] += len(dropped)
+        for error in failed.values():
+            raise error
+        return sum(inode.blocks for _, inode in dropped) * BLOCK
+
+    async def _relieve_one(
+        self, number: int, caches: list[int], need: int, reason: str, space: Space
+    ) -> int:
         if need <= 0:
             return 0
-        freed = await self._evict(caches, need, reason)
-        if not freed:
+        patient = demotion.may_wait(space.used, space.capacity)
+        freed = await self._evict(caches, need, reason, patient=patient)
+        if not freed and not (self.releaser and self.releaser.is_sending):
             self._stuck.add(number)
         return freed
 
-    async def _evict(self, namespaces: list[int], need: int, reason: str) -> int:
-        """Evict one batch from these namespaces; the bytes freed."""
+    async def _evict(self, namespaces: list[int], need: int, reason: str, *, patient: bool) -> int:
+        """Evict one batch from these namespaces; the bytes freed. `patient`: the cold tier may take
+        its time."""
         chosen = await self._choose(namespaces, min(need, _BATCH_BYTES))
+        released = 0
+        if chosen and self.releaser is not None:
+            released, chosen = await self.releaser.release(chosen, patient=patient)
         if not chosen:
-            return 0
+            return released
         now = time.time_ns()
 
         def remove_names(t: Transaction) -> list[lifecycle.Evicted]:
@@ -172,19 +209,40 @@ class Evictor:
         freed = sum(each.inode.blocks for each in evicted) * BLOCK
         self._counters[f"evicted_files_{reason}"] += len(evicted)
         self._counters[f"evicted_bytes_{reason}"] += freed
-        return freed
+        return released + freed
 
-    async def _choose(self, namespaces: list[int], need: int) -> list[tuple[int, int]]:
-        """(inode, version) of the coldest files that may go; a bounded number of those in use is
-        passed over."""
-        for _ in range(_PASSES):
-            orders = [self._index.coldest(number, _BATCH) for number in namespaces]
-            inos = eviction.coldest(orders, _BATCH)
-            chosen = await self._choose_from(inos, need)
-            if chosen or len(inos) < _BATCH:
+    async def _choose(
+        self, namespaces: list[int], need: int, spare: Spare | None = None
+    ) -> list[tuple[int, int]]:
+        """(inode, version) of the coldest files that may go, with `spare` those alone that are;
+        a bounded number of those in use is passed over."""
+        for number in range(1, _PASSES + 1):
+            limit = _BATCH * number if spare else _BATCH
+            orders = [self._index.coldest(number, limit) for number in namespaces]
+            inos = eviction.coldest(orders, limit)
+            if spare is None:
+                chosen = await self._choose_from(inos, need)
+            else:
+                chosen = await self._choose_from(await self._spare(spare, inos), need)
+            if chosen or len(inos) < limit:
                 return chosen
             await trio.lowlevel.checkpoint()
         return []
+
+    async def _spare(self, spare: Spare, inos: list[int]) -> list[int]:
+        """Those that other nodes have too, in their order. Those of a durable namespace that they
+        do not have leave the cold end: nothing can be had of them."""
+
+        def fn(t: Transaction) -> tuple[set[int], set[int]]:
+            found = zip(inos, read_inodes(t, inos), strict=True)
+            inodes = {ino: inode for ino, inode in found if inode is not None}
+            there = spare.among(t, inodes)
+            return there, {ino for ino in inodes if ino not in there and spaces.is_durable(t, ino)}
+
+        there, needed = await self._engine.read(fn)
+        for ino in needed:
+            self._index.touch(ino)
+        return [ino for ino in inos if ino in there]
 
     async def _choose_from(self, inos: list[int], need: int) -> list[tuple[int, int]]:
         inodes = await self._engine.read(lambda t: read_inodes(t, inos))
@@ -210,9 +268,8 @@ class Evictor:
         return False
 
     def _in_use(self, ino: int, inode: Inode) -> bool:
-        if self._holders.busy(ino):
+        if self._holders.in_use(ino):
             return True
-        self._holders.let_go(ino)
         try:
             fd = self._files.open(ino, inode.version, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -230,7 +287,11 @@ class Evictor:
         error is raised when the others have gone."""
         names = [(each.ino, each.inode.version) for each in evicted]
         failed = await unlink_each(self._files, names)
-        gone = [name[0] for name in names if name not in failed and not self._holders.busy(name[0])]
+        # What was opened and closed since step 1 may be kept open without a handle: who opened it
+        # again would have a file without a record.
+        gone = [
+            name[0] for name in names if name not in failed and not self._holders.in_use(name[0])
+        ]
         self._index.remove(gone)
 
         def reap(t: Transaction) -> None:

@@ -4,6 +4,7 @@ clients in other processes that were killed, and of those that the node could no
 Invariants
 - An orphan stays while the mount holds it, while any process has its data file open or mapped, and
   for a minute after it became one: a client makes a file's record before its data file.
+- In a cluster each node drops its own data files; an orphan that nobody has data of is anybody's.
 - Where the filesystem grants no leases, nobody knows who has a data file open: then all is left to
   the next start.
 """
@@ -18,9 +19,10 @@ from typing import Final, Protocol
 import trio
 
 from kvfs.background.persist import Persistence
-from kvfs.meta.interface import Engine
+from kvfs.meta import keys
+from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Inode
-from kvfs.namespace import lifecycle, reserving
+from kvfs.namespace import lifecycle, placements, reserving
 from kvfs.namespace.inodes import read_inodes
 from kvfs.store import lease
 from kvfs.store.files import DataFiles
@@ -95,6 +97,7 @@ class Leftovers:
         """Of these inodes, drop the orphans that became so before this time and that nobody
         uses."""
         wanted = [ino for ino in inos if not self._holders.keep(ino)]
+        wanted = await self._engine.read(lambda t: [ino for ino in wanted if _concerns(t, ino)])
         inodes = await self._engine.read(lambda t: read_inodes(t, wanted))
         for ino, inode in zip(wanted, inodes, strict=True):
             if inode is None or inode.nlink or inode.ctime_ns >= before_ns:
@@ -116,3 +119,10 @@ class Leftovers:
             return lease.is_unused(fd) is not True
         finally:
             os.close(fd)
+
+
+def _concerns(t: Transaction, ino: int) -> bool:
+    """Whether it is for this node to drop it."""
+    if not t.node or t.get(keys.placement(ino, t.node)) is not None:
+        return True
+    return not placements.is_held(t, ino)

@@ -24,12 +24,14 @@ in the page cache by the reading, where the kernel can (see `checksum`).
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import trio
 
 from kvfs.background import sealing
 from kvfs.background.persist import Persistence
+from kvfs.background.versions import publish_anew
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, namespace_of
 from kvfs.namespace import lifecycle, spaces
@@ -37,7 +39,7 @@ from kvfs.namespace.inodes import read_inodes
 from kvfs.store import lease
 from kvfs.store.checksum import checksum
 from kvfs.store.files import DataFiles
-from kvfs.store.index import Index
+from kvfs.store.index import Index, Sealed
 
 log = logging.getLogger(__name__)
 _PERIOD_S: Final = 0.25
@@ -83,10 +85,10 @@ class Sealer:
         self.counters = {"sealed_files": 0, "sealed_bytes": 0, "not_quiet": 0}
         """Since the start; `not_quiet` counts attempts that met a writer."""
 
-    def published(self, ino: int, version: int) -> None:
+    def published(self, ino: int, version: int, blocks: int) -> None:
         """A file was published: it takes its place in the access order, and is sealed when it has
         settled."""
-        self._index.add(ino, version)
+        self._index.add(ino, version, blocks)
         now = trio.current_time()
         self._last_publish = now
         if len(self._waiting) < _WAITING_LIMIT or ino in self._waiting:
@@ -132,7 +134,7 @@ class Sealer:
         inodes = await self._engine.read(lambda t: read_inodes(t, found))
         for ino, inode in zip(found, inodes, strict=True):
             if ino not in self._waiting and inode is not None and inode.flags & Flag.PUBLISHED:
-                self._index.add_missing(ino, inode.version)
+                self._index.add_missing(ino, inode.version, inode.blocks)
                 self._waiting[ino] = _Wait(now)
         self._scanned = found[-1] if found else 0
         if not found:
@@ -212,9 +214,14 @@ class Sealer:
 
     async def _record(self, read: list[sealing.Read]) -> None:
         """Steps 2 to 5; files that were touched meanwhile fall out of `read`."""
-        self._index.store((each.ino, each.version, each.checksum.chunks) for each in read)
+        self._index.store(
+            Sealed(each.ino, each.version, each.checksum.chunks, each.blocks) for each in read
+        )
         self._keep(read, [each for each in read if self._still(each)])
         sealed = await self._engine.transact(lambda t: [sealing.seal(t, each) for each in read])
+        await self._publish_changed(
+            [each for each, done in zip(read, sealed, strict=True) if not done]
+        )
         self._keep(read, [each for each, done in zip(read, sealed, strict=True) if done])
         described = await self._engine.read(lambda t: [sealing.describe(t, each) for each in read])
         settled = await trio.to_thread.run_sync(sealing.settle_on_disk, read, described)
@@ -222,6 +229,17 @@ class Sealer:
         self._keep(read, [each for each in read if each.ino in {one.ino for one in settled}])
         self.counters["sealed_files"] += len(read)
         self.counters["sealed_bytes"] += sum(each.stat.st_size for each in read)
+
+    async def _publish_changed(self, unsealed: list[sealing.Read]) -> None:
+        """In a cluster, what was changed through a mapping is new content; it is sealed later."""
+        changed = await self._engine.read(
+            lambda t: [each for each in unsealed if t.node and sealing.is_changed(t, each)]
+        )
+        for each in changed:
+            version = await publish_anew(
+                self._engine, self._files, each.ino, each.version, partial(_publish, each)
+            )
+            self.published(each.ino, version, each.blocks)
 
     def _keep(self, read: list[sealing.Read], kept: list[sealing.Read]) -> None:
         names = {each.ino for each in kept}
@@ -249,6 +267,10 @@ class Sealer:
                 again = _Wait(now, min(wait.delay_s * 2, _MAX_DELAY_S))
                 again.since = wait.since
                 self._waiting[ino] = again
+
+
+def _publish(each: sealing.Read, t: Transaction, version: int) -> None:
+    sealing.publish(t, each, version)
 
 
 def _cache_namespaces(t: Transaction, inos: list[int]) -> set[int]:

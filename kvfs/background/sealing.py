@@ -5,11 +5,13 @@
 
 import logging
 import os
+import time
 from typing import NamedTuple
 
 from kvfs.meta.interface import Transaction
-from kvfs.meta.records import Flag, Inode
-from kvfs.namespace import lifecycle, tree
+from kvfs.meta.records import Flag, Inode, namespace_of
+from kvfs.namespace import lifecycle, spaces, tree
+from kvfs.namespace.inodes import get_xattr, list_xattrs
 from kvfs.store import files as data
 from kvfs.store.checksum import Checksum
 from kvfs.store.files import Description
@@ -41,22 +43,43 @@ def stamp(stat: os.stat_result) -> tuple[int, int, int]:
 
 
 def seal(t: Transaction, each: Read) -> bool:
-    """Step 3. What was changed through a mapping after its last close is published first."""
+    """Step 3. What was changed through a mapping after its last close is published first; in a
+    cluster, by who calls this (`is_changed`)."""
     inode = tree.read_inodes(t, [each.ino])[0]
     if inode is None or not sealable(inode):
         return False
-    stat = each.stat
-    if (inode.size, inode.mtime_ns) != (stat.st_size, stat.st_mtime_ns):
-        lifecycle.publish(
-            t,
-            each.ino,
-            size=stat.st_size,
-            blocks=stat.st_blocks,
-            mtime_ns=stat.st_mtime_ns,
-            ctime_ns=stat.st_ctime_ns,
-            boot=inode.boot,
-        )
+    if _differs(inode, each):
+        if t.node:
+            return False
+        publish(t, each)
     return _seal_record(t, each, synced=False)
+
+
+def is_changed(t: Transaction, each: Read) -> bool:
+    """Whether the data file was changed through a mapping after its last close."""
+    inode = tree.read_inodes(t, [each.ino])[0]
+    if inode is None or not sealable(inode) or inode.version != each.version:
+        return False
+    return _differs(inode, each)
+
+
+def publish(t: Transaction, each: Read, version: int | None = None) -> None:
+    """Record the data file as it was read. Raises Stale, Conflict."""
+    stat = each.stat
+    lifecycle.publish(
+        t,
+        each.ino,
+        size=stat.st_size,
+        blocks=stat.st_blocks,
+        mtime_ns=stat.st_mtime_ns,
+        ctime_ns=stat.st_ctime_ns,
+        boot=tree.read_inode(t, each.ino).boot,
+        version=version,
+    )
+
+
+def _differs(inode: Inode, each: Read) -> bool:
+    return (inode.size, inode.mtime_ns) != (each.stat.st_size, each.stat.st_mtime_ns)
 
 
 def _seal_record(t: Transaction, each: Read, *, synced: bool) -> bool:
@@ -85,19 +108,37 @@ def confirm(t: Transaction, each: Read) -> bool:
 
 def describe(t: Transaction, each: Read) -> Description | None:
     """What the data file is to say about itself; None when it has no name any more."""
-    inode = tree.read_inodes(t, [each.ino])[0]
+    return described(t, each.ino, each.version, each.stat.st_size, each.checksum.combined)
+
+
+def described(
+    t: Transaction, ino: int, version: int, size: int, checksum: bytes
+) -> Description | None:
+    """What a data file of this version, size and checksum is to say about itself; None where its
+    record has no name."""
+    inode = tree.read_inodes(t, [ino])[0]
     if inode is None or not inode.nlink:
         return None
+    namespace = spaces.get(t, namespace_of(ino))
+    first, *others = (
+        tree.path_of(t, parent).rstrip(b"/") + b"/" + name
+        for parent, name in tree.links(t, ino, inode)
+    )
     return Description(
-        ino=each.ino,
-        version=each.version,
-        size=each.stat.st_size,
-        checksum=each.checksum.combined,
-        path=tree.path_of(t, each.ino),
+        ino=ino,
+        version=version,
+        size=size,
+        checksum=checksum,
+        path=first,
         mode=inode.mode,
         uid=inode.uid,
         gid=inode.gid,
         mtime_ns=inode.mtime_ns,
+        described_ns=time.time_ns(),
+        namespace=namespace.name,
+        kind=namespace.kind,
+        others=others,
+        xattrs={name: get_xattr(t, ino, name) for name in list_xattrs(t, ino)},
     )
 
 

@@ -44,7 +44,7 @@ class Core:
         self._finisher = Finisher(opened, link)
         self._touches = Touches(opened, link)
         self._drafts = Drafts(opened, Room(opened.files.root, link), self._finisher)
-        self._reader = Reader(opened, self._touches)
+        self._reader = Reader(opened, self._touches, link)
         self._names = Names(opened, self._finisher)
 
     def close(self) -> None:

@@ -78,7 +78,10 @@ class Finisher:
         link.before_asking = self._soon.flush
 
     def post(self, t: Transaction, changed: Changed, now: int) -> None:
-        """Step 1; call last in the transaction."""
+        """Step 1; call last in the transaction. A node that commits it for us, in a cluster, tells
+        its mount by itself."""
+        if t.node:
+            return
         if changed.links_stay or self._known.any_of(each.parent for each in changed.changes):
             changed.notice = notices.post(t, changed.changes, now)
 

@@ -37,6 +37,10 @@ class Room(msgspec.Struct):
     """What the store may hold in all, as the node is set."""
 
 
+class _Brought(msgspec.Struct):
+    state: str
+
+
 class Told(enum.Enum):
     """Who took notice of a change."""
 
@@ -108,6 +112,26 @@ class Link:
         params = {"namespace": namespace_id, "bytes": size}
         answer = self._ask("room", params, _ROOM_DEADLINE_S)
         return None if answer is None else msgspec.convert(answer, Room)
+
+    def bring(self, ino: int) -> bool:
+        """Returns when the file's data are on this host. False: they are on no other, or no node
+        runs.
+
+        Raises NotFound, Stale, Conflict, Corrupt, NoSpace; Unavailable where nobody who has them
+        answers."""
+        return self._bring({"inode": ino})
+
+    def bring_span(self, ino: int, version: int, offset: int, length: int) -> bool:
+        """As `bring`, of some bytes of one content: when they can be read here."""
+        span = {"inode": ino, "version": version, "offset": offset, "length": length}
+        return self._bring(span)
+
+    def _bring(self, params: dict[str, Any]) -> bool:
+        while True:
+            answer = self._ask("bring", params, _DEADLINE_S)
+            state = "nowhere" if answer is None else msgspec.convert(answer, _Brought).state
+            if state != "coming":
+                return state == "here"
 
     def touched(self, inos: Iterable[int]) -> bool:
         """These files were read, in this order. False: no node runs, or it is busy."""

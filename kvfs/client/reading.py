@@ -2,7 +2,7 @@
 
 An open descriptor is the lease: eviction and replacement only unlink a data file, so what was
 opened is read to its end. Between the look-up and the open it may go; then the look-up is done once
-more, and finds what took its place, or nothing.
+more, and finds what took its place, or nothing. What other nodes have this host's node brings.
 
 Nothing is copied here: the kernel reads into the caller's memory, or into a new bytearray.
 """
@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from kvfs.client import sharing
+from kvfs.client.link import Link
 from kvfs.client.paths import joined, naming, shown
 from kvfs.client.session import Session
 from kvfs.client.sharing import Step
 from kvfs.client.touches import Touches
 from kvfs.errors import (
+    Conflict,
     Corrupt,
     Invalid,
     IsADirectory,
@@ -26,15 +28,17 @@ from kvfs.errors import (
     NotADirectory,
     NotFound,
     NotSupported,
+    Stale,
     TooLarge,
 )
 from kvfs.meta.records import Flag
-from kvfs.namespace import published, spaces
+from kvfs.namespace import cold, published, spaces
 from kvfs.namespace.inodes import read_inodes
 from kvfs.namespace.published import Found
 
 T = TypeVar("T")
 Parts = tuple[bytes, ...]
+_ATTEMPTS: Final = 8
 _STEP_BYTES: Final = 64 << 20
 _ALONE_BYTES: Final = 1 << 20
 """Less than this is read without the help of threads: waking one costs as much as reading 256
@@ -51,24 +55,37 @@ class Opened(NamedTuple):
 class Reader:
     """Opens and reads for one client; any thread."""
 
-    def __init__(self, session: Session, touches: Touches) -> None:
+    def __init__(self, session: Session, touches: Touches, link: Link) -> None:
         self._session = session
         self._touches = touches
+        self._link = link
 
     def open(self, path: Parts, found: Found | None = None) -> Opened:
         """A new descriptor of the file, which `found` may say already.
 
         Raises NotFound, NotADirectory, NameTooLong, IsADirectory, NotSupported (a symbolic link),
-        Invalid (another kind), Corrupt, OSError.
+        Invalid (another kind), Corrupt, Unavailable, NoSpace, OSError.
         """
         found = found or self._find(path)
         opened = self._open_found(found, path)
         if opened is None:
             found = self._find(path)
             opened = self._open_found(found, path)
+        for _ in range(_ATTEMPTS):
+            if opened is not None or not self._bring(found):
+                break
+            found = self._find(path)
+            opened = self._open_found(found, path)
         if opened is None:
             raise self._lost(found, path)
         return opened
+
+    def _bring(self, found: Found) -> bool:
+        """The data may be on another node: whether another look is worth while."""
+        try:
+            return self._link.bring(found.ino)
+        except (NotFound, Stale, Conflict):
+            return True
 
     def read(self, path: Parts, offset: int, size: int | None, step: Step) -> bytearray:
         """See `Client.get`."""
@@ -180,6 +197,8 @@ class Reader:
     def _lost(self, found: Found, path: Parts) -> KvfsError:
         """A record without its data file: a miss in a cache namespace, an error in a durable
         one."""
+        if found.inode.flags & Flag.COLD:
+            return self._session.read(lambda t: cold.out_of_reach(t, found.ino, joined(path)))
         if self._session.read(lambda t: spaces.is_durable(t, found.ino)):
             return Corrupt(f"{joined(path)}: its data file is missing; run `kvfs fsck`")
         return NotFound(f"{joined(path)}: its data have gone")

@@ -87,6 +87,13 @@ class _Noting:
     def delete(self, key: bytes, /) -> bool:
         raise AssertionError("what is remembered is only read")
 
+    def merge(self, key: bytes, operand: bytes, /) -> None:
+        raise AssertionError("what is remembered is only read")
+
+    @property
+    def node(self) -> bytes:
+        return self._t.node
+
 
 class _Seen(Generic[V]):
     __slots__ = ("generation", "reads", "value")

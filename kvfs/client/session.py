@@ -8,6 +8,9 @@ Invariants
 - The engine is exchanged only while no transaction of this process is inside.
 - LMDB does not survive a fork: the engine is closed before, and opened again by whichever process
   uses the session next.
+
+On the store of a node of a cluster the engine is a mirror: what is written goes through the node
+(`mirrored`).
 """
 
 import logging
@@ -20,15 +23,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+from kvfs.client.mirrored import Mirrored
 from kvfs.errors import KvfsError, ReadOnly, Unavailable
+from kvfs.meta import keys
 from kvfs.meta.boot import boot_id
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
+from kvfs.meta.mirror.mark import read_mark
 from kvfs.namespace import spaces
 from kvfs.store import layout
-from kvfs.store.files import DataFiles
 from kvfs.store.index import NAME as INDEX_NAME
 from kvfs.store.index import Index
+from kvfs.store.tiers import TieredFiles
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -60,7 +66,7 @@ class Session:
     def __init__(self, store: layout.Store) -> None:
         self.store = store
         self.boot = boot_id()
-        self.files = DataFiles(store.data)
+        self.files = TieredFiles(store)
         self.clients = 0
         """How many share it; `acquire` and `release` count."""
         self._engine: EmbeddedEngine | None = None
@@ -72,18 +78,40 @@ class Session:
         self._inside = 0
         self._exchanging = False
         self._pool: ThreadPoolExecutor | None = None
+        self._mirrored: Mirrored | None = None
+        self.checks_itself = True
+        """Whether `read` minds how new a mirror is; else whoever calls it does."""
 
     def author(self) -> Author:
         """Who makes inodes now."""
         return Author(os.geteuid(), os.getegid(), now_ns(), self.boot)
 
     def read(self, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` on a read-only view. Raises what `fn` raises, Busy, Unavailable, Corrupt."""
+        """Run `fn` on a read-only view. Raises what `fn` raises, Busy, Unavailable, Corrupt; beside
+        a node of a cluster also NotFound (see `Mirrored.read`)."""
+        engine = self._enter(write=False)
+        try:
+            if self._mirrored is None or not self.checks_itself:
+                return engine.read_now(fn)
+            return self._mirrored.read(engine, fn)
+        finally:
+            self._leave()
+
+    def read_as_it_is(self, fn: Callable[[Transaction], T]) -> T:
+        """As `read`, of what this host has, however old it is beside a node of a cluster."""
         engine = self._enter(write=False)
         try:
             return engine.read_now(fn)
         finally:
             self._leave()
+
+    @property
+    def mirrored(self) -> Mirrored | None:
+        """Beside a node of a cluster, its mirror; None: beside a lone node. Raises Busy,
+        Unavailable, Corrupt."""
+        self._enter(write=False)
+        self._leave()
+        return self._mirrored
 
     def generation(self) -> int:
         """See `EmbeddedEngine.generation`. Taken before a read, it is never newer than what was
@@ -96,9 +124,11 @@ class Session:
 
     def write(self, fn: Callable[[Transaction], T]) -> T:
         """Run `fn` and commit: it survives SIGKILL when this returns. Raises as `read`, and
-        ReadOnly, NoSpace."""
+        ReadOnly, NoSpace; beside a node of a cluster as `Mirrored.write`."""
         engine = self._enter(write=True)
         try:
+            if self._mirrored is not None:
+                return self._mirrored.write(engine, fn)
             return engine.transact_now(fn)
         finally:
             self._leave()
@@ -116,6 +146,8 @@ class Session:
         as `write`, and Unavailable where the disk refuses."""
         engine = self._enter(write=True)
         try:
+            if self._mirrored is not None:
+                self._mirrored.sync()
             engine.sync_now()
         finally:
             self._leave()
@@ -161,10 +193,20 @@ class Session:
                 self._engine.close()
                 self._engine = None
             self._engine, self._writable = self._open(write)
+            self._adopt(self._engine)
             return self._engine
         finally:
             self._exchanging = False
             self._gate.notify_all()
+
+    def _adopt(self, engine: EmbeddedEngine) -> None:
+        """Find out whose mirror it is, if it is one."""
+        mark = engine.read_now(read_mark)
+        if mark is None:
+            return
+        engine.node = keys.pack_node(mark.node)
+        if self._mirrored is None:
+            self._mirrored = Mirrored(self.store)
 
     def _open(self, write: bool) -> tuple[EmbeddedEngine, bool]:
         try:
@@ -207,6 +249,8 @@ class Session:
         if pool is not None:
             pool.shutdown()
         self.files.close()
+        if self._mirrored is not None:
+            self._mirrored.close()
         if engine is not None:
             engine.close()
 

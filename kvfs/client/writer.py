@@ -43,6 +43,12 @@ class Writer(io.FileIO):
             raise self._drafts.failed(error) from error
         return done
 
+    def reserve(self, size: int) -> None:
+        """Space for a file of so many bytes, before it is written through `fileno()`. Raises
+        NoSpace."""
+        if self._draft is not None:
+            self._drafts.grow(self._draft, size)
+
     def close(self) -> None:
         """Publish the file; durable ones are on disk then. Idempotent. Raises as `Client.put`, and
         then the file is dropped."""

@@ -63,7 +63,7 @@ class Database:
         try:
             raw = self._begin(self._handle)
             try:
-                return fn(ReadTransaction(raw))
+                return fn(ReadTransaction(raw, self._engine.node))
             finally:
                 raw.abort()
         except lmdb.Error as error:
@@ -78,7 +78,7 @@ class Database:
             with self._lock:
                 raw = self._begin(self._handle, None, True)
                 try:
-                    transaction = WriteTransaction(raw)
+                    transaction = WriteTransaction(raw, self._engine.node)
                     result = fn(transaction)
                     if transaction.writes:
                         self._engine.commit(raw, self._name, transaction.writes)
@@ -98,6 +98,7 @@ class EmbeddedEngine:
     """
 
     immediate = True
+    reads_immediate = True
 
     def __init__(
         self,
@@ -111,6 +112,8 @@ class EmbeddedEngine:
         self.path = Path(path)
         self.rebuilt: str | None = None
         """Why opening it had to rebuild the file from base and journal, or None."""
+        self.node = b""
+        """What `Transaction.node` says: set by whoever uses the file as a cluster's mirror."""
         self._readonly = readonly
         self._boot = boot_id() if boot is None else boot
         self.lock = threading.Lock()
@@ -137,7 +140,9 @@ class EmbeddedEngine:
         """Run `fn` on a read-only view; never suspends."""
         return self.read_now(fn)
 
-    async def transact(self, fn: Callable[[Transaction], T]) -> T:
+    async def transact(
+        self, fn: Callable[[Transaction], T], *, private: int = 0, behind: bool = False
+    ) -> T:
         """Run `fn` and commit; never suspends, so it cannot be cancelled halfway."""
         return self.transact_now(fn)
 

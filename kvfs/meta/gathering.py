@@ -4,12 +4,15 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from kvfs.errors import Invalid
+from kvfs.meta.merging import merge
 
 MAX_KEY: Final = 511
 
 
 class Gathering(ABC):
     """`writes` holds what the transaction wrote; None: deleted."""
+
+    node = b""
 
     def __init__(self, *, writable: bool) -> None:
         self._writable = writable
@@ -30,6 +33,10 @@ class Gathering(ABC):
         found = self.get(key) is not None
         self.writes[key] = None
         return found
+
+    def merge(self, key: bytes, operand: bytes, /) -> None:
+        """As `Transaction.merge`. Raises Invalid."""
+        merge(self, key, operand)
 
     def _check(self, key: bytes) -> None:
         if not self._writable:

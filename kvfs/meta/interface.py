@@ -22,6 +22,11 @@ T = TypeVar("T")
 class Transaction(Protocol):
     """One consistent view; writable when it came from `Engine.transact`."""
 
+    @property
+    def node(self) -> bytes:
+        """The number of the node whose engine this is (2 bytes), in a cluster; empty on a lone
+        node, whose records name no node."""
+
     def get(self, key: bytes, /) -> bytes | None:
         """The value, or None."""
 
@@ -42,6 +47,11 @@ class Transaction(Protocol):
     def delete(self, key: bytes, /) -> bool:
         """Remove; whether it was there."""
 
+    def merge(self, key: bytes, operand: bytes, /) -> None:
+        """Change what is there by a rule of the key's class (`merging.merged`). Those who merge
+        into one key never conflict with each other; so what was read of such a key may have changed
+        when the transaction is committed."""
+
 
 class Engine(Protocol):
     """Where metadata lives."""
@@ -51,11 +61,22 @@ class Engine(Protocol):
         """True where `read` and `transact` finish without ever suspending (an embedded engine):
         callers may then drive the coroutine to its end in one step, outside any task."""
 
+    @property
+    def reads_immediate(self) -> bool:
+        """True where `read` never suspends, and `transact` goes aside before it does
+        (`kvfs.stepping`)."""
+
     async def read(self, fn: Callable[[Transaction], T]) -> T:
         """Run `fn` on a read-only view. Errors raised by `fn` pass through."""
 
-    async def transact(self, fn: Callable[[Transaction], T]) -> T:
+    async def transact(
+        self, fn: Callable[[Transaction], T], *, private: int = 0, behind: bool = False
+    ) -> T:
         """Run `fn`, commit, return its result; an error raised by `fn` aborts and passes through.
+
+        `private` names an inode that `fn` makes or changes, of which other nodes need not know
+        before another transaction touches it, and with `behind` soon: an engine that has other
+        nodes may then be faster, and no more than that.
 
         Cancelled: either nothing or everything was committed. Raises Unavailable, NoSpace,
         ReadOnly, Corrupt.

@@ -13,15 +13,28 @@ is S3's byte order, and a file `a` and a directory `a` can stand in one parent.
 | `e` parent (8) name or name/ | inode (8) |
 | `b` inode (8) parent (8) name | empty: one for each link of a file that has more than one |
 | `x` inode (8) name | value of an extended attribute |
-| `u` inode (8) | empty: the file is not sealed (just made, or opened for writing since) |
-| `w` inode (8) | empty: the file is not published yet |
-| `r` inode (8) | empty: a process may be making a data file of this number, which has no record |
+| `u` inode (8) | node: the file is not sealed (just made, or opened for writing there since) |
+| `w` inode (8) | node: the file is not published yet |
+| `r` inode (8) | node: a process may be making a data file of this number, which has no record |
 | `o` inode (8) | empty: no link is left, but somebody may still hold it |
 | `g` namespace id (2) name | a setting of the namespace as a bucket: what it is, its reader knows |
 | `a` user name | User |
 | `k` access key | AccessKey |
 | `C` namespace id (2), 0: all | empty: a copy into this engine is not finished |
+| `z` inode (8) version (8) checksum | an object of the cold tier that no record names |
 | `t` time (8) any (8) | names that another process changed, until the mount has forgotten them |
+
+A cluster has these too. A node is its number (2); a lone node has none, and stands as nothing in
+the values above.
+
+| key | value |
+|---|---|
+| `m` inode (8) | mtime (8) ctime (8) of a directory, where later than its record's |
+| `p` inode (8) node | Holding: what of the file's data this node has |
+| `h` node inode (8) | empty: the same, by node |
+| `N` node | Node |
+| `K` inode (8) `f` or `r` | the locks on a file, of flock or on ranges, that reach all nodes |
+| `L` name | Claim: which node does what one at a time may do |
 """
 
 import struct
@@ -29,13 +42,24 @@ from typing import Final
 
 SCHEMA: Final = 1
 VERSION: Final = b"V"
-OF_NAMESPACES: Final = tuple(bytes([kind]) for kind in b"begcinorsuwx")
+OF_NAMESPACES: Final = tuple(bytes([kind]) for kind in b"Kbegcimnoprsuwxz")
 """Classes whose keys begin with a namespace's id, by itself or as the high bits of a number."""
+NODES: Final = b"N"
+"""The class of the nodes' records."""
 COPYING: Final = (b"C", b"D")
 """The range of marks of unfinished copies."""
 _u16 = struct.Struct(">H")
 _u64 = struct.Struct(">Q")
 pack_u64 = _u64.pack
+
+
+pack_node = _u16.pack
+"""A node's number, as it stands in keys and values."""
+
+
+def unpack_node(value: bytes) -> int:
+    """0: a lone node's."""
+    return int(_u16.unpack(value)[0]) if value else 0
 
 
 def unpack_u64(value: bytes, offset: int = 0) -> int:
@@ -106,6 +130,38 @@ def reserved(ino: int) -> bytes:
 
 def orphan(ino: int) -> bytes:
     return b"o" + pack_u64(ino)
+
+
+def times(ino: int) -> bytes:
+    return b"m" + pack_u64(ino)
+
+
+def placement(ino: int, node: bytes) -> bytes:
+    return b"p" + pack_u64(ino) + node
+
+
+def placements(ino: int) -> bytes:
+    return b"p" + pack_u64(ino)
+
+
+def held(node: bytes, ino: int) -> bytes:
+    return b"h" + node + pack_u64(ino)
+
+
+def node(number: int) -> bytes:
+    return NODES + pack_node(number)
+
+
+def locks(ino: int, whole: bool) -> bytes:
+    return b"K" + pack_u64(ino) + (b"f" if whole else b"r")
+
+
+def claim(name: str) -> bytes:
+    return b"L" + name.encode()
+
+
+def cold_object(ino: int, version: int, checksum: bytes) -> bytes:
+    return b"z" + pack_u64(ino) + pack_u64(version) + checksum
 
 
 def user(name: str) -> bytes:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 _ATTEMPTS: Final = 1_000
 
 
-class _Snapshot:
+class Snapshot:
     """What was committed up to one moment; never changed once made."""
 
     def __init__(self, values: dict[bytes, bytes]) -> None:
@@ -32,7 +32,7 @@ class _Snapshot:
 class MemoryTransaction(Gathering):
     """A snapshot with the transaction's own writes over it (None: deleted)."""
 
-    def __init__(self, snapshot: _Snapshot, *, writable: bool) -> None:
+    def __init__(self, snapshot: Snapshot, *, writable: bool) -> None:
         self._snapshot = snapshot
         super().__init__(writable=writable)
 
@@ -59,9 +59,10 @@ class MemoryEngine:
     contract."""
 
     immediate = False
+    reads_immediate = False
 
     def __init__(self) -> None:
-        self._current = _Snapshot({})
+        self._current = Snapshot({})
         self._lock = threading.Lock()
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
@@ -81,7 +82,9 @@ class MemoryEngine:
         await trio.lowlevel.checkpoint()
         return self.read_now(fn)
 
-    async def transact(self, fn: Callable[[Transaction], T]) -> T:
+    async def transact(
+        self, fn: Callable[[Transaction], T], *, private: int = 0, behind: bool = False
+    ) -> T:
         """Run `fn` and commit. Cancelled: nothing was committed."""
         for _ in range(_ATTEMPTS):
             base, transaction, result = self._attempt(fn)
@@ -97,12 +100,12 @@ class MemoryEngine:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _attempt(self, fn: Callable[[Transaction], T]) -> tuple[_Snapshot, MemoryTransaction, T]:
+    def _attempt(self, fn: Callable[[Transaction], T]) -> tuple[Snapshot, MemoryTransaction, T]:
         base = self._current
         transaction = MemoryTransaction(base, writable=True)
         return base, transaction, fn(transaction)
 
-    def _commit(self, base: _Snapshot, writes: dict[bytes, bytes | None]) -> bool:
+    def _commit(self, base: Snapshot, writes: dict[bytes, bytes | None]) -> bool:
         if not writes:
             return True
         with self._lock:
@@ -114,5 +117,5 @@ class MemoryEngine:
                     values.pop(key, None)
                 else:
                     values[key] = value
-            self._current = _Snapshot(values)
+            self._current = Snapshot(values)
             return True

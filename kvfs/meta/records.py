@@ -8,6 +8,8 @@ import msgspec
 NAMESPACE_SHIFT: Final = 48
 ROOT_INODE: Final = 1
 """The root of the mount. Its namespace id is 0; its children are namespaces."""
+BLOCK_BYTES: Final = 64 << 20
+"""The unit of placement of large files."""
 
 
 def namespace_of(ino: int) -> int:
@@ -35,6 +37,8 @@ class Flag:
     """A directory made because an object's key needs it: it goes with the last object below it."""
     ASSEMBLY: Final = 8
     """Parts of an upload are still received into it: it is not sealed."""
+    COLD: Final = 16
+    """Sealed, and the cold tier has its content (`namespace.cold`): the data file may go."""
 
 
 class Inode(msgspec.Struct, array_like=True, kw_only=True):
@@ -77,6 +81,23 @@ class Namespace(msgspec.Struct, array_like=True, kw_only=True):
     eviction: str = "lru"
     created_ns: int = 0
     """Since the epoch; 0: not known, it was made by an earlier version."""
+    coherence: str = ""
+    """Between hosts: 'strict' or 'cache'; empty: strict where it is durable."""
+    replicas: int = 0
+    """Copies of each file beside its writer's."""
+    acknowledge: str = "async"
+    """When a close is: 'async' with the writer's copy, 'sync' with its replicas."""
+    media: list[str] = []
+    """On what its data lie, the preferred first: ram, ssd, or shared:NAME alone; empty: ssd."""
+    cold: bool = False
+    """Whether its files are kept in the cold tier before they are evicted."""
+    locks: str = "host"
+    """How far locks reach: 'host', or 'cluster'."""
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether an open sees every close before it, of any host."""
+        return self.coherence == "strict" if self.coherence else self.kind != "cache"
 
 
 class Usage(msgspec.Struct, array_like=True, kw_only=True):
@@ -85,6 +106,15 @@ class Usage(msgspec.Struct, array_like=True, kw_only=True):
     bytes: int = 0
     """512 x the blocks of all its records, orphans included until they are reaped."""
     inodes: int = 0
+
+
+class Holding(msgspec.Struct, array_like=True, kw_only=True):
+    """What one node has of a file's data."""
+
+    version: int
+    """Of the data file."""
+    blocks: bytes = b""
+    """A bit for each block of BLOCK_BYTES, the first lowest; empty: the whole file."""
 
 
 class User(msgspec.Struct, array_like=True, kw_only=True):
@@ -111,5 +141,6 @@ pack = _encoder.encode
 unpack_inode = msgspec.msgpack.Decoder(Inode).decode
 unpack_namespace = msgspec.msgpack.Decoder(Namespace).decode
 unpack_usage = msgspec.msgpack.Decoder(Usage).decode
+unpack_holding = msgspec.msgpack.Decoder(Holding).decode
 unpack_user = msgspec.msgpack.Decoder(User).decode
 unpack_access_key = msgspec.msgpack.Decoder(AccessKey).decode

@@ -17,7 +17,7 @@ from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode, unpack_inode
 from kvfs.namespace import odd
-from kvfs.namespace.inodes import drop_inode, is_directory, write_inode
+from kvfs.namespace.inodes import drop_inode, is_directory, stamp, write_inode
 
 Keep = Callable[[int], bool]
 """Whether an inode whose last link goes may still be held by somebody, and so must stay as an
@@ -101,7 +101,10 @@ def is_empty(t: Transaction, directory: int) -> bool:
 
 
 def touch(t: Transaction, ino: int, inode: Inode, now: int, subdirectories: int = 0) -> None:
-    """Write a directory whose names changed, and which gained so many subdirectories."""
+    """A directory's names changed, and it gained so many subdirectories."""
+    if not subdirectories:
+        stamp(t, ino, inode, now)
+        return
     inode.mtime_ns = inode.ctime_ns = now
     inode.nlink += subdirectories
     write_inode(t, ino, inode)
@@ -132,7 +135,8 @@ def lose_link(
         _choose_link(t, ino, inode, link)
         write_inode(t, ino, inode)
         return Removed(ino, inode, False)
-    if keep(ino):
+    # In a cluster other nodes may have a data file of it, which they drop first.
+    if keep(ino) or (t.node and not is_directory(inode)):
         inode.parent = 0
         t.put(keys.orphan(ino), b"")
         write_inode(t, ino, inode)

@@ -15,12 +15,12 @@ from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import (
     ROOT_INODE,
+    Flag,
     Inode,
     Usage,
     namespace_of,
     pack,
     unpack_inode,
-    unpack_usage,
 )
 
 XATTR_CREATE: Final = 1
@@ -52,13 +52,36 @@ def read_inode(t: Transaction, ino: int) -> Inode:
     value = t.get(keys.inode(ino))
     if value is None:
         raise Stale("the file or directory is gone")
-    return unpack_inode(value)
+    return with_times(t, ino, unpack_inode(value))
 
 
 def read_inodes(t: Transaction, inos: Sequence[int]) -> list[Inode | None]:
     """The records in the order of `inos`, None where there is none; one round trip."""
     values = t.get_many([keys.inode(ino) for ino in inos])
-    return [None if value is None else unpack_inode(value) for value in values]
+    return [
+        None if value is None else with_times(t, ino, unpack_inode(value))
+        for ino, value in zip(inos, values, strict=True)
+    ]
+
+
+def with_times(t: Transaction, ino: int, inode: Inode) -> Inode:
+    """The record, with the times that a directory of a cluster has beside it. Changes `inode`."""
+    if t.node and stat.S_ISDIR(inode.mode):
+        value = t.get(keys.times(ino))
+        if value is not None:
+            inode.mtime_ns = max(inode.mtime_ns, keys.unpack_u64(value))
+            inode.ctime_ns = max(inode.ctime_ns, keys.unpack_u64(value, 8))
+    return inode
+
+
+def stamp(t: Transaction, ino: int, inode: Inode, now: int) -> None:
+    """The names in a directory changed, and nothing else of its record. In a cluster those who
+    change names in one directory do not contend for its record."""
+    if t.node:
+        t.merge(keys.times(ino), keys.pack_u64(now) * 2)
+    else:
+        inode.mtime_ns = inode.ctime_ns = now
+        write_inode(t, ino, inode)
 
 
 def write_inode(t: Transaction, ino: int, inode: Inode) -> None:
@@ -80,12 +103,7 @@ def set_blocks(t: Transaction, ino: int, inode: Inode, blocks: int) -> None:
 
 def add_usage(t: Transaction, namespace_id: int, size_bytes: int, inodes: int) -> None:
     """Account for what is added (or, negative, removed); of a namespace that is gone, nothing."""
-    key = keys.usage(namespace_id)
-    value = t.get(key)
-    if value is None:
-        return
-    usage = unpack_usage(value)
-    t.put(key, pack(Usage(bytes=usage.bytes + size_bytes, inodes=usage.inodes + inodes)))
+    t.merge(keys.usage(namespace_id), pack(Usage(bytes=size_bytes, inodes=inodes)))
 
 
 def set_attributes(t: Transaction, ino: int, changes: Changes, now: int) -> Inode:
@@ -106,6 +124,8 @@ def set_attributes(t: Transaction, ino: int, changes: Changes, now: int) -> Inod
     if changes.blocks is not None:
         set_blocks(t, ino, inode, changes.blocks)
     inode.ctime_ns = now
+    if t.node and is_directory(inode):  # the times that were set, also where they are earlier
+        t.delete(keys.times(ino))
     write_inode(t, ino, inode)
     return inode
 
@@ -171,9 +191,29 @@ def drop_inode(t: Transaction, ino: int, inode: Inode) -> None:
         t.delete(keys.xattr(ino, name))
     for key in (keys.inode(ino), keys.unsealed(ino), keys.unpublished(ino), keys.orphan(ino)):
         t.delete(key)
+    outdate_cold(t, ino, inode)
+    if t.node:
+        _drop_of_cluster(t, ino)
     namespace_id = namespace_of(ino)
     if ino & (1 << 48) - 1 != ROOT_INODE:  # a namespace's own directory is not counted
         add_usage(t, namespace_id, -BLOCK * inode.blocks, -1)
+
+
+def outdate_cold(t: Transaction, ino: int, inode: Inode) -> None:
+    """Call before the version or checksum of a record changes, or it goes: what the cold tier has
+    of it is garbage (`namespace.cold`). The caller writes the record."""
+    if inode.flags & Flag.COLD:
+        inode.flags &= ~Flag.COLD
+        t.put(keys.cold_object(ino, inode.version, inode.checksum), b"")
+
+
+def _drop_of_cluster(t: Transaction, ino: int) -> None:
+    for key in (keys.times(ino), keys.locks(ino, True), keys.locks(ino, False)):
+        t.delete(key)
+    prefix = keys.placements(ino)
+    for key in [key for key, _ in t.scan(prefix, keys.after(prefix))]:
+        t.delete(key)
+        t.delete(keys.held(key[len(prefix) :], ino))
 
 
 def _xattr_key(ino: int, name: bytes) -> bytes:

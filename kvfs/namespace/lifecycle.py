@@ -13,24 +13,26 @@ stays 0: a file that was synced once is never dropped after a power cut, whateve
 
 from typing import NamedTuple
 
-from kvfs.errors import Stale
+from kvfs.errors import Conflict, Stale
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
-from kvfs.namespace import odd
+from kvfs.namespace import odd, placements
 from kvfs.namespace.entries import find_entry, links, touch
-from kvfs.namespace.inodes import read_inode, set_blocks, write_inode
+from kvfs.namespace.inodes import outdate_cold, read_inode, set_blocks, write_inode
+from kvfs.namespace.listed import listed
 from kvfs.namespace.tree import replace
 
 __all__ = [
     "Evicted",
+    "brought",
     "evict",
-    "listed",
     "orphans",
     "publish",
     "reopen",
     "replace",
     "seal",
+    "synced",
     "unpublished",
     "unsealed",
 ]
@@ -55,13 +57,20 @@ def publish(
     ctime_ns: int,
     boot: int,
     seal: bytes | None = None,
+    version: int | None = None,
 ) -> Inode:
     """Record what a close (or fsync) of a written file acknowledges; returns the record.
 
     `boot`: 0 when the data are on disk, else the present boot's id. `seal`: the checksum, where it
-    is known already and nobody can write the data file any more. Raises Stale.
+    is known already and nobody can write the data file any more. `version`: of the data file, where
+    it has a new one. Raises Stale, Conflict (the record has that version, or a later one).
     """
     inode = read_inode(t, ino)
+    outdate_cold(t, ino, inode)
+    if version is not None:
+        if inode.version >= version:
+            raise Conflict("the file was published by somebody else meanwhile")
+        inode.version = version
     inode.size, inode.mtime_ns = size, mtime_ns
     inode.ctime_ns = max(inode.ctime_ns, ctime_ns)
     set_blocks(t, ino, inode, blocks)
@@ -69,23 +78,33 @@ def publish(
         inode.boot = boot
     if not inode.flags & Flag.PUBLISHED:
         t.delete(keys.unpublished(ino))
+    placements.hold_alone(t, ino, inode.version)
     inode.flags = (inode.flags | Flag.PUBLISHED) & ~Flag.SEALED
     inode.checksum = b""
     if seal is None:
-        t.put(keys.unsealed(ino), b"")
+        t.put(keys.unsealed(ino), t.node)
     else:
         _set_seal(t, ino, inode, seal)
     write_inode(t, ino, inode)
     return inode
 
 
+def synced(t: Transaction, ino: int) -> None:
+    """Content that was published before is on disk by now. Raises Stale."""
+    inode = read_inode(t, ino)
+    if inode.boot:
+        inode.boot = 0
+        write_inode(t, ino, inode)
+
+
 def reopen(t: Transaction, ino: int) -> Inode:
     """Open for writing: what was sealed is so no more; returns the record. Raises Stale."""
     inode = read_inode(t, ino)
     if inode.flags & Flag.SEALED:
+        outdate_cold(t, ino, inode)
         inode.flags &= ~Flag.SEALED
         inode.checksum = b""
-        t.put(keys.unsealed(ino), b"")
+        t.put(keys.unsealed(ino), t.node)
         write_inode(t, ino, inode)
     return inode
 
@@ -149,19 +168,34 @@ def evict(t: Transaction, ino: int, now: int) -> Evicted | None:
     return Evicted(ino, inode, shown)
 
 
+def brought(t: Transaction, ino: int, version: int, blocks: int) -> bool:
+    """Account for a data file that has come back, from the cold tier or another node; False where
+    the file is another by now."""
+    try:
+        inode = read_inode(t, ino)
+    except Stale:
+        return False
+    if inode.version != version or not inode.flags & Flag.PUBLISHED:
+        return False
+    if inode.blocks != blocks:
+        set_blocks(t, ino, inode, blocks)
+        write_inode(t, ino, inode)
+    return True
+
+
 def unsealed(t: Transaction, after_ino: int, limit: int) -> list[int]:
-    """Up to `limit` inode numbers above `after_ino` of files that are not both sealed and
-    synced."""
-    return listed(t, keys.unsealed(after_ino), b"v", limit)
+    """Up to `limit` inode numbers above `after_ino` of files of this node that are not both sealed
+    and synced."""
+    return listed(t, keys.unsealed(after_ino), b"v", limit, t.node)
 
 
 def unpublished(t: Transaction, after_ino: int, limit: int) -> list[int]:
     """Likewise, of files that were never closed nor synced."""
-    return listed(t, keys.unpublished(after_ino), b"x", limit)
+    return listed(t, keys.unpublished(after_ino), b"x", limit, t.node)
 
 
 def orphans(t: Transaction, after_ino: int, limit: int) -> list[int]:
-    """Likewise, of inodes without a link."""
+    """Likewise, of inodes without a link; of all nodes."""
     return listed(t, keys.orphan(after_ino), b"p", limit)
 
 
@@ -169,16 +203,6 @@ def _set_seal(t: Transaction, ino: int, inode: Inode, checksum: bytes) -> None:
     inode.flags |= Flag.SEALED
     inode.checksum = checksum
     if inode.boot:
-        t.put(keys.unsealed(ino), b"")
+        t.put(keys.unsealed(ino), t.node)
     else:
         t.delete(keys.unsealed(ino))
-
-
-def listed(t: Transaction, after: bytes, end: bytes, limit: int) -> list[int]:
-    """Up to `limit` inode numbers that stand behind a letter in the keys after `after`."""
-    found: list[int] = []
-    for key, _ in t.scan(after + b"\0", end):
-        found.append(keys.unpack_u64(key, 1))
-        if len(found) >= limit:
-            break
-    return found

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kvfs.errors import NameTooLong, NotADirectory, NotFound
+from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE, Flag, Inode
 from kvfs.namespace import tree
@@ -17,6 +18,14 @@ from kvfs.namespace.inodes import is_directory, read_inode, read_inodes
 from kvfs.namespace.spaces import MAX_NAME
 
 _UNPUBLISHED: Final = b"w"
+
+
+def is_here(t: Transaction, ino: int, inode: Inode) -> bool:
+    """Whether this node's own mount shows it: a file that another node is making, and did not
+    publish, is its maker's alone."""
+    if inode.flags & Flag.PUBLISHED or not stat.S_ISREG(inode.mode):
+        return True
+    return t.get(keys.unpublished(ino)) in (None, t.node)
 
 
 class Found(NamedTuple):
@@ -36,11 +45,16 @@ class Listed(NamedTuple):
     inode: Inode
 
 
-def is_visible(inode: Inode, boot: int) -> bool:
-    """Whether others than its mount may read it; `boot` is the running boot's id."""
+def is_visible(t: Transaction, ino: int, inode: Inode, boot: int) -> bool:
+    """Whether others than its mount may read it; `boot` is the running boot's id. What another node
+    wrote, and did not sync yet, it answers for: it serves nothing before it has recovered."""
     if not stat.S_ISREG(inode.mode):
         return True
-    return bool(inode.flags & Flag.PUBLISHED) and inode.boot in (0, boot)
+    if not inode.flags & Flag.PUBLISHED:
+        return False
+    if inode.boot in (0, boot):
+        return True
+    return bool(t.node) and t.get(keys.unsealed(ino)) not in (None, t.node)
 
 
 def find(t: Transaction, path: Sequence[bytes], boot: int) -> Found:
@@ -57,7 +71,7 @@ def find(t: Transaction, path: Sequence[bytes], boot: int) -> Found:
         if found is None:
             raise NotFound("no such file or directory")
         ino, inode = found
-    if not is_visible(inode, boot):
+    if not is_visible(t, ino, inode, boot):
         raise NotFound("no such file or directory")
     return Found(ino, inode)
 
@@ -80,7 +94,7 @@ def _find_in(
     if directory is None or (path and len(path[-1]) > MAX_NAME):
         return None
     found = tree.find(t, directory, path[-1] if path else b".")
-    if found is None or not is_visible(found[1], boot):
+    if found is None or not is_visible(t, *found, boot):
         return None
     return Found(*found)
 
@@ -131,6 +145,6 @@ def list_children(
     listed = [
         Listed(child.key, child.name, child.ino, inode)
         for child, inode in zip(children, records, strict=True)
-        if inode is not None and is_visible(inode, boot)
+        if inode is not None and is_visible(t, child.ino, inode, boot)
     ]
     return listed, children[-1].key if len(children) == limit else b""

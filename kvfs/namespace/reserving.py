@@ -10,15 +10,16 @@ import stat
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode, namespace_of
-from kvfs.namespace import lifecycle, spaces
+from kvfs.namespace import placements, spaces
 from kvfs.namespace.inodes import add_usage, write_inode
+from kvfs.namespace.listed import listed
 
 
 def reserve(t: Transaction, namespace_id: int, count: int) -> int:
     """Reserve so many numbers; the first of them. Raises NotFound, NoSpace."""
     first = spaces.allocate_inodes(t, namespace_id, count)
     for ino in range(first, first + count):
-        t.put(keys.reserved(ino), b"")
+        t.put(keys.reserved(ino), t.node)
     return first
 
 
@@ -29,8 +30,8 @@ def release(t: Transaction, inos: list[int]) -> None:
 
 
 def reserved(t: Transaction, after_ino: int, limit: int) -> list[int]:
-    """Up to `limit` reserved numbers above `after_ino`."""
-    return lifecycle.listed(t, keys.reserved(after_ino), b"s", limit)
+    """Up to `limit` numbers above `after_ino` that this node has reserved."""
+    return listed(t, keys.reserved(after_ino), b"s", limit, t.node)
 
 
 def abandon(t: Transaction, inos: list[int], now: int) -> None:
@@ -50,7 +51,8 @@ def abandon(t: Transaction, inos: list[int], now: int) -> None:
             name=b"",
         )
         t.put(keys.orphan(ino), b"")
-        t.put(keys.unsealed(ino), b"")
-        t.put(keys.unpublished(ino), b"")
+        t.put(keys.unsealed(ino), t.node)
+        t.put(keys.unpublished(ino), t.node)
+        placements.hold(t, ino, inode.version)
         write_inode(t, ino, inode)
         add_usage(t, namespace_of(ino), 0, 1)

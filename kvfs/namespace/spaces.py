@@ -6,7 +6,7 @@ Invariants
 """
 
 import stat
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Unpack
 
 from kvfs.errors import (
     Corrupt,
@@ -33,11 +33,10 @@ from kvfs.meta.records import (
     unpack_namespace,
     unpack_usage,
 )
+from kvfs.namespace import policies
 from kvfs.namespace.inodes import add_usage, drop_inode, read_inode, write_inode
 
 __all__ = [
-    "EVICTIONS",
-    "KINDS",
     "MAX_NAME",
     "Listed",
     "add_usage",
@@ -52,6 +51,7 @@ __all__ = [
     "get",
     "is_durable",
     "list_all",
+    "may_lag",
     "remove",
     "rename",
     "set_policy",
@@ -59,8 +59,6 @@ __all__ = [
     "usage",
 ]
 
-KINDS: Final = ("durable", "cache")
-EVICTIONS: Final = ("lru",)
 MAX_NAME: Final = 255
 _MAX_ID: Final = (1 << 64 - NAMESPACE_SHIFT) - 1
 _FIRST_INODE: Final = ROOT_INODE + 1
@@ -114,22 +112,20 @@ def create(
     t: Transaction,
     name: bytes,
     *,
-    kind: str = "durable",
-    capacity: int = 0,
-    eviction: str = "lru",
     mode: int = 0o755,
     uid: int,
     gid: int,
     now: int,
+    **policy: Unpack[policies.Policy],
 ) -> int:
     """Make a namespace and its top directory; returns its id.
 
-    `capacity` in bytes, 0 for no limit of its own. Raises Exists, Invalid, NameTooLong, NoSpace (no
-    id is left: 65,535 were used).
+    `capacity` in bytes, 0 for no limit of its own. Raises Exists, Invalid, NotSupported,
+    NameTooLong, NoSpace (no id is left: 65,535 were used).
     """
     check_name(name)
-    record = Namespace(name=name, kind=kind, capacity=capacity, eviction=eviction, created_ns=now)
-    _check_policy(record)
+    record = Namespace(name=name, created_ns=now)
+    policies.change(record, policy, in_cluster=bool(t.node))
     entry = keys.directory_entry(ROOT_INODE, name)
     if t.get(entry) is not None:
         raise Exists(f"there is a namespace '{_shown(name)}' already")
@@ -150,20 +146,22 @@ def is_durable(t: Transaction, ino: int) -> bool:
     return value is None or unpack_namespace(value).kind != "cache"
 
 
+def may_lag(t: Transaction, ino: int) -> bool:
+    """Whether other nodes may hear of a new file of an inode's namespace after its close: not where
+    an open sees every close before it, nor where others are to have copies."""
+    value = t.get(keys.namespace(namespace_of(ino)))
+    record = None if value is None else unpack_namespace(value)
+    return record is not None and not record.is_strict and not record.replicas
+
+
 def set_policy(
     t: Transaction,
     namespace_id: int,
-    *,
-    kind: str | None = None,
-    capacity: int | None = None,
-    eviction: str | None = None,
+    **policy: Unpack[policies.Policy],
 ) -> Namespace:
-    """Change what is not None; returns the new policy. Raises NotFound, Invalid."""
+    """Change what is not None; returns the new policy. Raises NotFound, Invalid, NotSupported."""
     record = get(t, namespace_id)
-    record.kind = record.kind if kind is None else kind
-    record.capacity = record.capacity if capacity is None else capacity
-    record.eviction = record.eviction if eviction is None else eviction
-    _check_policy(record)
+    policies.change(record, policy, in_cluster=bool(t.node))
     t.put(keys.namespace(namespace_id), pack(record))
     return record
 
@@ -285,17 +283,6 @@ def _next_id(t: Transaction) -> int:
         raise NoSpace(f"all {_MAX_ID} namespace ids were used; make a new store")
     t.put(keys.counter(_TOP), keys.pack_u64(number + 1))
     return number
-
-
-def _check_policy(record: Namespace) -> None:
-    if record.kind not in KINDS:
-        raise Invalid(f"a namespace is {' or '.join(KINDS)}, not '{record.kind}'")
-    if record.eviction not in EVICTIONS:
-        raise Invalid(
-            f"the eviction of a namespace is {' or '.join(EVICTIONS)}, not '{record.eviction}'"
-        )
-    if record.capacity < 0:
-        raise Invalid(f"a capacity is at least 0 bytes, not {record.capacity}")
 
 
 def _directory(mode: int, uid: int, gid: int, now: int, name: bytes) -> Inode:

@@ -30,7 +30,7 @@ from kvfs.meta.records import (
     namespace_root,
     unpack_inode,
 )
-from kvfs.namespace import odd, spaces
+from kvfs.namespace import odd, placements, spaces
 from kvfs.namespace.entries import (
     Keep,
     Removed,
@@ -49,6 +49,7 @@ from kvfs.namespace.inodes import (
     is_directory,
     read_inode,
     read_inodes,
+    with_times,
     write_inode,
 )
 from kvfs.namespace.renaming import RENAME_EXCHANGE, RENAME_NOREPLACE, rename
@@ -104,7 +105,8 @@ def find(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode] | None:
     value = t.get(b"i" + packed)
     if value is None:
         raise Stale(f"the name '{_shown(name)}' leads to nothing: run `kvfs fsck`")
-    return keys.unpack_u64(packed), unpack_inode(value)
+    ino = keys.unpack_u64(packed)
+    return ino, with_times(t, ino, unpack_inode(value))
 
 
 def lookup(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode]:
@@ -277,9 +279,15 @@ def replace(
 
 
 def reap(t: Transaction, ino: int) -> None:
-    """Drop an orphan that nobody holds any more; nothing where it is gone, or has a link again."""
+    """Drop an orphan that nobody holds any more; nothing where it is gone, or has a link again.
+
+    In a cluster: this node has unlinked its data file, and the last one to do so drops it."""
     if t.get(keys.orphan(ino)) is None:
         return
+    if t.node:
+        placements.let_go(t, ino, t.node)
+        if placements.is_held(t, ino):
+            return
     value = t.get(keys.inode(ino))
     if value is None:
         t.delete(keys.orphan(ino))
@@ -372,9 +380,10 @@ def _put_new(t: Transaction, ino: int, inode: Inode) -> None:
         inode.flags |= Flag.PUBLISHED
     else:
         if not inode.flags & Flag.PUBLISHED:
-            t.put(keys.unpublished(ino), b"")
+            t.put(keys.unpublished(ino), t.node)
         if not inode.flags & Flag.SEALED or inode.boot:
-            t.put(keys.unsealed(ino), b"")
+            t.put(keys.unsealed(ino), t.node)
+        placements.hold(t, ino, inode.version)
     write_inode(t, ino, inode)
     add_usage(t, namespace_of(ino), BLOCK * inode.blocks, 1)
 

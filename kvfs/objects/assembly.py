@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
+from kvfs.namespace import placements
 from kvfs.namespace.entries import touch
 from kvfs.namespace.inodes import BLOCK, add_usage, read_inode, set_blocks, write_inode
 from kvfs.objects import attributes, changing, finding
@@ -81,7 +82,8 @@ def make(
         boot=moment.boot,
     )
     t.put(keys.file_entry(directory, inode.name), keys.pack_u64(ino))
-    t.put(keys.unsealed(ino), b"")
+    t.put(keys.unsealed(ino), t.node)
+    placements.hold(t, ino, inode.version)
     write_inode(t, ino, inode)
     add_usage(t, bucket.id, 0, 1)
     touch(t, directory, read_inode(t, directory), moment.now)

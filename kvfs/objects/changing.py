@@ -25,7 +25,7 @@ from kvfs.client.placing import Dropped, Written
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of
-from kvfs.namespace import odd, spaces
+from kvfs.namespace import odd, placements, spaces
 from kvfs.namespace.entries import Removed, is_empty, lose_link, relocate, touch
 from kvfs.namespace.inodes import BLOCK, add_usage, read_inode, set_blocks, write_inode
 from kvfs.objects import attributes, finding, sound, versions
@@ -417,7 +417,8 @@ def _publish(
     inode.size, inode.mtime_ns = body.size, body.mtime_ns
     inode.ctime_ns = max(inode.ctime_ns, body.ctime_ns)
     inode.flags, inode.boot = Flag.PUBLISHED, 0 if body.synced else moment.boot
-    t.put(keys.unsealed(ino), b"")
+    t.put(keys.unsealed(ino), t.node)
+    placements.hold(t, ino, inode.version)
     write_inode(t, ino, inode)
     return inode
 

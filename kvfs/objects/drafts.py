@@ -57,6 +57,8 @@ class Drafts:
         """As `begin`, for an event loop: it waits neither for the disk nor for the node. None where
         only `begin` can: a large body, or space that must be asked for first."""
         check_key(key)
+        if self._session.mirrored is not None:
+            return None  # numbers are reserved elsewhere
         found = self._session.read(lambda t: finding.find_bucket(t, bucket))
         body = self._bodies.begin_now(found, size_hint)
         return None if body is None else Draft(body, key)

@@ -142,16 +142,19 @@ def find_file(t: Transaction, parent: int, name: bytes, key: bytes, boot: int) -
     if record is None:
         return None
     inode = unpack_inode(record)
-    if not is_object(inode, boot):
+    ino = keys.unpack_u64(value)
+    if not is_object(t, ino, inode, boot):
         return None
-    return facts(t, key, keys.unpack_u64(value), inode, None, latest=True)
+    return facts(t, key, ino, inode, None, latest=True)
 
 
 def has_file(t: Transaction, parent: int, name: bytes, boot: int) -> bool:
     """Whether an object stands under its own name."""
     value = t.get(keys.file_entry(parent, name))
     record = None if value is None else t.get(b"i" + value)
-    return record is not None and is_object(unpack_inode(record), boot)
+    if value is None or record is None:
+        return False
+    return is_object(t, keys.unpack_u64(value), unpack_inode(record), boot)
 
 
 def find_version(
@@ -163,7 +166,7 @@ def find_version(
         return current
     for found, ino in _matching(t, parent, name, version):
         inode = read_inode(t, ino)
-        if is_marker(inode) or is_object(inode, boot):
+        if is_marker(inode) or is_object(t, ino, inode, boot):
             first = next(noncurrent(t, parent, name))[0]
             latest = is_marker(inode) and found == first and current is None
             return facts(t, key, ino, inode, found, latest=latest)
@@ -200,8 +203,8 @@ def facts(
     )
 
 
-def is_object(inode: Inode, boot: int) -> bool:
-    return stat.S_ISREG(inode.mode) and published.is_visible(inode, boot)
+def is_object(t: Transaction, ino: int, inode: Inode, boot: int) -> bool:
+    return stat.S_ISREG(inode.mode) and published.is_visible(t, ino, inode, boot)
 
 
 def is_marker(inode: Inode) -> bool:

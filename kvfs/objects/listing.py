@@ -201,7 +201,8 @@ class _Gathered:
             walk.skip(common)
             return
         record = self._t.get(b"i" + packed)
-        if record is not None and finding.is_object(unpack_inode(record), self._boot):
+        ino = keys.unpack_u64(packed)
+        if record is not None and finding.is_object(self._t, ino, unpack_inode(record), self._boot):
             self._found.append(common)
             walk.skip(common)
 
@@ -215,8 +216,8 @@ class _Gathered:
                 if record is None:
                     continue
                 inode = unpack_inode(record)
-                if finding.is_object(inode, self._boot):
-                    ino = keys.unpack_u64(packed)
+                ino = keys.unpack_u64(packed)
+                if finding.is_object(self._t, ino, inode, self._boot):
                     tag = attributes.etag_of(etag, ino, inode)
                     self._found.append(Listed(key, ino, inode.size, inode.mtime_ns, tag))
             pending.clear()
@@ -250,9 +251,10 @@ def list_versions(
         key = above + stem
         if not key.startswith(prefix):
             break
-        inode = read_inode(t, keys.unpack_u64(packed))
+        ino = keys.unpack_u64(packed)
+        inode = read_inode(t, ino)
         if not is_listable(key) or not (
-            finding.is_object(inode, boot) or (version and finding.is_marker(inode))
+            finding.is_object(t, ino, inode, boot) or (version and finding.is_marker(inode))
         ):
             continue
         at = key.find(delimiter, len(prefix)) if delimiter else -1

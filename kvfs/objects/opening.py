@@ -5,24 +5,28 @@ While a file is not sealed, its data file is the truth about size and time (a mo
 to it), so who sends it compares both again at the end: `Opened.is_unchanged`.
 """
 
+import contextlib
 import os
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 
+from kvfs.client.link import Link
 from kvfs.client.remembering import Remembering
 from kvfs.client.session import Session
 from kvfs.client.touches import Touches
-from kvfs.errors import Corrupt
+from kvfs.errors import Conflict, Corrupt, KvfsError, NotFound, Stale
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, unpack_inode
-from kvfs.namespace import spaces
+from kvfs.namespace import cold, spaces
 from kvfs.objects import attributes, finding
 from kvfs.objects.finding import Facts
-from kvfs.objects.problems import MarkedDeleted, NoSuchKey
+from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NotHere
 
 _ATTEMPTS: Final = 3
+_BRINGINGS: Final = 8
 _REMEMBERED: Final = 4096
 _REMEMBERED_METADATA: Final = 4096
 """Characters: an object about which more is said is found anew each time."""
@@ -33,6 +37,9 @@ class Opened(NamedTuple):
 
     fd: int
     facts: Facts
+    coming: Callable[[int, int], None] | None = None
+    """Its data are on their way here: call it for (offset, length) before those bytes are read. It
+    blocks, and raises as `Opener.bring`."""
 
     @property
     def size(self) -> int:
@@ -41,6 +48,8 @@ class Opened(NamedTuple):
     def is_unchanged(self) -> bool:
         """Whether the bytes read so far are those of the object that was opened: False where its
         file was written in place meanwhile."""
+        if self.coming is not None:
+            return True
         found = os.fstat(self.fd)
         return (found.st_size, found.st_mtime_ns) == (self.facts.size, self.facts.data_mtime_ns)
 
@@ -48,9 +57,10 @@ class Opened(NamedTuple):
 class Opener:
     """Of one store; any thread."""
 
-    def __init__(self, session: Session, touches: Touches) -> None:
+    def __init__(self, session: Session, touches: Touches, link: Link) -> None:
         self._session = session
         self._touches = touches
+        self._link = link
         self._seen = Remembering[tuple[bytes, bytes], Facts](session, _REMEMBERED, _is_short)
 
     def find(self, bucket: bytes, key: bytes, version: str) -> Facts:
@@ -66,7 +76,40 @@ class Opener:
         return _as_data(found, data)
 
     def open(self, bucket: bytes, key: bytes, version: str) -> Opened:
-        """A new descriptor of one version. Raises as `find`, MarkedDeleted, Corrupt, OSError."""
+        """A new descriptor of one version, whose data are brought where they are on another node.
+        Blocking. Raises as `find`, MarkedDeleted, Corrupt, Unavailable, NoSpace, OSError."""
+        for _ in range(_BRINGINGS):
+            try:
+                return self.open_here(bucket, key, version)
+            except NotHere as missing:
+                self.bring(missing.facts)
+        return self.open_here(bucket, key, version)
+
+    def bring(self, facts: Facts) -> None:
+        """The object's data are on this host when it returns, or it is another by now. Blocking.
+        Raises NoSuchKey (a miss), Corrupt, Unavailable, NoSpace."""
+        with contextlib.suppress(NotFound, Stale, Conflict):
+            if not self._link.bring(facts.ino):
+                raise self._lost(facts)
+
+    def open_coming(self, facts: Facts) -> Opened | None:
+        """A descriptor of data that are on their way here, read as they come; None: look again.
+        Blocking. Raises as `bring`."""
+        ino, version = facts.ino, facts.inode.version
+
+        def coming(offset: int, length: int) -> None:
+            if not self._link.bring_span(ino, version, offset, length):
+                raise self._lost(facts)
+
+        with contextlib.suppress(NotFound, Stale, Conflict, FileNotFoundError):
+            coming(0, 1)
+            fd = self._session.files.open_arriving(ino, version)
+            self._touches.add(ino)
+            return Opened(fd, facts, coming)
+        return None
+
+    def open_here(self, bucket: bytes, key: bytes, version: str) -> Opened:
+        """A new descriptor of one version. Raises as `find`, MarkedDeleted, NotHere, OSError."""
         found = None
         for _ in range(_ATTEMPTS):
             found = self._found(bucket, key, version)
@@ -79,10 +122,16 @@ class Opener:
                 self._touches.add(found.ino)
                 return opened
         assert found is not None
-        shown = key.decode(errors="backslashreplace")
-        if self._session.read(lambda t: spaces.is_durable(t, found.ino)):
-            raise Corrupt(f"{shown}: its data file is missing or torn: run `kvfs fsck`")
-        raise NoSuchKey(f"{shown}: its data have gone")
+        raise NotHere(found)
+
+    def _lost(self, facts: Facts) -> KvfsError:
+        """Nobody has the data of this record."""
+        shown = facts.key.decode(errors="backslashreplace")
+        if self._session.read(lambda t: spaces.is_durable(t, facts.ino)):
+            if facts.inode.flags & Flag.COLD:
+                return self._session.read(lambda t: cold.out_of_reach(t, facts.ino, shown))
+            return Corrupt(f"{shown}: its data file is missing or torn: run `kvfs fsck`")
+        return NoSuchKey(f"{shown}: its data have gone")
 
     def is_same(self, bucket: bytes, key: bytes, facts: Facts) -> bool:
         """Whether these facts, which somebody was told, are still those of the current version.

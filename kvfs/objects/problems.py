@@ -1,6 +1,11 @@
 """What is refused to who works with objects; each is a kind of the core's errors."""
 
-from kvfs.errors import AccessDenied, Conflict, Exists, Invalid, NotEmpty, NotFound
+from typing import TYPE_CHECKING
+
+from kvfs.errors import AccessDenied, Conflict, Exists, Invalid, NotEmpty, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from kvfs.objects.finding import Facts
 
 
 class NoSuchBucket(NotFound):
@@ -47,6 +52,14 @@ class PreconditionFailed(Conflict):
 
 class Locked(AccessDenied):
     """A retention or a legal hold forbids to delete this version."""
+
+
+class NotHere(Unavailable):
+    """The object's data file is not on this host; other nodes may have it."""
+
+    def __init__(self, facts: "Facts") -> None:
+        super().__init__("the object's data are not on this host yet")
+        self.facts = facts
 
 
 class _OfPart(Exception):

@@ -36,7 +36,8 @@ from kvfs.objects.slots import Slots
 from kvfs.objects.upload_store import Uploads
 
 _DELETED_AT_ONCE: Final = 256
-_COPIED_ATTRIBUTES: Final = frozenset(("retention", "legal-hold", "acl", "owner", "parts"))
+_OWN: Final = frozenset(("retention", "legal-hold", "acl", "owner", "parts", "part-checksums"))
+"""What is said of an object alone, and not of its copies; long ones go on in `parts.1` ..."""
 """What a copy does not take over from its source."""
 
 
@@ -62,7 +63,7 @@ class ObjectStore:
         self._touches = Touches(opened, self._link)
         self._bodies = Bodies(opened, Room(opened.files.root, self._link))
         self._publisher = Publisher(opened, self._finisher, self._bodies)
-        opener = Opener(opened, self._touches)
+        opener = Opener(opened, self._touches, self._link)
         slots = Slots(opened, self._bodies)
         drafts = Drafts(opened, self._bodies, slots)
         self.buckets = Buckets(opened, self._publisher)
@@ -77,6 +78,9 @@ class ObjectStore:
         self.tell = self._finisher.tell
         self.find = opener.find
         self.open = opener.open
+        self.open_here = opener.open_here
+        self.open_coming = opener.open_coming
+        self.bring = opener.bring
         self.reopen = opener.reopen
         self.is_same = opener.is_same
         opened.files.keep_spares()
@@ -93,6 +97,11 @@ class ObjectStore:
     def session(self) -> session.Session:
         """For what else is kept in the same engine."""
         return self._session
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is that of a node of a cluster: what is committed waits for another host."""
+        return self._session.mirrored is not None
 
     # ---- reading
 
@@ -208,7 +217,7 @@ class ObjectStore:
             facts = opened.facts
             kept = facts.metadata if metadata is None else metadata
             if metadata is None:
-                kept = {k: v for k, v in kept.items() if k not in _COPIED_ATTRIBUTES}
+                kept = {k: v for k, v in kept.items() if k.partition(".")[0] not in _OWN}
             if source[:2] == target and facts.latest and not versioning:
                 return self._restate(source, facts, kept, check)
             draft = self.begin(*target, facts.size)
@@ -305,7 +314,9 @@ class ObjectStore:
         bypass: bool = False,
     ) -> Deleted | None:
         """As `delete`, for an event loop: None, and nothing is done, where that waits for the
-        disk."""
+        disk, or for another host."""
+        if self.is_shared:
+            return None
 
         def fn(t: Transaction, changed: Changed) -> Deleted | KvfsError | None:
             found = finding.find_bucket(t, bucket)

@@ -197,7 +197,7 @@ def _part(
     """None where its data are gone."""
     inode, raw = read_inode(t, ino), attributes.read_raw(t, ino)
     place = assembly.take_place(raw)
-    if place is None and not finding.is_object(inode, boot):
+    if place is None and not finding.is_object(t, ino, inode, boot):
         return None
     if place is not None and (place.data not in assemblies or inode.boot not in (0, boot)):
         return None

@@ -28,6 +28,14 @@ def excess(used: int, capacity: int) -> int:
     return used - (capacity - free - free // _HYSTERESIS)
 
 
+def share(need: int, here: int, everywhere: int) -> int:
+    """What one node of a cluster has to evict of what a namespace has too much, by what it has of
+    it; each does its part."""
+    if need <= 0 or here >= everywhere:
+        return need
+    return -(-need * here // everywhere)
+
+
 def reserve(coming: int, capacity: int) -> int:
     """Bytes to keep for what files open for writing are expected to grow; at most the headroom, so
     that files which stay open and never grow starve nobody."""

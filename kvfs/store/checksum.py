@@ -42,6 +42,49 @@ def checksum(fd: int, size: int) -> Checksum | None:
     return Checksum(combine(bytes(digests)), bytes(digests))
 
 
+def wrong_chunks(fd: int, size: int, chunks: bytes, first: int, count: int) -> list[int]:
+    """Which of the chunks from number `first` on, at most `count`, are not what `chunks` (checksums
+    of all) says; one that cannot be read, or is not there, is wrong.
+
+    Each is read again from the disk before it counts: what had changed in memory alone is so mended
+    for all who read the file.
+    """
+    buffer = memoryview(bytearray(_BUFFER_BYTES))
+    wrong = []
+    for number in range(first, min(first + count, len(chunks) // DIGEST_BYTES)):
+        start = number * CHUNK_BYTES
+        end = min(start + CHUNK_BYTES, size)
+        said = chunks[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+        if _is_chunk(fd, start, end, buffer, said):
+            continue
+        os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
+        if not _is_chunk(fd, start, end, buffer, said):
+            wrong.append(number)
+    return wrong
+
+
+def _is_chunk(fd: int, start: int, end: int, buffer: memoryview, said: bytes) -> bool:
+    try:
+        return _chunk(fd, start, end, buffer, _read_flags(fd)) == said
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return False
+
+
+def chunk_sums(fd: int, size: int, first: int, count: int) -> bytes | None:
+    """The xxh3-128 of `count` chunks from the chunk `first` on, of a file that counts as `size`
+    bytes long; None where it turned out shorter."""
+    buffer = memoryview(bytearray(_BUFFER_BYTES))
+    digests = bytearray()
+    for start in range(first * CHUNK_BYTES, min(size, (first + count) * CHUNK_BYTES), CHUNK_BYTES):
+        digest = _chunk(fd, start, min(start + CHUNK_BYTES, size), buffer, 0)
+        if digest is None:
+            return None
+        digests += digest
+    return bytes(digests)
+
+
 def combine(chunks: bytes) -> bytes:
     """The checksum of a file from those of its chunks."""
     return xxhash.xxh3_128_digest(chunks)
@@ -88,8 +131,9 @@ def _next_data(fd: int, start: int, size: int) -> int:
         return start  # a filesystem that does not know holes: all is data
 
 
-_ZERO_CHUNK: Final = xxhash.xxh3_128_digest(bytes(CHUNK_BYTES))
+ZERO_CHUNK: Final = xxhash.xxh3_128_digest(bytes(CHUNK_BYTES))
+"""Of a whole chunk of zeros."""
 
 
 def _zeros(length: int) -> bytes:
-    return _ZERO_CHUNK if length == CHUNK_BYTES else xxhash.xxh3_128_digest(bytes(length))
+    return ZERO_CHUNK if length == CHUNK_BYTES else xxhash.xxh3_128_digest(bytes(length))

@@ -7,13 +7,17 @@ Invariants
 - The name follows from inode number and version alone; nothing is looked up.
 - A data file describes itself in an extended attribute, so that lost metadata can be rebuilt by a
   scan.
+- What comes from another node lies beside the data files, and gets its name when it is whole: a
+  data file of a published version is never partly there.
 
 Hot path: `create`, `open` and `unlink` are one system call and one formatted name (about 0.5 us of
 Python). The 4,096 directories are made when a create finds its own missing.
 """
 
+import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -25,8 +29,11 @@ from kvfs.store.spares import Spares, name_spare
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _ATTRIBUTE: Final = "user.kvfs"
 _HINT_LIMIT_BYTES: Final = 1024
-"""Of a path hint: with the rest of a description it stays well under the 4 KiB that ext4 gives an
-inode's attributes."""
+"""Of a path hint."""
+_DESCRIPTION_LIMIT_BYTES: Final = 3600
+"""Of a whole description: it stays under the 4 KiB that ext4 gives an inode's attributes."""
+_ARRIVING: Final = "arriving"
+_DAMAGED: Final = "damaged"
 FAN_OUT: Final = 4096
 """Directories. Neighbouring inode numbers share one (the name holds bits 10 to 21), so that what is
 made together lies together: on ext4 a directory has its own block group, and a create in a cold
@@ -48,6 +55,16 @@ class Description(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     uid: int
     gid: int
     mtime_ns: int
+    described_ns: int = 0
+    """When this was written, since the epoch; 0: by an earlier version."""
+    namespace: bytes = b""
+    """The name of the file's namespace."""
+    kind: str = ""
+    """Of the namespace: 'durable' or 'cache'; empty: not known."""
+    others: list[bytes] = []
+    """The paths of its other links, where they fit."""
+    xattrs: dict[bytes, bytes] = {}
+    """Its extended attributes, where they fit."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -123,6 +140,94 @@ class DataFiles:
             return False
         return True
 
+    def begin_arriving(self, ino: int, version: int, size: int) -> int:
+        """A descriptor of a new file of `size` bytes, all hole, in which a data file is to arrive;
+        one that is there from before is dropped."""
+        self.drop_arriving(ino, version)
+        try:
+            fd = os.open(_arriving(ino, version), _CREATE, 0o600, dir_fd=self._directory)
+        except FileNotFoundError:
+            os.mkdir(_ARRIVING, 0o700, dir_fd=self._directory)
+            fd = os.open(_arriving(ino, version), _CREATE, 0o600, dir_fd=self._directory)
+        os.ftruncate(fd, size)
+        return fd
+
+    def arrived(self, ino: int, version: int) -> None:
+        """What arrived is whole: it becomes the data file, in place of one that is there."""
+        source, target = _arriving(ino, version), _relative(ino, version)
+        try:
+            os.rename(source, target, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        except FileNotFoundError:
+            self._make_directory(ino)
+            os.rename(source, target, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+
+    def drop_arriving(self, ino: int, version: int) -> None:
+        """It will not become whole; who has it open keeps what has come."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_arriving(ino, version), dir_fd=self._directory)
+
+    def clear_arriving(self) -> None:
+        """Drop what a process that was killed left there."""
+        shutil.rmtree(f"{self.root}/{_ARRIVING}", ignore_errors=True)
+
+    def open_arriving(self, ino: int, version: int) -> int:
+        """A new descriptor, for reading, of a file that is arriving. FileNotFoundError where it is
+        not, or has arrived."""
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        return os.open(_arriving(ino, version), flags, dir_fd=self._directory)
+
+    def begin_draft(self, ino: int, version: int) -> int:
+        """A descriptor of a new, empty file for content that is to replace that of this version,
+        whose data file is not here. A kill leaves nothing of it. FileExistsError when there is
+        one."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(_ARRIVING, 0o700, dir_fd=self._directory)
+        return os.open(_draft(ino, version), _CREATE, 0o600, dir_fd=self._directory)
+
+    def name_draft(self, ino: int, version: int) -> int:
+        """Make a data file of a draft, of the next version that has none here: that version."""
+        following = version + 1
+        while True:
+            try:
+                os.link(
+                    _draft(ino, version),
+                    _relative(ino, following),
+                    src_dir_fd=self._directory,
+                    dst_dir_fd=self._directory,
+                )
+            except FileExistsError:
+                following += 1
+            except FileNotFoundError:
+                self._make_directory(ino)
+            else:
+                self.drop_draft(ino, version)
+                return following
+
+    def drop_draft(self, ino: int, version: int) -> None:
+        """It was named, or is not wanted."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_draft(ino, version), dir_fd=self._directory)
+
+    def replace_version(self, ino: int, version: int, new: int) -> None:
+        """Give a data file the name of a new version instead of its own, in place of the data file
+        that has it."""
+        os.rename(
+            _relative(ino, version),
+            _relative(ino, new),
+            src_dir_fd=self._directory,
+            dst_dir_fd=self._directory,
+        )
+
+    def add_version(self, ino: int, version: int, new: int) -> None:
+        """Give a data file a second name, that of a new version of its content. FileNotFoundError
+        when there is no such data file, FileExistsError when there is one of the new version."""
+        os.link(
+            _relative(ino, version),
+            _relative(ino, new),
+            src_dir_fd=self._directory,
+            dst_dir_fd=self._directory,
+        )
+
     def open(self, ino: int, version: int, flags: int) -> int:
         """A new descriptor of an existing data file. FileNotFoundError when there is none."""
         return os.open(
@@ -144,6 +249,14 @@ class DataFiles:
         """The data file's own attributes. FileNotFoundError when there is none."""
         return os.stat(f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}", dir_fd=self._directory)
 
+    def medium(self, ino: int, version: int) -> str:
+        """On what a data file lies, as namespaces name it; empty when there is none."""
+        try:
+            self.stat(ino, version)
+        except FileNotFoundError:
+            return ""
+        return "ssd"
+
     def unlink(self, ino: int, version: int) -> bool:
         """Remove a data file; whether it was there. Its space is free once nobody has it open or
         mapped.
@@ -156,6 +269,25 @@ class DataFiles:
         except FileNotFoundError:
             return False
         return True
+
+    def set_aside(self, ino: int, version: int) -> str | None:
+        """Move a damaged data file out of the way, for who wants to look at what is left of it;
+        where it lies now, None when it was not there. Who has it open keeps it."""
+        os.makedirs(f"{self.root}/{_DAMAGED}", 0o700, exist_ok=True)
+        aside = f"{self.root}/{_DAMAGED}/{ino:016x}.{version:x}"
+        try:
+            os.rename(self.path(ino, version), aside)
+        except FileNotFoundError:
+            return None
+        return aside
+
+    def damaged(self) -> list[str]:
+        """Paths of the data files that were set aside."""
+        place = f"{self.root}/{_DAMAGED}"
+        try:
+            return [f"{place}/{name}" for name in os.listdir(place)]
+        except FileNotFoundError:
+            return []
 
     def tmpfile(self) -> int:
         """A descriptor of a data file that never has a name: gone when closed."""
@@ -182,7 +314,7 @@ class DataFiles:
     def strangers(self) -> Iterator[str]:
         """Paths below the data directory that are no data files."""
         known = set(self._directories())
-        for name in sorted(set(os.listdir(self.root)) - known):
+        for name in sorted(set(os.listdir(self.root)) - known - {_ARRIVING, _DAMAGED}):
             yield f"{self.root}/{name}"
         for directory in sorted(known):
             for name in os.listdir(f"{self.root}/{directory}"):
@@ -208,6 +340,18 @@ class DataFiles:
         return fd
 
 
+def _relative(ino: int, version: int) -> str:
+    return f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
+
+
+def _arriving(ino: int, version: int) -> str:
+    return f"{_ARRIVING}/{ino:016x}.{version:x}"
+
+
+def _draft(ino: int, version: int) -> str:
+    return f"{_ARRIVING}/{ino:016x}.{version:x}.draft"
+
+
 def parse_name(name: str) -> tuple[int, int] | None:
     """(inode number, version) from the last part of a data file's name, None when it is not one."""
     ino, dot, version = name.partition(".")
@@ -221,17 +365,35 @@ def parse_name(name: str) -> tuple[int, int] | None:
 
 
 def describe(fd: int, description: Description) -> bool:
-    """Write what the file says about itself; False on a filesystem that keeps no extended
-    attributes, where a lost engine cannot be rebuilt. Changes the data file's ctime."""
-    if len(description.path) > _HINT_LIMIT_BYTES:
-        description = msgspec.structs.replace(description, path=b"")
+    """Write what the file says about itself, as much as has room; False on a filesystem that keeps
+    no extended attributes, where a lost engine cannot be rebuilt. Changes the data file's ctime."""
     try:
-        os.setxattr(fd, _ATTRIBUTE, _encode(description))
+        os.setxattr(fd, _ATTRIBUTE, _encode(fitting(description)))
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP:
             return False
         raise
     return True
+
+
+def fitting(description: Description) -> Description:
+    """As much of it as has room: without its other paths, then without attributes too."""
+    if len(description.path) > _HINT_LIMIT_BYTES:
+        description = msgspec.structs.replace(description, path=b"", others=[])
+    if len(_encode(description)) > _DESCRIPTION_LIMIT_BYTES:
+        description = msgspec.structs.replace(description, others=[])
+    if len(_encode(description)) > _DESCRIPTION_LIMIT_BYTES:
+        description = msgspec.structs.replace(description, xattrs={})
+    return description
+
+
+def copy_description(source: int, target: int) -> None:
+    """A copy says the same of itself, where both filesystems keep it."""
+    try:
+        os.setxattr(target, _ATTRIBUTE, os.getxattr(source, _ATTRIBUTE))
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENODATA):
+            raise
 
 
 def description(fd: int) -> Description | None:

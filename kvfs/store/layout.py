@@ -6,9 +6,10 @@
 | `lock` | flock held by the daemon, its pid inside |
 | `meta/` | the embedded engine |
 | `data/xxx/` | data files, 4,096 directories made when first needed |
-| `run/` | control socket, log, which directories the kernel knows (`known`) |
+| `run/` | control socket, log, which directories the kernel knows, when the engine was heard |
 | `clean` | there while no daemon runs and the last one stopped in order |
 | `recovered` | id of the boot in which data files and records were last known to agree |
+| `node`, `cluster.key` | which node of a cluster it is, the cluster's secrets |
 
 Invariants
 - `format` is written first and atomically: a directory without it that holds anything else is not
@@ -43,6 +44,7 @@ was cut short, and what `remove_unused` leaves when that is."""
 _MADE: Final = (
     *("clean", "recovered", ".recovered.new"),
     *("secret.key", "s3-credentials", "s3-lifecycle.lock"),
+    *("node", "cluster.key"),
     *("format", "lock"),
 )
 """The files of a store beside its directories, in the order in which they may go."""
@@ -68,6 +70,7 @@ class Store:
         self.run = root / "run"
         self.socket = self.run / "control.sock"
         self.known = self.run / "known"
+        self.heard = self.run / "heard"
         self._clean = root / "clean"
         self._recovered = root / "recovered"
         self._lock_fd = -1
@@ -198,14 +201,25 @@ def _make(root: Path) -> None:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if foreign := sorted(set(os.listdir(root)) - _IGNORED):
         raise _foreign(root, foreign[0])
-    identity = Identity(format=FORMAT, store=str(uuid.uuid4()), node=str(uuid.uuid4()))
+    _identify(root, str(uuid.uuid4()))
+    os.chmod(root, 0o700)
+
+
+def be_new_node(store: Store) -> None:
+    """To a cluster it is a node that was never there, from the next time that it is opened: what it
+    has mirrored goes. Needs the lock. Raises OSError."""
+    shutil.rmtree(store.meta)
+    _identify(store.root, store.identity.store)
+
+
+def _identify(root: Path, store: str) -> None:
+    identity = Identity(format=FORMAT, store=store, node=str(uuid.uuid4()))
     draft = root / ".format.new"
     with open(draft, "wb", opener=_private) as file:
         file.write(msgspec.json.encode(identity) + b"\n")
         file.flush()
         os.fsync(file.fileno())
     os.rename(draft, root / "format")
-    os.chmod(root, 0o700)
     _sync_directory(root)
 
 

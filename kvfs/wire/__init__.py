@@ -1,4 +1,4 @@
-"""The HTTP/1.1 server of KVFS: bodies are moved by the kernel, every wait has a deadline.
+"""The HTTP/1.1 server of KVFS, and a client for nodes: the kernel moves bodies, each wait ends.
 
 `kvfs.wire.http` is its public face. It knows nothing of what is served, and nothing of KVFS: front
 doors and nodes give it a handler.
@@ -18,4 +18,5 @@ doors and nodes give it a handler.
 | `connection` | one connection: requests in, responses out, in order |
 | `server` | listeners, connections, deadlines, the graceful end |
 | `tls` | contexts for TLS |
+| `client` | one connection as its client: requests out, answers in |
 """

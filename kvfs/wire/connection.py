@@ -13,7 +13,7 @@ import trio
 
 from kvfs.wire.body import Body
 from kvfs.wire.errors import Lost, Refused, WireError
-from kvfs.wire.head import Head
+from kvfs.wire.head import Head, Session
 from kvfs.wire.inbox import Inbox
 from kvfs.wire.limits import Limits
 from kvfs.wire.parser import Heads
@@ -72,6 +72,7 @@ class Connection:
         self.scope = trio.CancelScope(shield=True)
         self._service = service
         self._inbox = Inbox(stream, service.limits, service.heads, peer)
+        self._session = Session()
         self._began = 0.0
 
     def stop(self) -> None:
@@ -111,6 +112,7 @@ class Connection:
             return False
         if head is None:
             return False
+        head.session = self._session
         self._began = time.monotonic()
         self._service.counters.requests += 1
         body = Body(head, self._inbox, self._service.limits)

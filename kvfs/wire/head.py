@@ -16,6 +16,15 @@ class Memo:
         self.value: object = None
 
 
+class Session:
+    """Where a handler keeps what holds for the whole of a connection."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: object = None
+
+
 class Head(msgspec.Struct):
     """Equal heads may share `headers` and `fields`: they are not to be changed."""
 
@@ -39,6 +48,8 @@ class Head(msgspec.Struct):
     """It came over TLS."""
     memo: Memo | None = None
     """Shared by all heads of the same bytes, where such are likely to come; else None."""
+    session: Session | None = None
+    """Of the connection that it came on: set by the server."""
     handled: object = None
     """What the handler says of this one, for `OnResponse`."""
 

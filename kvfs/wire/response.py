@@ -3,12 +3,15 @@
 import functools
 import http
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvfs.wire.head import Field, Head
+
+if TYPE_CHECKING:
+    import trio
 
 # What the server decides itself.
 _OURS: Final = frozenset(
@@ -29,6 +32,12 @@ class FileRange:
     length: int
     close: Callable[[], None] | None = None
     unchanged: Callable[[], bool] | None = None
+    aside: "trio.CapacityLimiter | None" = None
+    """Hand it to the kernel in threads of this limiter: who waits for a disk, or copies for long,
+    does not keep the loop."""
+    coming: Callable[[int, int], Awaitable[None]] | None = None
+    """The file is still being filled: awaited with (offset, length) before those bytes are sent.
+    Raises Lost where they will not come."""
 
 
 _SIZED: Final = (bytes, FileRange)

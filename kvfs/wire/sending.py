@@ -7,7 +7,7 @@ is changed in place nothing is sent.
 """
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
 from kvfs.wire.errors import Lost
@@ -17,6 +17,7 @@ from kvfs.wire.stream import Stream
 
 _JOINED_BYTES: Final = 32 << 10  # a smaller body goes out in one call with its head
 _JOINED_FILE_BYTES: Final = 16 << 10  # likewise, of a file
+_COMING_BYTES: Final = 8 << 20
 _joined: Final = memoryview(bytearray(2 * _JOINED_FILE_BYTES))
 
 
@@ -48,10 +49,20 @@ async def _send_bytes(stream: Stream, rendered: bytes, body: bytes) -> None:
 
 
 async def _send_file(stream: Stream, rendered: bytes, body: FileRange) -> None:
+    if body.coming is not None:
+        await stream.send(rendered, more=True)
+        await _send_coming(stream, body, body.coming)
+        return
     begin, end = len(rendered), len(rendered) + body.length
     if body.length > _JOINED_FILE_BYTES or end > len(_joined):
-        await stream.send(rendered, more=True)
-        await stream.send_file(body.fd, body.offset, body.length, body.unchanged)
+        aside = body.aside is not None and not stream.secure
+        await stream.send(rendered, more=not aside)  # the peer reads it while a thread wakes up
+        if body.aside is not None and aside:
+            await stream.send_file_aside(
+                body.fd, body.offset, body.length, body.unchanged, body.aside
+            )
+        else:
+            await stream.send_file(body.fd, body.offset, body.length, body.unchanged)
         return
     _joined[:begin] = rendered
     if body.length:
@@ -59,6 +70,19 @@ async def _send_file(stream: Stream, rendered: bytes, body: FileRange) -> None:
     count = stream.send_soon(_joined[:end])
     if count < end:
         await stream.send(bytes(_joined[count:end]))
+
+
+async def _send_coming(
+    stream: Stream, body: FileRange, coming: Callable[[int, int], Awaitable[None]]
+) -> None:
+    """A span at a time, each when it has come. Waiting for it is not the peer's fault."""
+    at, end = body.offset, body.offset + body.length
+    while at < end:
+        length = min(_COMING_BYTES, end - at)
+        await coming(at, length)
+        stream.restart_pace()
+        await stream.send_file(body.fd, at, length, body.unchanged)
+        at += length
 
 
 def _read(body: FileRange, view: memoryview) -> None:

@@ -35,6 +35,8 @@ AT_ONCE: Final = -math.inf  # as a deadline: no wait at all
 _TURN_BYTES: Final = 4 << 20
 _TURN_COST: Final = 64 << 10  # of an operation, however little it moves
 _PIECE_BYTES: Final = 2 << 20  # of one sendfile; a socket holds 4 MiB at most by default
+_BURST_BYTES: Final = 64 << 20  # sent in a thread before its loop is asked again
+_PAUSE_MS: Final = 20  # of the peer, after which the thread is given back
 _COPY_BYTES: Final = 256 << 10  # the buffer that stands in for sendfile under TLS
 _SCRATCH: Final = bytearray(64 << 10)  # what is read into it is dropped, so all streams share it
 
@@ -143,7 +145,7 @@ class Stream:
                 count = self._sock.recv_into(view)
                 break
             except _READ_NEEDS_READABLE:
-                if waited or not _is_readable(self._fd, patience_ms):
+                if waited or not _is_ready(self._fd, select.POLLIN, patience_ms):
                     return None
                 waited = True
             except ssl.SSLWantWriteError:
@@ -208,6 +210,44 @@ class Stream:
             self._is_full = count < asked and not self.secure
             if unchanged is not None and not unchanged():
                 raise Lost("the file changed while it was sent")
+
+    async def send_file_aside(
+        self,
+        fd: int,
+        offset: int,
+        length: int,
+        unchanged: Callable[[], bool] | None,
+        threads: trio.CapacityLimiter,
+    ) -> None:
+        """As `send_file` without TLS, in a thread as long as the peer takes it without a pause, and
+        waiting here where it does not. Cancelled: ends within a burst."""
+        end = offset + length
+        while offset < end:
+            offset = await trio.to_thread.run_sync(
+                self._send_burst, fd, offset, min(end, offset + _BURST_BYTES), limiter=threads
+            )
+            if unchanged is not None and not unchanged():
+                raise Lost("the file changed while it was sent")
+            if offset < end:
+                await self._wait_to_send()
+
+    def _send_burst(self, fd: int, offset: int, end: int) -> int:
+        """In a thread: where it came to."""
+        while offset < end:
+            try:
+                count = os.sendfile(self._fd, fd, offset, end - offset)
+            except BlockingIOError:
+                if not _is_ready(self._fd, select.POLLOUT, _PAUSE_MS):
+                    break
+                continue
+            except OSError as error:
+                raise Lost("the peer went away, or the file cannot be read") from error
+            if count == 0:
+                raise Lost("the file is shorter than was promised")
+            offset += count
+            self.sent_bytes += count
+            self._moved(count)
+        return offset
 
     async def _sendfile(self, fd: int, offset: int, length: int) -> int:
         if self._is_full:
@@ -346,7 +386,7 @@ class Stream:
         return True
 
 
-def _is_readable(fd: int, patience_ms: int) -> bool:
+def _is_ready(fd: int, event: int, patience_ms: int) -> bool:
     poll = select.poll()
-    poll.register(fd, select.POLLIN)
+    poll.register(fd, event)
     return bool(poll.poll(patience_ms))

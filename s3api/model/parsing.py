@@ -179,17 +179,6 @@ def parser(operation: str) -> Parser:
     return Parser(model.operations[operation], model.shapes)
 
 
-def payload_length(headers: Mapping[bytes, bytes]) -> int:
-    """The size in bytes of the payload that an upload announces, without the framing of
-    aws-chunked. Raises MissingContentLength and InvalidArgument."""
-    chunked = headers.get(b"x-amz-content-sha256", b"").startswith(b"STREAMING-")
-    name = b"x-amz-decoded-content-length" if chunked else b"content-length"
-    raw = headers.get(name)
-    if raw is None:
-        raise S3Error("MissingContentLength")
-    return _whole(name.decode(), LONG_LIMIT)(raw.decode("latin-1"))
-
-
 # --- query and headers
 
 

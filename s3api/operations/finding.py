@@ -1,11 +1,15 @@
 """The version of an object that a request names, or S3's refusal where it is not there."""
 
+import functools
 from typing import Final
 
+import trio
+
+from kvfs.incoming import SMALL_BYTES
 from kvfs.objects import versions
 from kvfs.objects.finding import Facts
 from kvfs.objects.opening import Opened
-from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NoSuchVersion
+from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NoSuchVersion, NotHere
 from s3api.call import Call, moment
 from s3api.errors import S3Error, invalid_argument
 from s3api.model.timestamps import http_date
@@ -14,8 +18,16 @@ from s3api.rules.tagging import parse_kept
 from s3api.settings import LIFECYCLE
 
 _DELETE_MARKER: Final = {"x-amz-delete-marker": "true"}
+_BRINGINGS: Final = 8
+_THREADS: Final = 64
+"""That wait for other nodes, in each worker."""
 _NO_MARKER: Final = {"x-amz-delete-marker": "false"}
 """S3 leaves it out, Ceph's gateway says it."""
+
+
+@functools.cache
+def _bringings() -> trio.CapacityLimiter:
+    return trio.CapacityLimiter(_THREADS)
 
 
 def find(call: Call) -> Facts:
@@ -32,10 +44,36 @@ def find(call: Call) -> Facts:
     return facts
 
 
-def open_for_reading(call: Call) -> Opened:
-    """As `find`, with a descriptor that the caller closes."""
+async def open_for_reading(call: Call) -> Opened:
+    """As `find`, with a descriptor that the caller closes. Data that other nodes have are brought:
+    small ones first, large ones as they are read."""
+    for _ in range(_BRINGINGS):
+        try:
+            return open_here(call)
+        except NotHere as missing:
+            opened = await trio.to_thread.run_sync(
+                _bring, call, missing.facts, limiter=_bringings()
+            )
+            if opened is not None:
+                return opened
+    return open_here(call)
+
+
+def _bring(call: Call, facts: Facts) -> Opened | None:
+    """None: look again."""
     try:
-        return call.store.open(call.raw_bucket, call.raw_key, call.version)
+        if facts.size > SMALL_BYTES:
+            return call.store.open_coming(facts)
+        call.store.bring(facts)
+    except NoSuchKey:
+        raise _absent(call) from None
+    return None
+
+
+def open_here(call: Call) -> Opened:
+    """As `open_for_reading`, of what is on this host. Raises NotHere besides."""
+    try:
+        return call.store.open_here(call.raw_bucket, call.raw_key, call.version)
     except NoSuchVersion:
         raise _no_such_version(call) from None
     except MarkedDeleted:

@@ -30,7 +30,7 @@ _NOT_MODIFIED: Final = frozenset(
 async def get_object(call: Call) -> Response:
     """The body is the data file's, sent by the kernel; replaced meanwhile, it is the old one to the
     end; changed in place meanwhile, the connection is reset."""
-    opened = open_for_reading(call)
+    opened = await open_for_reading(call)
     try:
         response, chosen = _answer(call, opened.facts)
     except BaseException:

@@ -49,7 +49,7 @@ async def put_object(call: Call) -> Response:
                 check=_check(conditions),
                 later=later,
             ),
-            waits=draft.durable,
+            waits=draft.durable or call.store.is_shared,
         )
     except BaseException:
         with trio.CancelScope(shield=True):

@@ -8,16 +8,12 @@ uploads do, and no client takes it for an MD5. All tags here are without quotes.
 """
 
 import hashlib
-import struct
 from collections.abc import Sequence
 from typing import Final
-
-import xxhash
 
 MD5_LIMIT_BYTES: Final = 256 << 10
 """Bodies up to this size have their MD5 as tag: 0.35 ms at most."""
 
-_FILE: Final = struct.Struct("<QQQq")
 _DIGEST_BYTES: Final = 16
 
 
@@ -31,12 +27,6 @@ def fast_etag(digest: bytes) -> str:
     """The tag of a body from a fast hash of 16 bytes."""
     assert len(digest) == _DIGEST_BYTES
     return f"{digest.hex()}-1"
-
-
-def file_etag(ino: int, version: int, size: int, mtime_ns: int) -> str:
-    """The tag of a file that was written through the mount: it changes when the file does, and
-    nothing is read for it."""
-    return fast_etag(xxhash.xxh3_128_digest(_FILE.pack(ino, version, size, mtime_ns)))
 
 
 def multipart_etag(part_etags: Sequence[str]) -> str:

@@ -39,11 +39,6 @@ def checksums_of(kept: Mapping[str, str]) -> list[str]:
     return _joined(kept, _CHECKSUMS)
 
 
-def is_about_parts(name: str) -> bool:
-    """Whether an attribute is one of these: no copy takes it over."""
-    return name.partition(".")[0] in (_SIZES, _CHECKSUMS)
-
-
 def _split(name: str, items: Sequence[str]) -> dict[str, str]:
     return {
         f"{name}.{at // _AT_ONCE}" if at else name: ",".join(items[at : at + _AT_ONCE])

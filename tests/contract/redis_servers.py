@@ -83,21 +83,30 @@ class RedisServer:
 
     def call(self, *command: str | bytes | int) -> Any:
         """What it answers; an error is returned as text."""
+        with self.connected() as connection:
+            return ask(connection, *command)
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[socket.socket]:
+        """A connection for `ask`."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_PATIENCE_S)
             connection.connect(str(self.socket))
-            return ask(connection, *command)
+            yield connection
 
     def info(self, field: str) -> str:
         lines: list[str] = self.call("INFO").decode().splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)[field]
 
     def wait_for(self, field: str, *values: str) -> None:
-        """Until INFO shows one of these values."""
-        end = time.monotonic() + _PATIENCE_S
-        while self.info(field) not in values:
-            assert time.monotonic() < end, f"{field} is {self.info(field)}"
+        """Until INFO shows one of these values. A server that a sentinel gives another role ends
+        the connections that it has: then it is asked again."""
+        end, shown = time.monotonic() + _PATIENCE_S, "not told"
+        while shown not in values:
+            assert time.monotonic() < end, f"{field} is {shown}"
             time.sleep(0.01)
+            with contextlib.suppress(OSError):
+                shown = self.info(field)
 
 
 def ask(connection: socket.socket, *command: str | bytes | int) -> Any:

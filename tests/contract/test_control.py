@@ -155,7 +155,7 @@ def test_a_line_without_end_closes_the_connection(path: Path) -> None:
     async def talk() -> None:
         peer = await raw_connection(path)
         with peer, pytest.raises((BrokenPipeError, ConnectionResetError)):
-            for _ in range(64):
+            for _ in range(2 * control.LINE_LIMIT // 65536):
                 await peer.send(b"x" * 65536)
         assert await control.acall(path, "echo") == {}
 

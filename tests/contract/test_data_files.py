@@ -198,3 +198,47 @@ def test_a_long_path_hint_is_left_out(files: DataFiles) -> None:
     found = description(fd)
     assert found is not None and found.path == b"" and found.ino == INO
     os.close(fd)
+
+
+def test_what_arrives_is_no_data_file_until_it_is_whole(files: DataFiles) -> None:
+    fd = files.begin_arriving(INO, 3, 10)
+    os.pwrite(fd, b"arriv", 0)
+    with pytest.raises(FileNotFoundError):
+        files.open(INO, 3, os.O_RDONLY)
+    assert not list(files.scan()) and not list(files.strangers())
+    reader = files.open_arriving(INO, 3)
+    os.pwrite(fd, b"ed 10", 5)
+    files.arrived(INO, 3)
+    with pytest.raises(FileNotFoundError):
+        files.open_arriving(INO, 3)
+    assert list(files.scan()) == [(INO, 3)]
+    assert os.pread(reader, 20, 0) == b"arrived 10"
+    os.close(reader)
+    os.close(fd)
+
+
+def test_what_does_not_arrive_goes(files: DataFiles) -> None:
+    os.close(files.begin_arriving(INO, 0, 5))
+    fd = files.begin_arriving(INO, 0, 8)  # begun anew
+    assert os.fstat(fd).st_size == 8
+    files.drop_arriving(INO, 0)
+    files.drop_arriving(INO, 0)
+    os.close(fd)
+    os.close(files.begin_arriving(INO, 1, 5))
+    files.clear_arriving()
+    with pytest.raises(FileNotFoundError):
+        files.open_arriving(INO, 1)
+    os.close(files.begin_arriving(INO, 1, 5))
+
+
+def test_a_new_version_of_the_same_data_file(files: DataFiles) -> None:
+    fd = files.create(INO, 0)
+    os.write(fd, b"new content")
+    files.add_version(INO, 0, 1)
+    with pytest.raises(FileExistsError):
+        files.add_version(INO, 0, 1)
+    files.unlink(INO, 0)
+    new = files.open(INO, 1, os.O_RDONLY)
+    assert os.path.sameopenfile(fd, new)
+    os.close(fd)
+    os.close(new)

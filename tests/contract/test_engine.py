@@ -12,12 +12,13 @@ from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.memory import MemoryEngine
 from kvfs.meta.redis.engine import RedisEngine
+from tests.contract.mirrors import Mirror
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 
-AnyEngine = EmbeddedEngine | MemoryEngine | RedisEngine
+AnyEngine = EmbeddedEngine | MemoryEngine | RedisEngine | Mirror
 
 
-@pytest.fixture(params=["memory", "embedded", "redis", "redis cluster", "valkey"])
+@pytest.fixture(params=["memory", "embedded", "redis", "redis cluster", "valkey", "mirror"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyEngine]:
     made = make(request, tmp_path)
     yield made
@@ -29,6 +30,9 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> AnyEngine:
         return MemoryEngine()
     if request.param == "embedded":
         return EmbeddedEngine(tmp_path / "meta")
+    if request.param == "mirror":
+        url = request.getfixturevalue("redis").url
+        return Mirror(tmp_path / "meta", f"{url}?prefix={secrets.token_hex(4)}")
     server = request.getfixturevalue(request.param.replace(" ", "_"))
     return RedisEngine(f"{server.url}?prefix={secrets.token_hex(4)}")
 

@@ -311,7 +311,7 @@ def test_sixteen_writers_at_full_speed_never_pass_the_limit_by_more_than_the_hea
             await trio.to_thread.run_sync(os.write, fd, bytes(block))
             highest = max(highest, node.used(space))
             node.close(ino, fd)
-            node.sealer.published(ino, 0)
+            node.sealer.published(ino, 0, 0)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -12,8 +12,9 @@ from kvfs.fsck import Fsck
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode, Usage, namespace_root, pack, unpack_inode
-from kvfs.namespace import lifecycle, spaces, tree
+from kvfs.namespace import lifecycle, placements, spaces, tree
 from kvfs.store import index as index_module
+from kvfs.store.index import Sealed
 from tests.contract.small_node import SmallNode, small_node
 
 
@@ -177,7 +178,7 @@ def wrong_usage(p: Planted) -> None:
 
 
 def stray_index_entry(p: Planted) -> None:
-    p.node.index.store([(p.block + 500, 0, b"")])
+    p.node.index.store([Sealed(p.block + 500, 0, b"", 0)])
 
 
 def missing_index_entry(p: Planted) -> None:
@@ -318,3 +319,18 @@ def test_a_path_that_cannot_be_followed_is_told_as_far_as_it_goes(planted: Plant
     fsck = Fsck(planted.node.engine, planted.node.files, planted.node.index)
     subjects = {problem.subject for problem in fsck.check()}
     assert {"/models/directory", ".../deep", ".../again"} <= subjects
+
+
+def test_of_a_member_of_a_cluster_its_own_data_files_are_checked(planted: Planted) -> None:
+    p = planted
+    p.node.engine.node = keys.pack_node(1)
+    elsewhere = p.node.write(p.models, "elsewhere", b"on another node")
+    held = p.node.write(p.models, "held", b"here")
+    p.node.files.unlink(elsewhere, 0)
+    p.change(lambda t: placements.let_go(t, elsewhere, t.node))
+    assert p.check() == []
+    p.node.files.unlink(held, 0)
+    os.close(p.node.files.create(held + 100, 0))
+    assert sorted(p.check()) == ["leaked_data", "missing_data"]
+    p.repair()
+    assert p.check() == ["missing_data"]

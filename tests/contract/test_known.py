@@ -125,6 +125,7 @@ class Meeting:
         self._engine = engine
         self._change = change
         self.transact = engine.transact
+        self.immediate = engine.immediate
 
     async def read(self, fn: Callable[[Transaction], Any]) -> Any:
         found = self._engine.read_now(fn)
@@ -161,6 +162,7 @@ def test_a_change_beside_a_look_up_is_seen_by_it_or_told(
         holders=Holders(),
         files=None,
         known=serving,
+        coherence=None,
     )
 
     async def main() -> int:

@@ -286,6 +286,14 @@ def test_copies(store: ObjectStore) -> None:
     assert read(store, b"a") == b"data" * 1000
 
 
+def test_a_copy_comes_whole_whatever_parts_its_source_came_in(store: ObjectStore) -> None:
+    kept = {"parts": "5*1000", "parts.1": "7", "part-checksums": "a", "meta.x": "y"}
+    draft = store.begin(B, b"a", 4)
+    os.pwrite(draft.fd, b"data", 0)
+    store.commit(draft, "tag", kept)
+    assert store.copy((B, b"a", ""), (B, b"b")).metadata == {"meta.x": "y"}
+
+
 def test_versions(store: ObjectStore) -> None:
     put(store, b"k", b"null")
     first = put(store, b"k", b"first", versioning="Enabled")

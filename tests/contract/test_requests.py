@@ -10,11 +10,13 @@ import pytest
 import trio
 
 from kvfs import requests
+from kvfs.bringing import Bringing
 from kvfs.changes import Change, to_wire
 from kvfs.errors import NoSpace, Unavailable
 from kvfs.meta.records import Flag, namespace_root
 from kvfs.namespace import notices
 from kvfs.requests import Requests
+from kvfs.volume import Volume
 from tests.contract.small_node import SmallNode, small_node
 
 MIB = 1 << 20
@@ -28,9 +30,20 @@ class Asked:
         self.told: list[Change] = []
         self.dropped: list[int] = []
         self.failures: list[Exception] = []
+        volume = Volume(node.engine, node.files, node.index, node.holders)
         self.requests = Requests(
-            node.engine, node.index, node.sealer, node.evictor, lambda: 1234, self._tell, self._drop
+            node.engine,
+            node.index,
+            node.sealer,
+            node.evictor,
+            Bringing(node.engine, node.files, node.index, volume, self._room),
+            lambda: 1234,
+            self._tell,
+            self._drop,
         )
+
+    async def _room(self, size: int) -> None:
+        raise AssertionError("nothing is brought")
 
     async def _tell(self, changes: Sequence[Change]) -> None:
         if self.failures:
@@ -204,3 +217,10 @@ def test_a_mount_that_cannot_be_told_is_told_again(
 
     asked.keeping(main)
     assert asked.told == [old]
+
+
+def test_a_lone_node_has_nobody_to_bring_data_from(asked: Asked) -> None:
+    async def main() -> None:
+        assert await asked.ask("bring", inode=5) == {"state": "nowhere"}
+
+    trio.run(main)

@@ -154,7 +154,7 @@ def test_the_keeper_seals_what_it_is_told_of_and_what_the_engine_lists(
         listed_only = node.write(space, "listed", b"y")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.sealer.run)
-            node.sealer.published(told, 0)
+            node.sealer.published(told, 0, 0)
             with trio.fail_after(60):
                 while not (is_sealed(node, told) and is_sealed(node, listed_only)):
                     await trio.sleep(0.1)
@@ -177,7 +177,7 @@ def test_a_busy_file_is_tried_ever_more_rarely(node: SmallNode, space: int) -> N
         with open(node.files.path(ino, 0), "r+b"):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(node.sealer.run)
-                node.sealer.published(ino, 0)
+                node.sealer.published(ino, 0, 0)
                 await trio.sleep(200)
                 nursery.cancel_scope.cancel()
 
@@ -203,7 +203,7 @@ def test_an_error_of_the_disk_does_not_end_the_keeper(
         ino = node.write(space, "block", b"x")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.sealer.run)
-            node.sealer.published(ino, 0)
+            node.sealer.published(ino, 0, 0)
             with trio.fail_after(600):
                 while listed(node):
                     await trio.sleep(0.1)
@@ -229,7 +229,7 @@ def test_who_writes_is_left_the_disk_while_he_writes(
     async def publish() -> None:
         with trio.move_on_after(publishes_for_s):
             while True:
-                node.sealer.published(ino, 0)
+                node.sealer.published(ino, 0, 0)
                 await trio.sleep(0.1)
 
     async def main() -> None:
@@ -251,8 +251,8 @@ def test_what_was_removed_holds_nobody_up(node: SmallNode, space: int) -> None:
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
             for number in range(1, 5_000):
-                node.sealer.published(last + number, 0)  # there are no such files any more
-            node.sealer.published(last, 0)
+                node.sealer.published(last + number, 0, 0)  # there are no such files any more
+            node.sealer.published(last, 0, 0)
             nursery.start_soon(node.sealer.run)
             while not is_sealed(node, last):
                 await trio.sleep(0.1)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ import trio
 
 from kvfs.errors import Conflict, Exists, Invalid, NotSupported, Unavailable
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE
 from kvfs.meta.redis.about import check_server, sync_means
 from kvfs.meta.redis.connecting import slot_of
@@ -24,7 +23,8 @@ from kvfs.meta.redis.engine import RedisEngine
 from kvfs.meta.redis.location import parse
 from kvfs.namespace import inodes, spaces, tree
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed, on_a_port
-from tests.fault.redis_proxy import cutting
+from tests.fault.counters import increment, number
+from tests.fault.proxy import proxied
 
 CREATOR = Path(__file__).parent / "redis_creator.py"
 KEPT = ("--appendonly", "yes", "--appendfsync", "always")
@@ -52,14 +52,6 @@ def opened(url: str, **options: float | str) -> Iterator[RedisEngine]:
         yield engine
     finally:
         engine.close()
-
-
-def increment(key: bytes) -> Callable[[Transaction], None]:
-    return lambda t: t.put(key, b"%d" % (int(t.get(key) or b"0") + 1))
-
-
-def number(engine: RedisEngine, key: bytes) -> int:
-    return int(engine.read_now(lambda t: t.get(key)) or b"0")
 
 
 def count_up(engine: RedisEngine, tasks: int, rounds: int) -> None:
@@ -121,8 +113,9 @@ class Background:
 
 
 def test_cut_connections_count_once(server: RedisServer, tmp_path: Path, seed: int) -> None:
-    with cutting(tmp_path / "p", server.socket, seed, 8_000) as proxy:
-        with opened(f"unix://{proxy.path}") as engine:
+    path = tmp_path / "p"
+    with proxied(path, server.socket, seed=seed, most_bytes=8_000) as proxy:
+        with opened(f"unix://{path}") as engine:
             count_up(engine, tasks=8, rounds=60)
             proxy.most_bytes = 0
             check_counted(engine, tasks=8, rounds=60)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,18 +34,20 @@ class CannotStart(Exception):
         self.code = code
 
 
-def kvfs(*arguments: str, timeout_s: float = CALL_S) -> subprocess.CompletedProcess[str]:
+def kvfs(
+    *arguments: str, timeout_s: float = CALL_S, inside: Sequence[str] = (), given: str = ""
+) -> subprocess.CompletedProcess[str]:
     """The command line, of the running interpreter and this checkout; it serves no S3 unless it is
-    told to."""
+    told to. `inside` stands before the command and says where it runs; `given` is its input."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KVFS_")}
     environment["KVFS_S3"] = "off"
     environment["PYTHONPATH"] = str(ROOT)
     environment["KVFS_CONFIG"] = os.devnull
     return subprocess.run(
-        [sys.executable, "-c", "from cli.main import main; main()", *arguments],
+        [*inside, sys.executable, "-c", "from cli.main import main; main()", *arguments],
         cwd="/",
         env=environment,
-        stdin=subprocess.DEVNULL,
+        input=given,
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -80,6 +83,8 @@ class Node:
     flags: tuple[str, ...] = ()
     pid: int | None = None
     killed: list[int] = field(default_factory=list)
+    inside: tuple[str, ...] = ()
+    """What stands before the command that starts it, and says where it runs."""
 
     @classmethod
     def make(cls, mode: str, *flags: str) -> "Node":
@@ -104,7 +109,7 @@ class Node:
     def up(self) -> "Node":
         """Start the daemon; returns when the mount answers. Raises CannotStart."""
         place = (*self.place(), "--mode", self.mode)
-        done = kvfs("up", "--daemon", *place, *self.flags, timeout_s=START_S)
+        done = kvfs("up", "--daemon", *place, *self.flags, timeout_s=START_S, inside=self.inside)
         if done.returncode:
             raise CannotStart(done.returncode, (done.stderr or done.stdout).strip())
         self.pid = int(self.status()["pid"])

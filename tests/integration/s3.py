@@ -25,7 +25,8 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from kvfs.meta.embedded import EmbeddedEngine
+from cli.store import engine_of
+from kvfs import config as configuration
 from kvfs.objects.problems import BucketNotEmpty, NoSuchBucket
 from kvfs.objects.store import Doomed, ObjectStore
 from s3api.auth.credentials import Credentials
@@ -161,11 +162,8 @@ def refused(status: int, code: str) -> Iterator[ClientError]:
 @contextlib.contextmanager
 def users_of(node: Node) -> Iterator[Users]:
     """The users of a node's store, opened beside it."""
-    engine = EmbeddedEngine(node.store / "meta")
-    try:
+    with engine_of(configuration.Config(store=node.store)) as engine:
         yield Users(node.store, engine)
-    finally:
-        engine.close()
 
 
 @contextlib.contextmanager

@@ -13,9 +13,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
 
-from kvfs.encryption import open_key
+from kvfs.encryption import KEY_NAME, open_key
 from s3api.auth.credentials import start_session
-from s3api.users import KEY_NAME
 from tests.integration.s3 import REGION, S3, refused
 
 ROLE = {"RoleArn": "arn:aws:iam::000000000000:role/job", "RoleSessionName": "job-1"}

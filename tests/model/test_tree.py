@@ -24,10 +24,11 @@ from kvfs.meta.memory import MemoryEngine
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of, namespace_root
 from kvfs.meta.redis.engine import RedisEngine
 from kvfs.namespace import inodes, lifecycle, spaces, tree
+from tests.contract.mirrors import Mirror
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 from tests.model.plain_tree import Node, PlainTree, Refusal
 
-AnyEngine = MemoryEngine | RedisEngine
+AnyEngine = MemoryEngine | RedisEngine | Mirror
 
 BOOT = 7
 PICK = st.integers(0, 1 << 16)
@@ -359,11 +360,26 @@ def test_trees_on_redis(tmp_path: Path) -> None:
         run_distant(server.url)
 
 
+def test_trees_on_a_mirror(tmp_path: Path) -> None:
+    """What the machine reads is the mirror, what it changes is committed by the server."""
+
+    class MirroredTrees(DistantTrees):
+        def make_engine(self) -> AnyEngine:
+            name = secrets.token_hex(8)
+            mirror = Mirror(tmp_path / name, f"{self.url}?prefix={name}")
+            # As a lone node's: in a cluster a file goes when the last host has dropped its data.
+            mirror.local.node = b""
+            return mirror
+
+    with killed(RedisServer(tmp_path / "redis")) as server:
+        run_distant(server.url, MirroredTrees)
+
+
 def test_trees_on_a_redis_cluster(tmp_path: Path) -> None:
     with killed(RedisCluster(tmp_path)) as cluster:
         run_distant(cluster.url)
 
 
-def run_distant(url: str) -> None:
+def run_distant(url: str, machine: type[DistantTrees] = DistantTrees) -> None:
     few = settings(max_examples=4, stateful_step_count=30, deadline=None)
-    run_state_machine_as_test(type("Trees", (DistantTrees,), {"url": url}), settings=few)
+    run_state_machine_as_test(type("Trees", (machine,), {"url": url}), settings=few)

@@ -69,6 +69,16 @@ def test_the_tests_own_variables_are_left_alone() -> None:
         ({"KVFS_S3_REGION": "US East"}, "KVFS_S3_REGION: must be a name like 'us-east-1'"),
         ({"KVFS_S3_PRIVATE_KEY": "/k"}, "KVFS_S3_PRIVATE_KEY: needs s3_certificate"),
         ({"KVFS_S3": "h:1", "KVFS_ADMIN": "h:1"}, "KVFS_ADMIN: h:1 is where the S3 API listens"),
+        ({"KVFS_ENGINE": "localhost:6379"}, "KVFS_ENGINE: must be a URL that begins with redis://"),
+        ({"KVFS_ENGINE": "redis+cluster://h"}, "KVFS_ENGINE: nodes cannot share a Redis cluster"),
+        ({"KVFS_NODE_NAME": "a b"}, "KVFS_NODE_NAME: must be a name like 'gpu-07'"),
+        ({"KVFS_ADVERTISE": "h:x"}, "KVFS_ADVERTISE: must be HOST:PORT"),
+        ({"KVFS_ZONE": "z/1"}, "KVFS_ZONE: must be a name like 'zone-1'"),
+        ({"KVFS_ENGINE": "redis://h", "KVFS_PEER": "off"}, "KVFS_PEER: a node of a cluster serves"),
+        (
+            {"KVFS_ENGINE": "redis://h", "KVFS_PEER": "h:1", "KVFS_S3": "h:1"},
+            "KVFS_PEER: h:1 is where s3 listens",
+        ),
     ],
 )
 def test_a_senseless_value_names_where_it_stands(environ: dict[str, str], message: str) -> None:
@@ -109,6 +119,14 @@ def test_addresses_of_every_kind() -> None:
         config, _ = load({"s3": text}, environ={})
         assert config.s3 == where
         assert str(config.s3) == text
+
+
+def test_a_lone_node_is_told_that_it_has_no_peers() -> None:
+    with pytest.raises(ConfigError, match="flag: --zone: only nodes of a cluster have one"):
+        load({"zone": "a"}, environ={})
+    config, _ = load({"zone": "a", "engine": "redis://h"}, environ={"KVFS_PEER": "h:7000"})
+    assert (config.zone, config.peer) == ("a", Address("h", 7000))
+    assert load(environ={"KVFS_ZONE": "a"})[0].zone == "a"  # one file for hosts of both kinds
 
 
 def test_a_list_of_domains_from_file_and_environment(toml: Path) -> None:

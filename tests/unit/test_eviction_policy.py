@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.policy.eviction import choose, coldest, excess, headroom
+from kvfs.policy.eviction import choose, coldest, excess, headroom, share
 
 GIB = 1 << 30
 capacities = st.integers(min_value=0, max_value=1 << 60)
@@ -66,3 +66,11 @@ def test_choose_draws_no_more_candidates_than_it_needs() -> None:
     candidates = iter([(ino, 10) for ino in range(100)])
     assert list(choose(candidates, 25)) == [0, 1, 2]
     assert next(candidates) == (3, 10)
+
+
+def test_each_node_evicts_its_part_of_a_full_namespace() -> None:
+    assert share(100, 50, 200) == 25
+    assert share(10, 1, 1000) == 1
+    assert share(10, 0, 1000) == 0
+    assert share(100, 70, 70) == share(100, 80, 70) == 100
+    assert share(0, 1, 2) == 0

@@ -7,7 +7,7 @@ import pytest
 
 from kvfs.meta.memory import MemoryEngine
 from kvfs.store import index as module
-from kvfs.store.index import Index
+from kvfs.store.index import Index, Sealed
 
 CACHE, OTHER = 7, 8
 
@@ -65,7 +65,7 @@ def test_what_is_not_in_the_index_is_not_added_by_a_use(index: Index) -> None:
 
 def test_checksums_stay_with_a_use_and_go_with_a_new_version(index: Index) -> None:
     index.add(file(1), 0)
-    index.store([(file(1), 0, b"c" * 16)])
+    index.store([Sealed(file(1), 0, b"c" * 16, 8)])
     index.touch(file(1))
     index.flush()
     entry = index.get(file(1))
@@ -80,7 +80,7 @@ def test_sealing_does_not_change_the_order(index: Index) -> None:
     index.add(file(1), 0)
     index.add(file(2), 0)
     index.flush()
-    index.store([(file(1), 0, b"c" * 16)])
+    index.store([Sealed(file(1), 0, b"c" * 16, 8)])
     assert order(index) == [1, 2]
 
 
@@ -144,3 +144,18 @@ def test_a_broken_order_is_found_and_mended(engine: MemoryEngine, index: Index) 
     index.restore_order(file(2), entry.clock)
     assert list(index.disorder()) == []
     assert order(index) == [1, 2, 3]
+
+
+def test_what_data_files_take_is_summed_by_namespace(index: Index) -> None:
+    index.add(file(1), 0, 8)
+    assert index.used_bytes() == {CACHE: 8 * 512}
+    index.flush()
+    index.add(file(2, OTHER), 0, 16)
+    index.flush()
+    index.store([Sealed(file(1), 0, b"c" * 16, 24)])
+    assert index.used_bytes() == {CACHE: 24 * 512, OTHER: 16 * 512}
+    index.touch(file(1))
+    index.flush()
+    assert index.used_bytes()[CACHE] == 24 * 512
+    index.remove([file(1), file(3)])
+    assert index.used_bytes() == {CACHE: 0, OTHER: 16 * 512}

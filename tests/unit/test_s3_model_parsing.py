@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from s3api.errors import S3Error
 from s3api.model.documents import body_limit
-from s3api.model.parsing import parse, parser, payload_length
+from s3api.model.parsing import parse, parser
 from s3api.model.service import service
 from s3api.model.timestamps import http_date, iso8601, parse_timestamp
 from s3api.model.xml import DEPTH_LIMIT, read_xml
@@ -205,20 +205,6 @@ def test_no_value_gets_through_as_another_error(
         read(operation, query, headers | extra, b"")
     except S3Error as error:
         assert 400 <= error.status < 500
-
-
-def test_lengths_of_payloads() -> None:
-    assert payload_length({b"content-length": b"17"}) == 17
-    chunked = {
-        b"x-amz-content-sha256": b"STREAMING-UNSIGNED-PAYLOAD-TRAILER",
-        b"content-length": b"99",
-    }
-    assert payload_length(chunked | {b"x-amz-decoded-content-length": b"17"}) == 17
-    for lacking in ({}, chunked):
-        with pytest.raises(S3Error, match="MissingContentLength"):
-            payload_length(lacking)
-    with pytest.raises(S3Error, match="InvalidArgument"):
-        payload_length({b"content-length": b"-1"})
 
 
 @pytest.mark.parametrize(

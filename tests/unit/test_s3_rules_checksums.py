@@ -24,7 +24,7 @@ from s3api.rules.checksums import (
     wanted,
     whole,
 )
-from s3api.rules.etag import MD5_LIMIT_BYTES, file_etag, multipart_etag
+from s3api.rules.etag import MD5_LIMIT_BYTES, multipart_etag
 
 # The check values of the CRC catalogue (https://reveng.sourceforge.io/crc-catalogue) and RFC 3174.
 CHECK = {
@@ -204,15 +204,11 @@ def test_whole_values_of_clients() -> None:
     assert code_of(check_whole, full, "AAAAAA==-2") == "BadDigest"
 
 
-def test_tags_of_uploads_and_files() -> None:
+def test_tags_of_uploads() -> None:
     parts = [hashlib.md5(part).hexdigest() for part in (b"a", b"b")]
     digests = hashlib.md5(b"a").digest() + hashlib.md5(b"b").digest()
     assert multipart_etag(parts) == hashlib.md5(digests).hexdigest() + "-2"
     assert multipart_etag([f"{part}-1" for part in parts]) == multipart_etag(parts)
-    tag = file_etag(7, 1, 10, 5)
-    assert tag == file_etag(7, 1, 10, 5)
-    assert len({tag, file_etag(8, 1, 10, 5), file_etag(7, 2, 10, 5), file_etag(7, 1, 11, 5)}) == 4
-    assert tag != file_etag(7, 1, 10, -6)
 
 
 def test_headers_and_members() -> None:

@@ -23,17 +23,23 @@ from coredis.exceptions import (
 )
 from coredis.exceptions import ConnectionError as LostError
 
-from kvfs.errors import Conflict, Invalid, KvfsError, NotSupported, Unavailable
-from kvfs.meta.redis import scripts
+from kvfs.errors import KvfsError, Unavailable
+from kvfs.meta.redis import identity, scripts
 from kvfs.meta.redis.about import Sync, check_server, read_info, sync_means
 from kvfs.meta.redis.location import Address, Location
 from kvfs.meta.redis.nodes import Node
-from kvfs.meta.redis.scripts import Item, Script
+from kvfs.meta.redis.refusals import (
+    denied,
+    is_passing,
+    lacking,
+    raised,
+    unanswered,
+    untrusted,
+)
+from kvfs.meta.redis.scripts import Item, Script, keys_of
 from kvfs.meta.redis.sharding import TOP
 from kvfs.meta.redis.topology import SLOTS, layout_of, topology
 
-SCHEMA: Final = 1
-"""Of the layout within the server."""
 _PAUSE_S: Final = (0.005, 0.25)
 """Before a refused request is sent again: at first, and at most; doubled each time."""
 _PASSING: Final = (
@@ -48,10 +54,6 @@ _PASSING: Final = (
 )
 _ELSEWHERE: Final = (LostError, ReadOnlyError, ClusterDownError, TimeoutError, OSError)
 """After which the servers are asked anew who has what."""
-_PASSING_CODES: Final = (
-    *("OOM", "MISCONF", "MASTERDOWN", "NOREPLICAS", "UNKILLABLE", "BUSY", "UNBLOCKED"),
-    *("LOADING", "READONLY", "CLUSTERDOWN"),
-)
 
 
 class Server:
@@ -80,7 +82,7 @@ class Server:
         self, script: Script, shard: int, arguments: Sequence[Item], end: float
     ) -> Any:
         """What a script returns for a shard. Raises Unavailable at `end`, Invalid."""
-        keys = _keys(self.location.prefix, shard)
+        keys = keys_of(self.location.prefix, shard)
         return await self._patiently(
             slot_of(self.location.prefix, shard),
             end,
@@ -100,27 +102,9 @@ class Server:
         none yet. Raises Unavailable, NotSupported, Conflict, Invalid."""
         about = read_info(await self.call(TOP, b"INFO"))
         check_server(about, self.location)
-        fields: list[Item] = [b"schema", SCHEMA, b"layout", self.layout.value.encode()]
-        owner = (cluster or secrets.token_hex(8)).encode()
-        arguments = [*fields, b"cluster", owner]
+        arguments = identity.arguments(self.layout, cluster)
         found = await self.script(scripts.IDENTIFY, TOP, arguments, self.end())
-        schema, layout, whose = (value.decode() for value in found)
-        if schema != str(SCHEMA):
-            raise NotSupported(
-                f"the engine {self._named()} is laid out as version {schema}, this KVFS knows"
-                f" {SCHEMA}: use the version that made it"
-            )
-        if layout != self.layout.value:
-            raise NotSupported(
-                f"the engine {self._named()} was made {'on' if layout == 'namespaces' else 'off'} a"
-                " cluster: copy it with kvfs engine copy from where it was"
-            )
-        if cluster is not None and whose != cluster:
-            raise Conflict(
-                f"the engine {self._named()} belongs to the cluster {whose}, not to {cluster}:"
-                " name another prefix (?prefix=NAME)"
-            )
-        return str(whose)
+        return identity.checked(found, self.layout, cluster, self._named())
 
     async def sync(self, shards: Sequence[int]) -> str:
         """Ask each server that has one of `shards` to keep what was committed; what it promises."""
@@ -134,7 +118,7 @@ class Server:
         return means.promise
 
     async def _sync_shard(self, shard: int, means: Sync, asked: set[Address]) -> None:
-        key = _keys(self.location.prefix, shard)[2]
+        key = keys_of(self.location.prefix, shard)[2]
 
         async def ask(node: Node, asking: bool) -> Any:
             if node.address in asked:
@@ -195,19 +179,13 @@ class Server:
         if isinstance(reason, RedisError) and not _is_passing(reason):
             raise self._translated(reason) from reason
         if _is_of(reason, ssl.SSLCertVerificationError):
-            raise Invalid(
-                f"the engine {self._named()} shows a certificate that we do not trust"
-                f" ({_text(reason)}): name the file of its authority in the URL, ?ca=FILE"
-            ) from reason
+            raise untrusted(_text(reason), self._named()) from reason
         if isinstance(reason, _ELSEWHERE):
             self._topology.again()
         return None
 
     def _unanswered(self, reason: Exception) -> Unavailable:
-        error = Unavailable(
-            f"the engine {self._named()} did not answer within {self._deadline_s:g} s"
-            f" ({_text(reason)}): see that it runs, and its log"
-        )
+        error = unanswered(_text(reason), self._named(), self._deadline_s)
         error.__cause__ = reason
         return error
 
@@ -216,16 +194,10 @@ class Server:
 
     def _translated(self, error: RedisError) -> KvfsError:
         if isinstance(error, AuthenticationError | AuthorizationError):
-            return Invalid(
-                f"the engine {self._named()} refuses us ({_text(error)}): name a user and password"
-                " in the URL that may run scripts on these keys"
-            )
+            return denied(_text(error), self._named())
         if isinstance(error, UnknownCommandError):
-            return NotSupported(
-                f"the engine {self._named()} lacks a command ({_text(error)}): Redis 6.2 or newer,"
-                " or Valkey, is needed"
-            )
-        return Unavailable(f"the engine {self._named()} refused a request: {_text(error)}")
+            return lacking(_text(error), self._named())
+        return raised(_text(error), self._named())
 
 
 def slot_of(prefix: str, shard: int) -> int:
@@ -233,19 +205,10 @@ def slot_of(prefix: str, shard: int) -> int:
     return crc_hqx(b"%b:%d" % (prefix.encode(), shard), 0) % SLOTS
 
 
-def _keys(prefix: str, shard: int) -> list[bytes]:
-    return [b"{%b:%d}%b" % (prefix.encode(), shard, kind) for kind in (b"h", b"z", b"s")]
-
-
 def _is_passing(error: RedisError) -> bool:
     if isinstance(error, _PASSING):
         return True
-    text = str(error)
-    # Servers before 7.0 say it within the error of the script.
-    _, _, within = (
-        text.rpartition(": -") if text.startswith("Error running script") else ("", "", text)
-    )
-    return isinstance(error, ResponseError) and within.startswith(_PASSING_CODES)
+    return isinstance(error, ResponseError) and is_passing(str(error))
 
 
 def _is_of(error: BaseException | None, kind: type[BaseException]) -> bool:

@@ -15,17 +15,15 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import trio
 
-from kvfs.errors import Invalid
 from kvfs.meta.interface import Transaction
+from kvfs.meta.redis.calling import locate
 from kvfs.meta.redis.committing import Outcome
 from kvfs.meta.redis.core import Core, closed
 from kvfs.meta.redis.known import Known
-from kvfs.meta.redis.location import Location, parse
 from kvfs.meta.redis.reading import advance, reading
 
 T = TypeVar("T")
@@ -37,11 +35,12 @@ class RedisEngine:
     anybody's. Raises Unavailable, NotSupported, Invalid, Conflict (another cluster's)."""
 
     immediate = False
+    reads_immediate = False
 
     def __init__(
         self, url: str, *, cluster: str | None = None, deadline_s: float = DEADLINE_S
     ) -> None:
-        self._location = _with_password(parse(url))
+        self._location = locate(url)
         self._deadline_s = deadline_s
         self._core = Core(self._location, deadline_s, cluster)
         self._within: dict[trio.lowlevel.TrioToken, Core] = {}
@@ -92,7 +91,9 @@ class RedisEngine:
         result: T = step.get()
         return result
 
-    async def transact(self, fn: Callable[[Transaction], T]) -> T:
+    async def transact(
+        self, fn: Callable[[Transaction], T], *, private: int = 0, behind: bool = False
+    ) -> T:
         """Run `fn` and commit. Cancelled: either nothing or everything was committed; it may have
         to wait until it is known, at most until the deadline."""
         core = self._within.get(trio.lowlevel.current_trio_token())
@@ -209,18 +210,6 @@ async def _result(future: "Future[Any]") -> Any:
     future.add_done_callback(lambda _: token.run_sync_soon(wake))
     await trio.lowlevel.wait_task_rescheduled(abort)
     return future.result()
-
-
-def _with_password(location: Location) -> Location:
-    """With the one in its file. Raises Invalid."""
-    if not location.password_file:
-        return location
-    file = Path(location.password_file)
-    try:
-        return location._replace(password=file.read_text().rstrip("\r\n"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise Invalid(f"the password file {file} cannot be read: {reason}") from None
 
 
 def _only(error: BaseException) -> BaseException:

@@ -1,7 +1,6 @@
 """One server: a connection that many requests share, made anew when it is lost."""
 
 import logging
-import ssl
 from typing import Any, Final
 
 import trio
@@ -15,7 +14,7 @@ from coredis.connection import (
 )
 from coredis.exceptions import NoScriptError, RedisError
 
-from kvfs.errors import Invalid
+from kvfs.meta.redis.line import tls_context
 from kvfs.meta.redis.location import Address, Location
 from kvfs.meta.redis.scripts import Item, Script
 
@@ -124,14 +123,6 @@ def _connection(address: Address, location: Location) -> BaseConnection:
     return TCPConnection(
         TCPLocation(address.host, address.port),
         socket_keepalive=True,
-        ssl_context=_tls(location) if location.tls else None,
+        ssl_context=tls_context(location) if location.tls else None,
         **common,
     )
-
-
-def _tls(location: Location) -> ssl.SSLContext:
-    """Raises Invalid where the file of certificates cannot be read."""
-    try:
-        return ssl.create_default_context(cafile=location.ca or None)
-    except OSError as error:
-        raise Invalid(f"{location.ca}, the certificates of {location.shown}: {error}") from error

@@ -1,8 +1,9 @@
 """What runs inside the server: scripts that read, that check and commit, and that settle a commit
 of several shards.
 
-Each shard has three Redis keys with one hash tag: `h`, a hash of all values; `z`, a sorted set of
-all keys with one score, which ZRANGEBYLEX reads in byte order; `s`, a hash of its state:
+Each shard has four Redis keys with one hash tag: `h`, a hash of all values; `z`, a sorted set of
+all keys with one score, which ZRANGEBYLEX reads in byte order; `x`, the log of what was written,
+which mirrors follow (`kvfs.meta.redis.log`); `s`, a hash of its state:
 
 - `token` names the last commit;
 - `e:` engine: number and time of the last commit of this engine: one that comes again, since its
@@ -11,10 +12,12 @@ all keys with one score, which ZRANGEBYLEX reads in byte order; `s`, a hash of i
   when it was made, and what it writes here;
 - `m:` id, in the shard of the commit point: `done:` and the shards whose intents are left, or
   `undone:` and when;
-- `schema`, `layout`, `cluster`, in shard 0: how all this is laid out, and whose it is.
+- `schema`, `layout`, `cluster`, in shard 0: how all this is laid out, and whose it is;
+- `position`: the number of the last entry of the log; missing where nobody ever followed it;
+- `grown`, `marks`: how many bytes were logged since the last mark, and where the marks are.
 
-KEYS are `h`, `z`, `s` of one shard. ARGV are flat: binary strings pass through as they are, lists
-come after their length.
+KEYS are `h`, `z`, `s`, `x` of one shard. ARGV are flat: binary strings pass through as they are,
+lists come after their length.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,8 +37,8 @@ class Script:
         self.sha = sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
 
-_COMMON: Final = """
-local h, z, s = KEYS[1], KEYS[2], KEYS[3]
+COMMON: Final = """
+local h, z, s, x = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local at = 1
 
 local function list()
@@ -60,6 +63,54 @@ local function range(i)
   return keys, values(keys, 1, #keys)
 end
 
+local function binary(text)
+  local size = #text
+  if size < 256 then return '\\196' .. string.char(size) .. text end
+  if size < 65536 then return '\\197' .. struct.pack('>I2', size) .. text end
+  return '\\198' .. struct.pack('>I4', size) .. text
+end
+
+local function listed(count, packed)
+  return '\\221' .. struct.pack('>I4', count) .. table.concat(packed)
+end
+
+local function bound(position, bytes)
+  if redis.call('HINCRBY', s, 'grown', bytes) < 4194304 then return end
+  local marks = {}
+  for mark in string.gmatch(redis.call('HGET', s, 'marks') or '', '%d+') do
+    marks[#marks + 1] = mark
+  end
+  marks[#marks + 1] = position
+  if #marks > 16 then
+    redis.call('XTRIM', x, 'MINID', marks[1] .. '-0')
+    table.remove(marks, 1)
+  end
+  redis.call('HSET', s, 'grown', 0, 'marks', table.concat(marks, ','))
+end
+
+local function log(position, before, token, packed)
+  position = string.format('%.0f', position + 1)
+  local id = position .. '-0'
+  redis.call('XADD', x, 'MAXLEN', '~', 50000, id, 't', token, 'b', before, 'w', packed)
+  redis.call('HSET', s, 'token', token, 'position', position)
+  bound(position, #packed)
+end
+
+local function log_list(source, puts, puts_end, deletes, deletes_end, token)
+  local state = redis.call('HMGET', s, 'position', 'token')
+  if not state[1] then
+    redis.call('HSET', s, 'token', token)
+    return
+  end
+  local packed = {}
+  for i = puts, puts_end do packed[#packed + 1] = binary(source[i]) end
+  for i = deletes, deletes_end do
+    packed[#packed + 1] = binary(source[i])
+    packed[#packed + 1] = '\\192'
+  end
+  log(state[1], state[2] or '', token, listed(1, {listed(#packed, packed)}))
+end
+
 local function write(source, puts, puts_end, deletes, deletes_end, token)
   for i = puts, puts_end, 2 do
     if redis.call('HSET', h, source[i], source[i + 1]) == 1 then
@@ -69,12 +120,23 @@ local function write(source, puts, puts_end, deletes, deletes_end, token)
   for i = deletes, deletes_end do
     if redis.call('HDEL', h, source[i]) == 1 then redis.call('ZREM', z, source[i]) end
   end
-  redis.call('HSET', s, 'token', token)
+  log_list(source, puts, puts_end, deletes, deletes_end, token)
 end
 
 local function now()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function sent(engine, number)
+  if redis.call('HSET', s, 'e:' .. engine, number .. ' ' .. now()) == 0 then return end
+  local fields, old = redis.call('HGETALL', s), now() - 86400000
+  for i = 1, #fields, 2 do
+    local field, value = fields[i], fields[i + 1]
+    local time = string.match(field, '^e:') and string.match(value, ' (%d+)$')
+      or string.match(field, '^m:') and string.match(value, '^undone:(%d+)$')
+    if time and tonumber(time) < old then redis.call('HDEL', s, field) end
+  end
 end
 
 local function pending(packed)
@@ -85,7 +147,7 @@ end
 """
 
 READ: Final = Script(
-    _COMMON
+    COMMON
     + """
 local function read()
   local first, last = list()
@@ -113,7 +175,7 @@ commit point, its age in ms), or nothing; values; keys and values of each range;
 again."""
 
 COMMIT: Final = Script(
-    _COMMON
+    COMMON
     + """
 local engine, number, expected, kind, id, shards = unpack(ARGV, 1, 6)
 local state = redis.call('HMGET', s, 'token', 'intent', 'e:' .. engine, 'm:' .. id)
@@ -161,15 +223,7 @@ else
   if kind == 'point' then redis.call('HSET', s, 'm:' .. id, 'done:' .. shards) end
 end
 
-if redis.call('HSET', s, 'e:' .. engine, number .. ' ' .. now()) == 1 then
-  local fields, old = redis.call('HGETALL', s), now() - 86400000
-  for i = 1, #fields, 2 do
-    local field, value = fields[i], fields[i + 1]
-    local time = string.match(field, '^e:') and string.match(value, ' (%d+)$')
-      or string.match(field, '^m:') and string.match(value, '^undone:(%d+)$')
-    if time and tonumber(time) < old then redis.call('HDEL', s, field) end
-  end
-end
+sent(engine, number)
 return {'done', token}
 """
 )
@@ -183,7 +237,7 @@ to put; keys to delete. Returns 'done' and the token before, or 'again', 'confli
 others of that engine were done: nobody hears it."""
 
 DECIDE: Final = Script(
-    _COMMON
+    COMMON
     + """
 local mark = redis.call('HGET', s, 'm:' .. ARGV[1])
 if not mark and ARGV[2] == 'undo' then
@@ -197,7 +251,7 @@ return mark and string.match(mark, '^%a+') or ''
 Returns 'done', 'undone', or '' where neither is decided."""
 
 SETTLE: Final = Script(
-    _COMMON
+    COMMON
     + """
 local packed = redis.call('HGET', s, 'intent')
 if not packed then return 0 end
@@ -217,7 +271,7 @@ return 1
 there."""
 
 FORGET: Final = Script(
-    _COMMON
+    COMMON
     + """
 local field = 'm:' .. ARGV[1]
 local mark = redis.call('HGET', s, field)
@@ -239,7 +293,7 @@ return #left
 with the last one."""
 
 IDENTIFY: Final = Script(
-    _COMMON
+    COMMON
     + """
 for i = 1, 5, 2 do
   if ARGV[i + 1] ~= '' then redis.call('HSETNX', s, ARGV[i], ARGV[i + 1]) end
@@ -248,6 +302,11 @@ return redis.call('HMGET', s, ARGV[1], ARGV[3], ARGV[5])
 """
 )
 """ARGV: three fields with what they are to be where they are not set. Returns what they are."""
+
+
+def keys_of(prefix: str, shard: int) -> list[bytes]:
+    """KEYS of every script."""
+    return [b"{%b:%d}%b" % (prefix.encode(), shard, kind) for kind in (b"h", b"z", b"s", b"x")]
 
 
 class Changes(NamedTuple):

@@ -1,0 +1,17 @@
+# A node of KVFS: docker build -t kvfs . ; docker-compose.yml says what a container of it is given.
+FROM python:3.11-slim-bookworm
+# fuse3 mounts where the container may not; the headers and the compiler build pyfuse3.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends \
+        fuse3 libfuse3-3 libfuse3-dev pkg-config gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /opt/kvfs
+# What changes seldom first: a new commit installs no package again.
+COPY requirements.lock setup.cfg pyproject.toml README.md LICENSE ./
+RUN pip install --no-cache-dir -r requirements.lock
+COPY kvfs kvfs
+COPY gateway gateway
+COPY s3api s3api
+COPY cli cli
+RUN pip install --no-cache-dir --no-deps --no-build-isolation .
+ENTRYPOINT ["kvfs"]

@@ -1,0 +1,32 @@
+"""`kvfs export`: files become objects of an S3 bucket."""
+
+import os
+from pathlib import Path
+
+import click
+
+from cli import settings, trees
+
+
+@click.command("export")
+@click.argument("path", type=click.UNPROCESSED)
+@click.argument("target", type=click.UNPROCESSED)
+@trees.options
+@settings.options("store")
+def command(
+    path: str,
+    target: str,
+    config_file: Path | None,
+    endpoint: str | None,
+    jobs: int,
+    **flags: object,
+) -> None:
+    """Copy the file or tree PATH to TARGET (s3://BUCKET/PREFIX).
+
+    What is there already with the same size, and is not older, is left alone, and of a large file
+    the parts that are: run it again to go on after an interruption. Credentials come by the usual
+    AWS settings.
+    """
+    config = settings.resolve(config_file, **flags)
+    with trees.of(config, target, endpoint, jobs, f"export {path}") as (moving, location):
+        trees.tell("exported", moving.export(os.fsencode(path), location))

@@ -1,0 +1,31 @@
+"""`kvfs import`: objects of an S3 bucket become files."""
+
+import os
+from pathlib import Path
+
+import click
+
+from cli import settings, trees
+
+
+@click.command("import")
+@click.argument("source", type=click.UNPROCESSED)
+@click.argument("path", type=click.UNPROCESSED)
+@trees.options
+@settings.options("store")
+def command(
+    source: str,
+    path: str,
+    config_file: Path | None,
+    endpoint: str | None,
+    jobs: int,
+    **flags: object,
+) -> None:
+    """Copy the object or tree SOURCE (s3://BUCKET/PREFIX) to PATH.
+
+    What is there already with the same size, and is not older, is left alone: run it again to go
+    on after an interruption. Credentials come by the usual AWS settings.
+    """
+    config = settings.resolve(config_file, **flags)
+    with trees.of(config, source, endpoint, jobs, f"import {source}") as (moving, location):
+        trees.tell("imported", moving.import_(location, os.fsencode(path)))

@@ -1,0 +1,76 @@
+"""What `kvfs prefetch` and `kvfs replicate` share: the files below paths, and asking until they are
+where they should be."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, Final
+
+from cli import node
+from kvfs.config import Config
+from kvfs.errors import Busy
+
+if TYPE_CHECKING:
+    from kvfs.client import Client, Stat
+
+_AT_ONCE: Final = 8
+_AHEAD: Final = 4
+_BUSY_S: Final = 0.5
+_DEADLINE_S: Final = 30.0
+
+
+def files_below(client: "Client", paths: tuple[str, ...]) -> Iterator[tuple[str, "Stat"]]:
+    """Every regular file that is named, or lies below a directory that is. Raises NotFound."""
+    for path in paths:
+        found = client.stat(os.fsencode(path))
+        if found.is_file:
+            yield path, found
+        elif found.is_directory:
+            yield from _below(client, os.fsencode(path).rstrip(b"/"))
+
+
+def _below(client: "Client", directory: bytes) -> Iterator[tuple[str, "Stat"]]:
+    for each in client.list(directory):
+        path = directory + b"/" + each.name
+        if each.is_file:
+            yield os.fsdecode(path), each
+        elif each.is_directory:
+            yield from _below(client, path)
+
+
+def ask_until(
+    config: Config, method: str, params: dict[str, Any], is_done: Callable[[Any], bool]
+) -> Any:
+    """The node's answer once it says so: what is asked for goes on in between."""
+    while True:
+        try:
+            answer = node.ask(config, method, params, _DEADLINE_S)
+        except Busy:
+            time.sleep(_BUSY_S)
+            continue
+        if is_done(answer):
+            return answer
+
+
+def each(
+    files: Iterator[tuple[str, "Stat"]], job: Callable[[str, "Stat"], str]
+) -> Iterator[tuple["Stat", str]]:
+    """Run a job for each file, some at once; each file, when it is done, with what its job says
+    went wrong."""
+    waiting: dict[Future[str], Stat] = {}
+    pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="kvfs-moving")
+    try:
+        for path, found in files:
+            waiting[pool.submit(job, path, found)] = found
+            if len(waiting) >= _AT_ONCE * _AHEAD:
+                yield from _done(waiting)
+        while waiting:
+            yield from _done(waiting)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _done(waiting: "dict[Future[str], Stat]") -> Iterator[tuple["Stat", str]]:
+    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+        yield waiting.pop(future), future.result()

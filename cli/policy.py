@@ -1,0 +1,102 @@
+"""The policy of a namespace on the command line: its options, and how it is shown."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kvfs.errors import Invalid, NotSupported
+from kvfs.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from kvfs.meta.records import Namespace
+    from kvfs.namespace.policies import Policy
+
+_OPTIONS: Final = (
+    ("kind", "KIND", "durable (never dropped) or cache (evictable)."),
+    ("capacity", "SIZE", "Limit, like 4GiB; 0: the store's own."),
+    ("eviction", "NAME", "What is evicted first: lru."),
+    ("media", "MEDIA", "Where data lie, the preferred first: ram, ssd, or ram,ssd."),
+    ("cold", "on|off", "Whether files are kept in the cold tier before they are evicted."),
+    ("coherence", "LEVEL", "Between hosts: strict (close-to-open) or cache (within 2 s)."),
+    ("replicas", "N", "Copies of each file on other nodes."),
+    ("acknowledge", "WHEN", "Of a close: async, or sync when its replicas have it."),
+    ("locks", "REACH", "How far locks reach: host or cluster."),
+)
+NAMES: Final = tuple(name for name, _, _ in _OPTIONS)
+SHOWN: Final = tuple("--" + name for name in NAMES)
+
+
+def options(function: Any) -> Any:
+    """The options of `kvfs namespace create` and `set`."""
+    for name, metavar, text in reversed(_OPTIONS):
+        function = click.option("--" + name, metavar=metavar, help=text)(function)
+    return function
+
+
+def take(flags: dict[str, Any]) -> "Policy":
+    """Out of a command's flags: what was given. Raises Invalid, NotSupported."""
+    given = {name: flags.pop(name) for name in NAMES}
+    policy: Policy = {}
+    for name, text in given.items():
+        if text is not None:
+            policy[name] = _PARSERS.get(name, str)(text)  # type: ignore[literal-required]
+    return policy
+
+
+def facts(namespace: "Namespace") -> dict[str, Any]:
+    """For machines."""
+    return {
+        "kind": namespace.kind,
+        "capacity_bytes": namespace.capacity,
+        "eviction": namespace.eviction if namespace.kind == "cache" else None,
+        "media": namespace.media,
+        "cold": namespace.cold,
+        "coherence": "strict" if namespace.is_strict else "cache",
+        "replicas": namespace.replicas,
+        "acknowledge": namespace.acknowledge,
+        "locks": namespace.locks,
+    }
+
+
+def _capacity(text: str) -> int:
+    if text.strip().endswith("%"):
+        raise NotSupported("a namespace's capacity is a size, like 4GiB; shares are for the store")
+    return parse_size(text)
+
+
+def _eviction(text: str) -> str:
+    from kvfs.namespace.policies import EVICTIONS
+
+    if text not in EVICTIONS:
+        raise NotSupported(f"eviction '{text}' is not built; there is: {', '.join(EVICTIONS)}")
+    return text
+
+
+def _media(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
+def _switch(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise Invalid(f"--cold is on or off, not '{text}'")
+    return text == "on"
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise Invalid(f"--replicas is a number, not '{text}'")
+    return int(text)
+
+
+def shown_capacity(size: int) -> str:
+    """For people."""
+    return format_size(size) if size else "-"
+
+
+_PARSERS: Final[dict[str, Any]] = {
+    "capacity": _capacity,
+    "eviction": _eviction,
+    "media": _media,
+    "cold": _switch,
+    "replicas": _count,
+}

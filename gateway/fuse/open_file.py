@@ -1,0 +1,105 @@
+"""An open file of the mount, and one open of it. What they share is decided in `handles`."""
+
+import os
+
+import trio
+
+from kvfs.incoming import Incoming
+from kvfs.namespace import inodes
+from kvfs.policy.readahead import Readahead
+
+
+class OpenFile:
+    """What all handles of one inode share."""
+
+    __slots__ = (
+        "armed",
+        "atime_ns",
+        "backing_id",
+        "fd",
+        "handles",
+        "incoming",
+        "ino",
+        "is_draft",
+        "is_new",
+        "published",
+        "publishing",
+        "set_ids",
+        "users",
+        "version",
+        "writable",
+        "writers",
+    )
+
+    def __init__(self, ino: int, version: int, fd: int, writable: bool, mode: int) -> None:
+        self.ino = ino
+        self.version = version
+        self.fd = fd
+        self.writable = writable
+        self.handles = 0
+        self.writers = 0
+        self.users = 0
+        """Requests that are opening, publishing or closing it."""
+        self.publishing: list[trio.Event] | None = None
+        """Those who wait until it has been published, while it is."""
+        self.published: tuple[int, int, int] | None = None
+        """(size, mtime, ctime) of the data file when it was last published; None: never, by this
+        mount."""
+        self.backing_id = 0
+        """Of the kernel's registration; 0: none."""
+        self.atime_ns = 0
+        """As the record has it, or will soon."""
+        self.set_ids = inodes.without_set_ids(mode) != mode
+        """A write takes mode bits away, so the daemon must see each write: no passthrough."""
+        self.armed: tuple[int, int, int] | None = None
+        """Set-id bits came while the file was open for writing: the data file as it was then. Once
+        it has changed, the bits go."""
+        self.incoming: Incoming | None = None
+        """Its data came, or come, while it is open: it stays without passthrough until its last
+        close."""
+        self.is_new = False
+        """Made by this mount, and not published yet."""
+        self.is_draft = False
+        """Cut to nothing before its data had come: they will not, and it has no name yet."""
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some of its data are not here yet."""
+        return self.incoming is not None and not self.incoming.is_whole
+
+
+class Handle:
+    """One open of a file."""
+
+    __slots__ = ("creating", "fh", "file", "flags", "readahead", "replaced", "writable")
+
+    def __init__(self, fh: int, file: OpenFile, flags: int, writable: bool) -> None:
+        self.fh = fh
+        self.file = file
+        self.flags = flags
+        self.writable = writable
+        self.creating = False
+        """Whether it made the file."""
+        self.readahead: Readahead | None = None
+        """Of who reads what is still coming."""
+        self.replaced = False
+        """Whether what the kernel keeps of the file's content is of other content."""
+
+
+def signature_of(st: os.stat_result) -> tuple[int, int, int]:
+    """Size, mtime and ctime: whatever changes a data file changes one of them."""
+    return st.st_size, st.st_mtime_ns, st.st_ctime_ns
+
+
+def copy_over(source: int, target: int) -> None:
+    """Give a file the content of another; in a thread."""
+    size = os.fstat(source).st_size
+    done = 0
+    while done < size:
+        count = os.copy_file_range(source, target, size - done, done, done)
+        if not count:
+            break
+        done += count
+    os.ftruncate(target, size)
+    st = os.fstat(source)
+    os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))

@@ -1,0 +1,173 @@
+"""Reads what lies on the disk, slowly, and compares it with the checksums it was sealed with.
+
+| what is damaged | what becomes of it |
+|---|---|
+| a file of a cache namespace | it is evicted: a miss |
+| of a durable one | the data file is set aside; who opens the file gets EIO (Corrupt) |
+
+Invariants
+- A file counts as damaged when it differs twice, its record is sealed with these very checksums
+  before and after, and nobody has it open for writing: then nobody could have changed it who may.
+- Reading keeps to a rate, small files included: each counts as 64 KiB at least.
+- A pass over all files begins once a day; one that a restart cut short goes on where it was.
+
+What is whole describes itself anew where its name or attributes have changed since (`kvfs rebuild`
+goes by it). What another program, or the disk, changed after a file was read here is found in the
+next pass.
+"""
+
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from kvfs.background import sealing
+from kvfs.background.persist import Persistence
+from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.records import Flag, Inode
+from kvfs.namespace.inodes import read_inodes
+from kvfs.policy.pace import Pace
+from kvfs.store import lease
+from kvfs.store.checksum import CHUNK_BYTES, DIGEST_BYTES, combine, wrong_chunks
+from kvfs.store.files import DataFiles, Description, describe, description, fitting
+from kvfs.store.index import Entry, Index
+
+log = logging.getLogger(__name__)
+PASS_S: Final = 86_400.0
+_FIRST_S: Final = 60.0
+"""After the start: until then the node has better things to do."""
+_BATCH: Final = 64
+_SPAN: Final = 4
+"""Chunks read in one step."""
+_LEAST_BYTES: Final = 64 << 10
+
+Damaged = Callable[[int, Inode], Awaitable[None]]
+"""Told of an inode whose data file is not what its record says."""
+
+
+class Scrubber:
+    """That of one node. `bytes_per_s`: what it may read; 0: it reads nothing by itself."""
+
+    def __init__(
+        self, engine: Engine, files: DataFiles, index: Index, damaged: Damaged, bytes_per_s: int
+    ) -> None:
+        self._engine = engine
+        self._files = files
+        self._index = index
+        self._damaged = damaged
+        self._rate = bytes_per_s
+        self._pace = Pace(bytes_per_s, 0.0)
+        self._asked = trio.Event()
+        self._running = False
+        self.counters = {"scrubbed_files": 0, "scrubbed_bytes": 0, "scrub_damaged": 0}
+
+    async def run(self) -> None:
+        """A pass each day, and when one is asked for, until cancelled."""
+        scrubbing = Persistence(log.warning, "scrubbing failed, it goes on later")
+        wait_s = _FIRST_S if self._rate else float("inf")
+        while True:
+            with trio.move_on_after(wait_s):
+                await self._asked.wait()
+            self._asked = trio.Event()
+            began = trio.current_time()
+            await scrubbing.attempt(self.scrub)
+            passed_s = trio.current_time() - began
+            wait_s = max(PASS_S - passed_s, _FIRST_S) if self._rate else float("inf")
+
+    def ask(self) -> None:
+        """A pass is to begin now, where none is under way; it keeps to the rate."""
+        self._asked.set()
+
+    async def scrub(self) -> None:
+        """Look at every sealed file from where the last pass ended. Raises KvfsError, OSError."""
+        self._running = True
+        self._pace = Pace(self._rate, trio.current_time())
+        try:
+            while page := self._index.entries(self._index.scrubbing_from(), _BATCH):
+                await self._look_at(page)
+                self._index.scrub_from(page[-1][0] + 1)
+            self._index.scrub_from(0)
+        finally:
+            self._running = False
+
+    def report(self) -> dict[str, Any]:
+        """For the node's status."""
+        return {"running": self._running, "set_aside": sorted(self._files.damaged())}
+
+    async def _look_at(self, page: list[tuple[int, Entry]]) -> None:
+        inodes = await self._engine.read(lambda t: read_inodes(t, [ino for ino, _ in page]))
+        for (ino, entry), inode in zip(page, inodes, strict=True):
+            if inode is not None and _is_known(inode, entry):
+                await self._look_at_one(ino, inode, entry)
+            await trio.lowlevel.checkpoint()
+
+    async def _look_at_one(self, ino: int, inode: Inode, entry: Entry) -> None:
+        try:
+            fd = self._files.open_unseen(ino, inode.version)
+        except FileNotFoundError:
+            return
+        try:
+            differs = not await self._is_whole(fd, inode, entry)
+            is_damaged = differs and await self._still(ino, fd, inode)
+            if not differs:
+                await self._describe_anew(ino, fd, inode)
+        finally:
+            os.close(fd)
+        self.counters["scrubbed_files"] += 1
+        self.counters["scrubbed_bytes"] += inode.size
+        if is_damaged:
+            self.counters["scrub_damaged"] += 1
+            await self._damaged(ino, inode)
+
+    async def _describe_anew(self, ino: int, fd: int, inode: Inode) -> None:
+        """Where the file was renamed, or its attributes were changed, since it described itself."""
+
+        def fn(t: Transaction) -> Description | None:
+            return sealing.described(t, ino, inode.version, inode.size, inode.checksum)
+
+        now = await self._engine.read(fn)
+        said = description(fd)
+        if now is None or said is None or not await self._still(ino, fd, inode):
+            return
+        if fitting(msgspec.structs.replace(now, described_ns=said.described_ns)) != said:
+            describe(fd, now)
+
+    async def _is_whole(self, fd: int, inode: Inode, entry: Entry) -> bool:
+        if os.fstat(fd).st_size != inode.size:
+            return False
+        for first in range(0, max(len(entry.chunks) // DIGEST_BYTES, 1), _SPAN):
+            await trio.sleep(self._pace.spend(_cost(inode.size, first), trio.current_time()))
+            wrong = await trio.to_thread.run_sync(
+                wrong_chunks, fd, inode.size, entry.chunks, first, _SPAN
+            )
+            if wrong:
+                return False
+        return True
+
+    async def _still(self, ino: int, fd: int, before: Inode) -> bool:
+        """Whether nobody who may has changed the file since its record was read."""
+        if lease.is_quiet(fd) is False:
+            return False
+        inode = (await self._engine.read(lambda t: read_inodes(t, [ino])))[0]
+        return (
+            inode is not None
+            and bool(inode.flags & Flag.SEALED and inode.nlink)
+            and (inode.version, inode.checksum) == (before.version, before.checksum)
+        )
+
+
+def _is_known(inode: Inode, entry: Entry) -> bool:
+    """Whether the index has the checksums that the record was sealed with."""
+    return (
+        bool(inode.flags & Flag.SEALED and inode.nlink)
+        and inode.version == entry.version
+        and combine(entry.chunks) == inode.checksum
+    )
+
+
+def _cost(size: int, first: int) -> int:
+    """What a step is to be paid as."""
+    return max(min(size - first * CHUNK_BYTES, _SPAN * CHUNK_BYTES), _LEAST_BYTES)

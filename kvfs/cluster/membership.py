@@ -1,0 +1,373 @@
+"""This node's part in its cluster: it joins, renews its lease, and leaves.
+
+| step of the start | what a kill after it leaves |
+|---|---|
+| 1 secrets found, or made where the cluster has none | a file that the next start uses |
+| 2 joined: number, incarnation, lease | a lease that ends by itself |
+| 3 kept in the store | nothing to mend |
+| 4 announced: its record | the same |
+
+Invariants
+- One process at a time is a node: the store's lock says so on one host, the incarnation elsewhere.
+  What an older incarnation wants to write is refused by the engine.
+- `holds_lease` is true only while nobody else may think that this node is dead.
+"""
+
+import logging
+import secrets as randomness
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from kvfs.cluster import handshake, kept, protocol, secrets
+from kvfs.cluster.kept import Kept
+from kvfs.cluster.records import (
+    NodeRecord,
+    NodeState,
+    Words,
+    list_nodes,
+    put_node,
+    unpack_node,
+    unpack_words,
+)
+from kvfs.cluster.roster import Roster
+from kvfs.cluster.secrets import Secret, Secrets
+from kvfs.cluster.sightings import RENEWAL_S, TERM_S, Tenure
+from kvfs.errors import AccessDenied, Conflict, KvfsError, NotFound
+from kvfs.meta import keys
+from kvfs.meta.boot import boot_id
+from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.leases import Fenced, Joined, Leases, Lost, Renewed, State
+from kvfs.meta.records import pack
+from kvfs.meta.redis.calling import locate
+from kvfs.meta.redis.leasing import LeaseTable
+from kvfs.store.layout import Store
+from kvfs.version import PROTOCOL, VERSION
+
+DEADLINE_S: Final = 5.0
+_FAREWELL_S: Final = 1.0
+log = logging.getLogger(__name__)
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node is, by its settings."""
+
+    name: str
+    peer: str = ""
+    """HOST:PORT where others reach it; empty: nowhere."""
+    zone: str = ""
+    rack: str = ""
+    capacity_bytes: int = 0
+    media: tuple[str, ...] = ("ssd",)
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What a node tells with each renewal."""
+
+    free_bytes: int
+    capacity_bytes: int
+    load: float = 0.0
+    lacking: int = 0
+    """Files that lack copies which this node is to have made."""
+
+
+class Membership:
+    """A node that joined. Made by `joined`."""
+
+    def __init__(
+        self, table: LeaseTable, store: Store, about: About, secret_file: Path, boot: int
+    ) -> None:
+        self.store = store
+        self.about = about
+        self.secret_file = secret_file
+        self.secrets: Secrets
+        """Those that are valid now; others take their place while the node runs."""
+        self.node = 0
+        self.incarnation = 0
+        self.cluster = ""
+        self.roster: Roster
+        self.measure: Callable[[], Measured] = lambda: Measured(0, about.capacity_bytes)
+        """What to tell of its space; whoever knows sets it."""
+        self._table = table
+        self._boot = boot
+        self._token = randomness.token_hex(8)
+        self._tenure = Tenure(_now_s())
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether it may do what only a living node may: serve its peers, and what it may not have
+        heard is outdated."""
+        return self._tenure.holds(_now_s())
+
+    @property
+    def number(self) -> bytes:
+        """Its number as keys and values hold it."""
+        return keys.pack_node(self.node)
+
+    @property
+    def party(self) -> handshake.Party:
+        """What it says of itself to a peer."""
+        return handshake.Party(self.cluster, self.node, self.incarnation, self.about.name)
+
+    # ---- joining and leaving
+
+    async def join(self) -> None:
+        """Raises Unavailable, Lost, Fenced (removed), Conflict (another cluster's, or its store
+        runs elsewhere), AccessDenied (another secret), NotSupported (versions), Invalid, OSError.
+        Cancelled: it may have joined; its lease ends by itself."""
+        before = kept.which_node(self.store)
+        state = await self._table.peek()
+        if before is not None:
+            self._check_cluster(before, state)
+            await self._wait_for_twin(before, state)
+        _check_versions(state.leases)
+        made = await self._find_secrets(state)
+        known = None if before is None else before.incarnation
+        try:
+            asked_s, me = _now_s(), await self._join(known)
+        except AccessDenied:
+            if made:
+                self.secret_file.unlink(missing_ok=True)
+            raise
+        self.node, self.incarnation = me
+        kept.keep_node(self.store, Kept(self.cluster, me.node, me.incarnation))
+        self.roster = Roster(me.node)
+        self._tenure.renewed(asked_s)
+        await self.renew()
+        log.info("node %d of the cluster %s, incarnation %d", me.node, self.cluster, me.incarnation)
+
+    async def announce(self, engine: Engine) -> None:
+        """Enter this node's record: from now on others place data here. Raises Fenced, and as
+        `Engine.transact`."""
+
+        def enter(t: Transaction) -> None:
+            old = t.get(keys.node(self.node))
+            state: NodeState = "active" if old is None else unpack_node(old).state
+            if state == "removed":
+                raise Fenced("this node was removed from its cluster")
+            put_node(t, self._record(state=state))
+
+        await engine.transact(enter)
+        await self.renew()  # with what `measure` says by now
+        self.roster.read(await engine.read(list_nodes))
+
+    async def renew(self) -> None:
+        """Renew the lease, and look at the others' and at the secrets. Raises Fenced (this process
+        must end), Unavailable, AccessDenied, Invalid, OSError."""
+        asked_s = _now_s()
+        try:
+            renewed = await self._table.renew(Joined(self.node, self.incarnation), self._words())
+        except (Fenced, Lost):
+            self._tenure.end()
+            raise
+        self._tenure.renewed(asked_s)
+        self.roster.look(renewed.leases, _now_s())
+        self._look_after_secrets(renewed)
+
+    async def leave(self) -> None:
+        """Others need not wait for the lease to end. Never raises but when cancelled."""
+        self._tenure.end()
+        with trio.move_on_after(_FAREWELL_S, shield=True):
+            try:
+                await self._table.leave(Joined(self.node, self.incarnation))
+            except KvfsError as error:
+                log.info("the cluster was not told that this node stops: %s", error)
+
+    # ---- what people ask for
+
+    async def fence(self, node: int, store: str) -> None:
+        """Whoever is this node can write no more, and its store joins no more. Raises
+        Unavailable."""
+        await self._table.remove(node, store)
+
+    async def rotate_secret(self) -> Secret:
+        """Have a new secret beside those that are valid; the other nodes have to be given it.
+        Raises Conflict, Unavailable, OSError."""
+        before, after = self.secrets, self.secrets.with_new()
+        # In the file first: a secret that the engine knows and nobody has would shut all out.
+        kept.keep_secrets(self.secret_file, after)
+        await self._table.replace_secrets(before.digests, after.digests)
+        self.secrets = after
+        return after[0]
+
+    async def retire_secrets(self) -> None:
+        """All but the newest are not valid any more. Raises Conflict, Unavailable, OSError."""
+        after = Secrets(self.secrets[:1])
+        await self._table.replace_secrets(self.secrets.digests, after.digests)
+        kept.keep_secrets(self.secret_file, after)
+        self.secrets = after
+
+    # ---- its steps
+
+    def _check_cluster(self, before: Kept, state: State) -> None:
+        if not state.cluster:
+            raise Lost(
+                f"the engine holds no cluster, and {self.store.root} is node {before.node} of"
+                f" {before.cluster}: the engine's data are gone, or the URL names another. See"
+                " `kvfs rebuild --help`"
+            )
+        if state.cluster != before.cluster:
+            raise Conflict(
+                f"the store {self.store.root} is of the cluster {before.cluster}, the engine of"
+                f" {state.cluster}: name the right engine, or another prefix (?prefix=NAME)"
+            )
+
+    async def _wait_for_twin(self, before: Kept, state: State) -> None:
+        """On this host the store's lock tells that no other process is this node. A lease that was
+        renewed elsewhere a moment ago is that of a host which has just died, or of a copy of the
+        store, whose lease goes on."""
+        found = state.leases.get(before.node)
+        while found is not None and found.age_s < TERM_S:
+            words = _readable(found.words)
+            if words is None or words.boot == self._boot:
+                return
+            log.info("node %d was elsewhere a moment ago: its lease has to end", before.node)
+            await trio.sleep(RENEWAL_S)
+            again = (await self._table.peek()).leases.get(before.node)
+            if again is not None and again.beat != found.beat:
+                raise Conflict(
+                    f"node {before.node} runs on another host ({words.name}): is {self.store.root}"
+                    " a copy of its store? `kvfs node join --again` makes it a node of its own"
+                )
+            found = again
+
+    async def _find_secrets(self, state: State) -> bool:
+        """Whether they were made now."""
+        found = kept.read_secrets(self.secret_file)
+        self.cluster = await self._table.found(None if found is None else found.cluster)
+        made = False
+        if found is None:
+            if state.secrets:
+                raise AccessDenied(
+                    f"the cluster {self.cluster} has a secret, and {self.secret_file} is not there:"
+                    " print it with `kvfs node secret` on one of its nodes, and give it to"
+                    " `kvfs node join` here"
+                )
+            found, made = kept.make_secret(self.secret_file, secrets.generate(self.cluster))
+        if found.cluster != self.cluster:
+            raise Conflict(
+                f"{self.secret_file} is of the cluster {found.cluster}, the engine of"
+                f" {self.cluster}"
+            )
+        self.secrets = found
+        return made
+
+    async def _join(self, known: int | None) -> Joined:
+        return await self._table.join(
+            self.store.identity.node, self._token, self._words(), self.secrets.digests, known
+        )
+
+    def _look_after_secrets(self, renewed: Renewed) -> None:
+        """Take what `kvfs node join` wrote meanwhile, and forget what is not valid any more."""
+        found = kept.read_secrets(self.secret_file) or self.secrets
+        valid = Secrets(each for each in found if each.digest in renewed.secrets)
+        if not valid:
+            raise AccessDenied(
+                f"the cluster's secret was replaced, and {self.secret_file} holds only older ones:"
+                " others refuse this node until `kvfs node join` gives it the new one"
+            )
+        if valid != found:
+            kept.keep_secrets(self.secret_file, valid)
+        self.secrets = valid
+
+    def _words(self) -> bytes:
+        measured = self.measure()
+        return pack(
+            Words(
+                name=self.about.name,
+                protocol=PROTOCOL,
+                version=VERSION,
+                boot=self._boot,
+                free_bytes=measured.free_bytes,
+                capacity_bytes=measured.capacity_bytes,
+                load=measured.load,
+                lacking=measured.lacking,
+            )
+        )
+
+    def _record(self, state: NodeState) -> NodeRecord:
+        about = self.about
+        return NodeRecord(
+            number=self.node,
+            name=about.name,
+            store=self.store.identity.node,
+            incarnation=self.incarnation,
+            peer=about.peer,
+            zone=about.zone,
+            rack=about.rack,
+            capacity_bytes=about.capacity_bytes,
+            media=about.media,
+            version=VERSION,
+            protocol=PROTOCOL,
+            state=state,
+        )
+
+
+@asynccontextmanager
+async def joined(
+    store: Store,
+    url: str,
+    about: About,
+    *,
+    secret_file: Path | None = None,
+    boot: int | None = None,
+) -> AsyncIterator[Membership]:
+    """This store's node, as long as the block lasts; it leaves in order at its end. The caller
+    holds the store's lock. Raises as `Membership.join`; what the block raises passes."""
+    table = LeaseTable(locate(url), DEADLINE_S)
+    try:
+        file = secret_file or store.root / kept.SECRETS
+        member = Membership(table, store, about, file, boot_id() if boot is None else boot)
+        await member.join()
+        try:
+            yield member
+        finally:
+            await member.leave()
+    finally:
+        table.close()
+
+
+async def check_secrets(url: str, those: Secrets) -> None:
+    """Whether a node that has these would be let in. Raises NotFound (no cluster is there),
+    Conflict (another one), AccessDenied, Unavailable, Invalid, NotSupported."""
+    location = locate(url)
+    table = LeaseTable(location, DEADLINE_S)
+    try:
+        state = await table.peek()
+    finally:
+        table.close()
+    if not state.secrets:
+        raise NotFound(f"there is no cluster at {location.shown} yet: `kvfs up` makes one")
+    if state.cluster != those.cluster:
+        raise Conflict(
+            f"the secret is of the cluster {those.cluster}, at {location.shown} is {state.cluster}"
+        )
+    if those.common(state.secrets) is None:
+        raise AccessDenied(
+            f"the secret is not valid at {location.shown} any more: `kvfs node secret` on a node"
+            " that runs prints the one that is"
+        )
+
+
+def _check_versions(leases: Leases) -> None:
+    """Raises NotSupported where a node lives that this one cannot work with."""
+    for number, lease in sorted(leases.items()):
+        words = _readable(lease.words)
+        if words is not None and lease.age_s < TERM_S:
+            protocol.check(words.protocol, words.version, who=f"node {number} ({words.name})")
+
+
+def _readable(words: bytes) -> Words | None:
+    try:
+        return unpack_words(words)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _now_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,220 @@
+"""The client's side of what nodes say to each other: connections that are kept, each proven once.
+
+Invariants
+- Nothing is asked of a node before it has proven that it is of this cluster, and the one meant.
+- A connection is used again only after its last answer has come whole.
+- Every wait has a deadline; what a peer says is bounded before it is read.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from kvfs.cluster import handshake, peer_words
+from kvfs.cluster.peer_words import Ask, Identity, Later, PeerAddress
+from kvfs.errors import Conflict, Corrupt, Invalid, Unavailable
+from kvfs.wire.http import Answer, ClientConnection, Lost, connect
+
+CALL_S: Final = 5.0
+"""How long an answer may take, connecting included, where the caller says nothing else."""
+_CONNECT_S: Final = 2.0
+_IDLE_MOST: Final = 32
+"""Connections kept to a node."""
+_ERROR_BYTES: Final = 64 << 10
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class Redirected(Exception):
+    """The holder gives the file to others: these have it, or are getting it."""
+
+    def __init__(self, addresses: list[PeerAddress]) -> None:
+        super().__init__(addresses)
+        self.addresses = addresses
+
+
+class Incoming:
+    """Chunks on their way; see `ClientConnection` for how they are received."""
+
+    __slots__ = ("all_sums", "ask", "connection", "stamp", "sums")
+
+    def __init__(
+        self, ask: Ask, sums: bytes, all_sums: bytes, stamp: bytes, connection: ClientConnection
+    ) -> None:
+        self.ask = ask
+        self.sums = sums
+        """Of each chunk that comes: perhaps fewer than were asked for."""
+        self.all_sums = all_sums
+        """Of each chunk of the file, where it `tells_all`."""
+        self.stamp = stamp
+        """Of content that is not sealed."""
+        self.connection = connection
+
+    @property
+    def count(self) -> int:
+        """How many chunks come."""
+        return len(self.sums) // peer_words.DIGEST_BYTES
+
+
+class _Peer:
+    """A connection that a node was met on."""
+
+    def __init__(self, connection: ClientConnection, proof: bytes) -> None:
+        self.connection = connection
+        self.proof: bytes | None = proof
+        """To be sent with the first request."""
+
+
+class PeerClient:
+    """Asks other nodes. For one event loop."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._idle: dict[PeerAddress, list[_Peer]] = {}
+        self.connected = 0
+        """Connections made since the start."""
+
+    def close(self) -> None:
+        """Let go of idle connections; idempotent."""
+        for peers in self._idle.values():
+            for peer in peers:
+                peer.connection.close()
+        self._idle.clear()
+
+    async def call(
+        self, address: PeerAddress, method: str, params: Any, deadline_s: float = CALL_S
+    ) -> Any:
+        """What the node's method answers to `params` (of msgpack's types). It may have run twice
+        where a connection broke.
+
+        Raises the KvfsError that the method raised, Unavailable where no answer came in time,
+        AccessDenied, NotSupported, Conflict, Invalid (the nodes do not fit)."""
+        body = _encode(params)
+        with _in_time(deadline_s, address):
+            peer, answer = await self._ask(address, "POST", peer_words.method_target(method), body)
+            try:
+                await _check(answer, peer.connection)
+                return _decode(await peer.connection.read(peer_words.RESULT_BYTES))
+            except msgspec.MsgspecError:
+                raise Unavailable(f"{_named(address)} gave no proper answer") from None
+            finally:
+                self._keep(address, peer)
+
+    @asynccontextmanager
+    async def data(
+        self, address: PeerAddress, ask: Ask, deadline_s: float = CALL_S
+    ) -> AsyncIterator[Incoming]:
+        """Chunks of a data file, at least the first that is asked for; `deadline_s` is for the head
+        of the answer.
+
+        Raises Redirected, Later (it does not have the chunk yet), NotFound, Conflict (it has other
+        content), Busy (it is written there), Unavailable (no answer), Corrupt (an answer that
+        cannot be right), and as `call`; Lost where the connection breaks inside the block."""
+        with _in_time(deadline_s, address):
+            peer, answer = await self._ask(address, "GET", peer_words.data_target(ask), b"")
+        try:
+            with _in_time(deadline_s, address):
+                await _check(answer, peer.connection)
+            yield _incoming(ask, answer, peer.connection)
+        finally:
+            self._keep(address, peer)
+
+    def _keep(self, address: PeerAddress, peer: _Peer) -> None:
+        """For the next request, where the last answer was taken to its end."""
+        idle = self._idle.setdefault(address, [])
+        if peer.connection.is_reusable and len(idle) < _IDLE_MOST:
+            idle.append(peer)
+        else:
+            peer.connection.close()
+
+    async def _ask(
+        self, address: PeerAddress, method: str, target: bytes, body: bytes
+    ) -> tuple[_Peer, Answer]:
+        while (peer := self._take_idle(address)) is not None:
+            try:
+                return peer, await self._send(peer, method, target, body)
+            except Lost:
+                continue  # it was idle for too long: the next, or a new one
+        peer = await self._meet(address)
+        return peer, await self._send(peer, method, target, body)
+
+    def _take_idle(self, address: PeerAddress) -> _Peer | None:
+        idle = self._idle.get(address, [])
+        while idle:
+            peer = idle.pop()
+            if peer.connection.is_reusable:
+                return peer
+            peer.connection.close()
+        return None
+
+    async def _send(self, peer: _Peer, method: str, target: bytes, body: bytes) -> Answer:
+        fields = [(peer_words.AT, peer_words.render_at(self._identity.at))]
+        if peer.proof is not None:
+            fields.append((peer_words.PROOF, peer_words.render_proof(peer.proof)))
+        try:
+            answer = await peer.connection.ask(method, target, fields, body)
+        except BaseException:
+            peer.connection.close()
+            raise
+        peer.proof = None
+        return answer
+
+    async def _meet(self, address: PeerAddress) -> _Peer:
+        """A new connection to the node. Raises Lost, Unavailable, AccessDenied, NotSupported,
+        Conflict, Invalid."""
+        with _in_time(_CONNECT_S, address):
+            connection = await connect(address.host, address.port)
+        self.connected += 1
+        try:
+            dialing = handshake.Dialing(self._identity.secrets(), self._identity.party)
+            answer = await connection.ask("POST", peer_words.HELLO, body=dialing.hello)
+            await _check(answer, connection)
+            party, proof = dialing.conclude(await connection.read(2 * handshake.LIMIT))
+            if party.node != address.node:
+                raise Conflict(f"{_named(address)} is node {party.node} now")
+        except BaseException:
+            connection.close()
+            raise
+        return _Peer(connection, proof)
+
+
+def _incoming(ask: Ask, answer: Answer, connection: ClientConnection) -> Incoming:
+    """Raises Corrupt."""
+    told = answer.fields.get(peer_words.SUMS)
+    try:
+        sums, all_sums = peer_words.parse_sums(told, ask, answer.length)
+    except Invalid as error:
+        raise Corrupt(str(error)) from None
+    stamp = answer.fields.get(peer_words.STAMP, b"")
+    return Incoming(ask, sums, all_sums, stamp, connection)
+
+
+async def _check(answer: Answer, connection: ClientConnection) -> None:
+    """Raises what an answer other than 200 says."""
+    if answer.status == 200:
+        return
+    body = await connection.read(_ERROR_BYTES)
+    if answer.status == 202:
+        raise Later
+    if answer.status == 307:
+        raise Redirected(peer_words.parse_addresses(body))
+    raise peer_words.parse_error(body)
+
+
+@contextmanager
+def _in_time(deadline_s: float, address: PeerAddress) -> Iterator[None]:
+    """What goes wrong on the way there, as Unavailable."""
+    try:
+        with trio.fail_after(deadline_s):
+            yield
+    except trio.TooSlowError:
+        raise Unavailable(f"{_named(address)} did not answer in {deadline_s:g} s") from None
+    except Lost as error:
+        raise Unavailable(f"{_named(address)} is not reached: {error}") from None
+
+
+def _named(address: PeerAddress) -> str:
+    return f"node {address.node} at {address.host} port {address.port}"

@@ -1,0 +1,244 @@
+"""The server that a node runs for its peers: data files by sendfile, and methods that others add.
+
+Invariants
+- Before a connection has proven whose it is, it may say hello and nothing else.
+- A node that may not serve (it has no lease) refuses all but the hello.
+- Payload never passes through this module: a response names a range of a file.
+"""
+
+import functools
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+import trio
+
+from kvfs.cluster import peer_words
+from kvfs.cluster.handshake import LIMIT as HELLO_BYTES
+from kvfs.cluster.handshake import Answering, Party
+from kvfs.cluster.peer_words import Ask, Identity, Later, PeerAddress
+from kvfs.errors import AccessDenied, Invalid, KvfsError, NotFound, NotSupported, Unavailable
+from kvfs.policy.spreading import Spreading
+from kvfs.wire.http import Body, FileRange, Head, Limits, Response, serve
+
+log = logging.getLogger(__name__)
+
+_LIMITS: Final = Limits(
+    head_bytes=8 << 10, target_bytes=1 << 10, body_bytes=peer_words.BODY_BYTES, stop_s=2.0
+)
+_SENDING_THREADS: Final = 16
+_INLINE_BYTES: Final = 4 << 20
+"""More is sent in a thread, and so is what would have to be read from a disk: the loop is the
+mount's too. Of 2 MiB the thread would be half of the time."""
+_RWF_NOWAIT: Final = 8
+_COMPLAINTS: Final = 64
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+Method = Callable[[Party, Any], Awaitable[Any]]
+
+
+class Offer(NamedTuple):
+    """Chunks that are here."""
+
+    fd: int
+    """Closed once they were sent."""
+    chunks: int
+    """How many, from the first that was asked for on."""
+    sums: bytes
+    """Of each of them; of all chunks of the file where the answer `tells_all`."""
+    stamp: bytes = b""
+    """Of content that is not sealed: another one when it was changed."""
+
+
+class Shelf(Protocol):
+    """What a node has for others."""
+
+    def has(self, ino: int, version: int) -> bool:
+        """Whether the file is here, or on its way."""
+
+    async def offer(self, ask: Ask, peer: int) -> Offer:
+        """What is here of what the node `peer` asks for, at least the first chunk.
+
+        Raises NotFound, Conflict (the file has other content), Busy (it is open for writing),
+        Later (it is still on its way), Unavailable, OSError."""
+
+    async def sums(self, ino: int, version: int, size: int) -> bytes:
+        """The checksums of all chunks of a sealed file. Raises NotFound, Conflict."""
+
+
+class PeerServer:
+    """Answers other nodes. `methods` may be added to before `serve`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        shelf: Shelf,
+        may_serve: Callable[[], bool] = lambda: True,
+        spreading: Spreading[PeerAddress] | None = None,
+    ) -> None:
+        self._identity = identity
+        self._shelf = shelf
+        self._may_serve = may_serve
+        self._spreading: Spreading[PeerAddress] = spreading or Spreading()
+        self._threads = trio.CapacityLimiter(_SENDING_THREADS)
+        self._complained: set[str] = set()
+        self.methods: dict[str, Method] = {"sums": self._sums}
+        """By name: what a method gets and answers is of msgpack's types; it raises KvfsError."""
+        self.demanded: Callable[[int], None] = lambda ino: None
+        """Told of each file that a node begins to ask for."""
+        self.counters = {"peers_refused": 0, "peers_redirected": 0, "peers_sent_bytes": 0}
+
+    async def serve(
+        self,
+        listeners: Sequence[socket.socket],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve on `listeners`, which are closed at the end, until cancelled."""
+        await serve(listeners, self._handle, _LIMITS, refuse=_refuse, task_status=task_status)
+
+    async def _handle(self, head: Head, body: Body) -> Response:
+        try:
+            return await self._answer(head, body)
+        except Later:
+            return Response(202)
+        except KvfsError as error:
+            return _problem(error)
+        except OSError as error:
+            return _problem(Unavailable(f"a data file cannot be read: {error.strerror}"))
+
+    async def _answer(self, head: Head, body: Body) -> Response:
+        if head.target == peer_words.HELLO and head.method == "POST":
+            return await self._hello(head, body)
+        peer = self._known(head)
+        if not self._may_serve():
+            raise Unavailable("this node has no lease: it serves nothing until it has one again")
+        if head.target.startswith(peer_words.DATA) and head.method == "GET":
+            return await self._data(head, peer)
+        if head.target.startswith(peer_words.METHODS) and head.method == "POST":
+            return await self._call(head, body, peer)
+        raise NotSupported("this is not spoken between nodes")
+
+    # --- who asks ---
+
+    async def _hello(self, head: Head, body: Body) -> Response:
+        assert head.session is not None
+        answering = Answering(self._identity.secrets(), self._identity.party)
+        try:
+            reply = answering.reply(await body.read(2 * HELLO_BYTES))
+        except KvfsError as error:
+            self._complain(head, error)
+            response = _problem(error)
+            response.close = True
+            return response
+        head.session.value = answering
+        return Response(200, [], reply)
+
+    def _known(self, head: Head) -> Party:
+        """Who the connection belongs to. Raises AccessDenied, Invalid."""
+        assert head.session is not None
+        known = head.session.value
+        if isinstance(known, Party):
+            return known
+        proof = head.get(peer_words.PROOF)
+        if not isinstance(known, Answering) or proof is None:
+            raise AccessDenied("who asks has not said who it is")
+        head.session.value = None
+        try:
+            party = known.conclude(peer_words.parse_proof(proof))
+        except KvfsError as error:
+            self._complain(head, error)
+            raise
+        head.session.value = party
+        return party
+
+    def _complain(self, head: Head, error: KvfsError) -> None:
+        """Once for each host and kind of error: who is refused asks again."""
+        self.counters["peers_refused"] += 1
+        what = f"{head.peer[0]} {type(error).__name__}"
+        if what not in self._complained and len(self._complained) < _COMPLAINTS:
+            self._complained.add(what)
+            log.warning("a peer at %s was refused: %s", head.peer[0], error)
+
+    # --- what it asks ---
+
+    async def _data(self, head: Head, peer: Party) -> Response:
+        ask = peer_words.parse_data_target(head.target)
+        if not self._shelf.has(ask.ino, ask.version):
+            raise NotFound("this node does not have the file")
+        if not ask.first:
+            self.demanded(ask.ino)
+        others = self._others(head, ask, peer)
+        if others:
+            return Response(307, [], peer_words.render_addresses(others))
+        offer = await self._shelf.offer(ask, peer.node)
+        length = ask.length(offer.chunks)
+        self.counters["peers_sent_bytes"] += length
+        return Response(
+            200,
+            [
+                (peer_words.SUMS, peer_words.render_sums(offer.sums)),
+                (peer_words.STAMP, offer.stamp),
+            ],
+            FileRange(
+                offer.fd,
+                ask.offset,
+                length,
+                close=functools.partial(os.close, offer.fd),
+                aside=None if _is_cached(offer.fd, ask.offset, length) else self._threads,
+            ),
+        )
+
+    def _others(self, head: Head, ask: Ask, peer: Party) -> list[PeerAddress]:
+        """Where it is sent; empty: it is served."""
+        at = peer_words.parse_at(peer.node, head.get(peer_words.AT))
+        others = self._spreading.ask(
+            (ask.ino, ask.version), ask.size, peer.node, at, trio.current_time(), ask.insist
+        )
+        self.counters["peers_redirected"] += bool(others)
+        return others
+
+    async def _call(self, head: Head, body: Body, peer: Party) -> Response:
+        method = self.methods.get(peer_words.parse_method_target(head.target))
+        if method is None:
+            raise NotSupported("this node does not know this method")
+        try:
+            params = _decode(await body.read(peer_words.BODY_BYTES))
+        except msgspec.MsgspecError as error:
+            raise Invalid(f"these are no parameters: {error}") from None
+        return Response(200, [], _encode(await method(peer, params)))
+
+    async def _sums(self, peer: Party, params: Any) -> bytes:
+        try:
+            ino, version, size = map(int, params)
+        except (TypeError, ValueError):
+            raise Invalid("a file is an inode number, a version and a size") from None
+        return await self._shelf.sums(ino, version, size)
+
+
+def _is_cached(fd: int, offset: int, length: int) -> bool:
+    """Whether few bytes are to be sent, which seem to be in memory."""
+    if length > _INLINE_BYTES:
+        return False
+    byte = bytearray(1)
+    try:
+        for at in (offset, offset + length - 1):
+            os.preadv(fd, [byte], at, _RWF_NOWAIT)
+    except OSError:
+        return False
+    return True
+
+
+def _problem(error: KvfsError) -> Response:
+    status, body = peer_words.render_error(error)
+    return Response(status, [], body)
+
+
+def _refuse(status: int, reason: str) -> Response:
+    """What the wire refuses, in the words of peers."""
+    response = _problem(Invalid(reason) if status < 500 else Unavailable(reason))
+    response.status = status
+    return response

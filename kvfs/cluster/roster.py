@@ -1,0 +1,117 @@
+"""The nodes of a cluster as this one sees them: for those who place, fetch and repair.
+
+It is a picture of the last look at the engine, some seconds old at most while that answers; asking
+it costs a look into a dictionary.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from kvfs.cluster.records import NodeRecord, NodeState, Words, unpack_words
+from kvfs.cluster.sightings import Sightings
+from kvfs.meta.leases import Leases
+
+
+class Member(NamedTuple):
+    """One node."""
+
+    number: int
+    name: str
+    incarnation: int
+    """Of its lease, where it has one."""
+    peer: str
+    """HOST:PORT; empty: others cannot fetch from it."""
+    zone: str
+    rack: str
+    media: tuple[str, ...]
+    capacity_bytes: int
+    free_bytes: int
+    load: float
+    lacking: int
+    """Files that lack copies which this node is to have made."""
+    state: NodeState
+    alive: bool
+    """It holds its lease."""
+    left: bool
+    """It has none: it stopped in order, and was not lost."""
+    silent_s: float
+    """For how long its lease was not renewed, at least."""
+    version: str
+    protocol: int
+
+
+class Roster:
+    """What is known of all nodes, this one included."""
+
+    def __init__(self, me: int) -> None:
+        self.me = me
+        """This node's number."""
+        self._members: dict[int, Member] = {}
+        self._sightings = Sightings()
+        self._records: list[NodeRecord] = []
+
+    def all(self) -> list[Member]:
+        """Those that were not removed, by number."""
+        return [each for each in self._members.values() if each.state != "removed"]
+
+    def alive(self) -> list[Member]:
+        """Those that hold their lease."""
+        return [each for each in self._members.values() if each.alive]
+
+    def get(self, number: int) -> Member | None:
+        """None: there never was one."""
+        return self._members.get(number)
+
+    def lives(self, number: int, incarnation: int | None = None) -> bool:
+        """Whether a node, or this incarnation of it, holds its lease."""
+        lease = self._sightings.lease(number)
+        if lease is None or incarnation not in (None, lease.incarnation):
+            return False
+        return self._sightings.lives(number)
+
+    def look(self, leases: Leases, now_s: float) -> None:
+        """Take what the engine says of leases at `now_s` (CLOCK_BOOTTIME)."""
+        self._sightings.look(leases, now_s)
+        self._draw()
+
+    def read(self, records: Iterable[NodeRecord]) -> None:
+        """Take what it holds of nodes."""
+        self._records = list(records)
+        self._draw()
+
+    def _draw(self) -> None:
+        self._members = {each.number: self._member(each) for each in self._records}
+
+    def _member(self, record: NodeRecord) -> Member:
+        number = record.number
+        lease = self._sightings.lease(number)
+        words = None if lease is None else _words(lease.words)
+        return Member(
+            number=number,
+            name=record.name,
+            incarnation=record.incarnation if lease is None else lease.incarnation,
+            peer=record.peer,
+            zone=record.zone,
+            rack=record.rack,
+            media=record.media,
+            capacity_bytes=words.capacity_bytes if words else record.capacity_bytes,
+            free_bytes=words.free_bytes if words else 0,
+            load=words.load if words else 0.0,
+            lacking=words.lacking if words else 0,
+            state=record.state,
+            alive=record.state != "removed" and self.lives(number),
+            left=lease is None,
+            silent_s=self._sightings.silent_s(number),
+            version=words.version if words else record.version,
+            protocol=words.protocol if words else record.protocol,
+        )
+
+
+def _words(packed: bytes) -> Words | None:
+    """None: another version's, which we cannot read."""
+    try:
+        return unpack_words(packed)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,51 @@
+"""The key with which secrets in the metadata are encrypted, the same for all nodes of a cluster.
+
+The first node brings its own; it lies in the engine, encrypted by a key that follows from the
+cluster's secret, and each node keeps a copy in its store. So who has the engine alone has no secret
+of it.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from kvfs import encryption
+from kvfs.cluster.secrets import Secrets
+from kvfs.encryption import SecretKey
+from kvfs.errors import AccessDenied, Corrupt
+from kvfs.meta import keys
+from kvfs.meta.interface import Engine, Transaction
+
+_TOP: Final = 0
+_KEY: Final = keys.setting(_TOP, b"key")
+_PURPOSE: Final = b"metadata"
+
+
+async def share_key(engine: Engine, path: Path, secrets: Secrets) -> None:
+    """The file `path` holds the cluster's key when this returns. After the cluster's secret was
+    replaced, the newest one encrypts it from here on.
+
+    Raises AccessDenied (by none of these secrets), as `Engine.transact`, Invalid, OSError."""
+    own = encryption.open_key(path)
+    wrapping = [SecretKey(each.derive(_PURPOSE)) for each in secrets]
+
+    def fn(t: Transaction) -> SecretKey:
+        packed = t.get(_KEY)
+        if packed is None:
+            t.put(_KEY, own.wrapped(wrapping[0], _PURPOSE))
+            return own
+        for by in wrapping:
+            try:
+                key = encryption.unwrap(packed, by, _PURPOSE)
+            except Corrupt:
+                continue
+            if by is not wrapping[0]:
+                t.put(_KEY, key.wrapped(wrapping[0], _PURPOSE))
+            return key
+        raise AccessDenied(
+            "the key of the cluster's secrets was encrypted by another secret than those that this"
+            " node has: give it that one with `kvfs node join`"
+        )
+
+    key = await engine.transact(fn)
+    if key != own:
+        encryption.replace_key(path, key)

@@ -1,0 +1,72 @@
+"""What was committed beyond this loop, by other nodes or other processes of this one, as changes
+that mounts are told of.
+
+A commit is told key by key. Of names only those are of interest that a kernel may know: in a
+directory that it knows. Of inodes, those that it holds. Pure.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from kvfs.changes import Change
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Inode, unpack_inode
+from kvfs.namespace import odd
+
+_ENTRY: Final = ord("e")
+_INODE: Final = ord("i")
+_NAME: Final = 9
+"""Where the name begins in the key of an entry."""
+
+
+class Written(NamedTuple):
+    """A key that was changed."""
+
+    key: bytes
+    old: bytes | None
+    new: bytes | None
+
+
+class Heard(NamedTuple):
+    """What follows for mounts."""
+
+    changes: list[Change]
+    contents: list[int]
+    """Inodes whose data are others now."""
+
+
+def heard(
+    t: Transaction,
+    written: Iterable[Written],
+    knows: Callable[[int], bool],
+    holds: Callable[[int], bool],
+) -> Heard:
+    """`knows`: whether a kernel may know this directory; `holds`: whether it may know this
+    inode."""
+    found = Heard([], [])
+    for key, old, new in written:
+        if key[0] == _ENTRY:
+            parent = keys.unpack_u64(key, 1)
+            if old != new and knows(parent):
+                names = odd.all_shown(t, parent, key[_NAME:])
+                found.changes.extend(Change(parent, name, 0) for name in names)
+        elif key[0] == _INODE:
+            ino = keys.unpack_u64(key, 1)
+            if holds(ino):
+                _inode(ino, old, new, found)
+    return found
+
+
+def _inode(ino: int, old: bytes | None, new: bytes | None, found: Heard) -> None:
+    after = None if new is None else unpack_inode(new)
+    before = None if old is None else unpack_inode(old)
+    if before is None or after is None or _content(before) != _content(after):
+        found.contents.append(ino)
+        found.changes.append(Change(ino, b"", ino))
+    else:
+        found.changes.append(Change(0, b"", ino))
+
+
+def _content(inode: Inode) -> tuple[int, int, int]:
+    return inode.version, inode.size, inode.mtime_ns

@@ -1,0 +1,235 @@
+"""Locks that reach beyond one host, and those that a mount which has such must keep itself.
+
+A kernel that leaves locks to its filesystem leaves it all of them. In a namespace whose locks reach
+as far as the host they stand in this process's memory; in one with `locks = cluster` in the engine,
+under the file's inode number, where every node sees them.
+
+Invariants
+- A lock in the engine counts while its owner's node is alive in the run that took it: nobody waits
+  for a host that has gone, or was started again.
+- A lock is granted by the transaction that finds nothing in its way: of several that ask at once,
+  one has it.
+- Who waits asks again when the file's locks have changed, and at least once in RECHECK_S, since the
+  death of a node changes nothing in the engine.
+"""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+import trio
+
+from kvfs.errors import Conflict, NoLocks, NotFound, Unavailable
+from kvfs.meta import keys
+from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.records import namespace_of, pack
+from kvfs.namespace import spaces
+from kvfs.policy.locking import LAST, Lock, Owner, granted, obstacle, released
+
+T = TypeVar("T")
+RECHECK_S: Final = 1.0
+_CLOSES_S: Final = 10.0
+
+
+class Place(NamedTuple):
+    """What is locked."""
+
+    ino: int
+    whole: bool
+    """flock's locks, and not fcntl's: they do not see each other."""
+
+
+Change = Callable[[Sequence[Lock]], list[Lock] | None]
+"""What is held after it; None: something is in the way."""
+IsAlive = Callable[[int, int], bool]
+"""Whether a node, by number and incarnation, still has what it had locked."""
+
+
+class LockEngine(Engine, Protocol):
+    """An engine that can also be read at once."""
+
+    def read_now(self, fn: Callable[[Transaction], T]) -> T:
+        """As `read`, without ever suspending."""
+
+
+_unpack = msgspec.msgpack.Decoder(list[Lock]).decode
+
+
+class Locks:
+    """The locks of one mount's processes. `catch_up` returns when the engine here knows what any
+    node was granted before."""
+
+    def __init__(
+        self,
+        engine: LockEngine,
+        node: int,
+        incarnation: int,
+        is_alive: IsAlive,
+        catch_up: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._engine = engine
+        self._catch_up = catch_up
+        self._node = node
+        self._incarnation = incarnation
+        self._is_alive = is_alive
+        self._here: dict[Place, list[Lock]] = {}
+        self._reached: dict[Place, set[Owner]] = {}
+        """Who of this mount has had locks in the engine."""
+        self._waiting: dict[Place, trio.Event] = {}
+        self._closing: dict[tuple[Place, Owner], trio.Event] = {}
+        """Who has closed, and still has locks in the engine."""
+
+    def owner(self, number: int) -> Owner:
+        """Of this mount, as its kernel names it."""
+        return Owner(self._node, self._incarnation, number)
+
+    async def run(self) -> None:
+        """Give back what could not be when its owner closed, until cancelled."""
+        while True:
+            await trio.sleep(RECHECK_S)
+            for place, owner in list(self._closing):
+                with contextlib.suppress(NoLocks):
+                    await self._give_back(place, owner)
+
+    async def acquire(self, place: Place, wish: Lock, *, wait: bool) -> None:
+        """Have the lock. Raises Conflict where somebody else's is in the way and `wait` is not set,
+        NoLocks where the engine cannot be asked. Cancelled: as if it had not been asked for, unless
+        it was granted already."""
+        await self._after_closes(place)
+        while True:
+            changed = self._waiting.setdefault(place, trio.Event())
+            if await self._change(place, wish.owner, lambda held: _take(held, wish)):
+                return
+            if not wait:
+                raise Conflict("somebody else has locked this")
+            with trio.move_on_after(RECHECK_S):
+                await changed.wait()
+
+    async def release(self, place: Place, owner: Owner, start: int = 0, end: int = LAST) -> None:
+        """Give these bytes back; nothing where they are not held. Raises NoLocks."""
+        await self._change(place, owner, lambda held: released(held, owner, start, end))
+
+    async def closed(self, place: Place, owner: Owner) -> None:
+        """The owner has no lock on the file any more; nothing to do where it had none. What cannot
+        be given back now is soon: a close does not fail by it."""
+        here = self._here.get(place)
+        if here and any(each.owner == owner for each in here):
+            self._change_here(place, lambda held: released(held, owner))
+            self._wake(place)
+        if owner in self._reached.get(place, ()):
+            self._closing[place, owner] = trio.Event()  # seen by who asks from now on
+            with contextlib.suppress(NoLocks):
+                await self._give_back(place, owner)
+
+    async def _give_back(self, place: Place, owner: Owner) -> None:
+        await self.release(place, owner)
+        reached = self._reached.get(place)
+        if reached is not None:
+            reached.discard(owner)
+            if not reached:
+                del self._reached[place]
+        event = self._closing.pop((place, owner), None)
+        if event is not None:
+            event.set()
+
+    async def _after_closes(self, place: Place) -> None:
+        """A close has returned before its locks went: who asks after it finds them gone. Raises
+        NoLocks."""
+        closing = [event for (each, _), event in self._closing.items() if each == place]
+        with trio.move_on_after(_CLOSES_S) as deadline:
+            for event in closing:
+                await event.wait()
+        if deadline.cancelled_caught:
+            raise NoLocks("locks of a file that was closed cannot be given back")
+
+    async def obstacle(self, place: Place, wish: Lock) -> Lock | None:
+        """What keeps this lock from being granted now. Raises NoLocks."""
+        await self._after_closes(place)
+        if not self.reaches_cluster(place.ino):
+            return obstacle(self._here.get(place, ()), wish)
+        return await self._asked(self._seen(place, wish))
+
+    async def _seen(self, place: Place, wish: Lock) -> Lock | None:
+        await self._catch_up()
+        return await self._engine.read(lambda t: obstacle(self._alive(t, place), wish))
+
+    def applied(self, changed: Iterable[bytes]) -> None:
+        """Keys that others changed in the engine: who waits for their locks asks again."""
+        for key in changed:
+            if key[:1] == b"K":
+                self._wake(Place(keys.unpack_u64(key, 1), key[9:] == b"f"))
+
+    def reaches_cluster(self, ino: int) -> bool:
+        """Whether the locks of this inode are the cluster's."""
+        try:
+            namespace = self._engine.read_now(lambda t: spaces.get(t, namespace_of(ino)))
+        except NotFound:
+            return False
+        return namespace.locks == "cluster"
+
+    def any_reaches_cluster(self) -> bool:
+        """Whether there is a namespace whose locks are."""
+        listed = self._engine.read_now(spaces.list_all)
+        return any(each.namespace.locks == "cluster" for each in listed)
+
+    async def _change(self, place: Place, owner: Owner, change: Change) -> bool:
+        """Whether it was done: nothing was in the way."""
+        if not self.reaches_cluster(place.ino):
+            done = self._change_here(place, change)
+        else:
+            self._reached.setdefault(place, set()).add(owner)
+            done = await self._asked(self._change_in_cluster(place, change))
+        if done:
+            self._wake(place)
+        return done
+
+    async def _change_in_cluster(self, place: Place, change: Change) -> bool:
+        """What is granted is checked where all are; what seems to be in the way may have gone."""
+        if await self._engine.transact(lambda t: self._change_there(t, place, change)):
+            return True
+        await self._catch_up()
+        return await self._engine.transact(lambda t: self._change_there(t, place, change))
+
+    def _change_here(self, place: Place, change: Change) -> bool:
+        held = change(self._here.get(place, ()))
+        if held:
+            self._here[place] = held
+        elif held is not None:
+            self._here.pop(place, None)
+        return held is not None
+
+    def _change_there(self, t: Transaction, place: Place, change: Change) -> bool:
+        before = self._alive(t, place)
+        held = change(before)
+        key = keys.locks(*place)
+        if held:
+            t.put(key, pack(held))
+        elif held is not None:
+            t.delete(key)
+        return held is not None
+
+    def _alive(self, t: Transaction, place: Place) -> list[Lock]:
+        value = t.get(keys.locks(*place))
+        held = [] if value is None else _unpack(value)
+        return [each for each in held if self._counts(each.owner)]
+
+    def _counts(self, owner: Owner) -> bool:
+        if (owner.node, owner.incarnation) == (self._node, self._incarnation):
+            return True
+        return self._is_alive(owner.node, owner.incarnation)
+
+    async def _asked(self, answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except Unavailable as error:
+            raise NoLocks(f"the cluster cannot be asked about locks: {error}") from error
+
+    def _wake(self, place: Place) -> None:
+        event = self._waiting.pop(place, None)
+        if event is not None:
+            event.set()
+
+
+def _take(held: Sequence[Lock], wish: Lock) -> list[Lock] | None:
+    return None if obstacle(held, wish) else granted(held, wish)

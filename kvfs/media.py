@@ -1,0 +1,67 @@
+"""On what data files may lie, and how the places for them are written."""
+
+import os
+import re
+from typing import Final
+
+import msgspec
+
+from kvfs.errors import Invalid
+from kvfs.units import exact_size, parse_size
+
+MEDIA: Final = ("ram", "ssd")
+SHARED: Final = "shared:"
+"""What the medium of a shared store begins with; its name follows."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A directory of data files."""
+
+    medium: str
+    """'ram', 'ssd', or 'shared:' and the name of a shared store."""
+    root: str
+    limit: int = 0
+    """Bytes; 0: what its filesystem has."""
+
+    @property
+    def flag(self) -> str:
+        """Of the command line, that names such a place."""
+        return "--shared" if self.is_shared else "--tier"
+
+    def __str__(self) -> str:
+        """As it is written there."""
+        if self.is_shared:
+            return f"{self.medium.removeprefix(SHARED)}={self.root}"
+        return f"{self.medium}={self.root}:{exact_size(self.limit)}"
+
+    @property
+    def is_shared(self) -> bool:
+        return self.medium.startswith(SHARED)
+
+
+def parse_tier(text: str) -> Place:
+    """`ram=DIR:SIZE`, `ssd=DIR:SIZE`. Raises Invalid."""
+    medium, equals, rest = text.partition("=")
+    root, colon, size = rest.rpartition(":")
+    if not equals or not colon or medium not in MEDIA or not os.path.isabs(root):
+        raise Invalid(f"'{text}' is no tier: write ram=DIR:SIZE or ssd=DIR:SIZE, DIR from /")
+    limit = parse_size(size)
+    if not limit:
+        raise Invalid(f"'{text}': a tier of no size holds nothing")
+    return Place(medium, os.path.abspath(root), limit)
+
+
+def parse_shared(text: str) -> Place:
+    """`NAME=DIR`. Raises Invalid."""
+    name, _, root = text.partition("=")
+    if not _NAME.fullmatch(name) or not os.path.isabs(root):
+        raise Invalid(f"'{text}' is no shared store: write NAME=DIR, DIR from /")
+    return Place(SHARED + name, os.path.abspath(root))
+
+
+def is_medium(text: str) -> bool:
+    """Whether a namespace may name it."""
+    return text in MEDIA or bool(
+        text.startswith(SHARED) and _NAME.fullmatch(text.removeprefix(SHARED))
+    )

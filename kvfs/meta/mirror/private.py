@@ -1,0 +1,277 @@
+"""What this node alone knows of: files that were made here and that nobody else has to know yet.
+
+Making a file and closing it would be two commits at the server. So the first is done in the mirror
+alone: the keys of its inode, its entry, and what it merges (usage, its directory's times). Whatever
+transaction reads or writes one of these keys later takes the whole group along to the server, where
+they are not there yet: so a new file costs one round trip, when it is closed.
+
+| what | in the mirror's file | at the server |
+|---|---|---|
+| keys of a group | their values | absent, by which they are checked |
+| a key into which a group merged | with all groups' operands | without: its shadow |
+
+Invariants
+- A group's keys, its record and the shadows are written in one commit, and go in the one that
+  applies the entry of the log that has its inode.
+- Numbers of inodes are a node's own, so nobody else ever writes those keys. An entry's key somebody
+  else may write: then theirs stands, and whoever takes the group along sees to its name (`Settle`).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from kvfs.meta import keys
+from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.interface import Transaction
+from kvfs.meta.merging import merged, without
+from kvfs.meta.mirror.view import View
+
+Settle = Callable[[Transaction, int], None]
+"""Sees to it that the name of a file that is to be known leads to it, and that its directory is
+there."""
+Span = tuple[bytes, bytes, int, bytes]
+"""As `Proposal.ranges`."""
+_GROUPS: Final = b"\xff~g"
+_SHADOWS: Final = b"\xff~s"
+"""In the unnamed database, beyond every key of the metadata: records of groups, by inode; and what
+the server has of a key, by that."""
+_OF_INODE: Final = frozenset(b"iouwxpr")
+_ENTRY: Final = ord("e")
+_HELD: Final = ord("h")
+_INODE: Final = ord("i")
+
+
+class Group(msgspec.Struct, array_like=True):
+    """Of one inode."""
+
+    keys: set[bytes]
+    """That are there, in the mirror alone."""
+    merges: dict[bytes, bytes]
+    is_published: bool = False
+    """Others are to know of it, as soon as it can be."""
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_group: Final = msgspec.msgpack.Decoder(Group).decode
+_decode_shadow: Final = msgspec.msgpack.Decoder(bytes | None).decode
+
+
+class _NotPrivate(Exception):
+    """Others have to know at once."""
+
+
+class Privates:
+    """Of one mirror. What it remembers is as its file has it; after an error, `load` it again."""
+
+    def __init__(self, local: EmbeddedEngine) -> None:
+        self._local = local
+        self.groups: dict[int, Group] = {}
+        self.owners: dict[bytes, int] = {}
+        """The inode of each key of a group."""
+        self.shadows: dict[bytes, bytes | None] = {}
+        """What the server has of keys that groups merged into."""
+        self._mergers: dict[bytes, set[int]] = {}
+        """Groups that merged into these keys."""
+        self._pending: dict[bytes, bytes] = {}
+        """What all of them merged, as one operand."""
+        self.sent: set[int] = set()
+        """Groups that were sent to the server, with what became of them not known: whatever else is
+        done to them it has to hear of."""
+
+    def load(self) -> None:
+        """As the file has it. Raises Corrupt, Unavailable."""
+
+        def fn(t: Transaction) -> None:
+            for key, value in t.scan(_GROUPS, keys.after(_GROUPS)):
+                self._remember(keys.unpack_u64(key, len(_GROUPS)), _decode_group(value))
+            for key, value in t.scan(_SHADOWS, keys.after(_SHADOWS)):
+                self.shadows[key[len(_SHADOWS) :]] = _decode_shadow(value)
+
+        for each in (self.groups, self.owners, self.shadows, self._mergers, self._pending):
+            each.clear()
+        self._local.read_now(fn)
+
+    def forget(self) -> None:
+        """What was private to another node: it was removed, and its files with it."""
+
+        def fn(t: Transaction) -> None:
+            for prefix in (_GROUPS, _SHADOWS):
+                for key in [key for key, _ in t.scan(prefix, keys.after(prefix))]:
+                    t.delete(key)
+
+        if self.groups or self.shadows:
+            self._local.transact_now(fn)
+            self.load()
+
+    def published(self) -> list[int]:
+        """Groups that are to be known."""
+        return [ino for ino, group in self.groups.items() if group.is_published]
+
+    # ---- what this node does
+
+    def commit(
+        self, fn: Callable[[Transaction], object], ino: int, *, is_published: bool
+    ) -> tuple[bool, object]:
+        """Run `fn` and commit it here; whether it could be, and what it returned. It could not
+        where it did more than make an inode, or change one that is private. Errors of `fn` pass
+        through. Raises NoSpace, Corrupt, Unavailable."""
+
+        def body(t: Transaction) -> tuple[object, Group]:
+            if ino in self.sent or (ino not in self.groups and t.get(keys.inode(ino)) is not None):
+                raise _NotPrivate
+            view = View(t, self._local.node)
+            result = fn(view)
+            group = self._changed(t, view, ino, is_published)
+            self._write(t, view, ino, group)
+            return result, group
+
+        try:
+            result, group = self._local.transact_now(body)
+        except _NotPrivate:
+            return False, None
+        except BaseException:
+            self.load()
+            raise
+        old = self.groups.get(ino)
+        for key in old.keys - group.keys if old is not None else ():
+            del self.owners[key]
+        self._remember(ino, group)
+        return True, result
+
+    def touched(self, names: Iterable[bytes], ranges: Iterable[Span]) -> set[int]:
+        """Groups of which somebody read or wrote something who does not know that they are
+        private."""
+        found = set[int]()
+        if not self.groups:
+            return found
+        for key in names:
+            if key in self.owners:
+                found.add(self.owners[key])
+            found.update(self._mergers.get(key, ()))
+        for start, end, *_ in ranges:
+            found.update(ino for key, ino in self.owners.items() if start <= key < end)
+        return found
+
+    # ---- what the log says
+
+    def settle(self, t: Transaction, written: Sequence[bytes | None]) -> bool:
+        """Groups whose inode is among keys and values that are to be applied are private no more;
+        whether there were any."""
+        found = False
+        if not self.groups:
+            return found
+        for key in written[::2]:
+            if key is not None and key[0] == _INODE:
+                ino = keys.unpack_u64(key, 1)
+                if ino in self.groups:
+                    self._settle(t, ino)
+                    found = True
+        return found
+
+    def put(self, t: Transaction, key: bytes, value: bytes | None) -> None:
+        """Write what the server has of a key."""
+        ino = self.owners.get(key)
+        if ino is not None:
+            del self.owners[key]
+            self.groups[ino].keys.discard(key)
+            t.put(_record(ino), _encode(self.groups[ino]))
+        if key in self.shadows:
+            self.shadows[key] = value
+            t.put(_SHADOWS + key, _encode(value))
+            value = self._with_pending(key, value)
+        if value is None:
+            t.delete(key)
+        else:
+            t.put(key, value)
+
+    # ---- inside
+
+    def _changed(self, t: Transaction, view: View, ino: int, is_published: bool) -> Group:
+        """The group as it will be. Raises _NotPrivate."""
+        old = self.groups.get(ino, Group(set(), {}))
+        names, packed = set(old.keys), keys.pack_u64(ino)
+        for key, value in view.writes.items():
+            if value is None:
+                if key not in names and t.get(key) is not None:
+                    raise _NotPrivate
+                names.discard(key)
+            elif (
+                key in names
+                or _is_of(key, packed)
+                or (key[0] == _ENTRY and value == packed and t.get(key) is None)
+            ):
+                names.add(key)
+            else:
+                raise _NotPrivate
+        if keys.inode(ino) not in names:
+            raise _NotPrivate
+        merges = dict(old.merges)
+        for key, operand in view.merges.items():
+            merges[key] = merged(key, merges.get(key), operand) or operand
+        return Group(names, merges, is_published or old.is_published)
+
+    def _write(self, t: Transaction, view: View, ino: int, group: Group) -> None:
+        for key, value in view.writes.items():
+            if value is None:
+                t.delete(key)
+            else:
+                t.put(key, value)
+        for key, operand in view.merges.items():
+            there = t.get(key)
+            if key not in self.shadows:
+                self.shadows[key] = there
+                t.put(_SHADOWS + key, _encode(there))
+            value = merged(key, there, operand)
+            if value is not None:
+                t.put(key, value)
+        t.put(_record(ino), _encode(group))
+
+    def _remember(self, ino: int, group: Group) -> None:
+        old = self.groups.get(ino)
+        self.groups[ino] = group
+        for key in group.keys:
+            self.owners[key] = ino
+        for key, operand in group.merges.items():
+            if old is not None and key in old.merges:
+                self._pending[key] = without(key, self._pending[key], old.merges[key])
+            pending = self._pending.get(key)
+            both = None if pending is None else merged(key, pending, operand)
+            self._pending[key] = operand if both is None else both
+            self._mergers.setdefault(key, set()).add(ino)
+
+    def _settle(self, t: Transaction, ino: int) -> None:
+        group = self.groups.pop(ino)
+        self.sent.discard(ino)
+        t.delete(_record(ino))
+        for key in group.keys:
+            del self.owners[key]
+        for key, operand in group.merges.items():
+            mergers = self._mergers[key]
+            mergers.discard(ino)
+            if mergers:
+                self._pending[key] = without(key, self._pending[key], operand)
+                continue
+            del self._mergers[key], self._pending[key]
+            value = self.shadows.pop(key)
+            t.delete(_SHADOWS + key)
+            if value is None:
+                t.delete(key)
+            else:
+                t.put(key, value)
+
+    def _with_pending(self, key: bytes, value: bytes | None) -> bytes | None:
+        changed = merged(key, value, self._pending[key])
+        return value if changed is None else changed
+
+
+def _record(ino: int) -> bytes:
+    return _GROUPS + keys.pack_u64(ino)
+
+
+def _is_of(key: bytes, packed: bytes) -> bool:
+    """Whether it is a key of an inode's own."""
+    if key[0] in _OF_INODE:
+        return key[1:9] == packed
+    return key[0] == _HELD and key[3:11] == packed

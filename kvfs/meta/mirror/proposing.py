@@ -1,0 +1,237 @@
+"""Commits transactions that were run on the mirror: many in one request, refused ones run again."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import trio
+
+from kvfs import stepping
+from kvfs.errors import Conflict, KvfsError, TooLarge, Unavailable
+from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.interface import Transaction
+from kvfs.meta.mirror.applying import Applier
+from kvfs.meta.mirror.following import Follower, now
+from kvfs.meta.mirror.private import Privates, Settle
+from kvfs.meta.mirror.turns import Turns, Waiting
+from kvfs.meta.mirror.view import Below, View
+from kvfs.meta.redis.calling import Caller
+from kvfs.meta.redis.committing import LIMIT, Outcome
+from kvfs.meta.redis.log import PROPOSE, Proposal, proposed, read_answer, size
+from kvfs.meta.redis.scripts import Item
+
+MOST_BYTES: Final = 8 << 20
+"""Of one request."""
+MOST_WAITING: Final = 4_096
+"""Transactions: beyond it others are refused."""
+_DONE: Final = ord("1")
+Function = Callable[[Transaction], Any]
+
+
+class _Commit(Waiting):
+    """A transaction that waits: a function to be run, or what somebody else ran already."""
+
+    def __init__(
+        self,
+        end: float,
+        function: Function | None,
+        given: Proposal | None = None,
+        inos: Iterable[int] = (),
+    ) -> None:
+        """`inos`: private groups that are to be known."""
+        super().__init__()
+        self.inos = inos
+        self.is_aside = False
+        """It goes before another one, which waits for both."""
+        self.end = end
+        self.function = function
+        self.given = given
+        self.outcome = Outcome()
+        self.is_refused = False
+
+
+class Proposer:
+    """Of one mirror. `engine` is this process' name at the server."""
+
+    def __init__(
+        self,
+        local: EmbeddedEngine,
+        applier: Applier,
+        follower: Follower,
+        caller: Caller,
+        privates: Privates,
+        settle: Settle,
+        head: tuple[int, int, bytes],
+    ) -> None:
+        """`settle` is run before what is private is made known. `head`: the node, its incarnation,
+        and a name for this process at the server."""
+        self._local = local
+        self._applier = applier
+        self._follower = follower
+        self._caller = caller
+        self._head = head
+        self._privates = privates
+        self._settle = settle
+        self._number = 0
+        self._is_asking = False
+        self._turns = Turns[_Commit](self._turn)
+
+    def is_ours(self, token: bytes) -> bool:
+        """Whether it is that of the request that is under way."""
+        return self._is_asking and token == b"%b:%d" % (self._head[2], self._number)
+
+    async def commit(self, function: Function) -> Any:
+        """What the function returns, or its error, when what it wrote is committed. Raises
+        Unavailable: then it may be committed or not; Conflict, TooLarge."""
+        commit = _Commit(self._caller.end(), function)
+        await self._wait(commit)
+        return commit.outcome.get()
+
+    async def propose(self, given: Proposal) -> bool:
+        """Commit what was run elsewhere on this mirror. False: it has to be run again, on what the
+        mirror is now. Raises as `commit`."""
+        commit = _Commit(self._caller.end(), None, given)
+        await self._wait(commit)
+        return not commit.is_refused
+
+    async def make_known(self, inos: Iterable[int]) -> None:
+        """Commit what is private of these inodes, all of them or none. Raises as `commit`."""
+        commit = _Commit(self._caller.end(), _nothing, inos=inos)
+        await self._wait(commit)
+        commit.outcome.get()
+
+    def fail(self, error: Exception) -> None:
+        """All that wait."""
+        self._turns.fail(error)
+
+    async def _wait(self, commit: _Commit) -> None:
+        self._follower.check()
+        if len(self._turns.queue) >= MOST_WAITING:
+            raise Unavailable(f"{MOST_WAITING} changes of the metadata wait already: try again")
+        await stepping.aside()
+        await self._turns.wait(commit)
+
+    async def _turn(self) -> None:
+        """Run those that wait, and propose what they wrote."""
+        queue, turns = self._turns.queue, self._turns
+        arguments: list[Item] = []
+        proposals: list[_Commit] = []
+        mark = self._applier.mark
+        try:
+            self._follower.check()
+            self._local.read_now(lambda t: self._run(t, arguments, proposals))
+            if proposals:
+                turns.taken = list(proposals)
+                results = await self._ask(mark.position, mark.token, arguments, proposals)
+                # Those that were done are private no more, those that were refused are so still.
+                self._privates.sent.clear()
+                for commit, result in zip(proposals, results, strict=True):
+                    self._judge(commit, result == _DONE)
+        except KvfsError as error:
+            self._fail(error, proposals)
+        # Who waits for nothing but that it is known, before another's, is run with that again.
+        queue.extendleft(
+            each for each in reversed(proposals) if not each.is_done and not each.is_aside
+        )
+
+    def _run(self, t: Transaction, arguments: list[Item], proposals: list[_Commit]) -> None:
+        """Run what waits; what is to be proposed is taken from the queue."""
+        queue, below, bytes_ = self._turns.queue, Below(), 0
+        while queue and len(proposals) < LIMIT:
+            commit = queue[0]
+            steps = self._steps(commit, t, below)
+            items = [item for step, _ in steps for item in proposed(step)]
+            bytes_ += size(items)
+            if bytes_ > MOST_BYTES and proposals:
+                return
+            queue.popleft()
+            if bytes_ > MOST_BYTES:
+                what = f"{bytes_} bytes of metadata in one change: {MOST_BYTES} are the limit"
+                commit.conclude(TooLarge(what))
+                bytes_ = 0
+            elif not steps:
+                commit.conclude()
+            else:
+                arguments += items
+                for _ in steps[1:]:
+                    aside = _Commit(commit.end, _nothing)
+                    aside.is_aside = True
+                    proposals.append(aside)
+                proposals.append(commit)
+                for _, view in steps:
+                    if view is not None:
+                        below.add(view)
+                        self._privates.sent.update(view.carried)
+
+    def _steps(
+        self, commit: _Commit, t: Transaction, below: Below
+    ) -> list[tuple[Proposal, View | None]]:
+        """What one that waits comes to, the last its own; nothing where it changed nothing."""
+        view = View(t, self._local.node, below, self._privates)
+        if commit.function is None:
+            given = commit.given
+            assert given is not None, "it is one or the other"
+            touched = self._privates.touched((*given.reads, *given.writes), given.ranges)
+            if not touched:
+                return [(given, None)]
+            view.carry(self._settle, touched)
+            return [(view.proposal(), view), (given, None)]
+        commit.outcome = _run(commit.function, view, self._settle, commit.inos)
+        return [(view.proposal(), view)] if view.is_needed else []
+
+    async def _ask(
+        self, position: int, token: bytes, arguments: list[Item], proposals: list[_Commit]
+    ) -> bytes:
+        """A digit for each; none where the mirror was too old. Raises Unavailable."""
+        self._number += 1
+        self._is_asking = True
+        try:
+            sent_at = now()
+            is_here = all(each.function is not None for each in proposals)
+            run = b"here" if is_here else b"before"
+            head: list[Item] = [*self._head, self._number, position, token, run]
+            end = max(each.end for each in proposals)
+            found = await self._caller.script(PROPOSE, *head, *arguments, end=end)
+            answer = read_answer(found)
+            if answer.status == "fenced":
+                raise Unavailable(
+                    f"node {self._head[0]} was removed, or started again elsewhere: this one may"
+                    " not write any more"
+                )
+            if not self._follower.take(answer, sent_at):
+                await self._follower.catch_up_by(self._caller)
+            return answer.results or b"0" * len(proposals)
+        finally:
+            self._is_asking = False
+
+    def _judge(self, commit: _Commit, is_done: bool) -> None:
+        if is_done:
+            commit.conclude()
+        elif commit.given is not None:
+            commit.is_refused = True
+            commit.conclude()
+        elif trio.current_time() >= commit.end:
+            commit.conclude(Conflict("others committed first until the deadline: try again"))
+
+    def _fail(self, error: KvfsError, proposals: list[_Commit]) -> None:
+        failure: Exception = error
+        if self._follower.whole.is_set() and self._follower.failure is None:
+            failure = self._follower.failed(error)
+        for each in proposals:
+            each.conclude(failure)
+        self._turns.fail(failure)
+
+
+def _nothing(t: Transaction) -> None:
+    """Of who wants nothing changed."""
+
+
+def _run(function: Function, view: View, settle: Settle, inos: Iterable[int]) -> Outcome:
+    try:
+        result = function(view)
+        if inos or view.is_needed:
+            view.carry(settle, inos)
+        return Outcome(result)
+    except Exception as error:
+        view.writes.clear()
+        view.merges.clear()
+        return Outcome(error=error)

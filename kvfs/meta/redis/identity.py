@@ -1,0 +1,40 @@
+"""Whose a server's metadata are, and how they are laid out there. No I/O."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+from kvfs.errors import Conflict, NotSupported
+from kvfs.meta.redis.scripts import Item
+from kvfs.meta.redis.sharding import Layout
+
+SCHEMA: Final = 1
+"""Of the layout within the server."""
+
+
+def arguments(layout: Layout, cluster: str | None) -> list[Item]:
+    """IDENTIFY's: what is to be so where nothing is there yet."""
+    owner = (cluster or secrets.token_hex(8)).encode()
+    return [b"schema", SCHEMA, b"layout", layout.value.encode(), b"cluster", owner]
+
+
+def checked(found: Sequence[bytes], layout: Layout, cluster: str | None, shown: str) -> str:
+    """Whose the metadata are, by what IDENTIFY of the engine `shown` answered. Raises NotSupported;
+    Conflict where they are not those of `cluster`."""
+    schema, its_layout, whose = (value.decode() for value in found)
+    if schema != str(SCHEMA):
+        raise NotSupported(
+            f"the engine {shown} is laid out as version {schema}, this KVFS knows {SCHEMA}: use the"
+            " version that made it"
+        )
+    if its_layout != layout.value:
+        raise NotSupported(
+            f"the engine {shown} was made {'on' if its_layout == 'namespaces' else 'off'} a"
+            " cluster: copy it with kvfs engine copy from where it was"
+        )
+    if cluster is not None and whose != cluster:
+        raise Conflict(
+            f"the engine {shown} belongs to the cluster {whose}, not to {cluster}: name another"
+            " prefix (?prefix=NAME)"
+        )
+    return whose

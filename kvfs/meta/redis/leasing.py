@@ -1,0 +1,248 @@
+"""Which nodes of a cluster live, as its Redis server knows it: numbers, incarnations and leases.
+
+All of it lies in shard 0: in the hash `s` (`scripts`) what must last,
+
+- `cluster`, `secrets`: whose the metadata are, and the digests of the secrets that are valid;
+- `nodes`: the last number that was given to a node;
+- `node:` store: the number of that store's node; with a minus sign once it was removed;
+- `n:` node: its incarnation. A script that writes for a node looks here first: an older incarnation
+  than this one is fenced, whatever it believes;
+- `t:` node: who made that incarnation: a join whose answer was lost, and that comes again, is one;
+
+and in the hash `l`, which no log tells of, a lease for each node: its incarnation, a number that
+grows with each renewal, when the server's clock said it was renewed, and what the node says of
+itself. That clock may jump: a lease has ended where its number stands still, which is for those to
+see who look (`kvfs.cluster.sightings`).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import trio
+
+from kvfs.errors import AccessDenied, Conflict
+from kvfs.meta.leases import Fenced, Joined, Lease, Leases, Lost, Renewed, State
+from kvfs.meta.redis.calling import Caller
+from kvfs.meta.redis.location import Location
+from kvfs.meta.redis.scripts import Script
+
+_COMMON: Final = """
+local s = KEYS[3]
+local l = string.sub(s, 1, -2) .. 'l'
+
+local function now()
+  local time = redis.call('TIME')
+  return string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+end
+
+local function leases()
+  return {now(), redis.call('HGETALL', l)}
+end
+
+local function renew(node, incarnation, words)
+  local old = redis.call('HGET', l, node)
+  local beat = old and tonumber(string.match(old, '^%d+ (%d+)')) or 0
+  local head = string.format('%s %.0f %s ', incarnation, beat + 1, now())
+  redis.call('HSET', l, node, head .. words)
+end
+"""
+
+PEEK: Final = Script(
+    _COMMON
+    + """
+local state = redis.call('HMGET', s, 'cluster', 'secrets')
+return {state[1] or '', state[2] or '', leases()}
+"""
+)
+"""Returns the cluster, its secrets, leases."""
+
+JOIN: Final = Script(
+    _COMMON
+    + """
+local store, token, words, digests, remembered = unpack(ARGV, 1, 5)
+local node = redis.call('HGET', s, 'node:' .. store)
+if node and string.sub(node, 1, 1) == '-' then return {'removed'} end
+if remembered ~= '' then
+  local known = node and redis.call('HGET', s, 'n:' .. node)
+  if not known or tonumber(known) < tonumber(remembered) then return {'lost'} end
+end
+
+local valid = redis.call('HGET', s, 'secrets')
+if valid then
+  local common = false
+  for digest in string.gmatch(digests, '%x+') do
+    common = common or string.find(valid, digest, 1, true) ~= nil
+  end
+  if not common then return {'secret'} end
+else
+  redis.call('HSET', s, 'secrets', digests)
+end
+
+if not node then
+  local last = tonumber(redis.call('HGET', s, 'nodes') or 0)
+  if last >= 65535 then return {'full'} end
+  node = string.format('%.0f', last + 1)
+  redis.call('HSET', s, 'nodes', node, 'node:' .. store, node)
+end
+if redis.call('HGET', s, 't:' .. node) ~= token then
+  redis.call('HINCRBY', s, 'n:' .. node, 1)
+  redis.call('HSET', s, 't:' .. node, token)
+end
+local incarnation = redis.call('HGET', s, 'n:' .. node)
+renew(node, incarnation, words)
+return {'done', node, incarnation}
+"""
+)
+"""ARGV: a store; a token of the process that joins; what it says of itself; digests of its secrets,
+the newest first; the incarnation that it remembers ('': it never joined). Returns 'done', its
+number and its incarnation; or why not: 'removed', 'lost' (what it remembers is not known here: the
+data are gone, or older than the store), 'secret' (none of these is valid), 'full'."""
+
+RENEW: Final = Script(
+    _COMMON
+    + """
+local incarnation = redis.call('HGET', s, 'n:' .. ARGV[1])
+if not incarnation or tonumber(incarnation) < tonumber(ARGV[2]) then return {'lost'} end
+if incarnation ~= ARGV[2] then return {'fenced'} end
+renew(ARGV[1], incarnation, ARGV[3])
+return {'done', redis.call('HGET', s, 'secrets') or '', leases()}
+"""
+)
+"""ARGV: a node; its incarnation; what it says of itself. Returns 'done', the secrets and all
+leases; 'fenced'; or 'lost', as JOIN."""
+
+LEAVE: Final = Script(
+    _COMMON
+    + """
+if redis.call('HGET', s, 'n:' .. ARGV[1]) ~= ARGV[2] then return 0 end
+return redis.call('HDEL', l, ARGV[1])
+"""
+)
+"""ARGV: a node; its incarnation. It stopped in order: its lease goes at once."""
+
+REMOVE: Final = Script(
+    _COMMON
+    + """
+redis.call('HSET', s, 'node:' .. ARGV[2], '-' .. ARGV[1])
+redis.call('HDEL', l, ARGV[1])
+return redis.call('HINCRBY', s, 'n:' .. ARGV[1], 1)
+"""
+)
+"""ARGV: a node; its store. Whoever runs it is fenced, and it cannot join again."""
+
+REPLACE_SECRETS: Final = Script(
+    _COMMON
+    + """
+if redis.call('HGET', s, 'secrets') ~= ARGV[1] then return 0 end
+redis.call('HSET', s, 'secrets', ARGV[2])
+return 1
+"""
+)
+"""ARGV: digests that are valid; those that are to be. Returns whether they were as told."""
+
+
+class LeaseTable:
+    """The scripts above on one server, over a line of its own. `deadline_s` bounds each call, and
+    what it waits for the one before it; all raise Unavailable, Invalid."""
+
+    def __init__(self, location: Location, deadline_s: float) -> None:
+        """Raises NotSupported: nodes do not share a Redis cluster."""
+        self._caller = Caller(location, deadline_s)
+        self._turn = trio.Lock()
+        self._shown = location.shown
+
+    async def found(self, cluster: str | None) -> str:
+        """Whether the server will do; whose its metadata are: `cluster` or a new id where there are
+        none. Raises NotSupported, Conflict (another cluster's)."""
+        async with self._turn:
+            return await self._caller.examine(cluster)
+
+    async def peek(self) -> State:
+        """What is there; changes nothing."""
+        cluster, secrets, leases = await self._run(PEEK)
+        return State(cluster.decode(), _digests(secrets), _leases(leases))
+
+    async def join(
+        self,
+        store: str,
+        token: str,
+        words: bytes,
+        digests: Sequence[bytes],
+        remembered: int | None,
+    ) -> Joined:
+        """Be this store's node; `token` is the same when one process asks again. Raises Fenced (it
+        was removed), Lost, AccessDenied (no secret of these is valid), Conflict."""
+        known = "" if remembered is None else str(remembered)
+        answer = await self._run(JOIN, store, token, words, _joined(digests), known)
+        if answer[0] == b"done":
+            return Joined(int(answer[1]), int(answer[2]))
+        if answer[0] == b"secret":
+            raise AccessDenied(
+                f"the secret given is not that of the cluster at {self._shown}: `kvfs node secret`"
+                " on one of its nodes prints it, `kvfs node join` takes it"
+            )
+        if answer[0] == b"removed":
+            raise Fenced(
+                f"this node was removed from the cluster at {self._shown}: `kvfs node join --again`"
+                " makes it a new one"
+            )
+        if answer[0] == b"full":
+            raise Conflict(f"the engine {self._shown} has given all 65,535 numbers of nodes")
+        raise self._lost()
+
+    async def renew(self, me: Joined, words: bytes) -> Renewed:
+        """Raises Fenced, Lost."""
+        answer = await self._run(RENEW, me.node, me.incarnation, words)
+        if answer[0] == b"done":
+            return Renewed(_digests(answer[1]), _leases(answer[2]))
+        if answer[0] == b"fenced":
+            raise Fenced(
+                f"node {me.node} was started elsewhere, or removed from the cluster: this process"
+                " must not go on as it"
+            )
+        raise self._lost()
+
+    async def leave(self, me: Joined) -> None:
+        await self._run(LEAVE, me.node, me.incarnation)
+
+    async def remove(self, node: int, store: str) -> None:
+        await self._run(REMOVE, node, store)
+
+    async def replace_secrets(self, old: Sequence[bytes], new: Sequence[bytes]) -> None:
+        """Raises Conflict where others are valid by now."""
+        if not await self._run(REPLACE_SECRETS, _joined(old), _joined(new)):
+            raise Conflict("somebody else replaced the cluster's secret meanwhile: look again")
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._caller.stop()
+
+    async def _run(self, script: Script, *arguments: str | bytes | int) -> Any:
+        packed = [each.encode() if isinstance(each, str) else each for each in arguments]
+        async with self._turn:
+            return await self._caller.script(script, *packed)
+
+    def _lost(self) -> Lost:
+        return Lost(
+            f"the engine {self._shown} does not know this node as it was: its data are gone, or"
+            " were put back to an older state. Stop all nodes, and see `kvfs rebuild --help`"
+        )
+
+
+def _joined(digests: Sequence[bytes]) -> str:
+    return ",".join(digest.hex() for digest in digests)
+
+
+def _digests(text: bytes) -> tuple[bytes, ...]:
+    return tuple(bytes.fromhex(each) for each in text.decode().split(",") if each)
+
+
+def _leases(answer: object) -> Leases:
+    assert isinstance(answer, list)
+    now, flat = answer
+    found = {}
+    for node, value in zip(flat[::2], flat[1::2], strict=True):
+        incarnation, beat, renewed, words = value.split(b" ", 3)
+        age_s = (int(now) - int(renewed)) / 1000
+        found[int(node)] = Lease(int(incarnation), int(beat), age_s, words)
+    return found

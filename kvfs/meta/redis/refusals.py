@@ -1,0 +1,68 @@
+"""What a server's refusals mean: which pass by themselves, and what the others are raised as. No
+I/O."""
+
+from typing import Final
+
+from kvfs.errors import Invalid, KvfsError, NotSupported, Unavailable
+
+PASSING: Final = (
+    *("OOM", "MISCONF", "MASTERDOWN", "NOREPLICAS", "UNKILLABLE", "BUSY", "UNBLOCKED"),
+    *("LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN"),
+)
+"""What a refusal begins with that is gone when it is asked again, later."""
+ELSEWHERE: Final = ("READONLY", "CLUSTERDOWN", "MASTERDOWN")
+"""After these another server may be the right one."""
+_DENIED: Final = ("NOAUTH", "WRONGPASS", "NOPERM")
+_STRANGER: Final = ("invalid password", "unauthenticated")
+"""The second: of a request of more than ten words, before a server looks what it says."""
+
+
+def said(text: str) -> str:
+    """What a server says, which those before 7.0 wrap into the error of a script."""
+    _, _, within = text.rpartition(": -") if text.startswith("Error running script") else ("",) * 3
+    return within or text
+
+
+def is_passing(text: str) -> bool:
+    return said(text).startswith(PASSING)
+
+
+def raised(text: str, shown: str) -> KvfsError:
+    """What is raised for a refusal by the engine `shown` that does not pass."""
+    inner = said(text)
+    if inner.startswith(_DENIED) or "AUTH" in inner[:24] or any(w in inner for w in _STRANGER):
+        return denied(inner, shown)
+    if "unknown command" in inner or "wrong number of arguments" in inner:
+        return lacking(inner, shown)
+    return Unavailable(f"the engine {shown} refused a request: {inner}")
+
+
+def denied(text: str, shown: str) -> Invalid:
+    """The user or the password is not the right one."""
+    return Invalid(
+        f"the engine {shown} refuses us ({text}): name a user and password in the URL that may run"
+        " scripts on these keys"
+    )
+
+
+def lacking(text: str, shown: str) -> NotSupported:
+    """The server is too old."""
+    return NotSupported(
+        f"the engine {shown} lacks a command ({text}): Redis 6.2 or newer, or Valkey, is needed"
+    )
+
+
+def untrusted(text: str, shown: str) -> Invalid:
+    """Its certificate is not trusted."""
+    return Invalid(
+        f"the engine {shown} shows a certificate that we do not trust ({text}): name the file of"
+        " its authority in the URL, ?ca=FILE"
+    )
+
+
+def unanswered(text: str, shown: str, deadline_s: float) -> Unavailable:
+    """It did not answer, or what it said did not pass."""
+    return Unavailable(
+        f"the engine {shown} did not answer within {deadline_s:g} s ({text}): see that it runs,"
+        " and its log"
+    )

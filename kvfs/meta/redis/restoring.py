@@ -1,0 +1,93 @@
+"""Puts back what a server knew of a cluster before it lost its data: nodes' numbers and
+incarnations, which secrets are valid, and a log that no mirror takes for the one it followed.
+
+In the hash `s`, beside what `leasing` keeps there: `restored`, the greatest position that any
+mirror had which took part.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+from kvfs.errors import Conflict
+from kvfs.meta.redis.calling import Caller
+from kvfs.meta.redis.location import Location
+from kvfs.meta.redis.scripts import Script
+
+_PASSED: Final = 1 << 32
+"""Entries that a log may have had which nobody knows of any more."""
+
+ENROL: Final = Script(
+    """
+local s = KEYS[3]
+local store, node, incarnation, digests, position = unpack(ARGV, 1, 5)
+local known = redis.call('HGET', s, 'node:' .. store)
+if known and known ~= node then return 'other' end
+local there = redis.call('HGET', s, 'n:' .. node)
+local is_known = known and there and tonumber(there) >= tonumber(incarnation)
+redis.call('HSET', s, 'node:' .. store, node)
+redis.call('HSETNX', s, 'secrets', digests)
+local function at_least(field, number)
+  local there = redis.call('HGET', s, field)
+  if not there or tonumber(there) < tonumber(number) then redis.call('HSET', s, field, number) end
+end
+at_least('n:' .. node, incarnation)
+at_least('nodes', node)
+at_least('restored', position)
+return is_known and 'known' or 'new'
+"""
+)
+"""ARGV: a store; its node; the incarnation it remembers; digests of its secrets; the position of
+its mirror. Returns whether that was known before; 'other' where the store is another node."""
+
+RESTART: Final = Script(
+    """
+local s, x = KEYS[3], KEYS[4]
+local state = redis.call('HMGET', s, 'position', 'restored')
+local last = math.max(tonumber(state[1] or 0), tonumber(state[2] or 0))
+redis.call('DEL', x)
+redis.call('HDEL', s, 'restored', 'marks', 'grown')
+redis.call('HSET', s, 'position', string.format('%.0f', last + tonumber(ARGV[1])), 'token', ARGV[2])
+return 1
+"""
+)
+"""ARGV: a number; a new token. The log begins anew, so far beyond all positions that were known
+that each mirror finds a gap, and is read anew."""
+
+
+class Restoring:
+    """On one server; all raise Unavailable, Invalid."""
+
+    def __init__(self, location: Location, deadline_s: float) -> None:
+        """Raises NotSupported: nodes do not share a Redis cluster."""
+        self._caller = Caller(location, deadline_s)
+
+    async def enrol(
+        self,
+        cluster: str,
+        store: str,
+        node: int,
+        incarnation: int,
+        digests: Sequence[bytes],
+        position: int,
+    ) -> bool:
+        """This store is this node of this cluster; whether the server knew it. Raises Conflict
+        where it has another cluster, or another node for the store."""
+        await self._caller.examine(cluster)
+        packed = ",".join(each.hex() for each in digests).encode()
+        arguments = (store.encode(), node, incarnation, packed, position)
+        answer = await self._caller.script(ENROL, *arguments)
+        if answer == b"other":
+            raise Conflict(
+                f"the engine {self._caller.location.shown} knows the store {store} as another node"
+                f" than {node}: it joined anew, and is no part of what was lost"
+            )
+        return bool(answer == b"known")
+
+    async def restart(self) -> None:
+        """Mirrors are read anew from here on."""
+        await self._caller.script(RESTART, _PASSED, secrets.token_hex(8).encode())
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._caller.stop()

@@ -1,0 +1,84 @@
+"""Locks on the bytes of one file, of many owners: what stands in the way of one, and what is held
+after it. Pure; as fcntl(2) has it, flock(2) being a lock on all bytes.
+
+Invariants
+- Of one owner's locks no two overlap, and neighbours of one kind are one lock.
+- Locks of different owners overlap only where both are shared.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+LAST: Final = (1 << 63) - 1
+"""The last byte of a file, as the kernel counts."""
+
+
+class Owner(msgspec.Struct, array_like=True, frozen=True):
+    """Who holds locks: an open file or a process of one run of a node."""
+
+    node: int
+    incarnation: int
+    number: int
+    """As that node's kernel names it."""
+
+
+class Lock(msgspec.Struct, array_like=True, frozen=True):
+    """Bytes `start` to `end`, both included."""
+
+    owner: Owner
+    exclusive: bool
+    start: int
+    end: int
+    pid: int = 0
+    """Of the process that asked, on its host."""
+
+    def overlaps(self, other: "Lock") -> bool:
+        return self.start <= other.end and other.start <= self.end
+
+
+def obstacle(held: Iterable[Lock], wish: Lock) -> Lock | None:
+    """The first lock that keeps `wish` from being granted."""
+    for lock in held:
+        if lock.owner == wish.owner or not lock.overlaps(wish):
+            continue
+        if lock.exclusive or wish.exclusive:
+            return lock
+    return None
+
+
+def granted(held: Sequence[Lock], wish: Lock) -> list[Lock]:
+    """What is held once `wish` is, in place of what its owner had there."""
+    others = released(held, wish.owner, wish.start, wish.end)
+    joined = wish
+    kept = []
+    for lock in others:
+        if _continues(lock, joined):
+            joined = _between(joined, min(lock.start, joined.start), max(lock.end, joined.end))
+        else:
+            kept.append(lock)
+    return [*kept, joined]
+
+
+def released(held: Sequence[Lock], owner: Owner, start: int = 0, end: int = LAST) -> list[Lock]:
+    """What is held once `owner` has given these bytes back."""
+    left = []
+    for lock in held:
+        if lock.owner != owner or lock.end < start or end < lock.start:
+            left.append(lock)
+            continue
+        if lock.start < start:
+            left.append(_between(lock, lock.start, start - 1))
+        if end < lock.end:
+            left.append(_between(lock, end + 1, lock.end))
+    return left
+
+
+def _continues(lock: Lock, other: Lock) -> bool:
+    same = lock.owner == other.owner and lock.exclusive == other.exclusive
+    return same and lock.start <= other.end + 1 and other.start <= lock.end + 1
+
+
+def _between(lock: Lock, start: int, end: int) -> Lock:
+    return msgspec.structs.replace(lock, start=start, end=end)

@@ -1,0 +1,61 @@
+"""Where the copies of a file go: the writer's own node first, then nodes far from each other. Pure.
+
+A copy goes to a zone that has none yet, there to a rack that has none; among equals, weighted
+rendezvous hashing decides by the room that a node has and how busy it is. So nodes fill evenly, and
+nothing moves when one is added: what was decided is recorded with the file, not computed again.
+"""
+
+from collections.abc import Collection, Sequence
+
+from kvfs.policy import rendezvous
+from kvfs.policy.snapshot import Host, Snapshot
+
+
+def choose(
+    snapshot: Snapshot,
+    key: int,
+    size: int,
+    count: int,
+    *,
+    holders: Collection[int] = (),
+    media: Collection[str] = (),
+    without: Collection[int] = (),
+) -> list[int]:
+    """Up to `count` nodes that are to take a copy of `size` bytes, beside the `holders` it has.
+
+    `media`: one of these they must lend (empty: any). `without`: nodes that are not to be asked.
+    Fewer than `count` where no more have room.
+    """
+    barred = {*holders, *without}
+    drawn = [
+        (rendezvous.draw(key, host.number, weight), host.number, host)
+        for host, room, weight in snapshot.offers
+        if room >= size and host.number not in barred and _lends(host, media)
+    ]
+    order = [host for _, _, host in sorted(drawn, reverse=True)]
+    taken = [host for number in holders if (host := snapshot.get(number)) is not None]
+    chosen: list[int] = []
+    while order and len(chosen) < count:
+        best = _farthest(order, taken)
+        order.remove(best)
+        taken.append(best)
+        chosen.append(best.number)
+    return chosen
+
+
+def _farthest(order: Sequence[Host], taken: Sequence[Host]) -> Host:
+    """The first of those that are least near to what is taken."""
+    places: dict[tuple[str, str], Host] = {}
+    for host in order:
+        places.setdefault((host.zone, host.rack), host)
+    return min(places.values(), key=lambda host: crowd(host, taken))
+
+
+def crowd(host: Host, others: Sequence[Host]) -> tuple[int, int]:
+    """How near a copy there would be to the others: how many share its zone, and its rack."""
+    zone = [each for each in others if each.zone == host.zone]
+    return len(zone), sum(each.rack == host.rack for each in zone)
+
+
+def _lends(host: Host, media: Collection[str]) -> bool:
+    return not media or not host.media.isdisjoint(media)

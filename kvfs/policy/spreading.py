@@ -1,0 +1,102 @@
+"""Who gets a file from this node, and who is sent to others that have it or are getting it. Pure:
+no clock, no I/O.
+
+A holder gives a large file to few nodes at a time. Whoever else asks is named nodes that asked
+before it, the last one first: so the first reads from the holder, the second from the first, and
+each link carries the file about once, however many readers there are.
+
+Invariants
+- Nobody is sent to a node that asked for the file after it: who waits for whom has no cycle among
+  the readers of one holder.
+- Who insists is served.
+- What is remembered has a bound, and is forgotten where nobody asks for it.
+"""
+
+from collections import OrderedDict
+from typing import Final, Generic, TypeVar
+
+Address = TypeVar("Address")
+SMALL_BYTES: Final = 16 << 20
+"""A redirect takes a round trip: files up to here are given to more at a time."""
+_ACTIVE_S: Final = 2.0
+"""Since its last request, a reader counts as one that is being served."""
+_KNOWN_S: Final = 60.0
+"""So long a reader is named to others."""
+_MOST_FILES: Final = 1024
+_MOST_READERS: Final = 256
+_MOST_NAMED: Final = 4
+
+
+class _Reader(Generic[Address]):
+    __slots__ = ("address", "asked", "served", "turn")
+
+    def __init__(self, address: Address, turn: int) -> None:
+        self.address = address
+        self.turn = turn
+        self.asked = 0.0
+        self.served = False
+        """By this node, when it last asked."""
+
+
+class Spreading(Generic[Address]):
+    """The readers of this node's files."""
+
+    def __init__(self, large: int = 1, small: int = 8) -> None:
+        """`large`, `small`: to how many nodes at a time a file of that size is given."""
+        self._large = large
+        self._small = small
+        self._turn = 0
+        self._files: OrderedDict[tuple[int, int], dict[int, _Reader[Address]]] = OrderedDict()
+        self.redirected = 0
+
+    def __len__(self) -> int:
+        """How many readers of files are remembered."""
+        return sum(map(len, self._files.values()))
+
+    def ask(
+        self,
+        file: tuple[int, int],
+        size: int,
+        node: int,
+        address: Address | None,
+        now: float,
+        insist: bool = False,
+    ) -> list[Address]:
+        """`node` asks for a part of the file: empty, it is to be served; else where it is sent.
+
+        A node of which no address is known is served and named to nobody."""
+        if address is None:
+            return []
+        readers = self._readers(file, now)
+        reader = readers.get(node)
+        if reader is None:
+            reader = readers[node] = _Reader(address, self._turn)
+            self._turn += 1
+        reader.address, reader.asked = address, now
+        limit = self._small if size <= SMALL_BYTES else self._large
+        served = sum(
+            each.served and now - each.asked < _ACTIVE_S
+            for each in readers.values()
+            if each is not reader
+        )
+        before = sorted(
+            (each for each in readers.values() if each.turn < reader.turn),
+            key=lambda each: -each.turn,
+        )
+        reader.served = insist or served < limit or not before
+        if reader.served:
+            return []
+        self.redirected += 1
+        return [each.address for each in before[:_MOST_NAMED]]
+
+    def _readers(self, file: tuple[int, int], now: float) -> dict[int, _Reader[Address]]:
+        readers = self._files.setdefault(file, {})
+        self._files.move_to_end(file)
+        if len(self._files) > _MOST_FILES:
+            self._files.popitem(last=False)
+        for node, reader in tuple(readers.items()):
+            if now - reader.asked > _KNOWN_S:
+                del readers[node]
+        if len(readers) >= _MOST_READERS:
+            del readers[next(iter(readers))]
+        return readers

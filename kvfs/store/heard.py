@@ -1,0 +1,40 @@
+"""When a node of a cluster last heard its engine, told to every process of the store: its mirror of
+the metadata held then all that was committed.
+
+A file of one number, seconds of CLOCK_BOOTTIME, which a power cut sets back to 0. A node that was
+killed leaves the last one, which is soon old.
+"""
+
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+_NUMBER: Final = struct.Struct("<d")
+
+
+class HeardWriter:
+    """Of the node."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.tell(0.0)
+
+    def tell(self, heard_at: float) -> None:
+        """Raises OSError."""
+        os.pwrite(self._fd, _NUMBER.pack(heard_at), 0)
+
+    def close(self) -> None:
+        """Nobody hears it any more."""
+        self.tell(0.0)
+        os.close(self._fd)
+
+
+def heard_at(path: Path) -> float:
+    """What the node said last; 0: it said nothing."""
+    try:
+        packed = path.read_bytes()
+    except OSError:
+        return 0.0
+    return float(_NUMBER.unpack(packed)[0]) if len(packed) == _NUMBER.size else 0.0

@@ -1,0 +1,110 @@
+"""Where data files lie beside the store's own directory: memory (tmpfs), further disks, directories
+that several nodes share.
+
+| file in the store | what |
+|---|---|
+| `places` | JSON: the places, as the node's last start was told them |
+| `run/targets` | JSON: by namespace, the place where new files go now; renewed every second |
+
+Invariants
+- A place belongs to one store (a shared one to one cluster): it bears a mark, and one of another,
+  or a directory with anything else in it, is refused.
+- A place that the settings do not name any more is refused while data files lie in it.
+- Who does not hear of targets for five seconds makes files in the store's own directory.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvfs.errors import ConfigError, Invalid
+from kvfs.media import Place
+from kvfs.store.layout import Store, guarded
+from kvfs.store.probe import filesystem_type
+
+_IN_MEMORY: Final = ("tmpfs", "ramfs")
+MARK: Final = "kvfs-place"
+
+
+class _Mark(msgspec.Struct):
+    format: int
+    owner: str
+
+
+def prepare(store: Store, places: Sequence[Place], owner: str) -> None:
+    """Make the directories that are missing, mark them, and tell other processes of the store.
+
+    `owner`: of the shared ones. Raises ConfigError, Invalid, ReadOnly, NoSpace."""
+    roots = [place.root for place in places]
+    if len(set(roots)) < len(roots) or os.fspath(store.data) in roots:
+        raise ConfigError("each tier and each shared store is a directory of its own")
+    for old in known(store):
+        if old.root not in roots and _holds_data(old.root):
+            raise ConfigError(
+                f"data files lie in {old.root}, which an earlier start was told of: name it again "
+                f"({old.flag} {old})"
+            )
+    for place in places:
+        guarded(Path(place.root), lambda place=place: _claim(place, store, owner))  # type: ignore[misc]
+    if places or known(store):
+        _write(store.root / "places", places)
+
+
+def known(store: Store) -> list[Place]:
+    """The places as the last start was told them."""
+    try:
+        return _decode_places((store.root / "places").read_bytes())
+    except FileNotFoundError:
+        return []
+
+
+def _claim(place: Place, store: Store, owner: str) -> None:
+    root = Path(place.root)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if place.medium == "ram" and filesystem_type(root) not in _IN_MEMORY:
+        raise ConfigError(
+            f"{root} is on {filesystem_type(root) or 'a disk'}, not in memory: mount a tmpfs "
+            "there, or name it as ssd"
+        )
+    owner = owner if place.is_shared else store.identity.store
+    with contextlib.suppress(FileExistsError):
+        _mark(root, owner)
+    found = msgspec.json.decode((root / MARK).read_bytes(), type=_Mark)
+    if found.owner != owner:
+        raise Invalid(f"{root} holds data of another store ({found.owner}): name an empty one")
+
+
+def _mark(root: Path, owner: str) -> None:
+    """Raises FileExistsError where it has a mark, of whomever; Invalid where other files are
+    there."""
+    if not (root / MARK).exists() and (others := os.listdir(root)):
+        raise Invalid(f"{root} holds files that are not of KVFS ('{min(others)}' for one)")
+    draft = root / f".{MARK}.{os.getpid()}"
+    draft.write_bytes(msgspec.json.encode(_Mark(1, owner)))
+    try:
+        os.link(draft, root / MARK)
+    finally:
+        draft.unlink()
+
+
+def _holds_data(root: str) -> bool:
+    return any(Path(root).glob("???/*"))
+
+
+def _write(path: Path, value: Iterable[Place] | dict[int, str]) -> None:
+    draft = path.with_name(f".{path.name}.new")
+    draft.write_bytes(msgspec.json.encode(value))
+    os.rename(draft, path)
+
+
+def write_targets(store: Store, targets: dict[int, str]) -> None:
+    """By namespace id, the root of the place where its new files go now."""
+    _write(store.run / "targets", targets)
+
+
+_decode_places = msgspec.json.Decoder(list[Place]).decode
+decode_targets: Final = msgspec.json.Decoder(dict[int, str]).decode

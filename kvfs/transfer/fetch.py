@@ -1,0 +1,321 @@
+"""One file that is fetched: several streams, from several holders at once.
+
+A stream asks a source for a span of chunks and receives it; then for the next. What it did not get
+goes back into the plan, to whoever is free. A source that is stuck while others are not loses its
+streams (hedging): what they were to bring is asked of others, and the file never has two writers of
+one chunk.
+
+Invariants
+- Every wait ends: an answer's head and each pause of a body within STALL_S, a source after two
+  failures in a row, the file with its last source.
+- A checksum is believed where the record vouches for it: of sealed files all are compared with the
+  record's before a chunk counts.
+"""
+
+import functools
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from kvfs.cluster.peer_client import Incoming, PeerClient, Redirected
+from kvfs.cluster.peer_words import (
+    CHUNK_BYTES,
+    DIGEST_BYTES,
+    MOST_SUMS,
+    Ask,
+    Later,
+    PeerAddress,
+)
+from kvfs.errors import Conflict, Corrupt, KvfsError, Unavailable
+from kvfs.store.checksum import ZERO_CHUNK, combine
+from kvfs.transfer.arriving import Arriving
+from kvfs.transfer.hedging import Hedging, Stream
+from kvfs.transfer.receiving import STALL_S, Buffers, Receiving
+from kvfs.transfer.sources import Source, Sources, Standing
+from kvfs.wire.http import Lost
+
+log = logging.getLogger(__name__)
+
+_RELAY_MOST_S: Final = 10.0
+"""For so long a node that is getting the file itself may have no chunk for us."""
+_FIRST_LOOK_S: Final = 0.4
+_LOOK_S: Final = 0.1
+_RETRY_S: Final = 0.1
+_SUMS_S: Final = 5.0
+_NEXT_S: Final = 0.5
+"""After it a second source is asked for the checksums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the files of a node share."""
+
+    peers: PeerClient
+    me: int
+    """This node's number."""
+    buffers: Buffers
+    threads: trio.CapacityLimiter
+    paces: dict[int, float]
+    """How long a stream of a node took for a chunk, when last asked."""
+    counters: dict[str, int]
+
+
+class Fetch:
+    """One file."""
+
+    def __init__(self, means: Means, arriving: Arriving, holders: Sequence[PeerAddress]) -> None:
+        self.arriving = arriving
+        self._means = means
+        self._plan = arriving.plan
+        self._sources = Sources(holders, self._plan.chunks, means.me, means.paces)
+        self._streams: set[Stream] = set()
+        self._hedging = Hedging()
+        self._nursery: trio.Nursery | None = None
+
+    def is_asked_of(self, chunk: int, node: int) -> bool:
+        return any(
+            stream.source.address.node == node and stream.span.first <= chunk < stream.span.end
+            for stream in self._streams
+        )
+
+    async def run(self) -> None:
+        """Until the file is whole, failed or closed."""
+        counters = self._means.counters
+        try:
+            if self.arriving.wanted.checksum and self._plan.chunks > MOST_SUMS:
+                await self._agree()
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._replace_sources()
+                nursery.start_soon(self._watch)
+                while not self.arriving.has_ended:
+                    await self.arriving.changed.wait()
+                for stream in self._streams:
+                    stream.cut()
+                nursery.cancel_scope.cancel()
+        except (KvfsError, OSError) as error:
+            self.arriving.fail(error)
+        finally:
+            self._nursery = None
+            self._means.paces.update(self._sources.paces())
+        counters["fetched_files" if self.arriving.is_whole else "fetches_failed"] += 1
+
+    # --- the checksums of a sealed file ---
+
+    async def _agree(self) -> None:
+        """Learn all checksums from a source that the record agrees with; a second is asked where
+        the first is slow. Raises what `Sources.failure` says."""
+        async with trio.open_nursery() as nursery:
+            asked = self._sources.of(Standing.RESERVE)
+            for delay, source in enumerate(asked):
+                nursery.start_soon(self._ask_sums, source, delay * _NEXT_S)
+            while not self.arriving.agreed.is_set() and not self.arriving.is_closed:
+                if all(source.standing is Standing.OUT for source in asked):
+                    break
+                await self.arriving.changed.wait()
+            nursery.cancel_scope.cancel()
+        if not self.arriving.agreed.is_set():
+            raise self._sources.failure()
+
+    async def _ask_sums(self, source: Source, delay_s: float) -> None:
+        await trio.sleep(delay_s)
+        wanted = self.arriving.wanted
+        while source.standing is not Standing.OUT:
+            began = time.monotonic()
+            try:
+                sums = await self._means.peers.call(
+                    source.address, "sums", [wanted.ino, wanted.version, wanted.size], _SUMS_S
+                )
+                self._agree_on(sums)
+                return
+            except KvfsError as error:
+                self._source_failed(source, error, began)
+                await trio.sleep(_RETRY_S)
+
+    def _agree_on(self, sums: object) -> None:
+        """Believe these checksums of all chunks. Raises Corrupt where the record does not vouch for
+        them."""
+        if (
+            not isinstance(sums, bytes)
+            or len(sums) != self._plan.chunks * DIGEST_BYTES
+            or combine(sums) != self.arriving.wanted.checksum
+        ):
+            raise Corrupt("other checksums than the record's")
+        self.arriving.agree(sums)
+        for chunk in range(self.arriving.wanted.size // CHUNK_BYTES):
+            at = chunk * DIGEST_BYTES
+            if sums[at : at + DIGEST_BYTES] == ZERO_CHUNK:
+                self._plan.skip(chunk)  # it is here already: the file began as a hole
+        self.arriving.wake()
+
+    # --- streams ---
+
+    def _engage(self, sources: list[Source]) -> None:
+        assert self._nursery is not None
+        for source in sources:
+            while source.streams < min(source.streams_wanted, self._plan.chunks):
+                source.streams += 1
+                self._nursery.start_soon(self._work, source)
+
+    async def _work(self, source: Source) -> None:
+        """One stream after the other, as long as the source is asked."""
+        try:
+            while self._is_engaged(source):
+                span = self._plan.take(self._span_limit(source))
+                if span is None:
+                    await self.arriving.changed.wait()
+                else:
+                    await self._fetch(Stream(source, span))
+        finally:
+            source.streams -= 1
+
+    def _is_engaged(self, source: Source) -> bool:
+        if source.standing is not Standing.ACTIVE or self.arriving.has_ended:
+            return False
+        return source.streams <= max(1, source.streams_wanted)
+
+    def _span_limit(self, source: Source) -> int:
+        active = self._sources.of(Standing.ACTIVE)
+        streams = sum(each.streams_wanted for each in active)
+        asked = sum(stream.span.chunks for stream in self._streams)
+        return source.span_limit(self._plan.left(), asked, streams, len(active) == 1)
+
+    async def _fetch(self, stream: Stream) -> None:
+        self._streams.add(stream)
+        try:
+            with stream.scope:
+                await self._receive(stream)
+        except Redirected as redirect:
+            self._redirected(stream, redirect.addresses)
+        except Later:
+            self._wait_on(stream.source)
+        except Lost as error:
+            self._source_failed(stream.source, Unavailable(str(error)), stream.began)
+        except KvfsError as error:
+            self._source_failed(stream.source, error, stream.began)
+        except OSError as error:  # the file's: nobody else can help
+            self.arriving.fail(error)
+        finally:
+            self._streams.discard(stream)
+            self._plan.give_back(stream.span)
+            self._replace_sources()
+            self.arriving.wake()
+        if stream.receiving is None and time.monotonic() - stream.began < _RETRY_S:
+            await trio.sleep(_RETRY_S)  # it brought nothing: it is not asked without end
+
+    async def _receive(self, stream: Stream) -> None:
+        wanted, source, span = self.arriving.wanted, stream.source, stream.span
+        ask = Ask(
+            *(wanted.ino, wanted.version, wanted.size, span.first, span.chunks),
+            sealed=bool(wanted.checksum),
+            insist=stream.insists,
+        )
+        async with self._means.peers.data(source.address, ask, STALL_S) as incoming:
+            self._believe(incoming)
+            with self._means.buffers.lent() as buffer:
+                source.answered(time.monotonic() - stream.began)
+                arrived = functools.partial(self._arrived, stream, incoming)
+                stream.receiving = Receiving(incoming, self.arriving.fd, buffer, arrived)
+                await stream.receiving.run(self._means.threads)
+
+    def _believe(self, incoming: Incoming) -> None:
+        """Whether the checksums that were announced are those of the content that is wanted. Raises
+        Corrupt, Conflict."""
+        arriving, sums = self.arriving, incoming.sums
+        if not arriving.wanted.checksum:
+            arriving.stamp = arriving.stamp or incoming.stamp
+            if incoming.stamp != arriving.stamp:
+                raise Conflict("the file was changed while it was fetched")
+            return
+        if not arriving.agreed.is_set():
+            self._agree_on(incoming.all_sums)
+        if sums != arriving.sums_of(incoming.ask.first, incoming.count):
+            raise Corrupt("other checksums than those that the record vouches for")
+
+    def _arrived(
+        self, stream: Stream, incoming: Incoming, chunk: int, bytes_: int, seconds: float
+    ) -> None:
+        at = (chunk - incoming.ask.first) * DIGEST_BYTES
+        stream.source.came(bytes_, seconds, time.monotonic())
+        if stream.source.standing is Standing.ACTIVE:
+            self._engage([stream.source])
+        self._means.counters["fetched_bytes"] += bytes_
+        self.arriving.put(chunk, incoming.sums[at : at + DIGEST_BYTES])
+
+    # --- what goes wrong ---
+
+    def _redirected(self, stream: Stream, addresses: list[PeerAddress]) -> None:
+        self._means.counters["fetches_redirected"] += 1
+        source = stream.source
+        if stream.insists:
+            error = Unavailable(f"node {source.address.node} sends everybody away")
+            self._source_failed(source, error, stream.began)
+        else:
+            self._sources.redirected(source, addresses)
+
+    def _wait_on(self, source: Source) -> None:
+        """It is getting the file itself."""
+        now = time.monotonic()
+        if now - source.came_at > _RELAY_MOST_S:
+            error = Unavailable(f"node {source.address.node} does not get the file either")
+            self._source_failed(source, error, now)
+
+    def _source_failed(self, source: Source, error: KvfsError, began: float) -> None:
+        if isinstance(error, Corrupt) and self.arriving.wanted.checksum:
+            self._means.counters["fetches_wrong_bytes"] += 1
+            log.warning("node %d gave wrong data of a file: %s", source.address.node, error)
+        elif isinstance(error, Corrupt):
+            error = Conflict("the file was changed while it was sent")
+        source.failed(error, began, time.monotonic())
+        self.arriving.wake()
+
+    def _replace_sources(self) -> None:
+        """As many sources as the file is worth; without any it has failed."""
+        if self._nursery is None or self.arriving.has_ended:
+            return
+        self._engage(self._sources.activate(time.monotonic()))
+        if not self._sources.of(Standing.ACTIVE) and not self._plan.is_whole:
+            self.arriving.fail(self._sources.failure())
+
+    async def _watch(self) -> None:
+        """Take from a source that is stuck what another could bring."""
+        await trio.sleep(_FIRST_LOOK_S)  # most files are here before
+        looked, was_held_up = time.monotonic(), False
+        while True:
+            await trio.sleep(_LOOK_S)
+            now, before = time.monotonic(), looked
+            looked = now
+            # What this process was too busy to take is no source's fault: it gets another chance.
+            was_held_up = now - before > 2 * _LOOK_S and not was_held_up
+            if was_held_up:
+                continue
+            self._replace_sources()
+            active = self._sources.of(Standing.ACTIVE)
+            stuck = [each for each in self._streams if self._hedging.is_stuck(each, active, now)]
+            for stream in stuck:
+                self._hedge(stream, stuck, now)
+
+    def _hedge(self, stream: Stream, stuck: list[Stream], now: float) -> None:
+        if stream.was_cut:
+            return
+        slow = {each.source.address.node for each in stuck}
+        free = [
+            source
+            for source in self._sources.of(Standing.ACTIVE)
+            if source.address.node not in slow
+        ]
+        if not free:
+            others = self._sources.activate_another(now)
+            if not others:
+                return
+            self._engage(others)
+        self._hedging.lost_patience()
+        self._means.counters["fetches_hedged"] += 1
+        self._sources.too_slow(stream.source, now)
+        for each in tuple(self._streams):
+            if each.source is stream.source:
+                each.cut()

@@ -1,0 +1,82 @@
+"""Which streams are stuck, while others are not.
+
+A stream is stuck that gets nothing, or would need much longer for its chunk than others do. Each
+time one loses its work for that, patience doubles: a slow network ends in slowness and not in a
+circle.
+"""
+
+import time
+from collections.abc import Collection
+from typing import Final
+
+import trio
+
+from kvfs.cluster.peer_words import CHUNK_BYTES
+from kvfs.transfer.plan import Span
+from kvfs.transfer.receiving import STALL_S, Receiving
+from kvfs.transfer.sources import Source
+
+_SILENT_S: Final = 0.5
+"""A stream that gets nothing for so long is stuck."""
+_SLOW_S: Final = 1.0
+"""Likewise one whose chunk would take so much longer, and _SLOW_FACTOR times what others need."""
+_SLOW_FACTOR: Final = 4
+_ANSWERS: Final = 3
+"""Times what a source took to answer before, it may take without being stuck."""
+_RELAY_S: Final = 1.0
+"""Who is getting the file itself says so within a third of it."""
+
+
+class Stream:
+    """One request of one source."""
+
+    def __init__(self, source: Source, span: Span) -> None:
+        self.source = source
+        self.span = span
+        self.insists = source.insist
+        self.scope = trio.CancelScope()
+        self.began = time.monotonic()
+        self.receiving: Receiving | None = None
+        self.was_cut = False
+
+    def cut(self) -> None:
+        """End it; what it did not bring is given back."""
+        self.was_cut = True
+        if self.receiving is not None:
+            self.receiving.stopped = True
+        self.scope.cancel()
+
+    def silent_s(self, now: float) -> float:
+        """For how long nothing has come."""
+        return now - (self.began if self.receiving is None else self.receiving.moved_at)
+
+    def chunk_left_s(self, now: float) -> float:
+        """How long the rest of its chunk takes at the pace of what has come of it."""
+        if self.receiving is None or not self.receiving.chunk_bytes:
+            return 0.0
+        came, took_s = self.receiving.chunk_bytes, now - self.receiving.chunk_began
+        return took_s * (CHUNK_BYTES - came) / came
+
+
+class Hedging:
+    """The patience of one file."""
+
+    def __init__(self) -> None:
+        self._silent_s = _SILENT_S
+
+    def lost_patience(self) -> None:
+        """A stream lost its work."""
+        self._silent_s = min(2 * self._silent_s, STALL_S)
+
+    def is_stuck(self, stream: Stream, active: Collection[Source], now: float) -> bool:
+        """`active`: the sources that are asked at the time."""
+        patience_s = self._silent_s
+        if stream.receiving is None:
+            relay_s = _RELAY_S if stream.source.is_relay else 0.0
+            patience_s = max(patience_s, relay_s, _ANSWERS * stream.source.answer_s)
+        if stream.silent_s(now) > patience_s:
+            return True
+        others = [each.chunk_s for each in active if each is not stream.source and each.chunk_s]
+        if not others:
+            return False
+        return stream.chunk_left_s(now) > max(_SLOW_S, _SLOW_FACTOR * min(others))

@@ -1,0 +1,148 @@
+"""Which chunks of a file are asked for next. Pure: no clock, no I/O.
+
+Invariants
+- A chunk is in one state: missing, asked for (of one stream), or here.
+- What is here stays here.
+- Whoever waits for a chunk has it before what is only likely to be wanted, and that comes before
+  the rest, in the order of the file.
+"""
+
+from typing import Final, NamedTuple
+
+_MISSING: Final = 0
+_ASKED: Final = 1
+_HERE: Final = 2
+
+
+class Span(NamedTuple):
+    """Chunks that lie one after the other."""
+
+    first: int
+    chunks: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.chunks
+
+
+class Plan:
+    """The chunks of one file."""
+
+    def __init__(self, chunks: int, present: bytes = b"", lazily: bool = False) -> None:
+        """`present`: a bit for each chunk that is here already, the lowest of a byte first.
+        `lazily`: what nobody wants is not asked for."""
+        self._states = bytearray(chunks)
+        self._lazily = lazily
+        self._urgent: dict[int, None] = {}
+        self._likely: dict[int, None] = {}
+        self._cursor = 0
+        self.here = 0
+        """How many chunks are."""
+        for chunk in range(min(chunks, 8 * len(present))):
+            if present[chunk >> 3] >> (chunk & 7) & 1:
+                self.put(chunk)
+
+    @property
+    def chunks(self) -> int:
+        return len(self._states)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.here == len(self._states)
+
+    @property
+    def present(self) -> bytes:
+        """A bit for each chunk that is here."""
+        bits = bytearray(-(-len(self._states) // 8))
+        for chunk, state in enumerate(self._states):
+            if state == _HERE:
+                bits[chunk >> 3] |= 1 << (chunk & 7)
+        return bytes(bits)
+
+    def has(self, chunk: int) -> bool:
+        return self._states[chunk] == _HERE
+
+    def has_all(self, span: Span) -> bool:
+        return self._states.count(_HERE, span.first, span.end) == span.chunks
+
+    def run(self, first: int, most: int) -> int:
+        """How many chunks from `first` on are here, at most so many."""
+        count = 0
+        for state in self._states[first : first + most]:
+            if state != _HERE:
+                break
+            count += 1
+        return count
+
+    def urge(self, span: Span) -> None:
+        """Somebody waits for these."""
+        for chunk in range(span.first, span.end):
+            if self._states[chunk] == _MISSING:
+                self._urgent[chunk] = None
+
+    def expect(self, span: Span) -> None:
+        """These are likely to be wanted soon."""
+        for chunk in range(span.first, span.end):
+            if self._states[chunk] == _MISSING:
+                self._likely[chunk] = None
+
+    def left(self) -> int:
+        """How many chunks are to be asked for yet."""
+        if not self._lazily:
+            return self._states.count(_MISSING)
+        wanted = {*self._urgent, *self._likely}
+        return sum(self._states[chunk] == _MISSING for chunk in wanted)
+
+    def take(self, most: int) -> Span | None:
+        """The next chunks to ask for, `most` at most; None where there are none."""
+        first = self._next()
+        if first is None:
+            return None
+        end = first + 1
+        while end < min(first + most, len(self._states)) and self._is_wanted(end):
+            end += 1
+        for chunk in range(first, end):
+            self._states[chunk] = _ASKED
+            self._urgent.pop(chunk, None)
+            self._likely.pop(chunk, None)
+        return Span(first, end - first)
+
+    def _next(self) -> int | None:
+        for wanted in (self._urgent, self._likely):
+            while wanted:
+                chunk = next(iter(wanted))
+                if self._states[chunk] == _MISSING:
+                    return chunk
+                del wanted[chunk]
+        if self._lazily:
+            return None
+        self._cursor = self._states.find(_MISSING, self._cursor)
+        if self._cursor < 0:
+            self._cursor = len(self._states)
+            return None
+        return self._cursor
+
+    def _is_wanted(self, chunk: int) -> bool:
+        if self._states[chunk] != _MISSING:
+            return False
+        return not self._lazily or chunk in self._urgent or chunk in self._likely
+
+    def give_back(self, span: Span) -> None:
+        """What is not here of it was asked for in vain: it is the first to be asked for again."""
+        back = [chunk for chunk in range(span.first, span.end) if self._states[chunk] == _ASKED]
+        for chunk in back:
+            self._states[chunk] = _MISSING
+        if back:
+            self._urgent = {**dict.fromkeys(back), **self._urgent}
+            self._cursor = min(self._cursor, back[0])
+
+    def skip(self, chunk: int) -> None:
+        """It is here, unless it was asked for."""
+        if self._states[chunk] == _MISSING:
+            self.put(chunk)
+
+    def put(self, chunk: int) -> None:
+        """It is here."""
+        if self._states[chunk] != _HERE:
+            self._states[chunk] = _HERE
+            self.here += 1

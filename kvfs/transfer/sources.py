@@ -1,0 +1,198 @@
+"""The nodes that may have a file, and what is known of each. Pure: no clock, no I/O.
+
+    reserve -> active -> out
+       ^         |
+       +---------+  it sent us to others (then it is asked to insist), or was too slow
+
+Invariants
+- A source that is out stays out: it does not have the file, has another content, or failed twice in
+  a row.
+- A source in reserve becomes active where the active ones are too few or all stuck.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Final
+
+from kvfs.cluster.peer_words import CHUNK_BYTES, MOST_CHUNKS, PeerAddress
+from kvfs.errors import Busy, Conflict, Corrupt, KvfsError, NotFound, Unavailable
+
+STREAMS: Final = 2
+"""For each source of a file: while one asks, the other receives."""
+_FAST_S: Final = 0.05
+"""A chunk comes in less: then the time between an answer and the next counts."""
+_REST_S: Final = 1.0
+_SPAN_S: Final = 0.1
+"""What one request asks for takes about so long: the shorter, the less is lost with a holder."""
+_PASSING: Final = Unavailable
+_FIRST_CHUNKS: Final = 8
+"""Asked for before it is known how fast they come."""
+_MOST_STRIKES: Final = 2
+_MOST_SOURCES: Final = 64
+_CHUNKS_EACH: Final = 4
+"""A file of fewer chunks for each source is not asked of all of them at once."""
+
+
+class Standing(Enum):
+    """Of a source."""
+
+    RESERVE = "reserve"
+    ACTIVE = "active"
+    OUT = "out"
+
+
+class Source:
+    """One node."""
+
+    def __init__(self, address: PeerAddress, chunk_s: float = 0.0) -> None:
+        self.address = address
+        self.standing = Standing.RESERVE
+        self.is_relay = False
+        """It was named by a holder: it may be getting the file itself, and answers when it has the
+        chunk."""
+        self.insist = False
+        self.strikes = 0
+        self.cuts = 0
+        """How often it was too slow."""
+        self.chunk_s = chunk_s
+        """How long a stream takes for a chunk; 0: not known."""
+        self.came_at = 0.0
+        """When a chunk last came, or it was first asked."""
+        self.rests_until = -math.inf
+        """It was too slow: until then others are asked."""
+        self.answer_s = 0.0
+        """How long it takes to answer."""
+        self.streams = 0
+        self.failure: KvfsError | None = None
+        self._struck_at = -math.inf
+
+    def came(self, bytes_: int, seconds: float, now: float) -> None:
+        """So much of a chunk came in so long a time."""
+        self.strikes = 0
+        self.came_at = now
+        whole_s = seconds * CHUNK_BYTES / max(bytes_, 1)
+        self.chunk_s = (self.chunk_s + whole_s) / 2 if self.chunk_s else whole_s
+
+    def answered(self, seconds: float) -> None:
+        self.answer_s = (self.answer_s + seconds) / 2
+
+    def failed(self, error: KvfsError, began: float, now: float) -> None:
+        """What was asked at `began` failed. Requests that fail together are one failure."""
+        self.failure = error
+        if began > self._struck_at:
+            self.strikes += 1
+            self._struck_at = now
+        if not isinstance(error, _PASSING) or self.strikes >= _MOST_STRIKES:
+            self.standing = Standing.OUT
+
+    @property
+    def streams_wanted(self) -> int:
+        """How many requests are to be under way at a time. A chunk of a slow one comes sooner, and
+        can be handed on, where it does not share the link with the next."""
+        pace_s = self.chunk_s / max(1, self.streams)
+        return STREAMS if 0 < pace_s < _FAST_S else 1
+
+    def span_limit(self, left: int, asked: int, streams: int, alone: bool) -> int:
+        """How many chunks to ask for in one request, where `left` are to be asked for and `asked`
+        are under way, shared among so many streams. `alone`: no other source is asked, so that none
+        could be left with too many."""
+        share = -(-(left + asked if alone else left / 2) // max(streams, 1))
+        if not self.chunk_s:
+            return max(1, min(_FIRST_CHUNKS if alone else 1, int(share)))
+        return max(1, min(int(_SPAN_S / self.chunk_s), int(share), MOST_CHUNKS))
+
+
+class Sources:
+    """Those of one file."""
+
+    def __init__(
+        self,
+        addresses: Iterable[PeerAddress],
+        chunks: int,
+        me: int,
+        paces: Mapping[int, float] | None = None,
+    ) -> None:
+        """`paces`: how long nodes took for a chunk of other files."""
+        self._me = me
+        self._paces = paces or {}
+        self._all: dict[int, Source] = {}
+        self.add(addresses)
+        self._at_once = max(1, chunks // _CHUNKS_EACH)
+
+    def add(self, addresses: Iterable[PeerAddress]) -> list[Source]:
+        """Further nodes that may have it; those that were not known before."""
+        added = []
+        for address in addresses:
+            known = address.node == self._me or address.node in self._all
+            if not known and len(self._all) < _MOST_SOURCES:
+                self._all[address.node] = source = Source(
+                    address, self._paces.get(address.node, 0.0)
+                )
+                added.append(source)
+        return added
+
+    def of(self, standing: Standing) -> list[Source]:
+        return [source for source in self._all.values() if source.standing is standing]
+
+    def activate(self, now: float) -> list[Source]:
+        """Those that are to be asked from now on, so that as many are as the file is worth. Who
+        sent us away is asked again where nobody else is left, who was too slow after a while."""
+        active, reserve = self.of(Standing.ACTIVE), self._reserve()
+        willing = [each for each in reserve if not each.insist and each.rests_until <= now]
+        if not willing:
+            return [] if active else self._promote(reserve[:1], now)
+        # One relay feeds us: if more did, each could feed fewer others.
+        relays = [source for source in (*active, *willing) if source.is_relay]
+        chosen = [source for source in willing if not source.is_relay or source is relays[0]]
+        return self._promote(chosen[: max(0, self._at_once - len(active))], now)
+
+    def activate_another(self, now: float) -> list[Source]:
+        """One more, where there is one, since those that are asked are stuck."""
+        return self._promote(self._reserve()[:1], now)
+
+    def _promote(self, sources: list[Source], now: float) -> list[Source]:
+        for source in sources:
+            source.standing = Standing.ACTIVE
+            source.came_at = now
+        return sources
+
+    def _reserve(self) -> list[Source]:
+        return sorted(
+            self.of(Standing.RESERVE), key=lambda each: (each.cuts, each.insist, each.is_relay)
+        )
+
+    def too_slow(self, source: Source, now: float) -> None:
+        """Others are to be asked in its place, for a while, the second time for longer."""
+        source.rests_until = now + _REST_S * 2.0 ** min(source.cuts, 8)
+        source.cuts += 1
+        if source.standing is Standing.ACTIVE:
+            source.standing = Standing.RESERVE
+
+    def redirected(self, source: Source, addresses: list[PeerAddress]) -> None:
+        """The source sent us to others. Asked again, it is to serve us."""
+        source.insist = True
+        for added in self.add(addresses):
+            added.is_relay = True
+        if source.standing is Standing.ACTIVE and self._others(source):
+            source.standing = Standing.RESERVE
+
+    def _others(self, source: Source) -> bool:
+        return any(
+            each is not source and each.standing is not Standing.OUT for each in self._all.values()
+        )
+
+    def paces(self) -> dict[int, float]:
+        """How long a stream of each takes for a chunk, as far as that is known."""
+        return {node: each.chunk_s for node, each in self._all.items() if each.chunk_s}
+
+    def failure(self) -> KvfsError:
+        """Why nothing can be had any more."""
+        failures = [source.failure for source in self._all.values() if source.failure is not None]
+        for kind in (Corrupt, Conflict, Busy, Unavailable):
+            for failure in failures:
+                if isinstance(failure, kind):
+                    return failure
+        if failures and not isinstance(failures[0], NotFound):
+            return failures[0]
+        return NotFound("no node has the file's data")

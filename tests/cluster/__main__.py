@@ -1,0 +1,151 @@
+"""`./dev cluster`: an engine and nodes on this machine, to try out what several of them do.
+
+Each has a network namespace, and its mount at DIR/<n>/mnt. Where a command names a node, `engine`
+means the metadata server.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.cluster import engine
+from tests.cluster.cluster import Cluster, Host
+from tests.cluster.network import Lacking
+from tests.integration.harness import CannotStart
+
+_ROOT: Final = Path("/var/tmp/kvfs-cluster")
+_S3_PORT: Final = 9000
+_FLAGS: Final = ("--s3", f"0.0.0.0:{_S3_PORT}", "--s3-workers", "1")
+"""All addresses of a host that holds one node and nothing else."""
+
+
+def main() -> int:
+    options = _options()
+    try:
+        cluster = Cluster(options.root, options.size if options.command == "up" else 0, *_FLAGS)
+        if options.command != "up" and not cluster.network.exists:
+            raise Lacking(f"no cluster runs below {options.root}; `./dev cluster up 3` starts one")
+        _COMMANDS[options.command](cluster, options)
+    except (Lacking, CannotStart, OSError) as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _up(cluster: Cluster, options: argparse.Namespace) -> None:
+    try:
+        cluster.up()
+    except BaseException:
+        print("cluster: not all came up; `./dev cluster down` takes it away", file=sys.stderr)
+        raise
+    _status(cluster, options)
+    last = max(cluster.hosts)
+    print(
+        f"\nTry:\n"
+        f"  echo hello > {cluster[1].mount}/cache/a; cat {cluster[last].mount}/cache/a\n"
+        f"  ./dev cluster kill {last}; ./dev cluster start {last}\n"
+        f"  ./dev cluster partition {last}; ./dev cluster heal {last}\n"
+        f"  ./dev cluster run {last} curl {cluster[1].admin}/metrics\n"
+        f"  ./dev cluster down"
+    )
+
+
+def _status(cluster: Cluster, options: argparse.Namespace) -> None:
+    said = "runs" if cluster.engine.is_running() else "does not run"
+    print(f"engine  {cluster.engine.url}  {said}{_cut(cluster, engine.HOST)}")
+    for host in cluster:
+        pid = host.find()
+        said = f"process {pid}" if pid else "does not run"
+        s3 = f"S3 http://{host.address}:{_S3_PORT}"
+        print(f"{host.name:<7} {host.mount}  {s3}  {said}{_cut(cluster, host.name)}")
+
+
+def _cut(cluster: Cluster, name: str) -> str:
+    return "" if cluster.network.is_whole(name) else "  CUT OFF"
+
+
+def _kill(cluster: Cluster, options: argparse.Namespace) -> None:
+    if options.node == engine.HOST:
+        cluster.engine.kill()
+    else:
+        _host(cluster, options.node).kill()
+
+
+def _start(cluster: Cluster, options: argparse.Namespace) -> None:
+    if options.node == engine.HOST:
+        cluster.engine.start()
+    else:
+        _host(cluster, options.node).up()
+
+
+def _partition(cluster: Cluster, options: argparse.Namespace) -> None:
+    cluster.partition(_name(cluster, options.node), options.ways)
+
+
+def _heal(cluster: Cluster, options: argparse.Namespace) -> None:
+    cluster.heal(_name(cluster, options.node))
+
+
+def _run(cluster: Cluster, options: argparse.Namespace) -> None:
+    command = [*cluster.network.inside(_name(cluster, options.node)), *options.words]
+    os.execvp(command[0], command)
+
+
+def _down(cluster: Cluster, options: argparse.Namespace) -> None:
+    cluster.down()
+    print(f"What was stored is below {cluster.root} still; `up` goes on with it.")
+
+
+def _host(cluster: Cluster, name: str) -> Host:
+    return cluster[int(_name(cluster, name))]
+
+
+def _name(cluster: Cluster, name: str) -> str:
+    names = [engine.HOST, *(host.name for host in cluster)]
+    if name not in names:
+        raise Lacking(f"there is no '{name}'; there are: {', '.join(names)}")
+    return name
+
+
+_COMMANDS: Final = {
+    "up": _up,
+    "status": _status,
+    "kill": _kill,
+    "start": _start,
+    "partition": _partition,
+    "heal": _heal,
+    "run": _run,
+    "down": _down,
+}
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="dev cluster",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    whole = argparse.ArgumentParser(add_help=False)
+    whole.add_argument("--root", type=Path, default=_ROOT, metavar="DIR", help=f"default {_ROOT}")
+    one = argparse.ArgumentParser(add_help=False, parents=[whole])
+    one.add_argument("node", metavar="N", help="a node's number, or engine")
+
+    up = commands.add_parser("up", parents=[whole], help="start what does not run")
+    up.add_argument("size", type=int, metavar="N", choices=range(1, 65), help="how many nodes")
+    commands.add_parser("status", parents=[whole], help="what runs where")
+    commands.add_parser("kill", parents=[one], help="SIGKILL to one")
+    commands.add_parser("start", parents=[one], help="start one that was killed")
+    cut = commands.add_parser("partition", parents=[one], help="drop all its packets")
+    cut.add_argument("--ways", choices=("both", "in", "out"), default="both")
+    commands.add_parser("heal", parents=[one], help="the end of a partition")
+    run = commands.add_parser("run", parents=[one], help="run a command on one's host")
+    run.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
+    commands.add_parser("down", parents=[whole], help="stop and unmount all")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""Clusters for tests: skipped, saying why, where this machine cannot have network namespaces."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.network import why_not
+from tests.contract.redis_servers import program
+from tests.integration.harness import base_directory
+
+
+@pytest.fixture(scope="session")
+def namespaces() -> None:
+    lacking = why_not()
+    if lacking:
+        pytest.skip(lacking)
+    program("redis-server")
+
+
+@pytest.fixture(scope="module")
+def root(namespaces: None) -> Iterator[Path]:
+    """Where a cluster of this module has all that it stores."""
+    made = Path(tempfile.mkdtemp(prefix="kvfs-cluster-", dir=base_directory())).resolve()
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made, ignore_errors=True)

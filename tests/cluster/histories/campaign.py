@@ -1,0 +1,305 @@
+"""Random operations from several hosts by all ways, under faults, all drawn from one seed; what
+came of them is judged in the end.
+
+Three kinds of names: `files` are put and written in place, `moves` are renamed too, `new` ones are
+made by many at once. Each directory is judged by itself, and has so few operations that this is
+quick.
+"""
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.cluster import engine
+from tests.cluster.cluster import Cluster, Host
+from tests.cluster.histories.events import History
+from tests.cluster.histories.fronts import ByClient, ByS3, Front, Mount
+from tests.cluster.histories.models import Violation, check_cache, check_strict
+from tests.cluster.network import Ways
+from tests.cluster.waiting import wait_until
+
+Fault = Callable[[], object]
+_PAUSE_S: Final = 0.03
+"""After an operation that failed: else a host that is cut off fills the history."""
+_GIVE_UP_S: Final = 120.0
+_CALM_S: Final = 90.0
+"""Within which all is readable again, after the last fault."""
+_WAYS: Final[tuple[Ways, ...]] = ("both", "in", "out")
+_NEW_EACH: Final = 6
+"""Operations of a worker before it goes on to the next new name."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much, and how bad."""
+
+    seed: int
+    namespace: str
+    """Or a directory in one."""
+    operations: int = 120
+    """Of each worker, at most."""
+    directories: int = 5
+    """Of files, and of moves."""
+    faults: int = 3
+    fault_s: tuple[float, float] = (0.5, 3.0)
+    """How long one lasts: drawn from between."""
+    with_moves: bool = True
+    """Whether names move and are made exclusively: a cache promises nothing of these."""
+
+
+class Campaign:
+    """Run once, on a cluster that is up and has the namespace."""
+
+    def __init__(self, cluster: Cluster, plan: Plan) -> None:
+        self.history = History()
+        self._cluster = cluster
+        self._plan = plan
+        self._stop = threading.Event()
+        self._errors: list[BaseException] = []
+        kinds = ("files", "moves") if plan.with_moves else ("files",)
+        self._directories = [f"{kind}-{n}" for kind in kinds for n in range(plan.directories)]
+
+    # ---- all of it
+
+    def run(self) -> History:
+        """Raises what a worker raised, TimeoutError where it does not calm down."""
+        first = self._root(self._cluster[1])
+        news = -(-self._plan.operations // _NEW_EACH) if self._plan.with_moves else 0
+        for name in (*self._directories, *(f"new-{n}" for n in range(news))):
+            (first / name).mkdir()
+        for host in self._cluster:
+            wait_until((self._root(host) / self._directories[-1]).is_dir, "all hosts see it")
+        workers = [
+            threading.Thread(target=self._work, args=(host, number), daemon=True)
+            for host in self._cluster
+            for number in range(2)
+        ]
+        for worker in workers:
+            worker.start()
+        try:
+            self._be_bad(workers)
+        finally:
+            self._stop.set()
+            for worker in workers:
+                worker.join(_GIVE_UP_S)
+        if self._errors:
+            raise self._errors[0]
+        if any(worker.is_alive() for worker in workers):
+            raise TimeoutError("an operation hangs")
+        self.look_at_all()
+        return self.history
+
+    def check_strict(self) -> None:
+        check_strict(self.history.events)
+
+    def check_cache(self, bound_s: float) -> None:
+        check_cache(self.history.events, bound_s)
+
+    def _root(self, host: Host) -> Path:
+        return host.mount / self._plan.namespace
+
+    # ---- faults
+
+    def _be_bad(self, workers: list[threading.Thread]) -> None:
+        """One fault after the other, with pauses, while somebody works."""
+        draw = random.Random(f"{self._plan.seed} faults")
+        for _ in range(self._plan.faults):
+            self._wait(draw.uniform(0.3, 1.0), workers)
+            begin, end, name = self._fault(draw)
+            print(f"{time.monotonic():.4f} {name}")
+            try:
+                begin()
+                self._wait(draw.uniform(*self._plan.fault_s), workers)
+            finally:
+                end()
+            print(f"{time.monotonic():.4f} {name}: over")
+        for worker in workers:
+            worker.join(_GIVE_UP_S)
+
+    def _wait(self, seconds: float, workers: list[threading.Thread]) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and any(worker.is_alive() for worker in workers):
+            time.sleep(0.02)
+
+    def _fault(self, draw: random.Random) -> tuple[Fault, Fault, str]:
+        host = draw.choice(list(self._cluster))
+        ways = draw.choice(_WAYS)
+        network, server = self._cluster.network, self._cluster.engine
+        faults: list[tuple[Fault, Fault, str]] = [
+            (host.kill, host.up, f"kill node {host.number}"),
+            (
+                lambda: network.cut(host.name, ways),
+                lambda: network.heal(host.name),
+                f"cut node {host.number} off ({ways})",
+            ),
+            (server.kill, server.start, "kill the engine"),
+            (
+                lambda: network.cut(engine.HOST, ways),
+                lambda: network.heal(engine.HOST),
+                f"cut the engine off ({ways})",
+            ),
+        ]
+        return draw.choice(faults)
+
+    # ---- work
+
+    def _work(self, host: Host, number: int) -> None:
+        """One worker has the mount, the other one the client."""
+        name = f"{self._plan.seed} {host.number} {number}"
+        draw = random.Random(name)
+        values = (((host.number * 4 + number) << 20) + n for n in range(1, 1 << 20))
+        try:
+            with self._fronts(host, number) as fronts:
+                for turn in range(self._plan.operations):
+                    if self._stop.is_set():
+                        return
+                    before = len(self.history.events)
+                    self._operate(host, draw.choice(fronts), draw, turn, values)
+                    if self._went_wrong(before, host):
+                        self._stop.wait(_PAUSE_S)
+        except BaseException as error:
+            self._errors.append(error)
+
+    @contextlib.contextmanager
+    def _fronts(self, host: Host, number: int) -> Iterator[list[Front]]:
+        made: list[Front] = [Mount(self._root(host))]
+        if number:
+            self._cluster.network.enter(host.name)
+            made = [ByClient(host.store, self._plan.namespace)]
+        try:
+            yield made
+        finally:
+            for front in made:
+                front.close()
+
+    def _went_wrong(self, before: int, host: Host) -> bool:
+        """Whether the last operation failed, or nobody knows."""
+        new = [event for event in self.history.events[before:] if event.host == host.number]
+        return not new or not new[-1].is_known
+
+    def _operate(
+        self,
+        host: Host,
+        front: Front,
+        draw: random.Random,
+        turn: int,
+        values: Iterator[int],
+    ) -> None:
+        kinds = ["files", "moves", "new"] if self._plan.with_moves else ["files"]
+        kind = draw.choice(kinds)
+        if kind == "new":
+            return self._on_new(host, front, draw, f"new-{turn // _NEW_EACH}/a", values)
+        directory = f"{kind}-{draw.randrange(self._plan.directories)}"
+        name = f"{directory}/{draw.choice('ab') if kind == 'moves' else 'a'}"
+        if draw.random() < 0.5:
+            return self._read(host, front, name)
+        if draw.random() < 0.2:
+            return self._remove(host, front, name)
+        if kind == "moves" and draw.random() < 0.5:
+            return self._rename(host, front, name)
+        self._put(host, front, draw, name, next(values), in_place=kind == "files")
+        return None
+
+    def _read(self, host: Host, front: Front, name: str) -> None:
+        with self.history.asking(host.number, front.name, "read", name) as answer:
+            answer.value = front.read(name)
+
+    def _remove(self, host: Host, front: Front, name: str) -> None:
+        action = "drop" if isinstance(front, ByS3) else "remove"
+        with self.history.asking(host.number, front.name, action, name):  # type: ignore[arg-type]
+            front.remove(name)
+
+    def _rename(self, host: Host, front: Front, name: str) -> None:
+        if isinstance(front, ByS3):
+            return
+        other = name[:-1] + ("b" if name.endswith("a") else "a")
+        with self.history.asking(host.number, front.name, "rename", name, other=other):
+            front.rename(name, other)
+
+    def _put(
+        self,
+        host: Host,
+        front: Front,
+        draw: random.Random,
+        name: str,
+        value: int,
+        *,
+        in_place: bool,
+    ) -> None:
+        if in_place and isinstance(front, Mount) and draw.random() < 0.5:
+            with self.history.asking(host.number, front.name, "write", name, value):
+                front.write(name, value)
+            return
+        with self.history.asking(host.number, front.name, "put", name, value):
+            front.put(name, value)
+
+    def _on_new(
+        self, host: Host, front: Front, draw: random.Random, name: str, values: Iterator[int]
+    ) -> None:
+        if draw.random() < 0.5:
+            return self._read(host, front, name)
+        value = next(values)
+        if not isinstance(front, Mount) or draw.random() < 0.5:
+            with self.history.asking(host.number, front.name, "put_new", name, value):
+                front.put_new(name, value)
+            return None
+        fd = -1
+        with self.history.asking(host.number, front.name, "reserve", name, value):
+            fd = front.reserve(name)
+        if fd >= 0:
+            with self.history.asking(host.number, front.name, "publish", name, value):
+                front.publish(fd, value)
+        return None
+
+    # ---- the end
+
+    def look_at_all(self) -> None:
+        """Each host reads each name by each way, as soon as it can; all list the same names.
+        Raises TimeoutError, Violation."""
+        names = sorted({event.name for event in self.history.events})
+        end = time.monotonic() + _CALM_S
+        for host in self._cluster:
+            for number in range(2):
+                # A thread of its own, which may enter a host.
+                thread = threading.Thread(target=self._look, args=(host, number, names, end))
+                thread.start()
+                thread.join()
+        if self._errors:
+            raise self._errors[0]
+        lists = {host.number: self._listed(host) for host in self._cluster}
+        if self._plan.with_moves and len(set(map(tuple, lists.values()))) > 1:
+            raise Violation(f"hosts list different names: {lists}")
+
+    def _look(self, host: Host, number: int, names: list[str], end: float) -> None:
+        try:
+            with self._fronts(host, number) as fronts:
+                for front in fronts:
+                    for name in names:
+                        self._read_at_last(host, front, name, end)
+        except BaseException as error:
+            self._errors.append(error)
+
+    def _read_at_last(self, host: Host, front: Front, name: str, end: float) -> None:
+        while True:
+            before = len(self.history.events)
+            self._read(host, front, name)
+            if len(self.history.events) > before:
+                return
+            if time.monotonic() > end:
+                failures = self.history.failures
+                raise TimeoutError(f"no {name} by {front.name} of host {host.number}: {failures}")
+            time.sleep(0.1)
+
+    def _listed(self, host: Host) -> list[str]:
+        root = self._root(host)
+        return sorted(
+            str(path.relative_to(root))
+            for directory in root.iterdir()
+            if directory.is_dir()
+            for path in directory.iterdir()
+        )

@@ -1,0 +1,113 @@
+"""What was asked of a cluster, by whom and when, and what came of it.
+
+Times are of one clock, CLOCK_MONOTONIC: all hosts are of one machine. An operation was done at one
+moment between its two times, or perhaps never where its outcome is not known.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Action = Literal[
+    "put", "write", "put_new", "reserve", "publish", "read", "remove", "drop", "rename"
+]
+"""
+put      the name has this value afterwards, at once, whatever it had
+write    the same, in place: while it is going on, readers of its own host may see parts
+put_new  as put where the name was absent; else it is refused
+reserve  an exclusive create: the name is taken, its value comes with `publish`
+read     the value, or that the name is absent
+remove   absent afterwards; refused where it was
+drop     absent afterwards, and nobody says whether it was
+rename   `other` has what the name had, which is absent afterwards; refused where it was
+"""
+ABSENT: Final = 0
+"""The value of a name that is not there; others are numbers that no two writes have in common."""
+TORN: Final = -1
+"""What was read is nothing that was written as a whole."""
+EMPTY: Final = -2
+"""A file without content: nobody writes one."""
+
+
+@dataclass(frozen=True)
+class Event:
+    host: int
+    action: Action
+    name: str
+    value: int
+    """That was written, or read."""
+    began: float
+    ended: float
+    """Infinite where the outcome is not known: it was done at any time since, or not at all."""
+    is_refused: bool = False
+    other: str = ""
+    front: str = ""
+    """By which way it went; for people."""
+
+    @property
+    def is_known(self) -> bool:
+        return math.isfinite(self.ended)
+
+    def overlaps(self, other: "Event") -> bool:
+        return self.began <= other.ended and other.began <= self.ended
+
+    def __str__(self) -> str:
+        names = f"{self.name} -> {self.other}" if self.other else self.name
+        said = "refused" if self.is_refused else "" if self.is_known else "outcome not known"
+        times = f"{self.began:.4f} to {self.ended:.4f}"
+        return f"{times} host {self.host} {self.front} {self.action} {names} {self.value} {said}"
+
+
+class Unknown(Exception):
+    """Nobody knows whether a change was made."""
+
+
+class Failed(Exception):
+    """Nothing was learnt and nothing changed."""
+
+
+class Refused(Exception):
+    """It was not done: there was something where nothing may be, or nothing."""
+
+
+@dataclass
+class _Answer:
+    value: int
+
+
+@dataclass
+class History:
+    """Written by many threads."""
+
+    events: list[Event] = field(default_factory=list)
+    failures: dict[str, int] = field(default_factory=dict)
+    """Reads that failed, by what they said."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def asking(
+        self, host: int, front: str, action: Action, name: str, value: int = 0, other: str = ""
+    ) -> Iterator[_Answer]:
+        """The operation is done inside, by a front which says how it ended by what it raises."""
+        answer, began = _Answer(value), time.monotonic()
+
+        def record(ended: float, *, is_refused: bool = False) -> None:
+            event = Event(host, action, name, answer.value, began, ended, is_refused, other, front)
+            with self._lock:
+                self.events.append(event)
+
+        try:
+            yield answer
+        except Refused:
+            record(time.monotonic(), is_refused=True)
+        except Unknown:
+            record(math.inf)
+        except Failed as error:
+            with self._lock:
+                self.failures[str(error)] = self.failures.get(str(error), 0) + 1
+        else:
+            record(time.monotonic())

@@ -1,0 +1,272 @@
+"""What is left of files, and what their readers are told, when nodes, the metadata server or the
+network between them fail.
+
+Durable files are all there and whole, or say for how long they cannot be had (EIO); those of a
+cache are whole or a miss (ENOENT). Nobody hangs.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.engine import HOST as ENGINE
+from tests.cluster.waiting import wait_until
+from tests.fault.disks import disk
+
+NO_LONGER_S = 60.0
+"""Deadlines are some ten seconds; who hangs has none. Machines are slow."""
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def small_disk(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What node 2 has its store on."""
+    with disk(tmp_path_factory.mktemp("disk"), "ext4", 200 << 20) as made:
+        (root / "2").mkdir()
+        (made.mountpoint / "store").mkdir()
+        (root / "2" / "store").symlink_to(made.mountpoint / "store")
+        yield made.mountpoint
+
+
+@pytest.fixture(scope="module")
+def running(root: Path, small_disk: Path) -> Iterator[Cluster]:
+    with Cluster(root, 3) as made:
+        (made[1].mount / "kept").mkdir()
+        for host in made:
+            wait_until((host.mount / "kept").is_dir, "all see the durable namespace")
+        yield made
+
+
+@pytest.fixture
+def cluster(running: Cluster) -> Iterator[Cluster]:
+    """Whole, before each test."""
+    for name in (ENGINE, "1", "2", "3"):
+        running.heal(name)
+    running.engine.signal(signal.SIGCONT)
+    running.engine.start()
+    for host in running:
+        host.up()
+    for host in running:
+        for namespace in ("cache", "kept"):
+            wait_until(lambda p=host.mount / namespace: can_write(p), "all nodes take writes")  # type: ignore[misc]
+    yield running
+
+
+def can_write(directory: Path) -> bool:
+    path = directory / f"probe-{next(_numbers)}"
+    with contextlib.suppress(OSError):
+        path.write_bytes(b"x")
+        path.unlink()
+        return True
+    return False
+
+
+def made(cluster: Cluster, namespace: str, size: int = 100_000, by: int = 1) -> tuple[str, bytes]:
+    """A new file that all see, and what is in it; only its maker has the bytes."""
+    name, data = f"{namespace}/file-{next(_numbers)}", os.urandom(size)
+    (cluster[by].mount / name).write_bytes(data)
+    for host in cluster:
+        wait_until((host.mount / name).exists, "all see the file")
+    return name, data
+
+
+def within(do: Callable[[], object]) -> object:
+    """What a call gives or raises, as long as it does not hang."""
+    answers: list[object] = []
+
+    def work() -> None:
+        try:
+            answers.append(do())
+        except OSError as error:
+            answers.append(error.errno)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(NO_LONGER_S)
+    assert answers, "it hangs"
+    return answers[0]
+
+
+def read(cluster: Cluster, number: int, name: str) -> object:
+    """The bytes, or the number of the error."""
+    return within((cluster[number].mount / name).read_bytes)
+
+
+def settles(cluster: Cluster, number: int, name: str, wanted: object) -> None:
+    """Until a read gives this: in between it may be an error or a miss, never other bytes."""
+    allowed = (wanted, errno.ENOENT, errno.EIO)
+
+    def is_so() -> bool:
+        found = read(cluster, number, name)
+        assert found in allowed, f"{name} on {number}: {str(found)[:80]}"
+        return found == wanted
+
+    wait_until(is_so, f"{name} on node {number}", 2 * NO_LONGER_S)
+
+
+# ---- nodes
+
+
+def test_what_another_one_has_is_read_after_a_kill(cluster: Cluster) -> None:
+    name, data = made(cluster, "cache")
+    assert read(cluster, 2, name) == data
+    cluster[1].kill()
+    settles(cluster, 3, name, data)
+
+
+def test_what_only_a_killed_node_has_is_a_miss_or_waits(cluster: Cluster) -> None:
+    missed, _ = made(cluster, "cache")
+    kept, data = made(cluster, "kept")
+    cluster[1].kill()
+    settles(cluster, 2, missed, errno.ENOENT)
+    settles(cluster, 2, kept, errno.EIO)
+    cluster[1].up()
+    settles(cluster, 2, kept, data)
+
+
+def test_a_node_that_comes_back_has_what_is_new(cluster: Cluster) -> None:
+    changed, old = made(cluster, "kept")
+    removed, _ = made(cluster, "kept")
+    assert read(cluster, 2, changed) == old
+    assert read(cluster, 2, removed) != errno.ENOENT
+    cluster[2].kill()
+    new = os.urandom(len(old))
+    (cluster[1].mount / changed).write_bytes(new)
+    (cluster[1].mount / removed).unlink()
+    cluster[2].up()
+    assert read(cluster, 2, changed) == new
+    assert read(cluster, 2, removed) == errno.ENOENT
+
+
+# ---- the metadata server
+
+
+def test_a_killed_engine_loses_nothing(cluster: Cluster) -> None:
+    names = dict(made(cluster, "kept") for _ in range(3))
+    cluster.engine.kill()
+    mounts = [host.mount for host in cluster]
+    within(lambda: [os.listdir(mount / "cache") for mount in mounts])
+    with ThreadPoolExecutor() as pool:
+        written = [
+            pool.submit(within, partial((m / "kept" / "a").write_bytes, b"")) for m in mounts
+        ]
+    assert [each.result() for each in written] == [errno.EIO] * len(mounts)
+    cluster.engine.start()
+    for name, data in names.items():
+        settles(cluster, 1, name, data)
+        settles(cluster, 3, name, data)
+
+
+def test_a_hung_engine_hangs_nobody(cluster: Cluster) -> None:
+    kept, data = made(cluster, "kept")
+    missed, _ = made(cluster, "cache")
+    cluster.engine.signal(signal.SIGSTOP)
+    settles(cluster, 2, kept, errno.EIO)
+    settles(cluster, 2, missed, errno.ENOENT)
+    cluster.engine.signal(signal.SIGCONT)
+    settles(cluster, 2, kept, data)
+
+
+# ---- the network
+
+
+@pytest.mark.parametrize("ways", ["both", "in", "out"])
+def test_who_is_cut_off_serves_nothing_old(cluster: Cluster, ways: str) -> None:
+    kept, old = made(cluster, "kept")
+    assert read(cluster, 3, kept) == old
+    cluster.partition(3, ways)  # type: ignore[arg-type]
+    settles(cluster, 3, kept, errno.EIO)
+    new = os.urandom(len(old))
+    wait_until(lambda: can_write(cluster[1].mount / "kept"), "the others go on")
+    (cluster[1].mount / kept).write_bytes(new)
+    assert read(cluster, 3, kept) == errno.EIO
+    cluster.heal(3)
+    settles(cluster, 3, kept, new)
+
+
+def test_holders_that_cannot_be_reached_are_a_miss(cluster: Cluster) -> None:
+    """The maker is cut off: the others know the name, and nobody has the bytes."""
+    missed, _ = made(cluster, "cache")
+    kept, data = made(cluster, "kept")
+    cluster.partition(1)
+    settles(cluster, 2, missed, errno.ENOENT)
+    settles(cluster, 2, kept, errno.EIO)
+    cluster.heal(1)
+    settles(cluster, 2, kept, data)
+
+
+# ---- disks
+
+
+def test_bytes_that_changed_on_the_disk_are_never_read_elsewhere(cluster: Cluster) -> None:
+    missed, _ = made(cluster, "cache", 9_000_000)
+    kept, data = made(cluster, "kept", 9_000_000)
+    for name in (missed, kept):
+        sealed(cluster, name)
+        spoil(cluster, name)
+    settles(cluster, 2, missed, errno.ENOENT)
+    settles(cluster, 2, kept, errno.EIO)
+    assert data  # it is lost, and said to be
+
+
+def test_a_disk_that_hangs_stops_its_own_node_alone(cluster: Cluster, small_disk: Path) -> None:
+    name, data = made(cluster, "kept", by=2)
+    assert read(cluster, 1, name) == data
+    subprocess.run(["fsfreeze", "--freeze", small_disk], check=True)
+    try:
+        settles(cluster, 3, name, data)
+        assert within(lambda: can_write(cluster[1].mount / "kept"))
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", small_disk], check=True)
+    settles(cluster, 2, name, data)
+    wait_until(lambda: can_write(cluster[2].mount / "kept"), "it takes writes again")
+
+
+def test_a_full_disk_makes_room_or_says_so(cluster: Cluster) -> None:
+    """More than node 2 has room for is read there: each file is whole, the oldest go."""
+    files = [made(cluster, "cache", 30 << 20) for _ in range(10)]
+    for name, data in files:
+        found = read(cluster, 2, name)
+        assert found in (data, errno.ENOENT, errno.ENOSPC), f"{name}: {str(found)[:80]}"
+    for name, data in files:
+        assert read(cluster, 1, name) == data, "it went elsewhere too"
+    kept, data = made(cluster, "kept", 300 << 20)
+    assert read(cluster, 2, kept) in (errno.ENOSPC, data)
+    assert read(cluster, 3, kept) == data
+
+
+def data_file(cluster: Cluster, name: str) -> Path:
+    """Of the file on node 1."""
+    number = (cluster[1].mount / name).stat().st_ino
+    found = list((cluster[1].store / "data").rglob(f"{number:016x}.*"))
+    assert len(found) == 1
+    return found[0]
+
+
+def sealed(cluster: Cluster, name: str) -> None:
+    """Until its checksums are recorded: what is not sealed is what its data file says."""
+    path = data_file(cluster, name)
+    wait_until(lambda: bool(os.listxattr(path)), "the file is sealed")
+
+
+def spoil(cluster: Cluster, name: str) -> None:
+    """A bit in its second chunk; the times stay, as the disk would have it."""
+    path = data_file(cluster, name)
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(5_000_000)
+        byte = file.read(1)[0]
+        file.seek(5_000_000)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))

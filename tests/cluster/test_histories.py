@@ -1,0 +1,56 @@
+"""Whether what several hosts see of each other, under faults, is what the levels of coherence
+promise.
+
+They run where they are asked for: `KVFS_TEST_HISTORIES=10` runs ten seeds of each level. The seed
+is printed.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.histories.campaign import Campaign, Plan
+from tests.conftest import SEED
+
+COUNT: Final = int(os.environ.get("KVFS_TEST_HISTORIES", "0"))
+SEEDS: Final = [SEED + n for n in range(COUNT or 1)]
+BOUND_S: Final = 2.0 + 2.0
+"""A node believes its mirror for two seconds, its kernel what it was told for two more at most."""
+
+pytestmark = pytest.mark.skipif(not COUNT, reason="KVFS_TEST_HISTORIES says how many to run")
+
+
+@pytest.fixture(scope="module")
+def cluster(root: Path) -> Iterator[Cluster]:
+    with Cluster(root, 3) as made:
+        yield made
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_strict_names_are_registers(cluster: Cluster, seed: int) -> None:
+    print(f"seed {seed}")
+    namespace = f"strict-{seed}"
+    (cluster[1].mount / namespace).mkdir()
+    campaign = Campaign(cluster, Plan(seed, namespace))
+    history = campaign.run()
+    print(f"{len(history.events)} operations; failed reads: {history.failures}")
+    campaign.check_strict()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_cache_is_late_by_no_more_than_its_bound(cluster: Cluster, seed: int) -> None:
+    print(f"seed {seed}")
+    namespace = f"cache/{seed}"
+    (cluster[1].mount / namespace).mkdir()
+    campaign = Campaign(cluster, Plan(seed, namespace, with_moves=False))
+    campaign.run()
+    time.sleep(BOUND_S)  # what is read from now on is the last that was written, or a miss
+    campaign.look_at_all()
+    history = campaign.history
+    print(f"{len(history.events)} operations; failed reads: {history.failures}")
+    campaign.check_cache(BOUND_S)

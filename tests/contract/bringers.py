@@ -1,0 +1,181 @@
+"""Nodes that share an engine and bring each other's data files: in one event loop, no mounts."""
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from kvfs.background.accounting import STORE, Accounting
+from kvfs.background.evictor import Evicted, Evictor
+from kvfs.background.spare import Spare
+from kvfs.bringing import Bringing
+from kvfs.cluster.peer_words import PeerAddress
+from kvfs.elsewhere import by_peers
+from kvfs.holders import Holders
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.memory import MemoryEngine
+from kvfs.meta.records import Inode, namespace_root
+from kvfs.namespace import lifecycle, placements, spaces, tree
+from kvfs.namespace.inodes import read_inode
+from kvfs.store.checksum import checksum
+from kvfs.store.index import Sealed
+from kvfs.units import parse_capacity
+from kvfs.volume import Volume
+from tests.contract.peers import Peer, peers
+from tests.contract.small_node import new_inode
+
+T = TypeVar("T")
+
+
+class Shared(MemoryEngine):
+    """The engine as one of several nodes has it."""
+
+    def __init__(self, common: MemoryEngine, node: int) -> None:
+        self._common = common
+        self._node = keys.pack_node(node)
+
+    def _as_node(self, fn: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
+        def run(t: Transaction) -> T:
+            t.node = self._node
+            return fn(t)
+
+        return run
+
+    def read_now(self, fn: Callable[[Transaction], T]) -> T:
+        return self._common.read_now(self._as_node(fn))
+
+    def transact_now(self, fn: Callable[[Transaction], T]) -> T:
+        return self._common.transact_now(self._as_node(fn))
+
+    async def read(self, fn: Callable[[Transaction], T]) -> T:
+        return await self._common.read(self._as_node(fn))
+
+    async def transact(self, fn: Callable[[Transaction], T]) -> T:
+        return await self._common.transact(self._as_node(fn))
+
+
+class Host:
+    """A node with what it has of others' files."""
+
+    def __init__(self, peer: Peer, engine: MemoryEngine, site: "Site") -> None:
+        self.peer = peer
+        self.engine = Shared(engine, peer.address.node)
+        self.files = peer.files
+        self.holders = Holders()
+        self.volume = Volume(self.engine, peer.files, peer.index, self.holders)
+        self.room: list[int] = []
+        self.is_bounded = False
+        accounting = Accounting(peer.files.root, parse_capacity("40MiB"), self.holders.writers)
+        self.evictor = Evictor(
+            self.engine, peer.files, peer.index, self.holders, accounting, self._forget
+        )
+        self.evictor.spare = Spare(lambda node: node not in site.dead)
+        self.bringing = Bringing(self.engine, peer.files, peer.index, self.volume, self._make_room)
+        accounting.local = lambda: (peer.index.used_bytes(), self.bringing.coming_bytes)
+        self.bringing.fetch = by_peers(peer.fetcher, site.address, lambda: True)
+
+    async def _make_room(self, size: int) -> None:
+        self.room.append(size)
+        if self.is_bounded:
+            await self.evictor.room_for(STORE, size)
+
+    async def _forget(self, evicted: Evicted) -> None:
+        """No kernel knows anything."""
+
+    def put(self, data: bytes, *, space: int, sealed: bool = True) -> int:
+        """A file that was written here and closed."""
+
+        def make(t: Transaction) -> int:
+            ino = spaces.allocate_inodes(t, space, 1)
+            tree.add(t, namespace_root(space), b"f%d" % ino, ino, new_inode())
+            return ino
+
+        ino = self.engine.transact_now(make)
+        fd = self.files.create(ino, 0)
+        os.write(fd, data)
+        st = os.fstat(fd)
+        found = checksum(fd, len(data))
+        os.close(fd)
+        assert found is not None
+        if sealed:
+            self.peer.index.store([Sealed(ino, 0, found.chunks, st.st_blocks)])
+        self.engine.transact_now(
+            lambda t: lifecycle.publish(
+                t,
+                ino,
+                size=len(data),
+                blocks=st.st_blocks,
+                mtime_ns=st.st_mtime_ns,
+                ctime_ns=st.st_ctime_ns,
+                boot=0,
+                seal=found.combined if sealed else None,
+            )
+        )
+        return ino
+
+    def read(self, ino: int) -> bytes:
+        """Of the data file that is here."""
+        fd = self.files.open(ino, self.inode(ino).version, os.O_RDONLY)
+        try:
+            return os.pread(fd, os.fstat(fd).st_size, 0)
+        finally:
+            os.close(fd)
+
+    def inode(self, ino: int) -> Inode:
+        return self.engine.read_now(lambda t: read_inode(t, ino))
+
+    def has(self, ino: int) -> bool:
+        try:
+            self.files.stat(ino, self.inode(ino).version)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+class Site:
+    """Nodes on one engine."""
+
+    def __init__(self, nodes: list[Peer]) -> None:
+        self.engine = MemoryEngine()
+        self.dead: set[int] = set()
+        self.engine.transact_now(lambda t: spaces.format(t, 1, 0, 0))
+        self.cache = self._namespace(b"cache", "cache")
+        self.durable = self._namespace(b"models", "durable")
+        self.by_number = {each.address.node: each for each in nodes}
+        self.hosts = [Host(each, self.engine, self) for each in nodes]
+
+    def _namespace(self, name: bytes, kind: str) -> int:
+        return self.engine.transact_now(
+            lambda t: spaces.create(t, name, kind=kind, uid=0, gid=0, now=1)
+        )
+
+    def address(self, node: int) -> PeerAddress | None:
+        return None if node in self.dead else self.by_number[node].address
+
+    def holders(self, ino: int) -> list[int]:
+        found = self.engine.read_now(lambda t: placements.holders(t, ino))
+        return [keys.unpack_node(each.node) for each in found]
+
+
+def on_nodes(root: Path, count: int, test: Callable[[Site], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with peers(root, count) as made:
+            site = Site(made)
+            async with trio.open_nursery() as nursery:
+                for host in site.hosts:
+                    nursery.start_soon(host.bringing.run)
+                    nursery.start_soon(host.volume.run)
+                await trio.testing.wait_all_tasks_blocked()
+                await test(site)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with trio.fail_after(30):
+        while not condition():
+            await trio.sleep(0.005)

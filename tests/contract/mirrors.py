@@ -1,0 +1,85 @@
+"""A mirror with an event loop of its own, for tests that have none, or another one."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trio
+
+from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.interface import Transaction
+from kvfs.meta.mirror.applying import Applied
+from kvfs.meta.mirror.engine import MirrorEngine
+
+T = TypeVar("T")
+
+
+class Mirror:
+    """Behind the faces of an engine, for any thread."""
+
+    immediate = False
+    reads_immediate = True
+
+    def __init__(self, path: Path, url: str, *, node: int = 1, **options: Any) -> None:
+        self.local = EmbeddedEngine(path)
+        self.told: list[Applied] = []
+        self._url = url
+        self._options: dict[str, Any] = {"node": node, "deadline_s": 10.0, **options}
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        try:
+            self._ready.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def read_now(self, fn: Callable[[Transaction], T]) -> T:
+        return self.engine.read_now(fn)
+
+    def transact_now(self, fn: Callable[[Transaction], T]) -> T:
+        return self.call(lambda: self.engine.transact(fn))
+
+    async def read(self, fn: Callable[[Transaction], T]) -> T:
+        await trio.lowlevel.checkpoint()
+        return self.read_now(fn)
+
+    async def transact(self, fn: Callable[[Transaction], T]) -> T:
+        return await trio.to_thread.run_sync(self.transact_now, fn)
+
+    async def sync(self) -> None:
+        await trio.to_thread.run_sync(lambda: self.call(self.engine.sync))
+
+    def catch_up(self) -> None:
+        self.call(self.engine.catch_up)
+
+    def call(self, step: Callable[[], Any]) -> Any:
+        """Have it done in the mirror's loop."""
+        return trio.from_thread.run(step, trio_token=self._token)
+
+    def close(self) -> None:
+        if self._thread.is_alive() and not self._ready.exception():
+            trio.from_thread.run_sync(self._scope.cancel, trio_token=self._token)
+        self._thread.join()
+        self.local.close()
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._main)
+        except BaseException as error:
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            self._ready.set_exception(error)
+
+    async def _main(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self.engine = MirrorEngine(self.local, self._url, on_applied=self._tell, **self._options)
+        async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
+            await nursery.start(self.engine.run)
+            self._ready.set_result(None)
+
+    def _tell(self, applied: Sequence[Applied]) -> None:
+        self.told += applied

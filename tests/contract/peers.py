@@ -1,0 +1,114 @@
+"""Nodes that serve each other's data files on loopback: in one event loop, with real files."""
+
+import contextlib
+import os
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import trio
+
+from kvfs.cluster import secrets
+from kvfs.cluster.handshake import Party
+from kvfs.cluster.peer_client import PeerClient
+from kvfs.cluster.peer_server import PeerServer
+from kvfs.cluster.peer_words import Identity, PeerAddress
+from kvfs.cluster.secrets import Secrets
+from kvfs.meta.memory import MemoryEngine
+from kvfs.store import checksum
+from kvfs.store.files import DataFiles
+from kvfs.store.index import Index, Sealed
+from kvfs.transfer.arriving import Arriving, Wanted
+from kvfs.transfer.fetching import Fetcher
+from kvfs.transfer.shelf import Shelf
+from kvfs.wire.http import listen
+
+DEADLINE_S = 60.0
+CLUSTER = "00112233445566ff"
+OURS = Secrets([secrets.generate(CLUSTER)])
+INO, VERSION = 7 << 48 | 1234, 3
+
+
+class Peer:
+    """A node, as far as its peers see it."""
+
+    def __init__(self, node: int, root: Path, known: Secrets = OURS) -> None:
+        root.mkdir()
+        self.listeners = listen("127.0.0.1", 0)
+        host, port = self.listeners[0].getsockname()[:2]
+        self.address = PeerAddress(node, host, port)
+        self.known = known
+        self.written: set[int] = set()
+        """Inode numbers of files that are open for writing here."""
+        self.identity = Identity(
+            Party(CLUSTER, node, 1, f"host-{node}"), lambda: self.known, self.address
+        )
+        self.files = DataFiles(root)
+        self.index = Index(MemoryEngine())
+        self.client = PeerClient(self.identity)
+        self.fetcher = Fetcher(self.client, node)
+        self.shelf = Shelf(self.files, self.index, self.fetcher, self.written.__contains__)
+        self.serves = True
+        self.server = PeerServer(self.identity, self.shelf, lambda: self.serves)
+        self.scope = trio.CancelScope()
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.fetcher.run)
+                await nursery.start(self.server.serve, self.listeners)
+                task_status.started()
+        self.files.close()
+
+    def put(self, data: bytes, *, sealed: bool = True, ino: int = INO) -> Wanted:
+        """A data file is here from now on; what its record says."""
+        fd = self.files.create(ino, VERSION)
+        os.write(fd, data)
+        sums = checksum.checksum(fd, len(data))
+        os.close(fd)
+        assert sums is not None
+        if sealed:
+            self.index.store([Sealed(ino, VERSION, sums.chunks, 0)])
+        return Wanted(ino, VERSION, len(data), sums.combined if sealed else b"")
+
+    def fetch(
+        self, wanted: Wanted, holders: Sequence[PeerAddress], *, lazily: bool = False
+    ) -> Arriving:
+        """As a node does: into a file beside the data files."""
+        fd = self.files.begin_arriving(wanted.ino, wanted.version, wanted.size)
+        try:
+            return self.fetcher.start(wanted, holders, fd, lazily=lazily)
+        finally:
+            os.close(fd)
+
+    async def bring(self, wanted: Wanted, holders: Sequence[PeerAddress]) -> bytes:
+        """All of it, whole, as its data file; its bytes."""
+        arriving = self.fetch(wanted, holders)
+        try:
+            await arriving.whole()
+            self.files.arrived(wanted.ino, wanted.version)
+            if wanted.checksum:
+                self.index.store([Sealed(wanted.ino, wanted.version, arriving.sums, 0)])
+            return read_back(arriving)
+        finally:
+            arriving.close()
+
+
+def read_back(arriving: Arriving, offset: int = 0, length: int | None = None) -> bytes:
+    return os.pread(arriving.fd, arriving.wanted.size if length is None else length, offset)
+
+
+def content(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+@contextlib.asynccontextmanager
+async def peers(root: Path, count: int) -> AsyncIterator[list[Peer]]:
+    """So many nodes, numbered from 1."""
+    made = [Peer(number, root / str(number)) for number in range(1, count + 1)]
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            for peer in made:
+                await nursery.start(peer.run)
+            yield made
+            nursery.cancel_scope.cancel()

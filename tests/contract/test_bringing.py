@@ -1,0 +1,271 @@
+"""Data that other nodes have are brought here: several nodes on one engine, which fetch from each
+other over loopback."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.bringing import Change
+from kvfs.errors import Corrupt, NoSpace, NotFound, Stale, Unavailable
+from kvfs.meta.records import Inode, namespace_root
+from kvfs.namespace import lifecycle, tree
+from kvfs.store.checksum import checksum
+from tests.contract.bringers import Site, on_nodes, until
+from tests.contract.peers import content
+
+MIB = 1 << 20
+LARGE = 72 * MIB
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 3 * MIB, 9 * MIB + 5])
+def test_what_is_not_here_is_brought_whole(tmp_path: Path, size: int, sealed: bool) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        data = content(size)
+        ino = there.put(data, space=site.cache, sealed=sealed)
+        await here.bringing.bring(ino)
+        assert here.read(ino) == data
+        st, inode = here.files.stat(ino, 0), here.inode(ino)
+        assert (st.st_size, st.st_mtime_ns) == (inode.size, inode.mtime_ns)
+        assert here.room == [size]
+        await until(lambda: site.holders(ino) == [1, 2])
+        await here.bringing.bring(ino)
+        assert here.bringing.counters == {"brought_files": 1, "brought_bytes": size}
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_many_who_want_a_file_have_it_come_once(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = there.put(content(20 * MIB), space=site.durable)
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(here.bringing.bring, ino)
+        assert here.bringing.counters["brought_files"] == 1
+        assert here.room == [20 * MIB]
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_a_large_file_is_read_as_it_comes(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        data = content(LARGE)
+        ino = there.put(data, space=site.durable)
+        incoming = here.bringing.begin(ino, here.inode(ino))
+        await incoming.begun()
+        fd = here.files.open_arriving(ino, 0)
+        await incoming.span(60 * MIB, MIB)
+        assert os.pread(fd, MIB, 60 * MIB) == data[60 * MIB : 61 * MIB]
+        assert incoming.has(60 * MIB, MIB) and incoming.has(LARGE, 4096)
+        incoming.want(0, 2 * LARGE)
+        await incoming.whole()
+        assert here.read(ino) == data
+        assert os.pread(fd, LARGE, 0) == data
+        os.close(fd)
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_what_nobody_alive_has_is_a_miss_in_a_cache(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = there.put(b"gone", space=site.cache)
+        site.dead.add(2)
+        with pytest.raises(NotFound):
+            await here.bringing.bring(ino)
+        assert not here.inode(ino).nlink
+        with pytest.raises(FileNotFoundError):
+            here.files.open_arriving(ino, 0)
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_what_nobody_alive_has_comes_back_in_a_durable_namespace(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = there.put(b"kept", space=site.durable)
+        site.dead.add(2)
+        with pytest.raises(Unavailable, match="do not run: 2"):
+            await here.bringing.bring(ino)
+        site.dead.clear()
+        await here.bringing.bring(ino)
+        assert here.read(ino) == b"kept"
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_a_holder_that_lost_its_data_is_passed_over(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, second, third = site.hosts
+        ino = third.put(content(5 * MIB), space=site.durable)
+        await second.bringing.bring(ino)
+        await until(lambda: site.holders(ino) == [2, 3])
+        third.files.unlink(ino, 0)
+        await here.bringing.bring(ino)
+        assert here.read(ino) == content(5 * MIB)
+        second.files.unlink(ino, 0)
+        here.files.unlink(ino, 0)
+        with pytest.raises((Unavailable, Corrupt)):
+            await here.bringing.bring(ino)
+
+    on_nodes(tmp_path, 3, test)
+
+
+def test_the_cold_tier_has_what_no_node_has(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        data = content(MIB)
+        ino = there.put(data, space=site.durable)
+        site.dead.add(2)
+
+        async def wrong(_: int, inode: Inode, fd: int) -> bytes:
+            return bytes(16)
+
+        async def fill(_: int, inode: Inode, fd: int) -> bytes:
+            os.pwrite(fd, data, 0)
+            found = checksum(fd, inode.size)
+            assert found is not None
+            return found.chunks
+
+        here.bringing.cold = wrong
+        with pytest.raises(Corrupt):
+            await here.bringing.bring(ino)
+        here.bringing.cold = fill
+        await here.bringing.bring(ino)
+        assert here.read(ino) == data
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_the_last_copy_is_not_let_go(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = there.put(b"data", space=site.durable)
+        assert not await there.bringing.let_go(ino)
+        await here.bringing.bring(ino)
+        await until(lambda: site.holders(ino) == [1, 2])
+        assert await there.bringing.let_go(ino)
+        assert (site.holders(ino), there.has(ino), here.has(ino)) == ([1], False, True)
+        assert not await here.bringing.let_go(ino)
+
+    on_nodes(tmp_path, 2, test)
+
+
+def _changes(before: dict[bytes, bytes], now: dict[bytes, bytes]) -> list[Change]:
+    return [
+        (key, before.get(key), now.get(key))
+        for key in before.keys() | now.keys()
+        if before.get(key) != now.get(key)
+    ]
+
+
+def test_content_that_was_replaced_elsewhere_goes(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = there.put(b"old", space=site.durable)
+        await here.bringing.bring(ino)
+        await until(lambda: site.holders(ino) == [1, 2])
+        here.holders.opened(ino)
+        before = site.engine._current.values
+        there.files.add_version(ino, 0, 1)
+        there.engine.transact_now(
+            lambda t: lifecycle.publish(
+                t, ino, size=3, blocks=8, mtime_ns=time.time_ns(), ctime_ns=0, boot=0, version=1
+            )
+        )
+        here.bringing.applied(_changes(before, site.engine._current.values))
+        await trio.testing.wait_all_tasks_blocked()
+        here.files.stat(ino, 0)  # it is open
+        here.holders.released(ino)
+        here.bringing.closed(ino)
+
+        def gone() -> bool:
+            try:
+                here.files.stat(ino, 0)
+            except FileNotFoundError:
+                return True
+            return False
+
+        await until(gone)
+        assert site.holders(ino) == [2]
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_an_unlinked_file_goes_on_every_node_that_has_it(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = there.put(b"data", space=site.durable)
+        await here.bringing.bring(ino)
+        await until(lambda: site.holders(ino) == [1, 2])
+        before = site.engine._current.values
+        name = b"f%d" % ino
+        root = namespace_root(site.durable)
+        there.engine.transact_now(lambda t: tree.unlink(t, root, name, 1, lambda _: True))
+        changes = _changes(before, site.engine._current.values)
+        for host in site.hosts:
+            host.bringing.applied(changes)
+
+        def gone() -> bool:
+            try:
+                here.inode(ino)
+            except Stale:
+                return True
+            return False
+
+        await until(gone)
+        assert not list(here.files.scan()) and not list(there.files.scan())
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_copies_go_where_space_is_short_and_names_stay(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        here.is_bounded = True
+        inos = [
+            there.put(content(4 * MIB, number), space=space)
+            for number in range(8)
+            for space in (site.cache, site.durable)
+        ]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.evictor.run)
+            for number, ino in enumerate(inos):
+                await here.bringing.bring(ino)
+                assert here.read(ino) == content(4 * MIB, number // 2)
+            nursery.cancel_scope.cancel()
+        await until(lambda: site.holders(inos[-1]) == [1, 2])
+        assert sum(map(here.has, inos)) < 10
+        assert all(map(there.has, inos))
+        assert all(here.inode(ino).nlink for ino in inos)
+        assert [ino for ino in inos if 1 in site.holders(ino)] == [*filter(here.has, inos)]
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_what_nobody_else_has_stays_or_goes_with_its_name(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        here.is_bounded = True
+        needed = [here.put(content(4 * MIB), space=site.durable) for _ in range(6)]
+        evicted = here.put(content(4 * MIB), space=site.cache)
+        wanted = there.put(content(8 * MIB), space=site.durable)
+        large = there.put(content(20 * MIB), space=site.durable)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.evictor.run)
+            await here.bringing.bring(wanted)
+            with pytest.raises(NoSpace):
+                await here.bringing.bring(large)
+            nursery.cancel_scope.cancel()
+        assert all(map(here.has, needed))
+        with pytest.raises(Stale):
+            here.inode(evicted)
+        assert there.has(large) and there.has(wanted)
+
+    on_nodes(tmp_path, 2, test)

@@ -1,0 +1,422 @@
+"""Several mirrors of one engine: what one commits the others have, whatever they do beside it."""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from kvfs.errors import Conflict, Invalid, NotSupported, TooLarge, Unavailable
+from kvfs.meta import keys
+from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.interface import Transaction
+from kvfs.meta.mirror import asking
+from kvfs.meta.mirror.mark import refuse_mirror
+from kvfs.meta.records import Usage, pack, unpack_usage
+from kvfs.meta.redis.engine import RedisEngine
+from kvfs.meta.redis.log import Proposal
+from tests.contract.mirrors import Mirror
+from tests.contract.redis_servers import RedisServer, killed
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with killed(RedisServer(tmp_path_factory.mktemp("redis"))) as server:
+        yield server
+
+
+@pytest.fixture
+def url(server: RedisServer) -> str:
+    return f"{server.url}?prefix={secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def one(url: str, tmp_path: Path) -> Iterator[Mirror]:
+    mirror = Mirror(tmp_path / "one", url)
+    yield mirror
+    mirror.close()
+
+
+@pytest.fixture
+def other(url: str, one: Mirror, tmp_path: Path) -> Iterator[Mirror]:
+    mirror = Mirror(tmp_path / "other", url, node=2)
+    yield mirror
+    mirror.close()
+
+
+def put(engine: Any, key: bytes, value: bytes = b"") -> None:
+    engine.transact_now(lambda t: t.put(key, value))
+
+
+def get(engine: Any, key: bytes) -> bytes | None:
+    found: bytes | None = engine.read_now(lambda t: t.get(key))
+    return found
+
+
+def everything(engine: Any) -> list[tuple[bytes, bytes]]:
+    found: list[tuple[bytes, bytes]] = engine.read_now(lambda t: list(t.scan(b"", b"\xff")))
+    return found
+
+
+def in_redis(url: str) -> list[tuple[bytes, bytes]]:
+    engine = RedisEngine(url)
+    try:
+        return everything(engine)
+    finally:
+        engine.close()
+
+
+def test_what_one_commits_the_other_has(one: Mirror, other: Mirror, url: str) -> None:
+    put(one, b"a", b"1")
+    other.catch_up()
+    assert get(other, b"a") == b"1"
+    other.transact_now(lambda t: t.delete(b"a"))
+    one.catch_up()
+    assert get(one, b"a") is None
+    put(one, b"b", bytes(range(256)) * 300)
+    other.catch_up()
+    assert everything(one) == everything(other) == in_redis(url)
+
+
+def test_what_others_change_is_told_with_what_was_there(one: Mirror, other: Mirror) -> None:
+    put(one, b"a", b"1")
+    put(one, b"a", b"2")
+    other.catch_up()
+    other.transact_now(lambda t: t.delete(b"a"))
+    one.catch_up()
+    assert one.told == [(b"a", b"2", None)]
+    assert [(each.key, each.new) for each in other.told] == [(b"a", b"1"), (b"a", b"2")]
+
+
+def test_many_increments_on_two_hosts_are_all_counted(one: Mirror, other: Mirror) -> None:
+    tasks, rounds = 6, 20
+
+    def increment(t: Transaction) -> None:
+        t.put(b"n", b"%d" % (int(t.get(b"n") or b"0") + 1))
+
+    async def work(mirror: Mirror) -> None:
+        for _ in range(rounds):
+            await mirror.transact(increment)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(tasks):
+                nursery.start_soon(work, (one, other)[number % 2])
+
+    trio.run(main)
+    one.catch_up()
+    assert get(one, b"n") == b"%d" % (tasks * rounds)
+
+
+def test_a_range_that_was_read_is_checked(one: Mirror, other: Mirror, url: str) -> None:
+    def append(t: Transaction) -> None:
+        count = len(list(t.scan(b"k", b"l")))
+        t.put(b"k%03d" % count, b"%d" % count)
+
+    async def work(mirror: Mirror) -> None:
+        for _ in range(15):
+            await mirror.transact(append)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for mirror in (one, other, one):
+                nursery.start_soon(work, mirror)
+
+    trio.run(main)
+    assert [key for key, _ in in_redis(url)] == [b"k%03d" % number for number in range(45)]
+
+
+def test_of_two_who_make_a_name_one_does(one: Mirror, other: Mirror) -> None:
+    def make(t: Transaction) -> bool:
+        if t.get(b"name") is not None:
+            return False
+        t.put(b"name", b"")
+        return True
+
+    won: list[bool] = []
+
+    async def work(mirror: Mirror) -> None:
+        won.append(await mirror.transact(make))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for mirror in (one, other, one, other):
+                nursery.start_soon(work, mirror)
+
+    trio.run(main)
+    assert sorted(won) == [False, False, False, True]
+
+
+def test_merges_do_not_contend_and_come_to_the_same(one: Mirror, other: Mirror, url: str) -> None:
+    usage, times = keys.usage(3), keys.times(7)
+    put(one, usage, pack(Usage(bytes=1 << 40, inodes=5)))
+    other.catch_up()
+    rounds, late = 30, (1 << 60) + 12_345
+
+    def step(number: int, t: Transaction) -> None:
+        t.merge(usage, pack(Usage(bytes=-4096, inodes=1)))
+        t.merge(times, keys.pack_u64(late - number) + keys.pack_u64(late + number))
+
+    async def work(mirror: Mirror) -> None:
+        for number in range(rounds):
+            await mirror.transact(lambda t, number=number: step(number, t))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for mirror in (one, other):
+                nursery.start_soon(work, mirror)
+
+    asked = one.engine.round_trips + other.engine.round_trips
+    trio.run(main)
+    # Nothing was refused: each was sent once.
+    assert one.engine.round_trips + other.engine.round_trips - asked == 2 * rounds
+    one.catch_up()
+    other.catch_up()
+    assert everything(one) == everything(other) == in_redis(url)
+    value = get(one, usage)
+    assert value is not None
+    merged = unpack_usage(value)
+    assert (merged.bytes, merged.inodes) == ((1 << 40) - 2 * rounds * 4096, 5 + 2 * rounds)
+    assert get(one, times) == keys.pack_u64(late) + keys.pack_u64(late + rounds - 1)
+
+
+def test_a_merge_is_seen_by_who_made_it_and_by_those_behind_it(one: Mirror) -> None:
+    usage = keys.usage(3)
+    put(one, usage, pack(Usage()))
+
+    def count(t: Transaction) -> int:
+        t.merge(usage, pack(Usage(bytes=10, inodes=1)))
+        return unpack_usage(t.get(usage) or b"").inodes
+
+    seen: list[int] = []
+
+    async def work() -> None:
+        seen.append(await one.transact(count))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(work)
+
+    trio.run(main)
+    assert sorted(seen) == list(range(1, 21))
+
+
+def test_a_merge_into_what_is_gone_changes_nothing(one: Mirror, url: str) -> None:
+    one.transact_now(lambda t: t.merge(keys.usage(9), pack(Usage(bytes=1, inodes=1))))
+    assert get(one, keys.usage(9)) is None
+    assert in_redis(url) == []
+
+
+def test_a_new_mirror_is_filled_with_all_there_is(one: Mirror, url: str, tmp_path: Path) -> None:
+    for start in range(0, 6_000, 1_000):
+
+        def fn(t: Transaction, start: int = start) -> None:
+            for number in range(start, start + 1_000):
+                t.put(b"k%06d" % number, b"v" * (number % 700))
+
+        one.transact_now(fn)
+    late = Mirror(tmp_path / "late", url, node=3)
+    try:
+        assert everything(late) == everything(one)
+        assert late.engine.position == one.engine.position
+    finally:
+        late.close()
+
+
+def test_a_mirror_that_was_away_goes_on_where_it_was(one: Mirror, url: str, tmp_path: Path) -> None:
+    away = Mirror(tmp_path / "away", url, node=2)
+    put(away, b"a", b"1")
+    away.close()
+    for number in range(1_200):
+        put(one, b"n%d" % (number % 7), b"%d" % number)
+    back = Mirror(tmp_path / "away", url, node=2)
+    try:
+        assert everything(back) == everything(one)
+        put(back, b"b", b"2")
+    finally:
+        back.close()
+
+
+def test_a_mirror_that_was_away_too_long_is_read_anew(
+    one: Mirror, url: str, server: RedisServer, tmp_path: Path
+) -> None:
+    away = Mirror(tmp_path / "away", url, node=2)
+    put(away, b"gone", b"1")
+    put(away, b"kept", b"1")
+    away.close()
+    one.catch_up()
+    one.transact_now(lambda t: t.delete(b"gone"))
+    put(one, b"new", b"2")
+    prefix = url.partition("prefix=")[2]
+    server.call("XTRIM", f"{{{prefix}:0}}x", "MAXLEN", 1)
+    back = Mirror(tmp_path / "away", url, node=2)
+    try:
+        assert everything(back) == everything(one) == [(b"kept", b"1"), (b"new", b"2")]
+    finally:
+        back.close()
+
+
+def test_what_others_commit_without_a_mirror_arrives(one: Mirror, url: str) -> None:
+    engine = RedisEngine(url)
+    try:
+        engine.transact_now(lambda t: [t.put(b"a", b"\xff\x00"), t.put(b"b", b"")])
+        engine.transact_now(lambda t: t.delete(b"b"))
+    finally:
+        engine.close()
+    one.catch_up()
+    assert everything(one) == [(b"a", b"\xff\x00")]
+
+
+def test_a_change_that_is_too_large_is_refused_alone(one: Mirror) -> None:
+    with pytest.raises(TooLarge, match="8388608 are the limit"):
+        put(one, b"a", bytes(9 << 20))
+    put(one, b"b", bytes(1 << 20))
+    assert [key for key, _ in everything(one)] == [b"b"]
+
+
+def test_a_function_that_writes_nothing_asks_nobody(one: Mirror) -> None:
+    put(one, b"a", b"1")
+    asked = one.engine.round_trips
+    assert one.transact_now(lambda t: t.get(b"a")) == b"1"
+    with pytest.raises(Conflict, match="as it happens"):
+        one.transact_now(_refuse)
+    assert one.engine.round_trips == asked
+
+
+def _refuse(t: Transaction) -> None:
+    t.put(b"b", b"")
+    raise Conflict("as it happens")
+
+
+def test_a_removed_node_commits_no_more(one: Mirror, url: str, server: RedisServer) -> None:
+    put(one, b"a")
+    prefix = url.partition("prefix=")[2]
+    server.call("HSET", f"{{{prefix}:0}}s", "n:1", 7)
+    with pytest.raises(Unavailable, match="node 1 was removed"):
+        put(one, b"b")
+    assert [key for key, _ in in_redis(url)] == [b"a"]
+
+
+def test_a_store_of_a_lone_node_is_no_mirror_nor_the_other_way(url: str, tmp_path: Path) -> None:
+    lone = EmbeddedEngine(tmp_path / "lone")
+    lone.transact_now(lambda t: t.put(keys.VERSION, b"1"))
+    refuse_mirror(lone)
+    lone.close()
+    with pytest.raises(NotSupported, match="a lone node's"):
+        Mirror(tmp_path / "lone", url)
+    mirror = Mirror(tmp_path / "mirror", url)
+    put(mirror, b"a")
+    with pytest.raises(Conflict, match="start the node with --engine"):
+        refuse_mirror(mirror.local)
+    mirror.close()
+    with pytest.raises(Conflict, match="give the node another store"):
+        Mirror(tmp_path / "mirror", f"{url}other")
+
+
+def test_a_node_that_joins_again_under_another_number_reads_anew(
+    one: Mirror, url: str, tmp_path: Path
+) -> None:
+    away = Mirror(tmp_path / "away", url, node=2)
+    put(away, b"a", b"1")
+    away.local.transact_now(lambda t: t.put(b"stray", b""))
+    away.close()
+    again = Mirror(tmp_path / "away", url, node=3)
+    try:
+        assert everything(again) == [(b"a", b"1")]
+        put(again, b"b")
+    finally:
+        again.close()
+
+
+def test_who_reads_what_others_merge_into_is_not_refused(one: Mirror, other: Mirror) -> None:
+    times = keys.times(7)
+    put(one, times, keys.pack_u64(1) * 2)
+    other.catch_up()
+    rounds = 15
+
+    def step(t: Transaction) -> None:
+        assert t.get(times) is not None
+        t.merge(times, keys.pack_u64(2) * 2)
+
+    async def work(mirror: Mirror) -> None:
+        for _ in range(rounds):
+            await mirror.transact(step)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work, one)
+            nursery.start_soon(work, other)
+
+    asked = one.engine.round_trips + other.engine.round_trips
+    trio.run(main)
+    assert one.engine.round_trips + other.engine.round_trips - asked == 2 * rounds
+
+
+def test_a_cluster_of_servers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotSupported, match="name a server, or sentinels"):
+        Mirror(tmp_path / "meta", "redis+cluster://127.0.0.1:1")
+
+
+class Asker:
+    """Another process of the node, which has the mirror's file and a way to the node."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = mirror
+        self.asked = 0
+
+    def write(self, fn: Any) -> Any:
+        return asking.ask(self._mirror.local, fn, self._propose, most_bytes=1 << 20)
+
+    def _propose(self, packed: bytes) -> bool:
+        self.asked += 1
+        done: bool = self._mirror.call(lambda: self._mirror.engine.propose(asking.unpack(packed)))
+        return done
+
+
+def test_another_process_has_the_node_commit_for_it(one: Mirror, other: Mirror) -> None:
+    asker = Asker(one)
+    assert asker.write(lambda t: t.get(b"a")) is None
+    assert asker.asked == 0
+    asker.write(lambda t: t.put(b"a", t.node))
+    other.catch_up()
+    assert get(one, b"a") == get(other, b"a") == keys.pack_node(1)
+
+
+def test_what_another_process_asks_is_run_again_where_it_was_refused(
+    one: Mirror, other: Mirror
+) -> None:
+    put(one, b"n", b"0")
+    other.catch_up()
+    beside = [other, one]
+
+    def increment(t: Transaction) -> bytes:
+        value = b"%d" % (int(t.get(b"n") or b"0") + 1)
+        t.put(b"n", value)
+        if beside:
+            # One mirror has it when this is proposed; of the other's it hears sooner or later.
+            faster = beside.pop()
+            faster.transact_now(lambda t: t.put(b"n", b"%d" % (int(t.get(b"n") or b"0") + 10)))
+        return value
+
+    asker = Asker(one)
+    assert asker.write(increment) == b"21"
+    assert asker.asked == 3
+    other.catch_up()
+    assert get(other, b"n") == b"21"
+
+
+def test_what_is_no_transaction_is_refused() -> None:
+    for packed in (b"", b"x", msgspec.msgpack.encode([{}, [], {b"": b""}, []])):
+        with pytest.raises(Invalid):
+            asking.unpack(packed)
+    whole = Proposal({b"a": None}, [(b"a", b"b", 1, b"")], {b"c": b"1"}, [(b"s\0\0", b"")])
+    assert asking.unpack(asking.pack(whole)) == whole
+    for key in (b"k" * 512, b"\xffmirror"):
+        with pytest.raises(Invalid):
+            asking.unpack(asking.pack(whole._replace(writes={key: b""})))
+    with pytest.raises(Invalid, match="only usage and times"):
+        asking.unpack(asking.pack(whole._replace(merges=[(b"i", b"")])))

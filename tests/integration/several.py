@@ -1,0 +1,56 @@
+"""Nodes that share an engine, on the loopback interface of this machine: a redis-server, and
+daemons with a mount each. For links, and partitions of them, see tests/cluster."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.contract.redis_servers import RedisServer
+from tests.integration.conftest import start
+from tests.integration.harness import Node, base_directory, best_mode
+
+
+class Several:
+    """One engine and its nodes. Made by `several`."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.server = RedisServer(home / "engine", "--appendonly", "yes")
+        self.nodes: list[Node] = []
+
+    def add(self, *flags: str, mode: str | None = None) -> Node:
+        """Start one more node; skips where this machine cannot do its mode."""
+        number = len(self.nodes) + 1
+        node = Node.make(mode or best_mode(), *self.flags(f"n{number}"), *flags)
+        self.nodes.append(node)
+        return start(node)
+
+    def flags(self, name: str) -> tuple[str, ...]:
+        """Of a node of this cluster."""
+        return (
+            *("--engine", self.server.url, "--node-name", name),
+            *("--peer", "127.0.0.1:0", "--secret-file", str(self.home / "cluster.key")),
+        )
+
+    def remove(self) -> None:
+        """Stop and delete everything, whatever state it is in."""
+        for node in self.nodes:
+            print(f"--- {node.home}\n{node.log[-5000:]}")  # shown where the test failed
+            node.remove()
+        self.server.kill()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def several(count: int, *flags: str, mode: str | None = None) -> Iterator[Several]:
+    """`count` nodes on one engine, as long as the block lasts."""
+    home = Path(tempfile.mkdtemp(prefix="kvfs-several-", dir=base_directory())).resolve()
+    cluster = Several(home)
+    try:
+        for _ in range(count):
+            cluster.add(*flags, mode=mode)
+        yield cluster
+    finally:
+        cluster.remove()

@@ -1,0 +1,211 @@
+"""Two nodes with a mount each: what one wrote is read on the other, whose data it brings."""
+
+import mmap
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs.client import Client
+from tests.cluster.waiting import wait_until
+from tests.integration.harness import MODES, Node
+from tests.integration.several import Several, several
+
+MIB = 1 << 20
+LARGE = 72 * MIB
+
+
+def content(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def data_files(node: Node, ino: int) -> list[str]:
+    return [path.name for path in node.store.glob(f"data/???/{ino:016x}.*")]
+
+
+@pytest.fixture(scope="module", params=MODES)
+def nodes(request: pytest.FixtureRequest) -> Iterator[Several]:
+    with several(2, mode=request.param) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def a(nodes: Several) -> Path:
+    return nodes.nodes[0].mount
+
+
+@pytest.fixture
+def b(nodes: Several) -> Path:
+    return nodes.nodes[1].mount
+
+
+@pytest.mark.parametrize("size", [0, 1, 2 * MIB, 9 * MIB + 17])
+def test_what_was_closed_here_is_read_there(a: Path, b: Path, size: int) -> None:
+    name = f"models/small{size}"
+    (a / name).write_bytes(content(size))
+    assert (b / name).read_bytes() == content(size)
+    assert (b / name).read_bytes() == content(size)  # its own data file by now
+    there, here = (b / name).stat(), (a / name).stat()
+    assert (there.st_ino, there.st_size, there.st_mtime_ns) == (
+        here.st_ino,
+        here.st_size,
+        here.st_mtime_ns,
+    )
+
+
+def test_a_block_of_a_cache(a: Path, b: Path) -> None:
+    (a / "cache" / "block").write_bytes(content(2 * MIB))
+    wait_until((b / "cache" / "block").exists, "the other node shows the name")
+    assert (b / "cache" / "block").read_bytes() == content(2 * MIB)
+
+
+def test_a_large_file_is_read_and_mapped_while_it_comes(a: Path, b: Path) -> None:
+    data = content(LARGE)
+    (a / "models" / "large").write_bytes(data)
+    with open(b / "models" / "large", "rb") as file:
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            for at in (LARGE - 5, 40 * MIB, 3 * MIB + 1):
+                assert mapped[at : at + 5] == data[at : at + 5]
+        file.seek(LARGE - MIB)
+        assert file.read() == data[-MIB:]
+        file.seek(0)
+        assert file.read() == data
+    assert (b / "models" / "large").read_bytes() == data
+
+
+def test_many_readers_of_one_file(a: Path, b: Path) -> None:
+    data = content(20 * MIB)
+    (a / "models" / "popular").write_bytes(data)
+    results: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda: results.append((b / "models" / "popular").read_bytes()))
+        for _ in range(6)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert results == [data] * 6
+
+
+def test_a_client_on_another_host(nodes: Several, a: Path) -> None:
+    data = content(3 * MIB)
+    (a / "models" / "for-client").write_bytes(data)
+    with Client(nodes.nodes[1].store) as client:
+        wait_until(lambda: client.exists("models/for-client"), "the client sees the name")
+        assert bytes(client.get("models/for-client")) == data
+
+
+def test_content_that_was_written_in_place_is_read_at_the_next_open(a: Path, b: Path) -> None:
+    here, there = a / "models" / "changed", b / "models" / "changed"
+    here.write_bytes(b"first")
+    assert there.read_bytes() == b"first"
+    with open(there, "rb") as held:
+        here.write_bytes(b"second, longer")
+        assert there.read_bytes() == b"second, longer"
+        with open(here, "r+b") as file:
+            file.write(b"SECOND")
+        assert there.read_bytes() == b"SECOND, longer"
+        held.seek(0)
+        assert held.read() == b"SECOND, longer"
+    assert there.read_bytes() == b"SECOND, longer"
+
+
+def test_both_write_to_one_file_in_turn(a: Path, b: Path) -> None:
+    here, there = a / "models" / "turns", b / "models" / "turns"
+    here.write_bytes(b"0\n")
+    for number in range(1, 6):
+        writer, reader = (there, here) if number % 2 else (here, there)
+        with open(writer, "ab") as file:
+            file.write(b"%d\n" % number)
+        assert reader.read_bytes() == b"".join(b"%d\n" % each for each in range(number + 1))
+    os.truncate(there, 2)
+    assert here.read_bytes() == b"0\n"
+    with open(here, "wb") as file:
+        file.write(b"anew")
+    assert there.read_bytes() == b"anew"
+
+
+def test_of_two_writers_at_once_the_last_to_close_wins(a: Path, b: Path) -> None:
+    here, there = a / "models" / "both", b / "models" / "both"
+    here.write_bytes(b"." * 100)
+    assert there.read_bytes() == b"." * 100
+    with open(here, "r+b") as first, open(there, "r+b") as last:
+        first.write(b"a" * 100)
+        last.write(b"b" * 100)
+        first.close()
+    assert here.read_bytes() == there.read_bytes() == b"b" * 100
+
+
+def test_what_is_written_counts_though_its_data_file_lost_its_name(
+    nodes: Several, a: Path, b: Path
+) -> None:
+    (a / "models" / "nameless").write_bytes(b"old content")
+    assert (b / "models" / "nameless").read_bytes() == b"old content"
+    ino = (b / "models" / "nameless").stat().st_ino
+    with open(b / "models" / "nameless", "r+b") as file:
+        for name in data_files(nodes.nodes[1], ino):
+            next(nodes.nodes[1].store.glob(f"data/???/{name}")).unlink()
+        file.write(b"NEW")
+    assert (a / "models" / "nameless").read_bytes() == b"NEW content"
+    assert (b / "models" / "nameless").read_bytes() == b"NEW content"
+
+
+def test_what_is_removed_leaves_no_data_on_either(nodes: Several, a: Path, b: Path) -> None:
+    (a / "models" / "removed").write_bytes(b"data")
+    ino = (a / "models" / "removed").stat().st_ino
+    with open(b / "models" / "removed", "rb") as held:
+        assert held.read(1) == b"d"
+        (a / "models" / "removed").unlink()
+        assert not (b / "models" / "removed").exists()
+        assert held.read() == b"ata"
+    wait_until(
+        lambda: not any(data_files(node, ino) for node in nodes.nodes),
+        "both data files have gone",
+    )
+
+
+def test_a_replaced_file_is_the_new_one_there(a: Path, b: Path) -> None:
+    (a / "models" / "target").write_bytes(b"old")
+    assert (b / "models" / "target").read_bytes() == b"old"
+    (a / "models" / "draft").write_bytes(content(MIB))
+    os.replace(a / "models" / "draft", a / "models" / "target")
+    assert (b / "models" / "target").read_bytes() == content(MIB)
+
+
+def test_a_holder_that_was_killed_is_missed_until_it_returns(nodes: Several) -> None:
+    first, second = nodes.nodes
+    for name in ("models/only", "models/copied", "cache/only", "cache/copied"):
+        (first.mount / name).write_bytes(content(MIB))
+    wait_until((second.mount / "cache" / "copied").exists, "the other node shows the name")
+    for name in ("models/copied", "cache/copied"):
+        assert (second.mount / name).read_bytes() == content(MIB)
+    first.kill()
+    with pytest.raises(OSError):
+        (second.mount / "models" / "only").read_bytes()
+    wait_until(lambda: not _can_open(second.mount / "cache" / "only"), "what is lost is a miss")
+    for name in ("models/copied", "cache/copied"):
+        assert (second.mount / name).read_bytes() == content(MIB)
+    first.up()
+    wait_until(lambda: _can_open(second.mount / "models" / "only"), "its holder is back")
+    assert (second.mount / "models" / "only").read_bytes() == content(MIB)
+    assert (first.mount / "cache" / "copied").read_bytes() == content(MIB)
+
+
+def _can_open(path: Path) -> bool:
+    try:
+        path.read_bytes()
+    except OSError:
+        return False
+    return True
+
+
+def test_the_status_tells_what_went_over_the_network(nodes: Several, a: Path, b: Path) -> None:
+    (a / "models" / "counted").write_bytes(content(3 * MIB))
+    assert len((b / "models" / "counted").read_bytes()) == 3 * MIB
+    there, here = (node.status()["counters"] for node in nodes.nodes)
+    assert there["peers_sent_bytes"] >= 3 * MIB
+    assert here["fetched_bytes"] >= 3 * MIB

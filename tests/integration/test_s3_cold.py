@@ -1,0 +1,282 @@
+"""The cold tier: a node whose cold files lie in the S3 API of another node."""
+
+import errno
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvfs import control
+from kvfs.client import Client
+from kvfs.errors import Unavailable
+from tests.fault.proxy import Proxy, proxied
+from tests.integration.harness import Node, best_mode, kvfs
+from tests.integration.s3 import S3
+
+MIB = 1 << 20
+SIZE = MIB // 4
+CAPACITY = 16 * MIB
+FILES = CAPACITY // SIZE
+DEADLINE_S = 120.0
+
+
+@dataclass
+class Cold:
+    """A node with a cold tier, and the bucket behind it."""
+
+    node: Node
+    client: Client
+    s3: S3
+    bucket: str
+    proxy: Proxy
+    content: dict[str, dict[Path, bytes]] = field(default_factory=dict)
+    """Of each namespace, as it was filled."""
+
+    def add(self, name: str, *policy: str, seed: int) -> None:
+        """A namespace with more in it than fits."""
+        options = ("--capacity", str(CAPACITY), "--cold", "on", *policy)
+        self.run("namespace", "create", name, *options)
+        self.content[name] = self.fill(name, seed)
+
+    def objects(self) -> dict[str, int]:
+        found = self.s3.client("main").list_objects_v2(Bucket=self.bucket).get("Contents", [])
+        return {each["Key"]: each["Size"] for each in found}
+
+    def object(self, key: str) -> bytes:
+        found = self.s3.client("main").get_object(Bucket=self.bucket, Key=key)["Body"].read()
+        assert isinstance(found, bytes)
+        return found
+
+    def where(self, *paths: Path) -> list[Any]:
+        said = self.run("where", "--json", *map(self.inside, paths))
+        return [json.loads(line) for line in said.splitlines()]
+
+    def has(self, ino: int) -> bool:
+        """Whether an object of this file is there."""
+        return any(f"/{ino:016x}." in key for key in self.objects())
+
+    def is_away(self, path: Path) -> bool:
+        """Whether its data are not here."""
+        ino = path.stat().st_ino
+        return not list((self.node.store / "data").glob(f"???/{ino:016x}.*"))
+
+    def away(self, name: str) -> list[Path]:
+        """Files of a namespace whose data are in the tier alone, once it is within its limit."""
+        until(lambda: self.used(name) <= CAPACITY * 3 // 4)
+        return [path for path in (self.node.mount / name).iterdir() if self.is_away(path)]
+
+    def run(self, *arguments: str) -> str:
+        done = kvfs(*arguments, "--store", str(self.node.store))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def status(self) -> Any:
+        return control.call(self.node.store / "run" / "control.sock", "status")
+
+    def used(self, name: str) -> int:
+        """As the node counts it."""
+        (found,) = [each for each in self.status()["namespaces"] if each["name"] == name]
+        return int(found["used_bytes"])
+
+    def fill(self, name: str, seed: int) -> dict[Path, bytes]:
+        """As much as fits without its headroom, then twice a bit more, when all before has found
+        its place. All of it is less than what would have a cache drop files that are not in the
+        tier yet."""
+        draw = random.Random(seed)
+        content: dict[Path, bytes] = {}
+        for count in (FILES * 3 // 4, FILES // 16, FILES // 32):
+            batch = [self.node.mount / name / f"block-{len(content) + n}" for n in range(count)]
+            for path in batch:
+                content[path] = draw.randbytes(SIZE)
+                path.write_bytes(content[path])
+            until(partial(self.has_settled, name, batch))
+        return content
+
+    def has_settled(self, name: str, written: list[Path]) -> bool:
+        """Whether files just written may be demoted, and what is over the limit was."""
+        if self.used(name) > CAPACITY * 3 // 4:
+            return False
+        return all(self.client.stat(self.inside(path)).checksum for path in written)
+
+    def inside(self, path: Path) -> str:
+        return f"/{path.relative_to(self.node.mount)}"
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def cold(s3: S3) -> Iterator[Cold]:
+    bucket = s3.new_bucket()
+    pair = s3.users["main"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", pair.access_key)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", pair.secret)
+        patch.setenv("AWS_CONFIG_FILE", os.devnull)
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+        node = Node.make(best_mode())
+        try:
+            with (
+                proxied(("127.0.0.1", 0), (s3.host, s3.port)) as proxy,
+                Client(started(node, bucket, proxy).store) as client,
+            ):
+                cold = Cold(node, client, s3, bucket, proxy)
+                for number, kind in enumerate(("cache", "durable")):
+                    cold.add(f"cold-{kind}", "--kind", kind, seed=number)
+                yield cold
+        finally:
+            print(node.log[-5000:])
+            node.remove()
+            s3.remove_bucket(bucket)
+
+
+def started(node: Node, bucket: str, proxy: Proxy) -> Node:
+    """With its cold tier behind the proxy."""
+    endpoint = f"http://127.0.0.1:{proxy.port}"
+    node.flags = ("--cold", f"s3://{bucket}/tier", "--cold-endpoint", endpoint)
+    return node.up()
+
+
+@pytest.mark.parametrize("kind", ["cache", "durable"])
+def test_what_does_not_fit_goes_there_and_comes_back(cold: Cold, kind: str, seed: int) -> None:
+    content = cold.content[f"cold-{kind}"]
+    assert cold.used(f"cold-{kind}") <= CAPACITY
+    objects = cold.objects()
+    assert len(cold.away(f"cold-{kind}")) >= FILES // 16
+    for path, data in content.items():
+        found = path.stat()
+        assert found.st_size == SIZE
+        if cold.is_away(path):
+            (key,) = [key for key in objects if f"/{found.st_ino:016x}." in key]
+            assert cold.object(key) == data
+    mtimes = {path: path.stat().st_mtime_ns for path in content}
+    for path in random.Random(seed).sample(sorted(content), len(content)):
+        assert path.read_bytes() == content[path]
+        assert path.stat().st_mtime_ns == mtimes[path]
+
+
+def test_clients_have_it_brought_too(cold: Cold) -> None:
+    path = cold.away("cold-durable")[0]
+    assert len(cold.client.get(cold.inside(path))) == SIZE
+    assert not cold.is_away(path)
+
+
+def test_where_it_lies_is_told_and_it_is_fetched_when_asked(cold: Cold) -> None:
+    path = cold.away("cold-durable")[0]
+    (facts,) = cold.where(path)
+    assert facts["copies"] == []
+    assert facts["cold"] == f"s3://{cold.bucket}/tier"
+    assert facts["blocks"] == 1
+    said = cold.run("prefetch", cold.inside(path))
+    assert "brought 1 files" in said
+    (facts,) = cold.where(path)
+    (copy,) = facts["copies"]
+    assert (copy["node"], copy["medium"], copy["alive"]) == (0, "ssd", True)
+    assert "this node: all blocks, on ssd" in cold.run("where", cold.inside(path))
+    said = cold.run("prefetch", "/cold-durable")
+    assert f"brought {len(list(path.parent.iterdir()))} files" in said
+
+
+def test_it_is_changed_as_any_other_file(cold: Cold) -> None:
+    path, other = cold.away("cold-cache")[:2]
+    ino = path.stat().st_ino
+    with path.open("r+b") as file:
+        file.seek(1)
+        file.write(b"new")
+    assert path.read_bytes()[1:4] == b"new"
+    assert path.stat().st_size == SIZE
+    until(lambda: not cold.has(ino) or not cold.is_away(path))
+    os.truncate(other, 5)
+    assert len(other.read_bytes()) == 5
+    os.utime(third := cold.away("cold-cache")[0], ns=(10**18, 10**18))
+    assert third.stat().st_mtime_ns == 10**18
+    assert len(third.read_bytes()) == SIZE
+    assert third.stat().st_mtime_ns == 10**18
+
+
+def test_it_is_there_after_a_kill(cold: Cold) -> None:
+    inos = [path.stat().st_ino for path in cold.away("cold-durable")]
+    assert inos
+    cold.node.kill()
+    cold.node.up()
+    for path in (cold.node.mount / "cold-durable").iterdir():
+        assert len(path.read_bytes()) == SIZE
+
+
+def test_a_kill_while_files_are_sent_loses_nothing(cold: Cold, seed: int) -> None:
+    cold.run("namespace", "create", "killed", "--capacity", str(CAPACITY), "--cold", "on")
+    cold.proxy.held = "out"
+    draw = random.Random(seed)
+    paths = [cold.node.mount / "killed" / f"block-{number}" for number in range(FILES * 7 // 8)]
+    content = {path: draw.randbytes(SIZE) for path in paths}
+    for path, data in content.items():
+        path.write_bytes(data)
+    inos = [path.stat().st_ino for path in paths]
+    until(lambda: any(map(cold.has, inos)))  # its answer does not arrive
+    cold.node.kill()
+    cold.proxy.held = None
+    cold.proxy.cut()
+    cold.node.up()
+    for path, data in content.items():
+        assert path.read_bytes() == data
+    assert cold.away("killed")
+    for path, data in content.items():
+        assert path.read_bytes() == data
+
+
+def test_a_tier_that_is_away_hangs_nobody(cold: Cold) -> None:
+    (cached, *_), (durable, *_) = cold.away("cold-cache"), cold.away("cold-durable")
+    cold.proxy.is_refusing = True
+    cold.proxy.cut()
+    with pytest.raises(OSError) as error:
+        cached.read_bytes()
+    assert error.value.errno in (errno.ENOENT, errno.ESTALE)
+    with pytest.raises(OSError) as error:
+        durable.read_bytes()
+    assert error.value.errno == errno.EIO
+    assert not cold.status()["cold"]["answers"]
+    cold.proxy.is_refusing = False
+    until(lambda: cold.status()["cold"]["answers"])
+    assert len(durable.read_bytes()) == SIZE
+    assert len(cached.read_bytes()) == SIZE
+
+
+def test_without_its_setting_nothing_is_forgotten(cold: Cold) -> None:
+    (cached, *_), (durable, *_) = cold.away("cold-cache"), cold.away("cold-durable")
+    flags, cold.node.flags = cold.node.flags, ()
+    cold.node.down()
+    with pytest.raises(Unavailable, match="cold tier"):
+        cold.client.get(cold.inside(durable))
+    cold.node.up()
+    for path, code in ((cached, errno.ENOENT), (durable, errno.EIO)):
+        with pytest.raises(OSError) as error:
+            path.read_bytes()
+        assert error.value.errno == code
+    cold.node.flags = flags
+    cold.node.down()
+    cold.node.up()
+    assert len(cached.read_bytes()) == len(durable.read_bytes()) == SIZE
+
+
+def test_what_is_removed_goes_there_too(cold: Cold) -> None:
+    inos = [path.stat().st_ino for path in (cold.node.mount / "cold-cache").iterdir()]
+    assert any(map(cold.has, inos))
+    for path in list((cold.node.mount / "cold-cache").iterdir()):
+        path.unlink()
+    until(lambda: not any(map(cold.has, inos)))
+
+
+def test_no_namespace_asks_for_a_tier_that_there_is_not(s3: S3) -> None:
+    done = kvfs("namespace", "create", "x", "--cold", "on", "--store", str(s3.node.store))
+    assert (done.returncode, "there is no cold tier" in done.stderr) == (2, True)

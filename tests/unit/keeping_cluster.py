@@ -1,0 +1,209 @@
+"""A cluster for tests of its keepers: nodes that share metadata in memory and ask each other by
+calling, on a clock of the test's. What a node holds of a file is its placement, nothing else."""
+
+import contextlib
+import stat
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import trio
+
+from kvfs.background.acknowledging import Acknowledging
+from kvfs.background.copies import TAKE, Copies
+from kvfs.background.evening import Evening
+from kvfs.background.keeper import Keeper
+from kvfs.errors import KvfsError, NoSpace, Unavailable
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.memory import MemoryEngine
+from kvfs.meta.records import Flag, Inode, namespace_of, namespace_root
+from kvfs.namespace import copies, placements, spaces, tree
+from kvfs.policy.snapshot import Host, Snapshot
+from kvfs.store.index import Index, Sealed
+
+T = TypeVar("T")
+GIB = 1 << 30
+CAPACITY = 1000 * GIB
+
+
+class Seat:
+    """The engine as one node has it."""
+
+    immediate = False
+    reads_immediate = False
+
+    def __init__(self, shared: MemoryEngine, node: int) -> None:
+        self._shared = shared
+        self._node = keys.pack_node(node)
+
+    def _on(self, fn: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
+        def run(t: Transaction) -> T:
+            t.node = self._node
+            return fn(t)
+
+        return run
+
+    async def read(self, fn: Callable[[Transaction], T]) -> T:
+        return await self._shared.read(self._on(fn))
+
+    async def transact(self, fn: Callable[[Transaction], T]) -> T:
+        return await self._shared.transact(self._on(fn))
+
+    def read_now(self, fn: Callable[[Transaction], T]) -> T:
+        return self._shared.read_now(self._on(fn))
+
+    def transact_now(self, fn: Callable[[Transaction], T]) -> T:
+        return self._shared.transact_now(self._on(fn))
+
+    async def sync(self) -> None:
+        await self._shared.sync()
+
+    def close(self) -> None:
+        pass
+
+
+class KeptNode:
+    """One node with its keepers."""
+
+    def __init__(self, cluster: "KeptCluster", number: int, zone: str) -> None:
+        self.cluster = cluster
+        self.host = Host(number, CAPACITY, CAPACITY, zone=zone)
+        self.seat = Seat(cluster.shared, number)
+        self.index = Index(MemoryEngine())
+        self.copies = Copies(
+            number, self.seat, cluster.snapshot, self, cluster.call, trio.lowlevel.checkpoint
+        )
+        self.keeper = Keeper(self.copies, 0, self._on_drained)
+        self.evening = Evening(self.copies, self.index, 0)
+        self.acknowledging = Acknowledging(self.copies)
+        self.refuses: KvfsError | None = None
+        self.fetch_s = 0.1
+        self.brought: list[int] = []
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for task in (self.copies.run, self.keeper.run, self.evening.run):
+                nursery.start_soon(task)
+
+    async def _on_drained(self) -> None:
+        self.host = self.host._replace(state="drained")
+
+    # what a node's `Brings` is
+
+    async def bring(self, ino: int) -> None:
+        await trio.sleep(self.fetch_s)
+        if self.refuses is not None:
+            raise self.refuses
+        [file] = await self.seat.read(lambda t: copies.look(t, [ino]))
+        if not self.cluster.snapshot().alive(file.holders):
+            raise Unavailable("nobody has it")
+        self.brought.append(ino)
+        await self.seat.transact(lambda t: placements.hold(t, ino, file.inode.version))
+        self.has(ino, file.inode.size)
+
+    async def let_go(self, ino: int) -> bool:
+        def fn(t: Transaction) -> bool:
+            if len(placements.holders(t, ino)) < 2:
+                return False
+            placements.let_go(t, ino, t.node)
+            return True
+
+        gone = await self.seat.transact(fn)
+        if gone:
+            self.host = self.host._replace(free=self.host.free + self.cluster.sizes[ino])
+        return gone
+
+    def has(self, ino: int, size: int) -> None:
+        self.index.store([Sealed(ino, 0, b"", size // 512)])
+        self.host = self.host._replace(free=self.host.free - size)
+
+
+class KeptCluster:
+    """Nodes 1 to `count`, in two zones by turns."""
+
+    def __init__(self, count: int) -> None:
+        self.shared = MemoryEngine()
+        self.sizes: dict[int, int] = {}
+        self.shared.transact_now(lambda t: spaces.format(t, 1, 0, 0))
+        self.nodes: dict[int, KeptNode] = {}
+        for number in range(1, count + 1):
+            self.nodes[number] = KeptNode(self, number, "ab"[number % 2])
+
+    def __getitem__(self, number: int) -> KeptNode:
+        return self.nodes[number]
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(node.host for node in self.nodes.values())
+
+    async def call(self, number: int, method: str, params: Any, deadline_s: float) -> Any:
+        assert method == TAKE
+        await trio.sleep(0.001)
+        node = self.nodes[number]
+        if not node.host.alive:
+            raise Unavailable(f"node {number} does not answer")
+        with trio.move_on_after(deadline_s):
+            return await node.copies.take(None, params)
+        raise Unavailable(f"node {number} did not answer in time")
+
+    def namespace(self, name: str, **policy: Any) -> int:
+        return self[1].seat.transact_now(
+            lambda t: spaces.create(t, name.encode(), uid=0, gid=0, now=1, **policy)
+        )
+
+    def write(self, namespace_id: int, name: str, node: int = 1, size: int = GIB) -> int:
+        """A sealed file, closed on a node."""
+
+        def fn(t: Transaction) -> int:
+            ino = spaces.allocate_inodes(t, namespace_id, 1)
+            inode = Inode(
+                mode=stat.S_IFREG | 0o644,
+                uid=0,
+                gid=0,
+                nlink=0,
+                size=size,
+                atime_ns=1,
+                mtime_ns=1,
+                ctime_ns=1,
+                parent=0,
+                name=b"",
+                flags=Flag.PUBLISHED | Flag.SEALED,
+            )
+            tree.add(t, namespace_root(namespace_id), name.encode(), ino, inode)
+            return ino
+
+        ino = self[node].seat.transact_now(fn)
+        assert namespace_of(ino) == namespace_id
+        self.sizes[ino] = size
+        self[node].has(ino, size)
+        self[node].keeper.published(ino)
+        return ino
+
+    def holders(self, ino: int) -> set[int]:
+        return set(self.shared.read_now(lambda t: copies.whole_holders(t, ino, 0)))
+
+    def living(self, ino: int) -> set[int]:
+        """Its holders that are there."""
+        return {host.number for host in self.snapshot().alive(self.holders(ino))}
+
+    def lose(self, number: int) -> None:
+        node = self.nodes[number]
+        node.host = node.host._replace(alive=False)
+
+    def full(self, number: int) -> None:
+        self.nodes[number].refuses = NoSpace("the disk is full")
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            for node in self.nodes.values():
+                nursery.start_soon(node.run)
+            await trio.sleep(1)  # each has looked around
+            yield
+            nursery.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool], within_s: float) -> None:
+    """On the test's clock."""
+    with trio.fail_after(within_s):
+        while not condition():
+            await trio.sleep(0.1)

@@ -1,0 +1,189 @@
+"""Locks of several nodes on one engine."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from kvfs.errors import Conflict, NoLocks, Unavailable
+from kvfs.locks import Locks, Place
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.memory import MemoryEngine
+from kvfs.meta.records import namespace_root, pack
+from kvfs.namespace import spaces
+from kvfs.policy.locking import LAST, Lock
+
+DEADLINE_S = 30
+
+
+class Cluster:
+    """Nodes that hear at once of what others did; some may be dead."""
+
+    def __init__(self, reach: str) -> None:
+        self.engine = MemoryEngine()
+        self.alive = {1: 1, 2: 1}
+        self.unreachable = False
+
+        def begin(t: Transaction) -> int:
+            spaces.format(t, 1, 0, 0)
+            number = spaces.create(t, b"x", uid=0, gid=0, now=1)
+            record = spaces.get(t, number)
+            record.locks = reach
+            t.put(keys.namespace(number), pack(record))
+            return number
+
+        number = self.engine.transact_now(begin)
+        self.ino = namespace_root(number) + 5
+        self.one, self.two = self.node(1), self.node(2)
+
+    def node(self, number: int) -> Locks:
+        return Locks(self.engine, number, self.alive[number], self.is_alive, self.catch_up)
+
+    def is_alive(self, node: int, incarnation: int) -> bool:
+        return self.alive.get(node) == incarnation
+
+    async def catch_up(self) -> None:
+        if self.unreachable:
+            raise Unavailable("no engine")
+
+    def ranges(self) -> Place:
+        return Place(self.ino, False)
+
+    def whole(self) -> Place:
+        return Place(self.ino, True)
+
+    def heard(self, locks: Locks) -> None:
+        locks.applied([keys.locks(self.ino, False), keys.locks(self.ino, True)])
+
+
+@pytest.fixture(params=["host", "cluster"])
+def reach(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def wish(
+    locks: Locks, number: int, *, exclusive: bool = True, start: int = 0, end: int = LAST
+) -> Lock:
+    return Lock(locks.owner(number), exclusive, start, end, pid=number)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def within() -> None:
+        with trio.fail_after(DEADLINE_S):
+            await test()
+
+    trio.run(within)
+
+
+def test_of_two_processes_of_one_host_one_has_it(reach: str) -> None:
+    cluster = Cluster(reach)
+
+    async def test() -> None:
+        one = cluster.one
+        await one.acquire(cluster.ranges(), wish(one, 1, end=9), wait=False)
+        with pytest.raises(Conflict):
+            await one.acquire(cluster.ranges(), wish(one, 2, start=9), wait=False)
+        await one.acquire(cluster.ranges(), wish(one, 2, start=10), wait=False)
+        found = await one.obstacle(cluster.ranges(), wish(one, 2))
+        assert found is not None
+        assert (found.start, found.end, found.pid) == (0, 9, 1)
+        await one.closed(cluster.ranges(), one.owner(1))
+        await one.acquire(cluster.ranges(), wish(one, 2), wait=False)
+
+    run(test)
+
+
+def test_flock_and_ranges_do_not_see_each_other(reach: str) -> None:
+    cluster = Cluster(reach)
+
+    async def test() -> None:
+        one = cluster.one
+        await one.acquire(cluster.ranges(), wish(one, 1), wait=False)
+        await one.acquire(cluster.whole(), wish(one, 2), wait=False)
+
+    run(test)
+
+
+def test_the_clusters_locks_are_seen_on_every_node() -> None:
+    cluster = Cluster("cluster")
+
+    async def test() -> None:
+        one, two = cluster.one, cluster.two
+        await one.acquire(cluster.whole(), wish(one, 1), wait=False)
+        # The same number as another node's kernel gives: another owner.
+        with pytest.raises(Conflict):
+            await two.acquire(cluster.whole(), wish(two, 1), wait=False)
+        found = await two.obstacle(cluster.whole(), wish(two, 1))
+        assert found is not None
+        assert found.owner == one.owner(1)
+        await one.release(cluster.whole(), one.owner(1))
+        await two.acquire(cluster.whole(), wish(two, 1), wait=False)
+
+    run(test)
+
+
+def test_who_waits_has_it_when_the_other_host_gives_it_back() -> None:
+    cluster = Cluster("cluster")
+
+    async def test() -> None:
+        one, two = cluster.one, cluster.two
+        await one.acquire(cluster.ranges(), wish(one, 1), wait=False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: two.acquire(cluster.ranges(), wish(two, 1), wait=True))
+            await trio.testing.wait_all_tasks_blocked()
+            await one.release(cluster.ranges(), one.owner(1))
+            cluster.heard(two)
+
+    run(test)
+
+
+def test_a_dead_nodes_locks_are_void_also_when_it_is_started_again() -> None:
+    cluster = Cluster("cluster")
+
+    async def test() -> None:
+        one, two = cluster.one, cluster.two
+        await one.acquire(cluster.whole(), wish(one, 1), wait=False)
+        cluster.alive[1] = 2
+        await two.acquire(cluster.whole(), wish(two, 1), wait=False)
+        with pytest.raises(Conflict):
+            await cluster.node(1).acquire(cluster.whole(), wish(cluster.node(1), 1), wait=False)
+
+    run(test)
+
+
+def test_without_its_engine_there_are_no_locks() -> None:
+    cluster = Cluster("cluster")
+
+    async def test() -> None:
+        one, two = cluster.one, cluster.two
+        await one.acquire(cluster.whole(), wish(one, 1), wait=False)
+        cluster.unreachable = True
+        with pytest.raises(NoLocks):
+            await two.acquire(cluster.whole(), wish(two, 1), wait=False)
+
+    run(test)
+
+
+def test_what_nobody_locked_costs_no_question() -> None:
+    cluster = Cluster("cluster")
+
+    async def test() -> None:
+        cluster.unreachable = True
+        await cluster.one.closed(cluster.whole(), cluster.one.owner(7))
+
+    run(test)
+
+
+def test_a_given_back_lock_leaves_nothing_in_the_engine() -> None:
+    cluster = Cluster("cluster")
+
+    async def test() -> None:
+        one = cluster.one
+        await one.acquire(cluster.ranges(), wish(one, 1, start=4, end=9), wait=False)
+        await one.closed(cluster.ranges(), one.owner(1))
+
+    run(test)
+
+    assert cluster.engine.read_now(lambda t: list(t.scan(b"K", b"L"))) == []

@@ -1,0 +1,248 @@
+"""The judge of histories lets pass what may have been, and nothing else."""
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from tests.cluster.histories.events import ABSENT, EMPTY, TORN, Action, Event
+from tests.cluster.histories.models import Violation, check_cache, check_strict
+from tests.cluster.histories.values import content, value_of
+
+UNKNOWN = math.inf
+
+
+def did(
+    action: Action,
+    began: float,
+    ended: float,
+    value: int = 0,
+    *,
+    name: str = "d/a",
+    host: int = 1,
+    refused: bool = False,
+    other: str = "",
+    front: str = "",
+) -> Event:
+    return Event(host, action, name, value, began, ended, refused, other, front)
+
+
+GOOD: dict[str, Sequence[Event]] = {
+    "nothing": [],
+    "read after a put": [did("put", 0, 1, 7), did("read", 2, 3, 7, host=2)],
+    "read during a put, old": [did("put", 0, 2, 7), did("read", 1, 3, ABSENT, host=2)],
+    "read during a put, new": [did("put", 0, 2, 7), did("read", 1, 3, 7, host=2)],
+    "two puts at once, either last": [
+        did("put", 0, 5, 7),
+        did("put", 0, 5, 8, host=2),
+        did("read", 6, 7, 7),
+    ],
+    "an unknown put that was never done": [
+        did("put", 0, 1, 7),
+        did("put", 2, UNKNOWN, 8),
+        did("read", 9, 10, 7),
+    ],
+    "an unknown put that was done late": [
+        did("put", 0, 1, 7),
+        did("put", 2, UNKNOWN, 8),
+        did("read", 9, 10, 7),
+        did("read", 11, 12, 8),
+    ],
+    "one of two exclusive creates": [
+        did("put_new", 0, 2, 7),
+        did("put_new", 1, 3, 8, host=2, refused=True),
+        did("read", 4, 5, 7),
+    ],
+    "reserved, and not shown yet": [
+        did("reserve", 0, 1, 7),
+        did("publish", 1, 5, 7),
+        did("put_new", 2, 3, 8, host=2, refused=True),
+        did("read", 2, 3, ABSENT, host=2),
+        did("read", 6, 7, 7, host=2),
+    ],
+    "who reserved it died": [
+        did("reserve", 0, 1, 7),
+        did("publish", 1, UNKNOWN, 7),
+        did("put_new", 5, 6, 8, host=2),
+        did("read", 7, 8, 8, host=2),
+    ],
+    "renamed": [
+        did("put", 0, 1, 7),
+        did("rename", 2, 3, other="d/b"),
+        did("read", 4, 5, ABSENT),
+        did("read", 4, 5, 7, name="d/b"),
+    ],
+    "renamed what had been renamed": [
+        did("put", 0, 1, 7),
+        did("rename", 2, 5, other="d/b"),
+        did("rename", 2, 5, other="d/c", host=2, refused=True),
+    ],
+    "renamed by two, of whom one's kernel did nothing": [
+        did("put", 0, 1, 7),
+        did("rename", 2, 5, other="d/b", front="mount"),
+        did("rename", 2, 5, other="d/b", front="mount", host=2),
+        did("read", 6, 7, 7, name="d/b"),
+    ],
+    "its own host sees a write in place": [
+        did("put", 0, 1, 7),
+        did("write", 2, 5, 8),
+        did("read", 3, 4, TORN),
+        did("read", 3, 4, 7, host=2),
+        did("read", 6, 7, 8, host=2),
+    ],
+    "parts of a write in place that failed": [
+        did("write", 0, UNKNOWN, 7),
+        did("read", 2, 3, EMPTY, host=2),
+    ],
+    "dropped twice": [did("put", 0, 1, 7), did("drop", 2, 3), did("drop", 4, 5)],
+}
+
+BAD: dict[str, Sequence[Event]] = {
+    "stale": [did("put", 0, 1, 7), did("put", 2, 3, 8), did("read", 4, 5, 7, host=2)],
+    "lost": [did("put", 0, 1, 7), did("read", 2, 3, ABSENT, host=2)],
+    "came back": [
+        did("put", 0, 1, 7),
+        did("put", 2, UNKNOWN, 8),
+        did("read", 3, 4, 8),
+        did("read", 5, 6, 7),
+    ],
+    "two who made one name": [did("put_new", 0, 2, 7), did("put_new", 1, 3, 8, host=2)],
+    "refused by nobody": [did("put_new", 0, 1, 7, refused=True)],
+    "reserved twice": [
+        did("reserve", 0, 1, 7),
+        did("publish", 1, 5, 7),
+        did("put_new", 2, 3, 8, host=2),
+    ],
+    "in two places": [
+        did("put", 0, 1, 7),
+        did("rename", 2, 3, other="d/b"),
+        did("read", 4, 5, 7),
+        did("read", 4, 5, 7, name="d/b"),
+    ],
+    "renamed by two": [
+        did("put", 0, 1, 7),
+        did("rename", 2, 5, other="d/b"),
+        did("rename", 2, 5, other="d/c", host=2),
+    ],
+    "torn": [did("put", 0, 1, 7), did("read", 2, 3, TORN)],
+    "another host sees a write in place": [
+        did("put", 0, 1, 7),
+        did("write", 2, 5, 8),
+        did("read", 3, 4, EMPTY, host=2),
+    ],
+    "from nowhere": [did("read", 0, 1, 7)],
+    "before it was written": [did("read", 0, 1, 7, host=2), did("put", 2, 3, 7)],
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_may_have_been_passes(name: str) -> None:
+    check_strict(GOOD[name])
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_have_been_is_found(name: str) -> None:
+    with pytest.raises(Violation):
+        check_strict(BAD[name])
+
+
+def test_the_shortest_part_that_tells_is_shown() -> None:
+    tail = [did("put", 10 + n, 10.5 + n, 100 + n) for n in range(20)]
+    with pytest.raises(Violation) as caught:
+        check_strict([*BAD["stale"], *tail])
+    assert len(str(caught.value).splitlines()) == 4
+
+
+# ---- the cache's bound
+
+CACHE_GOOD: dict[str, Sequence[Event]] = {
+    "a miss": [did("put", 0, 1, 7), did("read", 2, 3, ABSENT, host=2)],
+    "old within the bound": [
+        did("put", 0, 1, 7),
+        did("put", 5, 6, 8),
+        did("read", 7.5, 7.6, 7, host=2),
+    ],
+    "old, and perhaps never replaced": [
+        did("put", 0, 1, 7),
+        did("put", 5, UNKNOWN, 8),
+        did("read", 20, 21, 7, host=2),
+    ],
+    "new and old by turns within the bound": [
+        did("put", 0, 1, 7),
+        did("put", 5, 6, 8),
+        did("read", 6, 6.1, 8, host=2),
+        did("read", 6.2, 6.3, 7, host=3),
+    ],
+}
+CACHE_BAD: dict[str, Sequence[Event]] = {
+    "old beyond the bound": [
+        did("put", 0, 1, 7),
+        did("put", 5, 6, 8),
+        did("read", 8.5, 8.6, 7, host=2),
+    ],
+    "removed beyond the bound": [
+        did("put", 0, 1, 7),
+        did("remove", 5, 6),
+        did("read", 8.5, 8.6, 7, host=2),
+    ],
+    "torn": [did("put", 0, 1, 7), did("read", 2, 3, TORN, host=2)],
+    "from nowhere": [did("read", 0, 1, 7)],
+}
+
+
+@pytest.mark.parametrize("name", CACHE_GOOD)
+def test_a_cache_may_be_late(name: str) -> None:
+    check_cache(CACHE_GOOD[name], 2.0)
+
+
+@pytest.mark.parametrize("name", CACHE_BAD)
+def test_a_cache_may_not_be_late_without_bound(name: str) -> None:
+    with pytest.raises(Violation):
+        check_cache(CACHE_BAD[name], 2.0)
+
+
+# ---- many at once
+
+
+def _made_up(draw: random.Random, count: int, tasks: int) -> list[Event]:
+    """A history of a real register: each operation done at a moment of its own."""
+    moments = sorted(draw.uniform(0, count) for _ in range(count))
+    value, events, busy = ABSENT, [], [0.0] * tasks
+    for number, moment in enumerate(moments, 1):
+        task = draw.randrange(tasks)
+        began = max(busy[task], moment - draw.random() * 2)
+        if began > moment:
+            continue
+        busy[task] = ended = moment + draw.random() * 2
+        if draw.random() < 0.4:
+            is_known = draw.random() < 0.9
+            value = number
+            events.append(did("put", began, ended if is_known else UNKNOWN, number, host=task))
+        else:
+            events.append(did("read", began, ended, value, host=task))
+    return events
+
+
+def test_registers_pass_and_one_wrong_read_is_found(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(30):
+        events = _made_up(draw, 60, 5)
+        check_strict(events)
+        reads = [n for n, event in enumerate(events) if event.action == "read" and n > 20]
+        if not reads:
+            continue
+        number = draw.choice(reads)
+        wrong = did("read", events[number].began, events[number].ended, 10_000)
+        with pytest.raises(Violation):
+            check_strict([*events[:number], wrong, *events[number + 1 :]])
+
+
+def test_contents_tell_what_they_are() -> None:
+    for value in (1, 2, 16, 123_456):
+        data = content(value)
+        assert value_of(data) == value
+        assert value_of(data[:-16]) == TORN
+        assert value_of(data[:-16] + content(value + 1)[:16]) == TORN
+    assert value_of(b"") == EMPTY
+    assert value_of(bytes(4096)) == TORN

@@ -1,0 +1,258 @@
+"""What the keepers of a cluster's nodes do together, on a clock that jumps from event to event."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from kvfs.background.copies import Copies
+from kvfs.background.keeper import _ROUTINE_S
+from kvfs.errors import Busy, Unavailable
+from kvfs.policy import hot
+from tests.unit.keeping_cluster import GIB, KeptCluster, until
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_closed_file_gets_its_replicas_in_other_zones_and_others_get_none() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(5)
+        kept = cluster.namespace("kept", replicas=1)
+        plain = cluster.namespace("plain")
+        async with cluster.running():
+            inos = [cluster.write(kept, f"{number}", node=1) for number in range(30)]
+            alone = cluster.write(plain, "alone")
+            await until(lambda: all(len(cluster.holders(ino)) == 2 for ino in inos), 60)
+            await trio.sleep(30)
+        assert all(len(cluster.holders(ino)) == 2 for ino in inos)
+        assert cluster.holders(alone) == {1}
+        others = {number for ino in inos for number in cluster.holders(ino)} - {1}
+        assert others == {2, 4}, "1 is in the other zone"
+        assert cluster[1].keeper.report()["under_replicated"] == 0
+
+    run(main)
+
+
+def test_a_node_that_refuses_is_not_asked_again_and_another_takes_the_file() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(4)
+        kept = cluster.namespace("kept", replicas=1)
+        cluster.full(2)
+        cluster.full(4)
+        async with cluster.running():
+            ino = cluster.write(kept, "a")
+            await until(lambda: len(cluster.holders(ino)) == 2, 60)
+        assert cluster.holders(ino) == {1, 3}
+
+    run(main)
+
+
+def test_copies_of_a_lost_node_are_made_again_once_each() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(5)
+        kept = cluster.namespace("kept", replicas=1)
+        async with cluster.running():
+            inos = [cluster.write(kept, f"{number}", node=1 + number % 5) for number in range(60)]
+            await until(lambda: all(len(cluster.holders(ino)) == 2 for ino in inos), 60)
+            before = sum(len(node.brought) for node in cluster.nodes.values())
+            lost = [ino for ino in inos if 3 in cluster.holders(ino)]
+            cluster.lose(3)
+            await until(lambda: all(len(cluster.living(ino)) == 2 for ino in inos), 120)
+            await trio.sleep(_ROUTINE_S)
+        made = sum(len(node.brought) for node in cluster.nodes.values()) - before
+        assert made == len(lost)
+        actors = {
+            number for number, node in cluster.nodes.items() if node.copies.counters["copies_made"]
+        }
+        assert len(actors) > 2, "the work is shared"
+
+    run(main)
+
+
+def test_what_could_not_be_copied_is_said_and_copied_when_it_can_be() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(2)
+        kept = cluster.namespace("kept", replicas=1)
+        cluster.full(2)
+        async with cluster.running():
+            ino = cluster.write(kept, "a")
+            await until(lambda: cluster[1].keeper.report()["under_replicated"] == 1, 60)
+            cluster[2].refuses = None
+            await until(lambda: cluster.holders(ino) == {1, 2}, 3 * _ROUTINE_S)
+            await until(lambda: cluster[1].keeper.report()["under_replicated"] == 0, _ROUTINE_S)
+
+    run(main)
+
+
+def test_more_replicas_than_before_are_made_of_what_is_there() -> None:
+    async def main() -> None:
+        from kvfs.namespace import spaces
+
+        cluster = KeptCluster(4)
+        kept = cluster.namespace("kept", replicas=1)
+        async with cluster.running():
+            ino = cluster.write(kept, "a")
+            await until(lambda: len(cluster.holders(ino)) == 2, 60)
+            cluster[1].seat.transact_now(lambda t: spaces.set_policy(t, kept, replicas=2))
+            await until(lambda: len(cluster.holders(ino)) == 3, 3 * _ROUTINE_S)
+
+    run(main)
+
+
+def test_a_drained_node_gives_all_away_and_says_so() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(4)
+        kept, fast = cluster.namespace("kept", replicas=1), cluster.namespace("fast", kind="cache")
+        async with cluster.running():
+            inos = [cluster.write(kept, f"{number}", node=1) for number in range(20)]
+            once = [cluster.write(fast, f"{number}", node=1) for number in range(20)]
+            await until(lambda: all(len(cluster.holders(ino)) == 2 for ino in inos), 60)
+            cluster[1].host = cluster[1].host._replace(state="draining")
+            await until(lambda: cluster[1].host.state == "drained", 600)
+        assert not any(1 in cluster.holders(ino) for ino in inos + once)
+        assert all(len(cluster.holders(ino)) == 2 for ino in inos)
+        assert all(len(cluster.holders(ino)) == 1 for ino in once)
+
+    run(main)
+
+
+def test_a_node_that_cannot_give_all_away_keeps_the_rest() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(2)
+        kept = cluster.namespace("kept")
+        cluster.full(2)
+        async with cluster.running():
+            ino = cluster.write(kept, "a")
+            cluster[1].host = cluster[1].host._replace(state="draining")
+            await trio.sleep(300)
+            assert cluster.holders(ino) == {1}
+            assert cluster[1].keeper.report()["draining_files_left"] == 1
+            cluster[2].refuses = None
+            await until(lambda: cluster[1].host.state == "drained", 300)
+        assert cluster.holders(ino) == {2}
+
+    run(main)
+
+
+def test_full_nodes_give_to_an_empty_one_no_more_than_its_share() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(4)
+        space = cluster.namespace("space")
+        cluster.lose(4)
+        async with cluster.running():
+            inos = [
+                cluster.write(space, f"{number}", node=1 + number % 3, size=10 * GIB)
+                for number in range(180)
+            ]
+            cluster[4].host = cluster[4].host._replace(alive=True)
+            await until(lambda: len(cluster[4].brought) > 35, 1200)
+            await trio.sleep(1200)
+        assert len(cluster[4].brought) <= 1.1 * 45
+        assert all(len(cluster.holders(ino)) == 1 for ino in inos)
+
+    run(main)
+
+
+def test_a_hot_file_has_more_copies_until_it_is_cold() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(5)
+        fast = cluster.namespace("fast", kind="cache")
+        async with cluster.running():
+            ino = cluster.write(fast, "a")
+            for _ in range(int(hot.HOT) * 3):
+                cluster[1].evening.demanded(ino)
+            await until(lambda: len(cluster.holders(ino)) >= 3, 60)
+            for node in cluster.nodes.values():  # they were not used since
+                entry = node.index.get(ino)
+                if entry is not None:
+                    node.index._touched[ino] = 1
+                    node.index.flush()
+            await until(lambda: len(cluster.holders(ino)) == 1, 600)
+
+    run(main)
+
+
+def test_who_takes_long_says_so_and_is_asked_again() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(2)
+        kept = cluster.namespace("kept", replicas=1)
+        cluster[2].fetch_s = 30.0
+        async with cluster.running():
+            ino = cluster.write(kept, "a")
+            await until(lambda: len(cluster.holders(ino)) == 2, 60)
+        assert cluster[2].brought == [ino]
+
+    run(main)
+
+
+def test_a_node_takes_a_bounded_number_of_files_at_a_time() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(2)
+        space = cluster.namespace("space")
+        cluster[2].fetch_s = 1000.0
+        inos = [cluster.write(space, f"{number}") for number in range(65)]
+
+        async def take(ino: int) -> None:
+            assert await cluster[2].copies.take(None, [ino, 0, False]) is False
+
+        async with cluster.running(), trio.open_nursery() as nursery:
+            for ino in inos[:64]:
+                nursery.start_soon(take, ino)
+            await trio.sleep(1)
+            with pytest.raises(Busy):
+                await cluster[2].copies.take(None, [inos[64], 0, False])
+
+    run(main)
+
+
+def test_who_never_takes_the_file_is_not_waited_for_without_end() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(2)
+        space = cluster.namespace("space")
+        cluster[2].fetch_s = 1e9
+        ino = cluster.write(space, "a", size=1000)
+        async with cluster.running():
+            file = await cluster[1].copies.look(ino)
+            assert file is not None
+            with trio.fail_after(120):
+                with pytest.raises(Unavailable):
+                    await _asked(cluster[1].copies, file)
+
+    run(main)
+
+
+async def _asked(made: Copies, file: object) -> None:
+    await made.ask(2, file)  # type: ignore[arg-type]
+
+
+def test_a_close_that_is_acknowledged_with_its_copies_waits_for_them() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(4)
+        sync = cluster.namespace("sync", replicas=2, acknowledge="sync")
+        later = cluster.namespace("async", replicas=2)
+        acknowledging = cluster[1].acknowledging
+        async with cluster.running():
+            ino = cluster.write(sync, "a")
+            await acknowledging.acknowledge([ino])
+            assert len(cluster.holders(ino)) == 3
+            other = cluster.write(later, "a")
+            await acknowledging.acknowledge([other])
+            assert cluster.holders(other) == {1}
+
+    run(main)
+
+
+def test_a_close_that_cannot_have_its_copies_is_an_error() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(3)
+        sync = cluster.namespace("sync", replicas=2, acknowledge="sync")
+        cluster.full(3)
+        async with cluster.running():
+            ino = cluster.write(sync, "a")
+            with trio.fail_after(60), pytest.raises(Unavailable, match="3 nodes are"):
+                await cluster[1].acknowledging.acknowledge([ino])
+
+    run(main)

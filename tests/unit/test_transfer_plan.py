@@ -1,0 +1,202 @@
+"""Which chunks are asked for next, and of whom."""
+
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfs.cluster.peer_words import PeerAddress
+from kvfs.errors import Conflict, Corrupt, NotFound, Unavailable
+from kvfs.transfer.plan import Plan, Span
+from kvfs.transfer.sources import Source, Sources, Standing
+
+
+def taken(plan: Plan, most: int = 1) -> list[int]:
+    """All that is asked for, in its order."""
+    chunks: list[int] = []
+    while (span := plan.take(most)) is not None:
+        chunks += range(span.first, span.end)
+    return chunks
+
+
+def test_a_file_is_asked_for_in_its_order() -> None:
+    assert taken(Plan(5), 2) == [0, 1, 2, 3, 4]
+
+
+def test_who_waits_comes_first_then_what_is_likely() -> None:
+    plan = Plan(10)
+    plan.expect(Span(7, 2))
+    plan.urge(Span(4, 1))
+    assert taken(plan) == [4, 7, 8, 0, 1, 2, 3, 5, 6, 9]
+
+
+def test_lazily_only_what_is_wanted_is_asked_for() -> None:
+    plan = Plan(10, lazily=True)
+    assert taken(plan) == []
+    plan.urge(Span(4, 2))
+    plan.expect(Span(8, 1))
+    assert plan.left() == 3
+    assert taken(plan, 16) == [4, 5, 8]
+
+
+def test_what_is_here_is_not_asked_for() -> None:
+    plan = Plan(10, present=b"\x83\x01")
+    assert plan.here == 4
+    assert taken(plan, 16) == [2, 3, 4, 5, 6, 9]
+    assert plan.present == b"\x83\x01"
+
+
+def test_what_was_given_back_is_asked_for_first() -> None:
+    plan = Plan(4)
+    assert taken(plan) == [0, 1, 2, 3]
+    plan.put(2)
+    plan.give_back(Span(1, 3))
+    plan.urge(Span(0, 4))
+    assert taken(plan) == [1, 3]
+
+
+def test_how_much_is_here_in_a_row() -> None:
+    plan = Plan(6, present=b"\x1d")
+    assert [plan.run(first, 3) for first in range(6)] == [1, 0, 3, 2, 1, 0]
+    assert plan.has_all(Span(2, 3))
+    assert not plan.has_all(Span(2, 4))
+
+
+@given(
+    st.integers(0, 40),
+    st.booleans(),
+    st.lists(
+        st.tuples(st.sampled_from(["urge", "expect", "take", "put", "back"]), st.integers(0, 39))
+    ),
+)
+def test_a_chunk_is_asked_of_one_at_a_time(
+    chunks: int, lazily: bool, steps: Iterable[tuple[str, int]]
+) -> None:
+    plan, asked, here = Plan(chunks, lazily=lazily), set[int](), set[int]()
+    for step, number in steps:
+        if step == "take":
+            span = plan.take(number + 1)
+            new = set(range(span.first, span.end)) if span else set()
+            assert not new & (asked | here)
+            assert len(new) <= number + 1
+            asked |= new
+        elif number < chunks and step in ("urge", "expect"):
+            getattr(plan, step)(Span(number, min(3, chunks - number)))
+        elif number in asked:
+            asked.discard(number)
+            if step == "put":
+                plan.put(number)
+                here.add(number)
+            else:
+                plan.give_back(Span(number, 1))
+    assert {chunk for chunk in range(chunks) if plan.has(chunk)} == here
+    assert plan.here == len(here)
+    plan.expect(Span(0, chunks))
+    assert set(taken(plan, 7)) == set(range(chunks)) - asked - here
+
+
+# --- of whom ---
+
+
+def at(*nodes: int) -> list[PeerAddress]:
+    return [PeerAddress(node, "host", 1) for node in nodes]
+
+
+def nodes(sources: Iterable[Source]) -> list[int]:
+    return [source.address.node for source in sources]
+
+
+def test_a_small_file_is_asked_of_one_a_large_one_of_all() -> None:
+    assert nodes(Sources(at(1, 2, 3), 3, me=9).activate(0.0)) == [1]
+    assert nodes(Sources(at(1, 2, 3), 100, me=9).activate(0.0)) == [1, 2, 3]
+
+
+def test_a_node_does_not_ask_itself() -> None:
+    assert nodes(Sources(at(1, 2), 100, me=1).activate(0.0)) == [2]
+
+
+def test_who_is_out_is_replaced() -> None:
+    sources = Sources(at(1, 2), 1, me=9)
+    (first,) = sources.activate(0.0)
+    first.failed(NotFound("no"), 0, 0)
+    assert first.standing is Standing.OUT
+    assert nodes(sources.activate(0.0)) == [2]
+
+
+def test_a_failure_that_may_pass_is_tried_again_once() -> None:
+    source = Source(at(1)[0])
+    source.standing = Standing.ACTIVE
+    source.failed(Unavailable("lost"), 1.0, 2.0)
+    source.failed(Unavailable("lost with the first"), 1.5, 2.1)
+    assert source.standing is Standing.ACTIVE
+    source.came(1 << 22, 0.1, 2.5)
+    source.failed(Unavailable("later"), 3.0, 4.0)
+    assert source.standing is Standing.ACTIVE
+    source.failed(Unavailable("again"), 5.0, 6.0)
+    assert source.standing is Standing.OUT
+
+
+def test_who_sends_us_away_is_asked_again_when_the_others_are_out() -> None:
+    sources = Sources(at(1), 100, me=9)
+    (first,) = sources.activate(0.0)
+    sources.redirected(first, at(5, 6))
+    assert (first.standing, first.insist) == (Standing.RESERVE, True)
+    (relay,) = sources.activate(0.0)
+    assert relay.address.node == 5
+    relay.failed(NotFound("no"), 0, 0)
+    assert nodes(sources.activate(0.0)) == [6]
+    sources.of(Standing.ACTIVE)[0].failed(NotFound("no"), 0, 0)
+    assert nodes(sources.activate(0.0)) == [1]
+
+
+def test_who_sends_us_to_nobody_goes_on() -> None:
+    sources = Sources(at(1), 100, me=9)
+    (first,) = sources.activate(0.0)
+    sources.redirected(first, at(9))
+    assert (first.standing, first.insist) == (Standing.ACTIVE, True)
+
+
+def test_who_was_too_slow_is_asked_again_after_a_while_or_in_need() -> None:
+    sources = Sources(at(1, 2), 8, me=9)
+    slow, other = sources.activate(0.0)
+    sources.too_slow(slow, 0.0)
+    assert sources.activate(0.5) == []
+    assert sources.activate(1.5) == [slow]
+    sources.too_slow(slow, 1.5)
+    assert sources.activate(2.6) == []
+    other.failed(NotFound("no"), 0, 0)
+    assert sources.activate(2.6) == [slow]
+
+
+def test_a_fast_one_gets_a_second_stream_and_keeps_it() -> None:
+    source = Source(at(1)[0])
+    source.streams = 1
+    assert source.streams_wanted == 1
+    source.came(4 << 20, 0.04, 1.0)
+    assert source.streams_wanted == 2
+    source.streams = 2
+    source.came(4 << 20, 0.08, 1.1)
+    assert source.streams_wanted == 2
+    source.came(4 << 20, 0.8, 1.2)
+    assert source.streams_wanted == 1
+
+
+def test_fast_ones_are_asked_for_more_at_a_time() -> None:
+    source = Source(at(1)[0])
+    assert source.span_limit(100, 0, 6, alone=False) == 1
+    source.came(4 << 20, 0.01, 1.0)
+    assert source.span_limit(1000, 0, 6, alone=False) == 10
+    assert source.span_limit(12, 0, 6, alone=False) == 1
+    assert source.span_limit(4, 8, 2, alone=True) == 6
+    source.came(4 << 20, 100.0, 1.0)
+    assert source.span_limit(1000, 0, 6, alone=False) == 1
+
+
+def test_what_is_told_where_nobody_is_left() -> None:
+    sources = Sources(at(1, 2, 3), 100, me=9)
+    assert isinstance(sources.failure(), NotFound)
+    for source, error in zip(
+        sources.activate(0.0), [NotFound("no"), Conflict("size"), Corrupt("bytes")], strict=True
+    ):
+        source.failed(error, 0, 0)
+    assert isinstance(sources.failure(), Corrupt)
