@@ -137,6 +137,20 @@ def write_file(path: Path, size_bytes: int) -> None:
 
 def read_file(path: Path, limit_s: float) -> float:
     """Bytes per second of one sequential pass in calls of 8 MiB."""
+    amount, elapsed = _pass(path, limit_s)
+    return amount / elapsed
+
+
+def read_whole(path: Path, size: int, limit_s: float) -> float:
+    """Seconds of such a pass over all of a file. Raises ShortTransfer."""
+    amount, elapsed = _pass(path, limit_s)
+    if amount != size:
+        raise ShortTransfer(str(path))
+    return elapsed
+
+
+def _pass(path: Path, limit_s: float) -> tuple[int, float]:
+    """Bytes and seconds."""
     into, amount = [mmap.mmap(-1, _FILE_CHUNK)], 0
     began = _clock()
     descriptor = os.open(path, os.O_RDONLY)
@@ -145,7 +159,7 @@ def read_file(path: Path, limit_s: float) -> float:
             amount += got
     finally:
         os.close(descriptor)
-    return amount / (_clock() - began)
+    return amount, _clock() - began
 
 
 def read_mapping(path: Path, limit_s: float) -> float:
