@@ -1,7 +1,9 @@
 """The way of a benchmark's program: systems started, data prepared, the report printed."""
 
+import argparse
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +14,31 @@ from benchmarks._interleave import Group, Row
 from benchmarks._systems import System, Unavailable, settle
 
 _PREPARE_S: Final = 300.0
+
+
+def parser(
+    name: str, about: str | None, *, quick: str, rounds: str, peers: str = ""
+) -> argparse.ArgumentParser:
+    """What all have; `quick`, `rounds` and `peers` (none: it has no peers) say what that means."""
+    assert about is not None
+    made = argparse.ArgumentParser(prog=f"dev bench {name}", description=about.splitlines()[0])
+    made.add_argument("--quick", action="store_true", help=quick)
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the JSON object there too")
+    made.add_argument("--rounds", type=int, metavar="N", help=rounds)
+    made.add_argument("--rows", metavar="PATTERN", help="only rows whose name matches (a regex)")
+    if peers:
+        made.add_argument("--no-peers", action="store_true", help=peers)
+    made.add_argument("--dir", default="/var/tmp", help="where all is stored; default /var/tmp")
+    return made
+
+
+def teller(name: str) -> Callable[[str], None]:
+    """Tells how a benchmark goes on, beside its table."""
+
+    def say(text: str) -> None:
+        print(f"bench {name}: {text}", file=sys.stderr, flush=True)
+
+    return say
 
 
 def start(

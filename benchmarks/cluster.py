@@ -33,6 +33,7 @@ _READ_S: Final = 300.0
 _PATIENCE_S: Final = 120.0
 
 Measure = Callable[[Cluster, bool], float]
+_say: Final = _program.teller("cluster")
 
 
 def holders(cluster: Cluster, quick: bool) -> float:
@@ -237,18 +238,9 @@ def _measure(
 
 
 def _options() -> argparse.Namespace:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(prog="dev bench cluster", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="smaller files, one round")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON object there too")
-    parser.add_argument("--rounds", type=int, metavar="N", help="default 3, quick 1")
-    parser.add_argument("--rows", metavar="PATTERN", help="only rows whose name matches (a regex)")
-    parser.add_argument("--dir", default="/var/tmp", help="where all is stored; default /var/tmp")
-    return parser.parse_args()
-
-
-def _say(text: str) -> None:
-    print(f"bench cluster: {text}", file=sys.stderr, flush=True)
+    return _program.parser(
+        "cluster", __doc__, quick="smaller files, one round", rounds="default 3, quick 1"
+    ).parse_args()
 
 
 if __name__ == "__main__":

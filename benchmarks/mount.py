@@ -30,6 +30,7 @@ _QUICK_LAST_S: Final = 8.0
 _FULL_LAST_S: Final = 300.0
 _QUICK_ROUNDS: Final = 3
 _FULL_ROUNDS: Final = 7
+_say: Final = _program.teller("mount")
 
 
 def main() -> int:
@@ -85,21 +86,21 @@ def _measure(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="dev bench mount", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small amounts, ends within 60 s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON object there too")
-    parser.add_argument("--rounds", type=int, metavar="N", help="default 7, quick 3")
+    parser = _program.parser(
+        "mount",
+        __doc__,
+        quick="small amounts, ends within 60 s",
+        rounds="default 7, quick 3",
+        peers="without JuiceFS",
+    )
     parser.add_argument(
         "--mode",
         choices=(*_MODES, "all"),
         help="only this mode of the mount; default passthrough and relay",
     )
-    parser.add_argument("--rows", metavar="PATTERN", help="only rows whose name matches (a regex)")
-    parser.add_argument("--no-peers", action="store_true", help="without JuiceFS")
     parser.add_argument(
         "--juicefs-engine", choices=("sqlite3", "badger"), default="sqlite3", help="default sqlite3"
     )
-    parser.add_argument("--dir", default="/var/tmp", help="where all is stored; default /var/tmp")
     return parser.parse_args()
 
 
@@ -112,10 +113,6 @@ def _wanted(options: argparse.Namespace, base: Path) -> list[System]:
     if not options.no_peers:
         systems.append(JuiceFs(base / "juicefs", options.juicefs_engine))
     return systems
-
-
-def _say(text: str) -> None:
-    print(f"bench mount: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

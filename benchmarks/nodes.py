@@ -21,6 +21,7 @@ from benchmarks._systems import JuiceFs, System
 _QUICK_S: Final = 45.0
 _FULL_S: Final = 900.0
 _FAR_S: Final = 0.02
+_say: Final = _program.teller("nodes")
 
 
 def main() -> int:
@@ -82,19 +83,13 @@ def _wanted(base: Path, server: _several.Server, *, peers: bool) -> list[System]
 
 
 def _options() -> argparse.Namespace:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(prog="dev bench nodes", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small amounts, ends within 90 s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON object there too")
-    parser.add_argument("--rounds", type=int, metavar="N", help="default 7, quick 3")
-    parser.add_argument("--rows", metavar="PATTERN", help="only rows whose name matches (a regex)")
-    parser.add_argument("--no-peers", action="store_true", help="without JuiceFS")
-    parser.add_argument("--dir", default="/var/tmp", help="where all is stored; default /var/tmp")
-    return parser.parse_args()
-
-
-def _say(text: str) -> None:
-    print(f"bench nodes: {text}", file=sys.stderr, flush=True)
+    return _program.parser(
+        "nodes",
+        __doc__,
+        quick="small amounts, ends within 90 s",
+        rounds="default 7, quick 3",
+        peers="without JuiceFS",
+    ).parse_args()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ _QUICK_ROUNDS: Final = 2
 _FULL_ROUNDS: Final = 3
 _PEERS: Final = {SEAWEEDFS: SeaweedFs, JUICEFS: JuiceFsGateway, RCLONE: RcloneServer}
 _QUICK_PEERS: Final = (SEAWEEDFS,)
+_say: Final = _program.teller("s3")
 
 
 def main() -> int:
@@ -87,16 +88,13 @@ def _measure(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="dev bench s3", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="small amounts, one peer, ends within 60 s"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON object there too")
-    parser.add_argument("--rounds", type=int, metavar="N", help="default 3, quick 2")
-    parser.add_argument("--rows", metavar="PATTERN", help="only rows whose name matches (a regex)")
-    parser.add_argument("--no-peers", action="store_true", help="only nginx beside the node")
-    parser.add_argument("--dir", default="/var/tmp", help="where all is stored; default /var/tmp")
-    return parser.parse_args()
+    return _program.parser(
+        "s3",
+        __doc__,
+        quick="small amounts, one peer, ends within 60 s",
+        rounds="default 3, quick 2",
+        peers="only nginx beside the node",
+    ).parse_args()
 
 
 def _wanted(options: argparse.Namespace, base: Path) -> list[System]:
@@ -112,10 +110,6 @@ def _not_quick(options: argparse.Namespace) -> dict[str, str]:
     if not options.quick or options.no_peers:
         return {}
     return {name: "a quick run has one peer" for name in _PEERS if name not in _QUICK_PEERS}
-
-
-def _say(text: str) -> None:
-    print(f"bench s3: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
