@@ -15,6 +15,9 @@ Invariants
 - What has the name of a data file was verified against the record, where the record had a checksum.
 - A file of a cache namespace that nobody alive has is a miss: it is forgotten. One of a durable
   namespace is Unavailable until a holder returns.
+- Of a file that is written in place nobody has the content that was closed last, but for nodes that
+  had a copy before. Without them it is waited for, for a bounded time, until its writer has closed
+  it: then its record is another. A file that is not closed by then is Busy, in a cache a miss.
 """
 
 import logging
@@ -27,7 +30,7 @@ import trio
 
 from kvfs.background import sealing
 from kvfs.background.persist import Persistence
-from kvfs.errors import Conflict, Corrupt, KvfsError, NotFound, Stale, Unavailable
+from kvfs.errors import Busy, Conflict, Corrupt, KvfsError, NotFound, Stale, Unavailable
 from kvfs.incoming import Arriving, Incoming
 from kvfs.meta import keys
 from kvfs.meta.interface import Engine, Transaction
@@ -46,6 +49,8 @@ _PAUSE_S: Final = 0.25
 """Before a file is asked for again that was changed while it came."""
 _LOOKS: Final = 20
 _LOOK_S: Final = 0.02
+_WRITTEN_S: Final = 3.0
+"""For so long it is waited for who writes the file in place to close it."""
 _GATHER_S: Final = 0.01
 _BATCH: Final = 64
 Name = tuple[int, int]
@@ -141,7 +146,7 @@ class Bringing:
         """Returns when the file's data are here. Cancelled: they may come all the same.
 
         Raises NotFound, Stale, Unavailable, Corrupt, Conflict (it is written elsewhere all the
-        time), NoSpace, OSError.
+        time), Busy (it is open for writing elsewhere, and not closed), NoSpace, OSError.
         """
         for attempt in range(_ATTEMPTS):
             inode = await self._engine.read(lambda t: read_inode(t, ino))
@@ -303,6 +308,7 @@ class Bringing:
     async def _from_anywhere(self, incoming: Incoming, inode: Inode, fd: int) -> None:
         ino = incoming.ino
         tried: set[int] = set()
+        deadline = trio.current_time() + _WRITTEN_S
         while True:
             found = await self._engine.read(lambda t: _found(t, ino, inode))
             nodes = [node for node in found.nodes if node not in tried]
@@ -314,6 +320,14 @@ class Bringing:
                     break
             except NotFound:  # they let it go meanwhile: perhaps others have it, or other content
                 await self._settled(ino, inode)
+                continue
+            except Busy as error:
+                if trio.current_time() >= deadline:
+                    if found.durable:
+                        raise
+                    raise _miss(error) from error
+                await self._settled(ino, inode)
+                tried.clear()
                 continue
             except (Unavailable, Corrupt) as error:
                 if await self._is_news(found.nodes, tried):
@@ -334,8 +348,8 @@ class Bringing:
         return True
 
     async def _settled(self, ino: int, inode: Inode) -> None:
-        """Wait for a moment until this node has heard what the holders know already. Raises
-        Conflict where the file has another content."""
+        """Wait for a moment until this node has heard what the holders know already, or until who
+        writes the file has closed it. Raises Conflict where the file has another content."""
         for _ in range(_LOOKS):
             now = (await self._engine.read(lambda t: read_inodes(t, [ino])))[0]
             if now is None or now.version != inode.version:
@@ -351,6 +365,9 @@ class Bringing:
         if arriving is None:
             return False
         try:
+            if not inode.flags & Flag.SEALED:
+                # It may be written where it is: who opens it waits for its next content.
+                await arriving.span(0, 1)
             incoming.begin(arriving)
             await arriving.whole()
             self._name(incoming, inode, fd, arriving.sums)

@@ -173,9 +173,11 @@ class Clustered:
         await self._look()
         return [self.address(node) for node in nodes] != before
 
-    def serve(self, files: DataFiles, index: Index) -> PeerServer:
-        """The server of what this node has; `run` starts it."""
-        shelf = Shelf(files, index, self.fetcher)
+    def serve(
+        self, files: DataFiles, index: Index, is_changed: Callable[[int], bool]
+    ) -> PeerServer:
+        """The server of what this node has; `run` starts it. `is_changed`: as `Shelf` has it."""
+        shelf = Shelf(files, index, self.fetcher, is_changed)
         self.server = PeerServer(self.identity, shelf, lambda: self.member.holds_lease)
         return self.server
 

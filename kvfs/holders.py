@@ -11,6 +11,11 @@ def _nothing(_: int) -> None:
     """Nobody keeps data files open beyond their handles."""
 
 
+def _unchanged(_: int) -> bool:
+    """Nobody has anything open."""
+    return False
+
+
 class Holders:
     """Lookup counts and open counts of inodes. Used from the event loop only."""
 
@@ -21,6 +26,9 @@ class Holders:
         self.let_go: Callable[[int], None] = _nothing
         """Asked before a file is evicted or its space is wanted back: whoever keeps its data file
         open though no handle is, closes it."""
+        self.is_changed: Callable[[int], bool] = _unchanged
+        """Whether somebody has the file open, and may have changed what was published of it: its
+        data file is not what its record says until they have closed it."""
 
     def looked_up(self, ino: int, count: int = 1) -> None:
         """The kernel was given this inode number in `count` replies."""

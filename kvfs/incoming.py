@@ -85,7 +85,7 @@ class Incoming:
         """Returns when these bytes can be read.
 
         Raises NotFound (nobody has them any more), Unavailable, Corrupt, Conflict (the record is
-        another by now), NoSpace, OSError."""
+        another by now), Busy (they are being written where they are), NoSpace, OSError."""
         await self._begun.wait()
         if self.has(offset, length):
             return

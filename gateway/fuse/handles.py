@@ -69,10 +69,17 @@ class OpenFiles:
         self.replaced: set[int] = set()
         """Inodes whose content others replaced, of which the kernel may keep pages."""
         volume.holders.let_go = self.let_go
+        volume.holders.is_changed = self.is_changed
 
     def get(self, ino: int) -> OpenFile | None:
         """The open file of this inode, if any handle is open."""
         return self._files.get(ino)
+
+    def is_changed(self, ino: int) -> bool:
+        """Whether what was published of a file may be overwritten by now: others are to wait until
+        it is closed."""
+        file = self._files.get(ino)
+        return file is not None and file.is_changed
 
     def handle(self, fh: int) -> Handle:
         """Raises Stale for a number that was never given out or is released."""
@@ -89,8 +96,8 @@ class OpenFiles:
         large file that is only read, what has come by the time it is read.
 
         Raises Stale (removed, or a cache file whose data have gone: a miss), NotFound (a miss that
-        other nodes may have had), Corrupt (a durable one whose data have gone), Unavailable,
-        NoSpace, OSError.
+        other nodes may have had), Corrupt (a durable one whose data have gone), Busy (it is being
+        written on another node), Unavailable, NoSpace, OSError.
         """
         writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
         while (waiting := self._making.get(ino)) is not None:
@@ -128,6 +135,7 @@ class OpenFiles:
 
     async def cut(self, file: OpenFile, size: int) -> None:
         """Set the data file's size; in a thread where giving back the blocks takes long."""
+        file.rewritten = True
         if _is_large(file.fd):
             await trio.to_thread.run_sync(os.ftruncate, file.fd, size)
         else:
@@ -169,6 +177,9 @@ class OpenFiles:
         if writable:
             file.writers += 1
             holders.writing(file.ino, file.fd)
+        if handle.overwrites:
+            file.overwriters += 1
+            file.rewritten = True
         return handle
 
     async def _open_file(self, ino: int, flags: int, writable: bool) -> OpenFile:
@@ -335,6 +346,7 @@ class OpenFiles:
         st = os.fstat(file.fd)
         signature = signature_of(st)
         if signature == file.published and not synced:
+            file.rewritten = file.overwriters > 0
             return
         if signature == file.published and self._bringing.is_shared:
             await self._volume.engine.transact(lambda t: lifecycle.synced(t, file.ino))
@@ -364,6 +376,8 @@ class OpenFiles:
                 signature = (*signature[:2], os.fstat(file.fd).st_ctime_ns)
             file.is_new = False
             file.published = signature
+            now = signature_of(os.fstat(file.fd))
+            file.rewritten = file.overwriters > 0 or now[:2] != signature[:2]
         finally:
             file.publishing = None
             for each in waiting:
@@ -451,6 +465,8 @@ class OpenFiles:
         file.handles -= 1
         file.users += 1
         holders.released(file.ino)
+        if handle.overwrites:
+            file.overwriters -= 1
         try:
             if handle.writable:
                 file.writers -= 1

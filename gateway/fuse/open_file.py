@@ -8,6 +8,8 @@ from kvfs.incoming import Incoming
 from kvfs.namespace import inodes
 from kvfs.policy.readahead import Readahead
 
+_APPENDS = os.O_WRONLY | os.O_APPEND
+
 
 class OpenFile:
     """What all handles of one inode share."""
@@ -22,8 +24,10 @@ class OpenFile:
         "ino",
         "is_draft",
         "is_new",
+        "overwriters",
         "published",
         "publishing",
+        "rewritten",
         "set_ids",
         "users",
         "version",
@@ -45,6 +49,10 @@ class OpenFile:
         self.published: tuple[int, int, int] | None = None
         """(size, mtime, ctime) of the data file when it was last published; None: never, by this
         mount."""
+        self.overwriters = 0
+        """Handles through which more can be changed than what is appended."""
+        self.rewritten = False
+        """Whether there were any since it was last published, or it was cut."""
         self.backing_id = 0
         """Of the kernel's registration; 0: none."""
         self.atime_ns = 0
@@ -61,6 +69,14 @@ class OpenFile:
         """Made by this mount, and not published yet."""
         self.is_draft = False
         """Cut to nothing before its data had come: they will not, and it has no name yet."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether some of what was published of it may be overwritten by now. What was appended
+        leaves that as it was. ctime does not count: a chmod or a new name changes it alone."""
+        if not self.rewritten:
+            return False
+        return self.published is None or signature_of(os.fstat(self.fd))[:2] != self.published[:2]
 
     @property
     def is_partial(self) -> bool:
@@ -84,6 +100,11 @@ class Handle:
         """Of who reads what is still coming."""
         self.replaced = False
         """Whether what the kernel keeps of the file's content is of other content."""
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether it can change what the file holds: who may append alone cannot, nor map it."""
+        return self.writable and self.flags & _APPENDS != _APPENDS
 
 
 def signature_of(st: os.stat_result) -> tuple[int, int, int]:

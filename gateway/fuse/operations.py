@@ -527,8 +527,9 @@ class Operations:
 
     async def fallocate(self, fh: int, mode: int, offset: int, length: int) -> None:
         """fallocate(2) on the data file."""
-        fd = self.file(fh).fd
-        await trio.to_thread.run_sync(allocate.fallocate, fd, mode, offset, length)
+        file = self.file(fh)
+        file.rewritten = True
+        await trio.to_thread.run_sync(allocate.fallocate, file.fd, mode, offset, length)
 
     def seek(self, fh: int, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE; what has not come yet counts as data."""

@@ -117,8 +117,8 @@ class Link:
         """Returns when the file's data are on this host. False: they are on no other, or no node
         runs.
 
-        Raises NotFound, Stale, Conflict, Corrupt, NoSpace; Unavailable where nobody who has them
-        answers."""
+        Raises NotFound, Stale, Conflict, Corrupt, NoSpace; Busy while they are written in place on
+        another host; Unavailable where nobody who has them answers."""
         return self._bring({"inode": ino})
 
     def bring_span(self, ino: int, version: int, offset: int, length: int) -> bool:

@@ -62,7 +62,7 @@ class Shelf(Protocol):
     async def offer(self, ask: Ask, peer: int) -> Offer:
         """What is here of what the node `peer` asks for, at least the first chunk.
 
-        Raises NotFound, Conflict (the file has other content), Busy (it is open for writing),
+        Raises NotFound, Conflict (the file has other content), Busy (it is being written),
         Later (it is still on its way), Unavailable, OSError."""
 
     async def sums(self, ino: int, version: int, size: int) -> bytes:

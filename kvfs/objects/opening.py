@@ -87,7 +87,7 @@ class Opener:
 
     def bring(self, facts: Facts) -> None:
         """The object's data are on this host when it returns, or it is another by now. Blocking.
-        Raises NoSuchKey (a miss), Corrupt, Unavailable, NoSpace."""
+        Raises NoSuchKey (a miss), Corrupt, Busy (it is being written), Unavailable, NoSpace."""
         with contextlib.suppress(NotFound, Stale, Conflict):
             if not self._link.bring(facts.ino):
                 raise self._lost(facts)

@@ -80,7 +80,7 @@ class Arriving:
         its end is not waited for.
 
         Raises NotFound (no holder has it), Conflict (its holders have other content: the record is
-        outdated), Busy (it is open for writing where it is), Corrupt (what came had wrong bytes),
+        outdated), Busy (it is being written where it is), Corrupt (what came had wrong bytes),
         Unavailable (nobody answered in time, or it was closed), OSError (of the file). Cancelled:
         the chunks come all the same."""
         span = self._span(offset, length)

@@ -5,6 +5,8 @@ Invariants
 - Of sealed content the index knows the checksums; where it does not (just sealed, or the index is
   new), and of other content, they are computed from the bytes when it is asked for.
 - To have a data file open keeps it from being evicted while it is sent.
+- A data file that is written in place is nobody's: what its record speaks of is not there any more,
+  and what will be published is not there yet.
 """
 
 import os
@@ -39,13 +41,13 @@ class Shelf:
         files: DataFiles,
         index: Index,
         fetcher: Fetcher,
-        is_written: Callable[[int], bool] = lambda ino: False,
+        is_changed: Callable[[int], bool] = lambda ino: False,
     ) -> None:
-        """`is_written`: whether somebody has the file open for writing here."""
+        """`is_changed`: whether the file is open here, with other content than was published."""
         self._files = files
         self._index = index
         self._fetcher = fetcher
-        self._is_written = is_written
+        self._is_changed = is_changed
         self._computed: dict[tuple[int, int, bytes], bytes] = {}
         self._threads = trio.CapacityLimiter(_HASHING_THREADS)
 
@@ -63,6 +65,10 @@ class Shelf:
         if fd is None:
             return await self._offer_arriving(ask, peer)
         try:
+            # Looked at in the step that found the name: once the change is published, this
+            # descriptor has the new content, and the name of the old one goes.
+            if self._is_changed(ask.ino):
+                raise Busy("the file is being written where its data are")
             stat = os.fstat(fd)
             if stat.st_size != ask.size and (ask.sealed or stat.st_size < ask.size):
                 raise Conflict(f"the file has {stat.st_size} bytes here, not {ask.size}")
@@ -129,8 +135,6 @@ class Shelf:
         return sums
 
     async def _offer_unsealed(self, fd: int, ask: Ask) -> Offer:
-        if self._is_written(ask.ino):
-            raise Busy("the file is open for writing")
         stamp = _stamp(fd)
         sums = await self._compute(fd, ask.size, ask.first, ask.chunks)
         if _stamp(fd) != stamp:

@@ -5,6 +5,7 @@ from typing import Final
 
 import trio
 
+from kvfs.errors import Busy
 from kvfs.incoming import SMALL_BYTES
 from kvfs.objects import versions
 from kvfs.objects.finding import Facts
@@ -67,6 +68,8 @@ def _bring(call: Call, facts: Facts) -> Opened | None:
         call.store.bring(facts)
     except NoSuchKey:
         raise _absent(call) from None
+    except Busy:  # clients ask again by themselves
+        raise S3Error("ServiceUnavailable") from None
     return None
 
 

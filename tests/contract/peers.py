@@ -39,7 +39,8 @@ class Peer:
         self.address = PeerAddress(node, host, port)
         self.known = known
         self.written: set[int] = set()
-        """Inode numbers of files that are open for writing here."""
+        """Inode numbers of files that are being written here."""
+        self._refused: dict[int, trio.Event] = {}
         self.identity = Identity(
             Party(CLUSTER, node, 1, f"host-{node}"), lambda: self.known, self.address
         )
@@ -47,10 +48,19 @@ class Peer:
         self.index = Index(MemoryEngine())
         self.client = PeerClient(self.identity)
         self.fetcher = Fetcher(self.client, node)
-        self.shelf = Shelf(self.files, self.index, self.fetcher, self.written.__contains__)
+        self.shelf = Shelf(self.files, self.index, self.fetcher, self._is_changed)
         self.serves = True
         self.server = PeerServer(self.identity, self.shelf, lambda: self.serves)
         self.scope = trio.CancelScope()
+
+    def refused(self, ino: int) -> trio.Event:
+        """Set when somebody asked for a file that is being written here."""
+        return self._refused.setdefault(ino, trio.Event())
+
+    def _is_changed(self, ino: int) -> bool:
+        if ino in self.written:
+            self.refused(ino).set()
+        return ino in self.written
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         with self.scope:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import trio
 
+from kvfs import bringing
 from kvfs.bringing import Change
-from kvfs.errors import Corrupt, NoSpace, NotFound, Stale, Unavailable
+from kvfs.errors import Busy, Corrupt, NoSpace, NotFound, Stale, Unavailable
 from kvfs.meta.records import Inode, namespace_root
 from kvfs.namespace import lifecycle, tree
 from kvfs.store.checksum import checksum
-from tests.contract.bringers import Site, on_nodes, until
+from tests.contract.bringers import Host, Site, on_nodes, until
 from tests.contract.peers import content
 
 MIB = 1 << 20
@@ -267,5 +268,89 @@ def test_what_nobody_else_has_stays_or_goes_with_its_name(tmp_path: Path) -> Non
         with pytest.raises(Stale):
             here.inode(evicted)
         assert there.has(large) and there.has(wanted)
+
+    on_nodes(tmp_path, 2, test)
+
+
+def _rewrite(host: Host, ino: int, data: bytes) -> None:
+    """In place, closed, and published."""
+    version = host.inode(ino).version
+    fd = host.files.open(ino, version, os.O_WRONLY | os.O_TRUNC)
+    os.write(fd, data)
+    st = os.fstat(fd)
+    os.close(fd)
+    host.files.add_version(ino, version, version + 1)
+    host.engine.transact_now(
+        lambda t: lifecycle.publish(
+            t,
+            ino,
+            size=len(data),
+            blocks=st.st_blocks,
+            mtime_ns=st.st_mtime_ns,
+            ctime_ns=st.st_ctime_ns,
+            boot=0,
+            version=version + 1,
+        )
+    )
+    host.files.unlink(ino, version)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("size", [3 * MIB, LARGE])
+def test_what_is_written_in_place_comes_once_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, sealed: bool
+) -> None:
+    monkeypatch.setattr(bringing, "_WRITTEN_S", 60.0)
+
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = there.put(content(size), space=site.durable, sealed=sealed)
+        there.peer.written.add(ino)
+        asked = there.peer.refused(ino)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.bringing.bring, ino)
+            await asked.wait()
+            assert not here.has(ino)
+            _rewrite(there, ino, b"closed")
+            there.peer.written.clear()
+        assert here.read(ino) == b"closed"
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_of_what_is_written_in_place_an_older_copy_is_what_was_closed_last(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, second, third = site.hosts
+        data = content(9 * MIB)
+        ino = third.put(data, space=site.durable, sealed=False)
+        await second.bringing.bring(ino)
+        await until(lambda: site.holders(ino) == [2, 3])
+        third.peer.written.add(ino)
+        fd = third.files.open(ino, 0, os.O_WRONLY)
+        os.pwrite(fd, bytes(MIB), 0)
+        os.close(fd)
+        await here.bringing.bring(ino)
+        assert here.read(ino) == data
+
+    on_nodes(tmp_path, 3, test)
+
+
+def test_what_stays_open_for_writing_is_waited_for_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bringing, "_WRITTEN_S", 0.0)
+
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        kept, cached = (there.put(b"data", space=each) for each in (site.durable, site.cache))
+        there.peer.written.update((kept, cached))
+        with pytest.raises(Busy):
+            await here.bringing.bring(kept)
+        with pytest.raises(NotFound):
+            await here.bringing.bring(cached)
+        there.peer.written.clear()
+        for ino in (kept, cached):  # a miss, but nothing is forgotten
+            await here.bringing.bring(ino)
+            assert here.read(ino) == b"data"
 
     on_nodes(tmp_path, 2, test)

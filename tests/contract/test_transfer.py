@@ -341,9 +341,10 @@ def test_content_that_changes_meanwhile_is_a_conflict(tmp_path: Path) -> None:
     run(tmp_path, 2, test)
 
 
-def test_what_is_written_is_busy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sealed", [True, False])
+def test_what_is_written_is_busy(tmp_path: Path, sealed: bool) -> None:
     async def test(holder: Peer, reader: Peer) -> None:
-        wanted = holder.put(content(SMALL), sealed=False)
+        wanted = holder.put(content(SMALL), sealed=sealed)
         holder.written.add(INO)
         with pytest.raises(Busy):
             await reader.bring(wanted, [holder.address])

@@ -1,5 +1,6 @@
 """Two nodes with a mount each: what one wrote is read on the other, whose data it brings."""
 
+import errno
 import mmap
 import os
 import random
@@ -112,6 +113,46 @@ def test_content_that_was_written_in_place_is_read_at_the_next_open(a: Path, b: 
         held.seek(0)
         assert held.read() == b"SECOND, longer"
     assert there.read_bytes() == b"SECOND, longer"
+
+
+def test_what_is_written_in_place_is_not_read_before_it_is_closed(a: Path, b: Path) -> None:
+    here, there = a / "models" / "torn", b / "models" / "torn"
+    here.write_bytes(b"old content")
+    with open(here, "r+b", buffering=0) as file:
+        file.write(b"NEW CONTENT, half")
+        with pytest.raises(OSError) as failed:
+            there.read_bytes()
+        assert failed.value.errno == errno.EBUSY
+        file.write(b" and half")
+    assert there.read_bytes() == b"NEW CONTENT, half and half"
+
+
+def test_who_has_a_copy_of_what_was_closed_last_reads_that(a: Path, b: Path) -> None:
+    here, there = a / "models" / "copy", b / "models" / "copy"
+    here.write_bytes(b"old content")
+    assert there.read_bytes() == b"old content"
+    with open(here, "r+b", buffering=0) as file:
+        file.write(b"NEW CONTENT, longer")
+        assert there.read_bytes() == b"old content"
+    assert there.read_bytes() == b"NEW CONTENT, longer"
+
+
+def test_what_is_held_open_unchanged_is_read(a: Path, b: Path) -> None:
+    (a / "models" / "held").write_bytes(b"content")
+    with open(a / "models" / "held", "r+b"):
+        assert (b / "models" / "held").read_bytes() == b"content"
+
+
+def test_what_is_appended_to_is_read_as_far_as_it_was_synced(a: Path, b: Path) -> None:
+    here, there = a / "models" / "log", b / "models" / "log"
+    here.write_bytes(b"0\n")
+    with open(here, "ab", buffering=0) as file:
+        file.write(b"1\n")
+        assert there.read_bytes() == b"0\n"
+        os.fsync(file.fileno())
+        file.write(b"2\n")
+        assert there.read_bytes() == b"0\n1\n"
+    assert there.read_bytes() == b"0\n1\n2\n"
 
 
 def test_both_write_to_one_file_in_turn(a: Path, b: Path) -> None:
