@@ -161,10 +161,13 @@ class Recovery:
         return (inode.size, inode.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
 
     async def _publish_grown(self, grown: list[tuple[int, Inode, os.stat_result]]) -> None:
-        """In a cluster other content is another version."""
+        """In a cluster other content is another version, but for the data of an upload, which no
+        other node has: there its parts say what counts."""
+        uploads = [each for each in grown if each[1].flags & Flag.ASSEMBLY]
+        await self._engine.transact(lambda t: _refresh(t, uploads))
         for each in grown:
             ino, inode, _ = each
-            if not self._is_sound(ino, inode):
+            if not inode.flags & Flag.ASSEMBLY and not self._is_sound(ino, inode):
                 record = partial(_publish, each)
                 await publish_anew(self._engine, self._files, ino, inode.version, record)
 

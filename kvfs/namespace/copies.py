@@ -23,11 +23,14 @@ class Copied(NamedTuple):
 
 
 def look(t: Transaction, inos: Sequence[int]) -> list[Copied]:
-    """Those of these files that have data which others can be given."""
+    """Those of these files that have data which others can be given: of an upload that is not
+    complete its node alone has them."""
     found = []
     namespaces: dict[int, Namespace | None] = {}
     for ino, inode in zip(inos, read_inodes(t, inos), strict=True):
         if inode is None or not inode.nlink or not inode.flags & Flag.PUBLISHED:
+            continue
+        if inode.flags & Flag.ASSEMBLY:
             continue
         number = namespace_of(ino)
         if number not in namespaces:
