@@ -37,6 +37,7 @@ from kvfs.background.sealer import Sealer
 from kvfs.background.spare import Spare
 from kvfs.background.strays import Strays
 from kvfs.background.tiering import Tiering
+from kvfs.borrowing import Borrowing
 from kvfs.bringing import Bringing
 from kvfs.changes import Change
 from kvfs.cluster.kept import which_node
@@ -133,10 +134,11 @@ class Node:
             self.volume,
             lambda size: self.evictor.room_for(STORE, size),
         )
+        self.borrowing = Borrowing(engine, self.files)
         if self.cold is not None:
             self.bringing.cold = self.cold.fetch
         if cluster is not None:
-            self.bringing.fetch = cluster.fetch
+            self.bringing.fetch = self.borrowing.fetch = cluster.fetch
             self.bringing.look_again = cluster.look_again
             self.evictor.spare = Spare(cluster.member.roster.lives)
             self.accounting.local = lambda: (
@@ -150,6 +152,7 @@ class Node:
             self.sealer,
             self.evictor,
             self.bringing,
+            self.borrowing,
             self._capacity,
             self.changed,
             self.drop,
@@ -473,6 +476,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             nursery.start_soon(node.requests.run)
             nursery.start_soon(node.leftovers.run)
             nursery.start_soon(node.bringing.run)
+            nursery.start_soon(node.borrowing.run)
             nursery.start_soon(node.whereabouts.run)
             if node.cluster is not None:
                 nursery.start_soon(node.strays.run)

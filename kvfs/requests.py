@@ -6,10 +6,11 @@
 | `room` | `namespace`, `bytes` | `capacity_bytes` of the store, when so much is free |
 | `touched` | `inodes`, in the order of their use | nothing |
 | `bring` | `inode`; `offset`, `length` of what is wanted first | `state` of its data |
+| `borrow` | `inode`, `bytes`; `into`: a number of the client's own | the same |
 
 The data of a file whose data file is not here come when they are asked for (`bring`): `here` (what
-was asked for can be read), `coming` (ask again) or `nowhere` (this node has none to ask).
-
+was asked for can be read), `coming` (ask again) or `nowhere` (this node has none to ask). `borrow`
+has the first bytes of a data file come into another one, which the client has begun (see there).
 
 A client that was killed between its commit and `changed` leaves a notice in the engine
 (`namespace.notices`); the node acts on those that are some seconds old.
@@ -26,6 +27,7 @@ import trio
 from kvfs.background.evictor import Evictor
 from kvfs.background.persist import Persistence
 from kvfs.background.sealer import Sealer
+from kvfs.borrowing import Borrowing
 from kvfs.bringing import Bringing
 from kvfs.changes import Change, from_wire
 from kvfs.control import Handler
@@ -67,6 +69,12 @@ class _Bring(msgspec.Struct):
     """-1: the whole file, whatever its version is by then."""
 
 
+class _Borrow(msgspec.Struct):
+    inode: int
+    bytes: int
+    into: int
+
+
 class Requests:
     """Answers them for one node. `tell_mounts` returns when every mount has forgotten the names;
     `drop` lets orphans go that nobody holds."""
@@ -78,6 +86,7 @@ class Requests:
         sealer: Sealer,
         evictor: Evictor,
         bringing: Bringing,
+        borrowing: Borrowing,
         capacity: Callable[[], int],
         tell_mounts: Callable[[Sequence[Change]], Awaitable[None]],
         drop: Callable[[Sequence[int]], Awaitable[None]],
@@ -87,6 +96,7 @@ class Requests:
         self._sealer = sealer
         self._evictor = evictor
         self._bringing = bringing
+        self._borrowing = borrowing
         self._capacity = capacity
         self._tell_mounts = tell_mounts
         self._drop = drop
@@ -98,6 +108,7 @@ class Requests:
             "room": self._on_room,
             "touched": self._on_touched,
             "bring": self._on_bring,
+            "borrow": self._on_borrow,
         }
 
     async def run(self) -> None:
@@ -140,6 +151,15 @@ class Requests:
                 await self._bringing.bring_span(
                     asked.inode, asked.version, asked.offset, asked.length
                 )
+            return {"state": "here"}
+        return {"state": "coming"}
+
+    async def _on_borrow(self, params: dict[str, Any]) -> dict[str, Any]:
+        asked = msgspec.convert(params, _Borrow)
+        if self._borrowing.fetch is None:
+            return {"state": "nowhere"}
+        with trio.move_on_after(_PATIENCE_S):
+            await self._borrowing.borrow(asked.inode, asked.bytes, asked.into)
             return {"state": "here"}
         return {"state": "coming"}
 

@@ -2,7 +2,8 @@
 
 In a bucket with strict coherence the node's mirror catches up before: one round trip for all
 requests of a worker that wait then. In a cache, what it holds counts for two seconds after the
-engine was last heard; then its objects are missing.
+engine was last heard; then its objects are missing. An upload may go on at another node at once, so
+what is asked of one waits there too.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,16 @@ from s3api.errors import S3Error
 from s3api.together import Together
 
 _OF_OBJECTS = ("GetObject", "HeadObject")
+_OF_UPLOADS = frozenset(
+    (
+        "AbortMultipartUpload",
+        "CompleteMultipartUpload",
+        "ListMultipartUploads",
+        "ListParts",
+        "UploadPart",
+        "UploadPartCopy",
+    )
+)
 
 
 class Freshness:
@@ -37,12 +48,12 @@ class Freshness:
         mirrored = self._mirrored
         if mirrored is None or not bucket:
             return
+        behind = operation in _OF_UPLOADS
         try:
-            behind = self._session.read(lambda t: mirrored.must_catch_up(t, bucket))
+            behind |= self._session.read(lambda t: mirrored.must_catch_up(t, bucket))
         except NotFound:
             if operation in _OF_OBJECTS:
                 raise S3Error("NoSuchKey") from None
-            return
         if behind:
             await self._together.do(None)
 

@@ -126,9 +126,15 @@ class Link:
         span = {"inode": ino, "version": version, "offset": offset, "length": length}
         return self._bring(span)
 
-    def _bring(self, params: dict[str, Any]) -> bool:
+    def borrow(self, ino: int, size: int, into: int) -> bool:
+        """Returns when the first `size` bytes of a data file that another node has are in the data
+        file of a body of ours. False: there are no other nodes, or none runs here. Raises as
+        `bring`."""
+        return self._bring({"inode": ino, "bytes": size, "into": into}, "borrow")
+
+    def _bring(self, params: dict[str, Any], method: str = "bring") -> bool:
         while True:
-            answer = self._ask("bring", params, _DEADLINE_S)
+            answer = self._ask(method, params, _DEADLINE_S)
             state = "nowhere" if answer is None else msgspec.convert(answer, _Brought).state
             if state != "coming":
                 return state == "here"

@@ -10,7 +10,8 @@
 | 6 completing: locked, cut, synced | the object's bytes | the same | the upload, as it was |
 | 7 one transaction | the same | the object | the object |
 
-In step 6 parts with a file of their own are copied to their places.
+In step 6 parts with a file of their own are copied to their places. An assembly is used on the node
+that made it; on others a part gets a file of its own, and a completion copies (`gathering`).
 
 A lock is one of the open file (F_OFD_SETLK): it ends with the descriptor, however the process ends,
 and holds between processes and within one. A completion that finds somebody writing leaves the
@@ -31,12 +32,12 @@ from kvfs.client.transfer import Step
 from kvfs.errors import KvfsError
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
-from kvfs.objects import assembly, moving, uploads
+from kvfs.objects import assembly, uploads
 from kvfs.objects.assembly import Place
 from kvfs.objects.bodies import Bodies
 from kvfs.objects.changing import Moment
 from kvfs.objects.finding import Bucket
-from kvfs.objects.problems import InvalidPart
+from kvfs.objects.gathering import Gathering
 from kvfs.objects.uploads import Part, Upload
 
 _MOST_BYTES: Final = 5 << 40
@@ -120,10 +121,17 @@ class Slots:
 
     @contextlib.contextmanager
     def joined(
-        self, bucket: Bucket, upload: Upload, parts: Sequence[Part], boot: int, step: Step
+        self,
+        bucket: Bucket,
+        upload: Upload,
+        parts: Sequence[Part],
+        gathering: Gathering,
+        boot: int,
+        step: Step,
     ) -> Iterator[Written | None]:
         """Step 6: the data file that holds just these parts one after the other, for as long as it
-        is locked; None where there is none. Raises OSError, InvalidPart, what `step` raises."""
+        is locked; None where there is none on this host. Raises OSError, InvalidPart, what `step`
+        raises."""
         target = self._session.read(lambda t: _target(t, upload, parts, boot))
         fd = None if target is None else self._open(target)
         if fd is None or target is None:
@@ -137,36 +145,24 @@ class Slots:
             if self._session.read(lambda t: _target(t, upload, parts, boot)) != target:
                 yield None
                 return
-            self._put_together(fd, target, parts, step)
+            self._put_together(fd, target, parts, gathering, step)
             if bucket.durable:
                 os.fdatasync(fd)
             yield _written(fd, target, synced=bucket.durable)
         finally:
             os.close(fd)
 
-    def _put_together(self, fd: int, target: int, parts: Sequence[Part], step: Step) -> None:
+    def _put_together(
+        self, fd: int, target: int, parts: Sequence[Part], gathering: Gathering, step: Step
+    ) -> None:
         at = 0
         for part in parts:
             if part.place.data != target:
-                self.copy(part, fd, at, step)
+                gathering.copy(part, fd, at, step)
             at += part.size
         if os.fstat(fd).st_size != at:
             os.ftruncate(fd, at)
         os.utime(fd)
-
-    def copy(self, part: Part, target: int, at: int, step: Step) -> None:
-        """Copy a part's bytes into an open file. Raises InvalidPart, OSError, what `step`
-        raises."""
-        try:
-            fd = self._session.files.open(part.place.data, part.version, os.O_RDONLY)
-        except FileNotFoundError:
-            raise InvalidPart(f"part {part.number} is there no more") from None
-        try:
-            moved = moving.copy_range(fd, part.place.offset, part.size, target, at, step)
-        finally:
-            os.close(fd)
-        if moved != part.size:
-            raise InvalidPart(f"part {part.number} is shorter than it was")
 
     def _find_or_make(
         self, bucket: Bucket, upload: Upload, stride: int, moment: Moment

@@ -67,7 +67,9 @@ class ObjectStore:
         slots = Slots(opened, self._bodies)
         drafts = Drafts(opened, self._bodies, slots)
         self.buckets = Buckets(opened, self._publisher)
-        self.uploads = Uploads(opened, self._bodies, slots, drafts, opener, self._publisher)
+        self.uploads = Uploads(
+            opened, self._bodies, slots, drafts, opener, self._publisher, self._link
+        )
         self.begin = drafts.begin
         self.begin_now = drafts.begin_now
         self.grow = drafts.grow

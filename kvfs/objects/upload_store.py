@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 
 from kvfs.client.finish import Changed
+from kvfs.client.link import Link
 from kvfs.client.placing import Written
 from kvfs.client.session import Session
 from kvfs.client.transfer import Step, go_on
@@ -12,10 +13,11 @@ from kvfs.errors import Conflict, Invalid
 from kvfs.meta.interface import Transaction
 from kvfs.objects import assembly, changing, finding, moving, uploads
 from kvfs.objects.attributes import Metadata
-from kvfs.objects.bodies import Bodies
+from kvfs.objects.bodies import Bodies, Body
 from kvfs.objects.changing import Check, Moment, New, anything
 from kvfs.objects.drafts import Draft, Drafts
 from kvfs.objects.finding import Bucket, Facts
+from kvfs.objects.gathering import Gathering
 from kvfs.objects.opening import Opener
 from kvfs.objects.publishing import Publisher
 from kvfs.objects.slots import Slot, Slots
@@ -33,6 +35,7 @@ class Uploads:
         drafts: Drafts,
         opener: Opener,
         publisher: Publisher,
+        link: Link,
     ) -> None:
         self._session = opened
         self._bodies = bodies
@@ -40,6 +43,7 @@ class Uploads:
         self._drafts = drafts
         self._opener = opener
         self._publisher = publisher
+        self._link = link
 
     def create(self, bucket: bytes, key: bytes, metadata: Metadata) -> Upload:
         """Raises NoSuchBucket, Invalid, TooLarge."""
@@ -196,10 +200,10 @@ class Uploads:
         check: Check = anything,
         step: Step = go_on,
     ) -> Facts:
-        """Put an object together from chosen parts, and end the upload. `step`: as for
-        `ObjectStore.copy`, where bytes are copied; what it raises leaves the upload as it was.
-        Raises as `ObjectStore.commit`, NoSuchUpload and InvalidPart (the upload or a part was
-        changed meanwhile)."""
+        """Put an object together from chosen parts, wherever they were put, and end the upload.
+        `step`: as for `ObjectStore.copy`, where bytes are copied; what it raises leaves the upload
+        as it was. Raises as `ObjectStore.commit`, NoSuchUpload and InvalidPart (the upload or a
+        part was changed meanwhile), Unavailable too where a part's node does not answer."""
         found = self._session.read(lambda t: finding.find_bucket(t, bucket))
 
         def fn(t: Transaction, body: Written, changed: Changed, *, released: bool = False) -> Facts:
@@ -212,21 +216,30 @@ class Uploads:
             uploads.complete(t, found, upload, result, moment, changed)
             return result
 
-        with self._slots.joined(found, upload, parts, self._session.boot, step) as written:
-            if written is not None:
-                return self._publisher.change_synced(
-                    found, lambda t, changed: fn(t, written, changed, released=True)
-                )
-        body = self._bodies.begin(found, sum(part.size for part in parts))
+        boot = self._session.boot
+        with Gathering(self._session, self._link, self._bodies, found, parts) as gathering:
+            with self._slots.joined(found, upload, parts, gathering, boot, step) as written:
+                if written is not None:
+                    return self._publisher.change_synced(
+                        found, lambda t, changed: fn(t, written, changed, released=True)
+                    )
+            body = self._gathered(found, parts, gathering, step)
+        return self._publisher.publish(body, fn)
+
+    def _gathered(
+        self, bucket: Bucket, parts: Sequence[Part], gathering: Gathering, step: Step
+    ) -> Body:
+        """A new body of these parts, one after the other."""
+        body = self._bodies.begin(bucket, sum(part.size for part in parts))
         try:
             at = 0
             for part in parts:
-                self._slots.copy(part, body.fd, at, step)
+                gathering.copy(part, body.fd, at, step)
                 at += part.size
         except BaseException:
             self._bodies.discard(body)
             raise
-        return self._publisher.publish(body, fn)
+        return body
 
     def _commit_slot(
         self, slot: Slot, upload: Upload, number: int, etag: str, metadata: Metadata

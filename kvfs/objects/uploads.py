@@ -199,10 +199,18 @@ def _part(
     place = assembly.take_place(raw)
     if place is None and not finding.is_object(t, ino, inode, boot):
         return None
-    if place is not None and (place.data not in assemblies or inode.boot not in (0, boot)):
+    if place is not None and not (place.data in assemblies and _is_kept(t, place, inode, boot)):
         return None
     etag = attributes.etag_of(raw.get(attributes.ETAG), ino, inode)
     return Part(number, ino, inode, etag, attributes.split(raw), place or Place(ino, 0))
+
+
+def _is_kept(t: Transaction, place: Place, inode: Inode, boot: int) -> bool:
+    """Whether the bytes of a part in an assembly survived the last power cut, if there was one: of
+    what another node wrote, that node knows, as with files (`published.is_visible`)."""
+    if inode.boot in (0, boot):
+        return True
+    return bool(t.node) and t.get(keys.unsealed(place.data)) not in (None, t.node)
 
 
 def choose_parts(t: Transaction, upload: Upload, wanted: Sequence[Wanted], boot: int) -> list[Part]:

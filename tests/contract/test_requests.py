@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from kvfs import requests
+from kvfs.borrowing import Borrowing
 from kvfs.bringing import Bringing
 from kvfs.changes import Change, to_wire
 from kvfs.errors import NoSpace, Unavailable
@@ -37,6 +38,7 @@ class Asked:
             node.sealer,
             node.evictor,
             Bringing(node.engine, node.files, node.index, volume, self._room),
+            Borrowing(node.engine, node.files),
             lambda: 1234,
             self._tell,
             self._drop,

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from s3api.identities import ADMINISTRATOR
 from tests.cluster.waiting import wait_until
 from tests.integration.s3 import S3, code_of, refused, users_of
 from tests.integration.several import several
+
+PART = 5 << 20
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +81,132 @@ def test_of_conditional_puts_on_both_one_wins(servers: tuple[S3, S3]) -> None:
             there.put_object(Bucket="conditional", Key=f"k{number}", Body=b"b", IfNoneMatch="*")
 
 
-def test_an_upload_goes_on_at_another_node(servers: tuple[S3, S3]) -> None:
+class Sent:
+    """An upload whose parts are put by whichever client."""
+
+    def __init__(self, client: Any, bucket: str, key: str) -> None:
+        self.of = {"Bucket": bucket, "Key": key}
+        self.of["UploadId"] = client.create_multipart_upload(**self.of)["UploadId"]
+        self.parts: list[dict[str, Any]] = []
+        self.data = b""
+
+    def put(self, client: Any, size: int) -> None:
+        number = len(self.parts) + 1
+        data = random.Random(number).randbytes(size)
+        sent = client.upload_part(**self.of, PartNumber=number, Body=data)
+        self.sent(sent["ETag"], data)
+
+    def copy(self, client: Any, source: str, first: int, data: bytes) -> None:
+        number, last = len(self.parts) + 1, first + len(data) - 1
+        sent = client.upload_part_copy(
+            **self.of,
+            PartNumber=number,
+            CopySource=source,
+            CopySourceRange=f"bytes={first}-{last}",
+        )
+        self.sent(sent["CopyPartResult"]["ETag"], data)
+
+    def sent(self, tag: str, data: bytes) -> None:
+        self.parts.append({"PartNumber": len(self.parts) + 1, "ETag": tag})
+        self.data += data
+
+    def listed(self, client: Any) -> list[dict[str, Any]]:
+        found = client.list_parts(**self.of)["Parts"]
+        return [{name: each[name] for name in ("PartNumber", "ETag")} for each in found]
+
+    def complete(self, client: Any) -> None:
+        client.complete_multipart_upload(**self.of, MultipartUpload={"Parts": self.parts})
+
+    def check(self, client: Any) -> None:
+        """That it is read whole, and in ranges over the seams of its parts."""
+        key = {name: self.of[name] for name in ("Bucket", "Key")}
+        for at in (0, PART - 7, 2 * PART - 1, len(self.data) - 20):
+            ranged = client.get_object(**key, Range=f"bytes={at}-{at + 19}")
+            assert ranged["Body"].read() == self.data[at : at + 20]
+        assert client.get_object(**key)["Body"].read() == self.data
+
+
+def data_of(server: S3) -> set[str]:
+    """The data files of a node."""
+    return {path.name for path in server.node.store.glob("data/???/*")}
+
+
+@pytest.mark.parametrize("bucket", ["uploads", "cache"])
+def test_an_upload_goes_on_at_another_node(servers: tuple[S3, S3], bucket: str) -> None:
     first, second = servers
     here, there = first.client(ADMINISTRATOR), second.client(ADMINISTRATOR)
-    here.create_bucket(Bucket="uploads")
-    part = b"p" * (5 << 20)
-    upload = here.create_multipart_upload(Bucket="uploads", Key="k")["UploadId"]
-    of = {"Bucket": "uploads", "Key": "k", "UploadId": upload}
-    sent = [here.upload_part(**of, PartNumber=number, Body=part)["ETag"] for number in (1, 2)]
-    listed = there.list_parts(**of)["Parts"]
-    assert [each["ETag"] for each in listed] == sent
-    parts = [{"PartNumber": at + 1, "ETag": tag} for at, tag in enumerate(sent)]
-    here.complete_multipart_upload(**of, MultipartUpload={"Parts": parts})
-    assert there.head_object(Bucket="uploads", Key="k")["ContentLength"] == 2 * len(part)
+    if bucket != "cache":
+        here.create_bucket(Bucket=bucket)
+    before = data_of(first)
+    upload = Sent(here, bucket, "k")
+    for size in (PART, PART, 1000):
+        upload.put(here, size)
+    sent = data_of(first) - before
+    assert sent
+    assert upload.listed(there) == upload.parts
+    upload.complete(there)
+    upload.check(there)
+    with refused(404, "NoSuchUpload"):
+        here.list_parts(**upload.of)
+    if bucket == "cache":
+        wait_until((first.mount / bucket / "k").exists, "the first node shows the object")
+    upload.check(here)
+    wait_until(lambda: not sent & data_of(first), "what the parts were in has gone")
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_an_upload_has_its_parts_on_both_nodes(servers: tuple[S3, S3], last: int) -> None:
+    clients = [each.client(ADMINISTRATOR) for each in servers]
+    here, there = clients
+    bucket = f"mixed{last}"
+    here.create_bucket(Bucket=bucket)
+    source = random.Random(7).randbytes(PART + 100)
+    here.put_object(Bucket=bucket, Key="source", Body=source)
+    upload = Sent(here, bucket, "k")
+    upload.put(here, PART)
+    upload.put(there, PART)
+    upload.copy(there, f"{bucket}/source", 50, source[50 : 50 + PART])
+    upload.put(here, PART)
+    upload.put(there, 1000)
+    for client in clients:
+        assert upload.listed(client) == upload.parts
+    upload.complete(clients[last])
+    for client in clients:
+        upload.check(client)
+
+
+def test_an_upload_that_is_aborted_elsewhere_leaves_nothing(servers: tuple[S3, S3]) -> None:
+    first, second = servers
+    here, there = first.client(ADMINISTRATOR), second.client(ADMINISTRATOR)
+    here.create_bucket(Bucket="aborted")
+    before = data_of(first)
+    upload = Sent(here, "aborted", "k")
+    upload.put(here, PART)
+    upload.put(here, 1000)
+    assert data_of(first) - before
+    there.abort_multipart_upload(**upload.of)
+    wait_until(lambda: not data_of(first) - before, "the parts' data have gone")
+    with refused(404, "NoSuchUpload"):
+        here.list_parts(**upload.of)
+
+
+def test_objects_are_copied_and_replaced_where_they_are_not(servers: tuple[S3, S3]) -> None:
+    first, second = servers
+    here, there = first.client(ADMINISTRATOR), second.client(ADMINISTRATOR)
+    here.create_bucket(Bucket="there")
+    of = {"Bucket": "there", "Key": "k"}
+    data = random.Random(3).randbytes(PART)
+    tag = here.put_object(**of, Body=data, Metadata={"said": "here"})["ETag"]
+    there.copy_object(Bucket="there", Key="copy", CopySource="there/k")
+    copied = here.get_object(Bucket="there", Key="copy", Range="bytes=100-199")
+    assert (copied["Metadata"], copied["ETag"]) == ({"said": "here"}, tag)
+    assert copied["Body"].read() == data[100:200]
+    with refused(412, "PreconditionFailed"):
+        there.put_object(**of, Body=b"other", IfMatch='"other"')
+    there.put_object(**of, Body=b"other", IfMatch=tag)
+    with refused(412, "PreconditionFailed"):
+        here.put_object(**of, Body=b"late", IfMatch=tag)
+    assert here.get_object(**of)["Body"].read() == b"other"
 
 
 def test_objects_of_a_cache_are_seen_soon(servers: tuple[S3, S3]) -> None:
@@ -134,6 +249,35 @@ def test_without_its_holder_a_cached_object_is_a_miss(servers: tuple[S3, S3]) ->
     first.node.up()
     wait_until(lambda: _is_there(there, "kept", "only"), "the holder is back")
     assert there.get_object(Bucket="kept", Key="only")["Body"].read() == b"kept"
+
+
+def test_an_upload_outlives_a_kill_of_the_node_that_has_its_parts(servers: tuple[S3, S3]) -> None:
+    first, second = servers
+    there = second.client(ADMINISTRATOR)
+    there.create_bucket(Bucket="killed")
+    upload = Sent(there, "killed", "k")
+    with _restarted(first) as here:
+        for size in (PART, PART, 1000):
+            upload.put(here, size)
+        first.node.kill()
+        with refused(503, "ServiceUnavailable"):
+            upload.complete(there)
+        first.node.up()
+    with _restarted(first) as here:
+        upload.complete(here)
+        upload.check(here)
+    upload.check(there)
+
+
+@contextmanager
+def _restarted(server: S3) -> Iterator[Any]:
+    """A client of a node whose S3 has another port by now."""
+    renewed = S3(server.node, server.users)
+    try:
+        yield renewed.client(ADMINISTRATOR)
+    finally:
+        for client in renewed.clients.values():
+            client.close()
 
 
 def _is_there(client: Any, bucket: str, key: str) -> bool:
