@@ -94,11 +94,6 @@ def generate(cluster: str) -> Secret:
     return Secret(cluster, os.urandom(KEY_SIZE))
 
 
-def new_cluster() -> str:
-    """The id of a cluster that is founded."""
-    return os.urandom(8).hex()
-
-
 def parse(text: str, source: str) -> Secrets:
     """The secrets in a text that came from `source`. Raises Invalid, which shows nothing of it."""
     found = []
