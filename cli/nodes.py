@@ -45,6 +45,7 @@ def list_nodes(config_file: Path | None, store: Path | None, as_json: bool) -> N
         return
     click.echo(f"cluster {report['cluster']}, seen from node {report['node']} ({report['name']})")
     click.echo(table(report["nodes"]), nl=False)
+    click.echo(obstacles(report["nodes"]), nl=False)
 
 
 @command.command("drain")
@@ -54,8 +55,9 @@ def list_nodes(config_file: Path | None, store: Path | None, as_json: bool) -> N
 def drain(which: str, stop: bool, config_file: Path | None, store: Path | None) -> None:
     """Have all data of a node moved to others while it goes on serving.
 
-    NODE is a number or a name. `kvfs node list` shows it as 'draining', and as 'drained' when
-    nothing is left: then it can be stopped and removed.
+    NODE is a number or a name. `kvfs node list` shows it as 'draining', with what is in the way, and
+    as 'drained' when nothing is left: then it can be stopped and removed. Files of a cache that
+    nobody has room for are evicted.
     """
     config = settings.resolve(config_file, store=store)
     name = node.ask(config, "drain", {"node": which, "stop": stop})
@@ -137,6 +139,15 @@ def table(nodes: list[dict[str, Any]]) -> str:
         for row in rows
     )
     return "".join(f"  {line.rstrip()}\n" for line in lines)
+
+
+def obstacles(nodes: list[dict[str, Any]]) -> str:
+    """What keeps nodes that are drained from being empty; a line for each."""
+    return "".join(
+        f"  node {each['number']} ({each['name']}) still has {each['obstacle']}\n"
+        for each in nodes
+        if each["state"] == "draining" and each["obstacle"]
+    )
 
 
 def _row(shown: dict[str, Any]) -> tuple[str, str, str, str, str, str, str, str, str]:

@@ -2,12 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from cli import node, nodes, settings
 from kvfs.units import format_size
+
+_EVICTED: Final = {
+    "namespace_full": "namespace full",
+    "store_full": "store full",
+    "drained": "node drained",
+}
 
 
 @click.command("status")
@@ -44,6 +50,8 @@ def _show(status: dict[str, Any]) -> None:
     if (cluster := status.get("cluster")) is not None:
         console.print(_membership(cluster), markup=False)
         console.print(nodes.table(cluster["nodes"]), markup=False)
+        if stuck := nodes.obstacles(cluster["nodes"]):
+            console.print(stuck, markup=False)
     table = Table("NAMESPACE", "KIND", box=box.SIMPLE_HEAD)
     for name in ("USED", "CAPACITY", "FILES"):
         table.add_column(name, justify="right")
@@ -57,7 +65,7 @@ def _show(status: dict[str, Any]) -> None:
         )
     console.print(table)
     counters = status["counters"]
-    for reason, meaning in (("namespace_full", "namespace full"), ("store_full", "store full")):
+    for reason, meaning in _EVICTED.items():
         if files := counters[f"evicted_files_{reason}"]:
             size = format_size(counters[f"evicted_bytes_{reason}"])
             console.print(f"  evicted {files} files, {size}: {meaning}")

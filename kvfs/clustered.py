@@ -28,6 +28,7 @@ import trio
 
 from kvfs.background.accounting import Space
 from kvfs.background.copies import Brings
+from kvfs.background.draining import Evict
 from kvfs.background.removal import Forget, Removal
 from kvfs.background.renewal import Renewal
 from kvfs.cluster.claims import Claims
@@ -181,12 +182,12 @@ class Clustered:
         self.server = PeerServer(self.identity, shelf, lambda: self.member.holds_lease)
         return self.server
 
-    def keep_copies(self, brings: Brings, index: Index, bytes_per_s: int) -> Replicas:
+    def keep_copies(self, brings: Brings, index: Index, evict: Evict, bytes_per_s: int) -> Replicas:
         """This node's part in keeping copies; whoever has it runs it."""
         assert self.server is not None, "serve comes first"
         member, peers = self.member, self.peers
         self.replicas = Replicas(
-            self.engine, member, peers, self.server, brings, index, bytes_per_s
+            self.engine, member, peers, self.server, brings, index, evict, bytes_per_s
         )
         return self.replicas
 
@@ -354,4 +355,6 @@ def _own_address(location: Location) -> str:
 
 def _measured(space: Space, replicas: Replicas | None) -> Measured:
     load = min(os.getloadavg()[0] / len(os.sched_getaffinity(0)), 1.0)
-    return Measured(space.free, space.capacity, load, replicas.lacking if replicas else 0)
+    if replicas is None:
+        return Measured(space.free, space.capacity, load)
+    return Measured(space.free, space.capacity, load, replicas.lacking, replicas.obstacle)

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -58,6 +59,11 @@ def parse_shared(text: str) -> Place:
     if not _NAME.fullmatch(name) or not os.path.isabs(root):
         raise Invalid(f"'{text}' is no shared store: write NAME=DIR, DIR from /")
     return Place(SHARED + name, os.path.abspath(root))
+
+
+def is_shared(media: Sequence[str]) -> bool:
+    """Whether a namespace with these media has its files in a shared store."""
+    return bool(media) and media[0].startswith(SHARED)
 
 
 def is_medium(text: str) -> bool:

@@ -223,7 +223,9 @@ class Node:
         """Serve peers and take part in keeping copies; returns what is to be run for that."""
         # A mount says so, and there may be another one later.
         cluster.serve(self.files, self.index, lambda ino: self.holders.is_changed(ino))
-        replicas = cluster.keep_copies(self.bringing, self.index, self.config.repair_rate)
+        replicas = cluster.keep_copies(
+            self.bringing, self.index, self.evictor.evict, self.config.repair_rate
+        )
         self.replicas = self.damage.others = replicas
         self.volume.on_published = self._published
         self.volume.acknowledge = replicas.acknowledge

@@ -8,6 +8,7 @@ import trio
 
 from kvfs.background.acknowledging import Acknowledging
 from kvfs.background.copies import TAKE, Brings, Copies
+from kvfs.background.draining import Evict
 from kvfs.background.evening import Evening
 from kvfs.background.keeper import Keeper
 from kvfs.cluster import standing
@@ -35,6 +36,7 @@ class Replicas:
         server: PeerServer,
         brings: Brings,
         index: Index,
+        evict: Evict,
         bytes_per_s: int,
     ) -> None:
         self._engine = engine
@@ -49,7 +51,7 @@ class Replicas:
             self._call,
             engine.catch_up,
         )
-        self._keeper = Keeper(self._copies, bytes_per_s, self._drained)
+        self._keeper = Keeper(self._copies, bytes_per_s, evict, self._drained)
         self._evening = Evening(self._copies, index, bytes_per_s)
         self._acknowledging = Acknowledging(self._copies)
         self.acknowledge = self._acknowledging.acknowledge
@@ -130,6 +132,11 @@ class Replicas:
     def lacking(self) -> int:
         """Files that lack copies which this node is to have made."""
         return self._keeper.lacking
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps this node from being drained, for people; empty: nothing."""
+        return self._keeper.obstacle
 
     def report(self) -> dict[str, Any]:
         """For the node's status."""

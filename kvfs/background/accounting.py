@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from kvfs.media import SHARED
+from kvfs.media import is_shared
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import namespace_of
 from kvfs.namespace import spaces
@@ -98,10 +98,6 @@ class Census(NamedTuple):
         return min(own, self.store.free + caches)
 
 
-def _is_shared(media: list[str]) -> bool:
-    return bool(media) and media[0].startswith(SHARED)
-
-
 def _nothing() -> tuple[int, int]:
     return 0, 0
 
@@ -136,7 +132,7 @@ class Accounting:
         if self.local is not None:
             own, brought = self.local()
             here = {each.id: own.get(each.id, 0) + growth.get(each.id, 0) for each in listed}
-        shared = {each.id for each in listed if _is_shared(each.namespace.media)}
+        shared = {each.id for each in listed if is_shared(each.namespace.media)}
         store = self._store(
             sum(size for number, size in here.items() if number not in shared) + brought
         )

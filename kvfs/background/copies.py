@@ -103,12 +103,18 @@ class Copies:
         return found[0] if found else None
 
     async def make(
-        self, file: Copied, count: int, *, hot: bool = False, without: Collection[int] = ()
+        self,
+        file: Copied,
+        count: int,
+        *,
+        hot: bool = False,
+        without: Collection[int] = (),
+        refusals: dict[int, str] | None = None,
     ) -> list[int]:
         """Have `count` more nodes take the file; those that have. Fewer where no more are there,
-        or will. Cancelled: some may take it all the same."""
+        or will: `refusals` is given why. Cancelled: some may take it all the same."""
         made: list[int] = []
-        refused = set(without)
+        refused = {} if refusals is None else refusals
         while len(made) < count:
             chosen = placement.choose(
                 self.snapshot(),
@@ -117,7 +123,7 @@ class Copies:
                 count - len(made),
                 holders=[*file.holders, *made],
                 media=file.namespace.media,
-                without=refused,
+                without={*without, *refused},
             )
             if not chosen:
                 break
@@ -127,14 +133,14 @@ class Copies:
         return made
 
     async def _try(
-        self, node: int, file: Copied, hot: bool, made: list[int], refused: set[int]
+        self, node: int, file: Copied, hot: bool, made: list[int], refused: dict[int, str]
     ) -> None:
         try:
             await self.ask(node, file, hot=hot)
         except KvfsError as error:
             log.info("node %d takes no copy of inode %#x: %s", node, file.ino, error)
             self.counters["copies_refused"] += 1
-            refused.add(node)
+            refused[node] = str(error)
         else:
             made.append(node)
 

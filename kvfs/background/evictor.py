@@ -37,9 +37,10 @@ from kvfs.background.releasing import Releaser
 from kvfs.background.spare import Spare
 from kvfs.background.unlinking import unlink_each
 from kvfs.errors import NoSpace
+from kvfs.meta import keys
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, Inode
-from kvfs.namespace import lifecycle, spaces, tree
+from kvfs.namespace import copies, lifecycle, spaces, tree
 from kvfs.namespace.inodes import BLOCK, read_inodes
 from kvfs.policy import demotion, eviction
 from kvfs.store import lease
@@ -105,6 +106,8 @@ class Evictor:
             "evicted_bytes_namespace_full": 0,
             "evicted_files_store_full": 0,
             "evicted_bytes_store_full": 0,
+            "evicted_files_drained": 0,
+            "evicted_bytes_drained": 0,
             "passed_over_in_use": 0,
             "dropped_copies": 0,
         }
@@ -204,12 +207,35 @@ class Evictor:
         except NoSpace:
             await unlink_each(self._files, chosen)
             evicted = await self._engine.transact(remove_names)
+        return released + await self._evicted(evicted, reason)
+
+    async def evict(self, ino: int) -> bool:
+        """Evict a file of a cache namespace that only this node has and nobody here uses, since the
+        node is drained; whether it did. What the cold tier takes keeps its name. Raises KvfsError,
+        OSError."""
+        (inode,) = await self._engine.read(lambda t: read_inodes(t, [ino]))
+        if inode is None or self._in_use(ino, inode):
+            return False
+        name = ino, inode.version
+        if self.releaser is not None:
+            _, rest = await self.releaser.release([name], patient=True)
+            if not rest:
+                return False  # it is there, or on its way: the next who looks finds it gone
+        now = time.time_ns()
+        evicted = await self._engine.transact(lambda t: _evict_last(t, name, now))
+        if evicted is None:
+            return False
+        await self._evicted([evicted], "drained")
+        return True
+
+    async def _evicted(self, evicted: Evicted, reason: str) -> int:
+        """What follows step 1; the bytes freed."""
         self._tell(evicted)
         await self._drop(evicted)
         freed = sum(each.inode.blocks for each in evicted) * BLOCK
         self._counters[f"evicted_files_{reason}"] += len(evicted)
         self._counters[f"evicted_bytes_{reason}"] += freed
-        return released + freed
+        return freed
 
     async def _choose(
         self, namespaces: list[int], need: int, spare: Spare | None = None
@@ -314,3 +340,14 @@ class Evictor:
         announcing = Persistence(log.warning, "mounts may name evicted files still")
         async for evicted in self._announced:
             await announcing.attempt(partial(self._on_removed, evicted), pause_s=0)
+
+
+def _evict_last(t: Transaction, name: tuple[int, int], now: int) -> lifecycle.Evicted | None:
+    """Step 1 of a cache's file that no other node has; else nothing."""
+    ino, version = name
+    (inode,) = read_inodes(t, [ino])
+    if inode is None or inode.version != version or spaces.is_durable(t, ino):
+        return None
+    if any(keys.pack_node(node) != t.node for node in copies.whole_holders(t, ino, version)):
+        return None
+    return lifecycle.evict(t, ino, now)

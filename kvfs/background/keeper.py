@@ -7,7 +7,7 @@
 | ten minutes pass | all that this node holds |
 
 Each time the first of a file's live holders acts, the others do not (`policy.repair`). A node that
-is drained gives all away by itself, and says so when it has nothing left.
+is drained gives all away by itself (`draining`).
 
 Invariants
 - Repair keeps to a rate; copies of what was just closed do not wait for it.
@@ -21,6 +21,7 @@ from typing import Any, Final
 import trio
 
 from kvfs.background.copies import Copies
+from kvfs.background.draining import Draining, Evict
 from kvfs.background.persist import Persistence
 from kvfs.meta import keys
 from kvfs.meta.records import Flag, namespace_of
@@ -57,13 +58,16 @@ class Keeper:
     """That of one node. `bytes_per_s`: of repair; `drained` says that nothing is left here."""
 
     def __init__(
-        self, made: Copies, bytes_per_s: int, drained: Callable[[], Awaitable[None]]
+        self,
+        made: Copies,
+        bytes_per_s: int,
+        evict: Evict,
+        drained: Callable[[], Awaitable[None]],
     ) -> None:
         self._copies = made
         self._me = made.me
-        self._node = keys.pack_node(made.me)
         self._engine = made.engine
-        self._drained = drained
+        self._draining = Draining(made, evict, self._afford, drained)
         self._rate = bytes_per_s
         self._pace = Pace(bytes_per_s, 0.0)
         self._waiting: dict[int, _Due] = {}
@@ -72,8 +76,7 @@ class Keeper:
         self._seen: dict[int, bool] = {}
         self._slots = trio.Semaphore(_WORKERS)
         self._without = 0
-        self._left: int | None = None
-        self.counters = {"drained_files": 0}
+        self.counters = self._draining.counters
 
     def published(self, ino: int) -> None:
         """A file was closed here."""
@@ -89,6 +92,11 @@ class Keeper:
         """Files that lack copies which this node is to have made."""
         return len(self._lacking)
 
+    @property
+    def obstacle(self) -> str:
+        """What keeps this node from being drained, for people; empty: nothing."""
+        return self._draining.obstacle
+
     def report(self) -> dict[str, Any]:
         """For the node's status: what this node is to see to."""
         return {
@@ -96,7 +104,7 @@ class Keeper:
             "without_holder": self._without,
             "waiting": len(self._waiting),
             "in_progress": len(self._working),
-            "draining_files_left": self._left,
+            **self._draining.report(),
         }
 
     async def run(self) -> None:
@@ -106,7 +114,7 @@ class Keeper:
             nursery.start_soon(self._watch)
             nursery.start_soon(self._patrol)
             nursery.start_soon(self._work)
-            nursery.start_soon(self._drain)
+            nursery.start_soon(self._draining.run)
 
     # ---- looking
 
@@ -194,51 +202,12 @@ class Keeper:
         # What was closed here is this node's to copy, whoever else may have it already.
         if verdict.missing and (due.fresh or verdict.actor == self._me):
             if not due.fresh:
-                await trio.sleep(self._pace.spend(file.inode.size, now))
+                await self._afford(file.inode.size)
             made = await self._copies.make(file, verdict.missing)
             if len(made) < verdict.missing:
                 self._lacking.add(ino)
                 return
         self._lacking.discard(ino)
 
-    # ---- this node is drained
-
-    async def _drain(self) -> None:
-        draining = Persistence(log.warning, "the node cannot be drained of a file now")
-        while True:
-            own = self._copies.snapshot().get(self._me)
-            if own is not None and own.alive and own.state == "draining":
-                await draining.attempt(self._empty)
-            else:
-                self._left = None
-            await trio.sleep(2 * _TICK_S)
-
-    async def _empty(self) -> None:
-        """Give away what is here; when nothing is left, say so."""
-        after = left = 0
-        while inos := await self._engine.read(
-            lambda t, after=after: placements.held_by(t, self._node, after, _PAGE)  # type: ignore[misc]
-        ):
-            after = inos[-1]
-            files = await self._engine.read(lambda t, inos=inos: copies.look(t, inos))  # type: ignore[misc]
-            left += len(inos) - len(files)
-            for file in files:
-                left += not await self._give_away(file)
-            self._left = left
-        if not left:
-            await self._drained()
-
-    async def _give_away(self, file: Copied) -> bool:
-        """Whether this node has nothing of the file any more."""
-        snapshot = self._copies.snapshot()
-        missing = repair.judge(snapshot, file.ino, file.holders, file.wanted).missing
-        if missing:
-            await trio.sleep(self._pace.spend(file.inode.size, trio.current_time()))
-            made = await self._copies.make(file, missing)
-            file = file._replace(holders=[*file.holders, *made])
-        # Fewer than are wanted may be all that the others can hold.
-        if not any(host.is_open for host in snapshot.alive(file.holders)):
-            return False
-        gone = await self._copies.brings.let_go(file.ino)
-        self.counters["drained_files"] += gone
-        return gone
+    async def _afford(self, size: int) -> None:
+        await trio.sleep(self._pace.spend(size, trio.current_time()))

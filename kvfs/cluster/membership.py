@@ -74,6 +74,8 @@ class Measured(msgspec.Struct, frozen=True):
     load: float = 0.0
     lacking: int = 0
     """Files that lack copies which this node is to have made."""
+    obstacle: str = ""
+    """What keeps this node from being drained, for people."""
 
 
 class Membership:
@@ -287,6 +289,7 @@ class Membership:
                 capacity_bytes=measured.capacity_bytes,
                 load=measured.load,
                 lacking=measured.lacking,
+                obstacle=measured.obstacle,
             )
         )
 

@@ -52,6 +52,8 @@ class Words(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     """0 idle, 1 as busy as it may become."""
     lacking: int = 0
     """Files that lack copies which this node is to have made."""
+    obstacle: str = ""
+    """What keeps it from being drained, for people."""
 
 
 class Claim(msgspec.Struct, array_like=True, kw_only=True, frozen=True):

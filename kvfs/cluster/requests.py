@@ -139,6 +139,7 @@ def describe(member: Member) -> dict[str, Any]:
         "free_bytes": member.free_bytes,
         "load": member.load,
         "lacking_files": member.lacking,
+        "obstacle": member.obstacle,
         "incarnation": member.incarnation,
         "version": member.version,
         "protocol": member.protocol,

@@ -31,6 +31,8 @@ class Member(NamedTuple):
     load: float
     lacking: int
     """Files that lack copies which this node is to have made."""
+    obstacle: str
+    """What keeps it from being drained, for people."""
     state: NodeState
     alive: bool
     """It holds its lease."""
@@ -100,6 +102,7 @@ class Roster:
             free_bytes=words.free_bytes if words else 0,
             load=words.load if words else 0.0,
             lacking=words.lacking if words else 0,
+            obstacle=words.obstacle if words else "",
             state=record.state,
             alive=record.state != "removed" and self.lives(number),
             left=lease is None,

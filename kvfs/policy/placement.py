@@ -30,7 +30,7 @@ def choose(
     drawn = [
         (rendezvous.draw(key, host.number, weight), host.number, host)
         for host, room, weight in snapshot.offers
-        if room >= size and host.number not in barred and _lends(host, media)
+        if room >= size and host.number not in barred and lends(host, media)
     ]
     order = [host for _, _, host in sorted(drawn, reverse=True)]
     taken = [host for number in holders if (host := snapshot.get(number)) is not None]
@@ -57,5 +57,6 @@ def crowd(host: Host, others: Sequence[Host]) -> tuple[int, int]:
     return len(zone), sum(each.rack == host.rack for each in zone)
 
 
-def _lends(host: Host, media: Collection[str]) -> bool:
+def lends(host: Host, media: Collection[str]) -> bool:
+    """Whether it has one of these media (empty: any will do)."""
     return not media or not host.media.isdisjoint(media)

@@ -11,9 +11,10 @@ import pytest
 import trio
 
 from kvfs.background.accounting import STORE
-from kvfs.errors import NoSpace
+from kvfs.errors import NoSpace, Stale
 from kvfs.namespace import lifecycle
 from kvfs.policy.eviction import headroom
+from tests.contract.bringers import Site, on_nodes
 from tests.contract.small_node import SmallNode, small_node
 
 MIB = 1 << 20
@@ -326,3 +327,31 @@ def test_sixteen_writers_at_full_speed_never_pass_the_limit_by_more_than_the_hea
         512 * node.files.stat(ino, version).st_blocks for ino, version in node.files.scan()
     )
     assert threading.active_count() < 50
+
+
+def test_of_a_node_that_is_drained_the_last_copies_of_caches_go_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        alone = here.put(b"alone", space=site.cache)
+        empty = here.put(b"", space=site.cache)
+        used = here.put(b"used", space=site.cache)
+        twice = here.put(b"twice", space=site.cache)
+        durable = here.put(b"durable", space=site.durable)
+        await there.bringing.bring(twice)
+        await until(lambda: site.holders(twice) == [1, 2])
+        here.holders.opened(used)
+        found = (alone, empty, used, twice, durable)
+        evicted = {ino for ino in found if await here.evictor.evict(ino)}
+        assert evicted == {alone, empty}
+        assert set(here.files.scan()) == {(used, 0), (twice, 0), (durable, 0)}
+        for ino in evicted:
+            assert site.holders(ino) == []
+            with pytest.raises(Stale):
+                here.inode(ino)
+        assert here.evictor.counters["evicted_files_drained"] == 2
+        here.holders.released(used)
+        assert await here.evictor.evict(used)
+
+    on_nodes(tmp_path, 2, test)

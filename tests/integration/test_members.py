@@ -50,7 +50,7 @@ class Member:
         engine = RedisEngine(self.url)
         try:
             async with joined(store, self.url, self._about) as member:
-                member.measure = lambda: Measured(3 * GIB, 8 * GIB)
+                member.measure = lambda: Measured(3 * GIB, 8 * GIB, obstacle="2 files in use")
                 await member.announce(engine)
                 await self._serve(store, member, engine, started)
         except BaseException as error:
@@ -132,6 +132,7 @@ def test_a_node_is_let_in_listed_emptied_and_removed(first: Member, tmp_path: Pa
 
         assert "is being emptied" in on(first, "drain", "second")
         wait_until(lambda: nodes(second)["second"]["state"] == "draining", "it drains")
+        wait_until(lambda: "second) still has 2 files in use" in on(first, "list"), "it says why")
         assert "is given data again" in on(second, "drain", "second", "--stop")
 
         refused = kvfs("node", "remove", "second", "--store", str(first.store))

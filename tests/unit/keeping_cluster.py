@@ -17,7 +17,8 @@ from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.memory import MemoryEngine
 from kvfs.meta.records import Flag, Inode, namespace_of, namespace_root
-from kvfs.namespace import copies, placements, spaces, tree
+from kvfs.namespace import copies, lifecycle, placements, spaces, tree
+from kvfs.policy.eviction import headroom
 from kvfs.policy.snapshot import Host, Snapshot
 from kvfs.store.index import Index, Sealed
 
@@ -73,12 +74,14 @@ class KeptNode:
         self.copies = Copies(
             number, self.seat, cluster.snapshot, self, cluster.call, trio.lowlevel.checkpoint
         )
-        self.keeper = Keeper(self.copies, 0, self._on_drained)
+        self.keeper = Keeper(self.copies, 0, self._evict, self._on_drained)
         self.evening = Evening(self.copies, self.index, 0)
         self.acknowledging = Acknowledging(self.copies)
         self.refuses: KvfsError | None = None
         self.fetch_s = 0.1
         self.brought: list[int] = []
+        self.evicted: list[int] = []
+        self.in_use: set[int] = set()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -87,6 +90,23 @@ class KeptNode:
 
     async def _on_drained(self) -> None:
         self.host = self.host._replace(state="drained")
+
+    async def _evict(self, ino: int) -> bool:
+        def fn(t: Transaction) -> bool:
+            if spaces.is_durable(t, ino) or len(placements.holders(t, ino)) > 1:
+                return False
+            lifecycle.evict(t, ino, 1)
+            tree.reap(t, ino)
+            return True
+
+        gone = ino not in self.in_use and await self.seat.transact(fn)
+        if gone:
+            self.evicted.append(ino)
+        return gone
+
+    def has_room(self, size: int) -> None:
+        """From now on, for so many bytes."""
+        self.host = self.host._replace(free=headroom(CAPACITY) + size)
 
     # what a node's `Brings` is
 
@@ -188,6 +208,10 @@ class KeptCluster:
     def lose(self, number: int) -> None:
         node = self.nodes[number]
         node.host = node.host._replace(alive=False)
+
+    def drain(self, number: int) -> None:
+        node = self.nodes[number]
+        node.host = node.host._replace(state="draining")
 
     def full(self, number: int) -> None:
         self.nodes[number].refuses = NoSpace("the disk is full")

@@ -137,6 +137,107 @@ def test_a_node_that_cannot_give_all_away_keeps_the_rest() -> None:
     run(main)
 
 
+def test_what_nobody_has_room_for_is_evicted_of_a_cache_and_said_of_others() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(3)
+        kept, fast = cluster.namespace("kept"), cluster.namespace("fast", kind="cache")
+        cluster[2].has_room(0)
+        cluster[3].has_room(2 * GIB)
+        async with cluster.running():
+            durable = cluster.write(kept, "durable", size=8 * GIB)
+            small = [cluster.write(fast, f"{number}", size=GIB) for number in range(3)]
+            cluster.drain(1)
+            await until(lambda: len(cluster[1].evicted) == 1, 600)
+            await trio.sleep(300)
+            assert cluster.holders(durable) == {1}
+            assert cluster[1].keeper.obstacle == (
+                "1 file, 8.0 GiB, for which no other node has room"
+                " (node 2 lacks 8.0 GiB, node 3 lacks 8.0 GiB)"
+            )
+            assert cluster[1].keeper.report()["draining_files_left"] == 1
+            cluster[2].has_room(8 * GIB)
+            await until(lambda: cluster[1].host.state == "drained", 300)
+            await until(lambda: not cluster[1].keeper.obstacle, 60)
+        assert [cluster.holders(ino) for ino in small] == [{3}, {3}, set()], "what fitted was moved"
+        assert cluster.holders(durable) == {2}
+
+    run(main)
+
+
+def test_nothing_is_evicted_of_a_node_that_is_drained_while_no_other_is_there() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(2)
+        fast = cluster.namespace("fast", kind="cache")
+        cluster.lose(2)
+        async with cluster.running():
+            ino = cluster.write(fast, "a")
+            cluster.drain(1)
+            await trio.sleep(300)
+            assert "no node is there" in cluster[1].keeper.obstacle
+            assert cluster.holders(ino) == {1}
+            cluster[2].host = cluster[2].host._replace(alive=True)
+            await until(lambda: cluster[1].host.state == "drained", 300)
+        assert cluster.holders(ino) == {2}
+        assert cluster[1].evicted == []
+
+    run(main)
+
+
+def test_a_cache_that_others_refuse_or_that_is_in_use_goes_in_the_end() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(2)
+        fast = cluster.namespace("fast", kind="cache")
+        cluster.full(2)
+        async with cluster.running():
+            ino = cluster.write(fast, "a")
+            cluster[1].in_use.add(ino)
+            cluster.drain(1)
+            await trio.sleep(10)
+            assert "nobody took (node 2: the disk is full)" in cluster[1].keeper.obstacle
+            await trio.sleep(300)
+            assert cluster[1].keeper.obstacle == "1 file in use"
+            assert cluster[1].host.state == "draining"
+            cluster[1].in_use.clear()
+            await until(lambda: cluster[1].host.state == "drained", 60)
+        assert cluster[1].evicted == [ino]
+
+    run(main)
+
+
+def test_what_lies_in_a_shared_store_stays_and_is_said() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(2)
+        shared = cluster.namespace("shared", kind="cache", media=["shared:lustre"])
+        async with cluster.running():
+            ino = cluster.write(shared, "a")
+            cluster.drain(1)
+            await trio.sleep(300)
+            assert cluster[1].keeper.obstacle == "1 file in directories that nodes share"
+        assert cluster.holders(ino) == {1}
+        assert cluster[2].copies.counters["copies_taken"] == 0
+
+    run(main)
+
+
+def test_a_drain_that_is_stopped_and_begun_again_tries_anew() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(2)
+        fast = cluster.namespace("fast", kind="cache")
+        cluster[2].has_room(0)
+        async with cluster.running():
+            ino = cluster.write(fast, "a")
+            for _ in range(5):
+                cluster.drain(1)
+                await trio.sleep(20)
+                assert cluster[1].keeper.obstacle
+                cluster[1].host = cluster[1].host._replace(state="active")
+                await trio.sleep(20)
+                assert not cluster[1].keeper.obstacle
+        assert cluster.holders(ino) == {1}
+
+    run(main)
+
+
 def test_full_nodes_give_to_an_empty_one_no_more_than_its_share() -> None:
     async def main() -> None:
         cluster = KeptCluster(4)
