@@ -8,8 +8,9 @@
 | 4 announced: its record | the same |
 
 Invariants
-- One process at a time is a node: the store's lock says so on one host, the incarnation elsewhere.
-  What an older incarnation wants to write is refused by the engine.
+- One process at a time is a node: the store's lock says so of one directory, the incarnation
+  elsewhere.
+  What an older one wants to write is refused by the engine.
 - `holds_lease` is true only while nobody else may think that this node is dead.
 """
 
@@ -97,6 +98,7 @@ class Membership:
         """What to tell of its space; whoever knows sets it."""
         self._table = table
         self._boot = boot
+        self._place = store.place()
         self._token = randomness.token_hex(8)
         self._tenure = Tenure(_now_s())
 
@@ -220,20 +222,20 @@ class Membership:
             )
 
     async def _wait_for_twin(self, before: Kept, state: State) -> None:
-        """On this host the store's lock tells that no other process is this node. A lease that was
-        renewed elsewhere a moment ago is that of a host which has just died, or of a copy of the
-        store, whose lease goes on."""
+        """Of this very store the lock, which we have, tells that no other process is this node: who
+        renewed its lease was killed. A lease that was renewed elsewhere a moment ago is that of a
+        host which has just died, or of a copy of the store, whose lease goes on."""
         found = state.leases.get(before.node)
         while found is not None and found.age_s < TERM_S:
             words = _readable(found.words)
-            if words is None or words.boot == self._boot:
+            if words is None or words.is_of(self._boot, self._place):
                 return
             log.info("node %d was elsewhere a moment ago: its lease has to end", before.node)
             await trio.sleep(RENEWAL_S)
             again = (await self._table.peek()).leases.get(before.node)
             if again is not None and again.beat != found.beat:
                 raise Conflict(
-                    f"node {before.node} runs on another host ({words.name}): is {self.store.root}"
+                    f"node {before.node} runs elsewhere ({words.name}): is {self.store.root}"
                     " a copy of its store? `kvfs node join --again` makes it a node of its own"
                 )
             found = again
@@ -290,6 +292,7 @@ class Membership:
                 load=measured.load,
                 lacking=measured.lacking,
                 obstacle=measured.obstacle,
+                place=self._place,
             )
         )
 

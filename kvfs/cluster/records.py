@@ -54,6 +54,13 @@ class Words(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     """Files that lack copies which this node is to have made."""
     obstacle: str = ""
     """What keeps it from being drained, for people."""
+    place: str = ""
+    """Which directory its store is, as that host names it (`Store.place`); empty: not said."""
+
+    def is_of(self, boot: int, place: str) -> bool:
+        """Whether who said this was on this host since it was started, with the store that is there
+        now. Then it is dead for whoever has that store's lock."""
+        return self.boot == boot and self.place in ("", place)
 
 
 class Claim(msgspec.Struct, array_like=True, kw_only=True, frozen=True):

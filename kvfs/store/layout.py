@@ -94,6 +94,12 @@ class Store:
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
 
+    def place(self) -> str:
+        """Which directory of this host it is, as long as the host runs: a copy is another, the same
+        under another path is not. Raises OSError."""
+        stat = os.stat(self.root)
+        return f"{stat.st_dev:x}.{stat.st_ino:x}"
+
     def unlock(self) -> None:
         """Let others lock the store; idempotent."""
         if self._lock_fd >= 0:

@@ -1,6 +1,7 @@
 """Nodes join, live, and are refused, on a real server."""
 
 import secrets as randomness
+import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,6 +38,8 @@ from kvfs.namespace.lifecycle import Evicted
 from kvfs.store import layout
 from kvfs.version import PROTOCOL
 from tests.contract.redis_servers import RedisServer, killed
+
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +156,39 @@ def test_a_copy_of_a_store_on_another_host_is_refused_while_the_first_runs(site:
         first = joined(site.store("a"), site.url, about("a"), boot=1)
         async with first as member, trio.open_nursery() as nursery:
             nursery.start_soon(renew_often, member)
-            with pytest.raises(Conflict, match=r"runs on another host \(a\)"):
+            with pytest.raises(Conflict, match=r"runs elsewhere \(a\)"):
                 await start(site, "a", boot=2)
             nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_copy_of_a_store_on_the_same_host_is_refused_while_the_first_runs(site: Site) -> None:
+    async def main() -> None:
+        async with joined(site.store("a"), site.url, about("a")) as member:
+            shutil.copytree(site.directory / "a", site.directory / "copy")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(renew_often, member)
+                with pytest.raises(Conflict, match=r"runs elsewhere \(a\).*node join --again"):
+                    await start(site, "copy")
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_store_that_is_ours_is_not_waited_for(
+    site: Site, moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a lease that would never end: who had it was on this host, and has not the lock."""
+    monkeypatch.setattr(membership, "TERM_S", 1e9)
+
+    async def main() -> None:
+        async with joined(site.store("a"), site.url, about("a")) as before:
+            name = "moved" if moved else "a"
+            (site.directory / "a").rename(site.directory / name)
+            with trio.fail_after(PATIENCE_S):
+                assert await start(site, name) == (before.node, before.incarnation + 1)
 
     trio.run(main)
 

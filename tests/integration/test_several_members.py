@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+from kvfs.cluster import membership
+from kvfs.cluster.membership import About, joined
+from kvfs.store import layout
 from tests.cluster.waiting import wait_until
 from tests.contract.redis_servers import RedisServer, free_port, killed
 from tests.integration.conftest import start
 from tests.integration.harness import CannotStart, Node, best_mode, is_mounted, kvfs, wait_for_exit
 from tests.integration.several import Several, several
+
+
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +82,31 @@ def test_a_killed_node_is_the_same_one_when_it_starts_again(cluster: Several, fi
         second.down()
         wait_until(lambda: nodes(first)["second"]["lease"] == "left", "it has left")
         assert kvfs("node", "remove", "second", "--store", str(first.store)).returncode == 0
+
+
+def test_who_has_a_killed_nodes_store_is_that_node_though_its_lease_goes_on(
+    cluster: Several, first: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "TERM_S", 1e9)
+
+    async def start_again(store: layout.Store) -> tuple[int, int]:
+        about, secret = About(name="killed"), cluster.home / "cluster.key"
+        with trio.fail_after(PATIENCE_S):
+            async with joined(store, cluster.server.url, about, secret_file=secret) as member:
+                return member.node, member.incarnation
+
+    with made(*cluster.flags("killed")) as node:
+        start(node)
+        before = nodes(node)["killed"]
+        node.kill()
+        store = layout.open_store(node.store)
+        store.lock()
+        try:
+            found = trio.run(start_again, store)
+        finally:
+            store.unlock()
+        assert found == (before["number"], before["incarnation"] + 1)
+        assert kvfs("node", "remove", "killed", "--store", str(first.store)).returncode == 0
 
 
 def test_a_removed_node_leaves_nothing_and_comes_back_as_a_new_one(
