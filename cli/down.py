@@ -1,7 +1,6 @@
 """`kvfs down`: stop the node of a store, and take away what a killed one left mounted."""
 
 import errno
-import fcntl
 import os
 import select
 import time
@@ -14,6 +13,7 @@ from cli import node, settings
 from kvfs.config import Config
 from kvfs.control import NoNode
 from kvfs.errors import Unavailable
+from kvfs.store.layout import is_locked
 
 _POLL_S: Final = 0.02
 
@@ -55,7 +55,10 @@ def _stop(config: Config, timeout_s: float) -> bool:
     The node is asked before its lock is looked at: on a disk that has failed the lock cannot be
     read, and the socket still answers.
     """
+    from gateway import mountpoint
+
     lock = config.store / "lock"
+    mountpoint.end_dead(config.mount, lock)
     end = time.monotonic() + timeout_s
     pid: int | None = None
     try:
@@ -102,21 +105,6 @@ def _has_ended(pid: int, end: float) -> bool:
         return bool(select.select([process], [], [], left)[0])
     finally:
         os.close(process)
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a running node holds the lock file of a store."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def _recover_mount(config: Config) -> bool:

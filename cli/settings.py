@@ -13,7 +13,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _path(name: str, text: str) -> Callable[[F], F]:
-    return click.option(f"--{name}", type=click.Path(path_type=Path), metavar="DIR", help=text)
+    """A path that is asked nothing, as `click.Path` does: a mount whose server hangs may not
+    answer."""
+    return click.option(f"--{name}", type=Path, metavar="DIR", help=text)
 
 
 _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {

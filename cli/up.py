@@ -76,6 +76,7 @@ def _refuse_place(config: Config, *, mounted: bool) -> None:
     from gateway import mountpoint
 
     mountpoint.refuse_nested(config.store)
+    mountpoint.end_dead(config.mount, config.store / "lock")
     if mounted and not os.path.exists(config.store / "format"):
         mountpoint.check(config.mount, config.store)
 

@@ -3,12 +3,20 @@
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from gateway.fuse import device
-from kvfs.errors import AccessDenied, Busy, Invalid, NotADirectory, NotEmpty
+from kvfs.errors import AccessDenied, Busy, Invalid, NotADirectory, NotEmpty, Unavailable
 from kvfs.store import probe
+from kvfs.store.layout import is_locked
+
+_DYING_S: Final = 2.0
+"""Mostly a killed process has gone by then."""
+_END_S: Final = 10.0
+_POLL_S: Final = 0.02
 
 
 def check(mountpoint: Path, store: Path) -> None:
@@ -37,6 +45,40 @@ def prepare(mountpoint: Path, store: Path) -> bool:
         mountpoint.mkdir(parents=True, exist_ok=True)
     _require_empty(mountpoint)
     return recovered
+
+
+def end_dead(mountpoint: Path, lock: Path) -> None:
+    """End what a daemon left that was killed while the kernel held one of its threads in the lock
+    of a directory: whoever had that lock waits for the daemon, which so never ends, and holds the
+    store's `lock`. Returns when that is free; does nothing where its holder is alive.
+
+    Raises Unavailable, AccessDenied."""
+    if not _has_died(lock) or _is_free(lock, _DYING_S):
+        return
+    if device.is_ours(str(mountpoint)):
+        device.abort(str(mountpoint))
+    if not _is_free(lock, _END_S):
+        raise Unavailable(f"the killed process that holds {lock} does not end")
+
+
+def _is_free(lock: Path, deadline_s: float) -> bool:
+    """Whether nobody holds it by then."""
+    end = time.monotonic() + deadline_s
+    while is_locked(lock):
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _has_died(lock: Path) -> bool:
+    """Whether the process named in a lock has ended, though not all of its threads have."""
+    try:
+        process = Path(f"/proc/{int(lock.read_text('ascii'))}")
+        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        return state in "ZX" and len(os.listdir(process / "task")) > 1
+    except (OSError, ValueError):
+        return False
 
 
 def refuse_nested(store: Path) -> None:

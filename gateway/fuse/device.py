@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 DEVICE: Final = "/dev/fuse"
 FSTYPE: Final = "fuse.kvfs"
 MS_NOSUID, MS_NODEV = 2, 4
+MNT_FORCE: Final = 1
 MNT_DETACH: Final = 2
 UMOUNT_NOFOLLOW: Final = 8
 _BACKING_OPEN: Final = 1 << 30 | 16 << 16 | 229 << 8 | 1
@@ -137,6 +138,19 @@ def unmount(mountpoint: str, *, lazy: bool) -> None:
     if error in (errno.EINVAL, errno.ENOENT):
         raise NotFound(f"nothing is mounted at {mountpoint}")
     raise Unavailable(f"unmount of {mountpoint} failed: {os.strerror(error)}")
+
+
+def abort(mountpoint: str) -> None:
+    """End the connection of a mount whose server is dead, also where somebody holds its device:
+    calls that wait there fail. It stays where it is, so that nobody takes what is below for it.
+    Raises AccessDenied."""
+    held = os.open(mountpoint, os.O_PATH | os.O_CLOEXEC)
+    try:
+        done = _libc.umount2(os.fsencode(mountpoint), UMOUNT_NOFOLLOW | MNT_FORCE)
+        if done != 0 and ctypes.get_errno() != errno.EBUSY:
+            raise AccessDenied(f"the dead mount at {mountpoint} cannot be ended: run as root")
+    finally:
+        os.close(held)
 
 
 class Mounted(NamedTuple):

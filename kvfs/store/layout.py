@@ -169,6 +169,21 @@ def open_store(path: Path) -> Store:
     return Store(root, identity)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a node holds the lock file of a store."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def create_store(path: Path) -> Store:
     """The store in `path`, made first where the directory is missing or empty; idempotent.
 
