@@ -285,6 +285,8 @@ class OpenFiles:
         """Copy new content into the data file that is open: while a kernel inode is open, it stays
         with that one."""
         inode = await self._volume.engine.read(lambda t: tree.read_inode(t, file.ino))
+        if inode.version <= file.version:
+            return  # another open of it did so meanwhile
         files = self._volume.files
         try:
             source = files.open(file.ino, inode.version, os.O_RDONLY)
