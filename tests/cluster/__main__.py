@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import Final
 
 from tests.cluster import engine
-from tests.cluster.cluster import Cluster, Host
+from tests.cluster.cluster import S3_PORT, SERVES_S3, Cluster, Host
 from tests.cluster.network import Lacking
 from tests.integration.harness import CannotStart
 
 _ROOT: Final = Path("/var/tmp/kvfs-cluster")
-_S3_PORT: Final = 9000
-_FLAGS: Final = ("--s3", f"0.0.0.0:{_S3_PORT}", "--s3-workers", "1")
-"""All addresses of a host that holds one node and nothing else."""
 
 
 def main() -> int:
     options = _options()
     try:
-        cluster = Cluster(options.root, options.size if options.command == "up" else 0, *_FLAGS)
+        cluster = Cluster(options.root, options.size if options.command == "up" else 0, *SERVES_S3)
         if options.command != "up" and not cluster.network.exists:
             raise Lacking(f"no cluster runs below {options.root}; `./dev cluster up 3` starts one")
         _COMMANDS[options.command](cluster, options)
@@ -58,7 +55,7 @@ def _status(cluster: Cluster, options: argparse.Namespace) -> None:
     for host in cluster:
         pid = host.find()
         said = f"process {pid}" if pid else "does not run"
-        s3 = f"S3 http://{host.address}:{_S3_PORT}"
+        s3 = f"S3 http://{host.address}:{S3_PORT}"
         print(f"{host.name:<7} {host.mount}  {s3}  {said}{_cut(cluster, host.name)}")
 
 

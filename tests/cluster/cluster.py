@@ -28,12 +28,15 @@ from tests.cluster.network import Lacking, Network, Ways
 from tests.cluster.waiting import end_all, lives, name_of, wait_until
 from tests.integration.harness import CannotStart, Node, is_mounted, kvfs
 
+S3_PORT: Final = 9000
 ADMIN_PORT: Final = 9001
 PEER_PORT: Final = 9002
 _LAST_S: Final = 30.0
 _LONGEST_ROOT: Final = 80
 """Bytes: a socket's address below it has at most 107."""
 _CREDENTIALS: Final = struct.Struct("3i")
+SERVES_S3: Final = ("--s3", f"0.0.0.0:{S3_PORT}", "--s3-workers", "1")
+"""Flags: on all addresses of a host that holds one node and nothing else."""
 
 
 class Host(Node):
@@ -93,10 +96,14 @@ class Host(Node):
             raise CannotStart(1, f"node {self.name}: still running there: {names}") from None
 
     def kill(self) -> None:
-        """SIGKILL to its daemon alone. The mount stays behind, stale."""
-        self.pid = self.find()
-        if self.pid is not None:
-            super().kill()
+        """SIGKILL to its daemon alone. The mount stays behind, stale; and the process, where the
+        kernel cannot let go of it before the next `up`."""
+        pid = self.find()
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not lives(pid), "the daemon has ended", _LAST_S)
+            self.killed.append(pid)
+        self.pid = None
 
     def signal(self, number: int) -> None:
         """To its daemon: SIGSTOP, SIGCONT."""
@@ -111,7 +118,8 @@ class Host(Node):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 kvfs("down", *self.place())
         if is_mounted(self.mount):
-            subprocess.run(["umount", "-l", str(self.mount)], check=False, capture_output=True)
+            command = ["umount", "--force", "--lazy", str(self.mount)]
+            subprocess.run(command, check=False, capture_output=True)
         self.pid = None
         end_all(lambda: self.network.processes(self.name))
 

@@ -13,9 +13,12 @@ from typing import Final
 
 import pytest
 
-from tests.cluster.cluster import Cluster
+from s3api.auth.credentials import Credentials
+from s3api.identities import ADMINISTRATOR
+from tests.cluster.cluster import SERVES_S3, Cluster
 from tests.cluster.histories.campaign import Campaign, Plan
 from tests.conftest import SEED
+from tests.integration.s3 import users_of
 
 COUNT: Final = int(os.environ.get("KVFS_TEST_HISTORIES", "0"))
 SEEDS: Final = [SEED + n for n in range(COUNT or 1)]
@@ -27,30 +30,38 @@ pytestmark = pytest.mark.skipif(not COUNT, reason="KVFS_TEST_HISTORIES says how 
 
 @pytest.fixture(scope="module")
 def cluster(root: Path) -> Iterator[Cluster]:
-    with Cluster(root, 3) as made:
+    with Cluster(root, 3, *SERVES_S3) as made:
         yield made
 
 
+@pytest.fixture(scope="module")
+def keys(cluster: Cluster) -> Credentials:
+    with users_of(cluster[1]) as users:
+        return users.find(ADMINISTRATOR)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-def test_strict_names_are_registers(cluster: Cluster, seed: int) -> None:
+def test_strict_names_are_registers(cluster: Cluster, keys: Credentials, seed: int) -> None:
     print(f"seed {seed}")
     namespace = f"strict-{seed}"
     (cluster[1].mount / namespace).mkdir()
-    campaign = Campaign(cluster, Plan(seed, namespace))
+    campaign = Campaign(cluster, keys, Plan(seed, namespace))
     history = campaign.run()
-    print(f"{len(history.events)} operations; failed reads: {history.failures}")
+    print(f"{len(history.events)} operations; failed: {history.failures}")
     campaign.check_strict()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_cache_is_late_by_no_more_than_its_bound(cluster: Cluster, seed: int) -> None:
+def test_a_cache_is_late_by_no_more_than_its_bound(
+    cluster: Cluster, keys: Credentials, seed: int
+) -> None:
     print(f"seed {seed}")
     namespace = f"cache/{seed}"
     (cluster[1].mount / namespace).mkdir()
-    campaign = Campaign(cluster, Plan(seed, namespace, with_moves=False))
+    campaign = Campaign(cluster, keys, Plan(seed, namespace, with_moves=False))
     campaign.run()
     time.sleep(BOUND_S)  # what is read from now on is the last that was written, or a miss
     campaign.look_at_all()
     history = campaign.history
-    print(f"{len(history.events)} operations; failed reads: {history.failures}")
+    print(f"{len(history.events)} operations; failed: {history.failures}")
     campaign.check_cache(BOUND_S)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from s3api.auth.credentials import Credentials
 from tests.cluster import engine
-from tests.cluster.cluster import Cluster, Host
+from tests.cluster.cluster import S3_PORT, Cluster, Host
 from tests.cluster.histories.events import History
 from tests.cluster.histories.fronts import ByClient, ByS3, Front, Mount
 from tests.cluster.histories.models import Violation, check_cache, check_strict
@@ -30,6 +31,8 @@ _GIVE_UP_S: Final = 120.0
 _CALM_S: Final = 90.0
 """Within which all is readable again, after the last fault."""
 _WAYS: Final[tuple[Ways, ...]] = ("both", "in", "out")
+_FRONTS: Final = 3
+"""Mount, client, S3: a worker for each."""
 _NEW_EACH: Final = 6
 """Operations of a worker before it goes on to the next new name."""
 
@@ -53,11 +56,12 @@ class Plan:
 
 
 class Campaign:
-    """Run once, on a cluster that is up and has the namespace."""
+    """Run once, on a cluster that is up, serves S3 and has the namespace."""
 
-    def __init__(self, cluster: Cluster, plan: Plan) -> None:
+    def __init__(self, cluster: Cluster, keys: Credentials, plan: Plan) -> None:
         self.history = History()
         self._cluster = cluster
+        self._keys = keys
         self._plan = plan
         self._stop = threading.Event()
         self._errors: list[BaseException] = []
@@ -77,7 +81,7 @@ class Campaign:
         workers = [
             threading.Thread(target=self._work, args=(host, number), daemon=True)
             for host in self._cluster
-            for number in range(2)
+            for number in range(_FRONTS)
         ]
         for worker in workers:
             worker.start()
@@ -149,33 +153,37 @@ class Campaign:
     # ---- work
 
     def _work(self, host: Host, number: int) -> None:
-        """One worker has the mount, the other one the client."""
+        """One worker has the mount, one the client, one S3."""
         name = f"{self._plan.seed} {host.number} {number}"
         draw = random.Random(name)
         values = (((host.number * 4 + number) << 20) + n for n in range(1, 1 << 20))
         try:
-            with self._fronts(host, number) as fronts:
+            with self._front(host, number) as front:
                 for turn in range(self._plan.operations):
                     if self._stop.is_set():
                         return
                     before = len(self.history.events)
-                    self._operate(host, draw.choice(fronts), draw, turn, values)
+                    self._operate(host, front, draw, turn, values)
                     if self._went_wrong(before, host):
                         self._stop.wait(_PAUSE_S)
         except BaseException as error:
             self._errors.append(error)
 
     @contextlib.contextmanager
-    def _fronts(self, host: Host, number: int) -> Iterator[list[Front]]:
-        made: list[Front] = [Mount(self._root(host))]
-        if number:
+    def _front(self, host: Host, number: int) -> Iterator[Front]:
+        made: Front
+        if number == 0:
+            made = Mount(self._root(host))
+        elif number == 1:
+            made = ByClient(host.store, self._plan.namespace)
+        else:
             self._cluster.network.enter(host.name)
-            made = [ByClient(host.store, self._plan.namespace)]
+            endpoint = f"http://{host.address}:{S3_PORT}"
+            made = ByS3(endpoint, self._keys, self._plan.namespace)
         try:
             yield made
         finally:
-            for front in made:
-                front.close()
+            made.close()
 
     def _went_wrong(self, before: int, host: Host) -> bool:
         """Whether the last operation failed, or nobody knows."""
@@ -248,12 +256,12 @@ class Campaign:
             with self.history.asking(host.number, front.name, "put_new", name, value):
                 front.put_new(name, value)
             return None
-        fd = -1
+        number = -1
         with self.history.asking(host.number, front.name, "reserve", name, value):
-            fd = front.reserve(name)
-        if fd >= 0:
+            number = front.reserve(name)
+        if number >= 0:
             with self.history.asking(host.number, front.name, "publish", name, value):
-                front.publish(fd, value)
+                front.publish(number, value)
         return None
 
     # ---- the end
@@ -264,7 +272,7 @@ class Campaign:
         names = sorted({event.name for event in self.history.events})
         end = time.monotonic() + _CALM_S
         for host in self._cluster:
-            for number in range(2):
+            for number in range(_FRONTS):
                 # A thread of its own, which may enter a host.
                 thread = threading.Thread(target=self._look, args=(host, number, names, end))
                 thread.start()
@@ -277,10 +285,9 @@ class Campaign:
 
     def _look(self, host: Host, number: int, names: list[str], end: float) -> None:
         try:
-            with self._fronts(host, number) as fronts:
-                for front in fronts:
-                    for name in names:
-                        self._read_at_last(host, front, name, end)
+            with self._front(host, number) as front:
+                for name in names:
+                    self._read_at_last(host, front, name, end)
         except BaseException as error:
             self._errors.append(error)
 

@@ -85,7 +85,7 @@ class History:
 
     events: list[Event] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
-    """Reads that failed, by what they said."""
+    """What failed and changed nothing, by what it said."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager

@@ -14,11 +14,13 @@ from typing import Any, Protocol
 import boto3
 import urllib3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
 
 import kvfs
 from kvfs import errors
+from s3api.auth.credentials import Credentials
 from tests.cluster.histories.events import ABSENT, Failed, Refused, Unknown
+from tests.cluster.histories.hand import Hand
 from tests.cluster.histories.values import content, value_of
 
 
@@ -44,96 +46,123 @@ class Mount:
     def __init__(self, root: Path) -> None:
         """`root`: the namespace's directory."""
         self._root = root
+        self._hand = Hand()
 
     def put(self, name: str, value: int) -> None:
+        draft = self._drafted(value)
+        with _changing(), self._mounted() as root:
+            os.rename(draft.name, name, src_dir_fd=root, dst_dir_fd=root)
+
+    def _drafted(self, value: int) -> Path:
         draft = self._root / f".draft-{value}"
-        with _changing():
+        with _asking():
             draft.write_bytes(content(value))
-            draft.rename(self._root / name)
+        return draft
+
+    @contextlib.contextmanager
+    def _mounted(self) -> Iterator[int]:
+        """A descriptor of the root. While a node starts, its mount is away for a moment: then
+        nothing that is missing below was removed."""
+        with _asking():
+            root = os.open(self._root, os.O_PATH)
+        try:
+            yield root
+        finally:
+            os.close(root)
 
     def write(self, name: str, value: int) -> None:
         """In place."""
         with _changing():
-            fd = os.open(self._root / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-            _fill(fd, value)
+            number = self._hand.open(self._root / name)
+        self.publish(number, value)
 
     def reserve(self, name: str) -> int:
-        """The descriptor of a file that nobody else may make."""
+        """The number of a file that nobody else may make."""
         with _changing():
             try:
-                return os.open(self._root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+                return self._hand.reserve(self._root / name)
             except FileExistsError:
                 raise Refused from None
 
-    def publish(self, fd: int, value: int) -> None:
-        with _changing():
-            _fill(fd, value)
+    def publish(self, number: int, value: int) -> None:
+        """The file was cut or made before: whatever fails now leaves that."""
+        try:
+            self._hand.publish(number, value)
+        except OSError as error:
+            raise Unknown(_name(error)) from None
 
     def put_new(self, name: str, value: int) -> None:
-        draft = self._root / f".draft-{value}"
-        with _changing():
-            draft.write_bytes(content(value))
+        draft = self._drafted(value)
+        with _changing(), self._mounted() as root:
             try:
-                os.link(draft, self._root / name)
+                os.link(draft.name, name, src_dir_fd=root, dst_dir_fd=root)
             except FileExistsError:
                 raise Refused from None
 
     def read(self, name: str) -> int:
-        try:
-            return value_of((self._root / name).read_bytes())
-        except FileNotFoundError:
-            return ABSENT
-        except OSError as error:
-            raise Failed(errno.errorcode.get(error.errno or 0, str(error))) from None
+        with _asking(), self._mounted() as root:
+            try:
+                fd = os.open(name, os.O_RDONLY, dir_fd=root)
+            except FileNotFoundError:
+                return ABSENT
+            with open(fd, "rb") as file:
+                return value_of(file.read())
 
     def remove(self, name: str) -> None:
-        with _changing():
+        with _changing(), self._mounted() as root:
             try:
-                os.unlink(self._root / name)
+                os.unlink(name, dir_fd=root)
             except FileNotFoundError:
                 raise Refused from None
 
     def rename(self, name: str, other: str) -> None:
-        with _changing():
+        with _changing(), self._mounted() as root:
             try:
-                os.rename(self._root / name, self._root / other)
+                os.rename(name, other, src_dir_fd=root, dst_dir_fd=root)
             except FileNotFoundError:
                 raise Refused from None
 
     def close(self) -> None:
-        pass
+        self._hand.close()
 
 
-def _fill(fd: int, value: int) -> None:
-    data = content(value)
+@contextlib.contextmanager
+def _asking() -> Iterator[None]:
+    """An error says that nothing was changed that has a name in the history."""
     try:
-        while data:
-            data = data[os.write(fd, data) :]
-    finally:
-        os.close(fd)
+        yield
+    except OSError as error:
+        raise Failed(_name(error)) from None
 
 
 @contextlib.contextmanager
 def _changing() -> Iterator[None]:
-    """An error leaves it unknown whether the change was made."""
+    """An error leaves it unknown whether the change was made, but for ENOTCONN: the node had gone
+    before it was asked."""
     try:
         yield
     except OSError as error:
-        raise Unknown(errno.errorcode.get(error.errno or 0, str(error))) from None
+        kind = Failed if error.errno == errno.ENOTCONN else Unknown
+        raise kind(_name(error)) from None
+
+
+def _name(error: OSError) -> str:
+    return errno.errorcode.get(error.errno or 0, str(error))
 
 
 class ByS3:
     name = "s3"
 
-    def __init__(self, endpoint: str, keys: tuple[str, str], bucket: str) -> None:
-        """`keys`: access key and secret. The thread that uses it is on a host already."""
-        self._bucket = bucket
+    def __init__(self, endpoint: str, keys: Credentials, namespace: str) -> None:
+        """`namespace`: or a directory in one. The thread that uses it is on a host already."""
+        self._bucket, _, directory = namespace.partition("/")
+        self._prefix = directory and f"{directory}/"
         self._s3: Any = boto3.session.Session().client(
             "s3",
             endpoint_url=endpoint,
             region_name="us-east-1",
-            aws_access_key_id=keys[0],
-            aws_secret_access_key=keys[1],
+            aws_access_key_id=keys.access_key,
+            aws_secret_access_key=keys.secret,
             config=Config(
                 retries={"total_max_attempts": 1},
                 s3={"addressing_style": "path"},
@@ -143,27 +172,29 @@ class ByS3:
         )
 
     def put(self, name: str, value: int) -> None:
-        self._change("put_object", Key=name, Body=content(value))
+        self._change("put_object", name, Body=content(value))
 
     def put_new(self, name: str, value: int) -> None:
-        self._change("put_object", Key=name, Body=content(value), IfNoneMatch="*")
+        self._change("put_object", name, Body=content(value), IfNoneMatch="*")
 
     def remove(self, name: str) -> None:
         """Nobody says whether it was there."""
-        self._change("delete_object", Key=name)
+        self._change("delete_object", name)
 
-    def _change(self, operation: str, **asked: object) -> None:
+    def _change(self, operation: str, name: str, **asked: object) -> None:
         try:
-            getattr(self._s3, operation)(Bucket=self._bucket, **asked)
+            getattr(self._s3, operation)(Bucket=self._bucket, Key=self._prefix + name, **asked)
         except ClientError as error:
             status = error.response["ResponseMetadata"]["HTTPStatusCode"]
             raise (Refused() if status == 412 else Unknown(str(status))) from None
+        except EndpointConnectionError as error:  # nobody listened: it was not sent
+            raise Failed(type(error).__name__) from None
         except (BotoCoreError, urllib3.exceptions.HTTPError, OSError) as error:
             raise Unknown(type(error).__name__) from None
 
     def read(self, name: str) -> int:
         try:
-            answer = self._s3.get_object(Bucket=self._bucket, Key=name)
+            answer = self._s3.get_object(Bucket=self._bucket, Key=self._prefix + name)
             return value_of(answer["Body"].read())
         except ClientError as error:
             status = error.response["ResponseMetadata"]["HTTPStatusCode"]

@@ -1,0 +1,88 @@
+"""A process that writes in place for one worker: a line with a request, a line with its answer.
+
+Each close of a file publishes it, also that of a child process that inherited the descriptor and is
+about to run another program. This one has no children, while the process of the workers starts
+programs all the time: it would show others halves of what its threads are writing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.cluster.histories.values import content
+
+_CREATE: Final = os.O_WRONLY | os.O_CREAT
+
+
+class Hand:
+    """The process, as its worker sees it; used by one thread. Methods raise OSError."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            cwd=Path(__file__).parents[3],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def open(self, path: Path) -> int:
+        """The number of a file, made or cut to nothing."""
+        return self._ask("open", str(path))
+
+    def reserve(self, path: Path) -> int:
+        """The number of a file that nobody else may make."""
+        return self._ask("reserve", str(path))
+
+    def publish(self, number: int, value: int) -> None:
+        """Fill a file and close it."""
+        self._ask("publish", number, value)
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _ask(self, *request: str | int) -> int:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        code, number = json.loads(self._process.stdout.readline())
+        if code:
+            raise OSError(code, os.strerror(code))
+        return int(number)
+
+
+def _open(path: str) -> int:
+    return os.open(path, _CREATE | os.O_TRUNC, 0o644)
+
+
+def _reserve(path: str) -> int:
+    return os.open(path, _CREATE | os.O_EXCL, 0o644)
+
+
+def _publish(fd: int, value: int) -> int:
+    data = content(value)
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    finally:
+        os.close(fd)
+    return 0
+
+
+def _main() -> None:
+    verbs = {"open": _open, "reserve": _reserve, "publish": _publish}
+    for line in sys.stdin:
+        verb, *arguments = json.loads(line)
+        answer = [0, 0]
+        try:
+            answer[1] = verbs[verb](*arguments)
+        except OSError as error:
+            answer[0] = error.errno or 0
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    _main()
