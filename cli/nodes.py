@@ -55,8 +55,8 @@ def list_nodes(config_file: Path | None, store: Path | None, as_json: bool) -> N
 def drain(which: str, stop: bool, config_file: Path | None, store: Path | None) -> None:
     """Have all data of a node moved to others while it goes on serving.
 
-    NODE is a number or a name. `kvfs node list` shows it as 'draining', with what is in the way, and
-    as 'drained' when nothing is left: then it can be stopped and removed. Files of a cache that
+    NODE is a number or a name. `kvfs node list` shows it as 'draining', with what is in the way,
+    and as 'drained' when nothing is left: then it can be stopped and removed. Files of a cache that
     nobody has room for are evicted.
     """
     config = settings.resolve(config_file, store=store)

@@ -3,7 +3,7 @@
 | step of the start | what a kill after it leaves |
 |---|---|
 | 1 the peers' port is bound | nothing |
-| 2 joined: number, incarnation, lease (`cluster.membership`) | a lease that the next start takes over |
+| 2 joined: number, incarnation, lease (`membership`) | a lease that the next start takes over |
 | 3 the mirror is whole and follows the engine | a mirror that goes on where it was |
 | 4 the key of S3's secrets is here | nothing |
 | 5 peers are served, the record is entered | the same record, of a node that is away |

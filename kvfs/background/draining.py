@@ -39,8 +39,8 @@ OSError."""
 
 
 class Draining:
-    """That of one node. `afford` waits until so many bytes may be moved; `drained` says that nothing
-    is left here."""
+    """That of one node. `afford` waits until so many bytes may be moved; `drained` says that
+    nothing is left here."""
 
     def __init__(
         self,

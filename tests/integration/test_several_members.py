@@ -22,7 +22,6 @@ from tests.integration.conftest import start
 from tests.integration.harness import CannotStart, Node, best_mode, is_mounted, kvfs, wait_for_exit
 from tests.integration.several import Several, several
 
-
 PATIENCE_S = 60.0
 
 
