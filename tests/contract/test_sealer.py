@@ -16,6 +16,7 @@ from kvfs.namespace import lifecycle
 from kvfs.store.checksum import checksum
 from kvfs.store.files import description
 from tests.contract.small_node import SmallNode, small_node
+from tests.jumping import jumping_clock
 
 
 @pytest.fixture
@@ -160,7 +161,8 @@ def test_the_keeper_seals_what_it_is_told_of_and_what_the_engine_lists(
                     await trio.sleep(0.1)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    with jumping_clock() as clock:
+        trio.run(main, clock=clock)
     assert node.sealer.counters["sealed_files"] == 2
 
 
@@ -182,7 +184,8 @@ def test_a_busy_file_is_tried_ever_more_rarely(node: SmallNode, space: int) -> N
                 nursery.cancel_scope.cancel()
 
     node.sealer._read_one = counted  # type: ignore[method-assign,assignment]
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.002))
+    with jumping_clock() as clock:
+        trio.run(main, clock=clock)
     assert 4 <= len(attempts) <= 20
 
 
@@ -211,7 +214,8 @@ def test_an_error_of_the_disk_does_not_end_the_keeper(
         assert is_sealed(node, ino)
 
     monkeypatch.setattr(f"kvfs.background.sealer.{step}", failing)
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    with jumping_clock() as clock:
+        trio.run(main, clock=clock)
     assert not failures
 
 
@@ -259,5 +263,6 @@ def test_what_was_removed_holds_nobody_up(node: SmallNode, space: int) -> None:
             nursery.cancel_scope.cancel()
         return trio.current_time() - began
 
-    took_s = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    with jumping_clock() as clock:
+        took_s = trio.run(main, clock=clock)
     assert took_s < 10, "in its place behind the others it takes 40"

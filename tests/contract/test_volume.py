@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import trio
-import trio.testing
 
 from kvfs.errors import NoSpace
 from kvfs.meta.interface import Transaction
@@ -15,6 +14,7 @@ from kvfs.meta.records import namespace_root
 from kvfs.namespace import lifecycle, tree
 from kvfs.volume import Volume
 from tests.contract.small_node import SmallNode, new_inode, small_node
+from tests.jumping import jumping_clock
 
 
 def orphan(node: SmallNode, namespace_id: int, ino: int) -> None:
@@ -72,7 +72,8 @@ def test_a_file_that_the_disk_does_not_give_up_holds_up_no_other(
                 await left([])
                 nursery.cancel_scope.cancel()
 
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.001))
+        with jumping_clock() as clock:
+            trio.run(main, clock=clock)
         assert not list(node.files.scan())
     said = [line for line in caplog.messages if "it will be tried again" in line]
     assert 0 < len(said) < 10
@@ -111,5 +112,6 @@ def test_an_engine_that_fails_for_a_while_ends_nothing(
                         await trio.sleep(0.1)
                 nursery.cancel_scope.cancel()
 
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.001))
+        with jumping_clock() as clock:
+            trio.run(main, clock=clock)
         assert not failures

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import trio
-import trio.testing
 
 from kvfs.background import leftovers
 from kvfs.changes import Change
@@ -17,6 +16,7 @@ from kvfs.namespace import notices, spaces, tree
 from kvfs.node import Node, open_node
 from tests.contract.small_node import new_inode
 from tests.fault.disks import cut, disk
+from tests.jumping import jumping_clock
 
 
 async def unlinked(node: Node) -> int:
@@ -50,8 +50,7 @@ def test_a_node_whose_disk_fails_goes_on_answering(
             assert [each["name"] for each in status["namespaces"]] == ["cache", "models"]
 
     with disk(tmp_path, "ext4") as made:
-        clock = trio.testing.MockClock(autojump_threshold=0.002)
-        with contextlib.suppress(KvfsError):
+        with jumping_clock() as clock, contextlib.suppress(KvfsError):
             trio.run(main, made.mountpoint / "store", clock=clock)
         made.power_cycle()
     keepers = {"kvfs.volume", "kvfs.requests"}

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from kvfs.meta import keys
+from kvfs.namespace import lifecycle
 from tests.contract.small_node import SmallNode, small_node
 from tests.fault.victim import (
     OTHER_BOOT,
@@ -133,6 +134,32 @@ def test_a_file_synced_once_is_kept_though_written_since(node: SmallNode) -> Non
     inode = node.record(ino)
     assert inode is not None and inode.size == 2
     node.close(ino, fd)
+
+
+def test_what_a_killed_sealer_did_to_a_data_file_changes_no_times(node: SmallNode) -> None:
+    """It describes the file in it, which takes a block; that the record does not know yet."""
+    space = node.namespace("models", kind="durable")
+    ino = node.write(space, "whole", b"x" * 15_000)
+    path, before = node.files.path(ino, 0), node.record(ino)
+    assert before is not None
+    os.chmod(path, 0o600)
+    stat = os.stat(path)
+    node.engine.transact_now(
+        lambda t: lifecycle.publish(
+            t,
+            ino,
+            size=before.size,
+            blocks=stat.st_blocks - 8,
+            mtime_ns=before.mtime_ns,
+            ctime_ns=before.ctime_ns,
+            boot=before.boot,
+        )
+    )
+    assert start_again(node)["sizes_refreshed"] == 1
+    after = node.record(ino)
+    assert after is not None
+    assert (after.blocks, after.ctime_ns) == (stat.st_blocks, before.ctime_ns)
+    assert after.ctime_ns < stat.st_ctime_ns
 
 
 def test_after_a_power_cut_disk_and_engine_are_compared(node: SmallNode) -> None:
