@@ -158,7 +158,7 @@ class Recovery:
         stat = self._stat(ino, inode)
         if stat is None or inode.boot not in (0, self._boot):
             return False
-        return (inode.size, inode.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+        return _same_content(inode, stat)
 
     async def _publish_grown(self, grown: list[tuple[int, Inode, os.stat_result]]) -> None:
         """In a cluster other content is another version, but for the data of an upload, which no
@@ -299,12 +299,13 @@ def _cache_namespaces(t: Transaction) -> set[int]:
     return {each.id for each in spaces.list_all(t) if each.namespace.kind == "cache"}
 
 
+def _same_content(inode: Inode, stat: os.stat_result) -> bool:
+    """Whether nothing was written to the data file since it was recorded."""
+    return (inode.size, inode.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+
+
 def _agree(inode: Inode, stat: os.stat_result) -> bool:
-    return (inode.size, inode.blocks, inode.mtime_ns) == (
-        stat.st_size,
-        stat.st_blocks,
-        stat.st_mtime_ns,
-    )
+    return _same_content(inode, stat) and inode.blocks == stat.st_blocks
 
 
 def _refresh(t: Transaction, grown: list[tuple[int, Inode, os.stat_result]]) -> None:
@@ -315,14 +316,13 @@ def _refresh(t: Transaction, grown: list[tuple[int, Inode, os.stat_result]]) -> 
 def _publish(grown: tuple[int, Inode, os.stat_result], t: Transaction, version: int | None) -> None:
     ino, inode, stat = grown
     # The sealer, killed at it, leaves a file more blocks than its record knows: that is no change.
-    is_same = (inode.size, inode.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
     lifecycle.publish(
         t,
         ino,
         size=stat.st_size,
         blocks=stat.st_blocks,
         mtime_ns=stat.st_mtime_ns,
-        ctime_ns=inode.ctime_ns if is_same else stat.st_ctime_ns,
+        ctime_ns=inode.ctime_ns if _same_content(inode, stat) else stat.st_ctime_ns,
         boot=inode.boot,
         version=version,
     )

@@ -38,7 +38,6 @@ from kvfs.objects.upload_store import Uploads
 _DELETED_AT_ONCE: Final = 256
 _OWN: Final = frozenset(("retention", "legal-hold", "acl", "owner", "parts", "part-checksums"))
 """What is said of an object alone, and not of its copies; long ones go on in `parts.1` ..."""
-"""What a copy does not take over from its source."""
 
 
 class Doomed(NamedTuple):

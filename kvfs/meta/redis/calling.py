@@ -129,7 +129,7 @@ class Caller:
         shown, text = self.location.shown, str(reason)
         if isinstance(reason, Lost):
             self.close()
-            if _is_of(reason, ssl.SSLCertVerificationError):
+            if refusals.is_of(reason, ssl.SSLCertVerificationError):
                 raise refusals.untrusted(text, shown) from reason
         elif not refusals.is_passing(text):
             self.close()
@@ -179,12 +179,3 @@ def locate(url: str) -> Location:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise Invalid(f"the password file {file} cannot be read: {reason}") from None
-
-
-def _is_of(error: BaseException | None, kind: type[BaseException]) -> bool:
-    """Whether an error, or one that it came from, is of a kind."""
-    while error is not None:
-        if isinstance(error, kind):
-            return True
-        error = error.__cause__
-    return False

@@ -30,6 +30,7 @@ from kvfs.meta.redis.location import Address, Location
 from kvfs.meta.redis.nodes import Node
 from kvfs.meta.redis.refusals import (
     denied,
+    is_of,
     is_passing,
     lacking,
     raised,
@@ -178,7 +179,7 @@ class Server:
             return None if isinstance(reason, MovedError) else node
         if isinstance(reason, RedisError) and not _is_passing(reason):
             raise self._translated(reason) from reason
-        if _is_of(reason, ssl.SSLCertVerificationError):
+        if is_of(reason, ssl.SSLCertVerificationError):
             raise untrusted(_text(reason), self._named()) from reason
         if isinstance(reason, _ELSEWHERE):
             self._topology.again()
@@ -209,15 +210,6 @@ def _is_passing(error: RedisError) -> bool:
     if isinstance(error, _PASSING):
         return True
     return isinstance(error, ResponseError) and is_passing(str(error))
-
-
-def _is_of(error: BaseException | None, kind: type[BaseException]) -> bool:
-    """Whether an error, or one that it came from, is of a kind."""
-    while error is not None:
-        if isinstance(error, kind):
-            return True
-        error = error.__cause__
-    return False
 
 
 def _text(error: BaseException) -> str:

@@ -66,3 +66,12 @@ def unanswered(text: str, shown: str, deadline_s: float) -> Unavailable:
         f"the engine {shown} did not answer within {deadline_s:g} s ({text}): see that it runs,"
         " and its log"
     )
+
+
+def is_of(error: BaseException | None, kind: type[BaseException]) -> bool:
+    """Whether an error, or one that it came from, is of a kind."""
+    while error is not None:
+        if isinstance(error, kind):
+            return True
+        error = error.__cause__
+    return False
