@@ -239,7 +239,8 @@ class Notifier:
     def __init__(self, device: int, first: Sequence[Item] = ()) -> None:
         self._device = device
         self._first = first
-        self._queue: queue.Queue[Item | None] = queue.Queue(_QUEUE_LIMIT)
+        # In C: for each message of a queue.Queue the loop would lose the GIL several times.
+        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kvfs-notify", daemon=True)
         self._thread.start()
 
@@ -274,12 +275,9 @@ class Notifier:
         return left
 
     def _offer(self, item: Item) -> None:
-        try:
-            self._queue.put_nowait(item)
-        except queue.Full:
-            raise Unavailable(
-                "the kernel takes no invalidations: a lock is held for long"
-            ) from None
+        if self._queue.qsize() >= _QUEUE_LIMIT:
+            raise Unavailable("the kernel takes no invalidations: a lock is held for long")
+        self._queue.put(item)
 
     def close(self, deadline_s: float) -> bool:
         """End the thread, dropping what is queued: the mount has gone, and with it all that it

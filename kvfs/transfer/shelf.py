@@ -29,6 +29,8 @@ _SUMS_S: Final = 3.0
 _LEASED_S: Final = 0.02
 _LEASED_TRIES: Final = 10
 _HASHING_THREADS: Final = 4
+_INLINE_CHUNKS: Final = 1
+"""Of so many, in memory, the checksums take less time than a thread's wake-up."""
 _COMPUTED_MOST: Final = 64
 """Files whose checksums are kept that the index does not know."""
 
@@ -127,9 +129,13 @@ class Shelf:
         return arriving.sums
 
     async def _compute(self, fd: int, size: int, first: int, chunks: int) -> bytes:
-        sums = await trio.to_thread.run_sync(
-            checksum.chunk_sums, fd, size, first, chunks, limiter=self._threads
-        )
+        sums = None
+        if chunks <= _INLINE_CHUNKS:
+            sums = checksum.cached_sums(fd, size, first, chunks)
+        if sums is None:
+            sums = await trio.to_thread.run_sync(
+                checksum.chunk_sums, fd, size, first, chunks, limiter=self._threads
+            )
         if sums is None:
             raise Conflict(f"the file has less than {size} bytes here")
         return sums

@@ -1,12 +1,20 @@
 """Checksums of real files, against the definition."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 import xxhash
 
-from kvfs.store.checksum import CHUNK_BYTES, DIGEST_BYTES, checksum, combine
+from kvfs.store.checksum import (
+    CHUNK_BYTES,
+    DIGEST_BYTES,
+    cached_sums,
+    checksum,
+    chunk_sums,
+    combine,
+)
 
 
 def reference(content: bytes) -> bytes:
@@ -60,3 +68,25 @@ def test_a_huge_hole_is_not_read(tmp_path: Path) -> None:
 def test_a_file_that_became_shorter_has_none(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"x" * 1000)
     assert computed(tmp_path / "data", 2000) is None
+
+
+def test_who_may_not_wait_has_the_same_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = os.urandom(2 * CHUNK_BYTES + 5)
+    (tmp_path / "data").write_bytes(content)
+    fd = os.open(tmp_path / "data", os.O_RDONLY)
+    read = os.preadv
+
+    def of_which_half_is_in_memory(fd: int, buffers: list[memoryview], at: int, flags: int) -> int:
+        if flags & os.RWF_NOWAIT and at >= len(content) // 2:
+            raise BlockingIOError(errno.EAGAIN, "it would have to be read from the disk")
+        return read(fd, buffers, at, flags & ~os.RWF_NOWAIT)
+
+    monkeypatch.setattr(os, "preadv", of_which_half_is_in_memory)
+    try:
+        assert cached_sums(fd, len(content), 0, 1) == reference(content[:CHUNK_BYTES])
+        assert cached_sums(fd, len(content), 1, 1) is None
+        assert chunk_sums(fd, len(content), 0, 3) == reference(content)
+    finally:
+        os.close(fd)

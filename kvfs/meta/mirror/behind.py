@@ -1,10 +1,12 @@
 """Makes known, in the background, what was published in the mirror alone.
 
 What is to be known is remembered in the mirror's file: a kill loses nothing, and the next start
-goes on with it.
+goes on with it. What comes after a rest goes at once; what follows closely goes together, since a
+request for each would cost more than all the rest of a new file.
 """
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
 from typing import Final
@@ -17,7 +19,7 @@ MOST: Final = 2_048
 """Files that may wait: beyond it whoever publishes waits for the server."""
 _BATCH: Final = 64
 _GATHER_S: Final = 0.005
-"""What is published within that time goes together."""
+"""After a batch has gone: what is published within that time goes together."""
 _RETRY_S: Final = 0.25
 _log = logging.getLogger(__name__)
 
@@ -48,10 +50,11 @@ class Behind:
     async def run(self) -> None:
         """Until cancelled."""
         complained = False
+        gone_at = -math.inf
         while True:
             await self._arrived.wait()
-            if len(self._inos) < _BATCH:
-                await trio.sleep(_GATHER_S)
+            if len(self._inos) < _BATCH and trio.current_time() < gone_at + _GATHER_S:
+                await trio.sleep_until(gone_at + _GATHER_S)
             try:
                 await self._one(list(islice(self._inos, _BATCH)))
                 complained = False
@@ -60,6 +63,7 @@ class Behind:
                     _log.warning("new files are not known to other nodes yet: %s", error)
                 complained = True
                 await trio.sleep(_RETRY_S)
+            gone_at = trio.current_time()
             if not self._inos:
                 self._arrived = trio.Event()
 

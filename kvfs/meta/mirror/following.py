@@ -12,6 +12,7 @@ A mirror is as fresh as the moment at which a request was sent that brought all 
 
 import logging
 import time
+from collections import deque
 from typing import Final
 
 import trio
@@ -26,8 +27,10 @@ from kvfs.meta.redis.log import BEGIN, ENTRIES, PAGE, POSITION, Answer, read_ans
 _BLOCK_S: Final = 0.5
 """How long the server keeps a question when there is nothing new."""
 _GATHER_S: Final = 0.01
-"""Before asking again where this node commits or looks up by itself just now: what it is answered
-brings what others did, too."""
+_OFTEN: Final = 8
+"""Where the last so many answers to this node's own questions came within as many times _GATHER_S,
+the log is read every _GATHER_S: those answers bring what others did, as soon as that, and each of
+its own commits would end the wait for nothing."""
 _PAGE_KEYS: Final = 2_000
 _RETRY_S: Final = 0.25
 _log = logging.getLogger(__name__)
@@ -47,8 +50,8 @@ class Follower:
         self._following = following
         self._turns = Turns[Waiting](self._ask_for_all)
         self.whole = trio.Event()
-        self._taken_at = 0.0
-        """When an answer to somebody else's question came."""
+        self._taken_at = deque[float](maxlen=_OFTEN)
+        """When answers to somebody else's questions came, of late."""
         self.heard_at = 0.0
         """When, by `now`, the mirror held all that was committed; 0: it was not heard yet."""
         self.failure: Unavailable | None = None
@@ -57,7 +60,7 @@ class Follower:
     def take(self, answer: Answer, sent_at: float) -> bool:
         """Apply what an answer brought, to a question sent at `sent_at`; whether that was all there
         is. Raises Unavailable."""
-        self._taken_at = now()
+        self._taken_at.append(now())
         status = answer.status
         if status in ("ok", "behind"):
             if not self._applier.follows(answer.entries):
@@ -130,8 +133,12 @@ class Follower:
             self._applier.apply(entries)
             if len(entries) < ENTRIES:
                 self._heard(sent_at)
-            if now() - self._taken_at < _GATHER_S:
+            if self._asks_often():
                 await trio.sleep(_GATHER_S)
+
+    def _asks_often(self) -> bool:
+        taken = self._taken_at
+        return len(taken) == _OFTEN and now() - taken[0] < _OFTEN * _GATHER_S
 
     async def catch_up_by(self, caller: Caller) -> None:
         """As `catch_up`, for who has a line of his own."""
