@@ -195,11 +195,12 @@ class FastPath:
                 attention.woken()
 
     def _stay(self, attention: Attention) -> bool:
-        """Nothing is there: whether to look again at once. Where requests wait for an engine, its
-        answer is as near as the next request, and comes by the event loop."""
+        """Nothing is there: whether to look again at once. Where there are other hosts, what they
+        ask and answer comes by the event loop: it is not blocked, nor kept busy while a request
+        waits for them."""
         if self._waiting and not self._immediate:
             return False
-        return attention.stay(block=not self._waiting)
+        return attention.stay(block=self._immediate and not self._waiting)
 
     def _receive(self) -> int:
         """Bytes of the next request; 0: there is none now; -1: the mount has gone."""

@@ -90,11 +90,14 @@ class Admission:
             raise NoSpace(self._what_is_full(namespace_id))
 
     async def room_for(self, namespace_id: int, size: int, deadline_s: float = DEADLINE_S) -> None:
-        """Wait until `size` bytes are free in the namespace, which the evictor sees to.
+        """Wait until `size` bytes are free in the namespace, which the evictor sees to. A file of
+        as much as a credit is for takes one, as a new file does.
 
         Raises NoSpace, naming what is full, when so much cannot be had or the deadline has passed.
         Cancelled: nothing happened.
         """
+        if size <= _CREDIT_BYTES and not self.pressed(namespace_id):
+            return
         census = await self.sample()
         demand = (namespace_id, size)
         if size <= census.attainable(namespace_id):
@@ -120,6 +123,7 @@ class Admission:
         self._cost_s = time.perf_counter() - began
         coming = sum(each.coming for each in census.namespaces.values())
         pressed = set()
+        self._credit[STORE] = census.store.free // _CREDIT_BYTES
         for number, holding in census.namespaces.items():
             free = census.store.free
             if holding.is_cache:
