@@ -6,6 +6,8 @@ rest.
   there (`kvfs.stepping`); what waits for other reasons (fsync, fallocate, copies, pressure on a
   cache's capacity) runs as a task from its beginning; payload of relay mode that may wait for a
   disk goes to worker threads.
+- A signal to the caller (INTERRUPT) ends what it waits for, but for what may have been done by then
+  and is not asked for again: a close, a change of names.
 - Nobody waits for a RELEASE (the close that sent it has returned), so that it goes after whatever
   was asked since.
 - How it waits for the next request is `attention`'s subject.
@@ -57,6 +59,11 @@ _WANTED: Final = (
     | Init.HANDLE_KILLPRIV_V2
     | Init.INIT_EXT
 )
+_WAITED_OUT: Final = frozenset(
+    {Op.FLUSH, Op.MKDIR, Op.SYMLINK, Op.LINK, Op.UNLINK, Op.RMDIR, Op.RENAME, Op.RENAME2}
+)
+"""No local filesystem answers EINTR to these, so programs take it for a failure. They wait for one
+commit, which has a deadline, and for no other host."""
 _DEFERRED: Final = 32
 """RELEASEs that wait at most; fewer than the kernel sends without an answer (_MAX_BACKGROUND)."""
 _MAX_READAHEAD: Final = 8 << 20
@@ -157,8 +164,8 @@ class FastPath:
         self._deferred: deque[Request] = deque()
         """RELEASEs, for which nobody waits: served when nothing else is there, or when something
         is asked of the same file."""
-        self._waiting: dict[int, trio.CancelScope] = {}
-        """Of each request that runs as a task, by its unique number."""
+        self._waiting: dict[int, trio.CancelScope | None] = {}
+        """Of each request that runs as a task, by its unique number. None: no signal ends it."""
         self._token = trio.lowlevel.current_trio_token()
         self._init_unique = 0
         self.kernel_minor = 0
@@ -230,7 +237,7 @@ class FastPath:
             self._release_of(nodeid)
         handler = self._handlers.inline.get(opcode)
         if handler is not None:
-            request = Request(unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
+            request = Request(opcode, unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
             if opcode == Op.RELEASE and self._steps:
                 self._defer(request)
             elif self._steps and not self._handlers.may_wait(opcode, request):
@@ -247,7 +254,7 @@ class FastPath:
         elif opcode == Op.BATCH_FORGET:
             self._forget_many(buffer)
         elif (waiting := self._handlers.waiting.get(opcode)) is not None:
-            request = Request(unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
+            request = Request(opcode, unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
             self._spawn(waiting, request)
         elif opcode == Op.INTERRUPT:
             self._interrupt(buffer)
@@ -288,25 +295,31 @@ class FastPath:
         else:
             if isinstance(body, stepping.Unfinished):
                 request.detach()
-                self._run(unique, body)
+                self._run(unique, body, request.opcode not in _WAITED_OUT)
             else:
                 self._reply(unique, body)
 
     def _spawn(self, handler: Callable[[Request], Awaitable[bytes]], request: Request) -> None:
         request.detach()
-        self._run(request.unique, handler(request))
+        self._run(request.unique, handler(request), request.opcode not in _WAITED_OUT)
 
-    def _run(self, unique: int, handling: Awaitable[bytes]) -> None:
+    def _run(
+        self, unique: int, handling: Awaitable[bytes | None], interruptible: bool = True
+    ) -> None:
+        """Go on in a task. `handling` returns the reply's body; None: it replied itself."""
         assert self._nursery is not None
-        scope = self._waiting[unique] = trio.CancelScope()
+        scope = trio.CancelScope()
+        self._waiting[unique] = scope if interruptible else None
         self._nursery.start_soon(self._answer_later, unique, handling, scope)
 
     async def _answer_later(
-        self, unique: int, handling: Awaitable[bytes], scope: trio.CancelScope
+        self, unique: int, handling: Awaitable[bytes | None], scope: trio.CancelScope
     ) -> None:
         with scope:
             try:
-                self._reply(unique, await handling)
+                body = await handling
+                if body is not None:
+                    self._reply(unique, body)
             except Exception as e:  # translated at this one point
                 self._reply_error(unique, e)
             finally:
@@ -342,33 +355,17 @@ class FastPath:
         size = min(size, protocol.MAX_WRITE)
         coming = self._operations.coming(fh, offset, size)
         if coming is not None:
-            assert self._nursery is not None
-            scope = self._waiting[unique] = trio.CancelScope()
-            self._nursery.start_soon(self._read_later, unique, coming, fd, offset, size, scope)
+            self._run(unique, self._read_come(unique, coming, fd, offset, size))
             return
         if not self._lane.reply_cached(unique, fd, offset, size):
             self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
 
-    async def _read_later(
-        self,
-        unique: int,
-        coming: Incoming,
-        fd: int,
-        offset: int,
-        size: int,
-        scope: trio.CancelScope,
+    async def _read_come(
+        self, unique: int, coming: Incoming, fd: int, offset: int, size: int
     ) -> None:
-        """Answer a READ of bytes that are not here yet."""
-        with scope:
-            try:
-                await coming.span(offset, size)
-                self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
-            except Exception as e:  # translated at this one point
-                self._reply_error(unique, e)
-            finally:
-                del self._waiting[unique]
-        if scope.cancelled_caught:
-            payload.reply_error(self._device, unique, errno.EINTR)
+        """Have a READ of bytes that are not here yet answered, once they are."""
+        await coming.span(offset, size)
+        self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
 
     def _write(self, unique: int, buffer: memoryview, n: int) -> None:
         fh, offset, size, flags, _, _, _ = protocol.WRITE_IN.unpack_from(buffer, _HEADER)

@@ -39,11 +39,12 @@ class Request:
     """One request. `body` is a view of a buffer that is reused once the handler has returned or was
     detached from."""
 
-    __slots__ = ("body", "gid", "nodeid", "pid", "uid", "unique")
+    __slots__ = ("body", "gid", "nodeid", "opcode", "pid", "uid", "unique")
 
     def __init__(
-        self, unique: int, nodeid: int, uid: int, gid: int, pid: int, body: memoryview
+        self, opcode: int, unique: int, nodeid: int, uid: int, gid: int, pid: int, body: memoryview
     ) -> None:
+        self.opcode = opcode
         self.unique = unique
         self.nodeid = nodeid
         self.uid = uid

@@ -1,11 +1,12 @@
 """A node whose engine hangs, or is away: its mount answers, and says no where it cannot know."""
 
+import contextlib
 import errno
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,28 @@ def test_a_mount_goes_on_when_its_engine_is_there_again() -> None:
         assert (mount / "models" / "lasting").read_text() == "x"
 
 
+def test_a_signal_does_not_fail_a_close_that_waits_for_the_engine() -> None:
+    with several(1) as cluster:
+        mount = cluster.nodes[0].mount
+        paths = [mount / "models" / name for name in ("first", "second")]
+        for path in paths:
+            path.write_text("old")
+        with closing(paths[0], "new") as first, closing(paths[1], "new") as second:
+            cluster.server.signal(signal.SIGSTOP)
+            try:
+                for child in (first, second):  # the second waits for its turn
+                    say(child)
+                    assert heard(child) == "closing"
+                    wait_until(lambda: state_of(child.pid) == "S", "its close waits")  # noqa: B023
+                second.send_signal(signal.SIGUSR1)
+                wait_until(lambda: state_of(second.pid) in "DZ", "the mount is told of the signal")
+                os.statvfs(mount)  # asked after that
+            finally:
+                cluster.server.signal(signal.SIGCONT)
+            assert [heard(first), heard(second)] == ["closed", "closed"]
+        assert [path.read_text() for path in paths] == ["new", "new"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_start_waits_for_its_engine_until_it_is_told_to_end(tmp_path: Path, number: int) -> None:
     (tmp_path / "mnt").mkdir()
@@ -83,6 +106,32 @@ def fails_with(number: int, step: Callable[[], object]) -> bool:
     with pytest.raises(OSError) as raised:
         step()
     return raised.value.errno == number
+
+
+@contextlib.contextmanager
+def closing(path: Path, content: str) -> Iterator["subprocess.Popen[str]"]:
+    """A process that has written the file and closes it when it is told to."""
+    command = [sys.executable, str(Path(__file__).with_name("closing.py")), str(path), content]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
+        assert heard(child) == "written"
+        yield child
+
+
+def say(child: "subprocess.Popen[str]") -> None:
+    assert child.stdin
+    child.stdin.write("\n")
+    child.stdin.flush()
+
+
+def heard(child: "subprocess.Popen[str]") -> str:
+    assert child.stdout
+    return child.stdout.readline().strip()
+
+
+def state_of(pid: int) -> str:
+    """S: it sleeps; D: it waits, and no signal wakes it; Z: it has ended."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def can(step: Callable[[], object]) -> bool:
