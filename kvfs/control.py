@@ -147,7 +147,9 @@ class Caller:
     """Asks one node again and again, from any thread; `call` as the function of that name.
 
     Connections are kept for the next request, which takes a third of the time then. The node closes
-    those that are idle for long: a request may reach it twice, so it must be one that may.
+    those that are idle for long: what it did not read to its end before it closed is asked again
+    over another one. No request is done twice: where it may have been read, and no answer came,
+    that is Unavailable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -168,6 +170,8 @@ class Caller:
             while (peer := self._kept()) is not None:
                 try:
                     return self._ask(peer, request, deadline_s)
+                except ConnectionAbortedError:
+                    raise
                 except ConnectionError:
                     continue  # it was closed while idle
             fresh = _connect(self._path, deadline_s)
@@ -200,7 +204,9 @@ class Caller:
 
 
 def _exchange(peer: socket.socket, request: bytes, deadline_s: float) -> bytearray:
-    """Send a request and receive the line that answers it."""
+    """Send a request and receive the line that answers it. Raises ConnectionAbortedError where the
+    node ended the connection after it had read all of the request: a unix socket that is closed
+    before that resets the other end, or takes no more from it."""
     end, line = time.monotonic() + deadline_s, bytearray()
     peer.settimeout(deadline_s)
     peer.sendall(request)
@@ -208,7 +214,7 @@ def _exchange(peer: socket.socket, request: bytes, deadline_s: float) -> bytearr
         peer.settimeout(max(end - time.monotonic(), 0.001))
         part = peer.recv(65536)
         if not part:
-            raise ConnectionResetError
+            raise ConnectionAbortedError
         line += part
     return line
 

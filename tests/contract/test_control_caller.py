@@ -1,6 +1,8 @@
 """Many requests over connections that are kept, from threads, over restarts and forks."""
 
 import os
+import select
+import socket
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -135,3 +137,47 @@ def test_the_child_of_a_fork_does_not_use_its_parents_connection(
 
     serving(path, talk)
     caller.close()
+
+
+ANSWER = b'{"result":{}}\n'
+
+
+def asks(path: Path, end: Callable[[socket.socket], object]) -> list[object]:
+    """What becomes of three requests to a node that answers the first one, and then ends that
+    connection so; over the next one it answers everything."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        caller = control.Caller(path)
+
+        def serve() -> None:
+            with listener.accept()[0] as first:
+                first.recv(1000)
+                first.sendall(ANSWER)
+                assert select.select([first], [], [], 30)[0]
+                end(first)
+            with listener.accept()[0] as second:
+                while second.recv(1000):
+                    second.sendall(ANSWER)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        outcomes: list[object] = []
+        for _ in range(3):
+            try:
+                outcomes.append(caller.call("count"))
+            except Unavailable as error:
+                outcomes.append(type(error))
+        caller.close()
+        thread.join()
+        return outcomes
+
+
+def test_what_the_node_may_have_done_is_not_asked_again(path: Path) -> None:
+    assert asks(path, lambda peer: peer.recv(1000)) == [{}, Unavailable, {}]
+
+
+def test_what_the_node_did_not_read_is_asked_again(path: Path) -> None:
+    assert asks(path, lambda peer: None) == [{}, {}, {}]
+    path.unlink()
+    assert asks(path, lambda peer: peer.recv(3)) == [{}, {}, {}]
