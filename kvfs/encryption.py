@@ -16,6 +16,7 @@ from nacl.bindings import (
 from nacl.bindings.crypto_aead import crypto_aead_xchacha20poly1305_ietf_NPUBBYTES
 from nacl.exceptions import CryptoError
 
+from kvfs import private_file
 from kvfs.errors import Corrupt, Invalid
 
 KEY_NAME: Final = "secret.key"
@@ -71,7 +72,7 @@ def open_key(path: Path) -> SecretKey:
     try:
         return _read(path)
     except FileNotFoundError:
-        _make(path)
+        private_file.make(path, os.urandom(KEY_SIZE))
         return _read(path)
 
 
@@ -82,53 +83,14 @@ def unwrap(wrapped: bytes, by: SecretKey, context: bytes) -> SecretKey:
 
 def replace_key(path: Path, key: SecretKey) -> None:
     """Put this key into the file `path`, in place of one that is there. Raises OSError."""
-    draft = _draft(path, key._key)
-    draft.replace(path)
-    _sync_directory(path.parent)
+    private_file.replace(path, key._key)
 
 
 def _read(path: Path) -> SecretKey:
     with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_mode & 0o077:
+        if private_file.is_open_to_others(file.fileno()):
             raise Invalid(f"others may read or write {path}: chmod 600 it, and rotate all users")
         key = file.read(KEY_SIZE + 1)
     if len(key) != KEY_SIZE:
         raise Corrupt(f"{path} holds no key: restore it from a backup, or remove it and add users")
     return SecretKey(key)
-
-
-def _make(path: Path) -> None:
-    draft = _draft(path, os.urandom(KEY_SIZE))
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink(missing_ok=True)
-    _sync_directory(path.parent)
-
-
-def _draft(path: Path, key: bytes) -> Path:
-    """A file beside `path` that holds the key, on disk."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    try:
-        with open(draft, "xb", opener=_private) as file:
-            file.write(key)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    return draft
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -5,7 +5,8 @@ from typing import Final
 
 import msgspec
 
-from kvfs.cluster import private_file, secrets
+from kvfs import private_file
+from kvfs.cluster import secrets
 from kvfs.cluster.secrets import Secret, Secrets
 from kvfs.errors import Corrupt
 from kvfs.store.layout import Store
@@ -39,7 +40,7 @@ def which_node(store: Store) -> Kept | None:
 
 def keep_node(store: Store, kept: Kept) -> None:
     """Raises OSError."""
-    private_file.replace(store.root / _NODE, msgspec.json.encode(kept).decode() + "\n")
+    private_file.replace(store.root / _NODE, msgspec.json.encode(kept) + b"\n")
 
 
 def forget_node(store: Store) -> None:
@@ -56,11 +57,11 @@ def read_secrets(path: Path) -> Secrets | None:
 def make_secret(path: Path, secret: Secret) -> tuple[Secrets, bool]:
     """The secrets in the file, this one where there was none; whether that is so. Raises Invalid,
     OSError."""
-    made = private_file.make(path, secret.as_text())
+    made = private_file.make(path, secret.as_text().encode())
     found = read_secrets(path)
     return (Secrets((secret,)) if found is None else found), made
 
 
 def keep_secrets(path: Path, those: Secrets) -> None:
     """Raises OSError."""
-    private_file.replace(path, those.as_text())
+    private_file.replace(path, those.as_text().encode())

@@ -38,6 +38,7 @@ from kvfs.meta.journal import (
     sync_journals,
     unpack_position,
 )
+from kvfs.private_file import sync_directory
 
 _TEMPORARY = "base.tmp"
 _REBUILD = "rebuild"
@@ -109,15 +110,6 @@ def rebuild(directory: Path, open_environment: Callable[[Path], lmdb.Environment
     (work / "data.mdb").rename(directory / "data.mdb")
     sync_directory(directory)
     shutil.rmtree(work)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power cut."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _write_base(environment: lmdb.Environment, directory: Path) -> None:

@@ -31,18 +31,21 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from kvfs import private_file
 from kvfs.errors import Busy, Corrupt, Invalid, KvfsError, NoSpace, NotFound, ReadOnly
 
 T = TypeVar("T")
 
 FORMAT: Final = 1
-_IGNORED: Final = frozenset({"lost+found", ".format.new", "lock"})
+_FORMAT_DRAFT: Final = ".format.new"
+_RECOVERED_DRAFT: Final = ".recovered.new"
+_IGNORED: Final = frozenset({"lost+found", _FORMAT_DRAFT, "lock"})
 """Names that do not make a directory somebody else's: a filesystem's own, our first step when it
 was cut short, and what `remove_unused` leaves when that is."""
 
 
 _MADE: Final = (
-    *("clean", "recovered", ".recovered.new"),
+    *("clean", "recovered", _RECOVERED_DRAFT),
     *("secret.key", "s3-credentials", "s3-lifecycle.lock"),
     *("node", "cluster.key"),
     *("format", "lock"),
@@ -110,7 +113,7 @@ class Store:
         """Say that the store is in order. Call last, after the engine was synced."""
         with open(self._clean, "wb") as file:
             os.fsync(file.fileno())
-        _sync_directory(self.root)
+        private_file.sync_directory(self.root)
 
     def take_clean(self) -> bool:
         """Whether the last daemon stopped in order; from now on it counts as running. Needs the
@@ -119,7 +122,7 @@ class Store:
             os.unlink(self._clean)
         except FileNotFoundError:
             return False
-        _sync_directory(self.root)
+        private_file.sync_directory(self.root)
         return True
 
     def recovered_boot(self) -> int:
@@ -131,13 +134,7 @@ class Store:
 
     def mark_recovered(self, boot: int) -> None:
         """Say that in this boot data files and records agree, but for what the engine lists."""
-        draft = self.root / ".recovered.new"
-        with open(draft, "w", encoding="ascii", opener=_private) as file:
-            file.write(str(boot))
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(draft, self._recovered)
-        _sync_directory(self.root)
+        private_file.replace(self._recovered, b"%d" % boot, _RECOVERED_DRAFT)
 
 
 _GET_FLAGS: Final = 0x80086601
@@ -202,7 +199,7 @@ def remove_unused(path: Path) -> None:
     stays where somebody uses it, or where there is a data file."""
     root = path.absolute()
     with contextlib.suppress(OSError, KvfsError):
-        (root / ".format.new").unlink(missing_ok=True)
+        (root / _FORMAT_DRAFT).unlink(missing_ok=True)
         store = open_store(root)
         store.lock()
         try:
@@ -235,13 +232,7 @@ def be_new_node(store: Store) -> None:
 
 def _identify(root: Path, store: str) -> None:
     identity = Identity(format=FORMAT, store=store, node=str(uuid.uuid4()))
-    draft = root / ".format.new"
-    with open(draft, "wb", opener=_private) as file:
-        file.write(msgspec.json.encode(identity) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(draft, root / "format")
-    _sync_directory(root)
+    private_file.replace(root / "format", msgspec.json.encode(identity) + b"\n", _FORMAT_DRAFT)
 
 
 def _make_directories(store: Store) -> None:
@@ -267,10 +258,6 @@ def _spread(data: Path) -> None:
         return
     finally:
         os.close(fd)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _not_a_store(root: Path) -> KvfsError:
@@ -310,11 +297,3 @@ def translate(error: OSError, root: Path) -> KvfsError:
     if error.errno == errno.EIO:
         return Corrupt(f"the disk of the store {root} reports an error: see the kernel's log")
     return Invalid(f"the store {root} cannot be used: {error.strerror or error}")
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
