@@ -1,13 +1,13 @@
-"""What `kvfs prefetch` and `kvfs replicate` share: the files below paths, and asking until they are
-where they should be."""
+"""What `kvfs prefetch` and `kvfs replicate` share: a job for each file below some paths, and asking
+until they are where they should be."""
 
 import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cli import node
+from cli import node, progress, store
 from kvfs.config import Config
 from kvfs.errors import Busy
 
@@ -20,8 +20,37 @@ _BUSY_S: Final = 0.5
 _DEADLINE_S: Final = 30.0
 
 
-def files_below(client: "Client", paths: tuple[str, ...]) -> Iterator[tuple[str, "Stat"]]:
-    """Every regular file that is named, or lies below a directory that is. Raises NotFound."""
+class Outcome(NamedTuple):
+    """Of the jobs for many files."""
+
+    files: int
+    size_bytes: int
+    failures: list[str]
+
+    @property
+    def done(self) -> int:
+        """Files with which nothing went wrong."""
+        return self.files - len(self.failures)
+
+
+def all_below(
+    config: Config, paths: tuple[str, ...], title: str, job: Callable[[str, "Stat"], str]
+) -> Outcome:
+    """Run a job for every file that is named, or lies below a directory that is, some at once; it
+    says what went wrong. Raises NotFound."""
+    files = size = 0
+    failures = []
+    with store.client_of(config) as client, progress.shown(title, None) as step:
+        for found, failure in _each(_files_below(client, paths), job):
+            files += 1
+            size += found.size
+            step(size)
+            if failure:
+                failures.append(failure)
+    return Outcome(files, size, failures)
+
+
+def _files_below(client: "Client", paths: tuple[str, ...]) -> Iterator[tuple[str, "Stat"]]:
     for path in paths:
         found = client.stat(os.fsencode(path))
         if found.is_file:
@@ -53,7 +82,7 @@ def ask_until(
             return answer
 
 
-def each(
+def _each(
     files: Iterator[tuple[str, "Stat"]], job: Callable[[str, "Stat"], str]
 ) -> Iterator[tuple["Stat", str]]:
     """Run a job for each file, some at once; each file, when it is done, with what its job says

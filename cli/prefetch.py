@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli import moving, node, progress, settings, store
+from cli import moving, node, settings
 from kvfs.config import Config
 from kvfs.errors import NotFound, Unavailable
 from kvfs.units import format_size
@@ -30,28 +30,18 @@ def command(
     """
     config = settings.resolve(config_file, **flags)
     nodes = _numbers(config, targets)
-    with (
-        store.client_of(config) as client,
-        progress.shown("prefetch", None) as step,
-    ):
 
-        def job(path: str, found: "Stat") -> str:
-            params = {"inode": found.ino, "nodes": nodes}
-            answer = moving.ask_until(config, "prefetch", params, _is_settled)
-            failed = [f"{path}: {text}" for text in answer.values() if text != "done"]
-            return "; ".join(failed)
+    def job(path: str, found: "Stat") -> str:
+        params = {"inode": found.ino, "nodes": nodes}
+        answer = moving.ask_until(config, "prefetch", params, _is_settled)
+        failed = [f"{path}: {text}" for text in answer.values() if text != "done"]
+        return "; ".join(failed)
 
-        files = moved = 0
-        failures = []
-        for found, failure in moving.each(moving.files_below(client, paths), job):
-            files += 1
-            moved += found.size
-            step(moved)
-            if failure:
-                failures.append(failure)
+    outcome = moving.all_below(config, paths, "prefetch", job)
     where = f" to {len(nodes)} nodes" if len(nodes) > 1 else ""
-    click.echo(f"brought {files - len(failures)} files{where}, {format_size(moved)} each")
-    if failures:
+    size = format_size(outcome.size_bytes)
+    click.echo(f"brought {outcome.done} files{where}, {size} each")
+    if failures := outcome.failures:
         raise Unavailable(f"{len(failures)} are not everywhere: {failures[0]}")
 
 

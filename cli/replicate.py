@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli import moving, progress, settings, store
+from cli import moving, settings
 from kvfs.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -34,26 +34,18 @@ def command(
     to go where space is needed.
     """
     config = settings.resolve(config_file, **flags)
-    with store.client_of(config) as client, progress.shown("replicate", None) as step:
 
-        def job(path: str, found: "Stat") -> str:
-            params = {"inode": found.ino, "copies": replicas + 1}
-            answer = moving.ask_until(config, "replicate", params, _is_settled)
-            if answer["state"] != "done":
-                return f"{path}: {answer['state']}"
-            lacking = replicas + 1 - len(answer["nodes"])
-            return f"{path}: {lacking} copies found no node" if lacking > 0 else ""
+    def job(path: str, found: "Stat") -> str:
+        params = {"inode": found.ino, "copies": replicas + 1}
+        answer = moving.ask_until(config, "replicate", params, _is_settled)
+        if answer["state"] != "done":
+            return f"{path}: {answer['state']}"
+        lacking = replicas + 1 - len(answer["nodes"])
+        return f"{path}: {lacking} copies found no node" if lacking > 0 else ""
 
-        files = moved = 0
-        failures = []
-        for found, failure in moving.each(moving.files_below(client, paths), job):
-            files += 1
-            moved += found.size
-            step(moved)
-            if failure:
-                failures.append(failure)
-    click.echo(f"{files - len(failures)} files have {replicas + 1} copies or more")
-    if failures:
+    outcome = moving.all_below(config, paths, "replicate", job)
+    click.echo(f"{outcome.done} files have {replicas + 1} copies or more")
+    if failures := outcome.failures:
         raise Unavailable(f"{len(failures)} have not: {failures[0]}")
 
 
