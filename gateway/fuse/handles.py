@@ -21,13 +21,15 @@ import trio
 
 from gateway.fuse.open_file import Handle, OpenFile, copy_over, signature_of
 from kvfs import stepping
-from kvfs.background.versions import publish_anew
+from kvfs.background.versions import name_draft, publish_anew
 from kvfs.bringing import Bringing
 from kvfs.errors import Busy, Conflict, Corrupt, IsADirectory, KvfsError, Stale
 from kvfs.incoming import SMALL_BYTES, Incoming
+from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import cold, inodes, lifecycle, tree
+from kvfs.namespace.inodes import read_inodes
 from kvfs.volume import Volume
 
 if TYPE_CHECKING:
@@ -77,9 +79,17 @@ class OpenFiles:
 
     def is_changed(self, ino: int) -> bool:
         """Whether what was published of a file may be overwritten by now: others are to wait until
-        it is closed."""
+        it is closed, or until what its last close could not record is."""
         file = self._files.get(ino)
-        return file is not None and file.is_changed
+        if file is not None:
+            return file.is_changed
+        inode = stepping.finish(self._volume.engine.read(lambda t: _unsealed_here(t, ino)))
+        if inode is None:
+            return False
+        try:
+            return _differs(inode, self._volume.files.stat(ino, inode.version))
+        except FileNotFoundError:
+            return False
 
     def handle(self, fh: int) -> Handle:
         """Raises Stale for a number that was never given out or is released."""
@@ -196,7 +206,10 @@ class OpenFiles:
                 if file is not None:
                     return file
                 continue  # its data are here by now, or its record is another
-            return self._opened(ino, inode, fd, writable)
+            file = self._opened(ino, inode, fd, writable)
+            if self._bringing.is_shared and _differs(inode, os.fstat(fd)):
+                await self._publish_left(file)
+            return file
         raise Conflict(f"{os.fsdecode(inode.name)}: it is written on other nodes all the time")
 
     def _opened(self, ino: int, inode: Inode, fd: int, writable: bool) -> OpenFile:
@@ -207,6 +220,22 @@ class OpenFiles:
         self._files[ino] = file
         self._volume.index.touch(ino)
         return file
+
+    async def _publish_left(self, file: OpenFile) -> None:
+        """Record what the last close could not; before that nobody gets it. Raises as `publish`."""
+        if await self._volume.engine.read(lambda t: _unsealed_here(t, file.ino)) is None:
+            return
+        file.published, file.rewritten = None, True
+        file.users += 1
+        try:
+            await self.publish(file)
+        except BaseException:
+            file.users -= 1
+            if not file.handles and not file.users:
+                self._files.pop(file.ino, None)
+                self._close(file)
+            raise
+        file.users -= 1
 
     # ---- what is not here
 
@@ -392,7 +421,7 @@ class OpenFiles:
     ) -> None:
         volume = self._volume
         if file.is_draft:
-            file.version = volume.files.name_draft(file.ino, file.version)
+            file.version = await name_draft(volume.engine, volume.files, file.ino, file.version)
             file.is_draft = False
         elif not self._is_named(file):
             await self._name_anew(file)
@@ -421,7 +450,7 @@ class OpenFiles:
             raise
         finally:
             os.close(fd)
-        file.version = files.name_draft(file.ino, file.version)
+        file.version = await name_draft(self._volume.engine, files, file.ino, file.version)
 
     def mode_changed(self, ino: int, mode: int) -> None:
         """A chmod of a file that may be open: by passthrough no WRITE is seen that must take set-id
@@ -524,6 +553,24 @@ class OpenFiles:
                 log.error("inode %x: its last changes are not recorded: %s", handle.file.ino, error)
         for ino in list(self._idle):
             self.let_go(ino)
+
+
+def _unsealed_here(t: Transaction, ino: int) -> Inode | None:
+    """The record of a published file that this node was the last to write, until it is sealed."""
+    if t.get(keys.unsealed(ino)) != t.node:
+        return None
+    (inode,) = read_inodes(t, [ino])
+    if inode is None or inode.flags & Flag.ASSEMBLY or not inode.flags & Flag.PUBLISHED:
+        return None
+    return inode
+
+
+def _differs(inode: Inode, stat: os.stat_result) -> bool:
+    """Whether the data file of what is not sealed has other content than was recorded. Where nobody
+    has it open, its last close could not be."""
+    if inode.flags & Flag.SEALED:
+        return False
+    return signature_of(stat)[:2] != (inode.size, inode.mtime_ns)
 
 
 async def _turn(waiting: list[trio.Event]) -> None:

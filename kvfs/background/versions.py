@@ -9,6 +9,13 @@ under one version.
 | 1 second name | both names, one data file | old version | the new name is a stray: `strays` |
 | 2 recorded | both names | new version | the old name is one |
 | 3 old name unlinked | new name | new version | nothing to do |
+
+Where it is not known whether step 2 was done (its answer was lost), both names stay, as after a
+kill.
+
+Invariants
+- A version is used by one node alone: its lower bits are that node's number. So what a node left
+  behind at step 1 is never taken for what another node published.
 """
 
 from collections.abc import Callable
@@ -16,10 +23,31 @@ from typing import Final
 
 from kvfs.errors import Conflict
 from kvfs.meta.interface import Engine, Transaction
-from kvfs.namespace.inodes import read_inode
+from kvfs.meta.keys import unpack_node
+from kvfs.namespace.inodes import read_inode, read_inodes
 from kvfs.store.files import DataFiles
 
 _ATTEMPTS: Final = 16
+_NODE_BITS: Final = 16
+
+
+def next_version(version: int, node: bytes) -> int:
+    """The first one above it that is a node's own."""
+    return ((version >> _NODE_BITS) + 1) << _NODE_BITS | unpack_node(node)
+
+
+async def name_draft(engine: Engine, files: DataFiles, ino: int, version: int) -> int:
+    """Make a data file of the draft that is to replace this version; the version that it has got,
+    which nobody has recorded."""
+    node = await engine.read(lambda t: t.node)
+    while True:
+        following = next_version(version, node)
+        try:
+            files.name_draft(ino, version, following)
+        except FileExistsError:  # left behind by a kill
+            files.unlink(ino, following)
+        else:
+            return following
 
 
 async def publish_anew(
@@ -30,14 +58,14 @@ async def publish_anew(
     record: Callable[[Transaction, int], object],
 ) -> int:
     """Give the data file of a version the next one, by `record(t, version)`, which raises Conflict
-    where the record has that already: whoever publishes last has the last one. Returns it.
+    where the record has that or a later one: whoever publishes last has the last one. Returns it.
 
     Raises Stale, Conflict (others publish all the time), Unavailable, OSError. Where it is not
     known whether the engine took it, the data file keeps both names.
     """
     for _ in range(_ATTEMPTS):
-        inode = await engine.read(lambda t: read_inode(t, ino))
-        new = max(inode.version, version) + 1
+        inode, node = await engine.read(lambda t: (read_inode(t, ino), t.node))
+        new = next_version(max(inode.version, version), node)
         try:
             files.add_version(ino, version, new)
         except FileExistsError:  # of an attempt that a kill cut short
@@ -46,8 +74,16 @@ async def publish_anew(
         try:
             await engine.transact(lambda t, new=new: record(t, new))  # type: ignore[misc]
         except Conflict:
-            files.unlink(ino, new)
+            was_recorded = await engine.read(lambda t, new=new: _is_at(t, ino, new))  # type: ignore[misc]
+            files.unlink(ino, version if was_recorded else new)
+            if was_recorded:  # by an earlier attempt, whose answer was lost
+                version = new
             continue
         files.unlink(ino, version)
         return new
     raise Conflict("others publish the file all the time: its last content is not recorded")
+
+
+def _is_at(t: Transaction, ino: int, version: int) -> bool:
+    (inode,) = read_inodes(t, [ino])
+    return inode is not None and inode.version == version

@@ -184,24 +184,16 @@ class DataFiles:
             os.mkdir(_ARRIVING, 0o700, dir_fd=self._directory)
         return os.open(_draft(ino, version), _CREATE, 0o600, dir_fd=self._directory)
 
-    def name_draft(self, ino: int, version: int) -> int:
-        """Make a data file of a draft, of the next version that has none here: that version."""
-        following = version + 1
-        while True:
-            try:
-                os.link(
-                    _draft(ino, version),
-                    _relative(ino, following),
-                    src_dir_fd=self._directory,
-                    dst_dir_fd=self._directory,
-                )
-            except FileExistsError:
-                following += 1
-            except FileNotFoundError:
-                self._make_directory(ino)
-            else:
-                self.drop_draft(ino, version)
-                return following
+    def name_draft(self, ino: int, version: int, new: int) -> None:
+        """Make a data file of a draft, of a new version. FileExistsError when there is one."""
+        self._make_directory(ino)
+        os.link(
+            _draft(ino, version),
+            _relative(ino, new),
+            src_dir_fd=self._directory,
+            dst_dir_fd=self._directory,
+        )
+        self.drop_draft(ino, version)
 
     def drop_draft(self, ino: int, version: int) -> None:
         """It was named, or is not wanted."""

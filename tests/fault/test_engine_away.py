@@ -52,6 +52,29 @@ def test_a_mount_goes_on_when_its_engine_is_there_again() -> None:
         assert (mount / "models" / "lasting").read_text() == "x"
 
 
+def test_what_a_close_could_not_record_is_never_read_as_what_was_there() -> None:
+    old, new = b"o" * 1000, b"n" * 3000
+    with several(2) as cluster:
+        here, there = (node.mount / "models" / "f" for node in cluster.nodes)
+        here.write_bytes(old)
+        fd = os.open(here, os.O_WRONLY)
+        os.pwrite(fd, new, 0)
+        cluster.server.kill()
+        assert fails_with(errno.EIO, lambda: os.close(fd))
+        cluster.server.start()
+        found: list[bytes] = []
+
+        def is_there() -> bool:
+            with contextlib.suppress(OSError):
+                found.append(there.read_bytes())
+                found.append(here.read_bytes())
+                return True
+            return False
+
+        wait_until(is_there, "what was written is recorded after all")
+        assert set(found) == {new}
+
+
 def test_a_signal_does_not_fail_a_close_that_waits_for_the_engine() -> None:
     with several(1) as cluster:
         mount = cluster.nodes[0].mount

@@ -1,0 +1,128 @@
+"""New content of a published file, on nodes of a cluster, where the engine's answer gets lost."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvfs.background.versions import publish_anew
+from kvfs.errors import Unavailable
+from kvfs.meta.interface import Transaction
+from kvfs.meta.memory import MemoryEngine
+from kvfs.namespace import lifecycle
+from tests.contract.bringers import Host, Shared, Site, T, on_nodes
+
+
+class Lossy:
+    """An engine whose next commit fails: done, or not."""
+
+    def __init__(self, host: Host, *, done: bool) -> None:
+        self._engine = host.engine
+        self._done = done
+        self.read = host.engine.read
+
+    async def transact(self, fn: Callable[[Transaction], T]) -> T:
+        if self._done:
+            await self._engine.transact(fn)
+        raise Unavailable("the answer was lost")
+
+
+class Behind:
+    """An engine that knows of nothing that was committed since it was made, until a commit is
+    refused. `found`: what was so at each commit."""
+
+    def __init__(self, host: Host, is_so: Callable[[], bool]) -> None:
+        self._engine = host.engine
+        self._old = _copy(host.engine)
+        self._is_so = is_so
+        self.found: list[bool] = []
+
+    async def read(self, fn: Callable[[Transaction], T]) -> T:
+        return await (self._engine if self.found else self._old).read(fn)
+
+    async def transact(self, fn: Callable[[Transaction], T]) -> T:
+        self.found.append(self._is_so())
+        return await self._engine.transact(fn)
+
+
+def _copy(engine: Shared) -> Shared:
+    made = MemoryEngine()
+    everything = engine.read_now(lambda t: list(t.scan(b"", b"\xff")))
+
+    def put(t: Transaction) -> None:
+        for key, value in everything:
+            t.put(key, value)
+
+    made.transact_now(put)
+    return Shared(made, 1)
+
+
+async def rewrite(
+    host: Host, ino: int, version: int, data: bytes, engine: Lossy | Behind | None = None
+) -> int:
+    """Written in place and closed, at the node that has this version of the data file."""
+    fd = host.files.open(ino, version, os.O_WRONLY | os.O_TRUNC)
+    os.write(fd, data)
+    st = os.fstat(fd)
+    os.close(fd)
+
+    def record(t: Transaction, new: int) -> None:
+        lifecycle.publish(
+            t,
+            ino,
+            size=len(data),
+            blocks=st.st_blocks,
+            mtime_ns=st.st_mtime_ns,
+            ctime_ns=st.st_ctime_ns,
+            boot=0,
+            version=new,
+        )
+
+    return await publish_anew(engine or host.engine, host.files, ino, version, record)  # type: ignore[arg-type]
+
+
+def test_what_was_not_recorded_is_not_taken_for_what_another_node_published(
+    tmp_path: Path,
+) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = here.put(b"old", space=site.durable)
+        await there.bringing.bring(ino)
+        with pytest.raises(Unavailable):
+            await rewrite(here, ino, 0, b"lost", Lossy(here, done=False))
+        await rewrite(there, ino, 0, b"new")
+        assert not here.has(ino)
+        await here.bringing.bring(ino)
+        assert here.read(ino) == b"new"
+
+    on_nodes(tmp_path, 2, test)
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_close_after_one_whose_answer_was_lost_is_recorded(tmp_path: Path, done: bool) -> None:
+    async def test(site: Site) -> None:
+        (here,) = site.hosts
+        ino = here.put(b"old", space=site.durable)
+        with pytest.raises(Unavailable):
+            await rewrite(here, ino, 0, b"first", Lossy(here, done=done))
+        new = await rewrite(here, ino, 0, b"second")
+        assert here.inode(ino).version == new
+        assert here.read(ino) == b"second"
+
+    on_nodes(tmp_path, 1, test)
+
+
+def test_a_node_that_does_not_know_that_it_was_recorded_loses_nothing(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        (here,) = site.hosts
+        ino = here.put(b"old", space=site.durable)
+        behind = Behind(here, lambda: here.has(ino))
+        with pytest.raises(Unavailable):
+            await rewrite(here, ino, 0, b"first", Lossy(here, done=True))
+        new = await rewrite(here, ino, 0, b"second", behind)
+        assert behind.found == [True, True]
+        assert here.inode(ino).version == new
+        assert here.read(ino) == b"second"
+
+    on_nodes(tmp_path, 1, test)
