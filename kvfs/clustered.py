@@ -46,14 +46,15 @@ from kvfs.errors import Busy, Invalid, Unavailable
 from kvfs.hearing import Written
 from kvfs.meta import keys
 from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.interface import Transaction
 from kvfs.meta.leases import Lost
 from kvfs.meta.mirror import asking
 from kvfs.meta.mirror.applying import Applied
+from kvfs.meta.mirror.clock import now
 from kvfs.meta.mirror.engine import MirrorEngine
-from kvfs.meta.mirror.following import now
 from kvfs.meta.mirror.mark import refuse_lone
 from kvfs.meta.redis.location import Location, parse
-from kvfs.namespace.private import settle
+from kvfs.namespace.private import is_late, settle
 from kvfs.replicas import Replicas
 from kvfs.store.files import DataFiles
 from kvfs.store.heard import HeardWriter
@@ -271,7 +272,7 @@ async def joined_cluster(
             incarnation=member.incarnation,
             cluster=member.cluster,
             on_applied=heard,
-            settle=lambda t, ino: settle(t, ino, time.time_ns()),
+            settle=_settle,
         )
         renewal = Renewal(member, engine)
         nursery = await stack.enter_async_context(trio.open_nursery())
@@ -301,6 +302,10 @@ async def _join(
                 log.warning("%s; it is tried again until it answers", error)
             complained = True
             await trio.sleep(_RETRY_S)
+
+
+def _settle(t: Transaction, ino: int, closed_at: float) -> None:
+    settle(t, ino, time.time_ns(), late=is_late(closed_at, now()))
 
 
 def _media(config: Config) -> tuple[str, ...]:

@@ -1,7 +1,11 @@
 """New files that only the node which made them knows of, when others are to know them.
 
-Others may have used the name meanwhile, or removed its directory: they could not see it.
+Others may have used the name meanwhile, or removed its directory: they could not see it. Of two
+files of one name that which is known last counts as closed last, unless its host was cut off in
+between: then it may be older, and gives way. No two hosts' clocks are compared.
 """
+
+from typing import Final
 
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
@@ -9,11 +13,21 @@ from kvfs.meta.records import unpack_inode
 from kvfs.namespace.entries import find_entry, lose_link
 from kvfs.namespace.inodes import is_directory, read_inode, write_inode
 
+_LATE_S: Final = 2.0
+"""As long as a cache may lag behind."""
 
-def settle(t: Transaction, ino: int, now: int) -> None:
+
+def is_late(closed_at: float, now: float) -> bool:
+    """Whether a file that was closed then is made known only now because its host was cut off. By
+    this host's clock of seconds since its boot; 0: it is closed by what makes it known. What is
+    from another boot is late."""
+    return bool(closed_at) and not 0.0 <= now - closed_at <= _LATE_S
+
+
+def settle(t: Transaction, ino: int, now: int, *, late: bool = False) -> None:
     """Before an inode is known to others: the file has its name, in place of a file of another host
-    that took it meanwhile, as the one that was closed last. Where its directory is gone, or the
-    name is a directory's now, it is as if removed."""
+    that took it meanwhile, as the one that was closed last. Where its directory is gone, the name
+    is a directory's now, or another file's and this one is late, it is as if removed."""
     value = t.get(keys.inode(ino))
     inode = None if value is None else unpack_inode(value)
     if inode is None or not inode.nlink or is_directory(inode):
@@ -25,7 +39,7 @@ def settle(t: Transaction, ino: int, now: int) -> None:
         if leads_to == keys.pack_u64(ino):
             return
         entry = find_entry(t, inode.parent, inode.name)
-        if entry is None or not entry.directory:
+        if entry is None or not (entry.directory or late):
             if entry is not None:
                 other = read_inode(t, entry.ino)
                 lose_link(t, entry.ino, other, (inode.parent, inode.name), now, lambda _: True)

@@ -7,9 +7,10 @@ from typing import Any
 
 from kvfs.errors import NotFound
 from kvfs.meta.interface import Transaction
+from kvfs.meta.mirror.clock import now
 from kvfs.meta.records import Inode, namespace_of, namespace_root
 from kvfs.namespace import inodes, lifecycle, spaces, tree
-from kvfs.namespace.private import settle
+from kvfs.namespace.private import is_late, settle
 from tests.contract.mirrors import Mirror
 
 NOW = 1_000
@@ -20,9 +21,14 @@ class Host:
     """A node with its mirror, as the mount uses it."""
 
     def __init__(self, path: Path, url: str, node: int) -> None:
-        self._new = lambda: Mirror(path, url, node=node, settle=lambda t, ino: settle(t, ino, NOW))
+        self.clock = now
+        """Seconds since its boot."""
+        self._new = lambda: Mirror(path, url, node=node, settle=self._settle)
         self.mirror: Mirror = self._new()
         self._numbers = iter(())
+
+    def _settle(self, t: Transaction, ino: int, closed_at: float) -> None:
+        settle(t, ino, NOW, late=is_late(closed_at, self.clock()))
 
     def restart(self) -> None:
         self.mirror.close()

@@ -12,6 +12,7 @@ import trio
 
 from kvfs.errors import KvfsError
 from kvfs.meta import keys
+from kvfs.meta.mirror.clock import now
 from kvfs.meta.records import Flag, unpack_inode
 from kvfs.namespace import inodes, spaces, tree
 from tests.contract.hosts import NOW, TOP, Host, usage
@@ -115,6 +116,31 @@ def test_of_two_who_did_not_hear_of_each_other_the_last_has_it(
         unpack_inode(value).nlink for key, value in everything(one.mirror) if key[0] == ord("i")
     )
     assert links == 2 + 3 + 20  # the top, the root with a namespace, the files
+
+
+def test_a_host_that_was_cut_off_replaces_nothing_of_others(
+    hosts: tuple[Host, Host, str], server: RedisServer
+) -> None:
+    one, other, url = hosts
+    one.number(1)
+    names = {b"taken": 0, b"free": 0}
+    server.call("CONFIG", "SET", "maxmemory", "1")  # it refuses all that is to be written
+    try:
+        for name in names:
+            names[name] = one.create(TOP, name)
+            one.close_file(names[name], behind=True)
+        one.mirror.close()
+    finally:
+        server.call("CONFIG", "SET", "maxmemory", "0")
+    theirs = other.create(TOP, b"taken")
+    other.close_file(theirs)
+    one.clock = lambda: now() + 60.0
+    one.start()
+    all_the_same(one, other, url)
+    for host in (one, other):
+        assert host.find(TOP, b"taken") == theirs
+        assert host.find(TOP, b"free") == names[b"free"]
+        assert host.inode(names[b"taken"]).nlink == 0
 
 
 def test_a_file_whose_directory_another_removed_is_an_orphan(

@@ -56,7 +56,7 @@ class MirrorEngine:
         cluster: str | None = None,
         deadline_s: float = DEADLINE_S,
         on_applied: Callable[[Sequence[Applied]], None] = lambda applied: None,
-        settle: Settle = lambda t, ino: None,
+        settle: Settle = lambda t, ino, published_at: None,
     ) -> None:
         """`settle` sees to the name of a private inode that is to be known. `on_applied` is told
         what others changed, when it is in the mirror; it must not wait. Raises Invalid,
@@ -97,7 +97,7 @@ class MirrorEngine:
 
     @property
     def heard_at(self) -> float:
-        """When the mirror held all that was committed, at least, by `following.now`; 0: it is not
+        """When the mirror held all that was committed, at least, by `clock.now`; 0: it is not
         fit for use."""
         return self._follower.heard_at
 

@@ -11,7 +11,6 @@ A mirror is as fresh as the moment at which a request was sent that brought all 
 """
 
 import logging
-import time
 from collections import deque
 from typing import Final
 
@@ -20,6 +19,7 @@ import trio
 from kvfs import stepping
 from kvfs.errors import KvfsError, Unavailable
 from kvfs.meta.mirror.applying import Applier
+from kvfs.meta.mirror.clock import now
 from kvfs.meta.mirror.turns import Turns, Waiting
 from kvfs.meta.redis.calling import Caller
 from kvfs.meta.redis.log import BEGIN, ENTRIES, PAGE, POSITION, Answer, read_answer, read_entries
@@ -34,11 +34,6 @@ its own commits would end the wait for nothing."""
 _PAGE_KEYS: Final = 2_000
 _RETRY_S: Final = 0.25
 _log = logging.getLogger(__name__)
-
-
-def now() -> float:
-    """Seconds, of a clock that nobody sets and that counts while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Follower:

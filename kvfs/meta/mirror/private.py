@@ -26,11 +26,12 @@ from kvfs.meta import keys
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.merging import merged, without
+from kvfs.meta.mirror.clock import now
 from kvfs.meta.mirror.view import View
 
-Settle = Callable[[Transaction, int], None]
+Settle = Callable[[Transaction, int, float], None]
 """Sees to it that the name of a file that is to be known leads to it, and that its directory is
-there."""
+there; told when it was published here, as a group has it."""
 Span = tuple[bytes, bytes, int, bytes]
 """As `Proposal.ranges`."""
 _GROUPS: Final = b"\xff~g"
@@ -51,6 +52,8 @@ class Group(msgspec.Struct, array_like=True):
     merges: dict[bytes, bytes]
     is_published: bool = False
     """Others are to know of it, as soon as it can be."""
+    published_at: float = 0.0
+    """When it was published here alone, in seconds since this host's boot; 0: it was not."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -210,7 +213,8 @@ class Privates:
         merges = dict(old.merges)
         for key, operand in view.merges.items():
             merges[key] = merged(key, merges.get(key), operand) or operand
-        return Group(names, merges, is_published or old.is_published)
+        published_at = now() if is_published else old.published_at
+        return Group(names, merges, is_published or old.is_published, published_at)
 
     def _write(self, t: Transaction, view: View, ino: int, group: Group) -> None:
         for key, value in view.writes.items():

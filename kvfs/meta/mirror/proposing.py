@@ -10,7 +10,8 @@ from kvfs.errors import Conflict, KvfsError, TooLarge, Unavailable
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.mirror.applying import Applier
-from kvfs.meta.mirror.following import Follower, now
+from kvfs.meta.mirror.clock import now
+from kvfs.meta.mirror.following import Follower
 from kvfs.meta.mirror.private import Privates, Settle
 from kvfs.meta.mirror.turns import Turns, Waiting
 from kvfs.meta.mirror.view import Below, View

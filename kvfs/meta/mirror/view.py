@@ -78,6 +78,7 @@ class Carried(Protocol):
 
     keys: set[bytes]
     merges: dict[bytes, bytes]
+    published_at: float
 
 
 class View(Gathering):
@@ -122,7 +123,9 @@ class View(Gathering):
         ]
         return Proposal(self.reads, ranges, self.writes, list(self.merges.items()))
 
-    def carry(self, settle: Callable[[Transaction, int], None], inos: Iterable[int] = ()) -> None:
+    def carry(
+        self, settle: Callable[[Transaction, int, float], None], inos: Iterable[int] = ()
+    ) -> None:
         """Take along the private groups that it read or wrote of, and those of `inos`: of each
         first `settle`, which may read and write more."""
         if self._privates is None:
@@ -138,7 +141,8 @@ class View(Gathering):
                 break
             for ino in more:
                 done[ino] = None
-                settle(self, ino)
+                group = self._privates.groups.get(ino)
+                settle(self, ino, 0.0 if group is None else group.published_at)
         for ino in done:
             group = self._privates.groups.get(ino)
             if group is not None and keys.inode(ino) not in self._below:

@@ -1,0 +1,8 @@
+"""The clock by which a mirror says how new something is."""
+
+import time
+
+
+def now() -> float:
+    """Seconds, of a clock that nobody sets and that counts while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
