@@ -32,6 +32,7 @@ from kvfs.background import sealing
 from kvfs.background.persist import Persistence
 from kvfs.errors import Busy, Conflict, Corrupt, KvfsError, NotFound, Stale, Unavailable
 from kvfs.incoming import Arriving, Incoming
+from kvfs.media import is_shared
 from kvfs.meta import keys
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, Inode, unpack_inode
@@ -194,6 +195,21 @@ class Bringing:
             return False
         await self._drop_data([(ino, version)])
         return True
+
+    async def adopt(self, ino: int, version: int, giver: int) -> None:
+        """Answer for a file in a store that this node shares with `giver`, in its place: its data
+        file stays where it is. Raises NotFound (it is not seen here), Stale, Conflict,
+        Unavailable."""
+        if not is_shared([self._files.medium(ino, version)]):
+            raise NotFound("the file is in no store that this node shares")
+        blocks = self._files.stat(ino, version).st_blocks
+        node = keys.pack_node(giver)
+        await self._engine.transact(lambda t: placements.hand_over(t, ino, version, node))
+        self._index.add(ino, version, blocks)
+
+    def disown(self, ino: int) -> None:
+        """Another node answers for the file, and its data file stays."""
+        self._index.remove([ino])
 
     def applied(self, changes: Iterable[Change]) -> None:
         """Others committed this: data of a content that was replaced, or of a file that has gone,

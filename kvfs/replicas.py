@@ -7,7 +7,7 @@ from typing import Any
 import trio
 
 from kvfs.background.acknowledging import Acknowledging
-from kvfs.background.copies import TAKE, Brings, Copies
+from kvfs.background.copies import ADOPT, TAKE, Brings, Copies
 from kvfs.background.draining import Evict
 from kvfs.background.evening import Evening
 from kvfs.background.keeper import Keeper
@@ -56,6 +56,7 @@ class Replicas:
         self._acknowledging = Acknowledging(self._copies)
         self.acknowledge = self._acknowledging.acknowledge
         server.methods[TAKE] = self._copies.take
+        server.methods[ADOPT] = self._copies.adopt
         server.demanded = self._evening.demanded
 
     def held(self, written: Iterable[tuple[bytes, bytes | None, bytes | None]]) -> list[int]:

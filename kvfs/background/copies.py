@@ -19,13 +19,14 @@ from kvfs.errors import Busy, Invalid, KvfsError, NotFound, Stale, Unavailable
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.namespace import copies
 from kvfs.namespace.copies import Copied
-from kvfs.policy import placement
+from kvfs.policy import placement, rendezvous
 from kvfs.policy.snapshot import Snapshot
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 TAKE: Final = "take"
-"""The method by which nodes ask each other."""
+ADOPT: Final = "adopt"
+"""The methods by which nodes ask each other."""
 _ANSWER_S: Final = 2.0
 """So long who is asked waits for the file before it says that it is on its way."""
 _DEADLINE_S: Final = 5.0
@@ -48,6 +49,13 @@ class Brings(Protocol):
 
     async def let_go(self, ino: int) -> bool:
         """Drop this node's data of a file, unless they are the last. Raises KvfsError."""
+
+    async def adopt(self, ino: int, version: int, giver: int) -> None:
+        """Answer for a file in a store that is shared with another node, in its place. Raises
+        KvfsError, OSError."""
+
+    def disown(self, ino: int) -> None:
+        """Another node answers for the file."""
 
 
 class Mirrored(Engine, Protocol):
@@ -163,7 +171,39 @@ class Copies:
         version = file.inode.version
         return node in await self.engine.read(lambda t: copies.whole_holders(t, file.ino, version))
 
+    async def hand_over(self, file: Copied, refusals: dict[int, str]) -> bool:
+        """Have another node answer for a file in a store that it shares with this one: nothing
+        travels. Whether one does; `refusals` is given why not. Raises KvfsError."""
+        medium = file.namespace.media[:1]
+        sharing = [
+            (host.number, 1.0)
+            for host in self.snapshot().open
+            if host.number != self.me and placement.lends(host, medium)
+        ]
+        for node in rendezvous.ranked(file.ino, sharing):
+            try:
+                await self._call(node, ADOPT, [file.ino, file.inode.version, self.me], _DEADLINE_S)
+            except KvfsError as error:  # or its answer was lost
+                refusals[node] = str(error)
+            await self._catch_up()
+            if not await self._has(self.me, file):
+                self.brings.disown(file.ino)
+                return True
+        return False
+
     # ---- taking
+
+    async def adopt(self, peer: object, params: Any) -> None:
+        """Another node asks this one to answer for a file in a store that both share. Raises
+        Invalid, and what `Brings.adopt` does."""
+        try:
+            ino, version, giver = (int(each) for each in params)
+        except (TypeError, ValueError):
+            raise Invalid("a file to adopt is an inode number, a version and a node") from None
+        try:
+            await self.brings.adopt(ino, version, giver)
+        except OSError as error:
+            raise Unavailable(f"the file cannot be seen here: {error.strerror}") from error
 
     async def take(self, peer: object, params: Any) -> bool:
         """Another node asks: whether the file is here now, else it is on its way, and whoever

@@ -4,6 +4,7 @@
 |---|---|
 | others that stay have copies enough, or as many as can be | this node's copy goes |
 | another node takes it | the same |
+| in a store that another node shares | that node answers for it, its data file stays where it is |
 | of a cache, where nothing could be moved for half a minute | it is evicted, unless it is in use |
 | durable, and nobody takes it | it stays; it is tried again, and said who lacks how much room |
 
@@ -22,6 +23,7 @@ from kvfs.background.copies import Copies
 from kvfs.background.persist import Persistence
 from kvfs.media import is_shared
 from kvfs.meta import keys
+from kvfs.meta.records import Flag
 from kvfs.namespace import copies, placements
 from kvfs.namespace.copies import Copied
 from kvfs.policy import placement, repair
@@ -101,8 +103,7 @@ class Draining:
     async def _see_to(self, file: Copied, found: Obstacles) -> bool:
         """Whether this node has nothing of the file any more; else `found` knows why."""
         if is_shared(file.namespace.media):
-            found.shared += 1
-            return False
+            return await self._hand_over(file, found)
         refusals: dict[int, str] = {}
         made = await self._more(file, refusals)
         # Fewer than are wanted may be all that the others can hold.
@@ -120,6 +121,22 @@ class Draining:
             found.refused(refusals)
         else:
             found.homeless(file.inode.size, file.namespace.media)
+        return False
+
+    async def _hand_over(self, file: Copied, found: Obstacles) -> bool:
+        """Whether another node answers for a file in a store that both share."""
+        refusals: dict[int, str] = {}
+        if not file.inode.flags & Flag.SEALED:
+            found.in_use += 1  # soon it is
+            return False
+        if await self._copies.hand_over(file, refusals):
+            self.counters["drained_files"] += 1
+            self._moved_at = trio.current_time()
+            return True
+        if refusals:
+            found.refused(refusals)
+        else:
+            found.shared += 1
         return False
 
     async def _more(self, file: Copied, refusals: dict[int, str]) -> list[int]:

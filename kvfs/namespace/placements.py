@@ -11,6 +11,7 @@ Invariants
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvfs.errors import Conflict, Stale
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Holding, pack, unpack_holding, unpack_inode
@@ -52,6 +53,22 @@ def let_go(t: Transaction, ino: int, node: bytes) -> None:
     """The node has nothing of the file any more."""
     t.delete(keys.placement(ino, node))
     t.delete(keys.held(node, ino))
+
+
+def hand_over(t: Transaction, ino: int, version: int, giver: bytes) -> None:
+    """This node answers for a file whose data file it shares with another node, which did so alone.
+    Raises Stale, Conflict (the file is another by now, or not on disk yet)."""
+    value = t.get(keys.inode(ino))
+    if value is None:
+        raise Stale("the file was removed")
+    inode = unpack_inode(value)
+    settled = inode.flags & Flag.SEALED and t.get(keys.unsealed(ino)) is None
+    if not settled or not inode.nlink or inode.version != version:
+        raise Conflict("the file is being written, or was removed")
+    if [each.node for each in holders(t, ino)] != [giver]:
+        raise Conflict("the file is not that node's alone")
+    let_go(t, ino, giver)
+    hold(t, ino, version)
 
 
 def leave_to_others(t: Transaction, ino: int) -> bool:

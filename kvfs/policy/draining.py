@@ -16,7 +16,7 @@ class Obstacles:
         self.in_use = 0
         """Files that are being made, written or read here, or that somebody still holds."""
         self.shared = 0
-        """Files in a directory that nodes share: they lie where they lie."""
+        """Files in a store that others might share, and nobody who is there does."""
         self._homeless = 0
         self._homeless_bytes = 0
         self._media: set[str] = set()
@@ -47,7 +47,7 @@ class Obstacles:
         if self._refused:
             parts.append(f"{_files(self._refused)} that nobody took{self._refusal}")
         if self.shared:
-            parts.append(f"{_files(self.shared)} in directories that nodes share")
+            parts.append(f"{_files(self.shared)} in a shared store that no other node has")
         if self.in_use:
             parts.append(f"{_files(self.in_use)} in use")
         return "; ".join(parts)

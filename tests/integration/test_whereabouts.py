@@ -148,3 +148,25 @@ def test_what_goes_nowhere_is_refused(cluster: Several) -> None:
     store = str(cluster.nodes[0].store)
     done = kvfs("namespace", "set", "shared", "--replicas", "1", "--store", store)
     assert (done.returncode, "no replicas" in done.stderr) == (2, True)
+
+
+def test_what_is_shared_is_another_nodes_once_its_own_is_drained(
+    cluster: Several, flash: Path
+) -> None:
+    first, second, _ = cluster.nodes
+    content = os.urandom(MIB)
+    path = put(cluster, flash, "handed", content)
+    (file,) = data_files(flash, path)
+    run(first, "node", "drain", "n1")
+
+    def is_drained() -> bool:
+        nodes = second.status()["cluster"]["nodes"]
+        return any(each["name"] == "n1" and each["state"] == "drained" for each in nodes)
+
+    wait_until(is_drained, "nothing is left on it")
+    first.down()
+    run(second, "node", "remove", "n1")
+    assert (second.mount / "shared/handed").read_bytes() == content
+    assert file.exists()
+    (second.mount / "shared/handed").unlink()
+    wait_until(lambda: not file.exists(), "who answers for it removes it")

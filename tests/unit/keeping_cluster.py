@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import trio
 
 from kvfs.background.acknowledging import Acknowledging
-from kvfs.background.copies import TAKE, Copies
+from kvfs.background.copies import ADOPT, TAKE, Copies
 from kvfs.background.evening import Evening
 from kvfs.background.keeper import Keeper
 from kvfs.errors import KvfsError, NoSpace, Unavailable
@@ -81,6 +81,7 @@ class KeptNode:
         self.fetch_s = 0.1
         self.brought: list[int] = []
         self.evicted: list[int] = []
+        self.disowned: list[int] = []
         self.in_use: set[int] = set()
 
     async def run(self) -> None:
@@ -133,6 +134,13 @@ class KeptNode:
             self.host = self.host._replace(free=self.host.free + self.cluster.sizes[ino])
         return gone
 
+    async def adopt(self, ino: int, version: int, giver: int) -> None:
+        node = keys.pack_node(giver)
+        await self.seat.transact(lambda t: placements.hand_over(t, ino, version, node))
+
+    def disown(self, ino: int) -> None:
+        self.disowned.append(ino)
+
     def has(self, ino: int, size: int) -> None:
         self.index.store([Sealed(ino, 0, b"", size // 512)])
         self.host = self.host._replace(free=self.host.free - size)
@@ -156,12 +164,14 @@ class KeptCluster:
         return Snapshot(node.host for node in self.nodes.values())
 
     async def call(self, number: int, method: str, params: Any, deadline_s: float) -> Any:
-        assert method == TAKE
         await trio.sleep(0.001)
         node = self.nodes[number]
         if not node.host.alive:
             raise Unavailable(f"node {number} does not answer")
         with trio.move_on_after(deadline_s):
+            if method == ADOPT:
+                return await node.copies.adopt(None, params)
+            assert method == TAKE
             return await node.copies.take(None, params)
         raise Unavailable(f"node {number} did not answer in time")
 

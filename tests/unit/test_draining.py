@@ -55,5 +55,5 @@ def test_all_that_is_in_the_way_is_said() -> None:
     assert found.describe(Snapshot([host(ME, state="draining")]), ME) == (
         "1 file, 512 B, for which no node is there; "
         "1 file that nobody took (node 2: the disk is full); "
-        "2 files in directories that nodes share; 1 file in use"
+        "2 files in a shared store that no other node has; 1 file in use"
     )

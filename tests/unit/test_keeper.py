@@ -119,6 +119,26 @@ def test_a_drained_node_gives_all_away_and_says_so() -> None:
     run(main)
 
 
+def test_what_nodes_share_is_handed_over_as_it_lies() -> None:
+    flash = frozenset({"ssd", "shared:flash"})
+
+    async def main() -> None:
+        cluster = KeptCluster(3)
+        shared = cluster.namespace("shared", media=["shared:flash"])
+        async with cluster.running():
+            inos = [cluster.write(shared, f"{number}") for number in range(5)]
+            cluster.drain(1)
+            await until(lambda: bool(cluster[1].keeper.obstacle), 60)
+            assert cluster[1].keeper.obstacle == "5 files in a shared store that no other node has"
+            cluster[3].host = cluster[3].host._replace(media=flash)
+            await until(lambda: cluster[1].host.state == "drained", 60)
+        assert [cluster.holders(ino) for ino in inos] == [{3}] * 5
+        assert sorted(cluster[1].disowned) == inos
+        assert not cluster[3].brought
+
+    run(main)
+
+
 def test_a_node_that_cannot_give_all_away_keeps_the_rest() -> None:
     async def main() -> None:
         cluster = KeptCluster(2)
@@ -212,7 +232,7 @@ def test_what_lies_in_a_shared_store_stays_and_is_said() -> None:
             ino = cluster.write(shared, "a")
             cluster.drain(1)
             await trio.sleep(300)
-            assert cluster[1].keeper.obstacle == "1 file in directories that nodes share"
+            assert cluster[1].keeper.obstacle == "1 file in a shared store that no other node has"
         assert cluster.holders(ino) == {1}
         assert cluster[2].copies.counters["copies_taken"] == 0
 
