@@ -66,6 +66,7 @@ def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     yield _readahead(status)
     yield from _store(directory)
     yield _engine(status)
+    yield from _locks(status)
     yield from _s3(status)
 
 
@@ -181,6 +182,19 @@ def _engine(status: dict[str, Any] | None) -> Line:
         return Line(name=name, available=True, active=True, reason="commits wait for no disk")
     remedy = "look at the disk; a restart of the node tries again"
     return Line(name=name, available=False, active=False, reason=failure, remedy=remedy)
+
+
+def _locks(status: dict[str, Any] | None) -> Iterator[Line]:
+    """Those of a cluster, where programs have lost some."""
+    lost = status["counters"].get("locks_lost", 0) if status else 0
+    if lost:
+        yield Line(
+            name="locks",
+            available=True,
+            active=True,
+            reason=f"programs have lost {lost} of them since the start: the node had no lease",
+            remedy="look in its log when it had lost touch with its cluster, and why",
+        )
 
 
 def _s3(status: dict[str, Any] | None) -> Iterator[Line]:

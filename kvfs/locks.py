@@ -9,11 +9,15 @@ Invariants
   for a host that has gone, or was started again.
 - A lock is granted by the transaction that finds nothing in its way: of several that ask at once,
   one has it.
+- A node that had no lease for long may find its locks gone, where others asked for them meanwhile.
+  It is said and counted, and the next call of who had them fails once (ENOLCK).
 - Who waits asks again when the file's locks have changed, and at least once in RECHECK_S, since the
   death of a node changes nothing in the engine.
 """
 
 import contextlib
+import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -27,6 +31,7 @@ from kvfs.meta.records import namespace_of, pack
 from kvfs.namespace import spaces
 from kvfs.policy.locking import LAST, Lock, Owner, granted, obstacle, released
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 RECHECK_S: Final = 1.0
 _CLOSES_S: Final = 10.0
@@ -77,6 +82,13 @@ class Locks:
         self._reached: dict[Place, set[Owner]] = {}
         """Who of this mount has had locks in the engine."""
         self._waiting: dict[Place, trio.Event] = {}
+        self._believed: dict[Place, set[Owner]] = {}
+        """Who of this mount has locks in the engine, unless they were lost."""
+        self._lost: set[tuple[Place, Owner]] = set()
+        """Of these, who is known to have lost them, and was not told."""
+        self._asking: Counter[tuple[Place, Owner]] = Counter()
+        """Requests under way: what is recorded may be theirs already."""
+        self.counters = {"locks_lost": 0}
         self._closing: dict[tuple[Place, Owner], trio.Event] = {}
         """Who has closed, and still has locks in the engine."""
 
@@ -94,8 +106,8 @@ class Locks:
 
     async def acquire(self, place: Place, wish: Lock, *, wait: bool) -> None:
         """Have the lock. Raises Conflict where somebody else's is in the way and `wait` is not set,
-        NoLocks where the engine cannot be asked. Cancelled: as if it had not been asked for, unless
-        it was granted already."""
+        NoLocks where the engine cannot be asked, or its owner has lost what it had. Cancelled: as
+        if it had not been asked for, unless it was granted already."""
         await self._after_closes(place)
         while True:
             changed = self._waiting.setdefault(place, trio.Event())
@@ -107,8 +119,13 @@ class Locks:
                 await changed.wait()
 
     async def release(self, place: Place, owner: Owner, start: int = 0, end: int = LAST) -> None:
-        """Give these bytes back; nothing where they are not held. Raises NoLocks."""
-        await self._change(place, owner, lambda held: released(held, owner, start, end))
+        """Give these bytes back; nothing where they are not held. Raises NoLocks, also where they
+        were lost."""
+        try:
+            await self._change(place, owner, lambda held: released(held, owner, start, end))
+        except NoLocks:
+            self._believe(place, owner, ())  # who gave them back misses none
+            raise
 
     async def closed(self, place: Place, owner: Owner) -> None:
         """The owner has no lock on the file any more; nothing to do where it had none. What cannot
@@ -117,6 +134,7 @@ class Locks:
         if here and any(each.owner == owner for each in here):
             self._change_here(place, lambda held: released(held, owner))
             self._wake(place)
+        self._believe(place, owner, ())
         if owner in self._reached.get(place, ()):
             self._closing[place, owner] = trio.Event()  # seen by who asks from now on
             with contextlib.suppress(NoLocks):
@@ -156,9 +174,29 @@ class Locks:
 
     def applied(self, changed: Iterable[bytes]) -> None:
         """Keys that others changed in the engine: who waits for their locks asks again."""
+        lost = 0
         for key in changed:
             if key[:1] == b"K":
-                self._wake(Place(keys.unpack_u64(key, 1), key[9:] == b"f"))
+                place = Place(keys.unpack_u64(key, 1), key[9:] == b"f")
+                lost += self._look_for_lost(place)
+                self._wake(place)
+        if lost:
+            log.error(
+                "%d locks of programs here went to other nodes while this one had lost touch with"
+                " its cluster: the next lock call of each fails (ENOLCK)",
+                lost,
+            )
+
+    def _look_for_lost(self, place: Place) -> int:
+        """How many owners have lost their locks of a file since it was last looked."""
+        believed = self._believed.get(place)
+        if not believed:
+            return 0
+        held = {each.owner for each in self._engine.read_now(lambda t: _held(t, place))}
+        lost = {(place, owner) for owner in believed - held} - self._lost - self._asking.keys()
+        self._lost |= lost
+        self.counters["locks_lost"] += len(lost)
+        return len(lost)
 
     def reaches_cluster(self, ino: int) -> bool:
         """Whether the locks of this inode are the cluster's."""
@@ -179,17 +217,50 @@ class Locks:
             done = self._change_here(place, change)
         else:
             self._reached.setdefault(place, set()).add(owner)
-            done = await self._asked(self._change_in_cluster(place, change))
+            done = await self._change_in_cluster(place, owner, change)
         if done:
             self._wake(place)
         return done
 
-    async def _change_in_cluster(self, place: Place, change: Change) -> bool:
+    async def _change_in_cluster(self, place: Place, owner: Owner, change: Change) -> bool:
         """What is granted is checked where all are; what seems to be in the way may have gone."""
-        if await self._engine.transact(lambda t: self._change_there(t, place, change)):
-            return True
-        await self._catch_up()
-        return await self._engine.transact(lambda t: self._change_there(t, place, change))
+        believed = owner in self._believed.get(place, ())
+
+        def fn(t: Transaction) -> list[Lock] | None:
+            if believed and not any(each.owner == owner for each in _held(t, place)):
+                raise _Lost
+            return self._change_there(t, place, change)
+
+        self._asking[place, owner] += 1
+        try:
+            held = await self._asked(self._engine.transact(fn))
+            if held is None:
+                await self._asked(self._catch_up())
+                held = await self._asked(self._engine.transact(fn))
+        except _Lost:
+            self.counters["locks_lost"] += (place, owner) not in self._lost
+            self._believe(place, owner, ())
+            raise NoLocks(
+                "the node had lost touch with its cluster, and the lock went to another one"
+            ) from None
+        finally:
+            self._asking[place, owner] -= 1
+            if not self._asking[place, owner]:
+                del self._asking[place, owner]
+        if held is not None:
+            self._believe(place, owner, held)
+        return held is not None
+
+    def _believe(self, place: Place, owner: Owner, held: Sequence[Lock]) -> None:
+        """That these are the locks of a file; its owner is one who may have some."""
+        believed = self._believed.setdefault(place, set())
+        if any(each.owner == owner for each in held):
+            believed.add(owner)
+        else:
+            believed.discard(owner)
+        self._lost.discard((place, owner))
+        if not believed:
+            del self._believed[place]
 
     def _change_here(self, place: Place, change: Change) -> bool:
         held = change(self._here.get(place, ()))
@@ -199,7 +270,7 @@ class Locks:
             self._here.pop(place, None)
         return held is not None
 
-    def _change_there(self, t: Transaction, place: Place, change: Change) -> bool:
+    def _change_there(self, t: Transaction, place: Place, change: Change) -> list[Lock] | None:
         before = self._alive(t, place)
         held = change(before)
         key = keys.locks(*place)
@@ -207,12 +278,10 @@ class Locks:
             t.put(key, pack(held))
         elif held is not None:
             t.delete(key)
-        return held is not None
+        return held
 
     def _alive(self, t: Transaction, place: Place) -> list[Lock]:
-        value = t.get(keys.locks(*place))
-        held = [] if value is None else _unpack(value)
-        return [each for each in held if self._counts(each.owner)]
+        return [each for each in _held(t, place) if self._counts(each.owner)]
 
     def _counts(self, owner: Owner) -> bool:
         if (owner.node, owner.incarnation) == (self._node, self._incarnation):
@@ -229,6 +298,16 @@ class Locks:
         event = self._waiting.pop(place, None)
         if event is not None:
             event.set()
+
+
+class _Lost(Exception):
+    """Who asks had locks of the file, and has none any more."""
+
+
+def _held(t: Transaction, place: Place) -> list[Lock]:
+    """As they are recorded, also of nodes that are dead."""
+    value = t.get(keys.locks(*place))
+    return [] if value is None else _unpack(value)
 
 
 def _take(held: Sequence[Lock], wish: Lock) -> list[Lock] | None:

@@ -401,6 +401,7 @@ class Node:
                 **self.damage.counters,
                 **(self.cluster.counters if self.cluster else {}),
                 **(self.replicas.counters if self.replicas else {}),
+                **(self.locks.counters if self.locks else {}),
                 **(self.cold.counters if self.cold else {}),
                 **(self.tiering.counters if self.tiering else {}),
             },

@@ -77,6 +77,48 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     trio.run(within)
 
 
+@pytest.mark.parametrize("hears", [True, False])
+def test_who_lost_a_lock_while_its_node_counted_as_dead_is_told_once(hears: bool) -> None:
+    cluster = Cluster("cluster")
+    one, two, place = cluster.one, cluster.two, cluster.ranges()
+
+    async def test() -> None:
+        for number in (1, 2):
+            await one.acquire(place, wish(one, number, start=number, end=number), wait=False)
+        del cluster.alive[1]
+        await two.acquire(place, wish(two, 1), wait=False)
+        await two.release(place, two.owner(1))
+        cluster.alive[1] = 1
+        if hears:
+            cluster.heard(one)
+            cluster.heard(one)
+            assert one.counters["locks_lost"] == 2
+        with pytest.raises(NoLocks, match="went to another"):
+            await one.acquire(place, wish(one, 1, start=1, end=1), wait=False)
+        await one.acquire(place, wish(one, 1, start=1, end=1), wait=False)
+        await one.closed(place, one.owner(2))
+        await one.acquire(place, wish(one, 2, start=2, end=2), wait=False)
+        await one.release(place, one.owner(1))
+        assert one.counters["locks_lost"] == (2 if hears else 1), "who closed is not asked about"
+
+    run(test)
+
+
+def test_a_lock_that_nobody_asked_for_is_not_lost_with_the_lease() -> None:
+    cluster = Cluster("cluster")
+    one, place = cluster.one, cluster.whole()
+
+    async def test() -> None:
+        await one.acquire(place, wish(one, 1), wait=False)
+        del cluster.alive[1]
+        cluster.alive[1] = 1
+        cluster.heard(one)
+        await one.release(place, one.owner(1))
+        assert one.counters["locks_lost"] == 0
+
+    run(test)
+
+
 def test_of_two_processes_of_one_host_one_has_it(reach: str) -> None:
     cluster = Cluster(reach)
 
