@@ -20,6 +20,10 @@ MOST: Final = 2_048
 _BATCH: Final = 64
 _GATHER_S: Final = 0.005
 """After a batch has gone: what is published within that time goes together."""
+_GATHER_MOST_S: Final = 0.025
+_REST: Final = 4
+"""It is as many times as long as the batch took, between these two: where that is slow for the load
+on this host, larger batches make it less."""
 _RETRY_S: Final = 0.25
 _log = logging.getLogger(__name__)
 
@@ -50,11 +54,12 @@ class Behind:
     async def run(self) -> None:
         """Until cancelled."""
         complained = False
-        gone_at = -math.inf
+        next_at = -math.inf
         while True:
             await self._arrived.wait()
-            if len(self._inos) < _BATCH and trio.current_time() < gone_at + _GATHER_S:
-                await trio.sleep_until(gone_at + _GATHER_S)
+            if len(self._inos) < _BATCH and trio.current_time() < next_at:
+                await trio.sleep_until(next_at)
+            began = trio.current_time()
             try:
                 await self._one(list(islice(self._inos, _BATCH)))
                 complained = False
@@ -63,7 +68,8 @@ class Behind:
                     _log.warning("new files are not known to other nodes yet: %s", error)
                 complained = True
                 await trio.sleep(_RETRY_S)
-            gone_at = trio.current_time()
+            gone = trio.current_time()
+            next_at = gone + min(max(_GATHER_S, _REST * (gone - began)), _GATHER_MOST_S)
             if not self._inos:
                 self._arrived = trio.Event()
 
