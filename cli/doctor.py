@@ -67,6 +67,7 @@ def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     yield from _store(directory)
     yield _engine(status)
     yield from _locks(status)
+    yield _transport(status)
     yield from _s3(status)
 
 
@@ -195,6 +196,32 @@ def _locks(status: dict[str, Any] | None) -> Iterator[Line]:
             reason=f"programs have lost {lost} of them since the start: the node had no lease",
             remedy="look in its log when it had lost touch with its cluster, and why",
         )
+
+
+def _transport(status: dict[str, Any] | None) -> Line:
+    """How data come from other nodes."""
+    from kvfs.errors import NotSupported
+    from kvfs.transfer.rdma.mover import require
+
+    name, available, reason = "transport rdma", True, "off: data come from other nodes over TCP"
+    remedy = "" if status is None else "--transport rdma"
+    try:
+        require()
+    except NotSupported as error:
+        available, remedy = False, "pip install 'kvfs[rdma]'"
+        reason = f"{error}: data come over TCP"
+    cluster = status.get("cluster") if status else None
+    used = cluster["rdma"] if cluster else None
+    if used is None:
+        active = None if status is None else False
+        return Line(name=name, available=available, active=active, reason=reason, remedy=remedy)
+    if not used["over"]:
+        reason = f"{used['reason']}: data come over TCP"
+        return Line(name=name, available=True, active=False, reason=reason, remedy="the node's log")
+    if used["over"] == "rdma":
+        return Line(name=name, available=True, active=True, reason="Mooncake's engine over RDMA")
+    reason = "Mooncake's engine over its own TCP: this host has no RDMA device"
+    return Line(name=name, available=True, active=True, reason=reason, remedy="an RDMA device")
 
 
 def _s3(status: dict[str, Any] | None) -> Iterator[Line]:

@@ -98,6 +98,11 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "advertise": click.option(
         "--advertise", metavar="HOST[:PORT]", help="How other nodes reach --peer."
     ),
+    "transport": click.option(
+        "--transport",
+        metavar="NAME",
+        help="How data come from other nodes: tcp, or rdma (pip install 'kvfs[rdma]').",
+    ),
     "zone": click.option("--zone", metavar="NAME", help="What fails together with this node."),
     "rack": click.option("--rack", metavar="NAME", help="Likewise, within the zone."),
     "secret_file": click.option(

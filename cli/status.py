@@ -98,8 +98,18 @@ def _membership(cluster: dict[str, Any]) -> str:
     lease = "" if cluster["holds_lease"] else "; its LEASE IS LOST: it serves no other node"
     return (
         f"  {'cluster':<8}{cluster['cluster']}, node {cluster['node']} ({cluster['name']}), "
-        f"incarnation {cluster['incarnation']}{lease}"
+        f"incarnation {cluster['incarnation']}{lease}{_transport(cluster['rdma'])}"
     )
+
+
+def _transport(rdma: dict[str, Any] | None) -> str:
+    """What is worth a word of it."""
+    if rdma is None:
+        return ""
+    if not rdma["over"]:
+        return f"; transport rdma, but {rdma['reason']}: over TCP"
+    device = "" if rdma["over"] == "rdma" else ", without a device"
+    return f"; transport rdma{device}"
 
 
 def _replicated(replicas: dict[str, Any], others: list[dict[str, Any]]) -> str:

@@ -38,7 +38,7 @@ from kvfs.cluster.peer_server import PeerServer
 from kvfs.cluster.peer_words import Identity, PeerAddress
 from kvfs.cluster.requests import ClusterRequests
 from kvfs.cluster.shared_key import share_key
-from kvfs.config import PEER_PORT, Address, Config
+from kvfs.config import PEER_PORT, Address, Config, Transport
 from kvfs.control import Handler
 from kvfs.elsewhere import by_peers
 from kvfs.encryption import KEY_NAME
@@ -61,6 +61,8 @@ from kvfs.store.heard import HeardWriter
 from kvfs.store.index import Index
 from kvfs.store.layout import Store
 from kvfs.transfer.fetching import Fetcher
+from kvfs.transfer.rdma.mover import require
+from kvfs.transfer.rdma.transport import Rdma
 from kvfs.transfer.shelf import Shelf
 from kvfs.wire.http import listen
 
@@ -93,6 +95,7 @@ class Clustered:
         at: PeerAddress,
         listeners: Sequence[socket.socket],
         look: Callable[[], Awaitable[None]],
+        transport: Transport,
     ) -> None:
         """`look` is `Renewal.look`."""
         self._look = look
@@ -102,7 +105,9 @@ class Clustered:
         self.engine = engine
         self.identity = Identity(member.party, lambda: member.secrets, at)
         self.peers = PeerClient(self.identity)
-        self.fetcher = Fetcher(self.peers, member.node)
+        self.rdma = Rdma(at.host, self.peers) if transport == "rdma" else None
+        """Of the transport of this name."""
+        self.fetcher = Fetcher(self.peers, member.node, self.rdma.taking if self.rdma else None)
         self.fetch: Final = by_peers(self.fetcher, self.address, lambda: member.holds_lease)
         self.replicas: Replicas | None = None
         self.server: PeerServer | None = None
@@ -139,12 +144,17 @@ class Clustered:
 
     async def report(self) -> dict[str, object]:
         """What the node's status says of its cluster."""
-        return await self._requests.report()
+        rdma = self.rdma.report() if self.rdma else None
+        return {**await self._requests.report(), "rdma": rdma}
 
     @property
     def counters(self) -> dict[str, int]:
         """What went to and came from other nodes."""
-        return {**self.fetcher.counters, **(self.server.counters if self.server else {})}
+        return {
+            **self.fetcher.counters,
+            **(self.server.counters if self.server else {}),
+            **(self.rdma.counters if self.rdma else {}),
+        }
 
     def describe(self) -> dict[str, object]:
         """What it says of its engine."""
@@ -181,6 +191,8 @@ class Clustered:
         """The server of what this node has; `run` starts it. `is_changed`: as `Shelf` has it."""
         shelf = Shelf(files, index, self.fetcher, is_changed)
         self.server = PeerServer(self.identity, shelf, lambda: self.member.holds_lease)
+        if self.rdma is not None:
+            self.rdma.serve(self.server)
         return self.server
 
     def keep_copies(self, brings: Brings, index: Index, evict: Evict, bytes_per_s: int) -> Replicas:
@@ -199,7 +211,8 @@ class Clustered:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve and ask peers, until cancelled; started when this node's record is entered.
+        """Serve and ask peers, until cancelled; started when this node's record is entered. Raises
+        NotSupported where the transport does not start.
 
         `space` of the store is told to others. `forget` has mounts forget files that were evicted
         with a node that was removed."""
@@ -207,6 +220,8 @@ class Clustered:
         self.member.measure = lambda: _measured(space(), self.replicas)
         try:
             async with trio.open_nursery() as nursery:
+                if self.rdma is not None:
+                    await nursery.start(self.rdma.run)
                 await nursery.start(self.fetcher.run)
                 await nursery.start(self.server.serve, self._listeners)
                 await self.member.announce(self.engine)
@@ -239,10 +254,13 @@ async def joined_cluster(
     long as the block lasts.
 
     Raises as `membership.joined`, but for Unavailable, and as `MirrorEngine.run`; Busy, Invalid
-    (the peers' port). While the block runs: Fenced, when this node was removed from its cluster.
+    (the peers' port), NotSupported (the transport). While the block runs: Fenced, when this node
+    was removed from its cluster.
     """
     location = parse(config.engine)
     refuse_lone(local)
+    if config.transport == "rdma":
+        require()
     async with contextlib.AsyncExitStack() as stack:
         listeners = await trio.to_thread.run_sync(_listen, config, location)
         for each in listeners:
@@ -280,7 +298,10 @@ async def joined_cluster(
         await nursery.start(engine.run)
         try:
             at = PeerAddress(member.node, host, port)
-            yield Clustered(member, engine, store, config.engine, at, listeners, renewal.look)
+            yield Clustered(
+                *(member, engine, store, config.engine, at, listeners, renewal.look),
+                config.transport,
+            )
         finally:
             nursery.cancel_scope.cancel()
 

@@ -24,6 +24,8 @@ from kvfs.units import Capacity, parse_capacity, parse_size
 SYSTEM_FILE: Final = Path("/etc/kvfs.toml")
 Mode = Literal["auto", "passthrough", "relay", "libfuse"]
 MODES: Final = get_args(Mode)
+Transport = Literal["tcp", "rdma"]
+TRANSPORTS: Final = get_args(Transport)
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _PREFIX: Final = "KVFS_"
 _NOT_SETTINGS: Final = ("KVFS_CONFIG",)
@@ -132,6 +134,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     advertise: str = ""
     """HOST or HOST:PORT by which other nodes reach `peer`. Empty: the address by which this host
     reaches the engine, or the host of `peer`."""
+    transport: Transport = "tcp"
+    """How data come from other nodes: `tcp`, or `rdma` by Mooncake's transfer engine."""
     zone: str = ""
     """What fails together with this node: replicas go to other zones."""
     rack: str = ""
@@ -210,7 +214,7 @@ def _check_cluster(config: Config, origins: Mapping[str, str]) -> None:
     """What nodes of a cluster are told, and lone ones are not."""
     if not config.engine:
         for key in _OF_CLUSTERS:
-            if origins[key].startswith("flag") and getattr(config, key) not in ("", "auto", "off"):
+            if origins[key].startswith("flag") and getattr(config, key) not in _NONE:
                 raise ConfigError(
                     f"{origins[key]}: only nodes of a cluster have one: they share an --engine"
                 )
@@ -448,6 +452,7 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "node_name": _node_name,
     "peer": _listening,
     "advertise": _advertised,
+    "transport": _one_of(TRANSPORTS),
     "zone": _place,
     "rack": _place,
     "secret_file": _file_or_none,
@@ -458,5 +463,7 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "shared": _places(parse_shared),
 }
 assert tuple(_CONVERTERS) == KEYS
-_OF_CLUSTERS: Final = ("peer", "advertise", "zone", "rack", "secret_file")
+_OF_CLUSTERS: Final = ("peer", "advertise", "transport", "zone", "rack", "secret_file")
 """Settings that mean nothing to a lone node."""
+_NONE: Final = ("", "auto", "off", "tcp")
+"""Values of them that ask for nothing."""

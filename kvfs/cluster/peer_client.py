@@ -6,7 +6,7 @@ Invariants
 - Every wait has a deadline; what a peer says is bounded before it is read.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -14,9 +14,9 @@ import msgspec
 import trio
 
 from kvfs.cluster import handshake, peer_words
-from kvfs.cluster.peer_words import Ask, Identity, Later, PeerAddress
+from kvfs.cluster.peer_words import Ask, Identity, Later, Lent, PeerAddress
 from kvfs.errors import Conflict, Corrupt, Invalid, Unavailable
-from kvfs.wire.http import Answer, ClientConnection, Lost, connect
+from kvfs.wire.http import Answer, ClientConnection, Field, Lost, connect
 
 CALL_S: Final = 5.0
 """How long an answer may take, connecting included, where the caller says nothing else."""
@@ -39,10 +39,16 @@ class Redirected(Exception):
 class Incoming:
     """Chunks on their way; see `ClientConnection` for how they are received."""
 
-    __slots__ = ("all_sums", "ask", "connection", "stamp", "sums")
+    __slots__ = ("all_sums", "ask", "connection", "lent", "stamp", "sums")
 
     def __init__(
-        self, ask: Ask, sums: bytes, all_sums: bytes, stamp: bytes, connection: ClientConnection
+        self,
+        ask: Ask,
+        sums: bytes,
+        all_sums: bytes,
+        stamp: bytes,
+        connection: ClientConnection,
+        lent: Lent | None = None,
     ) -> None:
         self.ask = ask
         self.sums = sums
@@ -52,6 +58,8 @@ class Incoming:
         self.stamp = stamp
         """Of content that is not sealed."""
         self.connection = connection
+        self.lent = lent
+        """Where the chunks lie, of an answer without bytes."""
 
     @property
     def count(self) -> int:
@@ -105,20 +113,21 @@ class PeerClient:
 
     @asynccontextmanager
     async def data(
-        self, address: PeerAddress, ask: Ask, deadline_s: float = CALL_S
+        self, address: PeerAddress, ask: Ask, deadline_s: float = CALL_S, mover: bytes = b""
     ) -> AsyncIterator[Incoming]:
         """Chunks of a data file, at least the first that is asked for; `deadline_s` is for the head
-        of the answer.
+        of the answer. With the kind of a `mover` the holder may lend them and send no bytes.
 
         Raises Redirected, Later (it does not have the chunk yet), NotFound, Conflict (it has other
         content), Busy (it is written there), Unavailable (no answer), Corrupt (an answer that
         cannot be right), and as `call`; Lost where the connection breaks inside the block."""
         with _in_time(deadline_s, address):
-            peer, answer = await self._ask(address, "GET", peer_words.data_target(ask), b"")
+            fields = [(peer_words.MOVER, mover)] if mover else []
+            peer, answer = await self._ask(address, "GET", peer_words.data_target(ask), b"", fields)
         try:
             with _in_time(deadline_s, address):
                 await _check(answer, peer.connection)
-            yield _incoming(ask, answer, peer.connection)
+            yield _incoming(ask, answer, peer.connection, may_lend=bool(mover))
         finally:
             self._keep(address, peer)
 
@@ -131,15 +140,20 @@ class PeerClient:
             peer.connection.close()
 
     async def _ask(
-        self, address: PeerAddress, method: str, target: bytes, body: bytes
+        self,
+        address: PeerAddress,
+        method: str,
+        target: bytes,
+        body: bytes,
+        fields: Sequence[Field] = (),
     ) -> tuple[_Peer, Answer]:
         while (peer := self._take_idle(address)) is not None:
             try:
-                return peer, await self._send(peer, method, target, body)
+                return peer, await self._send(peer, method, target, body, fields)
             except Lost:
                 continue  # it was idle for too long: the next, or a new one
         peer = await self._meet(address)
-        return peer, await self._send(peer, method, target, body)
+        return peer, await self._send(peer, method, target, body, fields)
 
     def _take_idle(self, address: PeerAddress) -> _Peer | None:
         idle = self._idle.get(address, [])
@@ -150,8 +164,10 @@ class PeerClient:
             peer.connection.close()
         return None
 
-    async def _send(self, peer: _Peer, method: str, target: bytes, body: bytes) -> Answer:
-        fields = [(peer_words.AT, peer_words.render_at(self._identity.at))]
+    async def _send(
+        self, peer: _Peer, method: str, target: bytes, body: bytes, further: Sequence[Field]
+    ) -> Answer:
+        fields = [(peer_words.AT, peer_words.render_at(self._identity.at)), *further]
         if peer.proof is not None:
             fields.append((peer_words.PROOF, peer_words.render_proof(peer.proof)))
         try:
@@ -181,15 +197,21 @@ class PeerClient:
         return _Peer(connection, proof)
 
 
-def _incoming(ask: Ask, answer: Answer, connection: ClientConnection) -> Incoming:
+def _incoming(
+    ask: Ask, answer: Answer, connection: ClientConnection, *, may_lend: bool
+) -> Incoming:
     """Raises Corrupt."""
-    told = answer.fields.get(peer_words.SUMS)
+    told, lent = answer.fields.get(peer_words.SUMS), None
     try:
-        sums, all_sums = peer_words.parse_sums(told, ask, answer.length)
+        length = answer.length
+        if may_lend and peer_words.LENT in answer.fields and not length:
+            lent = peer_words.parse_lent(answer.fields[peer_words.LENT], ask)
+            length = ask.length(len(lent.at))
+        sums, all_sums = peer_words.parse_sums(told, ask, length)
     except Invalid as error:
         raise Corrupt(str(error)) from None
     stamp = answer.fields.get(peer_words.STAMP, b"")
-    return Incoming(ask, sums, all_sums, stamp, connection)
+    return Incoming(ask, sums, all_sums, stamp, connection, lent)
 
 
 async def _check(answer: Answer, connection: ClientConnection) -> None:

@@ -19,7 +19,7 @@ import trio
 from kvfs.cluster import peer_words
 from kvfs.cluster.handshake import LIMIT as HELLO_BYTES
 from kvfs.cluster.handshake import Answering, Party
-from kvfs.cluster.peer_words import Ask, Identity, Later, PeerAddress
+from kvfs.cluster.peer_words import Ask, Identity, Later, Lent, PeerAddress
 from kvfs.errors import AccessDenied, Invalid, KvfsError, NotFound, NotSupported, Unavailable
 from kvfs.policy.spreading import Spreading
 from kvfs.wire.http import Body, FileRange, Head, Limits, Response, serve
@@ -69,6 +69,21 @@ class Shelf(Protocol):
         """The checksums of all chunks of a sealed file. Raises NotFound, Conflict."""
 
 
+class Lender(Protocol):
+    """Lends chunks to movers of others."""
+
+    @property
+    def most_chunks(self) -> int:
+        """To one request."""
+
+    def knows(self, kind: bytes) -> bool:
+        """Whether the mover of a reader can take what this one lends."""
+
+    async def lend(self, offer: Offer, ask: Ask, peer: int, host: str) -> Lent | None:
+        """Lend what is offered to the node `peer`, which is connected from `host`, until it gives
+        it back, or for a while. None where that cannot be done now. Raises OSError."""
+
+
 class PeerServer:
     """Answers other nodes. `methods` may be added to before `serve`."""
 
@@ -89,6 +104,7 @@ class PeerServer:
         """By name: what a method gets and answers is of msgpack's types; it raises KvfsError."""
         self.demanded: Callable[[int], None] = lambda ino: None
         """Told of each file that a node begins to ask for."""
+        self.lender: Lender | None = None
         self.counters = {"peers_refused": 0, "peers_redirected": 0, "peers_sent_bytes": 0}
 
     async def serve(
@@ -174,15 +190,22 @@ class PeerServer:
         others = self._others(head, ask, peer)
         if others:
             return Response(307, [], peer_words.render_addresses(others))
+        lender = self._lender(head)
+        if lender is not None:
+            ask = ask._replace(chunks=min(ask.chunks, lender.most_chunks))
         offer = await self._shelf.offer(ask, peer.node)
         length = ask.length(offer.chunks)
         self.counters["peers_sent_bytes"] += length
+        fields = [
+            (peer_words.SUMS, peer_words.render_sums(offer.sums)),
+            (peer_words.STAMP, offer.stamp),
+        ]
+        lent = await _lent(lender, offer, ask, peer.node, head.peer[0])
+        if lent is not None:
+            return Response(200, [*fields, (peer_words.LENT, peer_words.render_lent(lent))], b"")
         return Response(
             200,
-            [
-                (peer_words.SUMS, peer_words.render_sums(offer.sums)),
-                (peer_words.STAMP, offer.stamp),
-            ],
+            fields,
             FileRange(
                 offer.fd,
                 ask.offset,
@@ -191,6 +214,11 @@ class PeerServer:
                 aside=None if _is_cached(offer.fd, ask.offset, length) else self._threads,
             ),
         )
+
+    def _lender(self, head: Head) -> Lender | None:
+        """Where who asks can take what is lent."""
+        kind = head.get(peer_words.MOVER)
+        return self.lender if kind and self.lender is not None and self.lender.knows(kind) else None
 
     def _others(self, head: Head, ask: Ask, peer: Party) -> list[PeerAddress]:
         """Where it is sent; empty: it is served."""
@@ -217,6 +245,21 @@ class PeerServer:
         except (TypeError, ValueError):
             raise Invalid("a file is an inode number, a version and a size") from None
         return await self._shelf.sums(ino, version, size)
+
+
+async def _lent(lender: Lender | None, offer: Offer, ask: Ask, node: int, host: str) -> Lent | None:
+    """None: the bytes are sent. Else, and where it raises OSError, the offer's file is closed."""
+    if lender is None:
+        return None
+    lent = None
+    try:
+        lent = await lender.lend(offer, ask, node, host)
+    except BaseException:
+        os.close(offer.fd)
+        raise
+    if lent is not None:
+        os.close(offer.fd)
+    return lent
 
 
 def _is_cached(fd: int, offset: int, length: int) -> bool:

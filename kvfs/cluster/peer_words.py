@@ -11,6 +11,10 @@ round trip. A holder that gives the file to others already answers 307 with node
 are getting it, unless the request insists; who is getting it and has not got so far answers 202,
 again and again. Whatever else is wrong is an error of the core by name
 and message, raised again by who asked.
+
+Who has a mover (`transfer.rdma`) says so in a field of a request for data. A holder that has one of
+the same kind may then answer without the bytes: with where they lie in memory that its mover lends.
+`POST /v1/do/taken` gives them back. Nodes that know nothing of it pass the field over.
 """
 
 import base64
@@ -49,6 +53,13 @@ AT: Final = b"x-kvfs-at"
 SUMS: Final = b"x-kvfs-sums"
 STAMP: Final = b"x-kvfs-stamp"
 """Of content that is not sealed: another one when it was changed."""
+MOVER: Final = b"x-kvfs-mover"
+"""Of a request: what kind of mover the reader has."""
+LENT: Final = b"x-kvfs-lent"
+"""Of an answer without bytes: where its chunks lie, as `Lent` has it."""
+TAKEN: Final = "taken"
+"""The method that gives back what was lent; its parameters are the tickets."""
+_LENT: Final = re.compile(rb"(\d{1,5}) (\d{1,19})((?: [0-9a-f]{1,16}){1,%d})" % MOST_CHUNKS)
 _TARGET: Final = re.compile(
     rb"/v1/data/([0-9a-f]{16})\.([0-9a-f]{1,16})"
     rb"\?size=(\d{1,19})&first=(\d{1,14})&count=(\d{1,2})&sealed=([01])&insist=([01])"
@@ -113,6 +124,16 @@ class Ask(NamedTuple):
     def length(self, count: int) -> int:
         """Bytes of its first `count` chunks."""
         return min(self.size, (self.first + count) * CHUNK_BYTES) - self.offset
+
+
+class Lent(NamedTuple):
+    """Chunks that a holder's mover lends for a while."""
+
+    port: int
+    """Of the mover."""
+    ticket: int
+    at: tuple[int, ...]
+    """The address of each chunk in the holder's memory."""
 
 
 class Later(Exception):
@@ -218,6 +239,21 @@ def parse_sums(value: bytes | None, ask: Ask, length: int) -> tuple[bytes, bytes
     if not ask.tells_all:
         return sums, b""
     return sums[ask.first * DIGEST_BYTES : (ask.first + count) * DIGEST_BYTES], sums
+
+
+def render_lent(lent: Lent) -> bytes:
+    return b"%d %d %b" % (lent.port, lent.ticket, b" ".join(b"%x" % at for at in lent.at))
+
+
+def parse_lent(value: bytes, ask: Ask) -> Lent:
+    """Raises Invalid."""
+    match = _LENT.fullmatch(value)
+    if match is None or not 0 < int(match[1]) < 1 << 16:
+        raise Invalid("an answer that lends chunks without saying where")
+    at = tuple(int(each, 16) for each in match[3].split())
+    if len(at) > ask.chunks:
+        raise Invalid("an answer that lends more chunks than were asked for")
+    return Lent(int(match[1]), int(match[2]), at)
 
 
 def render_addresses(addresses: Sequence[PeerAddress]) -> bytes:

@@ -34,8 +34,9 @@ from kvfs.errors import Conflict, Corrupt, KvfsError, Unavailable
 from kvfs.store.checksum import ZERO_CHUNK, combine
 from kvfs.transfer.arriving import Arriving
 from kvfs.transfer.hedging import Hedging, Stream
-from kvfs.transfer.receiving import STALL_S, Buffers, Receiving
+from kvfs.transfer.receiving import STALL_S
 from kvfs.transfer.sources import Source, Sources, Standing
+from kvfs.transfer.transport import Transport
 from kvfs.wire.http import Lost
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Means:
     peers: PeerClient
     me: int
     """This node's number."""
-    buffers: Buffers
+    transport: Transport
     threads: trio.CapacityLimiter
     paces: dict[int, float]
     """How long a stream of a node took for a chunk, when last asked."""
@@ -214,13 +215,15 @@ class Fetch:
             sealed=bool(wanted.checksum),
             insist=stream.insists,
         )
-        async with self._means.peers.data(source.address, ask, STALL_S) as incoming:
-            self._believe(incoming)
-            with self._means.buffers.lent() as buffer:
+        transport = self._means.transport
+        mover = transport.mover(source.address, ask)
+        async with self._means.peers.data(source.address, ask, STALL_S, mover) as incoming:
+            arrived = functools.partial(self._arrived, stream, incoming)
+            with transport.taking(source.address, incoming, self.arriving.fd, arrived) as taking:
+                self._believe(incoming)
                 source.answered(time.monotonic() - stream.began)
-                arrived = functools.partial(self._arrived, stream, incoming)
-                stream.receiving = Receiving(incoming, self.arriving.fd, buffer, arrived)
-                await stream.receiving.run(self._means.threads)
+                stream.receiving = taking
+                await taking.run(self._means.threads)
 
     def _believe(self, incoming: Incoming) -> None:
         """Whether the checksums that were announced are those of the content that is wanted. Raises

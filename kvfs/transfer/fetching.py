@@ -11,7 +11,7 @@ from kvfs.cluster.peer_words import PeerAddress
 from kvfs.errors import Unavailable
 from kvfs.transfer.arriving import Arriving, Wanted
 from kvfs.transfer.fetch import Fetch, Means
-from kvfs.transfer.receiving import Buffers
+from kvfs.transfer.transport import OverTcp, Transport
 
 _FILES: Final = 32
 """That are fetched at a time, others in turn: of 300 small ones at once each would take so long
@@ -25,8 +25,8 @@ _THREADS: Final = 16
 class Fetcher:
     """Of one node; for its event loop."""
 
-    def __init__(self, peers: PeerClient, me: int) -> None:
-        """`me`: this node's number."""
+    def __init__(self, peers: PeerClient, me: int, transport: Transport | None = None) -> None:
+        """`me`: this node's number. `transport`: OverTcp unless told otherwise."""
         self._nursery: trio.Nursery | None = None
         self._fetches: dict[tuple[int, int], Fetch] = {}
         self.counters = {
@@ -39,7 +39,7 @@ class Fetcher:
         }
         self._small, self._large = trio.Semaphore(_FILES), trio.Semaphore(_FILES)
         threads = trio.CapacityLimiter(_THREADS)
-        self._means = Means(peers, me, Buffers(), threads, {}, self.counters)
+        self._means = Means(peers, me, transport or OverTcp(), threads, {}, self.counters)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Fetch what is asked for, until cancelled; who waits then gets Unavailable."""

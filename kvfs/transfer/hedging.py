@@ -13,7 +13,7 @@ import trio
 
 from kvfs.cluster.peer_words import CHUNK_BYTES
 from kvfs.transfer.plan import Span
-from kvfs.transfer.receiving import STALL_S, Receiving
+from kvfs.transfer.receiving import STALL_S, Taking
 from kvfs.transfer.sources import Source
 
 _SILENT_S: Final = 0.5
@@ -36,7 +36,7 @@ class Stream:
         self.insists = source.insist
         self.scope = trio.CancelScope()
         self.began = time.monotonic()
-        self.receiving: Receiving | None = None
+        self.receiving: Taking | None = None
         self.was_cut = False
 
     def cut(self) -> None:

@@ -47,25 +47,19 @@ class Buffers:
                 self._free.append(buffer)
 
 
-class Receiving:
-    """Takes one answer; use it once. `burst` runs in a thread, the rest in the loop."""
+Arrived = Callable[[int, int, float], None]
+"""Called with a chunk, its bytes and how many seconds it took, in the loop."""
 
-    def __init__(
-        self,
-        incoming: Incoming,
-        fd: int,
-        buffer: memoryview,
-        arrived: Callable[[int, int, float], None],
-    ) -> None:
-        """`arrived(chunk, bytes, seconds)` is called for each chunk that was written and has its
-        checksum, in the loop."""
-        self._connection = incoming.connection
+
+class Taking:
+    """Takes one answer; use it once."""
+
+    def __init__(self, incoming: Incoming, fd: int, arrived: Arrived) -> None:
+        """`arrived` is called for each chunk that was written and has its checksum."""
         self._sums = incoming.sums
         self._size = incoming.ask.size
         self._fd = fd
-        self._buffer = buffer
         self._arrived = arrived
-        self._token = trio.lowlevel.current_trio_token()
         self._chunk = self._first = incoming.ask.first
         self._offset = incoming.ask.offset
         self._hash = xxhash.xxh3_128()
@@ -73,7 +67,7 @@ class Receiving:
         self.moved_at = self._began
         """When bytes last came (of time.monotonic)."""
         self.stopped = False
-        """Set it to end a burst."""
+        """Set it before it is cancelled."""
 
     @property
     def chunk_began(self) -> float:
@@ -85,10 +79,44 @@ class Receiving:
         """What has come of it."""
         return self._offset - self._chunk * CHUNK_BYTES
 
+    @property
+    def _chunk_left(self) -> int:
+        """Bytes of it that are still to come."""
+        return min((self._chunk + 1) * CHUNK_BYTES, self._size) - self._offset
+
     async def run(self, threads: trio.CapacityLimiter) -> None:
         """All of it. Raises Corrupt (a chunk does not have its checksum), Unavailable (nothing
-        comes), Lost, OSError (the file). Cancelled: it ends within a pause, if `stopped` was set;
-        what arrived until then has."""
+        comes), Lost, OSError (the file). Cancelled: what arrived until then has."""
+        raise NotImplementedError
+
+    def _take(self, part: memoryview) -> None:
+        self._hash.update(part)
+        done = 0
+        while done < len(part):
+            done += os.pwrite(self._fd, part[done:], self._offset + done)
+        self._offset += done
+
+    def _finish_chunk(self, tell: Arrived) -> None:
+        at = (self._chunk - self._first) * DIGEST_BYTES
+        if self._hash.digest() != self._sums[at : at + DIGEST_BYTES]:
+            raise Corrupt(f"chunk {self._chunk} came with other bytes than its checksum's")
+        tell(self._chunk, self.chunk_bytes, self.moved_at - self._began)
+        self._hash.reset()
+        self._chunk += 1
+        self._began = self.moved_at
+
+
+class Receiving(Taking):
+    """The bytes come as the answer's body. `burst` runs in a thread, the rest in the loop."""
+
+    def __init__(self, incoming: Incoming, fd: int, buffer: memoryview, arrived: Arrived) -> None:
+        super().__init__(incoming, fd, arrived)
+        self._connection = incoming.connection
+        self._buffer = buffer
+        self._token = trio.lowlevel.current_trio_token()
+
+    async def run(self, threads: trio.CapacityLimiter) -> None:
+        """As `Taking.run`. Cancelled: it ends within a pause, if `stopped` was set."""
         while not await self._take_turn(threads):
             with trio.move_on_after(STALL_S) as scope:
                 await self._connection.wait_readable()
@@ -114,9 +142,9 @@ class Receiving:
     def _tell_loop(self, chunk: int, bytes_: int, seconds: float) -> None:
         self._token.run_sync_soon(self._arrived, chunk, bytes_, seconds)
 
-    def _step(self, patience_ms: int, tell: Callable[[int, int, float], None]) -> bool | None:
+    def _step(self, patience_ms: int, tell: Arrived) -> bool | None:
         """What is there, to a buffer's length: whether it was the body's end; None: nothing is."""
-        left = min((self._chunk + 1) * CHUNK_BYTES, self._size) - self._offset
+        left = self._chunk_left
         count = self._connection.receive_soon(self._buffer[:left], patience_ms)
         if count is None:
             return None
@@ -125,19 +153,3 @@ class Receiving:
         if count == left:
             self._finish_chunk(tell)
         return not self._connection.remaining
-
-    def _take(self, part: memoryview) -> None:
-        self._hash.update(part)
-        done = 0
-        while done < len(part):
-            done += os.pwrite(self._fd, part[done:], self._offset + done)
-        self._offset += done
-
-    def _finish_chunk(self, tell: Callable[[int, int, float], None]) -> None:
-        at = (self._chunk - self._first) * DIGEST_BYTES
-        if self._hash.digest() != self._sums[at : at + DIGEST_BYTES]:
-            raise Corrupt(f"chunk {self._chunk} came with other bytes than its checksum's")
-        tell(self._chunk, self.chunk_bytes, self.moved_at - self._began)
-        self._hash.reset()
-        self._chunk += 1
-        self._began = self.moved_at

@@ -160,9 +160,16 @@ class Site:
         return [keys.unpack_node(each.node) for each in found]
 
 
-def on_nodes(root: Path, count: int, test: Callable[[Site], Awaitable[None]]) -> None:
+def on_nodes(
+    root: Path,
+    count: int,
+    test: Callable[[Site], Awaitable[None]],
+    interpreter: Path | None = None,
+) -> None:
+    """`interpreter`: as `peers` has it."""
+
     async def main() -> None:
-        async with peers(root, count) as made:
+        async with peers(root, count, interpreter) as made:
             site = Site(made)
             async with trio.open_nursery() as nursery:
                 for host in site.hosts:

@@ -20,6 +20,7 @@ from kvfs.store.files import DataFiles
 from kvfs.store.index import Index, Sealed
 from kvfs.transfer.arriving import Arriving, Wanted
 from kvfs.transfer.fetching import Fetcher
+from kvfs.transfer.rdma.transport import Rdma
 from kvfs.transfer.shelf import Shelf
 from kvfs.wire.http import listen
 
@@ -32,7 +33,10 @@ INO, VERSION = 7 << 48 | 1234, 3
 class Peer:
     """A node, as far as its peers see it."""
 
-    def __init__(self, node: int, root: Path, known: Secrets = OURS) -> None:
+    def __init__(
+        self, node: int, root: Path, known: Secrets = OURS, interpreter: Path | None = None
+    ) -> None:
+        """`interpreter`: of its mover; None: it has none."""
         root.mkdir()
         self.listeners = listen("127.0.0.1", 0)
         host, port = self.listeners[0].getsockname()[:2]
@@ -47,10 +51,13 @@ class Peer:
         self.files = DataFiles(root)
         self.index = Index(MemoryEngine())
         self.client = PeerClient(self.identity)
-        self.fetcher = Fetcher(self.client, node)
+        self.rdma = Rdma(host, self.client, str(interpreter)) if interpreter else None
+        self.fetcher = Fetcher(self.client, node, self.rdma.taking if self.rdma else None)
         self.shelf = Shelf(self.files, self.index, self.fetcher, self._is_changed)
         self.serves = True
         self.server = PeerServer(self.identity, self.shelf, lambda: self.serves)
+        if self.rdma is not None:
+            self.rdma.serve(self.server)
         self.scope = trio.CancelScope()
 
     def refused(self, ino: int) -> trio.Event:
@@ -65,6 +72,8 @@ class Peer:
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         with self.scope:
             async with trio.open_nursery() as nursery:
+                if self.rdma is not None:
+                    await nursery.start(self.rdma.run)
                 await nursery.start(self.fetcher.run)
                 await nursery.start(self.server.serve, self.listeners)
                 task_status.started()
@@ -113,12 +122,17 @@ def content(size: int, seed: int = 0) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def peers(root: Path, count: int) -> AsyncIterator[list[Peer]]:
-    """So many nodes, numbered from 1."""
-    made = [Peer(number, root / str(number)) for number in range(1, count + 1)]
+async def peers(
+    root: Path, count: int, interpreter: Path | None = None
+) -> AsyncIterator[list[Peer]]:
+    """So many nodes, numbered from 1; with movers, where they have an interpreter."""
+    made = [
+        Peer(number, root / str(number), interpreter=interpreter) for number in range(1, count + 1)
+    ]
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
-            for peer in made:
-                await nursery.start(peer.run)
+            async with trio.open_nursery() as starting:
+                for peer in made:
+                    starting.start_soon(nursery.start, peer.run)
             yield made
             nursery.cancel_scope.cancel()

@@ -40,7 +40,7 @@ def test_what_is_not_here_is_brought_whole(tmp_path: Path, size: int, sealed: bo
     on_nodes(tmp_path, 2, test)
 
 
-def test_many_who_want_a_file_have_it_come_once(tmp_path: Path) -> None:
+def test_many_who_want_a_file_have_it_come_once(tmp_path: Path, over: Path | None) -> None:
     async def test(site: Site) -> None:
         here, there = site.hosts
         ino = there.put(content(20 * MIB), space=site.durable)
@@ -50,10 +50,10 @@ def test_many_who_want_a_file_have_it_come_once(tmp_path: Path) -> None:
         assert here.bringing.counters["brought_files"] == 1
         assert here.room == [20 * MIB]
 
-    on_nodes(tmp_path, 2, test)
+    on_nodes(tmp_path, 2, test, over)
 
 
-def test_a_large_file_is_read_as_it_comes(tmp_path: Path) -> None:
+def test_a_large_file_is_read_as_it_comes(tmp_path: Path, over: Path | None) -> None:
     async def test(site: Site) -> None:
         here, there = site.hosts
         data = content(LARGE)
@@ -70,7 +70,7 @@ def test_a_large_file_is_read_as_it_comes(tmp_path: Path) -> None:
         assert os.pread(fd, LARGE, 0) == data
         os.close(fd)
 
-    on_nodes(tmp_path, 2, test)
+    on_nodes(tmp_path, 2, test, over)
 
 
 def test_what_nobody_alive_has_is_a_miss_in_a_cache(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_what_nobody_alive_has_comes_back_in_a_durable_namespace(tmp_path: Path)
     on_nodes(tmp_path, 2, test)
 
 
-def test_a_holder_that_lost_its_data_is_passed_over(tmp_path: Path) -> None:
+def test_a_holder_that_lost_its_data_is_passed_over(tmp_path: Path, over: Path | None) -> None:
     async def test(site: Site) -> None:
         here, second, third = site.hosts
         ino = third.put(content(5 * MIB), space=site.durable)
@@ -115,7 +115,7 @@ def test_a_holder_that_lost_its_data_is_passed_over(tmp_path: Path) -> None:
         with pytest.raises((Unavailable, Corrupt)):
             await here.bringing.bring(ino)
 
-    on_nodes(tmp_path, 3, test)
+    on_nodes(tmp_path, 3, test, over)
 
 
 def test_the_cold_tier_has_what_no_node_has(tmp_path: Path) -> None:

@@ -47,11 +47,16 @@ SMALL = 3 * CHUNK_BYTES + 5
 LARGE = 16 * CHUNK_BYTES - 9
 
 
-def run(root: Path, count: int, test: Callable[..., Awaitable[None]]) -> None:
-    """The test, with so many nodes."""
+def run(
+    root: Path,
+    count: int,
+    test: Callable[..., Awaitable[None]],
+    interpreter: Path | None = None,
+) -> None:
+    """The test, with so many nodes; `interpreter`: as `peers` has it."""
 
     async def main() -> None:
-        async with peers(root, count) as made:
+        async with peers(root, count, interpreter) as made:
             await test(*made)
 
     trio.run(main)
@@ -95,18 +100,22 @@ def spoil(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("sealed", [True, False])
-@pytest.mark.parametrize("size", SIZES)
-def test_a_file_comes_whole(tmp_path: Path, size: int, sealed: bool) -> None:
+@pytest.mark.parametrize(
+    ("over", "size"),
+    [*(("tcp", size) for size in SIZES), *(("rdma", size) for size in SIZES[-2:])],
+    indirect=["over"],
+)
+def test_a_file_comes_whole(tmp_path: Path, over: Path | None, size: int, sealed: bool) -> None:
     data = content(size)
 
     async def test(holder: Peer, reader: Peer) -> None:
         wanted = holder.put(data, sealed=sealed)
         assert await reader.bring(wanted, [holder.address]) == data
 
-    run(tmp_path, 2, test)
+    run(tmp_path, 2, test, over)
 
 
-def test_all_holders_of_a_large_file_bring_a_part(tmp_path: Path) -> None:
+def test_all_holders_of_a_large_file_bring_a_part(tmp_path: Path, over: Path | None) -> None:
     data = content(LARGE)
 
     async def test(one: Peer, two: Peer, three: Peer, reader: Peer) -> None:
@@ -119,7 +128,7 @@ def test_all_holders_of_a_large_file_bring_a_part(tmp_path: Path) -> None:
             assert await reader.bring(wanted, [address for _, address in ways]) == data
         assert all(holder.server.counters["peers_sent_bytes"] > 0 for holder in holders)
 
-    run(tmp_path, 4, test)
+    run(tmp_path, 4, test, over)
 
 
 def test_what_is_zero_does_not_travel(tmp_path: Path) -> None:
@@ -150,7 +159,7 @@ def test_a_holder_whose_index_is_new_serves_what_it_has(tmp_path: Path, size: in
     run(tmp_path, 2, test)
 
 
-def test_many_wait_and_it_comes_once(tmp_path: Path) -> None:
+def test_many_wait_and_it_comes_once(tmp_path: Path, over: Path | None) -> None:
     data = content(SMALL)
 
     async def test(holder: Peer, reader: Peer) -> None:
@@ -165,7 +174,7 @@ def test_many_wait_and_it_comes_once(tmp_path: Path) -> None:
         arriving.close()
         assert holder.server.counters["peers_sent_bytes"] == SMALL
 
-    run(tmp_path, 2, test)
+    run(tmp_path, 2, test, over)
 
 
 def test_very_many_files_at_once_come_in_turn(tmp_path: Path) -> None:
@@ -202,7 +211,7 @@ def test_what_nobody_wants_does_not_come_where_it_need_not(tmp_path: Path) -> No
     run(tmp_path, 2, test)
 
 
-def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_it_goes_on_where_it_was(tmp_path: Path, over: Path | None) -> None:
     data = content(SMALL)
 
     async def test(holder: Peer, reader: Peer) -> None:
@@ -220,7 +229,7 @@ def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
         second.close()
         assert holder.server.counters["peers_sent_bytes"] - sent == SMALL - 2 * CHUNK_BYTES
 
-    run(tmp_path, 2, test)
+    run(tmp_path, 2, test, over)
 
 
 def test_what_has_come_is_handed_on_before_the_rest_has(tmp_path: Path) -> None:
@@ -264,7 +273,7 @@ def test_readers_at_once_take_from_each_other(tmp_path: Path) -> None:
     run(tmp_path, 7, test)
 
 
-def test_nothing_is_left_open(tmp_path: Path) -> None:
+def test_nothing_is_left_open(tmp_path: Path, over: Path | None) -> None:
     data = content(SMALL)
 
     async def test(holder: Peer, reader: Peer) -> None:
@@ -273,13 +282,13 @@ def test_nothing_is_left_open(tmp_path: Path) -> None:
         while open_files(tmp_path):
             await trio.sleep(0.01)
 
-    run(tmp_path, 2, test)
+    run(tmp_path, 2, test, over)
 
 
 # --- wrong ---
 
 
-def test_rot_is_refused_and_the_good_copy_taken(tmp_path: Path) -> None:
+def test_rot_is_refused_and_the_good_copy_taken(tmp_path: Path, over: Path | None) -> None:
     data = content(LARGE)
 
     async def test(rotten: Peer, good: Peer, reader: Peer) -> None:
@@ -289,18 +298,18 @@ def test_rot_is_refused_and_the_good_copy_taken(tmp_path: Path) -> None:
         assert await reader.bring(wanted, [rotten.address, good.address]) == data
         assert reader.fetcher.counters["fetches_wrong_bytes"]
 
-    run(tmp_path, 3, test)
+    run(tmp_path, 3, test, over)
 
 
 @pytest.mark.parametrize("size", [100, SMALL])
-def test_rot_alone_is_corrupt(tmp_path: Path, size: int) -> None:
+def test_rot_alone_is_corrupt(tmp_path: Path, over: Path | None, size: int) -> None:
     async def test(rotten: Peer, reader: Peer) -> None:
         wanted = rotten.put(content(size))
         spoil(rotten)
         with pytest.raises(Corrupt):
             await reader.bring(wanted, [rotten.address])
 
-    run(tmp_path, 2, test)
+    run(tmp_path, 2, test, over)
 
 
 @pytest.mark.parametrize("size", [100, SMALL])
@@ -325,7 +334,7 @@ def test_content_of_another_size_is_a_conflict(tmp_path: Path, sealed: bool) -> 
     run(tmp_path, 2, test)
 
 
-def test_content_that_changes_meanwhile_is_a_conflict(tmp_path: Path) -> None:
+def test_content_that_changes_meanwhile_is_a_conflict(tmp_path: Path, over: Path | None) -> None:
     async def test(holder: Peer, reader: Peer) -> None:
         wanted = holder.put(content(SMALL), sealed=False)
         arriving = reader.fetch(wanted, [holder.address], lazily=True)
@@ -338,7 +347,7 @@ def test_content_that_changes_meanwhile_is_a_conflict(tmp_path: Path) -> None:
             await arriving.whole()
         arriving.close()
 
-    run(tmp_path, 2, test)
+    run(tmp_path, 2, test, over)
 
 
 @pytest.mark.parametrize("sealed", [True, False])
@@ -490,7 +499,7 @@ def test_who_waits_hears_of_the_end(tmp_path: Path) -> None:
     run(tmp_path, 2, test)
 
 
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_is_told(tmp_path: Path, over: Path | None) -> None:
     async def test(holder: Peer, reader: Peer) -> None:
         wanted = holder.put(content(SMALL))
         fd = os.open("/dev/full", os.O_WRONLY)
@@ -500,7 +509,7 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
             await arriving.whole()
         arriving.close()
 
-    run(tmp_path, 2, test)
+    run(tmp_path, 2, test, over)
 
 
 # --- peers that say what is not so ---
@@ -539,6 +548,10 @@ def _redirect(*addresses: PeerAddress) -> Response:
 LIES: dict[str, tuple[Callable[[Peer], Response], type[KvfsError]]] = {
     "another length": (lambda peer: Response(200, _sums(peer), b"12345"), Corrupt),
     "no bytes": (lambda peer: Response(200, _sums(peer), b""), Corrupt),
+    "lent, unasked": (
+        lambda peer: Response(200, [*_sums(peer), (peer_words.LENT, b"9 1 a b c d")], b""),
+        Corrupt,
+    ),
     "no checksums": (lambda peer: Response(200, [], bytes(CHUNK_BYTES)), Corrupt),
     "odd checksums": (
         lambda peer: Response(200, [(peer_words.SUMS, b"zz")], bytes(CHUNK_BYTES)),

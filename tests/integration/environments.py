@@ -29,6 +29,17 @@ def s3_clients() -> Path:
     return environment(".venv-s3-clients", HERE / "requirements-s3-clients.txt")
 
 
+def mooncake() -> Path:
+    """The interpreter that has Mooncake's transfer engine; skips the test where a library that it
+    needs is missing."""
+    interpreter = environment(".venv-mooncake", HERE / "requirements-mooncake.txt")
+    command = [interpreter, "-c", "import mooncake.engine"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"Mooncake's transfer engine: {done.stderr.strip().splitlines()[-1]}")
+    return interpreter
+
+
 def environment(name: str, *requirements: Path) -> Path:
     """The interpreter of the environment `name`, made when it is missing or out of date; skips the
     test where a package is not to be had for this Python."""

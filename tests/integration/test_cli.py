@@ -453,6 +453,7 @@ EXAMINED = {
     "s3 TLS",
     "s3 sendfile",
     "s3 hardware CRC",
+    "transport rdma",
 }
 
 

@@ -73,6 +73,7 @@ def test_the_tests_own_variables_are_left_alone() -> None:
         ({"KVFS_ENGINE": "redis+cluster://h"}, "KVFS_ENGINE: nodes cannot share a Redis cluster"),
         ({"KVFS_NODE_NAME": "a b"}, "KVFS_NODE_NAME: must be a name like 'gpu-07'"),
         ({"KVFS_ADVERTISE": "h:x"}, "KVFS_ADVERTISE: must be HOST:PORT"),
+        ({"KVFS_TRANSPORT": "rmda"}, r"KVFS_TRANSPORT: must be one of tcp, rdma.* mean rdma\?"),
         ({"KVFS_ZONE": "z/1"}, "KVFS_ZONE: must be a name like 'zone-1'"),
         ({"KVFS_ENGINE": "redis://h", "KVFS_PEER": "off"}, "KVFS_PEER: a node of a cluster serves"),
         (
@@ -124,6 +125,8 @@ def test_addresses_of_every_kind() -> None:
 def test_a_lone_node_is_told_that_it_has_no_peers() -> None:
     with pytest.raises(ConfigError, match="flag: --zone: only nodes of a cluster have one"):
         load({"zone": "a"}, environ={})
+    with pytest.raises(ConfigError, match="flag: --transport: only nodes of a cluster"):
+        load({"transport": "rdma"}, environ={})
     config, _ = load({"zone": "a", "engine": "redis://h"}, environ={"KVFS_PEER": "h:7000"})
     assert (config.zone, config.peer) == ("a", Address("h", 7000))
     assert load(environ={"KVFS_ZONE": "a"})[0].zone == "a"  # one file for hosts of both kinds

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvfs import errors
 from kvfs.cluster import peer_words
-from kvfs.cluster.peer_words import CHUNK_BYTES, MOST_CHUNKS, Ask, PeerAddress
+from kvfs.cluster.peer_words import CHUNK_BYTES, MOST_CHUNKS, Ask, Lent, PeerAddress
 from kvfs.errors import Invalid, KvfsError, Unavailable
 from kvfs.store import checksum
 
@@ -118,3 +118,20 @@ def test_addresses_travel() -> None:
 )
 def test_an_address_that_is_none_is_not_told_on(value: bytes | None) -> None:
     assert peer_words.parse_at(1, value) is None
+
+
+@given(st.integers(1, 65535), st.integers(0, 1 << 60), st.lists(st.integers(0, (1 << 64) - 1)))
+def test_where_lent_chunks_lie_is_understood(port: int, ticket: int, at: list[int]) -> None:
+    lent = Lent(port, ticket, tuple(at))
+    value = peer_words.render_lent(lent)
+    if 1 <= len(at) <= ASK.chunks:
+        assert peer_words.parse_lent(value, ASK) == lent
+    else:
+        with pytest.raises(Invalid):
+            peer_words.parse_lent(value, ASK)
+
+
+@pytest.mark.parametrize("value", [b"", b"0 1 a", b"70000 1 a", b"9 1", b"9 x a", b"9 1 zz"])
+def test_lent_nowhere_is_refused(value: bytes) -> None:
+    with pytest.raises(Invalid):
+        peer_words.parse_lent(value, ASK)

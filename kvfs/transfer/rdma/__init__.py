@@ -1,0 +1,20 @@
+"""The optional second transport: bytes are moved by Mooncake's transfer engine.
+
+A mover is a process of its own that holds the engine, since that is foreign code which listens on
+the network: what it breaks is itself, and it is killed and started again.
+
+| module | subject |
+|---|---|
+| `process` | the mover: imports the engine, does what it is told |
+| `guard` | whose connections the kernel lets through to the mover |
+| `memory` | what it may read and write: pieces that are lent, and pieces where bytes land |
+| `mover` | the mover as its node sees it: started, asked, killed |
+| `lending` | chunks for others |
+| `taking` | chunks of others: the transport's face for `fetch` |
+| `transport` | all of it, for a node |
+
+Who reaches the mover's ports may read and write its memory: the engine knows no authentication. So
+that memory holds nothing but chunks that a proven peer was just promised, or that were asked for,
+is wiped after each, and what landed in it is copied from it before it is verified; and only hosts
+of peers that proved who they are reach the ports.
+"""

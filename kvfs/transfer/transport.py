@@ -1,0 +1,45 @@
+"""How the bytes of chunks come from a holder into the file that arrives.
+
+Who asks whom for what, redirects, checksums and deadlines are the same for all: they stay on the
+authenticated connections between nodes. Over TCP, the default, the bytes are the answer's body;
+`rdma.taking` has the other transport.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from kvfs.cluster.peer_client import Incoming
+from kvfs.cluster.peer_words import Ask, PeerAddress
+from kvfs.transfer.receiving import Arrived, Buffers, Receiving, Taking
+
+
+class Transport(Protocol):
+    """Of one node; for its event loop."""
+
+    def mover(self, address: PeerAddress, ask: Ask) -> bytes:
+        """What a request says of how else than in its answer's body the bytes may come; empty: in
+        no other way."""
+
+    def taking(
+        self, address: PeerAddress, incoming: Incoming, fd: int, arrived: Arrived
+    ) -> AbstractContextManager[Taking]:
+        """What takes the answer of that node into the file; what it needs is held until the block
+        ends."""
+
+
+class OverTcp:
+    """The bytes follow the answer's head."""
+
+    def __init__(self) -> None:
+        self._buffers = Buffers()
+
+    def mover(self, address: PeerAddress, ask: Ask) -> bytes:
+        return b""
+
+    @contextmanager
+    def taking(
+        self, address: PeerAddress, incoming: Incoming, fd: int, arrived: Arrived
+    ) -> Iterator[Taking]:
+        with self._buffers.lent() as buffer:
+            yield Receiving(incoming, fd, buffer, arrived)
