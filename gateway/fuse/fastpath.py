@@ -19,7 +19,6 @@ import errno
 import logging
 import os
 import socket
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
@@ -161,9 +160,9 @@ class FastPath:
         self.workers_ended = False
         """Whether no thread of this mount is left; known after `run`."""
         self._nursery: trio.Nursery | None = None
-        self._deferred: deque[Request] = deque()
-        """RELEASEs, for which nobody waits: served when nothing else is there, or when something
-        is asked of the same file."""
+        self._deferred: dict[int, Request] = {}
+        """By inode, RELEASEs, for which nobody waits: served when nothing else is there, or when
+        something is asked of the same file."""
         self._waiting: dict[int, trio.CancelScope | None] = {}
         """Of each request that runs as a task, by its unique number. None: no signal ends it."""
         self._token = trio.lowlevel.current_trio_token()
@@ -233,7 +232,7 @@ class FastPath:
         buffer = self._buffer
         _, opcode, unique, nodeid, uid, gid, pid, _, _ = IN_HEADER.unpack_from(buffer)
         self.requests += 1
-        if self._deferred and opcode != Op.RELEASE:
+        if nodeid in self._deferred:
             self._release_of(nodeid)
         handler = self._handlers.inline.get(opcode)
         if handler is not None:
@@ -266,21 +265,17 @@ class FastPath:
 
     def _defer(self, release: Request) -> None:
         release.detach()
-        self._deferred.append(release)
+        self._deferred[release.nodeid] = release
         if len(self._deferred) > _DEFERRED:
             self._release_one()
 
     def _release_one(self) -> None:
-        request = self._deferred.popleft()
-        self._answer(request, self._handlers.release(request))
+        self._release_of(next(iter(self._deferred)))
 
     def _release_of(self, nodeid: int) -> None:
         """What is asked of a file next finds it closed, as its caller does."""
-        for _ in range(len(self._deferred)):
-            if self._deferred[0].nodeid == nodeid:
-                self._release_one()
-            else:
-                self._deferred.rotate(-1)
+        request = self._deferred.pop(nodeid)
+        self._answer(request, self._handlers.release(request))
 
     # ---- answering
 

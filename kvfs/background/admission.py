@@ -67,7 +67,10 @@ class Admission:
         fit in its free space at 64 MiB each.
         """
         if self._idle:
+            # What is made may have nothing in it yet: it is looked at more often for a while, and
+            # not once for each file.
             self._idle = False
+            self._period_s = _BUSY_PERIOD_S
             self._wake.set()
         credit = self._credit.get(namespace_id, 0)
         if credit <= 0:
