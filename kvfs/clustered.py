@@ -166,6 +166,11 @@ class Clustered:
             "silent_s": max(0.0, now() - engine.heard_at),
         }
 
+    def may_lag(self, namespace_id: int) -> bool:
+        """As `Volume.may_lag`."""
+        namespace = self.engine.namespace(namespace_id)
+        return namespace is not None and namespace.may_lag
+
     async def share_key(self) -> None:
         """Have the cluster's key of secrets in the store: step 4. Raises as `share_key`."""
         await share_key(self.engine, self._store.root / KEY_NAME, self.member.secrets)

@@ -12,13 +12,10 @@ so that a mount can be looked at and taken away.
 """
 
 import time
-from collections.abc import Callable
 from typing import Final, Protocol
 
 from kvfs.errors import NotFound, Unavailable
-from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
-from kvfs.meta.records import namespace_of, namespace_root, unpack_namespace
+from kvfs.meta.records import Namespace, namespace_of, namespace_root
 
 CACHE_S: Final = 2.0
 _TOP: Final = 0
@@ -35,8 +32,8 @@ class Mirror(Protocol):
     async def catch_up(self) -> None:
         """It holds all that was committed before the call. Raises Unavailable."""
 
-    def read_now(self, fn: Callable[[Transaction], bytes | None]) -> bytes | None:
-        """Run `fn` on it."""
+    def namespace(self, number: int) -> Namespace | None:
+        """The record of a namespace. Raises Unavailable."""
 
 
 class Coherence:
@@ -44,8 +41,6 @@ class Coherence:
 
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
-        self._strict: dict[bytes, bool] = {}
-        """By a namespace's record as it is stored: decoded once."""
 
     @property
     def is_believed(self) -> bool:
@@ -54,13 +49,8 @@ class Coherence:
 
     def is_strict(self, namespace_id: int) -> bool:
         """Raises Unavailable. Of a namespace that is gone, True."""
-        record = self._mirror.read_now(lambda t: t.get(keys.namespace(namespace_id)))
-        if record is None:
-            return namespace_id != _TOP
-        strict = self._strict.get(record)
-        if strict is None:
-            strict = self._strict[record] = unpack_namespace(record).is_strict
-        return strict
+        record = self._mirror.namespace(namespace_id)
+        return namespace_id != _TOP if record is None else record.is_strict
 
     async def fresh(self, directory: int) -> None:
         """Before names are looked up in a directory, or it is listed.

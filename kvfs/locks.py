@@ -24,10 +24,10 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import msgspec
 import trio
 
-from kvfs.errors import Conflict, NoLocks, NotFound, Unavailable
+from kvfs.errors import Conflict, NoLocks, Unavailable
 from kvfs.meta import keys
 from kvfs.meta.interface import Engine, Transaction
-from kvfs.meta.records import namespace_of, pack
+from kvfs.meta.records import Namespace, namespace_of, pack
 from kvfs.namespace import spaces
 from kvfs.policy.locking import LAST, Lock, Owner, granted, obstacle, released
 
@@ -56,6 +56,9 @@ class LockEngine(Engine, Protocol):
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
         """As `read`, without ever suspending."""
+
+    def namespace(self, number: int) -> Namespace | None:
+        """The record of a namespace. Raises Unavailable."""
 
 
 _unpack = msgspec.msgpack.Decoder(list[Lock]).decode
@@ -200,11 +203,8 @@ class Locks:
 
     def reaches_cluster(self, ino: int) -> bool:
         """Whether the locks of this inode are the cluster's."""
-        try:
-            namespace = self._engine.read_now(lambda t: spaces.get(t, namespace_of(ino)))
-        except NotFound:
-            return False
-        return namespace.locks == "cluster"
+        namespace = self._engine.namespace(namespace_of(ino))
+        return namespace is not None and namespace.locks == "cluster"
 
     def any_reaches_cluster(self) -> bool:
         """Whether there is a namespace whose locks are."""

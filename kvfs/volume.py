@@ -52,6 +52,8 @@ class Volume:
         self.atimes: dict[int, int] = {}
         """Access times (ns) not yet written to the engine."""
         self.on_published: Callable[[int, int, int], None] = index.add
+        self.may_lag: Callable[[int], bool] = lambda namespace_id: False
+        """Whether others may hear of a new file in a namespace after its close."""
         self.acknowledge: Callable[[Sequence[int]], Awaitable[None]] = _nothing
         """Returns when files that were published have the copies that a close of theirs promises.
         Raises Unavailable."""
@@ -77,9 +79,8 @@ class Volume:
     async def publish_new(self, ino: int, fn: Callable[[Transaction], object]) -> None:
         """Commit what publishes a file that was made here and that nobody else has. Others may hear
         of it a moment later where its namespace's coherence allows."""
-        engine = self.engine
-        behind = not engine.immediate and await engine.read(lambda t: spaces.may_lag(t, ino))
-        await engine.transact(fn, private=ino if behind else 0, behind=behind)
+        behind = self.may_lag(namespace_of(ino))
+        await self.engine.transact(fn, private=ino if behind else 0, behind=behind)
 
     def drop_later(self, ino: int, version: int) -> None:
         """An orphan that nobody holds any more: its data file and record go soon, in the

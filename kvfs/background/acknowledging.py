@@ -16,7 +16,7 @@ import trio
 from kvfs import stepping
 from kvfs.background.copies import Copies
 from kvfs.errors import Unavailable
-from kvfs.namespace import copies
+from kvfs.meta.records import namespace_of
 from kvfs.namespace.copies import Copied
 from kvfs.policy import repair
 
@@ -34,7 +34,7 @@ class Acknowledging:
     async def acknowledge(self, inos: Sequence[int]) -> None:
         """These files were published here: returns when they have their copies. Raises Unavailable
         where they do not get them in time, or the engine cannot be read."""
-        wanted = await self._copies.engine.read(lambda t: copies.promised(t, inos))
+        wanted = [ino for ino in inos if self._promises(ino)]
         if not wanted:
             return
         await stepping.aside()
@@ -44,6 +44,11 @@ class Acknowledging:
                 nursery.start_soon(self._acknowledge, ino, late)
         if late:
             raise late[0]
+
+    def _promises(self, ino: int) -> bool:
+        """Whether a close promises the file's copies."""
+        namespace = self._copies.engine.namespace(namespace_of(ino))
+        return namespace is not None and namespace.acknowledge == "sync" and namespace.replicas > 0
 
     async def _acknowledge(self, ino: int, late: list[Unavailable]) -> None:
         file = await self._copies.look(ino)

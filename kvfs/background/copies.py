@@ -17,6 +17,7 @@ import trio
 
 from kvfs.errors import Busy, Invalid, KvfsError, NotFound, Stale, Unavailable
 from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.records import Namespace
 from kvfs.namespace import copies
 from kvfs.namespace.copies import Copied
 from kvfs.policy import placement, rendezvous
@@ -63,6 +64,9 @@ class Mirrored(Engine, Protocol):
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
         """As `read`."""
+
+    def namespace(self, number: int) -> Namespace | None:
+        """The record of a namespace. Raises Unavailable."""
 
 
 class _Taking:

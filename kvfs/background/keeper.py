@@ -80,9 +80,8 @@ class Keeper:
 
     def published(self, ino: int) -> None:
         """A file was closed here."""
-        number = namespace_of(ino)
-        is_replicated = self._engine.read_now(lambda t: copies.replicas(t, number))
-        if is_replicated and len(self._waiting) < _MOST_WAITING:
+        namespace = self._engine.namespace(namespace_of(ino))
+        if namespace is not None and namespace.replicas and len(self._waiting) < _MOST_WAITING:
             now = trio.current_time()
             since = self._waiting[ino].since if ino in self._waiting else now
             self._waiting[ino] = _Due(now + _QUIET_S, since, fresh=True)

@@ -99,6 +99,12 @@ class Namespace(msgspec.Struct, array_like=True, kw_only=True):
         """Whether an open sees every close before it, of any host."""
         return self.coherence == "strict" if self.coherence else self.kind != "cache"
 
+    @property
+    def may_lag(self) -> bool:
+        """Whether other nodes may hear of a new file after its close: not where an open sees every
+        close before it, nor where others are to have copies."""
+        return not self.is_strict and not self.replicas
+
 
 class Usage(msgspec.Struct, array_like=True, kw_only=True):
     """What a namespace holds, kept in the transaction that changes it."""

@@ -50,22 +50,3 @@ def whole_holders(t: Transaction, ino: int, version: int) -> list[int]:
         for each in placements.holders(t, ino)
         if each.whole and each.holding.version == version
     ]
-
-
-def replicas(t: Transaction, namespace_id: int) -> int:
-    """How many copies a file there has beside its first."""
-    value = t.get(keys.namespace(namespace_id))
-    return unpack_namespace(value).replicas if value is not None else 0
-
-
-def promised(t: Transaction, inos: Sequence[int]) -> list[int]:
-    """Those of these files whose close promises their copies."""
-    found = []
-    for ino in inos:
-        value = t.get(keys.namespace(namespace_of(ino)))
-        if value is None:
-            continue
-        namespace = unpack_namespace(value)
-        if namespace.replicas and namespace.acknowledge == "sync":
-            found.append(ino)
-    return found

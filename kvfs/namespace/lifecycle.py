@@ -76,9 +76,12 @@ def publish(
     set_blocks(t, ino, inode, blocks)
     if inode.boot or not inode.flags & Flag.PUBLISHED:
         inode.boot = boot
+    made_here = False
     if not inode.flags & Flag.PUBLISHED:
+        made_here = t.get(keys.unpublished(ino)) == t.node
         t.delete(keys.unpublished(ino))
-    placements.hold_alone(t, ino, inode.version)
+    if not made_here or version is not None:  # else the placement it was made with is the only one
+        placements.hold_alone(t, ino, inode.version)
     inode.flags = (inode.flags | Flag.PUBLISHED) & ~Flag.SEALED
     inode.checksum = b""
     if seal is None:

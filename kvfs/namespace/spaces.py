@@ -51,7 +51,6 @@ __all__ = [
     "get",
     "is_durable",
     "list_all",
-    "may_lag",
     "remove",
     "rename",
     "set_policy",
@@ -144,14 +143,6 @@ def is_durable(t: Transaction, ino: int) -> bool:
     """Whether an inode's namespace promises to drop nothing; of one that is gone, True."""
     value = t.get(keys.namespace(namespace_of(ino)))
     return value is None or unpack_namespace(value).kind != "cache"
-
-
-def may_lag(t: Transaction, ino: int) -> bool:
-    """Whether other nodes may hear of a new file of an inode's namespace after its close: not where
-    an open sees every close before it, nor where others are to have copies."""
-    value = t.get(keys.namespace(namespace_of(ino)))
-    record = None if value is None else unpack_namespace(value)
-    return record is not None and not record.is_strict and not record.replicas
 
 
 def set_policy(

@@ -15,7 +15,7 @@ from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.mirror import asking
 from kvfs.meta.mirror.mark import refuse_mirror
-from kvfs.meta.records import Usage, pack, unpack_usage
+from kvfs.meta.records import Namespace, Usage, pack, unpack_usage
 from kvfs.meta.redis.engine import RedisEngine
 from kvfs.meta.redis.log import Proposal
 from tests.contract.mirrors import Mirror
@@ -89,6 +89,32 @@ def test_what_others_change_is_told_with_what_was_there(one: Mirror, other: Mirr
     one.catch_up()
     assert one.told == [(b"a", b"2", None)]
     assert [(each.key, each.new) for each in other.told] == [(b"a", b"1"), (b"a", b"2")]
+
+
+def test_what_a_namespace_is_like_is_known_when_anybody_changed_it(
+    one: Mirror, other: Mirror
+) -> None:
+    def known(mirror: Mirror) -> list[str | None]:
+        async def find() -> list[str | None]:
+            found = [mirror.engine.namespace(number) for number in (1, 2)]
+            return [None if each is None else each.kind for each in found]
+
+        kinds: list[str | None] = mirror.call(find)
+        return kinds
+
+    def change(engine: Mirror, number: int, kind: str) -> None:
+        put(engine, keys.namespace(number), pack(Namespace(name=b"x", kind=kind)))
+
+    assert known(one) == [None, None]
+    change(other, 1, "cache")
+    one.catch_up()
+    assert known(one) == known(other) == ["cache", None]
+    change(one, 1, "durable")
+    assert known(one) == ["durable", None]
+    other.transact_now(lambda t: t.delete(keys.namespace(1)))
+    change(other, 2, "cache")
+    one.catch_up()
+    assert known(one) == known(other) == [None, "cache"]
 
 
 def test_many_increments_on_two_hosts_are_all_counted(one: Mirror, other: Mirror) -> None:

@@ -16,7 +16,7 @@ from kvfs.errors import KvfsError, NoSpace, Unavailable
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.memory import MemoryEngine
-from kvfs.meta.records import Flag, Inode, namespace_of, namespace_root
+from kvfs.meta.records import Flag, Inode, Namespace, namespace_of, namespace_root, unpack_namespace
 from kvfs.namespace import copies, lifecycle, placements, spaces, tree
 from kvfs.policy.eviction import headroom
 from kvfs.policy.snapshot import Host, Snapshot
@@ -52,6 +52,10 @@ class Seat:
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
         return self._shared.read_now(self._on(fn))
+
+    def namespace(self, number: int) -> Namespace | None:
+        value = self._shared.read_now(lambda t: t.get(keys.namespace(number)))
+        return None if value is None else unpack_namespace(value)
 
     def transact_now(self, fn: Callable[[Transaction], T]) -> T:
         return self._shared.transact_now(self._on(fn))

@@ -11,18 +11,24 @@ from kvfs.locks import Locks, Place
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.memory import MemoryEngine
-from kvfs.meta.records import namespace_root, pack
+from kvfs.meta.records import Namespace, namespace_root, pack, unpack_namespace
 from kvfs.namespace import spaces
 from kvfs.policy.locking import LAST, Lock
 
 DEADLINE_S = 30
 
 
+class _Engine(MemoryEngine):
+    def namespace(self, number: int) -> Namespace | None:
+        value = self.read_now(lambda t: t.get(keys.namespace(number)))
+        return None if value is None else unpack_namespace(value)
+
+
 class Cluster:
     """Nodes that hear at once of what others did; some may be dead."""
 
     def __init__(self, reach: str) -> None:
-        self.engine = MemoryEngine()
+        self.engine = _Engine()
         self.alive = {1: 1, 2: 1}
         self.unreachable = False
 

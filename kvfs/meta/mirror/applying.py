@@ -15,8 +15,10 @@ from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.mirror.mark import Mark, write_mark
 from kvfs.meta.mirror.private import Privates
+from kvfs.meta.records import Namespace
 from kvfs.meta.redis.log import Entry
 
+_NAMESPACE = ord("n")
 _END = b"\xff"
 """Beyond every key of the metadata."""
 
@@ -46,6 +48,8 @@ class Applier:
         self._is_ours = is_ours
         self._on_applied = on_applied
         self.mark = mark
+        self.namespaces: dict[int, Namespace | None] = {}
+        """Records of the mirror that were decoded, until one of them changes."""
 
     def follows(self, entries: Sequence[Entry]) -> bool:
         """Whether entries, of which some may be applied already, continue what was applied."""
@@ -94,6 +98,7 @@ class Applier:
             for key in [key for key, _ in t.scan(start, end) if key not in there]:
                 if key not in self._privates.owners:
                     self._privates.put(t, key, None)
+            self.namespaces.clear()
             for key, value in there.items():
                 if key < _END and t.get(key) != value:
                     self._privates.settle(t, (key, value))
@@ -127,6 +132,8 @@ class Applier:
         pairs = iter(writes)
         for key, value in zip(pairs, pairs, strict=True):
             assert key is not None, "a key"
+            if key[0] == _NAMESPACE:
+                self.namespaces.clear()
             if told is not None:
                 old = t.get(key)
                 if old != value:

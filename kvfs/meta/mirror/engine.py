@@ -30,6 +30,7 @@ from kvfs.meta.mirror.following import Follower
 from kvfs.meta.mirror.mark import Mark, check_mirror
 from kvfs.meta.mirror.private import Privates, Settle
 from kvfs.meta.mirror.proposing import Proposer
+from kvfs.meta.records import Namespace, unpack_namespace
 from kvfs.meta.redis.calling import Caller, locate
 from kvfs.meta.redis.log import Proposal
 
@@ -113,6 +114,15 @@ class MirrorEngine:
         if not self._follower.whole.is_set():
             self._follower.check()
         return self.local.read_now(fn)
+
+    def namespace(self, number: int) -> Namespace | None:
+        """The record of a namespace, None where there is none: asked for several times a file, it
+        is remembered while it stays. Not to be changed. Raises Unavailable."""
+        known = self._applier.namespaces
+        if number not in known or not self._follower.whole.is_set():
+            value = self.read_now(lambda t: t.get(keys.namespace(number)))
+            known[number] = None if value is None else unpack_namespace(value)
+        return known[number]
 
     async def read(self, fn: Callable[[Transaction], T]) -> T:
         """Run `fn` on the mirror; never suspends. Raises Unavailable while it is not whole."""
