@@ -53,7 +53,7 @@ class Host:
         assert found is not None
         return found
 
-    def create(self, parent: int, name: bytes) -> int:
+    def create(self, parent: int, name: bytes, *, exclusive: bool = False) -> int:
         ino = self.number(namespace_of(parent))
         inode = Inode(
             mode=stat.S_IFREG | 0o644,
@@ -67,7 +67,8 @@ class Host:
             name=b"",
             boot=7,
         )
-        return int(self.write(lambda t: tree.add(t, parent, name, ino, inode), private=ino))
+        private = 0 if exclusive else ino
+        return int(self.write(lambda t: tree.add(t, parent, name, ino, inode), private=private))
 
     def mkdir(self, parent: int, name: bytes) -> int:
         ino = self.number(namespace_of(parent)) if namespace_of(parent) else 0

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.errors import KvfsError
+from kvfs.errors import Exists, KvfsError
 from kvfs.meta import keys
+from kvfs.meta.mirror.behind import Behind
 from kvfs.meta.mirror.clock import now
 from kvfs.meta.records import Flag, unpack_inode
 from kvfs.namespace import inodes, spaces, tree
@@ -45,6 +46,17 @@ def all_the_same(one: Host, other: Host, url: str) -> None:
     assert everything(one.mirror) == everything(other.mirror) == in_redis(url)
 
 
+def close_and_stop(host: Host, inos: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Close files behind, and end the node before anybody else hears of it."""
+    host.mirror.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(Behind, "run", lambda _: trio.sleep_forever())
+        host.start()
+        for ino in inos:
+            host.close_file(ino, behind=True)
+        host.mirror.close()
+
+
 def test_a_new_file_costs_one_round_trip_when_it_is_closed(hosts: tuple[Host, Host, str]) -> None:
     one, other, url = hosts
     one.number(1)
@@ -63,6 +75,60 @@ def test_a_new_file_costs_one_round_trip_when_it_is_closed(hosts: tuple[Host, Ho
     assert other.inode(ino).flags & Flag.PUBLISHED
     assert usage(one) == usage(other) == (4096, 1)
     all_the_same(one, other, url)
+
+
+def test_an_exclusive_file_costs_one_round_trip_when_it_is_made(
+    hosts: tuple[Host, Host, str], server: RedisServer
+) -> None:
+    one, other, url = hosts
+    one.number(1)
+    asked = one.trips
+    ino = one.create(TOP, b"a", exclusive=True)
+    assert one.trips == asked + 1
+    with pytest.raises(Exists):
+        other.create(TOP, b"a", exclusive=True)
+    server.signal(signal.SIGSTOP)
+    one.close_file(ino, behind=True)  # waits for nobody
+    assert one.inode(ino).flags & Flag.PUBLISHED
+    server.signal(signal.SIGCONT)
+    one.close_file(ino, behind=True)  # a second descriptor's
+    all_the_same(one, other, url)
+    assert other.inode(ino).flags & Flag.PUBLISHED
+    assert usage(one) == usage(other) == (4096, 1)
+
+
+def test_an_exclusive_file_is_removed_elsewhere_before_its_close_is_known(
+    hosts: tuple[Host, Host, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, url = hosts
+    gone, moved = (one.create(TOP, name, exclusive=True) for name in (b"a", b"b"))
+    close_and_stop(one, [gone, moved], monkeypatch)
+    other.mirror.catch_up()
+    other.unlink(TOP, b"a")
+    other.write(lambda t: tree.rename(t, TOP, b"b", TOP, b"c", now=NOW, keep=lambda _: False))
+    one.start()
+    all_the_same(one, other, url)
+    assert (other.find(TOP, b"a"), other.find(TOP, b"b")) == (None, None)
+    assert other.find(TOP, b"c") == moved
+    assert [(each.nlink, each.flags, each.size) for each in map(other.inode, (gone, moved))] == [
+        (0, Flag.PUBLISHED, 10),
+        (1, Flag.PUBLISHED, 10),
+    ]
+    assert usage(one) == usage(other) == (2 * 4096, 2)
+
+
+def test_an_exclusive_file_is_dropped_elsewhere_before_its_close_is_known(
+    hosts: tuple[Host, Host, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, url = hosts
+    ino = one.create(TOP, b"a", exclusive=True)
+    close_and_stop(one, [ino], monkeypatch)
+    other.mirror.catch_up()
+    other.unlink(TOP, b"a")
+    other.write(lambda t: inodes.drop_inode(t, ino, inodes.read_inode(t, ino)))
+    one.start()
+    all_the_same(one, other, url)
+    assert usage(one) == usage(other) == (0, 0)
 
 
 def test_what_is_published_behind_waits_for_nobody_and_arrives(
@@ -221,8 +287,10 @@ def test_a_start_goes_on_with_what_was_private(
 ) -> None:
     one, other, url = hosts
     open_, closed = one.create(TOP, b"open"), one.create(TOP, b"closed")
+    taken = one.create(TOP, b"taken", exclusive=True)
     server.signal(signal.SIGSTOP)
     one.close_file(closed, behind=True)
+    one.close_file(taken, behind=True)
     one.mirror.close()
     server.signal(signal.SIGCONT)
     one.start()
@@ -230,16 +298,21 @@ def test_a_start_goes_on_with_what_was_private(
     one.settle()
     other.mirror.catch_up()
     assert (other.find(TOP, b"open"), other.find(TOP, b"closed")) == (None, closed)
+    assert other.inode(taken).flags & Flag.PUBLISHED
     one.close_file(open_)
     all_the_same(one, other, url)
 
 
 def test_a_mirror_that_is_read_anew_keeps_what_is_private(
-    hosts: tuple[Host, Host, str], server: RedisServer
+    hosts: tuple[Host, Host, str], server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, url = hosts
     ino, mine = one.create(TOP, b"a"), one.create(TOP, b"both")
-    one.mirror.close()
+    taken, gone = (one.create(TOP, name, exclusive=True) for name in (b"taken", b"gone"))
+    close_and_stop(one, [taken, gone], monkeypatch)
+    other.mirror.catch_up()
+    other.unlink(TOP, b"gone")
+    other.write(lambda t: inodes.drop_inode(t, gone, inodes.read_inode(t, gone)))
     theirs = other.create(TOP, b"both")
     other.close_file(theirs)
     for number in range(5):
@@ -248,11 +321,13 @@ def test_a_mirror_that_is_read_anew_keeps_what_is_private(
     server.call("XTRIM", f"{{{prefix}:0}}x", "MAXLEN", 1)
     one.start()
     assert (one.find(TOP, b"a"), one.find(TOP, b"both")) == (ino, theirs)
-    assert usage(one) == (6 * 4096, 8)
+    assert one.find(TOP, b"gone") is None
+    assert usage(one) == (7 * 4096, 9)
     one.close_file(ino)
     one.close_file(mine)
     all_the_same(one, other, url)
-    assert usage(one) == (8 * 4096, 8)
+    assert other.inode(taken).flags & Flag.PUBLISHED
+    assert usage(one) == (9 * 4096, 9)
 
 
 def test_whatever_two_hosts_do_they_come_to_the_same(
@@ -269,7 +344,8 @@ def test_whatever_two_hosts_do_they_come_to_the_same(
         parent, name = chance.choice(directories), chance.choice([b"a", b"b", b"c", b"a0"])
         what = chance.randrange(8)
         if what < 3:
-            opened[host].append(host.create(parent, name))
+            exclusive = chance.random() < 0.5
+            opened[host].append(host.create(parent, name, exclusive=exclusive))
         elif what < 5 and opened[host]:
             ino = opened[host].pop(chance.randrange(len(opened[host])))
             host.close_file(ino, behind=chance.random() < 0.5)

@@ -19,7 +19,7 @@ def main(directory: str, url: str, round_: str) -> None:
     while True:
         number += 1
         name = f"{round_}-{number}"
-        ino = host.create(TOP, name.encode())
+        ino = host.create(TOP, name.encode(), exclusive=number % 3 == 0)
         host.create(TOP, f"open-{name}".encode())
         host.close_file(ino, behind=number % 5 != 0)
         print(name, flush=True)

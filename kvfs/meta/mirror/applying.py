@@ -96,11 +96,11 @@ class Applier:
         def fn(t: Transaction) -> None:
             there = dict(zip(names, values, strict=True))
             for key in [key for key, _ in t.scan(start, end) if key not in there]:
-                if key not in self._privates.owners:
+                if not self._privates.is_new(key):
                     self._privates.put(t, key, None)
             self.namespaces.clear()
             for key, value in there.items():
-                if key < _END and t.get(key) != value:
+                if key < _END and (t.get(key) != value or key in self._privates.owners):
                     self._privates.settle(t, (key, value))
                     self._privates.put(t, key, value)
             write_mark(t, mark)

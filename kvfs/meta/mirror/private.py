@@ -5,9 +5,12 @@ alone: the keys of its inode, its entry, and what it merges (usage, its director
 transaction reads or writes one of these keys later takes the whole group along to the server, where
 they are not there yet: so a new file costs one round trip, when it is closed.
 
+A file made with O_EXCL is at the server from the start, unpublished: nobody else sees it, but its
+name is taken. Its first close can be private all the same.
+
 | what | in the mirror's file | at the server |
 |---|---|---|
-| keys of a group | their values | absent, by which they are checked |
+| keys of a group | their values | absent, or what they were before, by which they are checked |
 | a key into which a group merged | with all groups' operands | without: its shadow |
 
 Invariants
@@ -15,6 +18,8 @@ Invariants
   applies the entry of the log that has its inode.
 - Numbers of inodes are a node's own, so nobody else ever writes those keys. An entry's key somebody
   else may write: then theirs stands, and whoever takes the group along sees to its name (`Settle`).
+- What is at the server already others may move or remove by its name: then the names are theirs,
+  and content and state this node's, until it is known.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +33,7 @@ from kvfs.meta.interface import Transaction
 from kvfs.meta.merging import merged, without
 from kvfs.meta.mirror.clock import now
 from kvfs.meta.mirror.view import View
+from kvfs.meta.records import Flag, pack, unpack_inode
 
 Settle = Callable[[Transaction, int, float], None]
 """Sees to it that the name of a file that is to be known leads to it, and that its directory is
@@ -54,6 +60,8 @@ class Group(msgspec.Struct, array_like=True):
     """Others are to know of it, as soon as it can be."""
     published_at: float = 0.0
     """When it was published here alone, in seconds since this host's boot; 0: it was not."""
+    before: dict[bytes, bytes] = {}
+    """What the server has of keys that are there too. Those without a value are deleted here."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -118,11 +126,11 @@ class Privates:
         self, fn: Callable[[Transaction], object], ino: int, *, is_published: bool
     ) -> tuple[bool, object]:
         """Run `fn` and commit it here; whether it could be, and what it returned. It could not
-        where it did more than make an inode, or change one that is private. Errors of `fn` pass
-        through. Raises NoSpace, Corrupt, Unavailable."""
+        where it did more than make an inode, change one that is private, or publish one that nobody
+        else sees. Errors of `fn` pass through. Raises NoSpace, Corrupt, Unavailable."""
 
         def body(t: Transaction) -> tuple[object, Group]:
-            if ino in self.sent or (ino not in self.groups and t.get(keys.inode(ino)) is not None):
+            if ino in self.sent or not self._may_be(t, ino, is_published):
                 raise _NotPrivate
             view = View(t, self._local.node)
             result = fn(view)
@@ -160,26 +168,36 @@ class Privates:
     # ---- what the log says
 
     def settle(self, t: Transaction, written: Sequence[bytes | None]) -> bool:
-        """Groups whose inode is among keys and values that are to be applied are private no more;
-        whether there were any."""
+        """Groups that keys and values to be applied make known are private no more; whether there
+        were any."""
         found = False
         if not self.groups:
             return found
         for key in written[::2]:
             if key is not None and key[0] == _INODE:
                 ino = keys.unpack_u64(key, 1)
-                if ino in self.groups:
+                group = self.groups.get(ino)
+                if group is not None and (not group.before or _publishes(written, ino)):
                     self._settle(t, ino)
                     found = True
         return found
 
+    def is_new(self, key: bytes) -> bool:
+        """Whether it is a key that the server never had."""
+        ino = self.owners.get(key)
+        return ino is not None and key not in self.groups[ino].before
+
     def put(self, t: Transaction, key: bytes, value: bytes | None) -> None:
         """Write what the server has of a key."""
         ino = self.owners.get(key)
-        if ino is not None:
-            del self.owners[key]
-            self.groups[ino].keys.discard(key)
-            t.put(_record(ino), _encode(self.groups[ino]))
+        if ino is not None and self._stays(t, ino, key, value):
+            return
+        if key in self.owners:
+            ino = self.owners.pop(key)
+            group = self.groups[ino]
+            group.keys.discard(key)
+            group.before.pop(key, None)
+            t.put(_record(ino), _encode(group))
         if key in self.shadows:
             self.shadows[key] = value
             t.put(_SHADOWS + key, _encode(value))
@@ -191,12 +209,44 @@ class Privates:
 
     # ---- inside
 
+    def _may_be(self, t: Transaction, ino: int, is_published: bool) -> bool:
+        """Whether a transaction on this inode may be private."""
+        if ino in self.groups or t.get(keys.inode(ino)) is None:
+            return True
+        return is_published and t.get(keys.unpublished(ino)) == self._local.node
+
+    def _stays(self, t: Transaction, ino: int, key: bytes, value: bytes | None) -> bool:
+        """Whether a key of a group is private still, now that the server has this of it."""
+        group = self.groups[ino]
+        if key not in group.before:
+            return False
+        if value == group.before[key]:
+            return True
+        if key[0] != _INODE:
+            return False
+        # Dropped, with all that hangs on it; or known by a request whose answer was lost.
+        if value is None or unpack_inode(value).flags & Flag.PUBLISHED:
+            self._settle(t, ino)
+            return False
+        group.before[key] = value
+        t.put(key, _renamed(t.get(key) or b"", value))
+        t.put(_record(ino), _encode(group))
+        return True
+
     def _changed(self, t: Transaction, view: View, ino: int, is_published: bool) -> Group:
         """The group as it will be. Raises _NotPrivate."""
         old = self.groups.get(ino, Group(set(), {}))
         names, packed = set(old.keys), keys.pack_u64(ino)
+        before = dict(old.before)
+        if before or (ino not in self.groups and t.get(keys.inode(ino)) is not None):
+            for key in view.writes.keys() - names:
+                there = t.get(key)
+                if there is not None and _is_of(key, packed):
+                    before[key] = there
         for key, value in view.writes.items():
-            if value is None:
+            if key in before:
+                names.add(key)
+            elif value is None:
                 if key not in names and t.get(key) is not None:
                     raise _NotPrivate
                 names.discard(key)
@@ -214,7 +264,8 @@ class Privates:
         for key, operand in view.merges.items():
             merges[key] = merged(key, merges.get(key), operand) or operand
         published_at = now() if is_published else old.published_at
-        return Group(names, merges, is_published or old.is_published, published_at)
+        is_published = is_published or old.is_published
+        return Group(names, merges, is_published, published_at, before)
 
     def _write(self, t: Transaction, view: View, ino: int, group: Group) -> None:
         for key, value in view.writes.items():
@@ -268,6 +319,23 @@ class Privates:
     def _with_pending(self, key: bytes, value: bytes | None) -> bytes | None:
         changed = merged(key, value, self._pending[key])
         return value if changed is None else changed
+
+
+def _publishes(written: Sequence[bytes | None], ino: int) -> bool:
+    """Whether these keys and values publish an inode, or drop it."""
+    mark = keys.unpublished(ino)
+    return any(
+        key == mark and value is None
+        for key, value in zip(written[::2], written[1::2], strict=True)
+    )
+
+
+def _renamed(own: bytes, theirs: bytes) -> bytes:
+    """A record that this node published, with what others did to its names."""
+    inode, other = unpack_inode(own), unpack_inode(theirs)
+    inode.nlink, inode.parent, inode.name = other.nlink, other.parent, other.name
+    inode.ctime_ns = max(inode.ctime_ns, other.ctime_ns)
+    return pack(inode)
 
 
 def _record(ino: int) -> bytes:

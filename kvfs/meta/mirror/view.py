@@ -79,6 +79,7 @@ class Carried(Protocol):
     keys: set[bytes]
     merges: dict[bytes, bytes]
     published_at: float
+    before: dict[bytes, bytes]
 
 
 class View(Gathering):
@@ -149,11 +150,11 @@ class View(Gathering):
                 self._take(group)
 
     def _take(self, group: Carried) -> None:
-        """Its values, where the transaction did not write others; none are there yet."""
+        """Its values, where the transaction did not write others; what is there is as it was."""
         for key in group.keys:
             if key not in self.writes:
                 self.writes[key] = self._base.get(key)
-            self.reads[key] = None
+            self.reads[key] = group.before.get(key)
         for key, operand in group.merges.items():
             if key not in self.writes:
                 own = self.merges.get(key)
@@ -245,7 +246,11 @@ class View(Gathering):
         if key in self._below:
             read.pairs.append(pair)
         elif key in self._owners:
-            self.carried[self._owners[key]] = None
+            ino = self._owners[key]
+            self.carried[ino] = None
+            was = None if self._privates is None else self._privates.groups[ino].before.get(key)
+            if was is not None:
+                read.pairs.append((key, was))
         else:
             there = self._shadows.get(key, value)
             if there is not None:
