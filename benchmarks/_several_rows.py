@@ -65,8 +65,10 @@ def _remote(size: int) -> Group:
 
 
 def _transfer_s(system: System, source: Path) -> float:
+    size = source.stat().st_size
     if isinstance(system, Plain):
         target = source.with_suffix(".copy")
+        load.back_memory(2 * size)
         try:
             return system.sender.transfer(source, target)
         finally:
@@ -74,7 +76,8 @@ def _transfer_s(system: System, source: Path) -> float:
     assert isinstance(system, Nodes)
     settle([system], _SETTLE_S)
     other = system.read_by_other(source)
-    return load.read_whole(other, source.stat().st_size, _READ_S)
+    load.back_memory(2 * size)
+    return load.read_whole(other, size, _READ_S)
 
 
 def _first_byte(scale: Scale) -> Group:
