@@ -61,7 +61,7 @@ def show(line: Line) -> str:
 def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     """Every accelerated path of a store in `directory`, as `status` shows it in use."""
     yield from _modes(directory, status)
-    yield _direct_writes(status)
+    yield from _direct(status)
     yield _cache_drop()
     yield _readahead(status)
     yield from _store(directory)
@@ -106,18 +106,18 @@ def _modes(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
         )
 
 
-def _direct_writes(status: dict[str, Any] | None) -> Line:
+def _direct(status: dict[str, Any] | None) -> Iterator[Line]:
     from gateway.fuse import probe
 
-    found = probe.direct_writes()
     mount = status["mount"] if status else None
-    return Line(
-        name=found.name,
-        available=found.available,
-        active=mount["direct_writes"] if mount else None,
-        reason=found.reason,
-        remedy=found.remedy,
-    )
+    for found in (probe.direct_writes(), probe.direct_reads()):
+        yield Line(
+            name=found.name,
+            available=found.available,
+            active=mount[found.name.replace(" ", "_")] if mount else None,
+            reason=found.reason,
+            remedy=found.remedy,
+        )
 
 
 def _cache_drop() -> Line:

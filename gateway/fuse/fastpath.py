@@ -57,6 +57,7 @@ _WANTED: Final = (
     | Init.EXPLICIT_INVAL_DATA
     | Init.HANDLE_KILLPRIV_V2
     | Init.INIT_EXT
+    | Init.DIRECT_IO_ALLOW_MMAP
 )
 _WAITED_OUT: Final = frozenset(
     {Op.FLUSH, Op.MKDIR, Op.SYMLINK, Op.LINK, Op.UNLINK, Op.RMDIR, Op.RENAME, Op.RENAME2}
@@ -92,6 +93,9 @@ class Backing:
         self.passthrough = passthrough
         self.stack_depth = stack_depth if passthrough else 0
         self._direct_writes = direct_writes
+        self.direct_reads = False
+        """Whether files that are still coming are read past the mount's page cache: their bytes go
+        to the reader as they come, and need no second set of pages."""
         self.keeps_locks = False
         """Whether the mount, and not the kernel, keeps locks: then it hears of every close."""
 
@@ -113,6 +117,8 @@ class Backing:
             return flags | Fopen.PASSTHROUGH, file.backing_id
         if self.direct_writes and handle.creating and _is_write_only(handle.flags):
             return flags | Fopen.DIRECT_IO, 0
+        if self.direct_reads and file.is_partial:
+            flags |= Fopen.DIRECT_IO
         return flags if handle.replaced else flags | Fopen.KEEP_CACHE, 0
 
     def _may_pass(self, file: OpenFile) -> bool:
@@ -360,7 +366,8 @@ class FastPath:
     ) -> None:
         """Have a READ of bytes that are not here yet answered, once they are."""
         await coming.span(offset, size)
-        self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
+        if not self._lane.reply_cached(unique, fd, offset, size):
+            self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
 
     def _write(self, unique: int, buffer: memoryview, n: int) -> None:
         fh, offset, size, flags, _, _, _ = protocol.WRITE_IN.unpack_from(buffer, _HEADER)
@@ -417,6 +424,8 @@ class FastPath:
             )
             if not flags2 << 32 & Init.PASSTHROUGH:
                 self._backing.passthrough, self._backing.stack_depth = False, 0
+            if not flags2 << 32 & Init.DIRECT_IO_ALLOW_MMAP:
+                self._backing.direct_reads = False
         self.relayed += 1
         try:
             self._server.send(self._buffer[:n])

@@ -56,6 +56,8 @@ class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
     """0: the kernel's default stayed."""
     direct_writes: bool
     """Whether relayed writes of new files go past the mount's page cache."""
+    direct_reads: bool
+    """Whether reads of files that are still coming do."""
 
 
 def options(config: Config, mountpoint: Path) -> MountOptions:
@@ -104,6 +106,7 @@ async def _serve_fast(
     ours, theirs = server_socket()
     direct_writes = probe.direct_writes().available
     backing = Backing(device, choice.mode == "passthrough", choice.stack_depth, direct_writes)
+    backing.direct_reads = probe.direct_reads().available
     open_files = OpenFiles(node.volume, node.bringing, node.boot, backing.closed)
     operations = Operations(node, open_files)
     if node.locks is not None and node.locks.any_reaches_cluster():
@@ -130,6 +133,7 @@ async def _serve_fast(
                     reason=reason,
                     readahead_kib=_READAHEAD_KIB if readahead else 0,
                     direct_writes=backing.direct_writes,
+                    direct_reads=backing.direct_reads,
                 )
                 describe(info)
                 task_status.started(info)
@@ -204,6 +208,7 @@ async def _serve_libfuse(
                     reason=choice.reason,
                     readahead_kib=_READAHEAD_KIB if readahead else 0,
                     direct_writes=False,
+                    direct_reads=False,
                 )
                 describe(info)
                 task_status.started(info)

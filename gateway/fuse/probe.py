@@ -15,6 +15,8 @@ _CAP_SYS_ADMIN: Final = 21
 _PASSTHROUGH_SINCE: Final = (6, 9)
 _EPOCHS_SINCE: Final = (6, 16)
 """FUSE_NOTIFY_INC_EPOCH (Linux 2396356a945b)."""
+_DIRECT_MAPS_SINCE: Final = (6, 6)
+"""A file that is opened with FOPEN_DIRECT_IO can be mapped shared (FUSE_DIRECT_IO_ALLOW_MMAP)."""
 _COHERENT_SINCE: Final = (6, 19)
 _COHERENT_STABLE: Final = {(6, 6): 120, (6, 12): 64, (6, 18): 3}
 """From which patch level of a stable series on, and since when every kernel, drops a file's cached
@@ -123,6 +125,22 @@ def direct_writes() -> Capability:
         if available
         else f"relay: through the page cache, as {known} could keep old pages otherwise",
         remedy="" if available else "boot Linux 6.6.120, 6.12.64, 6.18.3, 6.19 or newer",
+    )
+
+
+def direct_reads() -> Capability:
+    """Whether files that are still coming may be read past the page cache."""
+    version = kernel_version()
+    available = version[:2] >= _DIRECT_MAPS_SINCE
+    known = f"Linux {version[0]}.{version[1]}"
+    return Capability(
+        name="direct reads",
+        available=available,
+        reason=f"files that are still coming are read past the page cache, {known} maps them too"
+        if available
+        else f"files that are still coming are read through the page cache: else {known} could not "
+        "map them",
+        remedy="" if available else "boot Linux 6.6 or newer",
     )
 
 

@@ -82,6 +82,7 @@ class Init:
     EXPLICIT_INVAL_DATA: Final = 1 << 25
     HANDLE_KILLPRIV_V2: Final = 1 << 28
     INIT_EXT: Final = 1 << 30
+    DIRECT_IO_ALLOW_MMAP: Final = 1 << 36
     PASSTHROUGH: Final = 1 << 37
 
 

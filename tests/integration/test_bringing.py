@@ -77,6 +77,22 @@ def test_a_large_file_is_read_and_mapped_while_it_comes(a: Path, b: Path) -> Non
     assert (b / "models" / "large").read_bytes() == data
 
 
+def test_who_opened_it_while_it_came_sees_what_is_written_then(a: Path, b: Path) -> None:
+    data = content(LARGE, seed=2)
+    (a / "models" / "edited").write_bytes(data)
+    here = b / "models" / "edited"
+    with open(here, "rb", buffering=0) as early:
+        assert os.pread(early.fileno(), 5, LARGE - 5) == data[-5:]
+        with mmap.mmap(early.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            assert mapped[:5] == data[:5]
+            with open(here, "r+b", buffering=0) as writer, open(here, "rb", buffering=0) as late:
+                os.pwrite(writer.fileno(), b"other", 0)
+                assert os.pread(early.fileno(), 5, 0) == b"other"
+                assert os.pread(late.fileno(), 5, 0) == b"other"
+                assert mapped[:5] == b"other"
+    assert here.read_bytes() == b"other" + data[5:]
+
+
 def test_many_readers_of_one_file(a: Path, b: Path) -> None:
     data = content(20 * MIB)
     (a / "models" / "popular").write_bytes(data)

@@ -441,6 +441,7 @@ EXAMINED = {
     "relay",
     "libfuse",
     "direct writes",
+    "direct reads",
     "cache drop",
     "readahead",
     "reflink",
