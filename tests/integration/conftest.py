@@ -5,6 +5,7 @@ what fails there is wrong in the test. `KVFS_TEST_MODES=relay,libfuse` picks mod
 machine cannot do is skipped, with the reason that `kvfs doctor` gives.
 """
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -77,22 +78,46 @@ def start(node: Node) -> Node:
         pytest.fail(f"kvfs up ({node.mode}) ended with {error.code}: {error}\n{log}", pytrace=False)
 
 
-@pytest.fixture(scope="session")
-def place(mode: str) -> Iterator[Place]:
-    if NATIVE:
+class Places:
+    """By their modes. Each is made where it is first asked for, and kept for the session: the tests
+    of a file have one mode after the other, and those of the next file begin anew."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Place] = {}
+        self._closing = contextlib.ExitStack()
+
+    def find(self, mode: str) -> Place:
+        if mode not in self._made:
+            self._made[mode] = self._native() if NATIVE else self._mounted(mode)
+        return self._made[mode]
+
+    def remove(self) -> None:
+        self._closing.close()
+
+    def _native(self) -> Place:
         root = Path(tempfile.mkdtemp(prefix="native-", dir=NATIVE))
+        self._closing.callback(shutil.rmtree, root)
         root.chmod(0o755)
-        yield Place(mode, root, None)
-        shutil.rmtree(root)
-        return
-    node = Node.make(mode)
-    start(node)
-    try:
+        return Place("native", root, None)
+
+    def _mounted(self, mode: str) -> Place:
+        node = start(Node.make(mode))
+        self._closing.callback(node.remove)
         root = node.mount / "suite"
         root.mkdir()
-        yield Place(mode, root, node)
-    finally:
-        node.remove()
+        return Place(mode, root, node)
+
+
+@pytest.fixture(scope="session")
+def places() -> Iterator[Places]:
+    made = Places()
+    yield made
+    made.remove()
+
+
+@pytest.fixture(scope="session")
+def place(mode: str, places: Places) -> Place:
+    return places.find(mode)
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ import os
 import random
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ import pytest
 from kvfs import control
 from kvfs.client import Client
 from kvfs.store.probe import filesystem_type
+from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node, best_mode, kvfs
 
 MIB = 1 << 20
 MEMORY = 32 * MIB
-DEADLINE_S = 120.0
+LATEST_S = 120.0
 
 
 @dataclass
@@ -48,13 +48,6 @@ class Media:
         ]
 
 
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def media() -> Iterator[Media]:
     if filesystem_type(Path("/dev/shm")) != "tmpfs" or not os.access("/dev/shm", os.W_OK):
@@ -71,6 +64,16 @@ def media() -> Iterator[Media]:
         shutil.rmtree(ram, ignore_errors=True)
 
 
+def has_left(media: Media, path: Path) -> bool:
+    """Whether it is in memory no more."""
+    return media.places_of(path) != [media.ram]
+
+
+def used(media: Media) -> int:
+    """Bytes of the memory, as the node counts them."""
+    return int(media.status()["tiers"][0]["used_bytes"])
+
+
 def settled(media: Media, top: Path) -> Path:
     """The namespace, once the node puts its new files where they belong."""
 
@@ -81,7 +84,7 @@ def settled(media: Media, top: Path) -> Path:
         probe.unlink()
         return places == [media.ram]
 
-    until(in_memory)
+    wait_until(in_memory, "new files are in memory", LATEST_S)
     return top
 
 
@@ -96,8 +99,8 @@ def test_what_is_used_least_goes_from_memory_to_disk(media: Media, seed: int) ->
         if number == 0:
             assert media.places_of(path) == [media.ram]
             mtime_ns = path.stat().st_mtime_ns
-    until(lambda: media.places_of(top / "block-0") != [media.ram])
-    until(lambda: media.status()["tiers"][0]["used_bytes"] <= MEMORY)
+    wait_until(lambda: has_left(media, top / "block-0"), "it left the memory", LATEST_S)
+    wait_until(lambda: used(media) <= MEMORY, "the memory is within its limit", LATEST_S)
     assert (top / "block-0").stat().st_mtime_ns == mtime_ns
     for path, data in content.items():
         assert path.read_bytes() == data
@@ -108,7 +111,7 @@ def test_what_is_used_least_goes_from_memory_to_disk(media: Media, seed: int) ->
     assert (top / "by-client").read_bytes() == b"c"
     done = kvfs("rm", "-r", "/fast", "--store", str(media.node.store))
     assert done.returncode == 0, done.stderr
-    until(lambda: not list(media.ram.glob("???/*")))
+    wait_until(lambda: not list(media.ram.glob("???/*")), "the memory is empty", LATEST_S)
 
 
 def test_a_file_that_somebody_writes_stays_where_it_is(media: Media, seed: int) -> None:
@@ -119,7 +122,7 @@ def test_a_file_that_somebody_writes_stays_where_it_is(media: Media, seed: int) 
         assert media.places_of(top / "held") == [media.ram]
         for number in range(64):
             (top / f"block-{number}").write_bytes(draw.randbytes(MIB))
-        until(lambda: media.places_of(top / "block-0") != [media.ram])
+        wait_until(lambda: has_left(media, top / "block-0"), "it left the memory", LATEST_S)
         assert media.places_of(top / "held") == [media.ram]
         file.write(b" after")
     assert (top / "held").read_bytes() == b"before after"

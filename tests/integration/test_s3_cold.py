@@ -4,8 +4,7 @@ import errno
 import json
 import os
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from kvfs import control
 from kvfs.client import Client
 from kvfs.errors import Unavailable
+from tests.cluster.waiting import wait_until
 from tests.fault.proxy import Proxy, proxied
 from tests.integration.harness import Node, best_mode, kvfs
 from tests.integration.s3 import S3
@@ -24,7 +24,7 @@ MIB = 1 << 20
 SIZE = MIB // 4
 CAPACITY = 16 * MIB
 FILES = CAPACITY // SIZE
-DEADLINE_S = 120.0
+LATEST_S = 120.0
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Cold:
 
     def away(self, name: str) -> list[Path]:
         """Files of a namespace whose data are in the tier alone, once it is within its limit."""
-        until(lambda: self.used(name) <= CAPACITY * 3 // 4)
+        wait_until(lambda: self.used(name) <= CAPACITY * 3 // 4, "it is within its limit", LATEST_S)
         return [path for path in (self.node.mount / name).iterdir() if self.is_away(path)]
 
     def run(self, *arguments: str) -> str:
@@ -96,7 +96,7 @@ class Cold:
             for path in batch:
                 content[path] = draw.randbytes(SIZE)
                 path.write_bytes(content[path])
-            until(partial(self.has_settled, name, batch))
+            wait_until(partial(self.has_settled, name, batch), "all found its place", LATEST_S)
         return content
 
     def has_settled(self, name: str, written: list[Path]) -> bool:
@@ -107,13 +107,6 @@ class Cold:
 
     def inside(self, path: Path) -> str:
         return f"/{path.relative_to(self.node.mount)}"
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +189,7 @@ def test_it_is_changed_as_any_other_file(cold: Cold) -> None:
         file.write(b"new")
     assert path.read_bytes()[1:4] == b"new"
     assert path.stat().st_size == SIZE
-    until(lambda: not cold.has(ino) or not cold.is_away(path))
+    wait_until(lambda: not cold.has(ino) or not cold.is_away(path), "one place has it")
     os.truncate(other, 5)
     assert len(other.read_bytes()) == 5
     os.utime(third := cold.away("cold-cache")[0], ns=(10**18, 10**18))
@@ -223,7 +216,8 @@ def test_a_kill_while_files_are_sent_loses_nothing(cold: Cold, seed: int) -> Non
     for path, data in content.items():
         path.write_bytes(data)
     inos = [path.stat().st_ino for path in paths]
-    until(lambda: any(map(cold.has, inos)))  # its answer does not arrive
+    # Its answer does not arrive.
+    wait_until(lambda: any(map(cold.has, inos)), "the tier has a file", LATEST_S)
     cold.node.kill()
     cold.proxy.held = None
     cold.proxy.cut()
@@ -247,7 +241,7 @@ def test_a_tier_that_is_away_hangs_nobody(cold: Cold) -> None:
     assert error.value.errno == errno.EIO
     assert not cold.status()["cold"]["answers"]
     cold.proxy.is_refusing = False
-    until(lambda: cold.status()["cold"]["answers"])
+    wait_until(lambda: cold.status()["cold"]["answers"], "the tier answers", LATEST_S)
     assert len(durable.read_bytes()) == SIZE
     assert len(cached.read_bytes()) == SIZE
 
@@ -274,7 +268,7 @@ def test_what_is_removed_goes_there_too(cold: Cold) -> None:
     assert any(map(cold.has, inos))
     for path in list((cold.node.mount / "cold-cache").iterdir()):
         path.unlink()
-    until(lambda: not any(map(cold.has, inos)))
+    wait_until(lambda: not any(map(cold.has, inos)), "the tier has none of them", LATEST_S)
 
 
 def test_no_namespace_asks_for_a_tier_that_there_is_not(s3: S3) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.waiting import wait_until
 from tests.integration.s3 import S3, refused, serving
 
 DAY_S = 1
@@ -46,10 +47,7 @@ def versions(client: Any, bucket: str) -> tuple[int, int]:
 
 def eventually(holds: Callable[[], bool]) -> None:
     """Within some days."""
-    end = time.monotonic() + 15 * DAY_S
-    while not holds():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.1)
+    wait_until(holds, "the rules are carried out", 15 * DAY_S)
 
 
 def test_rules_are_put_read_and_deleted(s3: S3, bucket: str) -> None:

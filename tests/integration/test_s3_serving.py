@@ -12,13 +12,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cli.s3_clients import CLIENTS
+from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node, best_mode, kvfs, wait_for_exit
 from tests.integration.s3 import S3, refused, serving, users_of
 
@@ -49,13 +50,6 @@ def fetch(url: str) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
-
-
-def eventually(check: Callable[[], bool], timeout_s: float = 20) -> None:
-    end = time.monotonic() + timeout_s
-    while not check():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.05)
 
 
 # ---- start and end
@@ -159,7 +153,7 @@ def test_requests_under_way_are_answered_before_the_end(node: Node) -> None:
         assert s3.node.pid is not None
         os.kill(s3.node.pid, signal.SIGTERM)
         assert head + answer.read() == body
-        eventually(lambda: not Path(f"/proc/{s3.node.pid}").exists())
+        wait_until(lambda: not Path(f"/proc/{s3.node.pid}").exists(), "the daemon has ended")
         assert "did not end" not in s3.node.log
         assert (s3.node.store / "clean").exists()
 
@@ -198,7 +192,7 @@ def test_a_dead_worker_is_replaced_and_no_connection_is_refused(node: Node) -> N
         with s3.connect() as peer:  # waits in the backlog until a successor takes it
             peer.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert peer.recv(100).startswith(b"HTTP/1.1 ")
-        eventually(lambda: len(s3.node.status()["s3"]["workers"]) == 2)
+        wait_until(lambda: len(s3.node.status()["s3"]["workers"]) == 2, "both have successors")
         after = s3.node.status()["s3"]
         assert after["restarts"] == 2
         assert not set(after["workers"]) & set(before["workers"])
@@ -420,6 +414,10 @@ def test_health_and_metrics(fresh: S3) -> None:
 def test_a_worker_that_hangs_does_not_hold_the_probes_up(node: Node) -> None:
     with serving("--s3-workers", "1") as s3:
         (worker,) = s3.node.status()["s3"]["workers"]
+
+        def is_ready() -> bool:
+            return fetch(f"{s3.admin_endpoint}/health/ready")[0] == 200
+
         os.kill(worker, signal.SIGSTOP)
         try:
             assert fetch(f"{s3.admin_endpoint}/health/live")[0] == 200
@@ -427,12 +425,12 @@ def test_a_worker_that_hangs_does_not_hold_the_probes_up(node: Node) -> None:
             assert ready == (503, "not ready: 0 of 1 S3 workers answer\n")
         finally:
             os.kill(worker, signal.SIGCONT)
-        eventually(lambda: fetch(f"{s3.admin_endpoint}/health/ready")[0] == 200)
+        wait_until(is_ready, "the worker answers")
         s3.client("admin").list_buckets()
         assert s3.node.status()["s3"]["requests"] == 1  # no answer is taken for another
         os.kill(worker, signal.SIGKILL)
-        eventually(lambda: s3.node.status()["s3"]["restarts"] == 1)
-        eventually(lambda: fetch(f"{s3.admin_endpoint}/health/ready")[0] == 200)
+        wait_until(lambda: s3.node.status()["s3"]["restarts"] == 1, "it has a successor")
+        wait_until(is_ready, "the worker answers")
 
 
 # ---- the access log
@@ -446,7 +444,7 @@ def test_the_access_log_has_a_line_for_each_request_and_no_secret(tmp_path: Path
         client.get_object(Bucket="models", Key="a b\n", Range="bytes=1-2")["Body"].read()
         url = kvfs("s3", "presign", "GET", "models/none", "--store", str(s3.node.store))
         assert fetch(url.stdout.strip())[0] == 404
-        eventually(lambda: path.read_text().count("\n") == 3)
+        wait_until(lambda: path.read_text().count("\n") == 3, "three lines")
         put, get, absent = path.read_text().splitlines()
         assert " models [" in put
         assert " admin " in put
@@ -466,7 +464,7 @@ def test_the_access_log_has_a_line_for_each_request_and_no_secret(tmp_path: Path
         client.abort_multipart_upload(**parts)
         client.get_bucket_versioning(Bucket="models")
         client.head_object(Bucket="models", Key="a b\n")
-        eventually(lambda: path.read_text().count("\n") == 9)
+        wait_until(lambda: path.read_text().count("\n") == 9, "nine lines")
         told = [re.search(r" (REST\.\S+) ", line) for line in path.read_text().splitlines()[3:]]
         assert [each and each[1] for each in told] == [
             "REST.POST.UPLOADS",
@@ -482,4 +480,4 @@ def test_the_access_log_has_a_line_for_each_request_and_no_secret(tmp_path: Path
         path.rename(tmp_path / "old.log")
         time.sleep(1.1)
         client.list_buckets()
-        eventually(lambda: path.exists() and path.read_text().count("\n") == 1)
+        wait_until(lambda: path.exists() and path.read_text().count("\n") == 1, "a new log")

@@ -1,17 +1,16 @@
 """`kvfs scrub` on a running node: what users see of files that the disk has damaged."""
 
 import errno
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.cluster.waiting import wait_until
 from tests.integration.conftest import start
 from tests.integration.harness import Node, best_mode, kvfs
 
-DEADLINE_S = 120
+LATEST_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +20,9 @@ def node() -> Iterator[Node]:
     made.remove()
 
 
-def until(node: Node, field: str, least: int) -> dict[str, Any]:
-    """The status, once this counter has come so far."""
-    deadline = time.monotonic() + DEADLINE_S
-    while (status := node.status())["counters"][field] < least:
-        assert time.monotonic() < deadline, status
-        time.sleep(0.1)
-    return status
+def until(node: Node, field: str, least: int) -> None:
+    """This counter has come so far."""
+    wait_until(lambda: node.status()["counters"][field] >= least, f"{field} is {least}", LATEST_S)
 
 
 def spoil(node: Node, path: Path) -> None:
@@ -47,17 +42,14 @@ def test_what_the_disk_damaged_is_a_miss_or_an_error_and_never_read(node: Node) 
     spoil(node, kept)
     done = kvfs("scrub", "--store", str(node.store))
     assert done.returncode == 0, done.stderr
-    status = until(node, "scrub_damaged", 2)
-    deadline = time.monotonic() + DEADLINE_S
-    while lost.exists() or not status["scrub"]["set_aside"]:
-        assert time.monotonic() < deadline, node.log
-        time.sleep(0.1)
-        status = node.status()
+    until(node, "scrub_damaged", 2)
+    wait_until(lambda: not lost.exists(), "the lost one is a miss", LATEST_S)
+    wait_until(lambda: bool(node.status()["scrub"]["set_aside"]), "one is set aside", LATEST_S)
     with pytest.raises(OSError) as error:
         kept.read_bytes()
     assert error.value.errno == errno.EIO
     assert whole.read_bytes() == bytes(100_000)
-    [aside] = status["scrub"]["set_aside"]
+    [aside] = node.status()["scrub"]["set_aside"]
     assert Path(aside).read_bytes() == b"x" + bytes(99_999)
     shown = kvfs("status", "--store", str(node.store)).stdout
     assert "2 were damaged" in shown and aside in shown.replace("\n", "")
