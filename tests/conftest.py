@@ -8,7 +8,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
@@ -20,6 +21,46 @@ hypothesis.settings.register_profile(
     "kvfs", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("kvfs")
+
+LONGEST = (
+    "integration/test_races.py",
+    "fault/test_engine.py",
+    "integration/test_s3_serving.py",
+    "integration/test_tools.py",
+    "integration/test_new_files.py",
+    "integration/test_cli.py",
+    "integration/test_odd_names.py",
+    "integration/test_lmcache.py",
+    "integration/test_s3_clients.py",
+    "fault/test_client_disk.py",
+    "integration/test_exerciser.py",
+    "contract/test_objects_slots.py",
+    "cluster/test_faults.py",
+    "fault/test_redis.py",
+    "integration/test_directories.py",
+    "fault/test_client_kill.py",
+    "integration/test_restart.py",
+    "fault/test_s3_kill_deletes.py",
+    "integration/test_s3_mount.py",
+    "fault/test_power_cut.py",
+    "fault/test_engine_away.py",
+    "integration/test_s3_objects.py",
+    "cluster/test_dev_cluster.py",
+    "contract/test_transfer.py",
+    "fault/test_s3_kill.py",
+    "integration/test_s3_multipart.py",
+    "integration/test_posix_data.py",
+    "integration/test_bringing.py",
+    "integration/test_s3_cold.py",
+)
+"""Files of tests, in the order in which they begin: a long one that begins late has its process
+work alone at the end. All others follow."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 def pytest_report_header() -> str:

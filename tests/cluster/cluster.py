@@ -14,6 +14,8 @@ import hashlib
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +34,7 @@ PEER_PORT: Final = 9002
 _LAST_S: Final = 30.0
 _LONGEST_ROOT: Final = 80
 """Bytes: a socket's address below it has at most 107."""
+_CREDENTIALS: Final = struct.Struct("3i")
 SERVES_S3: Final = ("--s3", f"0.0.0.0:{S3_PORT}", "--s3-workers", "1")
 """Flags: on all addresses of a host that holds one node and nothing else."""
 
@@ -52,6 +55,17 @@ class Host(Node):
     def admin(self) -> str:
         """Where it tells health and metrics; reached from hosts of the network alone."""
         return f"http://{self.address}:{ADMIN_PORT}"
+
+    def find(self) -> int | None:
+        """The process number of its daemon, whoever started it."""
+        try:
+            with socket.socket(socket.AF_UNIX) as control:
+                control.connect(str(self.store / "run" / "control.sock"))
+                peer = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:
+            return None
+        pid = int(_CREDENTIALS.unpack(peer)[0])
+        return pid if lives(pid) else None
 
     def up(self) -> "Host":
         """Start it where it does not run; returns when its mount answers. What a killed one left

@@ -10,24 +10,21 @@ import os
 import select
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from gateway.fuse.probe import probe_modes
-from tests.cluster.waiting import lives
+from kvfs import control
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODES = ("passthrough", "relay", "libfuse")
 START_S = 60
 CALL_S = 60
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 class CannotStart(Exception):
@@ -116,20 +113,8 @@ class Node:
         done = kvfs("up", "--daemon", *place, *self.flags, timeout_s=START_S, inside=self.inside)
         if done.returncode:
             raise CannotStart(done.returncode, (done.stderr or done.stdout).strip())
-        self.pid = self.find()
-        assert self.pid is not None, f"it is up, and answers not:\n{self.log[-5000:]}"
+        self.pid = int(control.call(self.store / "run" / "control.sock", "status")["pid"])
         return self
-
-    def find(self) -> int | None:
-        """The process number of its daemon, whoever started it."""
-        try:
-            with socket.socket(socket.AF_UNIX) as control:
-                control.connect(str(self.store / "run" / "control.sock"))
-                peer = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        except OSError:
-            return None
-        pid = int(_CREDENTIALS.unpack(peer)[0])
-        return pid if lives(pid) else None
 
     def place(self) -> tuple[str, ...]:
         return "--store", str(self.store), "--mount", str(self.mount)

@@ -1,6 +1,7 @@
 """What several processes do to one name at once: replacement is atomic, creation exclusive."""
 
 import errno
+import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.waiting import wait_until
 from tests.integration.conftest import Place
 from tests.integration.harness import Node
 from tests.integration.posix import descriptor, folder, touch
@@ -203,28 +205,38 @@ def test_a_truncation_does_not_fall_into_a_write(place: Place, here: Path) -> No
     end."""
     if place.is_bare:
         pytest.skip("libfuse: O_TRUNC and the parts of a write are requests without a common lock")
-    block = here / "block"
-    stop = here / "stop"
+    block, aside, stop = here / "block", here / "aside", here / "stop"
     size = 4 << 20
+    truncations = mmap.mmap(-1, 8)  # how many; shared by the processes
 
     def write() -> None:
         try:
             for _ in range(150):
                 with descriptor(block, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) as fd:
                     assert os.write(fd, b"w" * size) == size
-                data = block.read_bytes()
+                # It is read when nobody can truncate it any more.
+                block.replace(aside)
+                another_has_begun(truncations)
+                data = aside.read_bytes()
                 assert data == b"w" * len(data)
         finally:
             stop.touch()
 
     def truncate() -> None:
-        for _ in range(10_000_000):
+        for number in range(10_000_000):
             with descriptor(block, os.O_CREAT | os.O_WRONLY | os.O_TRUNC):
                 pass
+            truncations[:] = number.to_bytes(8, "little")
             if stop.exists():
                 return
 
     together(write, truncate)
+
+
+def another_has_begun(count: mmap.mmap) -> None:
+    """Whatever was under way has ended: two more have been counted."""
+    goal = int.from_bytes(count[:], "little") + 2
+    wait_until(lambda: int.from_bytes(count[:], "little") >= goal, "two more truncations")
 
 
 def test_threads_of_one_process(here: Path) -> None:
