@@ -84,7 +84,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         "--engine",
         metavar="URL",
         help="Share metadata with other nodes: redis://HOST[:PORT][/DB], rediss://, unix://, "
-        "redis+sentinel://; with ?prefix=NAME and ?password-file=FILE.",
+        "redis+sentinel://, redis+cluster://; with ?prefix=NAME and ?password-file=FILE.",
     ),
     "node_name": click.option(
         "--node-name", metavar="NAME", help="What the node is called in its cluster (host name)."

@@ -61,7 +61,7 @@ S3_USUAL: Final = Address("127.0.0.1", 9000)
 ADMIN_USUAL: Final = Address("127.0.0.1", 9001)
 PEER_PORT: Final = 9002
 """Where peers are served, of the address by which this host reaches the engine."""
-ENGINES: Final = ("redis", "rediss", "unix", "redis+sentinel")
+ENGINES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 """Schemes of the URLs of engines that several nodes can share."""
 MAX_S3_WORKERS: Final = 64
 DAY_S: Final = 86_400
@@ -388,8 +388,6 @@ def _engine(value: object) -> str:
     if value == "":
         return ""
     scheme = str(value).partition("://")[0]
-    if scheme == "redis+cluster":
-        raise Invalid("nodes cannot share a Redis cluster yet: take redis:// or redis+sentinel://")
     if not isinstance(value, str) or "://" not in value or scheme not in ENGINES:
         raise Invalid(f"must be a URL that begins with {'://, '.join(ENGINES)}://")
     return value

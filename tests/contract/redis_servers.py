@@ -77,6 +77,12 @@ class RedisServer:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
+    def restart(self) -> None:
+        """Where it was killed."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            self.start()
+
     def signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
@@ -165,41 +171,58 @@ def on_a_port(
 
 
 class RedisCluster:
-    """Three servers with a third of the slots each."""
+    """Three servers with a third of the slots each. One that is silent for `timeout_ms` is given
+    up by the others, and its replica, where it has one, takes its place."""
 
-    def __init__(self, directory: Path) -> None:
-        self.servers = [self._start(directory / str(number)) for number in range(3)]
+    def __init__(self, directory: Path, *, timeout_ms: int = 5_000) -> None:
+        self._directory = directory
+        self._timeout_ms = timeout_ms
+        self.servers = [self._start(str(number)) for number in range(3)]
+        self.replicas: list[RedisServer] = []
         share = -(-_SLOTS // 3)
         for number, server in enumerate(self.servers):
             last = min(_SLOTS, (number + 1) * share) - 1
             assert server.call("CLUSTER", "ADDSLOTSRANGE", number * share, last) == "OK"
             assert server.call("CLUSTER", "SET-CONFIG-EPOCH", number + 1) == "OK"
-        for server in self.servers[1:]:
-            first = self.servers[0]
-            bus = int(first.call("CONFIG", "GET", "cluster-port")[1])
-            assert server.call("CLUSTER", "MEET", "127.0.0.1", first.port, bus) == "OK"
-        end = time.monotonic() + _PATIENCE_S
-        while not all(self._is_whole(server) for server in self.servers):
-            assert time.monotonic() < end, "the cluster does not come up"
-            time.sleep(0.02)
+        self._introduce(*self.servers[1:])
 
     @property
     def url(self) -> str:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{each.port}" for each in self.servers)
 
     def kill(self) -> None:
-        for server in self.servers:
+        for server in self._all:
             server.kill()
 
-    def owner(self, slot: int) -> RedisServer:
-        """Who has a slot, as the first one sees it."""
-        for first, last, master, *_ in self.servers[0].call("CLUSTER", "SLOTS"):
+    def add_replica(self, master: RedisServer) -> RedisServer:
+        """A server that follows one of the three; returns when all know of it."""
+        replica = self._start("replica")
+        self.replicas.append(replica)
+        self._introduce(replica)
+        known = master.call("CLUSTER", "MYID")
+        assert replica.call("CLUSTER", "REPLICATE", known) == "OK"
+        replica.wait_for("master_link_status", "up")
+        end = time.monotonic() + _PATIENCE_S
+        while not all(each.call("CLUSTER", "REPLICAS", known) for each in self._all):
+            assert time.monotonic() < end, "the replica is not known"
+            time.sleep(0.02)
+        return replica
+
+    def owner(self, slot: int, *, seen_by: int = 0) -> RedisServer:
+        """Who has a slot, as one of the three sees it."""
+        for first, last, master, *_ in self.servers[seen_by].call("CLUSTER", "SLOTS"):
             if first <= slot <= last:
-                return next(each for each in self.servers if each.port == master[1])
+                return next(each for each in self._all if each.port == master[1])
         raise AssertionError(f"nobody has the slot {slot}")
 
     def move(self, slot: int, target: RedisServer) -> None:
         """Give a slot with its keys to another server, as resharding does."""
+        with self.moving(slot, target):
+            pass
+
+    @contextlib.contextmanager
+    def moving(self, slot: int, target: RedisServer) -> Iterator[None]:
+        """The same; in the block the other server has all keys, and the slot is not its yet."""
         source = self.owner(slot)
         ids = {each.port: each.call("CLUSTER", "MYID").decode() for each in self.servers}
         command = ("CLUSTER", "SETSLOT", slot)
@@ -208,16 +231,36 @@ class RedisCluster:
         while keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, 1):
             moved = source.call("MIGRATE", "127.0.0.1", target.port, keys[0], 0, 10_000)
             assert moved in ("OK", "NOKEY"), moved
+        yield
         for server in (target, source, *self.servers):
             assert server.call(*command, "NODE", ids[target.port]) == "OK"
 
-    def _start(self, directory: Path) -> RedisServer:
-        settings = ("--cluster-enabled", "yes", "--cluster-node-timeout", "5000")
-        return on_a_port(directory, *settings, "--cluster-port", str(free_port()))
+    @property
+    def _all(self) -> list[RedisServer]:
+        return self.servers + self.replicas
+
+    def _start(self, name: str) -> RedisServer:
+        settings = (
+            *("--cluster-enabled", "yes", "--cluster-node-timeout", str(self._timeout_ms)),
+            *("--cluster-port", str(free_port()), "--cluster-replica-validity-factor", "0"),
+            *("--repl-diskless-sync-delay", "0"),
+        )
+        return on_a_port(self._directory / name, *settings)
+
+    def _introduce(self, *servers: RedisServer) -> None:
+        """To the first one; returns when all know each other."""
+        first = self.servers[0]
+        bus = int(first.call("CONFIG", "GET", "cluster-port")[1])
+        for server in servers:
+            assert server.call("CLUSTER", "MEET", "127.0.0.1", first.port, bus) == "OK"
+        end = time.monotonic() + _PATIENCE_S
+        while not all(self._is_whole(each) for each in self._all):
+            assert time.monotonic() < end, "the cluster does not come up"
+            time.sleep(0.02)
 
     def _is_whole(self, server: RedisServer) -> bool:
         about = server.call("CLUSTER", "INFO").decode()
-        return "cluster_state:ok" in about and "cluster_known_nodes:3" in about
+        return "cluster_state:ok" in about and f"cluster_known_nodes:{len(self._all)}" in about
 
 
 @contextlib.contextmanager

@@ -18,7 +18,11 @@ from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 AnyEngine = EmbeddedEngine | MemoryEngine | RedisEngine | Mirror
 
 
-@pytest.fixture(params=["memory", "embedded", "redis", "redis cluster", "valkey", "mirror"])
+ALONE = ["memory", "embedded", "redis", "redis cluster", "valkey"]
+OF_NODES = ["mirror", "mirror in a cluster"]
+
+
+@pytest.fixture(params=ALONE + OF_NODES)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyEngine]:
     made = make(request, tmp_path)
     yield made
@@ -30,8 +34,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> AnyEngine:
         return MemoryEngine()
     if request.param == "embedded":
         return EmbeddedEngine(tmp_path / "meta")
-    if request.param == "mirror":
-        url = request.getfixturevalue("redis").url
+    if request.param.startswith("mirror"):
+        url = request.getfixturevalue("redis" if request.param == "mirror" else "redis_cluster").url
         return Mirror(tmp_path / "meta", f"{url}?prefix={secrets.token_hex(4)}")
     server = request.getfixturevalue(request.param.replace(" ", "_"))
     return RedisEngine(f"{server.url}?prefix={secrets.token_hex(4)}")

@@ -505,17 +505,6 @@ def test_a_server_that_is_not_there_is_told(
         trio.run(main)
 
 
-def test_nodes_do_not_share_a_redis_cluster(tmp_path: Path) -> None:
-    store = layout.create_store(tmp_path / "a")
-
-    async def main() -> None:
-        async with joined(store, "redis+cluster://localhost:1", about("a")):
-            raise AssertionError("joined a cluster")
-
-    with pytest.raises(NotSupported, match="Redis cluster"):
-        trio.run(main)
-
-
 def test_errors_of_the_block_pass(site: Site) -> None:
     async def main() -> None:
         async with joined(site.store("a"), site.url, about("a")):

@@ -18,18 +18,22 @@ from kvfs.meta.mirror.mark import refuse_mirror
 from kvfs.meta.records import Namespace, Usage, pack, unpack_usage
 from kvfs.meta.redis.engine import RedisEngine
 from kvfs.meta.redis.log import Proposal
+from kvfs.meta.redis.slots import slot_of
 from tests.contract.mirrors import Mirror
-from tests.contract.redis_servers import RedisServer, killed
+from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with killed(RedisServer(tmp_path_factory.mktemp("redis"))) as server:
+@pytest.fixture(scope="module", params=["server", "cluster"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RedisServer | RedisCluster]:
+    made = RedisServer if request.param == "server" else RedisCluster
+    with killed(made(tmp_path_factory.mktemp("redis"))) as server:
         yield server
 
 
 @pytest.fixture
-def url(server: RedisServer) -> str:
+def url(server: RedisServer | RedisCluster) -> str:
     return f"{server.url}?prefix={secrets.token_hex(4)}"
 
 
@@ -67,6 +71,15 @@ def in_redis(url: str) -> list[tuple[bytes, bytes]]:
         return everything(engine)
     finally:
         engine.close()
+
+
+def tamper(
+    server: RedisServer | RedisCluster, url: str, command: str, key: str, *arguments: str | int
+) -> None:
+    """With one of the keys where the metadata are."""
+    prefix = url.partition("prefix=")[2]
+    holder = server if isinstance(server, RedisServer) else server.owner(slot_of(prefix, 0))
+    holder.call(command, f"{{{prefix}:0}}{key}", *arguments)
 
 
 def test_what_one_commits_the_other_has(one: Mirror, other: Mirror, url: str) -> None:
@@ -268,7 +281,7 @@ def test_a_mirror_that_was_away_goes_on_where_it_was(one: Mirror, url: str, tmp_
 
 
 def test_a_mirror_that_was_away_too_long_is_read_anew(
-    one: Mirror, url: str, server: RedisServer, tmp_path: Path
+    one: Mirror, url: str, server: RedisServer | RedisCluster, tmp_path: Path
 ) -> None:
     away = Mirror(tmp_path / "away", url, node=2)
     put(away, b"gone", b"1")
@@ -277,8 +290,7 @@ def test_a_mirror_that_was_away_too_long_is_read_anew(
     one.catch_up()
     one.transact_now(lambda t: t.delete(b"gone"))
     put(one, b"new", b"2")
-    prefix = url.partition("prefix=")[2]
-    server.call("XTRIM", f"{{{prefix}:0}}x", "MAXLEN", 1)
+    tamper(server, url, "XTRIM", "x", "MAXLEN", 1)
     back = Mirror(tmp_path / "away", url, node=2)
     try:
         assert everything(back) == everything(one) == [(b"kept", b"1"), (b"new", b"2")]
@@ -318,10 +330,11 @@ def _refuse(t: Transaction) -> None:
     raise Conflict("as it happens")
 
 
-def test_a_removed_node_commits_no_more(one: Mirror, url: str, server: RedisServer) -> None:
+def test_a_removed_node_commits_no_more(
+    one: Mirror, url: str, server: RedisServer | RedisCluster
+) -> None:
     put(one, b"a")
-    prefix = url.partition("prefix=")[2]
-    server.call("HSET", f"{{{prefix}:0}}s", "n:1", 7)
+    tamper(server, url, "HSET", "s", "n:1", 7)
     with pytest.raises(Unavailable, match="node 1 was removed"):
         put(one, b"b")
     assert [key for key, _ in in_redis(url)] == [b"a"]
@@ -382,9 +395,16 @@ def test_who_reads_what_others_merge_into_is_not_refused(one: Mirror, other: Mir
     assert one.engine.round_trips + other.engine.round_trips - asked == 2 * rounds
 
 
-def test_a_cluster_of_servers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotSupported, match="name a server, or sentinels"):
-        Mirror(tmp_path / "meta", "redis+cluster://127.0.0.1:1")
+def test_a_copy_that_is_spread_over_servers_is_no_nodes_engine(
+    server: RedisServer | RedisCluster, url: str, tmp_path: Path
+) -> None:
+    """What `kvfs engine copy` makes on a cluster; on a server all is together."""
+    RedisEngine(url).close()
+    if isinstance(server, RedisServer):
+        Mirror(tmp_path / "meta", url).close()
+        return
+    with pytest.raises(NotSupported, match=r"spread over the servers.*\?prefix=NAME"):
+        Mirror(tmp_path / "meta", url)
 
 
 class Asker:

@@ -18,9 +18,9 @@ from kvfs.errors import Conflict, Exists, Invalid, NotSupported, Unavailable
 from kvfs.meta import keys
 from kvfs.meta.records import ROOT_INODE
 from kvfs.meta.redis.about import check_server, sync_means
-from kvfs.meta.redis.connecting import slot_of
 from kvfs.meta.redis.engine import RedisEngine
 from kvfs.meta.redis.location import parse
+from kvfs.meta.redis.slots import slot_of
 from kvfs.namespace import inodes, spaces, tree
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed, on_a_port
 from tests.fault.counters import increment, number
@@ -333,7 +333,7 @@ def test_a_server_of_a_cluster_is_told_by_its_url(cluster: RedisCluster, tmp_pat
         RedisEngine(cluster.servers[0].url)
     with (
         killed(on_a_port(tmp_path)) as alone,
-        pytest.raises(Unavailable, match="cluster support disabled"),
+        pytest.raises(Invalid, match=r"is not a server of a cluster: its URL .* redis://"),
     ):
         RedisEngine(f"redis+cluster://127.0.0.1:{alone.port}", deadline_s=SHORT_S)
 

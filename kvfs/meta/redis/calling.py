@@ -1,11 +1,13 @@
 """Requests over lines of our own, whatever happens to the server: sent again within a deadline.
 
-Each `Caller` has one line, to the server of the URL or the master that sentinels name, and serves
-one request at a time.
+Each `Caller` has one line, to the server that `finding` names, and serves one request at a time.
+In a cluster all that a node asks for lies in one slot, so one server has it: which one is found
+anew when that is lost, or says so.
 """
 
 import secrets
 import ssl
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +16,12 @@ import trio
 from kvfs.errors import Invalid, KvfsError, NotSupported, Unavailable
 from kvfs.meta.redis import identity, refusals, scripts
 from kvfs.meta.redis.about import check_server, read_info, sync_means
+from kvfs.meta.redis.finding import Finder
 from kvfs.meta.redis.line import Line, Lost, Refused, connect
 from kvfs.meta.redis.location import Address, Kind, Location, parse
 from kvfs.meta.redis.scripts import Item, Script, keys_of
 from kvfs.meta.redis.sharding import TOP, Layout
+from kvfs.meta.redis.slots import Redirect, redirect
 
 _PAUSE_S: Final = (0.005, 0.25)
 """Before a refused request is sent again: at first, and at most; doubled each time."""
@@ -30,16 +34,17 @@ class Caller:
     """Asks one after the other. `deadline_s` bounds each request with its retries."""
 
     def __init__(self, location: Location, deadline_s: float) -> None:
-        if location.kind is Kind.CLUSTER:
-            raise NotSupported(
-                f"nodes cannot use a Redis cluster ({location.shown}): name a server, or sentinels"
-            )
         self.location = location
         self.deadline_s = deadline_s
         self.requests = 0
         """Sent so far: round trips."""
         self._keys = keys_of(location.prefix, TOP)
+        self._finder = Finder(location)
         self._line: Line | None = None
+        self._at = location.addresses[0]
+        """The server that was asked last."""
+        self._aside: Address | None = None
+        """The server that answers the next request, and no other."""
         self._attempt = trio.CancelScope()
         self._is_stopped = False
 
@@ -54,11 +59,11 @@ class Caller:
 
     async def call(self, *command: Item, end: float | None = None) -> Any:
         """What a command answers. Raises Unavailable at `end`, Invalid, NotSupported."""
-        return await self._patiently(None, command, self.end() if end is None else end)
+        return await self._patiently(lambda line: line.ask(*command), end)
 
     async def script(self, script: Script, *arguments: Item, end: float | None = None) -> Any:
         """What a script answers. Cancelled: it may have been done. Raises as `call`."""
-        return await self._patiently(script, arguments, self.end() if end is None else end)
+        return await self._patiently(lambda line: line.script(script, *arguments), end)
 
     async def examine(self, cluster: str | None) -> str:
         """Whether the server will do; returns whose the metadata are, `cluster` or a new id where
@@ -66,7 +71,14 @@ class Caller:
         check_server(read_info(await self.call(b"INFO")), self.location)
         arguments = identity.arguments(Layout.SINGLE, cluster)
         found = await self.script(scripts.IDENTIFY, *arguments)
-        return identity.checked(found, Layout.SINGLE, cluster, self.location.shown)
+        shown = self.location.shown
+        whose, layout = identity.checked(found, cluster, shown)
+        if layout is not Layout.SINGLE:
+            raise NotSupported(
+                f"the engine {shown} holds a copy that is spread over the servers of its cluster,"
+                " which nodes cannot share: name another prefix (?prefix=NAME)"
+            )
+        return whose
 
     async def keep(self) -> str:
         """Ask the server to keep what was committed; returns what it promises. Raises
@@ -74,9 +86,13 @@ class Caller:
         about = read_info(await self.call(b"INFO"))
         means = sync_means(about, await self._appendfsync(), round(self.deadline_s * 1000 / 4))
         if means.command:
-            # What is waited for is what the same connection wrote, and all before it.
-            await self.call(b"HSET", self._keys[2], b"synced", secrets.token_bytes(4))
-            answer = await self.call(*means.command)
+
+            async def settle(line: Line) -> Any:
+                # What is waited for is what the same connection wrote, and all before it.
+                await line.ask(b"HSET", self._keys[2], b"synced", secrets.token_bytes(4))
+                return await line.ask(*means.command)
+
+            answer = await self._patiently(settle)
             if (answer[0] if isinstance(answer, list) else answer) < 1:
                 raise Unavailable(f"the engine {self.location.shown} did not keep it in time")
         return means.promise
@@ -93,18 +109,22 @@ class Caller:
             self._line.close()
             self._line = None
 
-    async def _patiently(self, script: Script | None, items: tuple[Item, ...], end: float) -> Any:
+    async def _patiently(
+        self, send: Callable[[Line], Awaitable[Any]], end: float | None = None
+    ) -> Any:
+        """Send until it is answered."""
+        end = self.end() if end is None else end
         pause_s, most_s = _PAUSE_S
         reason: Exception = TimeoutError("no answer")
         while not self._is_stopped:
             try:
                 deadline = min(end, trio.current_time() + _REQUEST_S)
                 with trio.CancelScope(deadline=deadline) as self._attempt:
+                    if self._aside is not None:
+                        return await self._send_aside(send, self._aside)
                     line = await self._connected()
                     self.requests += 1
-                    if script is None:
-                        return await line.ask(*items)
-                    return await line.script(script, *items)
+                    return await send(line)
             except (Lost, Refused) as error:
                 reason = error
                 self._after(error)
@@ -115,6 +135,17 @@ class Caller:
                 await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, most_s)
         raise Unavailable("the engine is closed")
+
+    async def _send_aside(self, send: Callable[[Line], Awaitable[Any]], address: Address) -> Any:
+        """One request to the server that is being given the slot."""
+        self._at, self._aside = address, None
+        line = await connect(address, self.location, self._keys)
+        try:
+            line.is_asking = True
+            self.requests += 1
+            return await send(line)
+        finally:
+            line.close()
 
     async def _appendfsync(self) -> str:
         """The server's setting, or 'unknown' where it does not tell us."""
@@ -127,45 +158,39 @@ class Caller:
     def _after(self, reason: Lost | Refused) -> None:
         """Raises what cannot be mended by asking again."""
         shown, text = self.location.shown, str(reason)
-        if isinstance(reason, Lost):
-            self.close()
+        is_lost = isinstance(reason, Lost)
+        if not is_lost and self.location.kind is Kind.CLUSTER and (to := redirect(text, self._at)):
+            self._redirected(to)
+        elif is_lost:
+            self._leave()
             if refusals.is_of(reason, ssl.SSLCertVerificationError):
                 raise refusals.untrusted(text, shown) from reason
         elif not refusals.is_passing(text):
             self.close()
             raise refusals.raised(text, shown) from reason
         elif refusals.said(text).startswith(refusals.ELSEWHERE):
+            self._leave()
+
+    def _redirected(self, to: Redirect) -> None:
+        if to.is_moved:
+            self._finder.tell(to.address)
             self.close()
+        else:
+            self._aside = to.address
+
+    def _leave(self) -> None:
+        """This server is not the right one, or there is none."""
+        self._finder.again()
+        self.close()
 
     async def _connected(self) -> Line:
         if self._line is None or not self._line.is_open:
             with trio.move_on_after(_CONNECT_S):
-                address = await self._address()
-                self._line = await connect(address, self.location, self._keys)
+                self._at = await self._finder.find()
+                self._line = await connect(self._at, self.location, self._keys)
                 return self._line
             raise Lost("it does not accept connections")
         return self._line
-
-    async def _address(self) -> Address:
-        """Of the server, or the master that the first sentinel that answers names. Raises Lost."""
-        if self.location.kind is Kind.SERVER:
-            return self.location.addresses[0]
-        plain = self.location._replace(username=None, password=None, db=0)
-        name = self.location.name
-        reason: Exception = Lost("there is nobody to ask")
-        for address in self.location.addresses:
-            try:
-                line = await connect(address, plain, ())
-                try:
-                    found = await line.ask(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", name.encode())
-                finally:
-                    line.close()
-                if found:
-                    return Address(found[0].decode(), int(found[1]))
-                reason = Lost(f"the sentinel {address} knows no master '{name}'")
-            except (Lost, Refused) as error:
-                reason = error
-        raise Lost(str(reason)) from reason
 
 
 def locate(url: str) -> Location:

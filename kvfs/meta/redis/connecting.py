@@ -3,7 +3,6 @@ must be like."""
 
 import secrets
 import ssl
-from binascii import crc_hqx
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -39,7 +38,8 @@ from kvfs.meta.redis.refusals import (
 )
 from kvfs.meta.redis.scripts import Item, Script, keys_of
 from kvfs.meta.redis.sharding import TOP
-from kvfs.meta.redis.topology import SLOTS, layout_of, topology
+from kvfs.meta.redis.slots import slot_of
+from kvfs.meta.redis.topology import layout_of, topology
 
 _PAUSE_S: Final = (0.005, 0.25)
 """Before a refused request is sent again: at first, and at most; doubled each time."""
@@ -64,6 +64,7 @@ class Server:
     def __init__(self, location: Location, nursery: trio.Nursery, deadline_s: float) -> None:
         self.location = location
         self.layout = layout_of(location)
+        """That of the metadata there, once they were examined."""
         self._topology = topology(location, nursery)
         self._deadline_s = deadline_s
         self._nursery = nursery
@@ -105,7 +106,8 @@ class Server:
         check_server(about, self.location)
         arguments = identity.arguments(self.layout, cluster)
         found = await self.script(scripts.IDENTIFY, TOP, arguments, self.end())
-        return identity.checked(found, self.layout, cluster, self._named())
+        whose, self.layout = identity.checked(found, cluster, self._named())
+        return whose
 
     async def sync(self, shards: Sequence[int]) -> str:
         """Ask each server that has one of `shards` to keep what was committed; what it promises."""
@@ -199,11 +201,6 @@ class Server:
         if isinstance(error, UnknownCommandError):
             return lacking(_text(error), self._named())
         return raised(_text(error), self._named())
-
-
-def slot_of(prefix: str, shard: int) -> int:
-    """The slot of a shard's keys, as a cluster computes it from their hash tag."""
-    return crc_hqx(b"%b:%d" % (prefix.encode(), shard), 0) % SLOTS
 
 
 def _is_passing(error: RedisError) -> bool:

@@ -99,8 +99,8 @@ class Core:
             self._server = Server(self._location, nursery, self._deadline_s)
             self._committer = Committer(self._server)
             self._asker = Asker(self._server, self._committer)
-            self._known = Known(self._server.layout)
             self.cluster = await self._server.examine(self.cluster)
+            self._known = Known(self._server.layout)
             task_status.started()
             try:
                 await self._commit_all()

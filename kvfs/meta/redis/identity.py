@@ -10,6 +10,7 @@ from kvfs.meta.redis.sharding import Layout
 
 SCHEMA: Final = 1
 """Of the layout within the server."""
+_LAYOUTS: Final = tuple(each.value for each in Layout)
 
 
 def arguments(layout: Layout, cluster: str | None) -> list[Item]:
@@ -18,23 +19,18 @@ def arguments(layout: Layout, cluster: str | None) -> list[Item]:
     return [b"schema", SCHEMA, b"layout", layout.value.encode(), b"cluster", owner]
 
 
-def checked(found: Sequence[bytes], layout: Layout, cluster: str | None, shown: str) -> str:
-    """Whose the metadata are, by what IDENTIFY of the engine `shown` answered. Raises NotSupported;
-    Conflict where they are not those of `cluster`."""
-    schema, its_layout, whose = (value.decode() for value in found)
-    if schema != str(SCHEMA):
+def checked(found: Sequence[bytes], cluster: str | None, shown: str) -> tuple[str, Layout]:
+    """Whose the metadata are, and how they are laid out, by what IDENTIFY of the engine `shown`
+    answered. Raises NotSupported; Conflict where they are not those of `cluster`."""
+    schema, layout, whose = (value.decode() for value in found)
+    if schema != str(SCHEMA) or layout not in _LAYOUTS:
         raise NotSupported(
-            f"the engine {shown} is laid out as version {schema}, this KVFS knows {SCHEMA}: use the"
-            " version that made it"
-        )
-    if its_layout != layout.value:
-        raise NotSupported(
-            f"the engine {shown} was made {'on' if its_layout == 'namespaces' else 'off'} a"
-            " cluster: copy it with kvfs engine copy from where it was"
+            f"the engine {shown} is laid out as version {schema} ({layout}), this KVFS knows"
+            f" {SCHEMA} ({', '.join(_LAYOUTS)}): use the version that made it"
         )
     if cluster is not None and whose != cluster:
         raise Conflict(
             f"the engine {shown} belongs to the cluster {whose}, not to {cluster}: name another"
             " prefix (?prefix=NAME)"
         )
-    return whose
+    return whose, Layout(layout)

@@ -27,8 +27,7 @@ from kvfs.meta.redis.location import Location
 from kvfs.meta.redis.scripts import Script
 
 _COMMON: Final = """
-local s = KEYS[3]
-local l = string.sub(s, 1, -2) .. 'l'
+local s, l = KEYS[3], KEYS[5]
 
 local function now()
   local time = redis.call('TIME')
@@ -146,7 +145,6 @@ class LeaseTable:
     what it waits for the one before it; all raise Unavailable, Invalid."""
 
     def __init__(self, location: Location, deadline_s: float) -> None:
-        """Raises NotSupported: nodes do not share a Redis cluster."""
         self._caller = Caller(location, deadline_s)
         self._turn = trio.Lock()
         self._shown = location.shown

@@ -164,26 +164,15 @@ class Line:
         self._keys = keys
         self._parser = Parser()
         self.is_open = True
+        self.is_asking = False
+        """Whether a cluster's server is to answer though it is only being given the keys."""
 
     async def ask(self, *command: Item) -> Any:
         """The answer. Raises Refused; Lost. Cancelled: it may have been done; the line is
         closed."""
-        try:
-            await self._bytes.send(packed(command))
-            while (answer := self._parser.take()) is Parser.PENDING:
-                data = await self._bytes.receive()
-                if not data:
-                    raise Lost("the server closed the connection")
-                self._parser.feed(data)
-        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.close()
-            raise Lost(str(error) or type(error).__name__) from error
-        except BaseException:
-            self.close()
-            raise
-        if isinstance(answer, Refused):
-            raise answer
-        return answer
+        if self.is_asking:
+            await self._exchange((b"ASKING",))
+        return await self._exchange(command)
 
     async def script(self, script: Script, *arguments: Item) -> Any:
         """What a script returns for the prefix's metadata; the server learns it where it has
@@ -200,6 +189,24 @@ class Line:
         """Idempotent."""
         self.is_open = False
         self._bytes.close()
+
+    async def _exchange(self, command: Sequence[Item]) -> Any:
+        try:
+            await self._bytes.send(packed(command))
+            while (answer := self._parser.take()) is Parser.PENDING:
+                data = await self._bytes.receive()
+                if not data:
+                    raise Lost("the server closed the connection")
+                self._parser.feed(data)
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.close()
+            raise Lost(str(error) or type(error).__name__) from error
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(answer, Refused):
+            raise answer
+        return answer
 
 
 async def connect(address: Address, location: Location, keys: Sequence[bytes]) -> Line:

@@ -32,6 +32,8 @@ def raised(text: str, shown: str) -> KvfsError:
     inner = said(text)
     if inner.startswith(_DENIED) or "AUTH" in inner[:24] or any(w in inner for w in _STRANGER):
         return denied(inner, shown)
+    if "cluster support disabled" in inner:
+        return Invalid(f"{shown} is not a server of a cluster: its URL starts with redis://")
     if "unknown command" in inner or "wrong number of arguments" in inner:
         return lacking(inner, shown)
     return Unavailable(f"the engine {shown} refused a request: {inner}")

@@ -59,7 +59,6 @@ class Restoring:
     """On one server; all raise Unavailable, Invalid."""
 
     def __init__(self, location: Location, deadline_s: float) -> None:
-        """Raises NotSupported: nodes do not share a Redis cluster."""
         self._caller = Caller(location, deadline_s)
 
     async def enrol(

@@ -1,7 +1,7 @@
 """What runs inside the server: scripts that read, that check and commit, and that settle a commit
 of several shards.
 
-Each shard has four Redis keys with one hash tag: `h`, a hash of all values; `z`, a sorted set of
+Each shard has five Redis keys with one hash tag: `h`, a hash of all values; `z`, a sorted set of
 all keys with one score, which ZRANGEBYLEX reads in byte order; `x`, the log of what was written,
 which mirrors follow (`kvfs.meta.redis.log`); `s`, a hash of its state:
 
@@ -16,8 +16,9 @@ which mirrors follow (`kvfs.meta.redis.log`); `s`, a hash of its state:
 - `position`: the number of the last entry of the log; missing where nobody ever followed it;
 - `grown`, `marks`: how many bytes were logged since the last mark, and where the marks are.
 
-KEYS are `h`, `z`, `s`, `x` of one shard. ARGV are flat: binary strings pass through as they are,
-lists come after their length.
+KEYS are `h`, `z`, `s`, `x`, `l` of one shard: a server of a cluster that is giving them to another
+serves a script only while it has all of them, so none sees or writes a part. ARGV are flat: binary
+strings pass through as they are, lists come after their length.
 """
 
 from collections.abc import Iterable, Sequence
@@ -306,7 +307,7 @@ return redis.call('HMGET', s, ARGV[1], ARGV[3], ARGV[5])
 
 def keys_of(prefix: str, shard: int) -> list[bytes]:
     """KEYS of every script."""
-    return [b"{%b:%d}%b" % (prefix.encode(), shard, kind) for kind in (b"h", b"z", b"s", b"x")]
+    return [b"{%b:%d}%c" % (prefix.encode(), shard, kind) for kind in b"hzsxl"]
 
 
 class Changes(NamedTuple):

@@ -1,7 +1,7 @@
 """Which server has a shard: the one of the URL, the master that sentinels name, or a cluster's."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import trio
 from coredis.exceptions import AskError, MovedError, RedisError
@@ -10,8 +10,7 @@ from coredis.exceptions import ConnectionError as LostError
 from kvfs.meta.redis.location import Address, Kind, Location
 from kvfs.meta.redis.nodes import Node
 from kvfs.meta.redis.sharding import Layout
-
-SLOTS: Final = 16_384
+from kvfs.meta.redis.slots import SLOTS, ranges
 
 
 class Topology(Protocol):
@@ -140,15 +139,13 @@ class Cluster(_Several):
 
     async def _ask(self, node: Node) -> list[Address]:
         slots = [Address("", 0)] * SLOTS
-        for first, last, master, *_ in await node.call(b"CLUSTER", b"SLOTS"):
-            # No host: the one that was asked has it.
-            host = master[0].decode() if master[0] else node.address.host
-            slots[first : last + 1] = [Address(host, master[1])] * (last + 1 - first)
+        for each in ranges(await node.call(b"CLUSTER", b"SLOTS"), node.address):
+            slots[each.first : each.last + 1] = [each.master] * (each.last + 1 - each.first)
         return slots
 
 
 def layout_of(location: Location) -> Layout:
-    """How keys are spread over such servers."""
+    """How keys are spread over such servers, where nobody decided otherwise before."""
     return Layout.NAMESPACES if location.kind is Kind.CLUSTER else Layout.SINGLE
 
 

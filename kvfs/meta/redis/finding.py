@@ -1,0 +1,103 @@
+"""Where a node's metadata are: at the server of the URL, the master that sentinels name, or who has
+their slot in a cluster.
+
+Invariant: a server that does not answer, or tells of one that does not, is asked last the next
+time; so one that is cut off from the others keeps nobody from the right one.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import trio
+
+from kvfs.meta.redis.line import Lost, Refused, connect
+from kvfs.meta.redis.location import Address, Kind, Location
+from kvfs.meta.redis.scripts import Item
+from kvfs.meta.redis.sharding import TOP
+from kvfs.meta.redis.slots import Range, ranges, slot_of
+
+_ASK_S: Final = 1.0
+"""After which the next one is asked."""
+
+
+class Finder:
+    """Of one caller."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._plain = location._replace(username=None, password=None, db=0)
+        """Sentinels have users of their own."""
+        self._slot = slot_of(location.prefix, TOP)
+        self._servers = list(location.addresses)
+        """To be asked, in this order."""
+        self._told: Address | None = None
+
+    async def find(self) -> Address:
+        """Where they are, as the first that answers says. Raises Lost; Refused, Invalid (by a
+        server of a cluster: who we are)."""
+        if self._location.kind is Kind.SERVER:
+            return self._servers[0]
+        if self._told is not None:
+            address, self._told = self._told, None
+            return address
+        reason: Exception = Lost("there is nobody to ask")
+        for server in list(self._servers):
+            try:
+                with trio.move_on_after(_ASK_S):
+                    return await self._ask(server)
+                reason = Lost(f"{server} does not answer")
+            except (Lost, Refused) as error:
+                reason = error
+            self.again()
+        raise reason
+
+    def again(self) -> None:
+        """What was found is wrong, or does not answer: another one is asked next."""
+        self._servers.append(self._servers.pop(0))
+
+    def tell(self, address: Address) -> None:
+        """A server said who has them: what `find` returns next, once."""
+        self._told = address
+
+    async def _ask(self, server: Address) -> Address:
+        """Whom one server names."""
+        if self._location.kind is Kind.CLUSTER:
+            answer = await _answer(server, self._location, b"CLUSTER", b"SLOTS")
+            return self._owner(server, answer)
+        name = self._location.name
+        command = (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", name.encode())
+        try:
+            found = await _answer(server, self._plain, *command)
+        except Refused as refused:
+            raise Lost(str(refused)) from refused
+        if not found:
+            raise Lost(f"the sentinel {server} knows no master '{name}'")
+        return Address(found[0].decode(), int(found[1]))
+
+    def _owner(self, server: Address, answer: Sequence[Any]) -> Address:
+        """Who has the slot, by what `server` answered. Raises Lost."""
+        try:
+            found = list(ranges(answer, server))
+        except ValueError as error:
+            raise Lost(f"{server} does not say which slots there are: {error}") from error
+        self._learn(found)
+        for each in found:
+            if each.first <= self._slot <= each.last:
+                return each.master
+        raise Lost(f"no server has the slot {self._slot}")
+
+    def _learn(self, found: Sequence[Range]) -> None:
+        """Who else can be asked, when those of the URL are gone."""
+        named = {address for each in found for address in (each.master, *each.replicas)}
+        kept = named.union(self._location.addresses)
+        known = [each for each in self._servers if each in kept]
+        self._servers = [*known, *sorted(named.difference(known))]
+
+
+async def _answer(server: Address, location: Location, *command: Item) -> Any:
+    """Over a line for this alone. Raises Lost, Refused, Invalid."""
+    line = await connect(server, location, ())
+    try:
+        return await line.ask(*command)
+    finally:
+        line.close()

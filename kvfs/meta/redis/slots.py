@@ -1,0 +1,61 @@
+"""What the servers of a Redis cluster say of who has what. No I/O."""
+
+from binascii import crc_hqx
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from kvfs.meta.redis.location import Address
+
+SLOTS: Final = 16_384
+_UNKNOWN: Final = (None, b"", b"?")
+"""What a server calls itself where it does not know by which name it is reached."""
+
+
+class Range(NamedTuple):
+    """Slots that one server has."""
+
+    first: int
+    last: int
+    master: Address
+    replicas: tuple[Address, ...]
+
+
+class Redirect(NamedTuple):
+    """Another server is the right one."""
+
+    address: Address
+    is_moved: bool
+    """It has the slot from now on; False: it is being given it, and answers this request alone."""
+
+
+def slot_of(prefix: str, shard: int) -> int:
+    """The slot of a shard's keys, as a cluster computes it from their hash tag."""
+    return crc_hqx(b"%b:%d" % (prefix.encode(), shard), 0) % SLOTS
+
+
+def ranges(answer: Sequence[Any], asked: Address) -> Iterator[Range]:
+    """Of CLUSTER SLOTS' answer by the server `asked`. Raises ValueError: that is none."""
+    try:
+        for first, last, master, *replicas in answer:
+            others = tuple(_address(each, asked) for each in replicas)
+            yield Range(int(first), int(last), _address(master, asked), others)
+    except (TypeError, IndexError, AttributeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def redirect(refusal: str, asked: Address) -> Redirect | None:
+    """What a refusal by the server `asked` says of who is the right one; None: nothing.
+    `MOVED 3999 10.0.0.2:6381`, or ASK; without a host it is that of `asked`."""
+    words = refusal.split(" ")
+    if len(words) < 3 or words[0] not in ("MOVED", "ASK"):
+        return None
+    host, _, port = words[2].rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        return None
+    host = host if host.encode() not in _UNKNOWN else asked.host
+    return Redirect(Address(host, int(port)), words[0] == "MOVED")
+
+
+def _address(said: Sequence[Any], asked: Address) -> Address:
+    host = asked.host if said[0] in _UNKNOWN else said[0].decode()
+    return Address(host, int(said[1]))
