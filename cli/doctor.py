@@ -4,7 +4,7 @@ it."""
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -12,6 +12,9 @@ import msgspec
 from cli import node, settings
 from kvfs.config import Config
 from kvfs.errors import KvfsError
+
+_SILENT_S: Final = 2.0
+"""After which a shared engine is said not to be heard: it is asked twice a second."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +71,7 @@ def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     yield _engine(status)
     yield from _locks(status)
     yield _transport(status)
+    yield from _shared_engine(status)
     yield from _s3(status)
 
 
@@ -222,6 +226,22 @@ def _transport(status: dict[str, Any] | None) -> Line:
         return Line(name=name, available=True, active=True, reason="Mooncake's engine over RDMA")
     reason = "Mooncake's engine over its own TCP: this host has no RDMA device"
     return Line(name=name, available=True, active=True, reason=reason, remedy="an RDMA device")
+
+
+def _shared_engine(status: dict[str, Any] | None) -> Iterator[Line]:
+    """What the nodes of a cluster share, and the server that has it now."""
+    engine = status["engine"] if status else {}
+    if "silent_s" not in engine:
+        return
+    is_heard = engine["silent_s"] < _SILENT_S
+    silence = "" if is_heard else f", silent for {engine['silent_s']:.0f} s"
+    yield Line(
+        name="shared engine",
+        available=is_heard,
+        active=is_heard,
+        reason=f"{engine['name']}, by {engine['server']}{silence}",
+        remedy="" if is_heard else "see that it runs, and its log",
+    )
 
 
 def _s3(status: dict[str, Any] | None) -> Iterator[Line]:

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 @click.group("engine", cls=Group)
 def command() -> None:
-    """Move metadata between engines.
-
-    For backups, and to look at them: a node runs on its store's own engine, which is embedded.
-    """
+    """Move metadata between engines: for backups, and to look at them."""
 
 
 @command.command("copy")
@@ -42,6 +39,9 @@ def copy(source: str, target: str, name: str | None, replace: bool) -> None:
     server: redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss:// (TLS, ?ca=FILE), unix:///PATH,
     redis+sentinel://HOST[:PORT],.../NAME, redis+cluster://HOST[:PORT],...; ?prefix=NAME keeps
     several copies apart, and ?password-file=FILE keeps a password out of the list of processes.
+
+    In a Redis cluster a new copy is spread over its servers, each namespace on one: nodes, which
+    need all on one, do not start on that.
 
     Data files are not copied, and the secrets of S3 users stay encrypted with the key of the store
     they come from. A copy that was cut short is begun anew by the same command.

@@ -161,6 +161,7 @@ class Clustered:
         engine = self.engine
         return {
             "name": f"LMDB, a mirror of {parse(self._url).shown}",
+            "server": engine.server,
             "position": engine.position,
             "round_trips": engine.round_trips,
             "silent_s": max(0.0, now() - engine.heard_at),

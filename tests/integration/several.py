@@ -1,4 +1,4 @@
-"""Nodes that share an engine, on the loopback interface of this machine: a redis-server, and
+"""Nodes that share an engine, on the loopback interface of this machine: redis-servers, and
 daemons with a mount each. For links, and partitions of them, see tests/cluster."""
 
 import contextlib
@@ -15,10 +15,17 @@ from tests.integration.harness import Node, base_directory, best_mode
 class Several:
     """One engine and its nodes. Made by `several`."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, url: str) -> None:
         self.home = home
-        self.server = RedisServer(home / "engine", "--appendonly", "yes")
+        self._server = None if url else RedisServer(home / "engine", "--appendonly", "yes")
+        self.url = url or self.server.url
         self.nodes: list[Node] = []
+
+    @property
+    def server(self) -> RedisServer:
+        """The engine, where it is of this cluster alone."""
+        assert self._server is not None
+        return self._server
 
     def add(self, *flags: str, mode: str | None = None) -> Node:
         """Start one more node; skips where this machine cannot do its mode."""
@@ -30,7 +37,7 @@ class Several:
     def flags(self, name: str) -> tuple[str, ...]:
         """Of a node of this cluster."""
         return (
-            *("--engine", self.server.url, "--node-name", name),
+            *("--engine", self.url, "--node-name", name),
             *("--peer", "127.0.0.1:0", "--secret-file", str(self.home / "cluster.key")),
         )
 
@@ -39,15 +46,16 @@ class Several:
         for node in self.nodes:
             print(f"--- {node.home}\n{node.log[-5000:]}")  # shown where the test failed
             node.remove()
-        self.server.kill()
+        if self._server is not None:
+            self._server.kill()
         shutil.rmtree(self.home, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def several(count: int, *flags: str, mode: str | None = None) -> Iterator[Several]:
-    """`count` nodes on one engine, as long as the block lasts."""
+def several(count: int, *flags: str, mode: str | None = None, url: str = "") -> Iterator[Several]:
+    """`count` nodes on one engine, as long as the block lasts: that of `url`, or a new one."""
     home = Path(tempfile.mkdtemp(prefix="kvfs-several-", dir=base_directory())).resolve()
-    cluster = Several(home)
+    cluster = Several(home, url)
     try:
         for _ in range(count):
             cluster.add(*flags, mode=mode)

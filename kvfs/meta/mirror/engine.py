@@ -97,6 +97,11 @@ class MirrorEngine:
         return self._applier.mark.position
 
     @property
+    def server(self) -> str:
+        """The server that was asked last, of those of the URL or of their cluster."""
+        return str(self._proposing.at)
+
+    @property
     def heard_at(self) -> float:
         """When the mirror held all that was committed, at least, by `clock.now`; 0: it is not
         fit for use."""

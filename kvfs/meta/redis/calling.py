@@ -38,11 +38,11 @@ class Caller:
         self.deadline_s = deadline_s
         self.requests = 0
         """Sent so far: round trips."""
+        self.at = location.addresses[0]
+        """The server that was asked last."""
         self._keys = keys_of(location.prefix, TOP)
         self._finder = Finder(location)
         self._line: Line | None = None
-        self._at = location.addresses[0]
-        """The server that was asked last."""
         self._aside: Address | None = None
         """The server that answers the next request, and no other."""
         self._attempt = trio.CancelScope()
@@ -138,7 +138,7 @@ class Caller:
 
     async def _send_aside(self, send: Callable[[Line], Awaitable[Any]], address: Address) -> Any:
         """One request to the server that is being given the slot."""
-        self._at, self._aside = address, None
+        self.at, self._aside = address, None
         line = await connect(address, self.location, self._keys)
         try:
             line.is_asking = True
@@ -159,7 +159,7 @@ class Caller:
         """Raises what cannot be mended by asking again."""
         shown, text = self.location.shown, str(reason)
         is_lost = isinstance(reason, Lost)
-        if not is_lost and self.location.kind is Kind.CLUSTER and (to := redirect(text, self._at)):
+        if not is_lost and self.location.kind is Kind.CLUSTER and (to := redirect(text, self.at)):
             self._redirected(to)
         elif is_lost:
             self._leave()
@@ -186,8 +186,8 @@ class Caller:
     async def _connected(self) -> Line:
         if self._line is None or not self._line.is_open:
             with trio.move_on_after(_CONNECT_S):
-                self._at = await self._finder.find()
-                self._line = await connect(self._at, self.location, self._keys)
+                self.at = await self._finder.find()
+                self._line = await connect(self.at, self.location, self._keys)
                 return self._line
             raise Lost("it does not accept connections")
         return self._line

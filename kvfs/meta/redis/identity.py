@@ -24,9 +24,11 @@ def checked(found: Sequence[bytes], cluster: str | None, shown: str) -> tuple[st
     answered. Raises NotSupported; Conflict where they are not those of `cluster`."""
     schema, layout, whose = (value.decode() for value in found)
     if schema != str(SCHEMA) or layout not in _LAYOUTS:
+        what = f"version {schema}" if schema != str(SCHEMA) else f"'{layout}'"
+        known = f"{SCHEMA}" if schema != str(SCHEMA) else ", ".join(_LAYOUTS)
         raise NotSupported(
-            f"the engine {shown} is laid out as version {schema} ({layout}), this KVFS knows"
-            f" {SCHEMA} ({', '.join(_LAYOUTS)}): use the version that made it"
+            f"the engine {shown} is laid out as {what}, this KVFS knows {known}: use the version"
+            " that made it"
         )
     if cluster is not None and whose != cluster:
         raise Conflict(
