@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 @click.group("engine", cls=Group)
 def command() -> None:
-    """Move metadata between engines: for backups, and to look at them."""
+    """Move metadata between engines.
+
+    For backups, and to look at them.
+    """
 
 
 @command.command("copy")

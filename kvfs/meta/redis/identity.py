@@ -23,16 +23,20 @@ def checked(found: Sequence[bytes], cluster: str | None, shown: str) -> tuple[st
     """Whose the metadata are, and how they are laid out, by what IDENTIFY of the engine `shown`
     answered. Raises NotSupported; Conflict where they are not those of `cluster`."""
     schema, layout, whose = (value.decode() for value in found)
-    if schema != str(SCHEMA) or layout not in _LAYOUTS:
-        what = f"version {schema}" if schema != str(SCHEMA) else f"'{layout}'"
-        known = f"{SCHEMA}" if schema != str(SCHEMA) else ", ".join(_LAYOUTS)
-        raise NotSupported(
-            f"the engine {shown} is laid out as {what}, this KVFS knows {known}: use the version"
-            " that made it"
-        )
+    if schema != str(SCHEMA):
+        raise _strange(shown, f"version {schema}", str(SCHEMA))
+    if layout not in _LAYOUTS:
+        raise _strange(shown, f"'{layout}'", " and ".join(_LAYOUTS))
     if cluster is not None and whose != cluster:
         raise Conflict(
             f"the engine {shown} belongs to the cluster {whose}, not to {cluster}: name another"
             " prefix (?prefix=NAME)"
         )
     return whose, Layout(layout)
+
+
+def _strange(shown: str, layout: str, known: str) -> NotSupported:
+    return NotSupported(
+        f"the engine {shown} is laid out as {layout}, this KVFS knows {known}: use the version that"
+        " made it"
+    )
