@@ -1,8 +1,8 @@
 """What several hosts do whose links have a speed: nodes in network namespaces of this machine.
 
 How fast one host reads what three others have, how long the last of eight takes that want the same
-file at once, and how long a read stops when a node dies that it comes from. Prints a table of
-medians with each target, then one JSON object.
+file at once, and how long a read stops when a node dies or falls silent that it comes from.
+Prints a table of medians with each target, then one JSON object.
 """
 
 import argparse
@@ -66,10 +66,22 @@ def tree(cluster: Cluster, quick: bool) -> float:
     return max(times) / alone
 
 
-def recovery(cluster: Cluster, quick: bool) -> float:
+def killed(cluster: Cluster, quick: bool) -> float:
     """The longest pause, in seconds, of a read on node 3 while node 1 is killed, which has the file
     as node 2 does."""
-    size = (64 if quick else 256) * MIB
+    return _recovery(cluster, quick, cluster[1].kill, cluster[1].up)
+
+
+def cut_off(cluster: Cluster, quick: bool) -> float:
+    """The same while nothing comes from node 1, or to it, and nobody is told."""
+    return _recovery(cluster, quick, lambda: cluster.partition(1), lambda: cluster.heal(1))
+
+
+def _recovery(
+    cluster: Cluster, quick: bool, stop: Callable[[], object], start: Callable[[], object]
+) -> float:
+    # More than is brought whole before it is opened: that would be no read under way.
+    size = (128 if quick else 256) * MIB
     name = _written(cluster, 1, size)
     _read(cluster, 2, name)
     _calm(cluster)
@@ -80,11 +92,11 @@ def recovery(cluster: Cluster, quick: bool) -> float:
         reader.start()
         # Its links are busy for some seconds: a part of the first one.
         time.sleep(size * 8 / 400e6 / 3)
-        cluster[1].kill()
+        stop()
         reader.join(_READ_S)
     if len(at) != size // _STEP:
         raise load.ShortTransfer(f"{len(at)} of {size // _STEP} MiB were read")
-    cluster[1].up()
+    start()
     _remove(cluster, name)
     return max(later - earlier for earlier, later in zip([began, *at], at, strict=False))
 
@@ -118,7 +130,17 @@ ROWS: Final[Sequence[tuple[Row, int, Measure]]] = (
             {_SYSTEM: (Target("at_most", 1.0),)},
         ),
         3,
-        recovery,
+        killed,
+    ),
+    (
+        Row(
+            "longest pause of a read whose holder is cut off, another one there",
+            "s",
+            False,
+            {_SYSTEM: (Target("at_most", 1.0),)},
+        ),
+        3,
+        cut_off,
     ),
 )
 """Each with the number of its nodes."""

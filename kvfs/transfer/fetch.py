@@ -3,7 +3,7 @@
 A stream asks a source for a span of chunks and receives it; then for the next. What it did not get
 goes back into the plan, to whoever is free. A source that is stuck while others are not loses its
 streams (hedging): what they were to bring is asked of others, and the file never has two writers of
-one chunk.
+one chunk. What was learned of it so holds for other files too, for a while.
 
 Invariants
 - Every wait ends: an answer's head and each pause of a body within STALL_S, a source after two
@@ -34,6 +34,7 @@ from kvfs.errors import Conflict, Corrupt, KvfsError, Unavailable
 from kvfs.store.checksum import ZERO_CHUNK, combine
 from kvfs.transfer.arriving import Arriving
 from kvfs.transfer.hedging import Hedging, Stream
+from kvfs.transfer.plan import Span
 from kvfs.transfer.receiving import STALL_S
 from kvfs.transfer.sources import Source, Sources, Standing
 from kvfs.transfer.transport import Transport
@@ -47,6 +48,9 @@ _FIRST_LOOK_S: Final = 0.4
 _LOOK_S: Final = 0.1
 _RETRY_S: Final = 0.1
 _SUMS_S: Final = 5.0
+_DOUBT_S: Final = 10.0
+"""For so long a node that did not bring what it was to is the last to be asked for other files: a
+lease's length, after which one that died has none."""
 _NEXT_S: Final = 0.5
 """After it a second source is asked for the checksums."""
 
@@ -62,7 +66,17 @@ class Means:
     threads: trio.CapacityLimiter
     paces: dict[int, float]
     """How long a stream of a node took for a chunk, when last asked."""
+    doubts: dict[int, float]
+    """Until when (of time.monotonic) a node is the last to be asked."""
     counters: dict[str, int]
+
+    def in_doubt(self) -> set[int]:
+        """The nodes that are the last to be asked now."""
+        now = time.monotonic()
+        return {node for node, until in self.doubts.items() if now < until}
+
+    def doubt(self, node: int) -> None:
+        self.doubts[node] = time.monotonic() + _DOUBT_S
 
 
 class Fetch:
@@ -72,7 +86,8 @@ class Fetch:
         self.arriving = arriving
         self._means = means
         self._plan = arriving.plan
-        self._sources = Sources(holders, self._plan.chunks, means.me, means.paces)
+        chunks, doubts = self._plan.chunks, means.in_doubt()
+        self._sources = Sources(holders, chunks, means.me, means.paces, doubts)
         self._streams: set[Stream] = set()
         self._hedging = Hedging()
         self._nursery: trio.Nursery | None = None
@@ -166,11 +181,12 @@ class Fetch:
         """One stream after the other, as long as the source is asked."""
         try:
             while self._is_engaged(source):
-                span = self._plan.take(self._span_limit(source))
+                on_trial = self._sources.is_on_trial(source)
+                span = self._next_span(source, on_trial)
                 if span is None:
                     await self.arriving.changed.wait()
                 else:
-                    await self._fetch(Stream(source, span))
+                    await self._fetch(Stream(source, span, on_trial=on_trial))
         finally:
             source.streams -= 1
 
@@ -178,6 +194,9 @@ class Fetch:
         if source.standing is not Standing.ACTIVE or self.arriving.has_ended:
             return False
         return source.streams <= max(1, source.streams_wanted)
+
+    def _next_span(self, source: Source, on_trial: bool) -> Span | None:
+        return self._plan.take_last() if on_trial else self._plan.take(self._span_limit(source))
 
     def _span_limit(self, source: Source) -> int:
         active = self._sources.of(Standing.ACTIVE)
@@ -244,6 +263,7 @@ class Fetch:
     ) -> None:
         at = (chunk - incoming.ask.first) * DIGEST_BYTES
         stream.source.came(bytes_, seconds, time.monotonic())
+        self._means.doubts.pop(stream.source.address.node, None)
         if stream.source.standing is Standing.ACTIVE:
             self._engage([stream.source])
         self._means.counters["fetched_bytes"] += bytes_
@@ -273,6 +293,8 @@ class Fetch:
             log.warning("node %d gave wrong data of a file: %s", source.address.node, error)
         elif isinstance(error, Corrupt):
             error = Conflict("the file was changed while it was sent")
+        if isinstance(error, Unavailable):
+            self._means.doubt(source.address.node)
         source.failed(error, began, time.monotonic())
         self.arriving.wake()
 
@@ -316,9 +338,11 @@ class Fetch:
             if not others:
                 return
             self._engage(others)
-        self._hedging.lost_patience()
-        self._means.counters["fetches_hedged"] += 1
+        if not stream.on_trial:
+            self._hedging.lost_patience()
+            self._means.counters["fetches_hedged"] += 1
         self._sources.too_slow(stream.source, now)
+        self._means.doubt(stream.source.address.node)
         for each in tuple(self._streams):
             if each.source is stream.source:
                 each.cut()

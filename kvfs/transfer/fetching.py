@@ -39,7 +39,7 @@ class Fetcher:
         }
         self._small, self._large = trio.Semaphore(_FILES), trio.Semaphore(_FILES)
         threads = trio.CapacityLimiter(_THREADS)
-        self._means = Means(peers, me, transport or OverTcp(), threads, {}, self.counters)
+        self._means = Means(peers, me, transport or OverTcp(), threads, {}, {}, self.counters)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Fetch what is asked for, until cancelled; who waits then gets Unavailable."""

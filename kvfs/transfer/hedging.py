@@ -2,7 +2,7 @@
 
 A stream is stuck that gets nothing, or would need much longer for its chunk than others do. Each
 time one loses its work for that, patience doubles: a slow network ends in slowness and not in a
-circle.
+circle. For a stream on trial it stays what it was: others go on meanwhile.
 """
 
 import time
@@ -30,9 +30,10 @@ _RELAY_S: Final = 1.0
 class Stream:
     """One request of one source."""
 
-    def __init__(self, source: Source, span: Span) -> None:
+    def __init__(self, source: Source, span: Span, *, on_trial: bool = False) -> None:
         self.source = source
         self.span = span
+        self.on_trial = on_trial
         self.insists = source.insist
         self.scope = trio.CancelScope()
         self.began = time.monotonic()
@@ -70,7 +71,7 @@ class Hedging:
 
     def is_stuck(self, stream: Stream, active: Collection[Source], now: float) -> bool:
         """`active`: the sources that are asked at the time."""
-        patience_s = self._silent_s
+        patience_s = _SILENT_S if stream.on_trial else self._silent_s
         if stream.receiving is None:
             relay_s = _RELAY_S if stream.source.is_relay else 0.0
             patience_s = max(patience_s, relay_s, _ANSWERS * stream.source.answer_s)

@@ -5,6 +5,7 @@ Invariants
 - What is here stays here.
 - Whoever waits for a chunk has it before what is only likely to be wanted, and that comes before
   the rest, in the order of the file.
+- Who may not answer is asked for nothing that somebody waits for (`take_last`).
 """
 
 from typing import Final, NamedTuple
@@ -106,6 +107,17 @@ class Plan:
             self._urgent.pop(chunk, None)
             self._likely.pop(chunk, None)
         return Span(first, end - first)
+
+    def take_last(self) -> Span | None:
+        """The chunk to ask for that is wanted last; None where somebody waits for all of them."""
+        wanted = self._likely if self._lazily else range(len(self._states))
+        free = (each for each in wanted if self._states[each] == _MISSING)
+        last = max((each for each in free if each not in self._urgent), default=None)
+        if last is None:
+            return None
+        self._states[last] = _ASKED
+        self._likely.pop(last, None)
+        return Span(last, 1)
 
     def _next(self) -> int | None:
         for wanted in (self._urgent, self._likely):

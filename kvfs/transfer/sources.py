@@ -8,10 +8,13 @@ Invariants
 - A source that is out stays out: it does not have the file, has another content, or failed twice in
   a row.
 - A source in reserve becomes active where the active ones are too few or all stuck.
+- A source that was too slow is in doubt until a chunk comes from it. Beside one that is not it is
+  on trial: it may have what nobody waits for, so that a host that cannot be reached costs a reader
+  one pause, and not one for each time that it is tried.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from typing import Final
 
@@ -45,9 +48,12 @@ class Standing(Enum):
 class Source:
     """One node."""
 
-    def __init__(self, address: PeerAddress, chunk_s: float = 0.0) -> None:
+    def __init__(
+        self, address: PeerAddress, chunk_s: float = 0.0, is_in_doubt: bool = False
+    ) -> None:
         self.address = address
         self.standing = Standing.RESERVE
+        self.is_in_doubt = is_in_doubt
         self.is_relay = False
         """It was named by a holder: it may be getting the file itself, and answers when it has the
         chunk."""
@@ -70,6 +76,7 @@ class Source:
     def came(self, bytes_: int, seconds: float, now: float) -> None:
         """So much of a chunk came in so long a time."""
         self.strikes = 0
+        self.is_in_doubt = False
         self.came_at = now
         whole_s = seconds * CHUNK_BYTES / max(bytes_, 1)
         self.chunk_s = (self.chunk_s + whole_s) / 2 if self.chunk_s else whole_s
@@ -91,7 +98,7 @@ class Source:
         """How many requests are to be under way at a time. A chunk of a slow one comes sooner, and
         can be handed on, where it does not share the link with the next."""
         pace_s = self.chunk_s / max(1, self.streams)
-        return STREAMS if 0 < pace_s < _FAST_S else 1
+        return STREAMS if 0 < pace_s < _FAST_S and not self.is_in_doubt else 1
 
     def span_limit(self, left: int, asked: int, streams: int, alone: bool) -> int:
         """How many chunks to ask for in one request, where `left` are to be asked for and `asked`
@@ -112,10 +119,13 @@ class Sources:
         chunks: int,
         me: int,
         paces: Mapping[int, float] | None = None,
+        in_doubt: Collection[int] = (),
     ) -> None:
-        """`paces`: how long nodes took for a chunk of other files."""
+        """`paces`: how long nodes took for a chunk of other files; `in_doubt`: nodes that did not
+        bring what other files were to have of them."""
         self._me = me
         self._paces = paces or {}
+        self._in_doubt = in_doubt
         self._all: dict[int, Source] = {}
         self.add(addresses)
         self._at_once = max(1, chunks // _CHUNKS_EACH)
@@ -126,9 +136,8 @@ class Sources:
         for address in addresses:
             known = address.node == self._me or address.node in self._all
             if not known and len(self._all) < _MOST_SOURCES:
-                self._all[address.node] = source = Source(
-                    address, self._paces.get(address.node, 0.0)
-                )
+                pace_s, doubt = self._paces.get(address.node, 0.0), address.node in self._in_doubt
+                self._all[address.node] = source = Source(address, pace_s, doubt)
                 added.append(source)
         return added
 
@@ -159,13 +168,19 @@ class Sources:
 
     def _reserve(self) -> list[Source]:
         return sorted(
-            self.of(Standing.RESERVE), key=lambda each: (each.cuts, each.insist, each.is_relay)
+            self.of(Standing.RESERVE),
+            key=lambda each: (each.is_in_doubt, each.cuts, each.insist, each.is_relay),
         )
+
+    def is_on_trial(self, source: Source) -> bool:
+        """Whether it is in doubt, while another one is asked that is not."""
+        return source.is_in_doubt and not all(each.is_in_doubt for each in self.of(Standing.ACTIVE))
 
     def too_slow(self, source: Source, now: float) -> None:
         """Others are to be asked in its place, for a while, the second time for longer."""
         source.rests_until = now + _REST_S * 2.0 ** min(source.cuts, 8)
         source.cuts += 1
+        source.is_in_doubt = True
         if source.standing is Standing.ACTIVE:
             source.standing = Standing.RESERVE
 

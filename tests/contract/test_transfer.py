@@ -26,7 +26,7 @@ from kvfs.errors import (
     Unavailable,
 )
 from kvfs.store import checksum
-from kvfs.transfer import fetch, receiving
+from kvfs.transfer import fetch, receiving, sources
 from kvfs.version import PROTOCOL
 from kvfs.wire.http import FileRange, Head, Response
 from tests.contract.peers import (
@@ -444,6 +444,48 @@ def test_a_silent_holder_is_left_for_another(tmp_path: Path) -> None:
             proxy.held = "out"
             arriving.close()
             assert await reader.bring(wanted, [address, other.address]) == data
+
+    run(tmp_path, 3, test)
+
+
+def test_what_is_waited_for_is_not_asked_of_who_was_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot be reached holds a reader up once, however often it is tried."""
+    monkeypatch.setattr(sources, "_REST_S", 0.0)
+    data = content(LARGE)
+
+    async def test(silent: Peer, other: Peer, reader: Peer) -> None:
+        wanted = silent.put(data)
+        other.put(data)
+        with before(silent) as (proxy, address):
+            proxy.held = "both"
+            arriving = reader.fetch(wanted, [address, other.address], lazily=True)
+            for offset in range(0, LARGE, CHUNK_BYTES):
+                await arriving.span(offset, 1)
+        assert read_back(arriving) == data
+        assert reader.fetcher.counters["fetches_hedged"] <= 2
+        arriving.close()
+
+    run(tmp_path, 3, test)
+
+
+def test_who_was_silent_is_asked_last_for_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_DOUBT_S", 3600.0)
+
+    async def test(silent: Peer, other: Peer, reader: Peer) -> None:
+        with before(silent) as (proxy, address):
+            proxy.held = "both"
+            for number in range(20):
+                data = content(1000, number)
+                wanted = other.put(data, ino=INO + number)
+                assert await reader.bring(wanted, [address, other.address]) == data
+            assert reader.fetcher.counters["fetches_hedged"] <= 2
+            proxy.held = None
+            wanted = silent.put(data, ino=INO + 100)
+            assert await reader.bring(wanted, [address]) == data, "it is not given up"
 
     run(tmp_path, 3, test)
 

@@ -55,6 +55,24 @@ def test_what_was_given_back_is_asked_for_first() -> None:
     assert taken(plan) == [1, 3]
 
 
+def test_who_may_not_answer_gets_what_is_wanted_last() -> None:
+    plan = Plan(5)
+    plan.urge(Span(3, 2))
+    plan.expect(Span(2, 1))
+    assert [plan.take_last() for _ in range(4)] == [Span(2, 1), Span(1, 1), Span(0, 1), None]
+    assert taken(plan, 5) == [3, 4]
+    plan.give_back(Span(2, 3))
+    assert plan.take_last() is None, "who waited for it waits again"
+
+
+def test_lazily_nobody_is_tried_with_what_nobody_wants() -> None:
+    plan = Plan(10, lazily=True)
+    plan.urge(Span(4, 2))
+    assert plan.take_last() is None
+    plan.expect(Span(7, 2))
+    assert [plan.take_last() for _ in range(3)] == [Span(8, 1), Span(7, 1), None]
+
+
 def test_how_much_is_here_in_a_row() -> None:
     plan = Plan(6, present=b"\x1d")
     assert [plan.run(first, 3) for first in range(6)] == [1, 0, 3, 2, 1, 0]
@@ -66,7 +84,9 @@ def test_how_much_is_here_in_a_row() -> None:
     st.integers(0, 40),
     st.booleans(),
     st.lists(
-        st.tuples(st.sampled_from(["urge", "expect", "take", "put", "back"]), st.integers(0, 39))
+        st.tuples(
+            st.sampled_from(["urge", "expect", "take", "last", "put", "back"]), st.integers(0, 39)
+        )
     ),
 )
 def test_a_chunk_is_asked_of_one_at_a_time(
@@ -74,8 +94,8 @@ def test_a_chunk_is_asked_of_one_at_a_time(
 ) -> None:
     plan, asked, here = Plan(chunks, lazily=lazily), set[int](), set[int]()
     for step, number in steps:
-        if step == "take":
-            span = plan.take(number + 1)
+        if step in ("take", "last"):
+            span = plan.take(number + 1) if step == "take" else plan.take_last()
             new = set(range(span.first, span.end)) if span else set()
             assert not new & (asked | here)
             assert len(new) <= number + 1
@@ -134,6 +154,33 @@ def test_a_failure_that_may_pass_is_tried_again_once() -> None:
     assert source.standing is Standing.ACTIVE
     source.failed(Unavailable("again"), 5.0, 6.0)
     assert source.standing is Standing.OUT
+
+
+def test_who_was_too_slow_is_on_trial_beside_others_until_it_brings_something() -> None:
+    sources = Sources(at(1, 2), 100, me=9)
+    slow, other = sources.activate(0.0)
+    sources.too_slow(slow, 5.0)
+    assert nodes(sources.activate(5.9)) == []
+    assert nodes(sources.activate(6.1)) == [1]
+    assert sources.is_on_trial(slow)
+    assert not sources.is_on_trial(other)
+    slow.came(1 << 22, 0.01, 7.0)
+    assert not sources.is_on_trial(slow)
+
+
+def test_who_is_alone_is_not_on_trial() -> None:
+    sources = Sources(at(1, 2), 100, me=9)
+    one, other = sources.activate(0.0)
+    for source in (one, other):
+        sources.too_slow(source, 5.0)
+    assert nodes(sources.activate(6.1)) == [1, 2]
+    assert not sources.is_on_trial(one), "somebody has to bring what is waited for"
+
+
+def test_who_is_in_doubt_is_asked_last_for_other_files_too() -> None:
+    sources = Sources(at(1, 2), 3, me=9, in_doubt={1})
+    assert nodes(sources.activate(0.0)) == [2]
+    assert nodes(sources.activate_another(0.0)) == [1]
 
 
 def test_who_sends_us_away_is_asked_again_when_the_others_are_out() -> None:
