@@ -4,7 +4,8 @@ Invariants
 - It returns only when as many nodes as the namespace wants, this one included, have recorded that
   they have the present content, on their disks.
 - Who waits, waits no longer than 10 seconds and a second for each 32 MiB; then it gets Unavailable:
-  the file is published and the keeper goes on, but nobody was promised its copies.
+  the file is published and the keeper goes on, but nobody was promised its copies. Until then it is
+  tried again: a node that starts just now, or that frees room, is there in time.
 - In a namespace that promises none it costs a look at its record.
 """
 
@@ -21,6 +22,7 @@ from kvfs.namespace.copies import Copied
 from kvfs.policy import repair
 
 _WAIT_S: Final = 10.0
+_AGAIN_S: Final = 0.5
 _BYTES_PER_S: Final = 32 << 20
 
 
@@ -41,7 +43,7 @@ class Acknowledging:
         late: list[Unavailable] = []
         async with trio.open_nursery() as nursery:
             for ino in wanted:
-                nursery.start_soon(self._acknowledge, ino, late)
+                nursery.start_soon(self._in_time, ino, late)
         if late:
             raise late[0]
 
@@ -50,27 +52,38 @@ class Acknowledging:
         namespace = self._copies.engine.namespace(namespace_of(ino))
         return namespace is not None and namespace.acknowledge == "sync" and namespace.replicas > 0
 
-    async def _acknowledge(self, ino: int, late: list[Unavailable]) -> None:
+    async def _in_time(self, ino: int, late: list[Unavailable]) -> None:
+        try:
+            await self._acknowledge(ino)
+        except Unavailable as error:
+            late.append(error)
+
+    async def _acknowledge(self, ino: int) -> None:
         file = await self._copies.look(ino)
         if file is None:
             return  # removed meanwhile
-        missing = file.wanted
         with trio.move_on_after(_WAIT_S + file.inode.size / _BYTES_PER_S):
-            missing = await self._make(file)
-        if not missing:
+            await self._until_made(file)
             self.counters["acknowledged_with_copies"] += 1
             return
         self.counters["copies_late"] += 1
+        file = await self._copies.look(ino) or file
         name = file.inode.name.decode(errors="backslashreplace")
-        late.append(
-            Unavailable(
-                f"{name}: {file.wanted} nodes are to have it before its close is done, and"
-                f" {missing} of them have it not yet; `kvfs node list` shows the nodes"
-            )
+        raise Unavailable(
+            f"{name}: {file.wanted} nodes are to have it before its close is done, and"
+            f" {self._missing(file)} of them have it not yet; `kvfs node list` shows the nodes"
         )
 
-    async def _make(self, file: Copied) -> int:
-        """How many copies are missing in the end."""
-        snapshot = self._copies.snapshot()
-        missing = repair.judge(snapshot, file.ino, file.holders, file.wanted).missing
-        return missing - len(await self._copies.make(file, missing)) if missing else 0
+    async def _until_made(self, file: Copied | None) -> None:
+        """Have the copies made that a file lacks, until it lacks none. What is published meanwhile
+        holds what is to be acknowledged."""
+        while file is not None and (missing := self._missing(file)):
+            if len(await self._copies.make(file, missing)) >= missing:
+                return
+            await trio.sleep(_AGAIN_S)
+            file = await self._copies.look(file.ino)
+
+    def _missing(self, file: Copied) -> int:
+        verdict = repair.judge(self._copies.snapshot(), file.ino, file.holders, file.wanted)
+        # Without its own lease this node knows of nobody who has the file.
+        return file.wanted if verdict.actor is None else verdict.missing

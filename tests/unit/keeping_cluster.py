@@ -223,6 +223,11 @@ class KeptCluster:
         node = self.nodes[number]
         node.host = node.host._replace(alive=False)
 
+    def regain(self, number: int) -> None:
+        """What `lose` lost."""
+        node = self.nodes[number]
+        node.host = node.host._replace(alive=True)
+
     def drain(self, number: int) -> None:
         node = self.nodes[number]
         node.host = node.host._replace(state="draining")

@@ -366,6 +366,34 @@ def test_a_close_that_is_acknowledged_with_its_copies_waits_for_them() -> None:
     run(main)
 
 
+def test_a_close_waits_for_a_node_that_is_about_to_be_there() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(3)
+        sync = cluster.namespace("sync", replicas=2, acknowledge="sync")
+        cluster.lose(3)
+        async with cluster.running(), trio.open_nursery() as nursery:
+            ino = cluster.write(sync, "a")
+            nursery.start_soon(cluster[1].acknowledging.acknowledge, [ino])
+            await until(lambda: len(cluster.holders(ino)) == 2, 5)
+            cluster.regain(3)
+        assert cluster.holders(ino) == {1, 2, 3}
+
+    run(main)
+
+
+def test_a_close_on_a_node_without_a_lease_promises_nothing() -> None:
+    async def main() -> None:
+        cluster = KeptCluster(3)
+        sync = cluster.namespace("sync", replicas=2, acknowledge="sync")
+        async with cluster.running():
+            ino = cluster.write(sync, "a")
+            cluster.lose(1)
+            with trio.fail_after(60), pytest.raises(Unavailable, match="3 nodes are"):
+                await cluster[1].acknowledging.acknowledge([ino])
+
+    run(main)
+
+
 def test_a_close_that_cannot_have_its_copies_is_an_error() -> None:
     async def main() -> None:
         cluster = KeptCluster(3)
