@@ -23,6 +23,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.engine import HOST as ENGINE
 from tests.cluster.waiting import wait_until
 from tests.fault.disks import disk
+from tests.integration.harness import kvfs
 
 NO_LONGER_S = 60.0
 """Deadlines are some ten seconds; who hangs has none. Machines are slow."""
@@ -43,8 +44,11 @@ def small_disk(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def running(root: Path, small_disk: Path) -> Iterator[Cluster]:
     with Cluster(root, 3) as made:
         (made[1].mount / "kept").mkdir()
-        for host in made:
-            wait_until((host.mount / "kept").is_dir, "all see the durable namespace")
+        sure = ("create", "sure", "--replicas", "1", "--acknowledge", "sync")
+        done = kvfs("namespace", *sure, "--store", str(made[1].store))
+        assert done.returncode == 0, done.stderr
+        for host, namespace in itertools.product(made, ("kept", "sure")):
+            wait_until((host.mount / namespace).is_dir, "all see the durable namespaces")
         yield made
 
 
@@ -195,6 +199,60 @@ def test_who_is_cut_off_serves_nothing_old(cluster: Cluster, ways: str) -> None:
     settles(cluster, 3, kept, new)
 
 
+@pytest.mark.parametrize("ways", ["both", "in", "out"])
+def test_what_a_close_promised_copies_of_is_whole_on_both_sides_of_a_cut(
+    cluster: Cluster, ways: str
+) -> None:
+    acknowledged = dict(made(cluster, "sure", by=number) for number in (1, 3))
+    cluster.partition(3, ways)  # type: ignore[arg-type]
+    for name, data in acknowledged.items():
+        settles(cluster, 1, name, data)
+        settles(cluster, 2, name, data)
+    with ThreadPoolExecutor() as pool:
+        apart = pool.submit(written, cluster, 3)
+        wait_until(lambda: keep(acknowledged, written(cluster, 1)), "closes promise copies again")
+        assert apart.result() is None, "nobody took a copy"
+    cluster.heal(3)
+    for host in cluster:
+        for name, data in acknowledged.items():
+            settles(cluster, host.number, name, data)
+
+
+def keep(acknowledged: dict[str, bytes], file: tuple[str, bytes] | None) -> bool:
+    acknowledged.update([file] if file else [])
+    return file is not None
+
+
+def written(cluster: Cluster, number: int) -> tuple[str, bytes] | None:
+    """A new file whose close said that its copies are there; None: it did not."""
+    name, data = f"sure/file-{next(_numbers)}", os.urandom(100_000)
+    done = within(partial((cluster[number].mount / name).write_bytes, data))
+    return (name, data) if done == len(data) else None
+
+
+@pytest.mark.parametrize("how", ["killed", "cut off"])
+def test_a_read_under_way_goes_on_from_another_holder(cluster: Cluster, how: str) -> None:
+    """Of a file that is read while it comes: neither an end nor an error, nor another byte."""
+    name, data = made(cluster, "cache", 68 << 20)
+    assert read(cluster, 2, name) == data
+    for number in (1, 2):
+        cluster.network.limit(str(number), 200)
+    try:
+        with (cluster[3].mount / name).open("rb", buffering=0) as file:
+            parts = [file.read(8 << 20)]
+            if how == "killed":
+                cluster[1].kill()
+            else:
+                cluster.partition(1)
+            assert within(lambda: parts.extend(iter(partial(file.read, 1 << 20), b""))) is None
+    finally:
+        for number in (1, 2):
+            cluster.network.limit(str(number), 0)
+    is_whole = b"".join(parts) == data
+    assert is_whole
+    (cluster[3].mount / name).unlink()  # node 2 has little room
+
+
 def test_holders_that_cannot_be_reached_are_a_miss(cluster: Cluster) -> None:
     """The maker is cut off: the others know the name, and nobody has the bytes."""
     missed, _ = made(cluster, "cache")
@@ -231,6 +289,38 @@ def test_a_disk_that_hangs_stops_its_own_node_alone(cluster: Cluster, small_disk
         subprocess.run(["fsfreeze", "--unfreeze", small_disk], check=True)
     settles(cluster, 2, name, data)
     wait_until(lambda: can_write(cluster[2].mount / "kept"), "it takes writes again")
+
+
+def test_a_disk_that_stalls_again_and_again_loses_nothing(
+    cluster: Cluster, small_disk: Path
+) -> None:
+    with stalling(small_disk):
+        files = [made(cluster, "kept", 1_000_000, by=2) for _ in range(5)]
+        for name, data in files:
+            settles(cluster, 1, name, data)
+    for name, data in files:
+        settles(cluster, 2, name, data)
+        settles(cluster, 3, name, data)
+
+
+@contextlib.contextmanager
+def stalling(disk: Path) -> Iterator[None]:
+    """What is written to it waits, most of the time."""
+    is_over = threading.Event()
+
+    def stall() -> None:
+        while not is_over.wait(0.2):
+            subprocess.run(["fsfreeze", "--freeze", disk], check=True)
+            is_over.wait(0.5)
+            subprocess.run(["fsfreeze", "--unfreeze", disk], check=True)
+
+    thread = threading.Thread(target=stall)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_a_full_disk_makes_room_or_says_so(cluster: Cluster) -> None:
