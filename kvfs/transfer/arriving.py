@@ -15,6 +15,7 @@ from kvfs import stepping
 from kvfs.cluster.peer_words import CHUNK_BYTES, DIGEST_BYTES, chunks_of
 from kvfs.errors import Unavailable
 from kvfs.transfer.plan import Plan, Span
+from kvfs.transfer.sink import Sink
 
 
 class Wanted(NamedTuple):
@@ -35,6 +36,7 @@ class Arriving:
         self.fd = os.dup(fd)
         """For reading what is here; closed by the end of `close`, or when the last stream has let
         go of it."""
+        self.sink: Final = Sink(self.fd)
         kept = present if wanted.checksum else b""
         self.plan: Final = Plan(chunks_of(wanted.size), kept, lazily)
         self.agreed = trio.Event()

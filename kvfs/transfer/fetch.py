@@ -238,7 +238,7 @@ class Fetch:
         mover = transport.mover(source.address, ask)
         async with self._means.peers.data(source.address, ask, STALL_S, mover) as incoming:
             arrived = functools.partial(self._arrived, stream, incoming)
-            with transport.taking(source.address, incoming, self.arriving.fd, arrived) as taking:
+            with transport.taking(source.address, incoming, self.arriving.sink, arrived) as taking:
                 self._believe(incoming)
                 source.answered(time.monotonic() - stream.began)
                 stream.receiving = taking

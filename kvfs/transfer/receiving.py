@@ -7,7 +7,6 @@ without a pause: a turn of the loop for each piece would cost more than the rest
 """
 
 import mmap
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import xxhash
 from kvfs.cluster.peer_client import Incoming
 from kvfs.cluster.peer_words import CHUNK_BYTES, DIGEST_BYTES
 from kvfs.errors import Corrupt, Unavailable
+from kvfs.transfer.sink import Sink
 
 STALL_S: Final = 5.0
 """Nothing comes for so long: it is asked elsewhere."""
@@ -54,11 +54,11 @@ Arrived = Callable[[int, int, float], None]
 class Taking:
     """Takes one answer; use it once."""
 
-    def __init__(self, incoming: Incoming, fd: int, arrived: Arrived) -> None:
+    def __init__(self, incoming: Incoming, sink: Sink, arrived: Arrived) -> None:
         """`arrived` is called for each chunk that was written and has its checksum."""
         self._sums = incoming.sums
         self._size = incoming.ask.size
-        self._fd = fd
+        self._sink = sink
         self._arrived = arrived
         self._chunk = self._first = incoming.ask.first
         self._offset = incoming.ask.offset
@@ -91,10 +91,8 @@ class Taking:
 
     def _take(self, part: memoryview) -> None:
         self._hash.update(part)
-        done = 0
-        while done < len(part):
-            done += os.pwrite(self._fd, part[done:], self._offset + done)
-        self._offset += done
+        self._sink.write(part, self._offset)
+        self._offset += len(part)
 
     def _finish_chunk(self, tell: Arrived) -> None:
         at = (self._chunk - self._first) * DIGEST_BYTES
@@ -109,8 +107,10 @@ class Taking:
 class Receiving(Taking):
     """The bytes come as the answer's body. `burst` runs in a thread, the rest in the loop."""
 
-    def __init__(self, incoming: Incoming, fd: int, buffer: memoryview, arrived: Arrived) -> None:
-        super().__init__(incoming, fd, arrived)
+    def __init__(
+        self, incoming: Incoming, sink: Sink, buffer: memoryview, arrived: Arrived
+    ) -> None:
+        super().__init__(incoming, sink, arrived)
         self._connection = incoming.connection
         self._buffer = buffer
         self._token = trio.lowlevel.current_trio_token()

@@ -12,6 +12,7 @@ from typing import Protocol
 from kvfs.cluster.peer_client import Incoming
 from kvfs.cluster.peer_words import Ask, PeerAddress
 from kvfs.transfer.receiving import Arrived, Buffers, Receiving, Taking
+from kvfs.transfer.sink import Sink
 
 
 class Transport(Protocol):
@@ -22,7 +23,7 @@ class Transport(Protocol):
         no other way."""
 
     def taking(
-        self, address: PeerAddress, incoming: Incoming, fd: int, arrived: Arrived
+        self, address: PeerAddress, incoming: Incoming, sink: Sink, arrived: Arrived
     ) -> AbstractContextManager[Taking]:
         """What takes the answer of that node into the file; what it needs is held until the block
         ends."""
@@ -39,7 +40,7 @@ class OverTcp:
 
     @contextmanager
     def taking(
-        self, address: PeerAddress, incoming: Incoming, fd: int, arrived: Arrived
+        self, address: PeerAddress, incoming: Incoming, sink: Sink, arrived: Arrived
     ) -> Iterator[Taking]:
         with self._buffers.lent() as buffer:
-            yield Receiving(incoming, fd, buffer, arrived)
+            yield Receiving(incoming, sink, buffer, arrived)

@@ -22,6 +22,7 @@ from kvfs.transfer.rdma.lending import LENT_S
 from kvfs.transfer.rdma.memory import LANDING_BYTES, Landing
 from kvfs.transfer.rdma.mover import Mover
 from kvfs.transfer.receiving import BUFFER_BYTES, STALL_S, Arrived, Buffers, Taking
+from kvfs.transfer.sink import Sink
 from kvfs.transfer.transport import OverTcp
 
 log = logging.getLogger(__name__)
@@ -61,17 +62,17 @@ class OverMover:
 
     @contextmanager
     def taking(
-        self, address: PeerAddress, incoming: Incoming, fd: int, arrived: Arrived
+        self, address: PeerAddress, incoming: Incoming, sink: Sink, arrived: Arrived
     ) -> Iterator[Taking]:
         if incoming.lent is None:
             asked = incoming.ask
             self.counters["mover_over_tcp"] += asked.length(asked.chunks) >= LEAST_BYTES
-            with self._tcp.taking(address, incoming, fd, arrived) as taking:
+            with self._tcp.taking(address, incoming, sink, arrived) as taking:
                 yield taking
             return
         try:
             with self._buffers.lent() as buffer:
-                yield _Moving(self, address, incoming, incoming.lent, fd, buffer, arrived)
+                yield _Moving(self, address, incoming, incoming.lent, sink, buffer, arrived)
         finally:
             self._tickets.append((address, incoming.lent.ticket))
             self._told.set()
@@ -109,11 +110,11 @@ class _Moving(Taking):
         address: PeerAddress,
         incoming: Incoming,
         lent: Lent,
-        fd: int,
+        sink: Sink,
         buffer: memoryview,
         arrived: Arrived,
     ) -> None:
-        super().__init__(incoming, fd, arrived)
+        super().__init__(incoming, sink, arrived)
         self._transport = transport
         self._address = address
         self._lent = lent
