@@ -53,7 +53,7 @@ class Operations:
         """Where the kernel leaves locks to this mount."""
         self.open_files = open_files
         self.directories = DirectoryStreams(node)
-        self.xattrs = Xattrs(node.engine)
+        self.xattrs = Xattrs(node.engine, node.store.root)
         self._orphans: dict[int, int] = {}
         """Inode -> data version of files without a link that somebody still holds."""
 

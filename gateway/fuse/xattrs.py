@@ -1,8 +1,14 @@
-"""Extended attributes: the user. and trusted. classes are kept, others refused."""
+"""Extended attributes: the user. and trusted. classes are kept, others refused.
 
+Every file has `kvfs.store`, which says where the store behind the mount is; it is not listed.
+"""
+
+import os
+from pathlib import Path
 from typing import Final
 
 from gateway.fuse.caller import Caller, now_ns
+from kvfs.client.backing import STORE_XATTR
 from kvfs.errors import NotSupported
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.namespace import inodes
@@ -14,11 +20,15 @@ _KEPT_XATTRS: Final = (b"user.", b"trusted.")
 class Xattrs:
     """The extended attributes of one mount's files."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, store: Path) -> None:
+        """`store`: its directory."""
         self._engine = engine
+        self._store = os.fsencode(store)
 
     async def getxattr(self, ino: int, name: bytes) -> bytes:
         """Raises NoAttribute, NotSupported."""
+        if name == STORE_XATTR:
+            return self._store
         _check_xattr(name)
         return await self._engine.read(lambda t: inodes.get_xattr(t, ino, name))
 

@@ -1,0 +1,238 @@
+"""Checkpoints become tensors, byte for byte, from a plain directory and from a mount."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvfs.errors import Conflict, Corrupt, Invalid, KvfsError, NotFound, NotSupported
+from tests.cluster.waiting import wait_until
+from tests.gds.checkpoints import Meant, llama, meant, write, write_shards
+from tests.integration.harness import Node, best_mode
+
+if TYPE_CHECKING:
+    import torch
+
+MIB = 1 << 20
+COARSE = 5
+"""CLOCK_REALTIME_COARSE, by which the kernel stamps files."""
+pytestmark = pytest.mark.timeout(1200)  # the first test may have to install torch
+
+
+@pytest.fixture(scope="module")
+def mount() -> Iterator[Path]:
+    """A namespace on a real mount."""
+    node = Node.make(mode=best_mode())
+    try:
+        node.up()
+        yield node.mount / "models"
+    finally:
+        node.remove()
+
+
+@pytest.fixture(params=["mount", "plain"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.param == "plain":
+        return tmp_path
+    directory: Path = request.getfixturevalue("mount") / request.node.name.replace("/", "_")
+    directory.mkdir()
+    return directory
+
+
+def raw(tensor: "torch.Tensor") -> bytes:
+    import torch
+
+    if not tensor.numel():
+        return b""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_same(found: dict[str, Any], wanted: dict[str, Meant]) -> None:
+    assert set(found) == set(wanted)
+    for name, each in wanted.items():
+        assert raw(found[name]) == each.data, name
+
+
+EVERY_DTYPE = {
+    **{f"odd {dtype}": meant(dtype, (3, 5, 2), 1) for dtype in ("U8", "I8", "BOOL")},
+    **{f"{dtype}": meant(dtype, (7, 4), 2) for dtype in ("I16", "U16", "F16", "BF16")},
+    **{f"{dtype}": meant(dtype, (3, 4), 3) for dtype in ("I32", "U32", "F32", "I64", "U64", "F64")},
+    **{f"{dtype}": meant(dtype, (4, 6), 4) for dtype in ("F8_E5M2", "F8_E4M3", "F8_E8M0", "F4")},
+    "complex": meant("C64", (3, 3), 5),
+    "scalar": meant("F32", (), 6),
+    "empty": meant("F32", (0, 4), 7),
+    "large": meant("BF16", (1024, 9 * 1024), 8),
+    "empty too": meant("I64", (2, 0), 9),
+}
+
+
+@pytest.mark.parametrize("padding", [0, 1, 4000])
+def test_every_dtype_comes_back_byte_for_byte(where: Path, padding: int) -> None:
+    import torch
+
+    import gds
+
+    write(where / "a.safetensors", EVERY_DTYPE, padding)
+    found = gds.load_file(where / "a.safetensors")
+    assert_same(found, EVERY_DTYPE)
+    assert found["BF16"].dtype == torch.bfloat16
+    assert found["F4"].shape == (4, 3)  # torch has two in each of its elements
+    assert all(
+        found[name].shape == torch.Size(each.shape)
+        for name, each in EVERY_DTYPE.items()
+        if each.dtype != "F4"
+    )
+
+
+def test_a_dtype_that_torch_has_not_is_named(where: Path) -> None:
+    import gds
+
+    write(where / "a.safetensors", {"six": meant("F6_E2M3", (4, 4), 1)})
+    with pytest.raises(NotSupported, match=r"'six'.*F6_E2M3"):
+        gds.load_file(where / "a.safetensors")
+
+
+@pytest.mark.parametrize("strategy", ["auto", "slice", "strided"])
+def test_ranks_have_their_parts_and_all_of_them_the_whole(where: Path, strategy: str) -> None:
+    import torch
+
+    import gds
+
+    shards = [llama(1, 256), llama(1, 256, first=1)]
+    write_shards(where, shards)
+    whole = gds.load_model(where)
+    assert_same(whole, shards[0] | shards[1])
+    ranks = [gds.load_model(where, rank=n, world_size=4, strategy=strategy) for n in range(4)]
+    for name, tensor in whole.items():
+        dimension = None if "norm" in name else int("o_proj" in name or "down_proj" in name)
+        for rank, found in enumerate(ranks):
+            expected = tensor if dimension is None else tensor.chunk(4, dimension)[rank]
+            assert torch.equal(found[name].view(torch.int16), expected.view(torch.int16)), name
+
+
+def test_elements_become_others_where_that_is_asked_for(where: Path) -> None:
+    import torch
+
+    import gds
+
+    values = torch.arange(6_000_000, dtype=torch.float32).to(torch.bfloat16)
+    numbers = meant("I32", (5,), 1)
+    tensors = {"w": Meant("BF16", (3000, 2000), raw(values)), "n": numbers}
+    write(where / "a.safetensors", tensors)
+    found = gds.load_model(where / "a.safetensors", dtype=torch.float32)
+    assert torch.equal(found["w"], values.to(torch.float32).reshape(3000, 2000))
+    assert raw(found["n"]) == numbers.data
+    columns = gds.load_model(
+        where / "a.safetensors", rank=1, world_size=2, plan={"w": 1}, dtype=torch.float16
+    )
+    assert torch.equal(columns["w"], values.to(torch.float16).reshape(3000, 2000)[:, 1000:])
+
+
+def test_tensors_come_one_by_one_and_those_that_go_give_their_memory_back(tmp_path: Path) -> None:
+    import gds
+
+    block = meant("U8", (16 * MIB,), 1)
+    write(tmp_path / "a.safetensors", {f"t{n:02d}": block for n in range(60)})
+    before, peak, seen = anonymous_bytes(), 0, []
+    for name, tensor in gds.iter_tensors(tmp_path / "a.safetensors"):
+        assert tensor.shape == (16 * MIB,)
+        seen.append(name)
+        peak = max(peak, anonymous_bytes())
+        del tensor
+    assert sorted(seen) == [f"t{n:02d}" for n in range(60)]
+    assert peak - before < 512 * MIB
+
+
+def anonymous_bytes() -> int:
+    """Of this process."""
+    with open("/proc/self/status") as status:
+        (line,) = (line for line in status if line.startswith("RssAnon"))
+    return int(line.split()[1]) << 10
+
+
+def test_who_stops_early_leaves_no_thread(where: Path) -> None:
+    import gds
+
+    write(where / "a.safetensors", {f"t{n}": meant("U8", (MIB,), n) for n in range(100)})
+    descriptors = len(os.listdir("/proc/self/fd"))
+    tensors = gds.iter_tensors(where / "a.safetensors")
+    next(tensors)
+    tensors.close()
+    assert not [each for each in threading.enumerate() if each.name.startswith("kvfs-load")]
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_what_is_wrong_with_a_checkpoint_is_named(where: Path) -> None:
+    import gds
+
+    def refused(kind: type[KvfsError], *said: str) -> None:
+        with pytest.raises(kind) as caught:
+            gds.load_model(where)
+        assert all(each in str(caught.value) for each in said), caught.value
+
+    refused(NotFound, str(where))
+    shards = [{"a": meant("U8", (100,), 1)}, {"b": meant("U8", (100,), 2)}]
+    write_shards(where, shards)
+    second = where / "model-00002-of-00002.safetensors"
+    whole = second.read_bytes()
+    second.write_bytes(whole[:-1])
+    refused(Corrupt, second.name, "truncated")
+    second.unlink()
+    refused(NotFound, second.name, "index.json")
+    write(second, shards[0])
+    refused(Invalid, "'a'", second.name)
+    index = where / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
+    refused(Corrupt, "etc/passwd")
+    index.write_text("{")
+    refused(Corrupt, index.name)
+
+
+def test_a_file_that_is_written_to_while_it_loads_is_refused(where: Path) -> None:
+    import gds
+
+    path = where / "a.safetensors"
+    write(path, {f"t{n}": meant("U8", (MIB,), n) for n in range(8)})
+    tensors = gds.iter_tensors(path)
+    next(tensors)
+    written_at = path.stat().st_mtime_ns
+    wait_until(lambda: time.clock_gettime_ns(COARSE) > written_at, "the clock of files went on")
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    with pytest.raises(Conflict, match=r"a\.safetensors"):
+        list(tensors)
+
+
+def test_a_file_that_is_replaced_while_it_loads_is_read_as_it_was(where: Path) -> None:
+    import gds
+
+    path = where / "a.safetensors"
+    old = {f"t{n}": meant("U8", (MIB,), n) for n in range(8)}
+    write(path, old)
+    tensors = gds.iter_tensors(path)
+    found = dict([next(tensors)])
+    write(where / "b", {f"t{n}": meant("U8", (MIB,), n + 100) for n in range(8)})
+    os.rename(where / "b", path)
+    assert_same(found | dict(tensors), old)
+
+
+def test_a_device_that_is_not_there_is_refused(where: Path) -> None:
+    import gds
+
+    write(where / "a.safetensors", {"a": meant("U8", (3,), 1)})
+    for device in ("cuda:99", "nonsense"):
+        with pytest.raises((Invalid, NotSupported), match=device):
+            gds.load_file(where / "a.safetensors", device)
+
+
+def test_importing_kvfs_and_gds_brings_no_torch() -> None:
+    code = "import sys, kvfs, kvfs.client, gds; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

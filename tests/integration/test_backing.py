@@ -1,0 +1,56 @@
+"""What is behind a path of a mount: the data file in the store, as it is while it is open."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvfs.client.backing import open_backing
+from tests.integration.conftest import Place
+
+
+@pytest.fixture
+def name(here: Path) -> Path:
+    (here / "blocks").mkdir()
+    path = here / "blocks" / "one"
+    path.write_bytes(b"x" * 10_000)
+    return path
+
+
+def test_the_data_file_lies_in_the_store(place: Place, name: Path) -> None:
+    if place.node is None:
+        pytest.skip("a plain directory has no store behind it")
+    backing = open_backing(name)
+    try:
+        assert backing.store == place.node.store
+        assert Path(os.readlink(f"/proc/self/fd/{backing.fd}")).is_relative_to(place.node.store)
+        name.unlink()
+        assert os.pread(backing.fd, 20_000, 0) == b"x" * 10_000
+    finally:
+        os.close(backing.fd)
+
+
+def test_a_symbolic_link_leads_to_the_same_data_file(name: Path) -> None:
+    link = name.parent / "link"
+    link.symlink_to(name.name)
+    one, other = open_backing(name), open_backing(link)
+    try:
+        assert os.fstat(one.fd).st_ino == os.fstat(other.fd).st_ino
+        assert os.fstat(one.fd).st_dev == os.fstat(other.fd).st_dev
+    finally:
+        os.close(one.fd)
+        os.close(other.fd)
+
+
+def test_a_path_beside_the_mount_is_its_own_file(tmp_path: Path) -> None:
+    path = tmp_path / "plain"
+    path.write_bytes(b"y")
+    backing = open_backing(path)
+    assert backing.store is None
+    assert os.pread(backing.fd, 9, 0) == b"y"
+    os.close(backing.fd)
+
+
+def test_what_is_not_there_is_said(here: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_backing(here / "nothing")
