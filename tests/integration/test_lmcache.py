@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.environments import lmcache
 from tests.integration.harness import ROOT
+from tests.integration.several import several
 
 HERE = Path(__file__).resolve().parent
 
@@ -86,3 +87,10 @@ def test_processes_that_race_for_one_temporary_name(
 
 def test_a_safetensors_checkpoint(here: Path, python: Path) -> None:
     assert "agree" in run(python, "checkpoint.py", here)
+
+
+def test_what_one_host_stores_another_one_loads(python: Path) -> None:
+    with several(2) as cluster:
+        one, other = (node.mount / "cache" / "lmcache" for node in cluster.nodes)
+        output = run(python, "lmcache_two_hosts.py", one, other)
+    assert "came whole to the other" in output
