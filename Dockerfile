@@ -11,6 +11,7 @@ COPY requirements.lock setup.cfg pyproject.toml README.md LICENSE ./
 RUN pip install --no-cache-dir -r requirements.lock
 COPY kvfs kvfs
 COPY gateway gateway
+COPY gds gds
 COPY s3api s3api
 COPY cli cli
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .

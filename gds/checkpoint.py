@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path as LocalPath
 from typing import Final, NamedTuple
@@ -38,16 +39,25 @@ def open_checkpoint(paths: Path | Sequence[Path]) -> Iterator[Checkpoint]:
     Raises NotFound, Corrupt, Invalid (a name in two files, nothing to load), OSError."""
     with contextlib.ExitStack() as stack:
         sources, headers = [], []
-        for path in files_of(paths):
-            source = _opened(path)
+        for shard in shards_of(paths):
+            source = _opened(shard.path)
             stack.callback(source.close)
             sources.append(source)
             headers.append(read_header(source.fd, source.where))
+            _require_all(shard, headers[-1])
         _require_names_once(sources, headers)
         yield Checkpoint(tuple(sources), tuple(headers))
 
 
-def files_of(paths: Path | Sequence[Path]) -> list[LocalPath]:
+class Shard(NamedTuple):
+    """One file to load."""
+
+    path: LocalPath
+    names: frozenset[str]
+    """Of tensors that the index says it has; it may have others."""
+
+
+def shards_of(paths: Path | Sequence[Path]) -> list[Shard]:
     """Raises NotFound, Corrupt, Invalid, OSError."""
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found = [file for path in given for file in _files(LocalPath(path))]
@@ -56,11 +66,11 @@ def files_of(paths: Path | Sequence[Path]) -> list[LocalPath]:
     return found
 
 
-def _files(path: LocalPath) -> list[LocalPath]:
+def _files(path: LocalPath) -> list[Shard]:
     if path.name.endswith(_INDEX):
         return _shards(path)
     if not path.is_dir():
-        return [path]
+        return [Shard(path, frozenset())]
     indexes = sorted(path.glob("*" + _INDEX))
     if len(indexes) > 1:
         raise Invalid(f"{path} has {len(indexes)} indexes: name the one to load")
@@ -69,10 +79,10 @@ def _files(path: LocalPath) -> list[LocalPath]:
     found = sorted(path.glob("*" + _SUFFIX))
     if not found:
         raise NotFound(f"{path} has no *{_SUFFIX} files")
-    return found
+    return [Shard(each, frozenset()) for each in found]
 
 
-def _shards(index: LocalPath) -> list[LocalPath]:
+def _shards(index: LocalPath) -> list[Shard]:
     """That the index names, sorted."""
     try:
         with open(index, "rb") as file:
@@ -88,9 +98,20 @@ def _shards(index: LocalPath) -> list[LocalPath]:
     for name in files:
         if LocalPath(name).is_absolute() or ".." in LocalPath(name).parts:
             raise Corrupt(f"{index}: {name!r} leads out of its directory")
-        if not (index.parent / name).exists():
+        if not (index.parent / name).is_file():
             raise NotFound(f"{index.parent / name}: no such file, though {index.name} names it")
-    return [index.parent / name for name in files]
+    return [
+        Shard(index.parent / name, frozenset(t for t, file in weights.items() if file == name))
+        for name in files
+    ]
+
+
+def _require_all(shard: Shard, header: Header) -> None:
+    missing = shard.names - {tensor.name for tensor in header.tensors}
+    if missing:
+        raise Corrupt(
+            f"{shard.path}: it lacks tensor {min(missing)!r}, which its index says it has"
+        )
 
 
 def _opened(path: LocalPath) -> Source:
@@ -98,6 +119,9 @@ def _opened(path: LocalPath) -> Source:
         fd = open_backing(path).fd
     except FileNotFoundError:
         raise NotFound(f"{path}: no such file") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise Invalid(f"{path} is no regular file")
     return Source(fd, str(path))
 
 

@@ -27,7 +27,7 @@ from gds.load_plan import (
 )
 from gds.source import Source
 from gds.target import Staging, Target
-from kvfs.errors import KvfsError
+from kvfs.errors import KvfsError, Unavailable
 
 
 class Loader:
@@ -78,19 +78,23 @@ class Loader:
                 tensor = self._target.take(at)
                 self._let_go(at)
                 yield at, tensor
+                del tensor  # whoever took it may have dropped it
         finally:
             self._end()
-            for worker in workers:
-                if worker.ident is not None:
-                    worker.join()
+            _join([worker for worker in workers if worker.ident is not None])
 
     def _next_whole(self) -> int:
         with self._lock:
             while not self._whole and self._error is None:
                 self._lock.wait()
-            if self._error is not None:
-                raise self._error
-            return self._whole.popleft()
+            if self._error is None:
+                return self._whole.popleft()
+            # Else its traceback would hold this object, and so all memory, until it is collected.
+            error, self._error = self._error, None
+        try:
+            raise error
+        finally:
+            del error
 
     def _let_go(self, at: int) -> None:
         """The tensor was taken: so is its unit, with the last of its tensors."""
@@ -155,8 +159,7 @@ class Loader:
     def _size_of(self, unit: int) -> int:
         if unit >= 0:
             return self._plan.runs[unit].room
-        lines = self._plan.lines[~unit]
-        return lines.number * (lines.last - lines.first)
+        return self._target.alone_bytes(~unit)
 
     def _unit_of(self, at: int) -> int:
         place = self._plan.places[at]
@@ -169,9 +172,10 @@ class Loader:
             else:
                 assert staging is not None
                 self._read_staged(step, staging)
-        except KvfsError as error:
+        except (KvfsError, OSError) as error:
             names = ", ".join(repr(self._plan.wanted[at].tensor.name) for at in _tensors(step)[:3])
-            raise type(error)(f"{error} (tensor {names})") from error
+            kind = type(error) if isinstance(error, KvfsError) else Unavailable
+            raise kind(f"{error} (tensor {names})") from error
 
     def _read_in_place(self, step: InPlace) -> None:
         run = self._plan.runs[step.run]
@@ -216,6 +220,20 @@ class Loader:
                 if not self._missing[at]:
                     self._whole.append(at)
             self._lock.notify_all()
+
+
+def _join(workers: Sequence[threading.Thread]) -> None:
+    """Also an interrupt does not leave before the threads: they read from files that are closed
+    next."""
+    interrupted: BaseException | None = None
+    for worker in workers:
+        while worker.is_alive():
+            try:
+                worker.join()
+            except BaseException as error:
+                interrupted = error
+    if interrupted is not None:
+        raise interrupted
 
 
 def _tensors(step: Step) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from gds.load_plan import LoadPlan, Strategy, Wanted, make_plan
 from gds.loader import Loader
 from gds.splits import TRANSFORMER, Splits, part_of
 from gds.target import Target
-from gds.tensors import DTYPES
+from gds.tensors import is_converted
 from kvfs.errors import Invalid, NotSupported
 
 Path = str | os.PathLike[str]
@@ -94,6 +94,7 @@ def _load(
         with contextlib.closing(loader.tensors()) as tensors:
             for at, tensor in tensors:
                 yield wanted[at].tensor.name, tensor
+                del tensor  # whoever took it may have dropped it
         checkpoint.check_unchanged()
 
 
@@ -113,9 +114,8 @@ def _wanted(
 ) -> Iterable[Wanted]:
     for file, header in enumerate(checkpoint.headers):
         for tensor in header.tensors:
-            is_other = dtype is not None and DTYPES.get(tensor.dtype, dtype) != dtype
-            floating = is_other and DTYPES[tensor.dtype].is_floating_point
-            yield Wanted(file, tensor, part_of(tensor, splits, rank, ranks), floating)
+            converted = dtype is not None and is_converted(tensor, dtype)
+            yield Wanted(file, tensor, part_of(tensor, splits, rank, ranks), converted)
 
 
 def _threads(plan: LoadPlan) -> int:

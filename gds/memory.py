@@ -1,5 +1,6 @@
 """Memory that files are read into: whole huge pages where the kernel has them."""
 
+import contextlib
 import ctypes
 import mmap
 from typing import Final
@@ -14,7 +15,8 @@ def allocate(size: int) -> memoryview:
     if size < HUGE_BYTES:
         return memoryview(_mapped(max(size, 1)))[:size]
     mapping = _mapped(size + HUGE_BYTES)
-    mapping.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        mapping.madvise(mmap.MADV_HUGEPAGE)
     skip = -_address(mapping) % HUGE_BYTES
     return memoryview(mapping)[skip : skip + size]
 

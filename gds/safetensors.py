@@ -21,6 +21,8 @@ MOST_HEADER_BYTES: Final = 100_000_000
 """As the format's own library has it."""
 _MOST_DIMENSIONS: Final = 64
 _LENGTH_BYTES: Final = 8
+_MOST: Final = 1 << 63
+"""Elements, bytes: what is more fits into no signed 64 bits, and no tensor has it."""
 _METADATA: Final = "__metadata__"
 _ENTRY_KEYS: Final = {"dtype", "shape", "data_offsets"}
 
@@ -76,8 +78,11 @@ class Header(NamedTuple):
 def read_header(fd: int, where: str) -> Header:
     """The header of the file open as `fd`. `where` names it in errors. Raises Corrupt, OSError."""
     size = os.fstat(fd).st_size
-    length = header_length(os.pread(fd, _LENGTH_BYTES, 0), size, where)
-    text = os.pread(fd, length, _LENGTH_BYTES)
+    try:
+        length = header_length(os.pread(fd, _LENGTH_BYTES, 0), size, where)
+        text = os.pread(fd, length, _LENGTH_BYTES)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, where) from None
     return parse_header(text, size, where)
 
 
@@ -155,7 +160,8 @@ def _tensor(name: str, entry: object, data_begin: int, where: str) -> TensorInfo
     if not isinstance(dtype, str) or dtype not in BITS:
         raise Corrupt(f"{where}: tensor {name!r}: unknown dtype {dtype!r}")
     shape = _numbers(entry["shape"], _MOST_DIMENSIONS)
-    if shape is None:
+    # Strides count as if no dimension were empty.
+    if shape is None or math.prod(each or 1 for each in shape) >= _MOST:
         raise Corrupt(f"{where}: tensor {name!r}: its shape is no list of sizes")
     offsets = _numbers(entry["data_offsets"], 2)
     if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -174,7 +180,7 @@ def _numbers(found: object, most: int) -> tuple[int, ...] | None:
     if not isinstance(found, list) or len(found) > most:
         return None
     # A bool is an int to Python, not to JSON.
-    if not all(type(each) is int and each >= 0 for each in found):
+    if not all(type(each) is int and 0 <= each < _MOST for each in found):
         return None
     return tuple(found)
 

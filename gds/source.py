@@ -68,8 +68,10 @@ class Source:
             try:
                 count = os.preadv(fd, [view[done:]], offset + done)
             except OSError as error:
-                if error.errno != errno.EIO:
+                if error.errno in _NO_DIRECT:
                     raise
+                if error.errno != errno.EIO:
+                    raise OSError(error.errno, error.strerror, self.where) from None
                 raise Corrupt(f"{self.where}: the disk cannot read it at {offset + done}") from None
             if count == 0:
                 raise Corrupt(f"{self.where}: truncated: it ends at byte {offset + done}")

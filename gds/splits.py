@@ -12,14 +12,18 @@ from typing import Final, NamedTuple
 from gds.safetensors import TensorInfo
 from kvfs.errors import Invalid
 
+FUSED: Final = -1
+"""Instead of a dimension: several tensors stacked in one, of each of which a rank has a part. They
+are refused: one contiguous part would be other weights."""
 Splits = Mapping[str, int | None]
 """Dimension to cut along, None for tensors that all ranks have, by a regular expression that is
 searched in the tensor's name; the first that is found counts. What none names, all ranks have."""
 
 TRANSFORMER: Final[Splits] = {
-    r"\b(q|k|v|qkv|gate|up|gate_up|w1|w3|fc1)(_proj)?\.(weight|bias)$": 0,
-    r"\b(o|out|down|w2|fc2)(_proj)?\.weight$": 1,
+    r"\b((q|k|v|gate|up)_proj|w1|w3|fc1)\.(weight|bias)$": 0,
+    r"\b((o|out|down)_proj|w2|fc2)\.weight$": 1,
     r"\b(embed_tokens|lm_head|wte)\.weight$": 0,
+    r"\b(qkv|gate_up)(_proj)?\.(weight|bias)$": FUSED,
 }
 """Names as Llama, Qwen, Mistral, Mixtral and OPT have them."""
 
@@ -39,6 +43,11 @@ def part_of(tensor: TensorInfo, splits: Splits, rank: int, ranks: int) -> Part |
     dimension = _dimension(tensor, splits) if ranks > 1 else None
     if dimension is None:
         return None
+    if dimension == FUSED:
+        raise Invalid(
+            f"tensor {tensor.name!r} has several tensors stacked in one, which are not cut yet: "
+            "load it whole, with ranks of 1, or name another dimension for it in the plan"
+        )
     if not 0 <= dimension < len(tensor.shape):
         raise Invalid(
             f"tensor {tensor.name!r} of shape {list(tensor.shape)} has no dimension {dimension}"

@@ -1,10 +1,11 @@
 """Where tensors go: memory of the host, or of a device behind pinned buffers."""
 
+import math
 from typing import Final, NamedTuple
 
 import torch
 
-from gds.load_plan import PAGE_BYTES, READ_BYTES, STAGING_BYTES, LoadPlan, Wanted
+from gds.load_plan import PAGE_BYTES, READ_BYTES, STAGING_BYTES, LoadPlan, Place, Wanted
 from gds.memory import allocate
 from gds.tensors import bytes_of, dtype_of, torch_shape, view_of
 from kvfs.errors import NoSpace
@@ -48,7 +49,9 @@ class Target:
         try:
             memory = allocate(room)
         except MemoryError as error:
-            raise NoSpace(str(error)) from None
+            first = self._plan.places.index(Place(number, 0))
+            name = self._plan.wanted[first].tensor.name
+            raise NoSpace(f"{error} (tensor {name!r} and what follows it)") from None
         self._rooms[number] = memory
         self._runs[number] = bytes_of(memory, self._device)
 
@@ -61,6 +64,11 @@ class Target:
             )
         except RuntimeError as error:
             raise NoSpace(f"tensor {wanted.tensor.name!r}: {error}") from None
+
+    def alone_bytes(self, at: int) -> int:
+        """What a tensor that is not read in place takes."""
+        wanted = self._plan.wanted[at]
+        return math.prod(torch_shape(wanted)) * int(self._dtype_of(wanted).itemsize)
 
     def pages(self, number: int, begin: int, end: int) -> memoryview:
         """Where the pages of a run's file that hold [begin, end) belong."""

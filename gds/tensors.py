@@ -1,33 +1,39 @@
 """Tensors of torch on memory that files were read into."""
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import torch
 
 from gds.load_plan import Wanted, shape_of
+from gds.safetensors import TensorInfo
 from kvfs.errors import NotSupported
 
-DTYPES: Final = {
-    "BOOL": torch.bool,
-    "F4": torch.float4_e2m1fn_x2,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "F32": torch.float32,
-    "I64": torch.int64,
-    "U64": torch.uint64,
-    "F64": torch.float64,
-    "C64": torch.complex64,
+_NAMES: Final = {
+    "BOOL": "bool",
+    "F4": "float4_e2m1fn_x2",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "I64": "int64",
+    "U64": "uint64",
+    "F64": "float64",
+    "C64": "complex64",
 }
+DTYPES: Final[Mapping[str, torch.dtype]] = {
+    dtype: getattr(torch, name) for dtype, name in _NAMES.items() if hasattr(torch, name)
+}
+"""Those that this torch has: the smallest came with 2.7 and 2.8."""
 _PACKED: Final = {"F4": 2}
 """Elements that torch has in one of its own."""
 
@@ -38,6 +44,13 @@ def dtype_of(wanted: Wanted) -> torch.dtype:
     if tensor.dtype not in DTYPES:
         raise NotSupported(f"tensor {tensor.name!r}: torch has no dtype for {tensor.dtype}")
     return DTYPES[tensor.dtype]
+
+
+def is_converted(tensor: TensorInfo, dtype: torch.dtype) -> bool:
+    """Whether its elements become `dtype`, where that is asked for: those of floating point do,
+    but for packed ones, which torch cannot convert."""
+    found = DTYPES.get(tensor.dtype, dtype)
+    return found != dtype and found.is_floating_point and tensor.dtype not in _PACKED
 
 
 def torch_shape(wanted: Wanted) -> tuple[int, ...]:

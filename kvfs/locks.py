@@ -195,7 +195,10 @@ class Locks:
         believed = self._believed.get(place)
         if not believed:
             return 0
-        held = {each.owner for each in self._engine.read_now(lambda t: _held(t, place))}
+        try:
+            held = {each.owner for each in self._engine.read_now(lambda t: _held(t, place))}
+        except Unavailable:  # the next lock call of each looks anyway
+            return 0
         lost = {(place, owner) for owner in believed - held} - self._lost - self._asking.keys()
         self._lost |= lost
         self.counters["locks_lost"] += len(lost)
@@ -224,9 +227,11 @@ class Locks:
 
     async def _change_in_cluster(self, place: Place, owner: Owner, change: Change) -> bool:
         """What is granted is checked where all are; what seems to be in the way may have gone."""
-        believed = owner in self._believed.get(place, ())
 
         def fn(t: Transaction) -> list[Lock] | None:
+            # Where it asks for several at once, one may end what another one believed.
+            is_alone = self._asking[place, owner] == 1
+            believed = is_alone and owner in self._believed.get(place, ())
             if believed and not any(each.owner == owner for each in _held(t, place)):
                 raise _Lost
             return self._change_there(t, place, change)

@@ -18,9 +18,10 @@ import contextlib
 import errno
 import logging
 import os
+import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 
@@ -62,8 +63,9 @@ _WANTED: Final = (
 _WAITED_OUT: Final = frozenset(
     {Op.FLUSH, Op.MKDIR, Op.SYMLINK, Op.LINK, Op.UNLINK, Op.RMDIR, Op.RENAME, Op.RENAME2}
 )
-"""No local filesystem answers EINTR to these, so programs take it for a failure. They wait for one
-commit, which has a deadline, and for no other host."""
+"""No local filesystem answers EINTR to these, so programs take it for a failure. They end early
+only with their caller: a close may wait long for copies that its namespace promises."""
+_SIGKILL_BIT: Final = 1 << (signal.SIGKILL - 1)
 _DEFERRED: Final = 32
 """RELEASEs that wait at most; fewer than the kernel sends without an answer (_MAX_BACKGROUND)."""
 _MAX_READAHEAD: Final = 8 << 20
@@ -81,6 +83,29 @@ def server_socket() -> tuple[socket.socket, socket.socket]:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         end.setblocking(False)
     return ours, theirs
+
+
+class _Waiting(NamedTuple):
+    """A request that waits in a task."""
+
+    scope: trio.CancelScope
+    thread: int | None
+    """The caller's, where only its end ends the request; None: any signal does."""
+
+
+def _thread_of(request: Request) -> int | None:
+    return request.pid if request.opcode in _WAITED_OUT else None
+
+
+def _is_killed(thread: int) -> bool:
+    """Whether it is about to end by a signal: the kernel then has SIGKILL wait for each thread of
+    the process (proc(5), SigPnd). Where the thread cannot be seen it is not."""
+    try:
+        with open(f"/proc/{thread}/status", "rb") as status:
+            masks = [line.split()[1] for line in status if line.startswith((b"SigPnd", b"ShdPnd"))]
+    except OSError:
+        return False
+    return any(int(mask, 16) & _SIGKILL_BIT for mask in masks)
 
 
 class Backing:
@@ -169,7 +194,7 @@ class FastPath:
         self._deferred: dict[int, Request] = {}
         """By inode, RELEASEs, for which nobody waits: served when nothing else is there, or when
         something is asked of the same file."""
-        self._waiting: dict[int, trio.CancelScope | None] = {}
+        self._waiting: dict[int, _Waiting] = {}
         """Of each request that runs as a task, by its unique number. None: no signal ends it."""
         self._token = trio.lowlevel.current_trio_token()
         self._init_unique = 0
@@ -296,21 +321,22 @@ class FastPath:
         else:
             if isinstance(body, stepping.Unfinished):
                 request.detach()
-                self._run(unique, body, request.opcode not in _WAITED_OUT)
+                self._run(unique, body, _thread_of(request))
             else:
                 self._reply(unique, body)
 
     def _spawn(self, handler: Callable[[Request], Awaitable[bytes]], request: Request) -> None:
         request.detach()
-        self._run(request.unique, handler(request), request.opcode not in _WAITED_OUT)
+        self._run(request.unique, handler(request), _thread_of(request))
 
     def _run(
-        self, unique: int, handling: Awaitable[bytes | None], interruptible: bool = True
+        self, unique: int, handling: Awaitable[bytes | None], thread: int | None = None
     ) -> None:
-        """Go on in a task. `handling` returns the reply's body; None: it replied itself."""
+        """Go on in a task. `handling` returns the reply's body; None: it replied itself. `thread`:
+        the caller's, where only its end ends this."""
         assert self._nursery is not None
         scope = trio.CancelScope()
-        self._waiting[unique] = scope if interruptible else None
+        self._waiting[unique] = _Waiting(scope, thread)
         self._nursery.start_soon(self._answer_later, unique, handling, scope)
 
     async def _answer_later(
@@ -331,9 +357,9 @@ class FastPath:
     def _interrupt(self, buffer: memoryview) -> None:
         """The caller was sent a signal: what waits for it ends. What does not wait ends by
         itself."""
-        scope = self._waiting.get(protocol.INTERRUPT_IN.unpack_from(buffer, _HEADER)[0])
-        if scope is not None:
-            scope.cancel()
+        waiting = self._waiting.get(protocol.INTERRUPT_IN.unpack_from(buffer, _HEADER)[0])
+        if waiting is not None and (waiting.thread is None or _is_killed(waiting.thread)):
+            waiting.scope.cancel()
 
     def _reply(self, unique: int, body: bytes) -> None:
         message = OUT_HEADER.pack(OUT_HEADER.size + len(body), 0, unique) + body

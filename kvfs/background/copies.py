@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 import trio
 
 from kvfs.errors import Busy, Invalid, KvfsError, NotFound, Stale, Unavailable
+from kvfs.meta import keys
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Namespace
 from kvfs.namespace import copies
@@ -175,6 +176,11 @@ class Copies:
         version = file.inode.version
         return node in await self.engine.read(lambda t: copies.whole_holders(t, file.ino, version))
 
+    async def _answers_for(self, ino: int) -> bool:
+        """Whether this node is recorded as having the file, in whichever version."""
+        placement = keys.placement(ino, keys.pack_node(self.me))
+        return await self.engine.read(lambda t: t.get(placement)) is not None
+
     async def hand_over(self, file: Copied, refusals: dict[int, str]) -> bool:
         """Have another node answer for a file in a store that it shares with this one: nothing
         travels. Whether one does; `refusals` is given why not. Raises KvfsError."""
@@ -190,7 +196,7 @@ class Copies:
             except KvfsError as error:  # or its answer was lost
                 refusals[node] = str(error)
             await self._catch_up()
-            if not await self._has(self.me, file):
+            if not await self._answers_for(file.ino):
                 self.brings.disown(file.ino)
                 return True
         return False

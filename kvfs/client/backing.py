@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvfs.client.blocking import Client
+from kvfs.errors import KvfsError
 
 STORE_XATTR: Final = b"kvfs.store"
 """Of each file on a mount: the store's directory."""
@@ -27,23 +28,38 @@ class Backing(NamedTuple):
 def open_backing(path: str | bytes | os.PathLike[str]) -> Backing:
     """Open what is behind `path`, whole: what other nodes have of it is brought first.
 
-    Where the mount does not show the file under its own name (a directory of it that is mounted
-    elsewhere) the descriptor is the mount's. Raises FileNotFoundError and other OSErrors of the
-    path itself, and as `Client.open`."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    The descriptor is the mount's where the data file cannot be had: the caller may not enter the
+    store, or does not see it; the file is not closed yet, or has lost its name; a directory of the
+    mount is mounted elsewhere. Raises FileNotFoundError and other OSErrors of the path itself."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         store = Path(os.fsdecode(os.getxattr(fd, STORE_XATTR)))
     except OSError:
         return Backing(fd, None)
     try:
-        name, ino = within_mount(path), os.fstat(fd).st_ino
-        with Client(store) as client:
-            if client.stat(name).ino != ino:
-                return Backing(os.dup(fd), store)
-            with client.open(name, "rb") as file:
-                return Backing(os.dup(file.fileno()), store)
-    finally:
+        data = _data_file(path, store, os.fstat(fd))
+    except (KvfsError, OSError):
+        return Backing(fd, store)
+    except BaseException:
         os.close(fd)
+        raise
+    if data is None:
+        return Backing(fd, store)
+    os.close(fd)
+    return Backing(data, store)
+
+
+def _data_file(
+    path: str | bytes | os.PathLike[str], store: Path, meant: os.stat_result
+) -> int | None:
+    """None: the store has another file under that name. Raises KvfsError, OSError."""
+    name = within_mount(path)
+    with Client(store) as client:
+        found = client.stat(name)
+        if (found.ino, found.size) != (meant.st_ino, meant.st_size):
+            return None
+        with client.open(name, "rb") as file:
+            return os.dup(file.fileno())
 
 
 def within_mount(path: str | bytes | os.PathLike[str]) -> bytes:

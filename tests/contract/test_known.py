@@ -160,6 +160,7 @@ def test_a_change_beside_a_look_up_is_seen_by_it_or_told(
         engine=Meeting(engine, change),
         volume=SimpleNamespace(atimes={}),
         holders=Holders(),
+        store=SimpleNamespace(root=Path("/")),
         files=None,
         known=serving,
         coherence=None,

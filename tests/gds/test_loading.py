@@ -91,6 +91,16 @@ def test_every_dtype_comes_back_byte_for_byte(where: Path, padding: int) -> None
     )
 
 
+def test_what_torch_cannot_convert_stays_as_it_is(where: Path) -> None:
+    import torch
+
+    import gds
+
+    packed = meant("F4", (4, 6), 1)
+    write(where / "a.safetensors", {"p": packed})
+    assert_same(gds.load_model(where / "a.safetensors", dtype=torch.float32), {"p": packed})
+
+
 def test_a_dtype_that_torch_has_not_is_named(where: Path) -> None:
     import gds
 
@@ -184,9 +194,11 @@ def test_what_is_wrong_with_a_checkpoint_is_named(where: Path) -> None:
     whole = second.read_bytes()
     second.write_bytes(whole[:-1])
     refused(Corrupt, second.name, "truncated")
+    write(second, {"c": meant("U8", (100,), 2)})
+    refused(Corrupt, second.name, "'b'")
     second.unlink()
     refused(NotFound, second.name, "index.json")
-    write(second, shards[0])
+    write(second, shards[0] | shards[1])
     refused(Invalid, "'a'", second.name)
     index = where / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))

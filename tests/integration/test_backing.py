@@ -7,6 +7,7 @@ import pytest
 
 from kvfs.client.backing import open_backing
 from tests.integration.conftest import Place
+from tests.integration.posix import as_user
 
 
 @pytest.fixture
@@ -27,6 +28,27 @@ def test_the_data_file_lies_in_the_store(place: Place, name: Path) -> None:
         name.unlink()
         assert os.pread(backing.fd, 20_000, 0) == b"x" * 10_000
     finally:
+        os.close(backing.fd)
+
+
+def test_who_may_not_enter_the_store_has_the_mounts_descriptor(place: Place, name: Path) -> None:
+    if place.node is None:
+        pytest.skip("a plain directory has no store behind it")
+    name.chmod(0o644)
+    name.parent.chmod(0o755)
+    with as_user(1234):
+        backing = open_backing(name)
+    assert backing.store == place.node.store
+    assert os.pread(backing.fd, 20_000, 0) == b"x" * 10_000
+    os.close(backing.fd)
+
+
+def test_what_is_not_closed_yet_is_read_through_the_mount(here: Path) -> None:
+    with open(here / "open", "wb") as file:
+        file.write(b"z" * 5_000)
+        file.flush()
+        backing = open_backing(here / "open")
+        assert os.pread(backing.fd, 9_000, 0) == b"z" * 5_000
         os.close(backing.fd)
 
 

@@ -189,6 +189,7 @@ def test_ranks_of_a_transformer_have_all_of_it() -> None:
         ("model.layers.3.block_sparse_moe.experts.1.w2.weight", (8, 12), 4),
         ("model.embed_tokens.weight", (32, 8), 4),
         ("model.layers.0.input_layernorm.weight", (8,), 1),
+        ("model.layers.3.block_sparse_moe.gate.weight", (8, 8), 1),
         ("model.layers.0.self_attn.o_proj.bias", (8,), 1),
     ]:
         tensor = u8(name, shape, 0)
@@ -208,6 +209,9 @@ def test_what_cannot_be_cut_is_refused_by_name() -> None:
         part_of(u8("x.down_proj.weight", (8,), 0), TRANSFORMER, 0, 2)
     with pytest.raises(Invalid, match="rank 4"):
         part_of(uneven, {}, 4, 4)
+    for name in ("self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"):
+        with pytest.raises(Invalid, match="stacked"):
+            part_of(u8(f"model.layers.0.{name}", (12, 8), 0), TRANSFORMER, 0, 2)
     packed = TensorInfo("p", "F4", (4, 6), 0, 4 * 6 * BITS["F4"] // 8)
     with pytest.raises(Invalid, match="within a byte"):
         make_plan([Wanted(0, packed, Part(1, 0, 3))])

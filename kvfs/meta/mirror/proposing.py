@@ -7,6 +7,7 @@ import trio
 
 from kvfs import stepping
 from kvfs.errors import Conflict, KvfsError, TooLarge, Unavailable
+from kvfs.meta import keys
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.mirror.applying import Applier
@@ -25,6 +26,7 @@ MOST_BYTES: Final = 8 << 20
 MOST_WAITING: Final = 4_096
 """Transactions: beyond it others are refused."""
 _DONE: Final = ord("1")
+_INODE: Final = ord("i")
 Function = Callable[[Transaction], Any]
 
 
@@ -158,7 +160,8 @@ class Proposer:
                     aside.is_aside = True
                     proposals.append(aside)
                 proposals.append(commit)
-                for _, view in steps:
+                for step, view in steps:
+                    self._privates.sent.update(_inodes(step.writes))
                     if view is not None:
                         below.add(view)
                         self._privates.sent.update(view.carried)
@@ -236,3 +239,8 @@ def _run(function: Function, view: View, settle: Settle, inos: Iterable[int]) ->
         view.writes.clear()
         view.merges.clear()
         return Outcome(error=error)
+
+
+def _inodes(names: Iterable[bytes]) -> list[int]:
+    """Those whose records are among these keys."""
+    return [keys.unpack_u64(name, 1) for name in names if name[0] == _INODE]

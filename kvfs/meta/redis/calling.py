@@ -116,6 +116,7 @@ class Caller:
         end = self.end() if end is None else end
         pause_s, most_s = _PAUSE_S
         reason: Exception = TimeoutError("no answer")
+        self._begin_anew()
         while not self._is_stopped:
             try:
                 deadline = min(end, trio.current_time() + _REQUEST_S)
@@ -135,6 +136,10 @@ class Caller:
                 await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, most_s)
         raise Unavailable("the engine is closed")
+
+    def _begin_anew(self) -> None:
+        """What a request before this one was told to do aside is not for this one."""
+        self._aside = None
 
     async def _send_aside(self, send: Callable[[Line], Awaitable[Any]], address: Address) -> Any:
         """One request to the server that is being given the slot."""

@@ -7,6 +7,7 @@ Invariants
 """
 
 import ipaddress
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,7 @@ from kvfs.transfer.rdma.mover import Mover
 LENT_S: Final = 30.0
 """Who has not taken it by then has given up: see `taking.TAKEN_S`."""
 _LOOK_S: Final = 1.0
+_TICKET_BITS: Final = 40
 _THREADS: Final = 4
 
 
@@ -42,7 +44,8 @@ class Lending:
         self._mover = mover
         self._memory = mover.memory
         self._loans: dict[int, _Loan] = {}
-        self._ticket = 0
+        self._ticket = secrets.randbits(_TICKET_BITS)
+        """The last one. They begin anywhere: what a run before this one lent is none of its own."""
         self._threads = trio.CapacityLimiter(_THREADS)
         self.counters = {"lent_bytes": 0, "lent_refused": 0, "lent_expired": 0}
 
@@ -84,8 +87,10 @@ class Lending:
             await trio.sleep(_LOOK_S)
             before = time.monotonic() - LENT_S
             for ticket in [each for each, loan in self._loans.items() if loan.began <= before]:
-                self.counters["lent_expired"] += 1
-                await self._end(self._loans.pop(ticket))
+                loan = self._loans.pop(ticket, None)
+                if loan is not None:  # it was not given back while another one was wiped
+                    self.counters["lent_expired"] += 1
+                    await self._end(loan)
 
     async def _admits(self, host: str) -> bool:
         try:

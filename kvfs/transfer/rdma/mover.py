@@ -144,6 +144,9 @@ class Mover:
         except OSError as error:
             self._end(number, -1)
             raise Unavailable(f"the mover is gone: {error.strerror}") from None
+        except BaseException:  # cancelled before it was sent: there will be no answer
+            self._end(number, -1)
+            raise
         with trio.move_on_after(HANG_S):
             await request.done.wait()
         if not request.done.is_set():

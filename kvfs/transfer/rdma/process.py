@@ -61,7 +61,8 @@ def _start(base: int, size: int, host: str) -> tuple[Any, bytes]:
     engine = TransferEngine()
     if engine.initialize(host, "P2PHANDSHAKE", kind, ""):
         raise OSError(f"the transfer engine does not start over {kind} at {host}")
-    guard.admit([])
+    if guard.admit([]):
+        raise OSError("its ports cannot be guarded")
     if engine.register_memory(base, size):
         raise OSError(f"the transfer engine does not take {size} bytes of memory")
     return engine, HELLO.pack(kind.encode(), engine.get_rpc_port(), base)

@@ -9,9 +9,9 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
@@ -25,6 +25,7 @@ from kvfs.transfer.receiving import BUFFER_BYTES, STALL_S, Arrived, Buffers, Tak
 from kvfs.transfer.sink import Sink
 from kvfs.transfer.transport import OverTcp
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 TAKEN_S: Final = LENT_S - 2 * STALL_S
 """After the answer nothing more is taken of what it lent: it may be gone."""
@@ -138,9 +139,10 @@ class _Moving(Taking):
         mover = self._transport.own
         length = min(self._chunk_left, len(self._buffer))
         remote = self._lent.at[self._chunk - self._first] + self.chunk_bytes
-        piece = await mover.memory.land()
+        piece = await _in_time(mover.memory.land())
         try:
-            await mover.read(piece, f"{self._address.host}:{self._lent.port}", remote, length)
+            holder = f"{self._address.host}:{self._lent.port}"
+            await _in_time(mover.read(piece, holder, remote, length))
             self.moved_at = time.monotonic()
             await trio.to_thread.run_sync(self._copy, piece, length, limiter=threads)
         finally:
@@ -154,3 +156,11 @@ class _Moving(Taking):
         part = self._buffer[:length]
         self._transport.own.memory.empty(piece, part)
         self._take(part)
+
+
+async def _in_time(step: Awaitable[T]) -> T:
+    """Raises Unavailable where it takes longer than a pause may. A piece that came in that moment
+    is kept: only what was cancelled counts as late."""
+    with trio.move_on_after(STALL_S):
+        return await step
+    raise Unavailable(f"nothing has come for {STALL_S:g} s")
