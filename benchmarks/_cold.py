@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-_SYS_CACHESTAT: Final = 451
+from gds.page_cache import cached_bytes
+
 _ATTEMPTS: Final = 8
 _DROP_CACHES: Final = "/proc/sys/vm/drop_caches"
 _PAGE: Final = mmap.PAGESIZE
@@ -29,20 +30,6 @@ class NotCold(Exception):
     """
 
 
-class _Range(ctypes.Structure):
-    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
-
-
-class _Cachestat(ctypes.Structure):
-    _fields_ = (
-        ("cached", ctypes.c_uint64),
-        ("dirty", ctypes.c_uint64),
-        ("writeback", ctypes.c_uint64),
-        ("evicted", ctypes.c_uint64),
-        ("recently_evicted", ctypes.c_uint64),
-    )
-
-
 def can_drop_globally() -> bool:
     return os.access(_DROP_CACHES, os.W_OK)
 
@@ -51,10 +38,8 @@ def cached_pages(path: Path) -> int:
     """Pages of this file in the page cache, by cachestat(2) (Linux 6.5), else by mincore(2)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        whole, answer = _Range(0, 0), _Cachestat()
-        if _libc.syscall(_SYS_CACHESTAT, descriptor, ctypes.byref(whole), ctypes.byref(answer), 0):
-            return _mincore(descriptor)
-        return int(answer.cached)
+        found = cached_bytes(descriptor, 0, 0)
+        return _mincore(descriptor) if found is None else found // _PAGE
     finally:
         os.close(descriptor)
 

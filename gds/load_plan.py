@@ -22,11 +22,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
+from gds.pages import PAGE_BYTES, page_down, page_up
 from gds.safetensors import BITS, TensorInfo
 from gds.splits import Part
 from kvfs.errors import Invalid
 
-PAGE_BYTES: Final = 4096
 READ_BYTES: Final = 8 << 20
 """Of one read in place: large enough for a disk, and for reads of one file by several threads."""
 STAGING_BYTES: Final = 16 << 20
@@ -67,12 +67,12 @@ class Run(NamedTuple):
     @property
     def room(self) -> int:
         """Bytes of memory it needs, whole pages."""
-        return _up(self.end) - _down(self.begin)
+        return page_up(self.end) - page_down(self.begin)
 
     @property
     def start(self) -> int:
         """Where its first byte lies in that memory."""
-        return self.begin - _down(self.begin)
+        return self.begin - page_down(self.begin)
 
 
 class Place(NamedTuple):
@@ -152,6 +152,12 @@ class LoadPlan(NamedTuple):
     """Of each tensor; None: it has memory of its own."""
     steps: tuple[Step, ...]
     """In the order of the files and of their bytes."""
+
+    def unit(self, tensor: int) -> int:
+        """What memory is made for at once: the number of the run that has the tensor, or ~ of the
+        tensor's own."""
+        place = self.places[tensor]
+        return ~tensor if place is None else place.run
 
     @property
     def read_bytes(self) -> int:
@@ -311,14 +317,6 @@ def _kind(lines: Lines, strategy: Strategy) -> type[Sliced] | type[Strided]:
     if strategy is Strategy.SLICE:
         return Sliced
     # The disk moves whole pages.
-    piece = _up(lines.last - lines.first + PAGE_BYTES)
+    piece = page_up(lines.last - lines.first + PAGE_BYTES)
     is_cheaper = _READ_NS + piece / _BYTES_PER_NS < lines.length / _BYTES_PER_NS
     return Strided if is_cheaper else Sliced
-
-
-def _down(offset: int) -> int:
-    return offset - offset % PAGE_BYTES
-
-
-def _up(offset: int) -> int:
-    return _down(offset + PAGE_BYTES - 1)

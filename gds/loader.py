@@ -16,7 +16,6 @@ from collections.abc import Generator, Sequence
 import torch
 
 from gds.load_plan import (
-    PAGE_BYTES,
     InPlace,
     Lines,
     LoadPlan,
@@ -25,6 +24,7 @@ from gds.load_plan import (
     Step,
     Strided,
 )
+from gds.pages import page_down, page_up
 from gds.source import Source
 from gds.target import Staging, Target
 from kvfs.errors import KvfsError, Unavailable
@@ -98,7 +98,7 @@ class Loader:
 
     def _let_go(self, at: int) -> None:
         """The tensor was taken: so is its unit, with the last of its tensors."""
-        unit = self._unit_of(at)
+        unit = self._plan.unit(at)
         with self._lock:
             self._to_take[unit] -= 1
             if not self._to_take[unit]:
@@ -161,10 +161,6 @@ class Loader:
             return self._plan.runs[unit].room
         return self._target.alone_bytes(~unit)
 
-    def _unit_of(self, at: int) -> int:
-        place = self._plan.places[at]
-        return ~at if place is None else place.run
-
     def _carry_out(self, step: Step, staging: Staging | None) -> None:
         try:
             if isinstance(step, InPlace):
@@ -193,9 +189,9 @@ class Loader:
             end = lines.begin + step.end_line * lines.length
         else:
             begin, end = step.begin, step.end
-        skip = begin % PAGE_BYTES
+        skip = begin - page_down(begin)
         size = skip + end - begin
-        pages = staging.memory[: size + -size % PAGE_BYTES]
+        pages = staging.memory[: page_up(size)]
         source.read_into(pages, begin, end, shared=self._shared)
         staged = staging.raw[skip:size]
         if isinstance(step, Sliced):
@@ -241,7 +237,7 @@ def _tensors(step: Step) -> tuple[int, ...]:
 
 
 def _unit(step: Step) -> int:
-    """What memory is made for at once: a run's number, or ~ of the tensor that has its own."""
+    """See `LoadPlan.unit`."""
     return step.run if isinstance(step, InPlace) else ~step.tensor
 
 
@@ -256,8 +252,4 @@ def _steps_of(plan: LoadPlan) -> list[int]:
 
 def _members(plan: LoadPlan) -> dict[int, int]:
     """How many tensors each unit has."""
-    return dict(
-        collections.Counter(
-            ~at if place is None else place.run for at, place in enumerate(plan.places)
-        )
-    )
+    return collections.Counter(plan.unit(at) for at in range(len(plan.wanted)))

@@ -1,13 +1,12 @@
 """Loads safetensors checkpoints into tensors: `load_file`, `load_model`, `iter_tensors`."""
 
 import contextlib
-import os
 from collections.abc import Generator, Iterable, Sequence
 from typing import Final
 
 import torch
 
-from gds.checkpoint import Checkpoint, open_checkpoint
+from gds.checkpoint import Checkpoint, Path, open_checkpoint
 from gds.load_plan import LoadPlan, Strategy, Wanted, make_plan
 from gds.loader import Loader
 from gds.splits import TRANSFORMER, Splits, part_of
@@ -15,7 +14,6 @@ from gds.target import Target
 from gds.tensors import is_converted
 from kvfs.errors import Invalid, NotSupported
 
-Path = str | os.PathLike[str]
 _MOST_THREADS: Final = 8
 _BUDGET_BYTES: Final = 384 << 20
 _RUN_BYTES: Final = 64 << 20

@@ -27,8 +27,8 @@ _page_bytes: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def cached_bytes(fd: int, offset: int, length: int) -> int | None:
-    """Of the file's bytes [offset, offset + length), in whole pages; None where the kernel does not
-    tell: an older one, or a filesystem without a page cache."""
+    """Of the file's bytes [offset, offset + length), in whole pages; a length of 0 means to its
+    end. None where the kernel does not tell: an older one, or a filesystem without a page cache."""
     found = _Stat()
     asked = _Range(offset, length)
     if _libc.syscall(_CACHESTAT, fd, ctypes.byref(asked), ctypes.byref(found), 0):

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from gds.page_cache import cached_bytes
+from gds.pages import page_down
 from kvfs.errors import Conflict, Corrupt
 
-PAGE_BYTES: Final = 4096
 _NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
@@ -29,11 +29,6 @@ class Source:
         self.size = self._began.st_size
         self._direct_fd = _open_direct(fd)
 
-    @property
-    def has_direct(self) -> bool:
-        """Whether the filesystem can be read past the page cache."""
-        return self._direct_fd is not None
-
     def read_into(self, page: memoryview, begin: int, end: int, *, shared: bool = False) -> None:
         """Read the file's bytes [begin, end) into `page`, memory that begins and ends at multiples
         of a page and whose first byte is that of the page in which `begin` lies. What lies around
@@ -43,13 +38,13 @@ class Source:
         the disk cannot read it), OSError."""
         if self._direct_fd is not None and not shared and self._is_cold(begin, end):
             try:
-                first = begin - begin % PAGE_BYTES
+                first = page_down(begin)
                 self._fill(self._direct_fd, page, first, end - first)
                 return
             except OSError as error:
                 if error.errno not in _NO_DIRECT:
                     raise
-        skip = begin % PAGE_BYTES
+        skip = begin - page_down(begin)
         self._fill(self.fd, page[skip : skip + end - begin], begin, end - begin)
 
     def read_pieces(self, pieces: Sequence[tuple[memoryview, int]]) -> None:

@@ -5,8 +5,9 @@ from typing import Final, NamedTuple
 
 import torch
 
-from gds.load_plan import PAGE_BYTES, READ_BYTES, STAGING_BYTES, LoadPlan, Place, Wanted
+from gds.load_plan import READ_BYTES, STAGING_BYTES, LoadPlan, Place, Wanted
 from gds.memory import allocate
+from gds.pages import PAGE_BYTES, page_down, page_up
 from gds.tensors import bytes_of, dtype_of, torch_shape, view_of
 from kvfs.errors import NoSpace
 
@@ -73,9 +74,8 @@ class Target:
     def pages(self, number: int, begin: int, end: int) -> memoryview:
         """Where the pages of a run's file that hold [begin, end) belong."""
         run = self._plan.runs[number]
-        first = begin - begin % PAGE_BYTES - (run.begin - run.start)
-        behind = end + -end % PAGE_BYTES - (run.begin - run.start)
-        return self._rooms[number][first:behind]
+        room = page_down(run.begin)
+        return self._rooms[number][page_down(begin) - room : page_up(end) - room]
 
     def copy_table(
         self, at: int, staged: torch.Tensor, lines: tuple[int, int], piece: tuple[int, int]

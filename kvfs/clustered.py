@@ -31,6 +31,7 @@ from kvfs.background.copies import Brings
 from kvfs.background.draining import Evict
 from kvfs.background.removal import Forget, Removal
 from kvfs.background.renewal import Renewal
+from kvfs.clock import now
 from kvfs.cluster.claims import Claims
 from kvfs.cluster.membership import About, Measured, Membership, joined
 from kvfs.cluster.peer_client import PeerClient
@@ -50,7 +51,6 @@ from kvfs.meta.interface import Transaction
 from kvfs.meta.leases import Lost
 from kvfs.meta.mirror import asking
 from kvfs.meta.mirror.applying import Applied
-from kvfs.meta.mirror.clock import now
 from kvfs.meta.mirror.engine import MirrorEngine
 from kvfs.meta.mirror.mark import refuse_lone
 from kvfs.meta.redis.location import Location, parse

@@ -11,9 +11,9 @@ miss: a cache may lose what it likes, but not show what others have long replace
 so that a mount can be looked at and taken away.
 """
 
-import time
 from typing import Final, Protocol
 
+from kvfs.clock import now
 from kvfs.errors import NotFound, Unavailable
 from kvfs.meta.records import Namespace, namespace_of, namespace_root
 
@@ -45,7 +45,7 @@ class Coherence:
     @property
     def is_believed(self) -> bool:
         """Whether the engine was heard of late."""
-        return _now_s() - self._mirror.heard_at < CACHE_S
+        return now() - self._mirror.heard_at < CACHE_S
 
     def is_strict(self, namespace_id: int) -> bool:
         """Raises Unavailable. Of a namespace that is gone, True."""
@@ -88,8 +88,4 @@ class Coherence:
 
     def rest_s(self) -> float:
         """For how long what the mirror holds is believed."""
-        return max(0.0, self._mirror.heard_at + CACHE_S - _now_s())
-
-
-def _now_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+        return max(0.0, self._mirror.heard_at + CACHE_S - now())

@@ -195,7 +195,7 @@ class FastPath:
         """By inode, RELEASEs, for which nobody waits: served when nothing else is there, or when
         something is asked of the same file."""
         self._waiting: dict[int, _Waiting] = {}
-        """Of each request that runs as a task, by its unique number. None: no signal ends it."""
+        """Of each request that runs as a task, by its unique number."""
         self._token = trio.lowlevel.current_trio_token()
         self._init_unique = 0
         self.kernel_minor = 0

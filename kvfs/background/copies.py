@@ -178,8 +178,8 @@ class Copies:
 
     async def _answers_for(self, ino: int) -> bool:
         """Whether this node is recorded as having the file, in whichever version."""
-        placement = keys.placement(ino, keys.pack_node(self.me))
-        return await self.engine.read(lambda t: t.get(placement)) is not None
+        mine = keys.placement(ino, keys.pack_node(self.me))
+        return await self.engine.read(lambda t: t.get(mine)) is not None
 
     async def hand_over(self, file: Copied, refusals: dict[int, str]) -> bool:
         """Have another node answer for a file in a store that it shares with this one: nothing

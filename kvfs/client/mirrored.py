@@ -7,11 +7,11 @@ what was there when it answers.
 """
 
 import base64
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from kvfs import control
+from kvfs.clock import now
 from kvfs.coherence import CACHE_S
 from kvfs.errors import Conflict, KvfsError, NotFound, TooLarge, Unavailable
 from kvfs.meta import keys
@@ -104,8 +104,7 @@ class Mirrored:
 
     def is_believed(self) -> bool:
         """Whether the node heard the engine of late."""
-        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        return now_s - heard_at(self._store.heard) < CACHE_S
+        return now() - heard_at(self._store.heard) < CACHE_S
 
     def catch_up(self) -> None:
         """The mirror holds all that was committed before the call. Raises Unavailable."""

@@ -15,7 +15,6 @@ Invariants
 
 import logging
 import secrets as randomness
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Final
 import msgspec
 import trio
 
+from kvfs.clock import now
 from kvfs.cluster import handshake, kept, protocol, secrets
 from kvfs.cluster.kept import Kept
 from kvfs.cluster.records import (
@@ -99,13 +99,13 @@ class Membership:
         self._boot = boot
         self._place = store.place()
         self._token = randomness.token_hex(8)
-        self._tenure = Tenure(_now_s())
+        self._tenure = Tenure(now())
 
     @property
     def holds_lease(self) -> bool:
         """Whether it may do what only a living node may: serve its peers, and what it may not have
         heard is outdated."""
-        return self._tenure.holds(_now_s())
+        return self._tenure.holds(now())
 
     @property
     def number(self) -> bytes:
@@ -132,7 +132,7 @@ class Membership:
         made = await self._find_secrets(state)
         known = None if before is None else before.incarnation
         try:
-            asked_s, me = _now_s(), await self._join(known)
+            asked_s, me = now(), await self._join(known)
         except AccessDenied:
             if made:
                 self.secret_file.unlink(missing_ok=True)
@@ -162,14 +162,14 @@ class Membership:
     async def renew(self) -> None:
         """Renew the lease, and look at the others' and at the secrets. Raises Fenced (this process
         must end), Unavailable, AccessDenied, Invalid, OSError."""
-        asked_s = _now_s()
+        asked_s = now()
         try:
             renewed = await self._table.renew(Joined(self.node, self.incarnation), self._words())
         except (Fenced, Lost):
             self._tenure.end()
             raise
         self._tenure.renewed(asked_s)
-        self.roster.look(renewed.leases, _now_s())
+        self.roster.look(renewed.leases, now())
         self._look_after_secrets(renewed)
 
     async def leave(self) -> None:
@@ -372,7 +372,3 @@ def _readable(words: bytes) -> Words | None:
         return unpack_words(words)
     except msgspec.MsgspecError:
         return None
-
-
-def _now_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -8,6 +8,7 @@ without a pause: a turn of the loop for each piece would cost more than the rest
 
 import mmap
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -51,7 +52,7 @@ Arrived = Callable[[int, int, float], None]
 """Called with a chunk, its bytes and how many seconds it took, in the loop."""
 
 
-class Taking:
+class Taking(ABC):
     """Takes one answer; use it once."""
 
     def __init__(self, incoming: Incoming, sink: Sink, arrived: Arrived) -> None:
@@ -84,10 +85,10 @@ class Taking:
         """Bytes of it that are still to come."""
         return min((self._chunk + 1) * CHUNK_BYTES, self._size) - self._offset
 
+    @abstractmethod
     async def run(self, threads: trio.CapacityLimiter) -> None:
         """All of it. Raises Corrupt (a chunk does not have its checksum), Unavailable (nothing
         comes), Lost, OSError (the file). Cancelled: what arrived until then has."""
-        raise NotImplementedError
 
     def _take(self, part: memoryview) -> None:
         self._hash.update(part)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvfs.clock import now
 from kvfs.errors import NotFound
 from kvfs.meta.interface import Transaction
-from kvfs.meta.mirror.clock import now
 from kvfs.meta.records import Inode, namespace_of, namespace_root
 from kvfs.namespace import inodes, lifecycle, spaces, tree
 from kvfs.namespace.private import is_late, settle

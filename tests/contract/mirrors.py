@@ -12,6 +12,7 @@ from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.mirror.applying import Applied
 from kvfs.meta.mirror.engine import MirrorEngine
+from kvfs.meta.redis.engine import RedisEngine
 
 T = TypeVar("T")
 
@@ -83,3 +84,18 @@ class Mirror:
 
     def _tell(self, applied: Sequence[Applied]) -> None:
         self.told += applied
+
+
+def everything(engine: Any) -> list[tuple[bytes, bytes]]:
+    """All keys and values."""
+    found: list[tuple[bytes, bytes]] = engine.read_now(lambda t: list(t.scan(b"", b"\xff")))
+    return found
+
+
+def in_redis(url: str) -> list[tuple[bytes, bytes]]:
+    """The same, of the server itself."""
+    engine = RedisEngine(url)
+    try:
+        return everything(engine)
+    finally:
+        engine.close()

@@ -14,7 +14,7 @@ from kvfs.errors import Busy, Corrupt, NoSpace, NotFound, Stale, Unavailable
 from kvfs.meta.records import Inode, namespace_root
 from kvfs.namespace import lifecycle, tree
 from kvfs.store.checksum import checksum
-from tests.contract.bringers import Host, Site, on_nodes, until
+from tests.contract.bringers import Host, Site, on_nodes, publish, until
 from tests.contract.peers import content
 
 MIB = 1 << 20
@@ -275,23 +275,9 @@ def test_what_nobody_else_has_stays_or_goes_with_its_name(tmp_path: Path) -> Non
 def _rewrite(host: Host, ino: int, data: bytes) -> None:
     """In place, closed, and published."""
     version = host.inode(ino).version
-    fd = host.files.open(ino, version, os.O_WRONLY | os.O_TRUNC)
-    os.write(fd, data)
-    st = os.fstat(fd)
-    os.close(fd)
+    st = host.write_in_place(ino, version, data)
     host.files.add_version(ino, version, version + 1)
-    host.engine.transact_now(
-        lambda t: lifecycle.publish(
-            t,
-            ino,
-            size=len(data),
-            blocks=st.st_blocks,
-            mtime_ns=st.st_mtime_ns,
-            ctime_ns=st.st_ctime_ns,
-            boot=0,
-            version=version + 1,
-        )
-    )
+    host.engine.transact_now(lambda t: publish(t, ino, st, version=version + 1))
     host.files.unlink(ino, version)
 
 

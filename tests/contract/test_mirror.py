@@ -19,7 +19,7 @@ from kvfs.meta.records import Namespace, Usage, pack, unpack_usage
 from kvfs.meta.redis.engine import RedisEngine
 from kvfs.meta.redis.log import Proposal
 from kvfs.meta.redis.slots import slot_of
-from tests.contract.mirrors import Mirror
+from tests.contract.mirrors import Mirror, everything, in_redis
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 
 
@@ -58,19 +58,6 @@ def put(engine: Any, key: bytes, value: bytes = b"") -> None:
 def get(engine: Any, key: bytes) -> bytes | None:
     found: bytes | None = engine.read_now(lambda t: t.get(key))
     return found
-
-
-def everything(engine: Any) -> list[tuple[bytes, bytes]]:
-    found: list[tuple[bytes, bytes]] = engine.read_now(lambda t: list(t.scan(b"", b"\xff")))
-    return found
-
-
-def in_redis(url: str) -> list[tuple[bytes, bytes]]:
-    engine = RedisEngine(url)
-    try:
-        return everything(engine)
-    finally:
-        engine.close()
 
 
 def tamper(

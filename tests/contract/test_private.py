@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import trio
 
+from kvfs.clock import now
 from kvfs.errors import Exists, KvfsError
 from kvfs.meta import keys
 from kvfs.meta.mirror.behind import Behind
-from kvfs.meta.mirror.clock import now
 from kvfs.meta.records import Flag, unpack_inode
 from kvfs.namespace import inodes, spaces, tree
 from tests.contract.hosts import NOW, TOP, Host, usage
+from tests.contract.mirrors import everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed
-from tests.contract.test_mirror import everything, in_redis
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """New content of a published file, on nodes of a cluster, where the engine's answer gets lost."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +9,7 @@ from kvfs.background.versions import publish_anew
 from kvfs.errors import Unavailable
 from kvfs.meta.interface import Transaction
 from kvfs.meta.memory import MemoryEngine
-from kvfs.namespace import lifecycle
-from tests.contract.bringers import Host, Shared, Site, T, on_nodes
+from tests.contract.bringers import Host, Shared, Site, T, on_nodes, publish
 
 
 class Lossy:
@@ -62,22 +60,10 @@ async def rewrite(
     host: Host, ino: int, version: int, data: bytes, engine: Lossy | Behind | None = None
 ) -> int:
     """Written in place and closed, at the node that has this version of the data file."""
-    fd = host.files.open(ino, version, os.O_WRONLY | os.O_TRUNC)
-    os.write(fd, data)
-    st = os.fstat(fd)
-    os.close(fd)
+    st = host.write_in_place(ino, version, data)
 
     def record(t: Transaction, new: int) -> None:
-        lifecycle.publish(
-            t,
-            ino,
-            size=len(data),
-            blocks=st.st_blocks,
-            mtime_ns=st.st_mtime_ns,
-            ctime_ns=st.st_ctime_ns,
-            boot=0,
-            version=new,
-        )
+        publish(t, ino, st, version=new)
 
     return await publish_anew(engine or host.engine, host.files, ino, version, record)  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ import pytest
 from kvfs.errors import Conflict, Unavailable
 from kvfs.meta.interface import Transaction
 from kvfs.meta.redis.engine import RedisEngine
-from tests.contract.mirrors import Mirror
+from tests.contract.mirrors import Mirror, everything, in_redis
 from tests.contract.redis_servers import RedisServer, ask, killed
 from tests.fault.counters import increment, number
 from tests.fault.proxy import proxied
@@ -42,19 +42,6 @@ def mirroring(path: Path, url: str, **options: Any) -> Iterator[Mirror]:
         yield mirror
     finally:
         mirror.close()
-
-
-def everything(engine: Any) -> list[tuple[bytes, bytes]]:
-    found: list[tuple[bytes, bytes]] = engine.read_now(lambda t: list(t.scan(b"", b"\xff")))
-    return found
-
-
-def in_redis(server: RedisServer) -> list[tuple[bytes, bytes]]:
-    engine = RedisEngine(server.url)
-    try:
-        return everything(engine)
-    finally:
-        engine.close()
 
 
 def until(is_so: Callable[[], bool], what: str) -> None:
@@ -151,7 +138,7 @@ def test_what_is_cut_is_counted_once_on_all_hosts(
         assert 240 <= number(a, b"all") <= 240 + unknown
         assert sum(number(b, key) for key in own) == number(b, b"all")
         a.catch_up()
-        assert everything(a) == everything(b) == in_redis(server)
+        assert everything(a) == everything(b) == in_redis(server.url)
 
 
 def test_a_partition_holds_nobody_for_ever_and_ends(server: RedisServer, tmp_path: Path) -> None:
@@ -200,7 +187,7 @@ def test_a_server_that_hangs_holds_nobody_for_ever(server: RedisServer, tmp_path
         until_committed(mirror, b"m")
         assert number(mirror, b"n") in (1, 2)
         mirror.catch_up()
-        assert everything(mirror) == in_redis(server)
+        assert everything(mirror) == in_redis(server.url)
 
 
 def test_a_killed_server_loses_and_doubles_nothing(tmp_path: Path) -> None:
@@ -222,7 +209,7 @@ def test_a_killed_server_loses_and_doubles_nothing(tmp_path: Path) -> None:
         counted = sum(each.counted for each in counters)
         unknown = sum(each.unknown for each in counters)
         assert counted <= number(one, b"n") <= counted + unknown
-        assert everything(one) == in_redis(server)
+        assert everything(one) == in_redis(server.url)
 
 
 def test_a_server_that_is_loading_is_waited_for(tmp_path: Path) -> None:
@@ -314,7 +301,7 @@ def test_an_engine_that_was_put_back_is_not_built_on(server: RedisServer, tmp_pa
             with pytest.raises(Unavailable, match="kvfs rebuild"):
                 until_committed_or_refused(each)
             assert number(each, b"n") == 2
-        assert dict(in_redis(server))[b"n"] == b"1"
+        assert dict(in_redis(server.url))[b"n"] == b"1"
 
         # Nor when it has gone on without them, past where they are.
         engine = RedisEngine(server.url)
@@ -325,7 +312,7 @@ def test_an_engine_that_was_put_back_is_not_built_on(server: RedisServer, tmp_pa
             with pytest.raises(Unavailable, match="kvfs rebuild"):
                 until_committed_or_refused(each)
             assert number(each, b"other") == 0
-        assert dict(in_redis(server))[b"n"] == b"1"
+        assert dict(in_redis(server.url))[b"n"] == b"1"
 
 
 def until_committed_or_refused(mirror: Mirror) -> None:
@@ -373,7 +360,7 @@ def test_a_killed_process_goes_on_where_it_was(
             counter.stop()
         with mirroring(tmp_path / "victim", server.url, node=1) as again:
             again.catch_up()
-            assert everything(again) == in_redis(server)
+            assert everything(again) == in_redis(server.url)
             assert number(again, b"n") == counter.counted
 
 

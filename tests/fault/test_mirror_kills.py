@@ -11,9 +11,10 @@ import pytest
 
 from kvfs.meta.interface import Transaction
 from kvfs.meta.redis.engine import RedisEngine
+from tests.contract.mirrors import everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed
 from tests.fault.counters import increment, number
-from tests.fault.test_mirror import VICTIM, everything, in_redis, mirroring
+from tests.fault.test_mirror import VICTIM, mirroring
 
 COMMITS = 7
 SEVERAL_PAGES = 5_000
@@ -49,7 +50,7 @@ def test_a_kill_at_a_step_of_a_commit(server: RedisServer, tmp_path: Path, step:
             again.transact_now(increment(COUNT))
             other.catch_up()
             assert number(other, COUNT) == done + 1
-            assert everything(again) == everything(other) == in_redis(server)
+            assert everything(again) == everything(other) == in_redis(server.url)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_kill_while_a_mirror_is_read(server: RedisServer, tmp_path: Path, step
         engine.close()
     with mirroring(tmp_path / "victim", server.url, node=1) as again:
         again.catch_up()
-        assert everything(again) == in_redis(server)
+        assert everything(again) == in_redis(server.url)
 
 
 def _key(number: int) -> bytes:

@@ -9,8 +9,8 @@ from pathlib import Path
 from kvfs.meta.records import unpack_inode
 from kvfs.namespace import lifecycle, spaces, tree
 from tests.contract.hosts import NOW, TOP, Host, usage
+from tests.contract.mirrors import everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed
-from tests.contract.test_mirror import everything, in_redis
 
 VICTIM = Path(__file__).parent / "private_victim.py"
 

@@ -13,15 +13,13 @@ import trio
 from kvfs.errors import Invalid, Unavailable
 from kvfs.meta.leases import Joined
 from kvfs.meta.redis.calling import locate
-from kvfs.meta.redis.engine import RedisEngine
 from kvfs.meta.redis.leasing import LeaseTable
 from kvfs.meta.redis.slots import slot_of
-from tests.contract.mirrors import Mirror
+from tests.contract.mirrors import Mirror, everything, in_redis
 from tests.contract.redis_servers import RedisCluster, RedisServer, ask, free_port, killed
 from tests.fault.counters import increment, number
 from tests.fault.test_mirror import (
     Counter,
-    everything,
     mirroring,
     until,
     until_committed_or_refused,
@@ -80,14 +78,6 @@ def pair(cluster: RedisCluster) -> tuple[RedisServer, RedisServer]:
 
 def role(server: RedisServer) -> str:
     return server.info("role")
-
-
-def in_redis(url: str) -> list[tuple[bytes, bytes]]:
-    engine = RedisEngine(url)
-    try:
-        return everything(engine)
-    finally:
-        engine.close()
 
 
 def check_counted(counters: list[Counter], one: Mirror, other: Mirror, place: Place) -> None:

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvfs.errors import Conflict, Corrupt, Invalid, KvfsError, NotFound, NotSupported
-from tests.cluster.waiting import wait_until
 from tests.gds.checkpoints import Meant, llama, meant, write, write_shards
 from tests.integration.harness import Node, best_mode
+from tests.integration.posix import let_clock_pass
 
 if TYPE_CHECKING:
     import torch
 
 MIB = 1 << 20
-COARSE = 5
-"""CLOCK_REALTIME_COARSE, by which the kernel stamps files."""
 pytestmark = pytest.mark.timeout(1200)  # the first test may have to install torch
 
 
@@ -214,8 +211,7 @@ def test_a_file_that_is_written_to_while_it_loads_is_refused(where: Path) -> Non
     write(path, {f"t{n}": meant("U8", (MIB,), n) for n in range(8)})
     tensors = gds.iter_tensors(path)
     next(tensors)
-    written_at = path.stat().st_mtime_ns
-    wait_until(lambda: time.clock_gettime_ns(COARSE) > written_at, "the clock of files went on")
+    let_clock_pass(path)
     with open(path, "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"x")

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gds.load_plan import (
-    PAGE_BYTES,
     READ_BYTES,
     STAGING_BYTES,
     InPlace,
@@ -20,6 +19,7 @@ from gds.load_plan import (
     Wanted,
     make_plan,
 )
+from gds.pages import PAGE_BYTES
 from gds.safetensors import BITS, TensorInfo
 from gds.splits import TRANSFORMER, Part, part_of
 from kvfs.errors import Invalid

@@ -17,9 +17,9 @@ from typing import Final
 import trio
 
 from kvfs import stepping
+from kvfs.clock import now
 from kvfs.errors import KvfsError, Unavailable
 from kvfs.meta.mirror.applying import Applier
-from kvfs.meta.mirror.clock import now
 from kvfs.meta.mirror.turns import Turns, Waiting
 from kvfs.meta.redis.calling import Caller
 from kvfs.meta.redis.log import BEGIN, ENTRIES, PAGE, POSITION, Answer, read_answer, read_entries

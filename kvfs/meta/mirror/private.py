@@ -27,11 +27,11 @@ from typing import Final
 
 import msgspec
 
+from kvfs.clock import now
 from kvfs.meta import keys
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.merging import merged, without
-from kvfs.meta.mirror.clock import now
 from kvfs.meta.mirror.view import View
 from kvfs.meta.records import Flag, pack, unpack_inode
 
@@ -173,13 +173,11 @@ class Privates:
         found = False
         if not self.groups:
             return found
-        for key in written[::2]:
-            if key is not None and key[0] == _INODE:
-                ino = keys.unpack_u64(key, 1)
-                group = self.groups.get(ino)
-                if group is not None and (not group.before or _publishes(written, ino)):
-                    self._settle(t, ino)
-                    found = True
+        for ino in inodes_among(key for key in written[::2] if key is not None):
+            group = self.groups.get(ino)
+            if group is not None and (not group.before or _publishes(written, ino)):
+                self._settle(t, ino)
+                found = True
         return found
 
     def is_new(self, key: bytes) -> bool:
@@ -319,6 +317,11 @@ class Privates:
     def _with_pending(self, key: bytes, value: bytes | None) -> bytes | None:
         changed = merged(key, value, self._pending[key])
         return value if changed is None else changed
+
+
+def inodes_among(names: Iterable[bytes]) -> list[int]:
+    """Those whose records are among these keys."""
+    return [keys.unpack_u64(name, 1) for name in names if name[0] == _INODE]
 
 
 def _publishes(written: Sequence[bytes | None], ino: int) -> bool:

@@ -6,14 +6,13 @@ from typing import Any, Final
 import trio
 
 from kvfs import stepping
+from kvfs.clock import now
 from kvfs.errors import Conflict, KvfsError, TooLarge, Unavailable
-from kvfs.meta import keys
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.mirror.applying import Applier
-from kvfs.meta.mirror.clock import now
 from kvfs.meta.mirror.following import Follower
-from kvfs.meta.mirror.private import Privates, Settle
+from kvfs.meta.mirror.private import Privates, Settle, inodes_among
 from kvfs.meta.mirror.turns import Turns, Waiting
 from kvfs.meta.mirror.view import Below, View
 from kvfs.meta.redis.calling import Caller
@@ -26,7 +25,6 @@ MOST_BYTES: Final = 8 << 20
 MOST_WAITING: Final = 4_096
 """Transactions: beyond it others are refused."""
 _DONE: Final = ord("1")
-_INODE: Final = ord("i")
 Function = Callable[[Transaction], Any]
 
 
@@ -161,7 +159,7 @@ class Proposer:
                     proposals.append(aside)
                 proposals.append(commit)
                 for step, view in steps:
-                    self._privates.sent.update(_inodes(step.writes))
+                    self._privates.sent.update(inodes_among(step.writes))
                     if view is not None:
                         below.add(view)
                         self._privates.sent.update(view.carried)
@@ -239,8 +237,3 @@ def _run(function: Function, view: View, settle: Settle, inos: Iterable[int]) ->
         view.writes.clear()
         view.merges.clear()
         return Outcome(error=error)
-
-
-def _inodes(names: Iterable[bytes]) -> list[int]:
-    """Those whose records are among these keys."""
-    return [keys.unpack_u64(name, 1) for name in names if name[0] == _INODE]

@@ -1,4 +1,4 @@
-"""The clock by which a mirror says how new something is."""
+"""The clock of leases, and by which it is said how new something is."""
 
 import time
 
