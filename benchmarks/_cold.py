@@ -7,7 +7,6 @@ pages and leave those of the file beneath.
 """
 
 import contextlib
-import ctypes
 import mmap
 import os
 import time
@@ -21,8 +20,6 @@ _ATTEMPTS: Final = 8
 _DROP_CACHES: Final = "/proc/sys/vm/drop_caches"
 _PAGE: Final = mmap.PAGESIZE
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-
 
 class NotCold(Exception):
     """Pages stayed in memory although they were dropped several times: a cold figure would be a
@@ -35,27 +32,15 @@ def can_drop_globally() -> bool:
 
 
 def cached_pages(path: Path) -> int:
-    """Pages of this file in the page cache, by cachestat(2) (Linux 6.5), else by mincore(2)."""
+    """Pages of this file in the page cache. Raises NotCold where the kernel does not tell."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found = cached_bytes(descriptor, 0, 0)
-        return _mincore(descriptor) if found is None else found // _PAGE
     finally:
         os.close(descriptor)
-
-
-def _mincore(descriptor: int) -> int:
-    size = os.fstat(descriptor).st_size
-    if size == 0:
-        return 0
-    with mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE) as mapping:
-        pages = (ctypes.c_ubyte * ((size + _PAGE - 1) // _PAGE))()
-        start = ctypes.c_char.from_buffer(mapping)
-        failed = _libc.mincore(ctypes.byref(start), ctypes.c_size_t(size), pages)
-        del start  # the mapping cannot be closed while a pointer into it lives
-        if failed:
-            raise OSError(ctypes.get_errno(), "mincore")
-        return sum(page & 1 for page in pages)
+    if found is None:
+        raise NotCold(f"{path}: the kernel does not tell what of it is in memory")
+    return found // _PAGE
 
 
 def make_cold(backing: Sequence[Path]) -> None:

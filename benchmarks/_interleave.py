@@ -23,10 +23,13 @@ JUICEFS: Final = "juicefs"
 NGINX: Final = "nginx"
 SEAWEEDFS: Final = "seaweedfs"
 RCLONE: Final = "rclone"
+SAFETENSORS: Final = "safetensors"
+FASTSAFETENSORS: Final = "fastsafetensors"
+RUNAI: Final = "runai"
 BEST_PEER: Final = "the best peer"
 """The fastest in a round of those that do the same work."""
 
-_PEERS: Final = (SEAWEEDFS, JUICEFS, RCLONE)
+_PEERS: Final = (SEAWEEDFS, JUICEFS, RCLONE, SAFETENSORS, FASTSAFETENSORS, RUNAI)
 _MEASUREMENT_S: Final = 300.0
 
 
@@ -40,6 +43,7 @@ class Target:
         "of_native",
         "of_juicefs",
         "of_nginx",
+        "of_safetensors",
         "of_best_peer",
         "at_most_of_nginx",
         "at_least",
@@ -55,6 +59,8 @@ class Target:
                 return f"≥ {self.bound:g} × JuiceFS"
             case "of_nginx":
                 return f"≥ {self.bound:g} × nginx"
+            case "of_safetensors":
+                return f"≥ {self.bound:g} × safetensors"
             case "of_best_peer":
                 return f"≥ {self.bound:g} × {BEST_PEER}"
             case "at_most_of_nginx":
@@ -144,6 +150,8 @@ class Results:
                 value = self.ratio(row, system, JUICEFS)
             case "of_nginx":
                 value = self.ratio(row, system, NGINX)
+            case "of_safetensors":
+                value = self.ratio(row, system, SAFETENSORS)
             case "of_best_peer":
                 value = self.ratio(row, system, BEST_PEER)
             case "at_most_of_nginx":

@@ -135,14 +135,6 @@ def write_file(path: Path, size_bytes: int) -> None:
         os.close(descriptor)
 
 
-def back_memory(size_bytes: int) -> None:
-    """So much of the free memory is there at once for whoever takes it next. A virtual machine's
-    host may take back within seconds what is free (a balloon that reports it): filling a file then
-    takes a second of CPU a GiB more, for no other reason than a pause before."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-    mmap.mmap(-1, size_bytes, flags=flags).close()
-
-
 def read_file(path: Path, limit_s: float) -> float:
     """Bytes per second of one sequential pass in calls of 8 MiB."""
     amount, elapsed = _pass(path, limit_s)

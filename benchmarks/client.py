@@ -7,20 +7,16 @@ the native directory with each target, then one JSON object.
 """
 
 import argparse
-import json
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import kvfs
-from benchmarks import _load, _report
+from benchmarks import _load, _program
 from benchmarks._guard import Guard
 from benchmarks._interleave import NATIVE, Group, Results, Row, Target, run
 from benchmarks._systems import Kvfs, System, Unavailable, settle
@@ -32,6 +28,7 @@ _QUICK_S: Final = 40.0
 _FULL_S: Final = 600.0
 _MIB: Final = 1 << 20
 _TURNS: Iterator[int] = count()
+_say: Final = _program.teller("client")
 
 
 class Scale(NamedTuple):
@@ -78,14 +75,10 @@ class ByClient(System):
 
 def main() -> int:
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     scale = _QUICK if options.quick else _FULL
-    base = Path(tempfile.mkdtemp(prefix="kvfs-bench-", dir=options.dir))
-    results, groups = Results(), _groups(scale)
-    with ExitStack() as stack:
-        guard = stack.enter_context(Guard())
-        guard.directory(base)
-        systems = _start(base, guard, stack)
+    results, groups = Results(), _program.chosen(_groups(scale), options.rows)
+    with _program.place(options.dir, _say) as place:
+        systems = _start(place)
         _prepare(systems)
         run(
             groups,
@@ -93,19 +86,20 @@ def main() -> int:
             results,
             rounds=options.rounds or scale.rounds,
             deadline=time.monotonic() + (_QUICK_S if options.quick else _FULL_S),
-            watch=guard.watch,
+            watch=place.guard.watch,
             say=_say,
         )
-    _print(options, groups, [system.name for system in systems], results)
+    rows = _program.rows_of(groups, options.rows)
+    _program.conclude("client", options, rows, [each.name for each in systems], results, {})
     return 0
 
 
-def _start(base: Path, guard: Guard, stack: ExitStack) -> list[System]:
-    node = Kvfs(_MOUNT, base / _MOUNT, "auto")
-    systems: list[System] = [System(NATIVE, base / NATIVE), node, ByClient(node)]
+def _start(place: _program.Place) -> list[System]:
+    node = Kvfs(_MOUNT, place.base / _MOUNT, "auto")
+    systems: list[System] = [System(NATIVE, place.base / NATIVE), node, ByClient(node)]
     for system in systems:
-        stack.callback(system.stop)
-        system.start(guard)
+        place.stack.callback(system.stop)
+        system.start(place.guard)
     return systems
 
 
@@ -248,36 +242,9 @@ def _write(path: Path, block: Any) -> None:
 
 
 def _options() -> argparse.Namespace:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(prog="dev bench client", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small amounts, ends within 60 s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON object there too")
-    parser.add_argument("--rounds", type=int, metavar="N", help="default 7, quick 3")
-    parser.add_argument("--dir", default="/var/tmp", help="where all is stored; default /var/tmp")
-    return parser.parse_args()
-
-
-def _print(
-    options: argparse.Namespace, groups: Sequence[Group], names: Sequence[str], results: Results
-) -> None:
-    rows = [row for group in groups for row in group.rows]
-    report = {
-        "benchmark": "client",
-        "quick": options.quick,
-        "conditions": _report.conditions(Path(options.dir)),
-        "rows": _report.as_json(rows, names, results),
-    }
-    print(_report.table(rows, names, results))
-    for row, failures in results.failures.items():
-        for system, error in failures.items():
-            print(f"{row}: {system} failed: {error}")
-    print(json.dumps(report, ensure_ascii=False))
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-
-
-def _say(text: str) -> None:
-    print(f"bench client: {text}", file=sys.stderr, flush=True)
+    return _program.parser(
+        "client", __doc__, quick="small amounts, ends within 60 s", rounds="default 7, quick 3"
+    ).parse_args()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import _load as load
-from benchmarks import _program, _report
+from benchmarks import _program
 from benchmarks._interleave import Results, Row, Target
 from benchmarks._load import MIB
 from benchmarks._systems import processor_s
@@ -235,14 +235,7 @@ def main() -> int:
     except KeyboardInterrupt:
         _say("interrupted; all is taken away")
         return 130
-    report = {
-        "benchmark": "cluster",
-        "quick": options.quick,
-        "conditions": _report.conditions(Path(options.dir)),
-        "left_out": left_out,
-        "rows": _report.as_json(rows, [_SYSTEM], results),
-    }
-    _program.print_report(report, _report.table(rows, [_SYSTEM], results), options.json)
+    _program.conclude("cluster", options, rows, [_SYSTEM], results, left_out)
     return 0
 
 

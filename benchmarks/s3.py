@@ -9,16 +9,12 @@ removed at the end, with the processes, however the run ends. Prints a table of 
 
 import argparse
 import os
-import signal
 import sys
-import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from benchmarks import _program, _report, _s3_rows, _wheels
-from benchmarks._guard import Guard
+from benchmarks import _program, _s3_rows, _wheels
 from benchmarks._interleave import JUICEFS, RCLONE, SEAWEEDFS, Results, Row, run
 from benchmarks._s3_systems import (
     DurableBucket,
@@ -43,36 +39,28 @@ def main() -> int:
     began = time.monotonic()
     options = _options()
     load_before = os.getloadavg()[0]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    base = Path(tempfile.mkdtemp(prefix="kvfs-bench-", dir=options.dir))
-    try:
-        with ExitStack() as stack:
-            guard = stack.enter_context(Guard())
-            guard.directory(base)
-            systems, left_out = _program.start(_wanted(options, base), guard, stack, _say)
-            rows, results = _measure(options, systems, guard, base, began)
-    except KeyboardInterrupt:
-        _say("interrupted; everything is stopped")
-        return 130
-    names = [system.name for system in systems]
-    report = {
-        "benchmark": "s3",
-        "quick": options.quick,
-        "conditions": _report.conditions(Path(options.dir)) | {"load_average_before": load_before},
-        "peers": sorted(_wheels.RELEASES.values()),
-        "left_out": left_out | _not_quick(options),
-        "rows": _report.as_json(rows, names, results),
-    }
-    _program.print_report(report, _report.table(rows, names, results), options.json)
+    with _program.place(options.dir, _say) as place:
+        systems, left_out = _program.start(_wanted(options, place.base), place, _say)
+        rows, results = _measure(options, systems, place, began)
+    _program.conclude(
+        "s3",
+        options,
+        rows,
+        [each.name for each in systems],
+        results,
+        left_out | _not_quick(options),
+        conditions={"load_average_before": load_before},
+        peers=sorted(_wheels.RELEASES.values()),
+    )
     return 0
 
 
 def _measure(
-    options: argparse.Namespace, systems: list[System], guard: Guard, base: Path, began: float
+    options: argparse.Namespace, systems: list[System], place: _program.Place, began: float
 ) -> tuple[list[Row], Results]:
     scale = _s3_rows.QUICK if options.quick else _s3_rows.FULL
-    groups = _program.chosen(_s3_rows.groups(scale, base), options.rows)
-    _program.prepare(groups, systems, guard, 2.0 if options.quick else 30.0, _say)
+    groups = _program.chosen(_s3_rows.groups(scale, place.base), options.rows)
+    _program.prepare(groups, systems, place.guard, 2.0 if options.quick else 30.0, _say)
     results = Results()
     run(
         groups,
@@ -80,11 +68,10 @@ def _measure(
         results,
         rounds=options.rounds or (_QUICK_ROUNDS if options.quick else _FULL_ROUNDS),
         deadline=began + (_QUICK_S if options.quick else _FULL_S),
-        watch=guard.watch,
+        watch=place.guard.watch,
         say=_say,
     )
-    rows = [row for group in groups for row in group.rows]
-    return [row for row in rows if _program.matches(row, options.rows)], results
+    return _program.rows_of(groups, options.rows), results
 
 
 def _options() -> argparse.Namespace:

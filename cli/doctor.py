@@ -10,24 +10,12 @@ import click
 import msgspec
 
 from cli import node, settings
+from cli.doctor_line import Line, show
 from kvfs.config import Config
 from kvfs.errors import KvfsError
 
 _SILENT_S: Final = 2.0
 """After which a shared engine is said not to be heard: it is asked twice a second."""
-
-
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One accelerated path."""
-
-    name: str
-    available: bool
-    active: bool | None
-    """None: not known, because no node runs."""
-    reason: str
-    """What it rests on, or why not and what is done instead."""
-    remedy: str = ""
-    """How to get it."""
 
 
 @click.command("doctor")
@@ -52,15 +40,6 @@ def command(config_file: Path | None, store: Path | None, as_json: bool) -> None
         click.echo(show(line))
 
 
-def show(line: Line) -> str:
-    """For people."""
-    state = "available" if line.available else "missing"
-    if line.active is not None:
-        state = "active" if line.active else f"{state}, not active"
-    remedy = f" -> {line.remedy}" if line.remedy else ""
-    return f"{line.name:<18}{state:<23}{line.reason}{remedy}"
-
-
 def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     """Every accelerated path of a store in `directory`, as `status` shows it in use."""
     yield from _modes(directory, status)
@@ -73,6 +52,9 @@ def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     yield _transport(status)
     yield from _shared_engine(status)
     yield from _s3(status)
+    from cli import doctor_loads
+
+    yield from doctor_loads.lines(directory)
 
 
 def _status(config: Config) -> dict[str, Any] | None:
@@ -156,8 +138,11 @@ def _readahead(status: dict[str, Any] | None) -> Line:
 
 
 def _store(directory: Path) -> Iterator[Line]:
+    from gds.direct_io import alignment_in
     from kvfs.store.probe import probe
 
+    direct = alignment_in(directory)
+    asks = f", in {direct.offset} bytes, from memory in {direct.memory}" if direct else ""
     facts = probe(directory)
     where = facts.filesystem or "unknown filesystem"
     better = "a store on xfs (reflink=1) or btrfs"
@@ -172,7 +157,7 @@ def _store(directory: Path) -> Iterator[Line]:
             name=name,
             available=fact.available,
             active=fact.available,
-            reason=f"{where}: {fact.reason}",
+            reason=f"{where}: {fact.reason}" + (asks if name == "O_DIRECT" else ""),
             remedy="" if fact.available else remedy,
         )
 

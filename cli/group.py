@@ -1,6 +1,9 @@
-"""Groups of commands that know what was meant by a name that is none."""
+"""Groups of commands: they know what was meant by a name that is none, and import a command's
+module when it is called, to start fast."""
 
 import difflib
+import importlib
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -17,3 +20,21 @@ class Group(click.Group):
             hint = f"did you mean {nearest[0]}?" if nearest else f"there are: {', '.join(known)}"
             ctx.fail(f"no such command as '{name}'; {hint}")
         return super().resolve_command(ctx, args)
+
+
+class LazyGroup(Group):
+    """Its commands by the modules that hold them, as objects named `command`."""
+
+    def __init__(self, *arguments: Any, modules: Mapping[str, str], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._modules = modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = self._modules.get(cmd_name)
+        if module is None:
+            return None
+        command: click.Command = importlib.import_module(module).command
+        return command

@@ -1,7 +1,5 @@
-"""`kvfs`: the group of commands. Each command's module is imported when it is called, to start
-fast."""
+"""`kvfs`: the group of commands."""
 
-import importlib
 import sys
 import traceback
 from typing import Any, Final
@@ -9,7 +7,7 @@ from typing import Any, Final
 import click
 
 from cli import exits
-from cli.group import Group
+from cli.group import LazyGroup
 from kvfs.errors import KvfsError
 from kvfs.version import VERSION
 
@@ -30,6 +28,9 @@ COMMANDS: Final = {
     "where": "cli.where",
     "prefetch": "cli.prefetch",
     "replicate": "cli.replicate",
+    "backing": "cli.backing",
+    "model": "cli.model",
+    "bench": "cli.bench",
     "namespace": "cli.namespace",
     "s3": "cli.s3",
     "node": "cli.nodes",
@@ -42,22 +43,9 @@ COMMANDS: Final = {
 }
 
 
-class LazyGroup(Group):
-    """Finds a command by importing the module that holds it, as an object named `command`."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = COMMANDS.get(cmd_name)
-        if module is None:
-            return None
-        command: click.Command = importlib.import_module(module).command
-        return command
-
-
 @click.group(
     cls=LazyGroup,
+    modules=COMMANDS,
     epilog=exits.HELP,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

@@ -3,7 +3,7 @@ until they are where they should be."""
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
 
 def all_below(
-    config: Config, paths: tuple[str, ...], title: str, job: Callable[[str, "Stat"], str]
+    config: Config, paths: Sequence[str], title: str, job: Callable[[str, "Stat"], str]
 ) -> Outcome:
     """Run a job for every file that is named, or lies below a directory that is, some at once; it
     says what went wrong. Raises NotFound."""
@@ -50,7 +50,7 @@ def all_below(
     return Outcome(files, size, failures)
 
 
-def _files_below(client: "Client", paths: tuple[str, ...]) -> Iterator[tuple[str, "Stat"]]:
+def _files_below(client: "Client", paths: Sequence[str]) -> Iterator[tuple[str, "Stat"]]:
     for path in paths:
         found = client.stat(os.fsencode(path))
         if found.is_file:

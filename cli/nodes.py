@@ -11,7 +11,7 @@ from cli import node, settings
 from cli.group import Group
 from kvfs.config import Config
 from kvfs.control import NoNode
-from kvfs.errors import Invalid, NotFound
+from kvfs.errors import Invalid, NotFound, NotSupported
 from kvfs.units import format_size
 
 if TYPE_CHECKING:
@@ -33,13 +33,26 @@ def command() -> None:
     """
 
 
+def of(config: Config) -> dict[str, Any]:
+    """What the running node says of its cluster's nodes. Raises NotSupported (it is in none),
+    Unavailable (none runs)."""
+    try:
+        report: dict[str, Any] = node.ask(config, "nodes")
+    except NotSupported:
+        raise NotSupported(
+            f"the node on {config.store} is in no cluster: "
+            "`kvfs up --engine redis://HOST` joins one"
+        ) from None
+    return report
+
+
 @command.command("list")
 @settings.options("store")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def list_nodes(config_file: Path | None, store: Path | None, as_json: bool) -> None:
     """Show the nodes of the cluster, as the running node on this host sees them."""
     config = settings.resolve(config_file, store=store)
-    report = node.ask(config, "nodes")
+    report = of(config)
     if as_json:
         click.echo(json.dumps(report))
         return

@@ -1,7 +1,8 @@
-"""A progress bar for transfers that take long, on a terminal; nothing elsewhere."""
+"""How far it is, or what takes so long: a bar or a line, on a terminal; nothing elsewhere."""
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -15,6 +16,38 @@ def shown(what: str, size_bytes: int | None) -> Iterator[Callable[[int], None]]:
 
     The bar appears after a second, so that short transfers stay silent.
     """
+    with _patient(lambda stack: _bar(stack, what, size_bytes)) as step:
+        yield step
+
+
+@contextlib.contextmanager
+def counted(what: str, number: int) -> Iterator[Callable[[int], None]]:
+    """A function to call with how many of `number` it is so by now: `3 of 64 what`. It is called
+    often, and shows nothing within a second."""
+    with _patient(lambda stack: _count(stack, what, number)) as step:
+        yield step
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Say what it is, once, where the block takes longer than a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(_PATIENCE_S, print, [what], {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def _patient(
+    make: Callable[[contextlib.ExitStack], Callable[[int], None]],
+) -> Iterator[Callable[[int], None]]:
+    """What `make` makes is made after a second."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -22,13 +55,13 @@ def shown(what: str, size_bytes: int | None) -> Iterator[Callable[[int], None]]:
         bar: Callable[[int], None] | None = None
         end_of_patience = time.monotonic() + _PATIENCE_S
 
-        def step(moved_bytes: int) -> None:
+        def step(done: int) -> None:
             nonlocal bar
             if bar is None:
                 if time.monotonic() < end_of_patience:
                     return
-                bar = _bar(stack, what, size_bytes)
-            bar(moved_bytes)
+                bar = make(stack)
+            bar(done)
 
         yield step
 
@@ -58,3 +91,18 @@ def _bar(stack: contextlib.ExitStack, what: str, size_bytes: int | None) -> Call
     )
     task = progress.add_task(what, total=size_bytes)
     return lambda moved_bytes: progress.update(task, completed=moved_bytes)
+
+
+def _count(stack: contextlib.ExitStack, what: str, number: int) -> Callable[[int], None]:
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn
+
+    progress = stack.enter_context(
+        Progress(
+            TextColumn("{task.completed} of {task.total} {task.description}", markup=False),
+            console=Console(stderr=True),
+            transient=True,
+        )
+    )
+    task = progress.add_task(what, total=number)
+    return lambda done: progress.update(task, completed=done)

@@ -64,6 +64,9 @@ def _show(status: dict[str, Any]) -> None:
             str(space["inodes"]),
         )
     console.print(table)
+    if (held := status["held"])["files"]:
+        size = format_size(held["bytes"])
+        console.print(f"  removed, but held open by programs: {held['files']} files, {size}")
     counters = status["counters"]
     for reason, meaning in _EVICTED.items():
         if files := counters[f"evicted_files_{reason}"]:

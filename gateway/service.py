@@ -19,6 +19,7 @@ from gateway.fuse import device
 from kvfs.config import Config
 from kvfs.errors import Busy, Invalid, NotFound, Unavailable
 from kvfs.node import Node, open_node
+from kvfs.node.status import status_of
 
 if TYPE_CHECKING:
     from gateway.fuse.mount import MountInfo
@@ -152,7 +153,7 @@ async def _serve(
                 if mounted:
                     starting.start_soon(keeper.mount, node.config.mount)
             node.ready()
-            on_ready(await node.status())
+            on_ready(await status_of(node))
             await stopping.wait()
             log.info("stopping")
             beside.cancel_scope.cancel()

@@ -1,10 +1,11 @@
 """From the tensors of a checkpoint's files to reads. Pure: no file is touched here.
 
 What a rank has of a tensor is, seen as bytes, a table: so many lines, of each of which it has one
-piece. One line (a whole tensor, or rows of one) is contiguous in the file, and read straight to
-where the tensor lies. Of several lines (columns) either each piece is read alone (strided), or
-whole lines are read into a staging buffer and the pieces copied from there (sliced), whichever
-costs less. A tensor whose elements become others (dtype) goes through a staging buffer as well.
+piece, or several where tensors are stacked in one. One piece of one line (a whole tensor, or rows
+of one) is contiguous in the file, and read straight to where the tensor lies. Of several lines
+(columns) either each piece is read alone (strided), or whole lines are read into a staging buffer
+and the pieces copied from there (sliced), whichever costs less. Several pieces of one line, and a
+tensor whose elements become others (dtype), go through a staging buffer as well.
 
     file    | header | a a a a | b b b b | c c c c |          b: columns are wanted
     arena   | a a a a |                  | c c c c |          two runs, read in place
@@ -17,23 +18,36 @@ Runs
   its first and last page: then O_DIRECT needs no copy.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from gds.pages import PAGE_BYTES, page_down, page_up
-from gds.safetensors import BITS, TensorInfo
-from gds.splits import Part
+from gds.pages import page_down, page_up
+from gds.safetensors import BITS, Header, TensorInfo
+from gds.shortened import shown
+from gds.splits import Part, Splits, part_of
 from kvfs.errors import Invalid
 
-READ_BYTES: Final = 8 << 20
-"""Of one read in place: large enough for a disk, and for reads of one file by several threads."""
+READ_BYTES: Final = 16 << 20
+"""Of one read in place: large enough for a disk, and for reads of one file by several threads
+(measured: 8 threads of 16 MiB, 3 % more than of 8)."""
+RUN_BYTES: Final = 64 << 20
+"""Of what lies in memory together. Who drops a run's tensors gives its memory back; reads of runs
+that are longer are no faster."""
 STAGING_BYTES: Final = 16 << 20
 """Of one thread's staging buffer."""
-_READ_NS: Final = 20_000
-"""What one more read costs, beside its bytes: measured on NVMe, 16 to 30 µs."""
-_BYTES_PER_NS: Final = 2.0
+_PIECE_NS: Final = 14_000
+"""What one more piece costs a disk, beside its bytes. Measured, as the next: a virtual NVMe disk
+with 2 processors, cold, eight threads, pieces of 4 to 256 KiB; 12 to 16 µs."""
+_PIECES_PER_NS: Final = 1.7
+"""Bytes of pieces: less than of lines, as nothing reads ahead of them."""
+_LINES_PER_NS: Final = 2.9
+"""Bytes of whole lines."""
+_WORTH: Final = 2
+"""Ranks are usually together on a host, where whole lines come from the disk once for all of them,
+and each rank's pieces apart: so pieces must cost that much less for one rank."""
 
 
 class Strategy(Enum):
@@ -75,14 +89,6 @@ class Run(NamedTuple):
         return self.begin - page_down(self.begin)
 
 
-class Place(NamedTuple):
-    """Where a tensor lies that is read in place."""
-
-    run: int
-    offset: int
-    """Of its first byte, counted from the run's first byte."""
-
-
 class Lines(NamedTuple):
     """What is wanted of a tensor, as bytes of its file."""
 
@@ -91,14 +97,17 @@ class Lines(NamedTuple):
     number: int
     length: int
     """Of a line."""
-    first: int
-    """The piece's first byte in its line."""
-    last: int
-    """Behind its last one."""
+    pieces: tuple[tuple[int, int], ...]
+    """What is wanted of each line: [first, last) of its bytes, in the order of the tensor."""
+
+    @property
+    def wanted(self) -> int:
+        """Bytes of all pieces of one line."""
+        return sum(last - first for first, last in self.pieces)
 
     @property
     def is_one_span(self) -> bool:
-        return self.number == 1 or (self.first == 0 and self.last == self.length)
+        return len(self.pieces) == 1 and (self.number == 1 or self.wanted == self.length)
 
 
 class InPlace(NamedTuple):
@@ -121,7 +130,8 @@ class Sliced(NamedTuple):
 
 class Span(NamedTuple):
     """Read the bytes [begin, end) of a file into a staging buffer, and copy them from there: of a
-    tensor that is converted, or of a piece that is longer than the buffer."""
+    tensor that is converted, of one that has several pieces in one line, or of a piece that is
+    longer than the buffer."""
 
     tensor: int
     begin: int
@@ -148,36 +158,40 @@ class LoadPlan(NamedTuple):
     lines: tuple[Lines, ...]
     """Of each tensor."""
     runs: tuple[Run, ...]
-    places: tuple[Place | None, ...]
-    """Of each tensor; None: it has memory of its own."""
+    run_of: tuple[int | None, ...]
+    """Of each tensor, where it lies; None: it has memory of its own."""
     steps: tuple[Step, ...]
     """In the order of the files and of their bytes."""
 
     def unit(self, tensor: int) -> int:
         """What memory is made for at once: the number of the run that has the tensor, or ~ of the
         tensor's own."""
-        place = self.places[tensor]
-        return ~tensor if place is None else place.run
+        run = self.run_of[tensor]
+        return ~tensor if run is None else run
+
+    def offset(self, tensor: int, run: int) -> int:
+        """Of a tensor's first byte, counted from the first byte of its run."""
+        return self.lines[tensor].begin - self.runs[run].begin
 
     @property
     def read_bytes(self) -> int:
         """That the steps ask the files for."""
-        return sum(map(self._bytes_of, self.steps))
+        return sum(map(self.bytes_of, self.steps))
 
-    def _bytes_of(self, step: Step) -> int:
+    def bytes_of(self, step: Step) -> int:
+        """That one step asks a file for."""
         if isinstance(step, InPlace | Span):
             return step.end - step.begin
         lines = self.lines[step.tensor]
-        each = lines.length if isinstance(step, Sliced) else lines.last - lines.first
+        each = lines.length if isinstance(step, Sliced) else lines.wanted
         return (step.end_line - step.first_line) * each
 
 
 def make_plan(
-    wanted: Iterable[Wanted], strategy: Strategy = Strategy.AUTO, run_bytes: int | None = None
+    wanted: Iterable[Wanted], strategy: Strategy = Strategy.AUTO, run_bytes: int = RUN_BYTES
 ) -> LoadPlan:
     """How to read them. `run_bytes`: a run that is longer ends with the tensor in which it becomes
-    so; None: runs are as long as they can be. Raises Invalid, where a part begins or ends within a
-    byte."""
+    so. Raises Invalid, where a part begins or ends within a byte."""
     asked = tuple(wanted)
     lines = tuple(map(lines_of, asked))
     alone = [
@@ -188,25 +202,32 @@ def make_plan(
         (at for at in range(len(asked)) if not alone[at]),
         key=lambda at: (asked[at].file, lines[at].begin, lines[at].number * lines[at].length),
     )
-    runs, places = _runs(asked, lines, in_place, run_bytes or math.inf)
+    runs, run_of = _runs(asked, lines, in_place, run_bytes)
     steps: list[tuple[int, int, Step]] = [
-        (runs[step.run].file, step.begin, step) for step in _in_place(lines, runs, places, in_place)
+        (runs[step.run].file, step.begin, step) for step in _in_place(lines, runs, run_of, in_place)
     ]
     for at, each in enumerate(asked):
         if alone[at]:
-            steps += (
-                (each.file, begin, step)
-                for begin, step in _steps_alone(at, lines[at], each.converted, strategy)
-            )
+            found = _steps_alone(at, lines[at], strategy)
+            steps += ((each.file, begin, step) for begin, step in found)
     steps.sort(key=lambda step: step[:2])
-    return LoadPlan(asked, lines, runs, places, tuple(step for _, _, step in steps))
+    return LoadPlan(asked, lines, runs, run_of, tuple(step for _, _, step in steps))
+
+
+def parts_of(headers: Iterable[Header], splits: Splits, rank: int, ranks: int) -> Iterator[Wanted]:
+    """What a rank has of the tensors of several files. Raises Invalid."""
+    for file, header in enumerate(headers):
+        for tensor in header.tensors:
+            part = part_of(tensor, splits, rank, ranks)
+            if part is None or part.spans:
+                yield Wanted(file, tensor, part)
 
 
 def shape_of(wanted: Wanted) -> tuple[int, ...]:
     """Of what is wanted, in elements."""
     shape = list(wanted.tensor.shape)
     if wanted.part is not None:
-        shape[wanted.part.dimension] = wanted.part.end - wanted.part.begin
+        shape[wanted.part.dimension] = wanted.part.size
     return tuple(shape)
 
 
@@ -215,56 +236,69 @@ def lines_of(wanted: Wanted) -> Lines:
     tensor, part = wanted.tensor, wanted.part
     if part is None or not math.prod(tensor.shape):
         whole = tensor.end - tensor.begin
-        return Lines(tensor.begin, 1, whole, 0, whole)
+        return _one_line(tensor.begin, whole)
     inner = math.prod(tensor.shape[part.dimension + 1 :]) * BITS[tensor.dtype]
     count = math.prod(tensor.shape[: part.dimension])
-    spans = (inner * tensor.shape[part.dimension], inner * part.begin, inner * part.end)
-    if any(bits % 8 for bits in spans):
+    length = inner * tensor.shape[part.dimension]
+    spans = [(inner * begin, inner * end) for begin, end in part.spans if begin < end]
+    if length % 8 or any(first % 8 or last % 8 for first, last in spans):
         raise Invalid(
-            f"tensor {tensor.name!r}: {tensor.dtype} cannot be cut at {part.begin} and {part.end} "
-            f"of dimension {part.dimension}: that is within a byte"
+            f"tensor {shown(tensor.name)}: {tensor.dtype} cannot be cut at {part.spans} of "
+            f"dimension {part.dimension}: that is within a byte"
         )
-    length, first, last = (bits // 8 for bits in spans)
-    if first == last:
-        return Lines(tensor.begin, 1, 0, 0, 0)
-    return _as_span(Lines(tensor.begin, count, length, first, last))
+    if not spans:
+        return _one_line(tensor.begin, 0)
+    pieces = tuple((first // 8, last // 8) for first, last in spans)
+    return _as_span(Lines(tensor.begin, count, length // 8, pieces))
 
 
 def _as_span(lines: Lines) -> Lines:
     """As one line that is wanted whole, where the bytes lie together."""
     if not lines.is_one_span:
         return lines
-    size = (lines.last - lines.first) * lines.number
-    return Lines(lines.begin + lines.first, 1, size, 0, size)
+    return _one_line(lines.begin + lines.pieces[0][0], lines.wanted * lines.number)
+
+
+def _one_line(begin: int, size: int) -> Lines:
+    """That is wanted whole."""
+    return Lines(begin, 1, size, _whole(size))
+
+
+@functools.lru_cache(maxsize=4096)
+def _whole(size: int) -> tuple[tuple[int, int], ...]:
+    """A checkpoint may have a million tensors, and a few sizes of them."""
+    return ((0, size),)
 
 
 def _runs(
-    asked: Sequence[Wanted], lines: Sequence[Lines], in_place: Iterable[int], most: float
-) -> tuple[tuple[Run, ...], tuple[Place | None, ...]]:
+    asked: Sequence[Wanted], lines: Sequence[Lines], in_place: Iterable[int], most: int
+) -> tuple[tuple[Run, ...], tuple[int | None, ...]]:
     runs: list[Run] = []
-    places: list[Place | None] = [None] * len(asked)
+    run_of: list[int | None] = [None] * len(asked)
+    last = -1  # one number for all tensors of a run, which may be a million
     for at in in_place:
         file, begin, end = asked[at].file, lines[at].begin, lines[at].begin + lines[at].length
         if not runs or runs[-1][::2] != (file, begin) or begin - runs[-1].begin >= most:
             runs.append(Run(file, begin, end))
+            last += 1
         runs[-1] = runs[-1]._replace(end=max(end, runs[-1].end))
-        places[at] = Place(len(runs) - 1, begin - runs[-1].begin)
-    return tuple(runs), tuple(places)
+        run_of[at] = last
+    return tuple(runs), tuple(run_of)
 
 
 def _in_place(
     lines: Sequence[Lines],
     runs: Sequence[Run],
-    places: Sequence[Place | None],
+    run_of: Sequence[int | None],
     in_place: Sequence[int],
 ) -> Iterable[InPlace]:
     members: list[list[int]] = [[] for _ in runs]
     for at in in_place:
-        place = places[at]
-        assert place is not None
-        members[place.run].append(at)
-    for number, run in enumerate(runs):
-        yield from _cut(number, run, [(lines[at], at) for at in members[number]])
+        run = run_of[at]
+        assert run is not None
+        members[run].append(at)
+    for number, each in enumerate(runs):
+        yield from _cut(number, each, [(lines[at], at) for at in members[number]])
 
 
 def _cut(number: int, run: Run, members: Sequence[tuple[Lines, int]]) -> Iterable[InPlace]:
@@ -285,13 +319,11 @@ def _cut(number: int, run: Run, members: Sequence[tuple[Lines, int]]) -> Iterabl
         first, begin = behind, end
 
 
-def _steps_alone(
-    at: int, lines: Lines, converted: bool, strategy: Strategy
-) -> Iterator[tuple[int, Step]]:
+def _steps_alone(at: int, lines: Lines, strategy: Strategy) -> Iterator[tuple[int, Step]]:
     """Steps of a tensor that is not read in place, each with its first byte."""
-    kind = Sliced if converted and lines.number > 1 else _kind(lines, strategy)
-    one = lines.length if kind is Sliced else lines.last - lines.first
-    if one > STAGING_BYTES or (converted and lines.is_one_span):
+    kind = _kind(lines, strategy)
+    one = lines.length if kind is Sliced else lines.wanted
+    if one > STAGING_BYTES or lines.number == 1:
         yield from _spans(at, lines)
         return
     each = max(1, STAGING_BYTES // one)
@@ -303,12 +335,14 @@ def _steps_alone(
 
 
 def _spans(at: int, lines: Lines) -> Iterator[tuple[int, Step]]:
-    piece = lines.last - lines.first
+    offset = 0
     for line in range(lines.number):
-        start = lines.begin + line * lines.length + lines.first
-        for first in range(0, piece, STAGING_BYTES):
-            end = min(first + STAGING_BYTES, piece)
-            yield start + first, Span(at, start + first, start + end, line * piece + first)
+        start = lines.begin + line * lines.length
+        for first, last in lines.pieces:
+            for begin in range(start + first, start + last, STAGING_BYTES):
+                end = min(begin + STAGING_BYTES, start + last)
+                yield begin, Span(at, begin, end, offset)
+                offset += end - begin
 
 
 def _kind(lines: Lines, strategy: Strategy) -> type[Sliced] | type[Strided]:
@@ -316,7 +350,5 @@ def _kind(lines: Lines, strategy: Strategy) -> type[Sliced] | type[Strided]:
         return Strided
     if strategy is Strategy.SLICE:
         return Sliced
-    # The disk moves whole pages.
-    piece = page_up(lines.last - lines.first + PAGE_BYTES)
-    is_cheaper = _READ_NS + piece / _BYTES_PER_NS < lines.length / _BYTES_PER_NS
-    return Strided if is_cheaper else Sliced
+    strided = len(lines.pieces) * _PIECE_NS + lines.wanted / _PIECES_PER_NS
+    return Strided if strided * _WORTH < lines.length / _LINES_PER_NS else Sliced

@@ -6,15 +6,22 @@ Invariants
 - A tensor is handed over once all its steps are done; after an error nothing is handed over.
 - Memory that is being filled or waits to be handed over is at most `budget` bytes, or one run.
 - No thread is left when the iteration ends, in whichever way: it waits for the reads under way,
-  each at most `STAGING_BYTES` long.
+  each at most `STAGING_BYTES` long. Who interrupts that wait twice (a disk hangs) is let go: the
+  threads then keep the files.
+- Whoever iterates may be interrupted (`kvfs.client.aside`), so he takes a plain lock only, and
+  waits for a queue; threads are started, woken and waited for by a thread of their own.
 """
 
 import collections
+import contextlib
+import queue
 import threading
 from collections.abc import Generator, Sequence
+from typing import Final
 
 import torch
 
+from gds.checked import Damaged
 from gds.load_plan import (
     InPlace,
     Lines,
@@ -24,10 +31,17 @@ from gds.load_plan import (
     Step,
     Strided,
 )
+from gds.numa import run_on
 from gds.pages import page_down, page_up
+from gds.safetensors import BITS
 from gds.source import Source
-from gds.target import Staging, Target
-from kvfs.errors import KvfsError, Unavailable
+from gds.stages import Lap, Stage, Stages, during, start_watch, stop_watch, together
+from gds.target import Lane, Target
+from kvfs.client.aside import Aside, next_within
+from kvfs.errors import KvfsError, NoSpace, Unavailable
+
+_FAILED: Final = "failed"
+"""Comes instead of a tensor's number."""
 
 
 class Loader:
@@ -41,38 +55,45 @@ class Loader:
         *,
         threads: int,
         budget: int | None = None,
-        shared: bool = False,
+        cpus: frozenset[int] | None = None,
     ) -> None:
-        """`budget`: bytes; None: no limit, all tensors are kept anyway. `shared`: other processes
-        of this host are about to read the same bytes."""
+        """`budget`: bytes; None: no limit, all tensors are kept anyway. `cpus`: where threads run;
+        None: anywhere."""
         self._plan = plan
         self._sources = sources
         self._target = target
         self._threads = threads
         self._budget = budget
-        self._shared = shared
-        self._lock = threading.Condition()
+        self._cpus = cpus
+        self._mutex = threading.Lock()
+        self._lock = threading.Condition(self._mutex)
+        """Of the threads; whoever iterates takes the mutex, as its own methods can be left in their
+        midst."""
         self._steps = iter(plan.steps)
         self._held: dict[int, int] = {}
         """Bytes of the units (runs, and tensors alone) that are not handed over."""
         self._missing = _steps_of(plan)
         self._to_take = _members(plan)
-        self._whole: collections.deque[int] = collections.deque(
-            at for at, count in enumerate(self._missing) if not count
-        )
+        self._arrived: queue.SimpleQueue[object] = queue.SimpleQueue()
+        """Numbers of whole tensors; something else: no more come."""
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """To who cares for the threads. True: there is room; False: the iteration ends."""
+        for at, count in enumerate(self._missing):
+            if not count:
+                self._arrived.put(at)
         self._error: BaseException | None = None
         self._ended = False
+        self.read_bytes = 0
+        """That the steps which are done asked the files for."""
+        self._laps: list[Lap] = []
+        """Of the threads that ended."""
 
     def tensors(self) -> Generator[tuple[int, torch.Tensor], None, None]:
         """Each tensor by its number in the plan, as they become whole. Raises what reading or
         memory raised."""
-        workers = [
-            threading.Thread(target=self._work, name=f"kvfs-load-{n}", daemon=True)
-            for n in range(self._threads)
-        ]
+        threads = Aside(self._care, lambda nothing: None, self._arrived)
         try:
-            for worker in workers:
-                worker.start()
+            threads.start()
             for _ in self._plan.wanted:
                 at = self._next_whole()
                 tensor = self._target.take(at)
@@ -80,55 +101,109 @@ class Loader:
                 yield at, tensor
                 del tensor  # whoever took it may have dropped it
         finally:
-            self._end()
-            _join([worker for worker in workers if worker.ident is not None])
+            try:
+                self._end(threads)
+            except BaseException:
+                self._end_or_abandon(threads)
+                raise
+
+    def stages(self) -> Stages:
+        """What its threads did, once the iteration ended."""
+        return together(self._laps)
+
+    def _end(self, threads: Aside[None]) -> None:
+        self._calls.put(False)
+        threads.leave()
+
+    def _end_or_abandon(self, threads: Aside[None]) -> None:
+        try:
+            self._end(threads)
+        except BaseException:
+            for source in self._sources:
+                source.abandon()
+            raise
+
+    def _care(self) -> None:
+        """For the threads, until the iteration ends."""
+        workers: list[threading.Thread] = []
+        try:
+            self._start(workers)
+            while self._calls.get():
+                with self._lock:
+                    self._lock.notify_all()
+        except BaseException as error:
+            with self._lock:
+                self._fail(error)
+        with self._lock:
+            self._ended = True
+            self._lock.notify_all()
+        for worker in workers:
+            worker.join()
+
+    def _start(self, workers: list[threading.Thread]) -> None:
+        """As many as there is memory for. None of them works before all are there: a thread for
+        which memory ends while it starts is waited for without end. Raises NoSpace."""
+        with self._lock:
+            for number in range(self._threads):
+                name = f"kvfs-load-{number}"
+                worker = threading.Thread(target=self._work, name=name, daemon=True)
+                try:
+                    worker.start()
+                except RuntimeError as error:
+                    if not workers:
+                        raise NoSpace(f"no thread to read with: {error}") from None
+                    return
+                workers.append(worker)
 
     def _next_whole(self) -> int:
-        with self._lock:
-            while not self._whole and self._error is None:
-                self._lock.wait()
-            if self._error is None:
-                return self._whole.popleft()
-            # Else its traceback would hold this object, and so all memory, until it is collected.
-            error, self._error = self._error, None
+        while (at := next_within(self._arrived)) is None:
+            pass
+        if isinstance(at, int) and self._error is None:
+            return at
+        # Else its traceback would hold this object, and so all memory, until it is collected.
+        error, self._error = self._error, None
         try:
-            raise error
+            raise error or NoSpace("no memory for a thread to read with")
         finally:
             del error
 
     def _let_go(self, at: int) -> None:
         """The tensor was taken: so is its unit, with the last of its tensors."""
         unit = self._plan.unit(at)
-        with self._lock:
+        with self._mutex:
             self._to_take[unit] -= 1
-            if not self._to_take[unit]:
-                self._held.pop(unit, None)
-                if unit >= 0:
-                    self._target.close_run(unit)
-                self._lock.notify_all()
+            if self._to_take[unit]:
+                return
+            self._held.pop(unit, None)
+            if unit >= 0:
+                self._target.close_run(unit)
+        self._calls.put(True)
 
-    def _end(self) -> None:
-        with self._lock:
-            self._ended = True
-            self._lock.notify_all()
+    def _fail(self, error: BaseException) -> None:
+        """With the lock."""
+        if not self._ended:  # else nobody asks any more, and it would keep all memory
+            self._error = error
+        self._ended = True
+        self._arrived.put(_FAILED)
+        self._lock.notify_all()
 
     def _work(self) -> None:
-        staging: Staging | None = None
+        start_watch()
         try:
-            while (step := self._next_step()) is not None:
-                if staging is None and not isinstance(step, InPlace):
-                    staging = self._target.staging()
-                self._carry_out(step, staging)
-                self._done(step)
+            run_on(self._cpus)
+            with contextlib.closing(self._target.lane()) as lane:
+                while (step := self._next_step()) is not None:
+                    self._carry_out(step, lane)
+                    self._done(step)
         except BaseException as error:
             with self._lock:
-                self._error = self._error or error
-                self._ended = True
-                self._lock.notify_all()
+                self._fail(error)
+        finally:
+            self._laps.append(stop_watch())
 
     def _next_step(self) -> Step | None:
         """The next one, once there is room for it; None: there is none, or the load ended."""
-        with self._lock:
+        with during(Stage.WAIT), self._lock:
             step = None if self._ended else next(self._steps, None)
             if step is None:
                 return None
@@ -161,75 +236,75 @@ class Loader:
             return self._plan.runs[unit].room
         return self._target.alone_bytes(~unit)
 
-    def _carry_out(self, step: Step, staging: Staging | None) -> None:
+    def _carry_out(self, step: Step, lane: Lane) -> None:
         try:
             if isinstance(step, InPlace):
-                self._read_in_place(step)
+                source = self._sources[self._plan.runs[step.run].file]
+                lane.read_in_place(source, step)
             else:
-                assert staging is not None
-                self._read_staged(step, staging)
-        except (KvfsError, OSError) as error:
+                self._read_staged(step, lane)
+        except Damaged:
+            raise
+        except (KvfsError, OSError, MemoryError) as error:
             names = ", ".join(repr(self._plan.wanted[at].tensor.name) for at in _tensors(step)[:3])
-            kind = type(error) if isinstance(error, KvfsError) else Unavailable
-            raise kind(f"{error} (tensor {names})") from error
+            raise _kind(error)(f"{error} (tensor {names})") from error
 
-    def _read_in_place(self, step: InPlace) -> None:
-        run = self._plan.runs[step.run]
-        pages = self._target.pages(step.run, step.begin, step.end)
-        self._sources[run.file].read_into(pages, step.begin, step.end, shared=self._shared)
-
-    def _read_staged(self, step: Sliced | Span | Strided, staging: Staging) -> None:
+    def _read_staged(self, step: Sliced | Span | Strided, lane: Lane) -> None:
         lines = self._plan.lines[step.tensor]
         source = self._sources[self._plan.wanted[step.tensor].file]
         if isinstance(step, Strided):
-            self._read_strided(step, lines, source, staging)
+            self._read_strided(step, lines, source, lane)
             return
         if isinstance(step, Sliced):
             begin = lines.begin + step.first_line * lines.length
             end = lines.begin + step.end_line * lines.length
         else:
             begin, end = step.begin, step.end
+        staged = self._staged(step.tensor, source, lane, begin, end)
+        with during(Stage.COPY, end - begin):
+            if isinstance(step, Sliced):
+                lane.copy_table(step.tensor, staged, step.first_line, step.end_line)
+            else:
+                lane.copy_span(step.tensor, staged, step.offset)
+
+    def _staged(
+        self, tensor: int, source: Source, lane: Lane, begin: int, end: int
+    ) -> torch.Tensor:
+        """The bytes [begin, end) of a file in a buffer, so that elements begin where they may."""
+        staging = lane.staging()
+        if begin * 8 % BITS[self._plan.wanted[tensor].tensor.dtype]:
+            source.read_pieces([(staging.memory[: end - begin], begin)])
+            return staging.raw[: end - begin]
         skip = begin - page_down(begin)
         size = skip + end - begin
-        pages = staging.memory[: page_up(size)]
-        source.read_into(pages, begin, end, shared=self._shared)
-        staged = staging.raw[skip:size]
-        if isinstance(step, Sliced):
-            span = step.first_line, step.end_line
-            self._target.copy_table(step.tensor, staged, span, (lines.first, lines.last))
-        else:
-            self._target.copy_span(step.tensor, staged, step.offset)
+        source.read_into(staging.memory[: page_up(size)], begin, end)
+        return staging.raw[skip:size]
 
-    def _read_strided(self, step: Strided, lines: Lines, source: Source, staging: Staging) -> None:
-        piece = lines.last - lines.first
-        numbers = range(step.first_line, step.end_line)
-        pieces = [staging.memory[at * piece : (at + 1) * piece] for at in range(len(numbers))]
-        begins = [lines.begin + line * lines.length + lines.first for line in numbers]
-        source.read_pieces(list(zip(pieces, begins, strict=True)))
-        staged = staging.raw[: len(numbers) * piece]
-        self._target.copy_span(step.tensor, staged, step.first_line * piece)
+    def _read_strided(self, step: Strided, lines: Lines, source: Source, lane: Lane) -> None:
+        staging = lane.staging()
+        pieces, filled = [], 0
+        for line in range(step.first_line, step.end_line):
+            for first, last in lines.pieces:
+                view = staging.memory[filled : filled + last - first]
+                pieces.append((view, lines.begin + line * lines.length + first))
+                filled += last - first
+        source.read_pieces(pieces)
+        with during(Stage.COPY, filled):
+            lane.copy_span(step.tensor, staging.raw[:filled], step.first_line * lines.wanted)
 
     def _done(self, step: Step) -> None:
         with self._lock:
+            self.read_bytes += self._plan.bytes_of(step)
             for at in _tensors(step):
                 self._missing[at] -= 1
                 if not self._missing[at]:
-                    self._whole.append(at)
-            self._lock.notify_all()
+                    self._arrived.put(at)
 
 
-def _join(workers: Sequence[threading.Thread]) -> None:
-    """Also an interrupt does not leave before the threads: they read from files that are closed
-    next."""
-    interrupted: BaseException | None = None
-    for worker in workers:
-        while worker.is_alive():
-            try:
-                worker.join()
-            except BaseException as error:
-                interrupted = error
-    if interrupted is not None:
-        raise interrupted
+def _kind(error: Exception) -> type[KvfsError]:
+    if isinstance(error, KvfsError):
+        return type(error)
+    return NoSpace if isinstance(error, MemoryError) else Unavailable
 
 
 def _tensors(step: Step) -> tuple[int, ...]:

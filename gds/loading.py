@@ -1,33 +1,77 @@
 """Loads safetensors checkpoints into tensors: `load_file`, `load_model`, `iter_tensors`."""
 
 import contextlib
-from collections.abc import Generator, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Final, NamedTuple, SupportsIndex
 
 import torch
 
-from gds.checkpoint import Checkpoint, Path, open_checkpoint
-from gds.load_plan import LoadPlan, Strategy, Wanted, make_plan
+from gds.architecture import splits_of
+from gds.checkpoint import Checkpoint, Path, config_beside, open_checkpoint
+from gds.load_plan import LoadPlan, Strategy, Wanted, make_plan, parts_of
 from gds.loader import Loader
-from gds.splits import TRANSFORMER, Splits, part_of
-from gds.target import Target
-from gds.tensors import is_converted
-from kvfs.errors import Invalid, NotSupported
+from gds.mapping import map_tensors
+from gds.safetensors import BITS
+from gds.splits import Splits, require_splits
+from gds.tensors import is_converted, is_target
+from gds.ways import Report, device_of, open_target
+from kvfs.errors import Invalid
 
+Progress = Callable[[int, int], None]
+"""Called with the bytes read so far, and those to read: (0, all) once the files are open, then with
+each tensor, by the thread that takes them. What it raises ends the load."""
 _MOST_THREADS: Final = 8
 _BUDGET_BYTES: Final = 384 << 20
-_RUN_BYTES: Final = 64 << 20
-"""Of tensors that are handed over one by one, and may go one by one."""
 
 
-def load_file(path: Path, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
-    """All tensors of one file, by name.
+class _Asked(NamedTuple):
+    """What to load. The public calls say what each means."""
 
-    `path`: on a KVFS mount, or any other. Raises NotFound, Corrupt (no safetensors file, truncated,
-    or the disk cannot read it), Conflict (it was written to meanwhile), NoSpace (of memory),
-    Invalid (no such device), NotSupported (a dtype that torch has not), OSError. Interrupted, it
-    leaves nothing behind."""
-    return dict(_load([path], device, 0, 1, {}, None, Strategy.AUTO, None))
+    paths: Path | Sequence[Path]
+    device: str | torch.device = "cpu"
+    rank: int = 0
+    ranks: int = 1
+    splits: Splits | None = None
+    dtype: torch.dtype | None = None
+    strategy: Strategy = Strategy.AUTO
+    copy: bool = True
+    progress: Progress | None = None
+    report: Report | None = None
+    verify: bool = False
+    budget: int | None = None
+    """Bytes in memory that nobody took yet; None: all is kept anyway."""
+
+
+def load_file(
+    path: Path,
+    device: str | torch.device = "cpu",
+    *,
+    copy: bool = True,
+    progress: Progress | None = None,
+    report: Report | None = None,
+    verify: bool = False,
+) -> dict[str, torch.Tensor]:
+    """All tensors of one file, by name; of a directory or an index of shards, those of all shards.
+
+    `path`: on a KVFS mount, or any other. `device`: cpu, cuda, cuda:N; tensors of a GPU belong to
+    the stream that is current here, and begin at multiples of 16 bytes. `copy` False: the tensors
+    are views of the mapped file, which is read as they are used (see `gds.mapping`); CPU only.
+    `report` is told which way a copy takes, and why (`gds.Taken`), and in the end what its threads'
+    time went into (`gds.Stages`). Who drops tensors gives their
+    memory back, some 64 MiB at a time. `verify`: what is read is compared with the checksums that
+    the store has of a sealed file, some seconds after it was written (see `gds.checked`); on a
+    mount only.
+
+    Raises NotFound, Corrupt (no safetensors file, truncated, not what was stored, or the disk
+    cannot read it), Conflict (it was written to meanwhile), NoSpace (of memory, or on the disk for
+    what other nodes have of it), Invalid (no such device), NotSupported (no CUDA; a dtype that
+    torch has not; nothing has checksums of the file), Unavailable (the GPU failed; there are no
+    checksums yet; nodes that have it do not answer), AccessDenied (of the checksums), OSError.
+    Interrupted, it leaves nothing behind."""
+    asked = _Asked(
+        [path], device, splits={}, copy=copy, progress=progress, report=report, verify=verify
+    )
+    return dict(_load(asked))
 
 
 def load_model(
@@ -35,19 +79,28 @@ def load_model(
     device: str | torch.device = "cpu",
     rank: int = 0,
     world_size: int = 1,
-    plan: Splits = TRANSFORMER,
+    plan: Splits | None = None,
     *,
     dtype: torch.dtype | None = None,
     strategy: Strategy | str = Strategy.AUTO,
+    copy: bool = True,
+    progress: Progress | None = None,
+    report: Report | None = None,
+    verify: bool = False,
 ) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint, by name; of world_size ranks that share it, what `rank` has by
-    `plan` (see `gds.splits`).
+    `plan` (see `gds.splits`); None: as transformers are cut, by the config.json beside the files.
 
     `paths`: files, or a directory or an index of shards (`*.safetensors.index.json`). `dtype`: of
-    floating point tensors, where it is to be another. `strategy`: how columns are read. Raises as
-    `load_file`; Invalid for names that two files have, and for what cannot be divided."""
-    found = _load(paths, device, rank, world_size, plan, dtype, Strategy(strategy), None)
-    return dict(found)
+    floating point tensors, where it is to be another of those. `strategy`: how columns are read;
+    where they are verified, lines are read whole unless STRIDED is asked for. The rest, and errors,
+    as of `load_file`; Invalid also for names that two files have, for what cannot be divided, and
+    for a plan, dtype or strategy that is none."""
+    kind = _strategy(strategy)
+    asked = _Asked(
+        paths, device, rank, world_size, plan, dtype, kind, copy, progress, report, verify
+    )
+    return dict(_load(asked))
 
 
 def iter_tensors(
@@ -55,65 +108,131 @@ def iter_tensors(
     device: str | torch.device = "cpu",
     rank: int = 0,
     world_size: int = 1,
-    plan: Splits = TRANSFORMER,
+    plan: Splits | None = None,
     *,
     dtype: torch.dtype | None = None,
     strategy: Strategy | str = Strategy.AUTO,
+    progress: Progress | None = None,
+    report: Report | None = None,
+    verify: bool = False,
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
     """As `load_model`, each tensor as it arrives. What was not taken yet has at most 512 MB, or is
-    one tensor; who drops tensors gives their memory back, some 64 MiB at a time. Close it to end
-    early."""
-    return _load(paths, device, rank, world_size, plan, dtype, Strategy(strategy), _BUDGET_BYTES)
+    one tensor. Close it to end early. Nothing is looked at before the first is asked for: tensors
+    of a GPU belong to the stream that is current then."""
+    kind = _strategy(strategy)
+    asked = _Asked(
+        paths, device, rank, world_size, plan, dtype, kind, True, progress, report, verify
+    )
+    return _load(asked._replace(budget=_BUDGET_BYTES))
 
 
-def _load(
-    paths: Path | Sequence[Path],
-    device: str | torch.device,
-    rank: int,
-    ranks: int,
-    splits: Splits,
-    dtype: torch.dtype | None,
-    strategy: Strategy,
-    budget: int | None,
+def _strategy(asked: Strategy | str) -> Strategy:
+    try:
+        return Strategy(asked)
+    except ValueError:
+        known = ", ".join(each.value for each in Strategy)
+        raise Invalid(f"strategy {asked!r}: {known} are known") from None
+
+
+def _require_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is None:
+        return
+    if not isinstance(dtype, torch.dtype):
+        raise Invalid(f"dtype {dtype!r}: one of torch's is wanted, as torch.bfloat16")
+    if not is_target(dtype):
+        raise Invalid(f"dtype {dtype}: of floating point tensors, which cannot become that")
+
+
+def _require_numbers(rank: int, ranks: int) -> None:
+    for name, number in (("rank", rank), ("world_size", ranks)):
+        if not isinstance(number, SupportsIndex):
+            raise Invalid(f"{name} {number!r}: a whole number is wanted")
+
+
+def _load(asked: _Asked) -> Generator[tuple[str, torch.Tensor], None, None]:
+    _require_dtype(asked.dtype)
+    _require_numbers(asked.rank, asked.ranks)
+    if asked.splits is not None:
+        require_splits(asked.splits)
+    device = device_of(asked.device)
+    if not asked.copy and (device.type != "cpu" or asked.dtype is not None):
+        raise Invalid("copy=False: what goes to a device or another dtype is copied")
+    if not asked.copy and asked.verify:
+        raise Invalid("copy=False: what is read later, as it is used, cannot be verified")
+    with open_checkpoint(asked.paths, verify=asked.verify) as checkpoint:
+        if asked.ranks > 1:
+            for source in checkpoint.sources:
+                source.share()
+        wanted = list(_wanted(checkpoint, asked))
+        if asked.copy:
+            yield from _copied(checkpoint, wanted, device, asked)
+        else:
+            yield from map_tensors(checkpoint.sources, wanted)
+            checkpoint.check_unchanged()
+
+
+def _copied(
+    checkpoint: Checkpoint, wanted: Sequence[Wanted], device: torch.device, asked: _Asked
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
-    where = device_of(device)
-    with open_checkpoint(paths) as checkpoint:
-        wanted = list(_wanted(checkpoint, splits, rank, ranks, dtype))
-        plan = make_plan(wanted, strategy, _RUN_BYTES if budget else None)
+    strategy = asked.strategy
+    if asked.verify and strategy is Strategy.AUTO:
+        strategy = Strategy.SLICE  # of each piece all chunks would be read
+    plan = make_plan(wanted, strategy)
+    with open_target(plan, device, asked.dtype, checkpoint.sources, asked.report) as opened:
         loader = Loader(
             plan,
             checkpoint.sources,
-            Target(plan, where, dtype),
+            opened.target,
             threads=_threads(plan),
-            budget=budget,
-            shared=ranks > 1,
+            budget=_budget(plan, device, asked),
+            cpus=opened.cpus,
         )
-        # Threads read until the loader's iterator ends, and so before the files are closed.
-        with contextlib.closing(loader.tensors()) as tensors:
-            for at, tensor in tensors:
-                yield wanted[at].tensor.name, tensor
-                del tensor  # whoever took it may have dropped it
-        checkpoint.check_unchanged()
+        yield from _taken(loader, plan, asked.progress)
+    checkpoint.check_unchanged()
+    if asked.report is not None:
+        asked.report(loader.stages())
 
 
-def device_of(device: str | torch.device) -> torch.device:
-    """Raises Invalid, NotSupported."""
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise Invalid(f"{device!r} is no device: {error}") from None
-    if found.type != "cpu":
-        raise NotSupported(f"{device}: only cpu")
-    return found
+def read_wanted(
+    checkpoint: Checkpoint, wanted: Sequence[Wanted], device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Tensors of open files, or parts of them, by name. Raises as `load_file`."""
+    return dict(_copied(checkpoint, wanted, device, _Asked((), device)))
 
 
-def _wanted(
-    checkpoint: Checkpoint, splits: Splits, rank: int, ranks: int, dtype: torch.dtype | None
-) -> Iterable[Wanted]:
-    for file, header in enumerate(checkpoint.headers):
-        for tensor in header.tensors:
-            converted = dtype is not None and is_converted(tensor, dtype)
-            yield Wanted(file, tensor, part_of(tensor, splits, rank, ranks), converted)
+def _taken(
+    loader: Loader, plan: LoadPlan, progress: Progress | None
+) -> Generator[tuple[str, torch.Tensor], None, None]:
+    to_read = plan.read_bytes if progress else 0
+    if progress:
+        progress(0, to_read)
+    # Threads read until the loader's iterator ends, and so before the files are closed.
+    with contextlib.closing(loader.tensors()) as tensors:
+        for at, tensor in tensors:
+            yield plan.wanted[at].tensor.name, tensor
+            del tensor  # whoever took it may have dropped it
+            if progress:
+                progress(loader.read_bytes, to_read)
+
+
+def _wanted(checkpoint: Checkpoint, asked: _Asked) -> Iterable[Wanted]:
+    splits = asked.splits
+    if splits is None:
+        config = config_beside(checkpoint.sources[0].where) if asked.ranks > 1 else None
+        splits = splits_of(config)
+    for each in parts_of(checkpoint.headers, splits, asked.rank, asked.ranks):
+        converted = asked.dtype is not None and is_converted(each.tensor, asked.dtype)
+        yield each._replace(converted=converted)
+
+
+def _budget(plan: LoadPlan, device: torch.device, asked: _Asked) -> int | None:
+    """A tensor that does not begin where it may, by the file, is copied once more: what it is
+    copied from is bounded, else it would take as much memory as the tensors."""
+    is_moved = device.type != "cpu" or any(
+        run is not None and lines.begin * 8 % BITS[wanted.tensor.dtype]
+        for wanted, lines, run in zip(plan.wanted, plan.lines, plan.run_of, strict=True)
+    )
+    return _BUDGET_BYTES if is_moved else asked.budget
 
 
 def _threads(plan: LoadPlan) -> int:

@@ -2,23 +2,53 @@
 
 import contextlib
 import ctypes
+import functools
 import mmap
+from pathlib import Path
 from typing import Final
 
 HUGE_BYTES: Final = 2 << 20
+_MOST_BEYOND: Final = 1 / 16
+_SETTING: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@functools.cache
+def huge_pages() -> str:
+    """always, madvise, never; empty: this kernel has none."""
+    try:
+        text = _SETTING.read_text()
+    except OSError:
+        return ""
+    return text.partition("[")[2].partition("]")[0]
+
+
+def is_huge(size: int) -> bool:
+    """Whether memory of so many bytes comes in huge pages."""
+    return size >= HUGE_BYTES and huge_pages() in ("always", "madvise")
 
 
 def allocate(size: int) -> memoryview:
     """`size` bytes of anonymous memory, all zero, that begin at a multiple of a huge page where
     they are as long as one, else of a page. The kernel backs them when they are first written; they
     go with the last view of them. Raises MemoryError."""
-    if size < HUGE_BYTES:
+    if not is_huge(size):
         return memoryview(_mapped(max(size, 1)))[:size]
     mapping = _mapped(size + HUGE_BYTES)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        mapping.madvise(mmap.MADV_HUGEPAGE)
     skip = -_address(mapping) % HUGE_BYTES
+    end = min(skip + _huge_part(size), len(mapping))
+    with contextlib.suppress(OSError):  # it was forbidden meanwhile
+        mapping.madvise(mmap.MADV_HUGEPAGE, skip, end - skip)
+        if end < len(mapping):
+            mapping.madvise(mmap.MADV_NOHUGEPAGE, end, len(mapping) - end)
     return memoryview(mapping)[skip : skip + size]
+
+
+def _huge_part(size: int) -> int:
+    """How many of the bytes are to come in huge pages: all, where what that takes beyond them is
+    little; else the last ones come in small pages (of tensors of 2.1 MiB each nearly half of the
+    memory was beyond them)."""
+    behind = -size % HUGE_BYTES
+    return size + behind if behind <= size * _MOST_BEYOND else size - (HUGE_BYTES - behind)
 
 
 def _mapped(size: int) -> mmap.mmap:

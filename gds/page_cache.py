@@ -1,11 +1,17 @@
-"""How much of a file the page cache holds: cachestat(2), Linux 6.5 and newer."""
+"""How much of a file the page cache holds: by cachestat(2), Linux 6.5 and newer; before, by
+mincore(2) of a mapping."""
 
 import ctypes
+import errno
+import mmap
 import os
 from typing import Final
 
 _CACHESTAT: Final = 451
 """The system call's number, the same on all architectures."""
+_FUSE: Final = 0x65735546
+_STATFS_WORDS: Final = 32
+"""More than a struct statfs has; the first is the filesystem's kind."""
 
 
 class _Range(ctypes.Structure):
@@ -23,14 +29,59 @@ class _Stat(ctypes.Structure):
 
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-_page_bytes: Final = os.sysconf("SC_PAGE_SIZE")
+_page_bytes: Final = mmap.PAGESIZE
 
 
 def cached_bytes(fd: int, offset: int, length: int) -> int | None:
     """Of the file's bytes [offset, offset + length), in whole pages; a length of 0 means to its
-    end. None where the kernel does not tell: an older one, or a filesystem without a page cache."""
+    end. None where the kernel does not tell: of files of others that may not be written to, of a
+    filesystem without a page cache, or where a mount's pages are those of the file behind it."""
     found = _Stat()
     asked = _Range(offset, length)
-    if _libc.syscall(_CACHESTAT, fd, ctypes.byref(asked), ctypes.byref(found), 0):
+    if not _libc.syscall(_CACHESTAT, fd, ctypes.byref(asked), ctypes.byref(found), 0):
+        if not found.cached and _may_be_behind(fd):
+            return None
+        return int(found.cached) * _page_bytes
+    # EPERM also where a sandbox does not know the call.
+    known = ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM)
+    return None if known or not _is_told(fd) else _mapped_bytes(fd, offset, length)
+
+
+def _may_be_behind(fd: int) -> bool:
+    """Whether what is read of the file may be cached as another file's (FUSE passthrough)."""
+    found = (ctypes.c_long * _STATFS_WORDS)()
+    return not _libc.fstatfs(fd, ctypes.byref(found)) and found[0] == _FUSE
+
+
+def _is_told(fd: int) -> bool:
+    """Whether mincore tells this process of the file: of others', all of them would be there."""
+    if os.fstat(fd).st_uid == os.geteuid():
+        return True
+    return os.access(f"/proc/self/fd/{fd}", os.W_OK, effective_ids=True)
+
+
+def _mapped_bytes(fd: int, offset: int, length: int) -> int | None:
+    size = os.fstat(fd).st_size
+    begin = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    end = min(offset + length, size) if length else size
+    if begin >= end:
+        return 0
+    try:
+        with mmap.mmap(fd, end - begin, flags=mmap.MAP_PRIVATE, offset=begin) as mapping:
+            return _resident(mapping) * _page_bytes
+    except (OSError, ValueError):  # it has no mappings, or became shorter
         return None
-    return int(found.cached) * _page_bytes
+
+
+def _resident(mapping: mmap.mmap) -> int:
+    """Its pages in memory. Raises OSError."""
+    pages = -(-len(mapping) // _page_bytes)
+    told = (ctypes.c_ubyte * pages)()
+    start = ctypes.c_char.from_buffer(mapping)
+    failed = _libc.mincore(ctypes.byref(start), ctypes.c_size_t(len(mapping)), told)
+    del start  # the mapping cannot be closed while a pointer into it lives
+    if failed:
+        raise OSError(ctypes.get_errno(), "mincore")
+    # Of each page's byte the lowest bit counts.
+    lowest = int.from_bytes(b"\1" * pages, "little")
+    return (int.from_bytes(told, "little") & lowest).bit_count()

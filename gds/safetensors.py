@@ -6,21 +6,27 @@ and data_offsets [begin, end) that count from the first byte of the data, and ma
 `__metadata__`, texts by name. The tensors fill the data without overlaps and without holes.
 
 What is not exactly so is refused with the file and the tensor named: a loader that trusted a header
-would read beyond its memory, or give tensors each other's bytes.
+would read beyond its memory, or give tensors each other's bytes. As the format's own library does,
+it passes over other keys of a tensor's entry, and `__metadata__` may be null. That library also
+reads what is refused here: a key that comes twice.
 """
 
-import json
+import itertools
 import math
 import os
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from gds.json_members import Duplicate, members
+from gds.shortened import no_json, shown
 from kvfs.errors import Corrupt
 
 MOST_HEADER_BYTES: Final = 100_000_000
 """As the format's own library has it."""
-_MOST_DIMENSIONS: Final = 64
 _LENGTH_BYTES: Final = 8
+_PART_BYTES: Final = 1 << 20
+"""Of the header, in memory at a time."""
 _MOST: Final = 1 << 63
 """Elements, bytes: what is more fits into no signed 64 bits, and no tensor has it."""
 _METADATA: Final = "__metadata__"
@@ -36,6 +42,8 @@ BITS: Final[Mapping[str, int]] = {
     "F8_E5M2": 8,
     "F8_E4M3": 8,
     "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
     "I16": 16,
     "U16": 16,
     "F16": 16,
@@ -43,12 +51,13 @@ BITS: Final[Mapping[str, int]] = {
     "I32": 32,
     "U32": 32,
     "F32": 32,
+    "C64": 64,
+    "F64": 64,
     "I64": 64,
     "U64": 64,
-    "F64": 64,
-    "C64": 64,
 }
-"""Of an element, by the dtype's name."""
+"""Of an element, by the dtype's name; in the order of the format's own library, which has the
+smallest first."""
 
 
 class TensorInfo(NamedTuple):
@@ -80,10 +89,16 @@ def read_header(fd: int, where: str) -> Header:
     size = os.fstat(fd).st_size
     try:
         length = header_length(os.pread(fd, _LENGTH_BYTES, 0), size, where)
-        text = os.pread(fd, length, _LENGTH_BYTES)
+        return parse_header(_parts(fd, length), length, size, where)
     except OSError as error:
         raise OSError(error.errno, error.strerror, where) from None
-    return parse_header(text, size, where)
+
+
+def _parts(fd: int, length: int) -> Iterator[bytes]:
+    """The JSON, of so many bytes. Raises OSError."""
+    end = _LENGTH_BYTES + length
+    for begin in range(_LENGTH_BYTES, end, _PART_BYTES):
+        yield os.pread(fd, min(_PART_BYTES, end - begin), begin)
 
 
 def header_length(first: bytes, size: int, where: str) -> int:
@@ -105,84 +120,85 @@ def header_length(first: bytes, size: int, where: str) -> int:
     return length
 
 
-def parse_header(text: bytes, size: int, where: str) -> Header:
-    """The header whose JSON is `text`, of a file of `size` bytes. Raises Corrupt."""
-    begin = _LENGTH_BYTES + len(text)
-    entries = _entries(text, where)
-    metadata = _metadata(entries.pop(_METADATA, {}), where)
-    tensors = sorted(
-        (_tensor(name, entry, begin, where) for name, entry in entries.items()),
-        key=lambda each: (each.begin, each.end),
-    )
+def parse_header(parts: Iterable[bytes], length: int, size: int, where: str) -> Header:
+    """The header whose JSON comes in parts, `length` bytes of a file of `size` bytes. Raises
+    Corrupt, and what `parts` raises."""
+    begin = _LENGTH_BYTES + length
+    metadata: dict[str, str] = {}
+    tensors: list[TensorInfo] = []
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for name, entry in _entries(parts, where):
+        if name == _METADATA:
+            metadata = _metadata(entry, where)
+        else:
+            tensor = _tensor(name, entry, begin, where)
+            # A header may have a million tensors, and of each shape and dtype thousands.
+            shape = shapes.setdefault(tensor.shape, tensor.shape)
+            tensors.append(tensor._replace(shape=shape, dtype=sys.intern(tensor.dtype)))
+    tensors.sort(key=lambda each: (each.begin, each.end))
     _require_no_gaps(tensors, begin, size, where)
     return Header(tuple(tensors), metadata, begin)
 
 
-def _entries(text: bytes, where: str) -> dict[str, object]:
-    if text[:1] != b"{":
+def _entries(parts: Iterable[bytes], where: str) -> Iterator[tuple[str, object]]:
+    parts = iter(parts)
+    first = next(parts, b"")
+    if first[:1] != b"{":
         raise Corrupt(f"{where}: no safetensors file: its header is no JSON object")
     try:
-        found = json.loads(text, object_pairs_hook=_without_duplicates)
-    except _Duplicate as duplicate:
-        raise Corrupt(f"{where}: its header names {duplicate} twice") from None
+        yield from members(itertools.chain([first], parts))
+    except Duplicate as duplicate:
+        raise Corrupt(f"{where}: its header names {shown(duplicate.name)} twice") from None
     except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{where}: its header is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise Corrupt(f"{where}: no safetensors file: its header is no JSON object")
-    return found
-
-
-class _Duplicate(Exception):
-    """A key that comes twice in one object."""
-
-
-def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise _Duplicate(repr(name))
-            seen.add(name)
-    return found
+        raise Corrupt(f"{where}: its header is no JSON: {no_json(error)}") from None
 
 
 def _metadata(found: object, where: str) -> dict[str, str]:
+    if found is None:
+        return {}
     if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
         raise Corrupt(f"{where}: its {_METADATA} is no object of texts")
     return found
 
 
 def _tensor(name: str, entry: object, data_begin: int, where: str) -> TensorInfo:
-    if not isinstance(entry, dict) or set(entry) != _ENTRY_KEYS:
-        raise Corrupt(f"{where}: tensor {name!r}: dtype, shape and data_offsets are wanted")
+    if not isinstance(entry, dict) or not set(entry) >= _ENTRY_KEYS:
+        raise Corrupt(f"{where}: tensor {shown(name)}: dtype, shape and data_offsets are wanted")
     dtype = entry["dtype"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise Corrupt(f"{where}: tensor {name!r}: unknown dtype {dtype!r}")
-    shape = _numbers(entry["shape"], _MOST_DIMENSIONS)
-    # Strides count as if no dimension were empty.
-    if shape is None or math.prod(each or 1 for each in shape) >= _MOST:
-        raise Corrupt(f"{where}: tensor {name!r}: its shape is no list of sizes")
-    offsets = _numbers(entry["data_offsets"], 2)
+        raise Corrupt(f"{where}: tensor {shown(name)}: unknown dtype {shown(dtype)}")
+    shape = _numbers(entry["shape"])
+    if shape is None or not _is_possible(shape):
+        raise Corrupt(f"{where}: tensor {shown(name)}: its shape is no list of sizes")
+    offsets = _numbers(entry["data_offsets"])
     if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise Corrupt(f"{where}: tensor {name!r}: its data_offsets are no begin and end")
+        raise Corrupt(f"{where}: tensor {shown(name)}: its data_offsets are no begin and end")
     bits = math.prod(shape) * BITS[dtype]
     if bits != (offsets[1] - offsets[0]) * 8:
         raise Corrupt(
-            f"{where}: tensor {name!r}: {dtype} of shape {list(shape)} has {bits} bits, its "
-            f"data_offsets span {offsets[1] - offsets[0]} bytes"
+            f"{where}: tensor {shown(name)}: {dtype} of shape {shown(list(shape))} has {bits} "
+            f"bits, its data_offsets span {offsets[1] - offsets[0]} bytes"
         )
     return TensorInfo(name, dtype, shape, data_begin + offsets[0], data_begin + offsets[1])
 
 
-def _numbers(found: object, most: int) -> tuple[int, ...] | None:
-    """None: not a list of so many whole numbers at most, none of them negative."""
-    if not isinstance(found, list) or len(found) > most:
+def _numbers(found: object) -> tuple[int, ...] | None:
+    """None: not a list of whole numbers, none of them negative."""
+    if not isinstance(found, list):
         return None
     # A bool is an int to Python, not to JSON.
     if not all(type(each) is int and 0 <= each < _MOST for each in found):
         return None
     return tuple(found)
+
+
+def _is_possible(shape: Iterable[int]) -> bool:
+    number = 1
+    for each in shape:
+        number *= each or 1  # strides count as if no dimension were empty
+        if number >= _MOST:
+            return False
+    return True
 
 
 def _require_no_gaps(tensors: Iterable[TensorInfo], data_begin: int, size: int, where: str) -> None:
@@ -191,7 +207,7 @@ def _require_no_gaps(tensors: Iterable[TensorInfo], data_begin: int, size: int, 
         if tensor.begin != at:
             what = "overlaps the one before it" if tensor.begin < at else "leaves a hole before it"
             raise Corrupt(
-                f"{where}: tensor {tensor.name!r} {what}, at byte {min(at, tensor.begin)}"
+                f"{where}: tensor {shown(tensor.name)} {what}, at byte {min(at, tensor.begin)}"
             )
         at = tensor.end
     if at != size:

@@ -8,6 +8,7 @@ import torch
 
 from gds.load_plan import Wanted, shape_of
 from gds.safetensors import TensorInfo
+from gds.shortened import shown
 from kvfs.errors import NotSupported
 
 _NAMES: Final = {
@@ -18,6 +19,8 @@ _NAMES: Final = {
     "F8_E5M2": "float8_e5m2",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "I16": "int16",
     "U16": "uint16",
     "F16": "float16",
@@ -35,14 +38,18 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
 }
 """Those that this torch has: the smallest came with 2.7 and 2.8."""
 _PACKED: Final = {"F4": 2}
-"""Elements that torch has in one of its own."""
+
+
+def name_of(dtype: torch.dtype) -> str | None:
+    """Of a dtype of torch in the format; None: it has none."""
+    return next((name for name, each in DTYPES.items() if each == dtype), None)
 
 
 def dtype_of(wanted: Wanted) -> torch.dtype:
     """In which torch has the elements of the file. Raises NotSupported."""
     tensor = wanted.tensor
     if tensor.dtype not in DTYPES:
-        raise NotSupported(f"tensor {tensor.name!r}: torch has no dtype for {tensor.dtype}")
+        raise NotSupported(f"tensor {shown(tensor.name)}: torch has no dtype for {tensor.dtype}")
     return DTYPES[tensor.dtype]
 
 
@@ -53,25 +60,35 @@ def is_converted(tensor: TensorInfo, dtype: torch.dtype) -> bool:
     return found != dtype and found.is_floating_point and tensor.dtype not in _PACKED
 
 
+def is_target(dtype: torch.dtype) -> bool:
+    """Whether elements of floating point may become that: they stay such, unpacked."""
+    return dtype.is_floating_point and name_of(dtype) not in _PACKED
+
+
+def per_element(dtype: str) -> int:
+    """Elements of the file that torch has in one of its own."""
+    return _PACKED.get(dtype, 1)
+
+
 def torch_shape(wanted: Wanted) -> tuple[int, ...]:
     """Its shape to torch. Raises NotSupported where elements that torch packs in pairs are odd in
     number."""
     shape = shape_of(wanted)
-    packed = _PACKED.get(wanted.tensor.dtype, 1)
+    packed = per_element(wanted.tensor.dtype)
     if packed == 1:
         return shape
     if not shape or shape[-1] % packed:
         raise NotSupported(
-            f"tensor {wanted.tensor.name!r}: torch packs {packed} elements of "
+            f"tensor {shown(wanted.tensor.name)}: torch packs {packed} elements of "
             f"{wanted.tensor.dtype}, its last dimension must be a multiple of that"
         )
     return (*shape[:-1], shape[-1] // packed)
 
 
-def bytes_of(memory: memoryview, device: torch.device) -> torch.Tensor:
-    """The memory as uint8, without a copy."""
+def bytes_of(memory: memoryview) -> torch.Tensor:
+    """Memory of the host as uint8, without a copy."""
     if not len(memory):
-        return torch.empty(0, dtype=torch.uint8, device=device)
+        return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 

@@ -121,8 +121,8 @@ class Bringing:
 
     @property
     def coming_bytes(self) -> int:
-        """Of what is on its way: no one else may have this room."""
-        return sum(each.size for each in self._incoming.values())
+        """Of what is on its way, once it has its room: no one else may have that."""
+        return sum(each.size for each in self._incoming.values() if each.has_room)
 
     async def run(self) -> None:
         """Bring what is asked for, until cancelled; what was on its way then is left."""
@@ -179,12 +179,15 @@ class Bringing:
         return -1.0 if incoming is None else incoming.share
 
     async def let_go(self, ino: int) -> bool:
-        """Drop this node's data of a file, unless it is the last one to have them; whether it
-        did. Who has the file open here reads on. Raises Stale, Unavailable."""
+        """Drop this node's data of a file, unless it is the last one to have them, or they came a
+        moment ago; whether it did. Who has the file open here reads on. Raises Stale,
+        Unavailable."""
+        if not self._volume.holders.is_recorded(ino):
+            return False
 
         def fn(t: Transaction) -> int:
             inode = read_inode(t, ino)
-            others = [node for node in _holders(t, ino, inode) if node != t.node]
+            others = [node for node in _holders(t, ino, inode.version) if node != t.node]
             if not others:
                 return -1
             placements.let_go(t, ino, t.node)
@@ -312,6 +315,7 @@ class Bringing:
 
     async def _fill(self, incoming: Incoming, inode: Inode) -> None:
         await self._room(inode.size)
+        incoming.has_room = True  # counted at once: nobody else ran since the room was seen
         fd = self._files.begin_arriving(incoming.ino, incoming.version, inode.size)
         try:
             if inode.size:
@@ -326,7 +330,7 @@ class Bringing:
         tried: set[int] = set()
         deadline = trio.current_time() + _WRITTEN_S
         while True:
-            found = await self._engine.read(lambda t: _found(t, ino, inode))
+            found = await self._engine.read(lambda t: _found(t, ino, incoming.version))
             nodes = [node for node in found.nodes if node not in tried]
             tried.update(nodes)
             try:
@@ -348,9 +352,11 @@ class Bringing:
             except (Unavailable, Corrupt) as error:
                 if await self._is_news(found.nodes, tried):
                     continue
+                inode = await self._still(ino, inode)
                 if await self._from_cold(incoming, inode, fd, durable=found.durable):
                     return
                 raise _miss(error) if not found.durable else error from error
+        inode = await self._still(ino, inode)  # who let it go may have sent it there meanwhile
         if await self._from_cold(incoming, inode, fd, durable=found.durable):
             return
         raise await self._lost(ino, inode, found)
@@ -367,10 +373,15 @@ class Bringing:
         """Wait for a moment until this node has heard what the holders know already, or until who
         writes the file has closed it. Raises Conflict where the file has another content."""
         for _ in range(_LOOKS):
-            now = (await self._engine.read(lambda t: read_inodes(t, [ino])))[0]
-            if now is None or now.version != inode.version:
-                raise Conflict(f"{os.fsdecode(inode.name)}: it was written on another node")
+            await self._still(ino, inode)
             await trio.sleep(_LOOK_S)
+
+    async def _still(self, ino: int, inode: Inode) -> Inode:
+        """The record as it is now. Raises Conflict where the file has another content."""
+        now = (await self._engine.read(lambda t: read_inodes(t, [ino])))[0]
+        if now is None or now.version != inode.version:
+            raise Conflict(f"{os.fsdecode(inode.name)}: it was written on another node")
+        return now
 
     async def _from_nodes(
         self, incoming: Incoming, inode: Inode, nodes: Sequence[int], fd: int
@@ -409,9 +420,6 @@ class Bringing:
 
     async def _lost(self, ino: int, inode: Inode, found: Found) -> KvfsError:
         """Nobody who is alive has it."""
-        now = (await self._engine.read(lambda t: read_inodes(t, [ino])))[0]
-        if now is not None and now.version != inode.version:
-            return Conflict(f"{os.fsdecode(inode.name)}: it was written on another node")
         shown = os.fsdecode(inode.name)
         if inode.flags & Flag.COLD and self.cold is None:
             return await self._engine.read(lambda t: cold.out_of_reach(t, ino, shown))
@@ -431,7 +439,9 @@ class Bringing:
         blocks = os.fstat(fd).st_blocks
         self._index.store([Sealed(ino, version, sums, blocks)])
         self._files.arrived(ino, version)
-        self._unheld[ino, version] = None
+        if (ino, version) not in self._unheld:
+            self._unheld[ino, version] = None
+            self._volume.holders.unrecorded(ino)
         self._wake.set()
         self.counters["brought_files"] += 1
         self.counters["brought_bytes"] += inode.size
@@ -459,7 +469,8 @@ class Bringing:
         settled = await trio.to_thread.run_sync(settle)
         held = await self._engine.transact(lambda t: _hold(t, settled))
         for name in names:
-            self._unheld.pop(name, None)
+            del self._unheld[name]
+            self._volume.holders.recorded(name[0])
         await self._drop_data([each[:2] for each in settled if each[:2] not in held])
 
     def _settle(self, name: Name, description: data.Description | None) -> _Settled | None:
@@ -481,17 +492,17 @@ def _miss(error: KvfsError) -> KvfsError:
     return NotFound(str(error))
 
 
-def _found(t: Transaction, ino: int, inode: Inode) -> Found:
-    nodes = [keys.unpack_node(node) for node in _holders(t, ino, inode) if node != t.node]
+def _found(t: Transaction, ino: int, version: int) -> Found:
+    nodes = [keys.unpack_node(node) for node in _holders(t, ino, version) if node != t.node]
     return Found(nodes, spaces.is_durable(t, ino))
 
 
-def _holders(t: Transaction, ino: int, inode: Inode) -> list[bytes]:
+def _holders(t: Transaction, ino: int, version: int) -> list[bytes]:
     """Those that have all of the file's present content."""
     return [
         each.node
         for each in placements.holders(t, ino)
-        if each.whole and each.holding.version == inode.version
+        if each.whole and each.holding.version == version
     ]
 
 

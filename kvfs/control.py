@@ -156,6 +156,7 @@ class Caller:
         self._path = path
         self._idle: list[socket.socket] = []
         self._pid = os.getpid()
+        self._keeps = True
         self.node_pid = 0
         """Of the node that was connected to last; 0: none, or one of another pid namespace."""
 
@@ -195,10 +196,13 @@ class Caller:
             peer.close()
             raise
         self._idle.append(peer)
+        if not self._keeps:  # asked before: whoever closed it did not see this one
+            self.close()
         return _result(line)
 
     def close(self) -> None:
-        """Close what is kept; idempotent."""
+        """Close what is kept, and keep nothing from now on; idempotent."""
+        self._keeps = False
         while (peer := self._kept()) is not None:
             peer.close()
 

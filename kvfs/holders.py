@@ -23,6 +23,7 @@ class Holders:
         self._lookups: dict[int, int] = {}
         self._opens: dict[int, int] = {}
         self._writers: dict[int, int] = {}
+        self._unrecorded: dict[int, int] = {}
         self.let_go: Callable[[int], None] = _nothing
         """Asked before a file is evicted or its space is wanted back: whoever keeps its data file
         open though no handle is, closes it."""
@@ -64,6 +65,21 @@ class Holders:
         """No writable handle is left."""
         self._writers.pop(ino, None)
 
+    def unrecorded(self, ino: int) -> None:
+        """A data file of it came here, of which no record says so yet. Until one does it stays: a
+        record that is written behind its end would have others count on it."""
+        self._unrecorded[ino] = self._unrecorded.get(ino, 0) + 1
+
+    def recorded(self, ino: int) -> None:
+        """The record says so, or it was dropped."""
+        left = self._unrecorded.pop(ino) - 1
+        if left:
+            self._unrecorded[ino] = left
+
+    def is_recorded(self, ino: int) -> bool:
+        """Whether nothing that came of it waits for its record."""
+        return ino not in self._unrecorded
+
     def keep(self, ino: int) -> bool:
         """Whether somebody may still use the inode though its last link has gone."""
         return ino in self._lookups or ino in self._opens
@@ -73,8 +89,9 @@ class Holders:
         return ino in self._opens
 
     def in_use(self, ino: int) -> bool:
-        """As `busy`, once what was kept open without a handle has been closed."""
-        if self.busy(ino):
+        """As `busy`, once what was kept open without a handle has been closed; or it came a moment
+        ago."""
+        if self.busy(ino) or not self.is_recorded(ino):
             return True
         self.let_go(ino)
         return False

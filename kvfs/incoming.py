@@ -48,6 +48,8 @@ class Incoming:
         self.ino = ino
         self.version = version
         self.size = size
+        self.has_room = False
+        """Whether room was made for it, which no one else may have from then on."""
         self._arriving: Arriving | None = None
         self._begun = trio.Event()
         self._ended = trio.Event()

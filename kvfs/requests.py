@@ -7,6 +7,7 @@
 | `touched` | `inodes`, in the order of their use | nothing |
 | `bring` | `inode`; `offset`, `length` of what is wanted first | `state` of its data |
 | `borrow` | `inode`, `bytes`; `into`: a number of the client's own | the same |
+| `writers` | `inode` | `open`: whether a mount of this node has it open for writing |
 
 The data of a file whose data file is not here come when they are asked for (`bring`): `here` (what
 was asked for can be read), `coming` (ask again) or `nowhere` (this node has none to ask). `borrow`
@@ -31,6 +32,7 @@ from kvfs.borrowing import Borrowing
 from kvfs.bringing import Bringing
 from kvfs.changes import Change, from_wire
 from kvfs.control import Handler
+from kvfs.holders import Holders
 from kvfs.meta.interface import Engine
 from kvfs.namespace import notices
 from kvfs.namespace.inodes import read_inodes
@@ -69,6 +71,10 @@ class _Bring(msgspec.Struct):
     """-1: the whole file, whatever its version is by then."""
 
 
+class _Writers(msgspec.Struct):
+    inode: int
+
+
 class _Borrow(msgspec.Struct):
     inode: int
     bytes: int
@@ -83,6 +89,7 @@ class Requests:
         self,
         engine: Engine,
         index: Index,
+        holders: Holders,
         sealer: Sealer,
         evictor: Evictor,
         bringing: Bringing,
@@ -93,6 +100,7 @@ class Requests:
     ) -> None:
         self._engine = engine
         self._index = index
+        self._holders = holders
         self._sealer = sealer
         self._evictor = evictor
         self._bringing = bringing
@@ -109,6 +117,7 @@ class Requests:
             "touched": self._on_touched,
             "bring": self._on_bring,
             "borrow": self._on_borrow,
+            "writers": self._on_writers,
         }
 
     async def run(self) -> None:
@@ -162,6 +171,9 @@ class Requests:
             await self._borrowing.borrow(asked.inode, asked.bytes, asked.into)
             return {"state": "here"}
         return {"state": "coming"}
+
+    async def _on_writers(self, params: dict[str, Any]) -> dict[str, Any]:
+        return {"open": self._holders.writes(msgspec.convert(params, _Writers).inode)}
 
     async def _act_on_notices(self) -> None:
         before = time.time_ns() - _OLD_NS

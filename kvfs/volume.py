@@ -52,12 +52,12 @@ class Volume:
         self.atimes: dict[int, int] = {}
         """Access times (ns) not yet written to the engine."""
         self.on_published: Callable[[int, int, int], None] = index.add
+        """Called with inode number, data version and blocks after each publish."""
         self.may_lag: Callable[[int], bool] = lambda namespace_id: False
         """Whether others may hear of a new file in a namespace after its close."""
         self.acknowledge: Callable[[Sequence[int]], Awaitable[None]] = _nothing
         """Returns when files that were published have the copies that a close of theirs promises.
         Raises Unavailable."""
-        """Called with inode number, data version and blocks after each publish."""
         self._ranges: dict[int, tuple[int, int]] = {}
         self._doomed: dict[Name, None] = {}
         self._unwilling: dict[Name, None] = {}

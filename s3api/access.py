@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from kvfs.errors import NotFound
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from s3api.auth.credentials import Known
 from s3api.errors import S3Error
 from s3api.rules import acl, ownership, policy

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from kvfs.client.finish import Changed
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.objects.problems import NoSuchBucket
 from kvfs.objects.store import ObjectStore
 from kvfs.wire.http import Body, Head, Response
@@ -19,12 +19,12 @@ from s3api.access import Access, caller_of
 from s3api.asked import Asked
 from s3api.auth.credentials import Known
 from s3api.auth.verified import Verified
+from s3api.buffers import Buffers
 from s3api.deleter import Deleter
 from s3api.errors import S3Error
 from s3api.freshness import Freshness
 from s3api.identities import Identities
 from s3api.model.addressing import is_bucket_name
-from s3api.receiving import Buffers
 from s3api.rules.conditions import Target
 from s3api.rules.policy import Caller
 from s3api.settings import OWNER, Settings, SettingsReader

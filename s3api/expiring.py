@@ -20,7 +20,7 @@ import trio
 
 from kvfs.errors import Conflict, KvfsError
 from kvfs.objects.changing import Check, anything
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.objects.problems import NoSuchBucket
 from kvfs.objects.store import Doomed, ObjectStore
 from s3api.model.addressing import is_bucket_name

@@ -3,7 +3,6 @@
 Payload goes from the socket into a reused buffer, is hashed there in C and written from there.
 """
 
-import mmap
 import os
 import time
 from collections.abc import Iterator
@@ -22,8 +21,6 @@ from s3api.rules.checksums import Algorithm, Digests, FirstPass
 if TYPE_CHECKING:
     from s3api.call import Call
 
-BUFFER_BYTES: Final = 256 << 10
-_IDLE_BUFFERS: Final = 8
 _INLINE_BYTES: Final = 64 << 10
 """Up to here hashing and writing take less than a thread's wake-up."""
 _BURST_BYTES: Final = 8 << 20
@@ -35,27 +32,6 @@ _BURST_BYTES_S: Final = 32 << 20
 a byte now and then must not keep a thread."""
 _OF_ANOTHER_BODY: Final = frozenset({"CompleteMultipartUpload"})
 """Their checksum headers speak of the object, not of the request's body."""
-
-
-class Buffers:
-    """Reused buffers of BUFFER_BYTES: as many as bodies are received at once, and a few that wait
-    for the next ones. Those above are mappings, which the system has back at once: what the heap
-    gets back it keeps."""
-
-    def __init__(self) -> None:
-        self._free: list[mmap.mmap] = []
-
-    @contextmanager
-    def lent(self) -> Iterator[memoryview]:
-        try:
-            buffer = self._free.pop()
-        except IndexError:  # asked for before, it could be gone: copies take theirs in threads
-            buffer = mmap.mmap(-1, BUFFER_BYTES)
-        try:
-            yield memoryview(buffer)
-        finally:
-            if len(self._free) < _IDLE_BUFFERS:
-                self._free.append(buffer)
 
 
 class _Target:
@@ -151,7 +127,7 @@ class Receiver:
                 return
             if time.monotonic() - began > _PAUSE_MS / 1000 + taken / _BURST_BYTES_S:
                 return
-            with _told_as_s3():
+            with told_as_s3():
                 count = self._call.body.receive_soon(buffer, _PAUSE_MS) or 0
             if not count:
                 return
@@ -170,12 +146,12 @@ class Receiver:
         return self._first_pass.finish(trailers)
 
     async def _receive(self, buffer: memoryview) -> int:
-        with _told_as_s3():
+        with told_as_s3():
             return await self._call.body.receive_into(buffer)
 
 
 @contextmanager
-def _told_as_s3() -> Iterator[None]:
+def told_as_s3() -> Iterator[None]:
     """What goes wrong with a body on its way, as S3's errors."""
     try:
         yield

@@ -17,6 +17,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,8 @@ import trio
 from kvfs.config import ADMIN_USUAL, S3_USUAL, Address, Config, Listening
 from kvfs.errors import Busy, Invalid
 from kvfs.meta.blocking import FromThread
+from kvfs.node import Node
+from kvfs.node.status import status_of
 from kvfs.wire.http import serve, server_context
 from s3api.admin import LIMITS, Admin
 from s3api.auth.credentials import Credentials
@@ -35,7 +38,6 @@ from s3api.users import Users
 
 if TYPE_CHECKING:
     from kvfs.meta.interface import Engine
-    from kvfs.node import Node
 
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """Where who listens everywhere is found from this machine."""
@@ -57,7 +59,7 @@ class Serving:
         self.first: Credentials | None = None
         """The key pair that this start made, to be shown once; None: there were users already."""
 
-    async def __call__(self, node: "Node", *, task_status: trio.TaskStatus[None]) -> None:
+    async def __call__(self, node: Node, *, task_status: trio.TaskStatus[None]) -> None:
         """Raises Busy, Invalid, Unavailable, OSError."""
         config = self._config
         async with trio.open_nursery() as nursery:
@@ -80,7 +82,7 @@ class Serving:
                 listeners = await _listeners(where, ADMIN_USUAL, 1)
                 self._admin_endpoint = f"http://{_reached(listeners)}"
                 node.reports["admin"] = self._report_admin
-                handler = Admin(node.status, tally).handle
+                handler = Admin(partial(status_of, node), tally).handle
                 await nursery.start(serve, listeners[0], handler, LIMITS)
             task_status.started()
 

@@ -8,7 +8,7 @@ a look whether they are the same says whether the fields are right.
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.wire.http import Prepared
 from s3api.errors import Headers
 from s3api.settings import Settings

@@ -20,13 +20,13 @@ from kvfs.objects.store import ObjectStore
 from kvfs.wire.http import Counters, Head, Limits, OnResponse, serve, server_context
 from s3api.access import Access
 from s3api.access_log import AccessLog
+from s3api.buffers import Buffers
 from s3api.call import Service
 from s3api.deleter import Deleter
 from s3api.expiring import Expiring
 from s3api.freshness import Freshness
 from s3api.identities import Identities
 from s3api.plan import READY, Plan
-from s3api.receiving import Buffers
 from s3api.service import Application
 from s3api.settings import SettingsReader
 from s3api.shown import Shown

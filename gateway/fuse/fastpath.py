@@ -380,7 +380,7 @@ class FastPath:
         fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(buffer, _HEADER)
         fd = self._operations.file(fh).fd
         size = min(size, protocol.MAX_WRITE)
-        coming = self._operations.coming(fh, offset, size)
+        coming = self._operations.ranges.coming(fh, offset, size)
         if coming is not None:
             self._run(unique, self._read_come(unique, coming, fd, offset, size))
             return

@@ -276,17 +276,17 @@ class Handlers:
 
     async def fallocate(self, r: Request) -> bytes:
         fh, offset, length, mode, _ = protocol.FALLOCATE_IN.unpack_from(r.body)
-        await self._ops.fallocate(fh, mode, offset, length)
+        await self._ops.ranges.fallocate(fh, mode, offset, length)
         return b""
 
     async def lseek(self, r: Request) -> bytes:
         fh, offset, whence, _ = protocol.LSEEK_IN.unpack_from(r.body)
-        return protocol.LSEEK_OUT.pack(self._ops.seek(fh, offset, whence))
+        return protocol.LSEEK_OUT.pack(self._ops.ranges.seek(fh, offset, whence))
 
     async def copy_file_range(self, r: Request) -> bytes:
         fh_in, at_in, _, fh_out, at_out, length, _ = protocol.COPY_IN.unpack_from(r.body)
         length = min(length, 0x7FFFF000)  # the reply holds 32 bits
-        copied = await self._ops.copy_range(fh_in, at_in, fh_out, at_out, length)
+        copied = await self._ops.ranges.copy(fh_in, at_in, fh_out, at_out, length)
         return protocol.WRITE_OUT.pack(copied, 0)
 
     async def statfs(self, r: Request) -> bytes:
@@ -336,10 +336,10 @@ class Handlers:
             following, name, ino, inode = entry
             one = protocol.dirent(ino, following, name, inode.mode)
             if len(out) + protocol.ENTRY_BYTES + len(one) > size:
-                self._ops.unsaid(page[at:])
+                self._ops.introductions.unsaid(page[at:])
                 break
             # The kernel takes no lookup count for the dots.
-            if name in (b".", b"..") or self._ops.is_strange(entry):
+            if name in (b".", b"..") or self._ops.introductions.is_strange(entry):
                 out += protocol.BARE_ENTRY
             else:
                 looked_up(ino)

@@ -1,35 +1,32 @@
-"""Open files of the mount, and the moment when what was written through them is published.
+"""Open files of the mount: which there are, how one is opened, and when it is closed.
 
 One `OpenFile` per inode, shared by all its handles: while a kernel inode is open its data file, and
-whether it is read and written by passthrough, are fixed. Publishing happens at FLUSH of a writable
-handle whose file has changed (its error reaches close), at fsync, and at RELEASE where no FLUSH
-came.
+whether it is read and written by passthrough, are fixed. What was written is published in
+`publishing`; what others have published since comes in `renewing`.
 
 Where the engine is elsewhere these wait for it, and other requests of the same file come in
 between. Whoever is in the middle of something with an `OpenFile` counts among its `users`: it is
-closed by the last of handles and users; and a file is published by one of them at a time.
+closed by the last of handles and users.
 """
 
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import trio
 
-from gateway.fuse.open_file import Handle, OpenFile, copy_over, signature_of
+from gateway.fuse.open_file import Handle, OpenFile, signature_of, turn
+from gateway.fuse.publishing import Publishing, differs, unsealed_here
+from gateway.fuse.renewing import Renewing
 from kvfs import stepping
-from kvfs.background.versions import name_draft, publish_anew
 from kvfs.bringing import Bringing
-from kvfs.errors import Busy, Conflict, Corrupt, IsADirectory, KvfsError, Stale
+from kvfs.errors import Conflict, Corrupt, IsADirectory, KvfsError, Stale
 from kvfs.incoming import SMALL_BYTES, Incoming
-from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
-from kvfs.namespace import cold, inodes, lifecycle, tree
-from kvfs.namespace.inodes import read_inodes
+from kvfs.namespace import cold, inodes, tree
 from kvfs.volume import Volume
 
 if TYPE_CHECKING:
@@ -58,16 +55,15 @@ class OpenFiles:
     ) -> None:
         self._volume = volume
         self._bringing = bringing
-        self._boot = boot
         self._on_closed = on_closed
+        self.publishing = Publishing(volume, bringing, boot)
+        self.renewing = Renewing(volume, bringing)
         self._files: dict[int, OpenFile] = {}
         self._handles: dict[int, Handle] = {}
         self._idle: OrderedDict[int, OpenFile] = OrderedDict()
         self._making: dict[int, list[trio.Event]] = {}
         """Those who wait for the data file of an inode that may have its record already."""
         self._next = 1
-        self.on_replaced: Callable[[int], None] = _nothing
-        """Called with the inode of an open file that got other content than the kernel knows."""
         self.replaced: set[int] = set()
         """Inodes whose content others replaced, of which the kernel may keep pages."""
         volume.holders.let_go = self.let_go
@@ -83,11 +79,11 @@ class OpenFiles:
         file = self._files.get(ino)
         if file is not None:
             return file.is_changed
-        inode = stepping.finish(self._volume.engine.read(lambda t: _unsealed_here(t, ino)))
+        inode = stepping.finish(self._volume.engine.read(lambda t: unsealed_here(t, ino)))
         if inode is None:
             return False
         try:
-            return _differs(inode, self._volume.files.stat(ino, inode.version))
+            return differs(inode, self._volume.files.stat(ino, inode.version))
         except FileNotFoundError:
             return False
 
@@ -111,7 +107,7 @@ class OpenFiles:
         """
         writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
         while (waiting := self._making.get(ino)) is not None:
-            await _turn(waiting)
+            await turn(waiting)
         file = self._files.get(ino) or self._revive(ino)
         if file is not None and self._bringing.is_shared:
             file = await self._renewed(file)
@@ -123,7 +119,7 @@ class OpenFiles:
             self._volume.holders.opened(ino)
         try:
             if writable and file.writers == 0:
-                await self.begin_writing(file)
+                await self.publishing.begin_writing(file)
             if flags & os.O_TRUNC:
                 await self.cut(file, 0)
             return self._add(file, flags, writable)
@@ -207,7 +203,7 @@ class OpenFiles:
                     return file
                 continue  # its data are here by now, or its record is another
             file = self._opened(ino, inode, fd, writable)
-            if self._bringing.is_shared and _differs(inode, os.fstat(fd)):
+            if self._bringing.is_shared and differs(inode, os.fstat(fd)):
                 await self._publish_left(file)
             return file
         raise Conflict(f"{os.fsdecode(inode.name)}: it is written on other nodes all the time")
@@ -222,13 +218,14 @@ class OpenFiles:
         return file
 
     async def _publish_left(self, file: OpenFile) -> None:
-        """Record what the last close could not; before that nobody gets it. Raises as `publish`."""
-        if await self._volume.engine.read(lambda t: _unsealed_here(t, file.ino)) is None:
+        """Record what the last close could not; before that nobody gets it. Raises as
+        `Publishing.publish`."""
+        if await self._volume.engine.read(lambda t: unsealed_here(t, file.ino)) is None:
             return
         file.published, file.rewritten = None, True
         file.users += 1
         try:
-            await self.publish(file)
+            await self.publishing.publish(file)
         except BaseException:
             file.users -= 1
             if not file.handles and not file.users:
@@ -282,60 +279,27 @@ class OpenFiles:
         ino = file.ino
         inode = await self._volume.engine.read(lambda t: tree.read_inode(t, ino))
         if inode.version <= file.version or file.writers or file.is_draft:
+            if file.is_remembered:
+                await self._in_use(file, self.renewing.forgotten)
             return file
         if not file.handles:
             self._files.pop(ino, None)
             self._close(file)
             return None
+        await self._in_use(file, self.renewing.renew)
+        return file
+
+    async def _in_use(self, file: OpenFile, work: Callable[[OpenFile], Awaitable[None]]) -> None:
+        """Do what others have to wait for; the file stays open meanwhile."""
         await stepping.aside()
         file.users += 1
         try:
-            if file.incoming is not None:
-                await self._finished(file.incoming)
-            await self._bringing.bring(ino)
-            await self._take_over(file)
+            await work(file)
         except BaseException:
             file.users -= 1
             self._close_unused(file)
             raise
         file.users -= 1
-        return file
-
-    async def _finished(self, incoming: Incoming) -> None:
-        try:
-            await incoming.whole()
-        except (KvfsError, OSError) as error:
-            raise Busy(
-                "other nodes replaced the file while its data came here, and it is open: close it "
-                f"first ({error})"
-            ) from error
-
-    async def _take_over(self, file: OpenFile) -> None:
-        """Copy new content into the data file that is open: while a kernel inode is open, it stays
-        with that one."""
-        inode = await self._volume.engine.read(lambda t: tree.read_inode(t, file.ino))
-        if inode.version <= file.version:
-            return  # another open of it did so meanwhile
-        files = self._volume.files
-        try:
-            source = files.open(file.ino, inode.version, os.O_RDONLY)
-        except FileNotFoundError:
-            raise Conflict("the file is written on other nodes all the time") from None
-        try:
-            target = os.open(f"/proc/self/fd/{file.fd}", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                await trio.to_thread.run_sync(copy_over, source, target)
-            finally:
-                os.close(target)
-        finally:
-            os.close(source)
-        try:
-            files.replace_version(file.ino, file.version, inode.version)
-        except FileNotFoundError:
-            pass  # its old name has gone: what was brought keeps the new one
-        file.version = inode.version
-        file.published = signature_of(os.fstat(file.fd))
-        self.on_replaced(file.ino)
 
     async def _lost(self, ino: int, inode: Inode) -> None:
         """A record without its data file: evicted a moment ago, or lost; a miss in a cache
@@ -349,109 +313,6 @@ class OpenFiles:
             raise Stale(f"{name}: its data have gone; it is forgotten")
         raise Corrupt(f"{name}: its data file is missing; run 'kvfs fsck'")
 
-    async def begin_writing(self, file: OpenFile) -> None:
-        """From here on the data file may change: the record says so before the first byte does."""
-        volume = self._volume
-        if file.incoming is not None:
-            await stepping.aside()
-            await file.incoming.whole()
-            file.published = signature_of(os.fstat(file.fd))
-        if not file.writable:
-            fd = volume.files.open(file.ino, file.version, os.O_RDWR)
-            os.dup2(fd, file.fd, inheritable=False)  # a worker may be reading from that number
-            os.close(fd)
-            file.writable = True
-        if file.published is not None:
-            await volume.engine.transact(lambda t: lifecycle.reopen(t, file.ino))
-
-    async def publish(self, file: OpenFile, *, synced: bool = False) -> None:
-        """Record size, times and blocks if the data file changed since they were last recorded.
-
-        Raises NoSpace, ReadOnly, Corrupt, Unavailable; OSError of fstat. Cancelled: recorded, or
-        not, and then it is at the next call.
-        """
-        if file.armed:
-            await self.disarm(file)
-        while file.publishing is not None:
-            await _turn(file.publishing)
-        st = os.fstat(file.fd)
-        signature = signature_of(st)
-        if signature == file.published and not synced:
-            file.rewritten = file.overwriters > 0
-            return
-        if signature == file.published and self._bringing.is_shared:
-            await self._volume.engine.transact(lambda t: lifecycle.synced(t, file.ino))
-            return
-        boot = 0 if synced else self._boot
-
-        def fn(t: Transaction, version: int | None = None) -> None:
-            lifecycle.publish(
-                t,
-                file.ino,
-                size=st.st_size,
-                blocks=st.st_blocks,
-                mtime_ns=st.st_mtime_ns,
-                ctime_ns=st.st_ctime_ns,
-                boot=boot,
-                version=version,
-            )
-
-        waiting: list[trio.Event] = []
-        file.publishing = waiting
-        try:
-            if file.is_new or not self._bringing.is_shared:
-                await self._volume.publish_new(file.ino, fn)
-            else:
-                await self._publish_anew(file, fn)
-                # Its names changed, and with them its ctime.
-                signature = (*signature[:2], os.fstat(file.fd).st_ctime_ns)
-            file.is_new = False
-            file.published = signature
-            now = signature_of(os.fstat(file.fd))
-            file.rewritten = file.overwriters > 0 or now[:2] != signature[:2]
-        finally:
-            file.publishing = None
-            for each in waiting:
-                each.set()
-        self._volume.on_published(file.ino, file.version, st.st_blocks)
-        await self._volume.acknowledge([file.ino])
-
-    async def _publish_anew(
-        self, file: OpenFile, record: Callable[[Transaction, int], None]
-    ) -> None:
-        volume = self._volume
-        if file.is_draft:
-            file.version = await name_draft(volume.engine, volume.files, file.ino, file.version)
-            file.is_draft = False
-        elif not self._is_named(file):
-            await self._name_anew(file)
-        file.version = await publish_anew(
-            volume.engine, volume.files, file.ino, file.version, record
-        )
-
-    def _is_named(self, file: OpenFile) -> bool:
-        """Whether the data file that is open has its name still: space may have been made, or new
-        content brought, in the moment in which it was opened."""
-        try:
-            named = self._volume.files.stat(file.ino, file.version)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(named, os.fstat(file.fd))
-
-    async def _name_anew(self, file: OpenFile) -> None:
-        """What is open cannot be named again: a copy of it gets the name."""
-        await stepping.aside()
-        files = self._volume.files
-        fd = files.begin_draft(file.ino, file.version)
-        try:
-            await trio.to_thread.run_sync(copy_over, file.fd, fd)
-        except BaseException:
-            files.drop_draft(file.ino, file.version)
-            raise
-        finally:
-            os.close(fd)
-        file.version = await name_draft(self._volume.engine, files, file.ino, file.version)
-
     def mode_changed(self, ino: int, mode: int) -> None:
         """A chmod of a file that may be open: by passthrough no WRITE is seen that must take set-id
         bits away, so that from here on the data file is watched."""
@@ -460,31 +321,6 @@ class OpenFiles:
         if file is not None and file.writers:
             watch = inodes.without_set_ids(mode) != mode
             file.armed = signature_of(os.fstat(file.fd)) if watch else None
-
-    async def disarm(self, file: OpenFile) -> bool:
-        """Take the set-id bits away if the data file changed since they came; whether it did."""
-        if file.armed is None or signature_of(os.fstat(file.fd)) == file.armed:
-            return False
-        file.armed = None
-
-        def fn(t: Transaction) -> None:
-            inode = tree.read_inode(t, file.ino)
-            inode.mode = inodes.without_set_ids(inode.mode)
-            inodes.write_inode(t, file.ino, inode)
-
-        await self._volume.engine.transact(fn)
-        return True
-
-    async def sync(self, file: OpenFile, *, datasync: bool) -> None:
-        """What was written and recorded survives power loss when this returns."""
-        fd = os.dup(file.fd)
-        try:
-            await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, fd)
-        finally:
-            os.close(fd)
-        if file.writable:
-            await self.publish(file, synced=True)
-        await self._volume.engine.sync()
 
     async def release(self, fh: int) -> int:
         """Close a handle; the inode, when it was the last one, else 0."""
@@ -503,7 +339,7 @@ class OpenFiles:
                 file.writers -= 1
                 if file.writers == 0:
                     holders.not_writing(file.ino)
-                    await self.publish(file)
+                    await self.publishing.publish(file)
         finally:
             file.users -= 1
             if not file.handles and not file.users:
@@ -553,36 +389,6 @@ class OpenFiles:
                 log.error("inode %x: its last changes are not recorded: %s", handle.file.ino, error)
         for ino in list(self._idle):
             self.let_go(ino)
-
-
-def _unsealed_here(t: Transaction, ino: int) -> Inode | None:
-    """The record of a published file that this node was the last to write, until it is sealed."""
-    if t.get(keys.unsealed(ino)) != t.node:
-        return None
-    (inode,) = read_inodes(t, [ino])
-    if inode is None or inode.flags & Flag.ASSEMBLY or not inode.flags & Flag.PUBLISHED:
-        return None
-    return inode
-
-
-def _differs(inode: Inode, stat: os.stat_result) -> bool:
-    """Whether the data file of what is not sealed has other content than was recorded. Where nobody
-    has it open, its last close could not be."""
-    if inode.flags & Flag.SEALED:
-        return False
-    return signature_of(stat)[:2] != (inode.size, inode.mtime_ns)
-
-
-async def _turn(waiting: list[trio.Event]) -> None:
-    """Wait until those who are at it have ended."""
-    turn = trio.Event()
-    waiting.append(turn)
-    await stepping.aside()
-    await turn.wait()
-
-
-def _nothing(_: int) -> None:
-    """No kernel needs to be told."""
 
 
 def _is_large(fd: int) -> bool:

@@ -53,6 +53,12 @@ class KernelNotifier:
         Unavailable."""
         self._notifier.tell(forgetting.inode(ino, pages=pages))
 
+    async def content(self, ino: int) -> None:
+        """The kernel has forgotten a file's content and attributes when this returns. Raises
+        Unavailable after a deadline."""
+        self.inode(ino, pages=True)
+        await self.settled()
+
     async def settled(self) -> None:
         """Returns when all that was said before has been taken, or every name was dropped because
         that took too long. Raises Unavailable after a deadline."""
@@ -114,7 +120,7 @@ class Invalidator:
                 self._notifier.entry(change.parent, change.name)
             if change.ino:
                 self._notifier.inode(change.ino, pages=False)
-                await self._operations.lost_link(change.ino)
+                await self._operations.orphans.lost_link(change.ino)
         for parent in {change.parent for change in changes if change.parent}:
             self._notifier.inode(parent, pages=True)
         await self._notifier.settled()

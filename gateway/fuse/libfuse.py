@@ -192,7 +192,7 @@ class LibfuseOperations(pyfuse3.Operations):
 
     @_translated
     async def read(self, fh: FileHandleT, off: int, size: int) -> Any:
-        coming = self._ops.coming(fh, off, size)
+        coming = self._ops.ranges.coming(fh, off, size)
         if coming is not None:
             await coming.span(off, size)
         return os.pread(self._ops.file(fh).fd, size, off)
@@ -224,11 +224,11 @@ class LibfuseOperations(pyfuse3.Operations):
             for at, entry in enumerate(page):
                 following, name, ino, inode = entry
                 start_id = following
-                if self._ops.is_strange(entry):
+                if self._ops.introductions.is_strange(entry):
                     continue
                 live = self._attributes(ino, self._ops.live(ino, inode))
                 if not pyfuse3.readdir_reply(token, name, live, following):
-                    self._ops.unsaid(page[at:])
+                    self._ops.introductions.unsaid(page[at:])
                     return
                 if name not in (b".", b".."):
                     self._ops.holders.looked_up(ino)

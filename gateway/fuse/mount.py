@@ -9,7 +9,6 @@
 
 import logging
 import os
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -114,10 +113,10 @@ async def _serve_fast(
     fast = FastPath(device, ours, operations, backing)
     pyfuse3.init(LibfuseOperations(operations), f"/dev/fd/{theirs.fileno()}", {"fsname=kvfs"})
     notifier = _notifier(device)
-    open_files.on_replaced = partial(notifier.inode, pages=True)
+    open_files.renewing.forget_content = notifier.content
     invalidator = Invalidator(operations, notifier)
     try:
-        with node.mounted(invalidator.changed, open_files.replaced.add) as describe:
+        with node.mounts.mounted(invalidator.changed, open_files.replaced.add) as describe:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pyfuse3.main)
                 nursery.start_soon(_until_gone, fast, nursery.cancel_scope)
@@ -192,10 +191,10 @@ async def _serve_libfuse(
     device = os.dup(libfuses)
     """libfuse closes its own when it likes; a number must not lead elsewhere under a thread."""
     notifier = _notifier(device)
-    open_files.on_replaced = partial(notifier.inode, pages=True)
+    open_files.renewing.forget_content = notifier.content
     invalidator = Invalidator(operations, notifier)
     try:
-        with node.mounted(invalidator.changed, open_files.replaced.add) as describe:
+        with node.mounts.mounted(invalidator.changed, open_files.replaced.add) as describe:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_libfuse_main, nursery.cancel_scope)
                 with trio.fail_after(_START_DEADLINE_S):

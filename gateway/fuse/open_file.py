@@ -4,6 +4,7 @@ import os
 
 import trio
 
+from kvfs import stepping
 from kvfs.incoming import Incoming
 from kvfs.namespace import inodes
 from kvfs.policy.readahead import Readahead
@@ -24,6 +25,7 @@ class OpenFile:
         "ino",
         "is_draft",
         "is_new",
+        "is_remembered",
         "overwriters",
         "published",
         "publishing",
@@ -69,6 +71,8 @@ class OpenFile:
         """Made by this mount, and not published yet."""
         self.is_draft = False
         """Cut to nothing before its data had come: they will not, and it has no name yet."""
+        self.is_remembered = False
+        """Whether the kernel may still have content or size of before others replaced them."""
 
     @property
     def is_changed(self) -> bool:
@@ -124,3 +128,11 @@ def copy_over(source: int, target: int) -> None:
     os.ftruncate(target, size)
     st = os.fstat(source)
     os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
+
+
+async def turn(waiting: list[trio.Event]) -> None:
+    """Wait until those who are at it have ended."""
+    turn = trio.Event()
+    waiting.append(turn)
+    await stepping.aside()
+    await turn.wait()

@@ -6,35 +6,29 @@ checked by the kernel (`default_permissions`). Errors are the core's or OSError;
 translates them.
 """
 
-import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
-
-import trio
+from typing import Final
 
 from gateway.fuse.attributes import Attributes, changes_of, completed
 from gateway.fuse.caller import Caller, now_ns
 from gateway.fuse.directories import DirectoryStreams, Entry
 from gateway.fuse.handles import LARGE_BLOCKS, OpenFiles
+from gateway.fuse.introducing import Introductions
 from gateway.fuse.open_file import Handle, OpenFile
+from gateway.fuse.orphans import Orphans
 from gateway.fuse.protocol import NAME_MAX, Fattr
+from gateway.fuse.ranges import Ranges
 from gateway.fuse.xattrs import Xattrs
 from kvfs.coherence import Coherence
 from kvfs.errors import Busy, Exists, Invalid, NameTooLong, NoLocks, NotFound, Stale
-from kvfs.incoming import Incoming
 from kvfs.locks import Locks, Place
-from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
 from kvfs.namespace import inodes, published, spaces, tree
 from kvfs.namespace.tree import Removed
 from kvfs.node import Node
-from kvfs.policy.readahead import Readahead
-from kvfs.store import allocate
 
-T = TypeVar("T")
 _TARGET_MAX: Final = 4095
 
 
@@ -52,10 +46,12 @@ class Operations:
         self.locks: Locks | None = None
         """Where the kernel leaves locks to this mount."""
         self.open_files = open_files
+        self.publishing = open_files.publishing
+        self.ranges = Ranges(open_files)
+        self.orphans = Orphans(node.volume, open_files)
         self.directories = DirectoryStreams(node)
+        self.introductions = Introductions(node.engine, node.known, node.holders)
         self.xattrs = Xattrs(node.engine, node.store.root)
-        self._orphans: dict[int, int] = {}
-        """Inode -> data version of files without a link that somebody still holds."""
 
     # ---- names
 
@@ -65,7 +61,7 @@ class Operations:
             await self._catch_up(self.coherence, parent, name)
         ino, inode = await self.engine.read(lambda t: self._find(t, parent, name))
         if stat.S_ISDIR(inode.mode) and ino not in self.known:
-            ino, inode = await self._introduce(lambda t: self._meet(t, parent, name))
+            ino, inode = await self.introductions.read(lambda t: self._meet(t, parent, name))
         if not inode.nlink:
             raise Stale("the last link is gone")  # `.`, by a file handle
         return ino, self.live(ino, inode)
@@ -85,51 +81,16 @@ class Operations:
             raise NotFound("no such name: another node is making it")
         return ino, inode
 
-    async def _introduce(self, fn: Callable[[Transaction], T]) -> T:
-        """Run what counts directories as known and reads what is said of them: in one turn with
-        those who change names. On an embedded engine they are of any process, and take turns at its
-        writer lock; in a cluster this loop itself applies every change, and tells of it."""
-        if self.engine.immediate:
-            return await self.engine.transact(fn)
-        return await self.engine.read(fn)
-
     def _meet(self, t: Transaction, parent: int, name: bytes) -> tuple[int, Inode]:
-        """Look up a directory that the kernel is about to know: see `store.known`."""
+        """Look up a directory that the kernel is about to know."""
         ino, inode = self._find(t, parent, name)
-        if stat.S_ISDIR(inode.mode) and inode.nlink:
-            self.known.add(ino)
+        self.introductions.meet(ino, inode)
         return ino, inode
 
     async def read_directory(self, fh: int, offset: int, limit: int) -> list[Entry]:
         """See `DirectoryStreams.read`. The kernel may be told what each entry is but those that
-        `is_strange`: they went meanwhile."""
-        page = await self.directories.read(fh, offset, limit)
-        strangers = [each.ino for each in page if self.is_strange(each)]
-        if not strangers:
-            return page
-
-        def meet(t: Transaction) -> dict[int, Inode]:
-            met = {}
-            for ino, inode in zip(strangers, tree.read_inodes(t, strangers), strict=True):
-                if inode is not None and inode.nlink:
-                    self.known.add(ino)
-                    met[ino] = inode
-            return met
-
-        met = await self._introduce(meet)
-        return [each._replace(inode=met.get(each.ino, each.inode)) for each in page]
-
-    def is_strange(self, entry: Entry) -> bool:
-        """Whether it is a directory that the kernel may not be told of. The dots it knows."""
-        if not stat.S_ISDIR(entry.inode.mode) or entry.ino in self.known:
-            return False
-        return entry.name not in (b".", b"..")
-
-    def unsaid(self, entries: Sequence[Entry]) -> None:
-        """The kernel was not told of these after all."""
-        for each in entries:
-            if not self.holders.keep(each.ino):
-                self.known.forget(each.ino)
+        `introductions` finds strange."""
+        return await self.introductions.page(await self.directories.read(fh, offset, limit))
 
     def live(self, ino: int, inode: Inode) -> Inode:
         """The record, completed by the data file's own stat where that is the truth. Changes
@@ -143,10 +104,13 @@ class Operations:
         return inode if st is None else completed(inode, st)
 
     def _data_stat(self, ino: int, version: int) -> os.stat_result | None:
-        """The data file's own stat; None where it is not here, or not all of it."""
+        """The data file's own stat; None where it is not here, not all of it, or what is open is of
+        content that others have replaced."""
         file = self.open_files.get(ino)
         if file:
-            return None if file.is_partial else os.fstat(file.fd)
+            if file.is_partial or (file.version < version and not file.writers):
+                return None
+            return os.fstat(file.fd)
         try:
             return self.store.stat(ino, version)
         except FileNotFoundError:
@@ -158,7 +122,7 @@ class Operations:
         if not stat.S_ISREG(inode.mode):
             return inode
         file = self.open_files.get(ino)
-        if file and file.armed and await self.open_files.disarm(file):
+        if file and file.armed and await self.publishing.disarm(file):
             inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
         st = self._data_stat(ino, inode.version)
         if st is None:
@@ -180,7 +144,7 @@ class Operations:
         """A fifo, socket, device or empty regular file."""
         if stat.S_ISREG(mode):
             handle, ino, inode = await self.create(parent, name, mode, os.O_RDWR, caller)
-            await self.open_files.publish(handle.file)
+            await self.publishing.publish(handle.file)
             await self.release(handle.fh)
             return ino, inode
         return await self._add(parent, name, mode, caller, rdev=rdev)
@@ -257,14 +221,14 @@ class Operations:
         """Remove a name; the file goes with its last name, once nobody holds it."""
         now = now_ns()
         removed = await self.engine.transact(lambda t: tree.unlink(t, parent, name, now, _keep))
-        self.removed(removed)
+        self.orphans.removed(removed)
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory; at the top level a namespace."""
         now = now_ns()
         removed = await self.engine.transact(lambda t: tree.rmdir(t, parent, name, now, _keep))
-        self.removed(removed)
-        self.removed(removed.marker)
+        self.orphans.removed(removed)
+        self.orphans.removed(removed.marker)
 
     async def rename(
         self, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes, flags: int
@@ -284,7 +248,7 @@ class Operations:
                 t, old_parent, old_name, new_parent, new_name, flags=flags, now=now, keep=_keep
             )
 
-        self.removed(await self.engine.transact(fn))
+        self.orphans.removed(await self.engine.transact(fn))
 
     async def at_risk(
         self, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes
@@ -308,19 +272,9 @@ class Operations:
         """Wait until the data of a published file are on disk, and record that."""
         handle = await self.open(ino, os.O_WRONLY)
         try:
-            await self.open_files.sync(handle.file, datasync=True)
+            await self.publishing.sync(handle.file, datasync=True)
         finally:
             await self.release(handle.fh)
-
-    def removed(self, removed: Removed | None) -> None:
-        """The last link of an inode went: drop it now, or when its last holder lets go."""
-        if removed is None or removed.dropped or removed.inode.nlink:
-            return
-        self.open_files.let_go(removed.ino)
-        if self.holders.keep(removed.ino):
-            self._orphans[removed.ino] = removed.inode.version
-        else:
-            self.volume.drop_later(removed.ino, removed.inode.version)
 
     def forget(self, ino: int, count: int) -> None:
         """The kernel gives back lookups."""
@@ -328,33 +282,14 @@ class Operations:
             return
         self.known.forget(ino)
         self.open_files.replaced.discard(ino)
-        if self._orphans:
-            self._drop_if_free(ino)
-
-    def _drop_if_free(self, ino: int) -> None:
-        if ino in self._orphans and not self.holders.keep(ino):
-            self.volume.drop_later(ino, self._orphans.pop(ino))
-
-    async def lost_link(self, ino: int) -> None:
-        """Another process of the node took a link of the inode away; if it was the last, the inode
-        goes with its last holder."""
-
-        def find(t: Transaction) -> Inode | None:
-            if t.node and t.get(keys.placement(ino, t.node)) is None:
-                return None  # its data are other nodes', who drop it
-            return tree.read_inodes(t, [ino])[0]
-
-        inode = await self.engine.read(find)
-        if inode is not None:
-            self.removed(Removed(ino, inode, False))
+        self.orphans.let_go(ino)
 
     async def close(self) -> None:
         """The mount has gone: publish and close what is open, drop what only the kernel held."""
         await self.open_files.release_all()
         self.holders.forget_all()
         self.known.forget_all()
-        for ino in list(self._orphans):
-            self._drop_if_free(ino)
+        self.orphans.let_all_go()
 
     # ---- attributes
 
@@ -483,7 +418,7 @@ class Operations:
             boot=self.node.boot,
         )
         await self.engine.transact(lambda t: tree.add_unlinked(t, parent, ino, inode), private=ino)
-        self._orphans[ino] = 0
+        self.orphans.made(ino)
         fd = self.store.create(ino, 0)
         return self.open_files.created(ino, inode, fd, flags), ino, inode
 
@@ -491,13 +426,13 @@ class Operations:
         """A descriptor of the handle was closed: publish what was written."""
         handle = self.open_files.handle(fh)
         if handle.writable:
-            await self.open_files.publish(handle.file)
+            await self.publishing.publish(handle.file)
 
     async def release(self, fh: int) -> None:
         """The handle's last descriptor was closed."""
         ino = await self.open_files.release(fh)
-        if ino and self._orphans:
-            self._drop_if_free(ino)
+        if ino:
+            self.orphans.let_go(ino)
 
     def _check_locks(self, ino: int) -> None:
         """Locks that are to reach every node are not left to this host's kernel unseen."""
@@ -515,7 +450,7 @@ class Operations:
 
     async def fsync(self, fh: int, *, datasync: bool) -> None:
         """Data and record survive power loss when this returns."""
-        await self.open_files.sync(self.open_files.handle(fh).file, datasync=datasync)
+        await self.publishing.sync(self.open_files.handle(fh).file, datasync=datasync)
 
     async def sync_directory(self) -> None:
         """What was done to names so far survives power loss when this returns."""
@@ -525,43 +460,6 @@ class Operations:
         """The open file behind a handle. Raises Stale."""
         return self.open_files.handle(fh).file
 
-    async def fallocate(self, fh: int, mode: int, offset: int, length: int) -> None:
-        """fallocate(2) on the data file."""
-        file = self.file(fh)
-        file.rewritten = True
-        await trio.to_thread.run_sync(allocate.fallocate, file.fd, mode, offset, length)
-
-    def seek(self, fh: int, offset: int, whence: int) -> int:
-        """SEEK_DATA and SEEK_HOLE; what has not come yet counts as data."""
-        file = self.file(fh)
-        if file.is_partial:
-            return _seek_in_data(offset, whence, os.fstat(file.fd).st_size)
-        return os.lseek(file.fd, offset, whence)
-
-    def coming(self, fh: int, offset: int, size: int) -> Incoming | None:
-        """What a read of these bytes has to wait for; None: they are here. Raises Stale."""
-        handle = self.open_files.handle(fh)
-        incoming = handle.file.incoming
-        if incoming is None or incoming.is_whole:
-            return None
-        if handle.readahead is None:
-            handle.readahead = Readahead()
-        for at, length in handle.readahead.ahead(offset, size):
-            incoming.want(at, length)
-        return None if incoming.has(offset, size) else incoming
-
-    async def copy_range(
-        self, fh_in: int, offset_in: int, fh_out: int, offset_out: int, length: int
-    ) -> int:
-        """copy_file_range(2) between data files; bytes copied."""
-        coming = self.coming(fh_in, offset_in, length)
-        if coming is not None:
-            await coming.span(offset_in, length)
-        source, target = self.file(fh_in).fd, self.file(fh_out).fd
-        return await trio.to_thread.run_sync(
-            os.copy_file_range, source, target, length, offset_in, offset_out
-        )
-
     async def statfs(self, ino: int) -> os.statvfs_result:
         """Space within the limit that holds here: the namespace's capacity or the store's."""
         return await self.node.space(namespace_of(ino))
@@ -570,13 +468,6 @@ class Operations:
 def _keep(_: int) -> bool:
     # an orphan first: a kill between the record's end and the data file's must not leak the latter
     return True
-
-
-def _seek_in_data(offset: int, whence: int, size: int) -> int:
-    """lseek in a file without holes."""
-    if not 0 <= offset < size:
-        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
-    return offset if whence == os.SEEK_DATA else size
 
 
 def _check_name(name: bytes) -> None:

@@ -24,6 +24,8 @@ from kvfs.units import Capacity
 
 _RESERVE_BYTES: Final = 64 << 20
 _RESERVE_SHARE: Final = 64
+_BLOCK: Final = 4096
+"""The block size of statvfs: clients choose O_DIRECT by it."""
 STORE: Final = 0
 """Stands for the store as a whole where a namespace id is asked for."""
 
@@ -96,6 +98,19 @@ class Census(NamedTuple):
             return self.store.free + caches
         own = holding.space.capacity if holding.gives_way else holding.space.free
         return min(own, self.store.free + caches)
+
+    def statvfs(self, namespace_id: int, disk: os.statvfs_result) -> os.statvfs_result:
+        """What statvfs(2) says in a namespace (0: at the root): the truth within the limit there.
+
+        The size is what is used and what is free: space that others on the disk took is neither.
+        """
+        space = self.space(namespace_id)
+        holding = self.namespaces.get(namespace_id)
+        within = self.namespaces.values() if holding is None else (holding,)
+        used, free = -(-space.used // _BLOCK), space.free // _BLOCK
+        sizes = (_BLOCK, _BLOCK, used + free, free, free)
+        inodes = sum(each.inodes for each in within) + disk.f_favail
+        return os.statvfs_result((*sizes, inodes, disk.f_favail, disk.f_favail, 0, spaces.MAX_NAME))
 
 
 def _nothing() -> tuple[int, int]:

@@ -120,18 +120,24 @@ class AsyncClient:
 
     @overload
     async def get_many(
-        self, keys: Sequence[Path], buffers: None = None
+        self, keys: Sequence[Path], buffers: None = None, *, verify: bool = False
     ) -> list[bytearray | KvfsError | None]: ...
 
     @overload
     async def get_many(
-        self, keys: Sequence[Path], buffers: Sequence[Buffer]
+        self, keys: Sequence[Path], buffers: Sequence[Buffer], *, verify: bool = False
     ) -> list[int | KvfsError | None]: ...
 
     async def get_many(
-        self, keys: Sequence[Path], buffers: Sequence[Buffer] | None = None
+        self,
+        keys: Sequence[Path],
+        buffers: Sequence[Buffer] | None = None,
+        *,
+        verify: bool = False,
     ) -> Sequence[bytearray | int | KvfsError | None]:
-        return await _in_thread(lambda step: self._core.get_many(keys, buffers, step))
+        return await _in_thread(
+            lambda step: self._core.get_many(keys, buffers, step, verify=verify)
+        )
 
     async def put_file(
         self,

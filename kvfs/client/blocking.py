@@ -136,24 +136,32 @@ class Client:
 
     @overload
     def get_many(
-        self, keys: Sequence[Path], buffers: None = None
+        self, keys: Sequence[Path], buffers: None = None, *, verify: bool = False
     ) -> list[bytearray | KvfsError | None]: ...
 
     @overload
     def get_many(
-        self, keys: Sequence[Path], buffers: Sequence[Buffer]
+        self, keys: Sequence[Path], buffers: Sequence[Buffer], *, verify: bool = False
     ) -> list[int | KvfsError | None]: ...
 
     def get_many(
-        self, keys: Sequence[Path], buffers: Sequence[Buffer] | None = None
+        self,
+        keys: Sequence[Path],
+        buffers: Sequence[Buffer] | None = None,
+        *,
+        verify: bool = False,
     ) -> Sequence[bytearray | int | KvfsError | None]:
         """Read many files, by several threads; the results in the order of `keys`.
 
         For each: its bytes as a new bytearray or, with `buffers`, the number of bytes that were
         read into the buffer of its place; None for a miss; an error object, not raised, for one
-        that cannot be read (IsADirectory, NotSupported, TooLarge, Corrupt).
+        that cannot be read (IsADirectory, NotSupported, TooLarge, Corrupt, Unavailable).
+
+        `verify`: what was read is compared with the checksums that the node made when the file was
+        quiet for some seconds, and is Corrupt where it is not what was stored. What has none yet is
+        not checked.
         """
-        return self._core.get_many(keys, buffers, nothing)
+        return self._core.get_many(keys, buffers, nothing, verify=verify)
 
     def put_file(
         self,

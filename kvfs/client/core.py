@@ -36,13 +36,17 @@ _BLOCK: Final = 512
 class Core:
     """The parts on one store, until closed. Raises as `Client`."""
 
-    def __init__(self, store: str | bytes | os.PathLike[str] | None) -> None:
+    def __init__(
+        self, store: str | bytes | os.PathLike[str] | None, *, reads_known: bool = False
+    ) -> None:
+        """`reads_known`: what is read here is open on the mount as well, so that the node need not
+        be told (a round trip of some milliseconds, when it is closed)."""
         root = config.load()[0].store if store is None else LocalPath(os.fsdecode(store))
         self._session: session.Session | None = session.acquire(root)
         opened = self._session
         self._link = link = Link(opened.store.socket)
         self._finisher = Finisher(opened, link)
-        self._touches = Touches(opened, link)
+        self._touches = Touches(opened, link, known=reads_known)
         self._drafts = Drafts(opened, Room(opened.files.root, link), self._finisher)
         self._reader = Reader(opened, self._touches, link)
         self._names = Names(opened, self._finisher)
@@ -72,23 +76,23 @@ class Core:
     def open(self, path: Path, mode: str, *, parents: bool) -> io.BufferedReader | Writer:
         """See `Client.open`."""
         if mode == "rb":
-            return io.BufferedReader(io.FileIO(self._open(path).fd, "r"))
+            return io.BufferedReader(io.FileIO(self.open_file(path).fd, "r"))
         if mode not in ("wb", "xb"):
             raise NotSupported(
-                f"a file is opened with 'rb', 'wb' or 'xb', not {mode!r}: change it in place "
+                f"a client opens a file with 'rb', 'wb' or 'xb', not {mode!r}: change it in place "
                 "through the mount"
             )
         options = Options(exclusive=mode == "xb", parents=parents)
         target = target_of(path)
         (draft,) = self._begin([(target, 0)], options)
-        return Writer(self._drafts, draft, options, str(target))
+        return Writer(self._drafts, draft, str(target))
 
     def put(self, path: Path, data: Buffer, options: Options, step: Step) -> None:
         view = readable(data)
         drafts = self._begin([(target_of(path), len(view))], options)
         try:
             self._write(drafts[0], view, step)
-            self._drafts.publish(drafts, options)
+            self._drafts.publish(drafts)
         except BaseException:
             self._drafts.discard(drafts)
             raise
@@ -114,7 +118,7 @@ class Core:
                 alone_below=0 if durable else _ALONE_BYTES,
                 step=step,
             )
-            self._drafts.publish(drafts, options)
+            self._drafts.publish(drafts)
         except BaseException:
             self._drafts.discard(drafts)
             raise
@@ -131,9 +135,9 @@ class Core:
                 step(size)
 
             try:
-                size = self._translated(lambda: transfer.copy(fd, draft.fd, moved))
-                self._translated(lambda: self._drafts.sync(draft))
-                self._drafts.publish(drafts, options)
+                size = self._translated(draft, lambda: transfer.copy(fd, draft.fd, moved))
+                self._translated(draft, lambda: self._drafts.sync(draft))
+                self._drafts.publish(drafts)
             except BaseException:
                 self._drafts.discard(drafts)
                 raise
@@ -149,26 +153,37 @@ class Core:
         return self._reader.read_into(parts, writable(into), offset, size, step)
 
     def get_many(
-        self, keys: Sequence[Path], buffers: Sequence[Buffer] | None, step: Step
+        self, keys: Sequence[Path], buffers: Sequence[Buffer] | None, step: Step, *, verify: bool
     ) -> Sequence[bytearray | int | KvfsError | None]:
         self._require_open()
-        wanted = [paths.parse(key) for key in keys]
+        wanted = [paths.parse(key) for key in paths.several(keys)]
         if buffers is None:
-            return self._reader.read_many(wanted, step)
+            return self._reader.read_many(wanted, step, verify=verify)
         if len(buffers) != len(wanted):
             raise Invalid(f"{len(wanted)} keys need as many buffers, not {len(buffers)}")
         views = [writable(buffer) for buffer in buffers]
-        return self._reader.read_many_into(wanted, views, step)
+        return self._reader.read_many_into(wanted, views, step, verify=verify)
+
+    def sums_of(self, opened: Opened) -> bytes | None:
+        """The xxh3-128 of each of its chunks, one after the other; None where the store has none.
+        Raises as `Client.open`."""
+        return self._reader.sums_of(opened)
+
+    def is_written(self, opened: Opened) -> bool:
+        """Whether somebody has the file open for writing on a mount of this host. Raises
+        Unavailable."""
+        return self._link.is_written(opened.found.ino)
 
     def get_file(self, path: Path, destination: Destination, step: Step) -> int:
-        opened = self._open(path)
+        opened = self.open_file(path)
         try:
             with written_destination(destination) as fd:
                 return transfer.copy(opened.fd, fd, step)
         finally:
             os.close(opened.fd)
 
-    def _open(self, path: Path) -> Opened:
+    def open_file(self, path: Path) -> Opened:
+        """A descriptor for reading, which the caller closes. Raises as `Client.open`."""
         self._require_open()
         return self._reader.open(paths.parse(path))
 
@@ -186,13 +201,13 @@ class Core:
                 step(done)
             self._drafts.sync(draft)
 
-        self._translated(write)
+        self._translated(draft, write)
 
-    def _translated(self, step: Callable[[], T]) -> T:
+    def _translated(self, draft: Draft, step: Callable[[], T]) -> T:
         try:
             return step()
         except OSError as error:
-            raise self._drafts.failed(error) from error
+            raise self._drafts.failed(draft, error) from error
 
     def _require_open(self) -> None:
         assert self.session

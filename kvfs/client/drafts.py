@@ -22,7 +22,8 @@ Invariants
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from kvfs.client import placing, transfer
@@ -30,7 +31,7 @@ from kvfs.client.finish import Changed, Finisher
 from kvfs.client.placing import Dropped, Options, Target, Written
 from kvfs.client.room import Refused, Room
 from kvfs.client.session import Session
-from kvfs.errors import Conflict, KvfsError
+from kvfs.errors import Conflict, KvfsError, NoSpace
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.namespace import tree
@@ -45,10 +46,13 @@ _GROWTH_BYTES: Final = 64 << 20
 class Draft:
     """One file in the making. `fd` is its data file, open for reading and writing."""
 
-    __slots__ = ("durable", "fd", "ino", "reserved", "target")
+    __slots__ = ("durable", "fd", "ino", "options", "reserved", "target")
 
-    def __init__(self, target: Target, ino: int, reserved: int, durable: bool) -> None:
+    def __init__(
+        self, target: Target, options: Options, ino: int, reserved: int, durable: bool
+    ) -> None:
         self.target = target
+        self.options = options
         self.ino = ino
         self.reserved = reserved
         """Bytes."""
@@ -74,7 +78,7 @@ class Drafts:
             drafts = self._reserve(wanted, options)
             try:
                 for draft in drafts:
-                    draft.fd = self._create(draft.ino)
+                    draft.fd = self._create(draft)
                 if len(self._unfinished(drafts)) == len(drafts):
                     return drafts
             except BaseException:
@@ -83,7 +87,7 @@ class Drafts:
             self.abandon(drafts)
         raise _hindered()
 
-    def publish(self, drafts: list[Draft], options: Options) -> None:
+    def publish(self, drafts: list[Draft]) -> None:
         """Step 3's sync, and steps 4 to 6; the data files are closed.
 
         Raises as `begin`, and Conflict; then `discard` follows. Raises Unavailable also when all is
@@ -91,10 +95,10 @@ class Drafts:
         """
         for _ in range(_ATTEMPTS):
             try:
-                changed = self._place(drafts, options)
+                changed = self._place(drafts)
                 break
             except Dropped:
-                self._rescue(drafts, options)
+                self._rescue(drafts)
         else:
             raise _hindered()
         _close(drafts)
@@ -132,7 +136,8 @@ class Drafts:
         if size <= draft.reserved:
             return
         ino, old, new = draft.ino, draft.reserved, max(size, draft.reserved + _GROWTH_BYTES)
-        self._with_room(lambda t, attempt: placing.grow(t, self._room, ino, old, new, attempt))
+        with _naming([draft.target]):
+            self._with_room(lambda t, attempt: placing.grow(t, self._room, ino, old, new, attempt))
         draft.reserved = new
 
     def sync(self, draft: Draft) -> None:
@@ -140,10 +145,11 @@ class Drafts:
         if draft.durable:
             os.fdatasync(draft.fd)
 
-    def failed(self, error: OSError) -> Exception:
-        """What to raise for what the system said about a data file."""
+    def failed(self, draft: Draft, error: OSError) -> Exception:
+        """What to raise for what the system said about its data file."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            return translate(error, self._session.store.root)
+            meant = translate(error, self._session.store.root)
+            return type(meant)(f"{draft.target}: {meant}")
         return error
 
     def _reserve(self, wanted: Sequence[tuple[Target, int]], options: Options) -> list[Draft]:
@@ -153,30 +159,31 @@ class Drafts:
             self._finisher.clear(t)
             return placing.reserve(t, self._room, wanted, options, author, attempt)
 
-        reserved = self._with_room(fn)
+        with _naming([target for target, _ in wanted]):
+            reserved = self._with_room(fn)
         return [
-            Draft(target, one.ino, size, one.durable)
+            Draft(target, options, one.ino, size, one.durable)
             for (target, size), one in zip(wanted, reserved, strict=True)
         ]
 
-    def _place(self, drafts: list[Draft], options: Options) -> Changed:
+    def _place(self, drafts: list[Draft]) -> Changed:
         files = [_written(draft) for draft in drafts]
         changed = Changed()
         author = self._session.author()
 
         def fn(t: Transaction) -> None:
             for draft, file in zip(drafts, files, strict=True):
-                placing.place(t, draft.target, file, options, author, changed)
+                placing.place(t, draft.target, file, draft.options, author, changed)
             self._finisher.post(t, changed, author.now)
 
         self._session.write(fn)
         return changed
 
-    def _create(self, ino: int) -> int:
+    def _create(self, draft: Draft) -> int:
         try:
-            return self._session.files.create(ino, 0)
+            return self._session.files.create(draft.ino, 0)
         except OSError as error:
-            raise self.failed(error) from error
+            raise self.failed(draft, error) from error
 
     def _unfinished(self, drafts: list[Draft]) -> list[Draft]:
         """Those whose record is there, without a name."""
@@ -184,13 +191,13 @@ class Drafts:
             lambda t: [draft for draft in drafts if t.get(keys.orphan(draft.ino)) is not None]
         )
 
-    def _rescue(self, drafts: list[Draft], options: Options) -> None:
+    def _rescue(self, drafts: list[Draft]) -> None:
         """Give those that were dropped a new record and data file."""
         alive = {draft.ino for draft in self._unfinished(drafts)}
         for draft in drafts:
             if draft.ino in alive:
                 continue
-            (new,) = self.begin([(draft.target, draft.reserved)], options)
+            (new,) = self.begin([(draft.target, draft.reserved)], draft.options)
             try:
                 os.lseek(new.fd, 0, os.SEEK_SET)
                 transfer.copy(draft.fd, new.fd, lambda _: None)
@@ -221,6 +228,16 @@ def _written(draft: Draft) -> Written:
         ctime_ns=found.st_ctime_ns,
         synced=draft.durable,
     )
+
+
+@contextmanager
+def _naming(targets: Sequence[Target]) -> Iterator[None]:
+    """Where there is no space, it is said for what."""
+    try:
+        yield
+    except NoSpace as error:
+        others = f" and {len(targets) - 1} more" if len(targets) > 1 else ""
+        raise NoSpace(f"{targets[0]}{others}: {error}") from None
 
 
 def _close(drafts: Iterable[Draft]) -> None:

@@ -41,6 +41,10 @@ class _Brought(msgspec.Struct):
     state: str
 
 
+class _Writers(msgspec.Struct):
+    open: bool
+
+
 class Told(enum.Enum):
     """Who took notice of a change."""
 
@@ -59,7 +63,7 @@ class Link:
         """Tells the node of space that it does not know yet it can have back."""
 
     def close(self) -> None:
-        """Close the connection to the node; it is made again when needed."""
+        """Close the connection to the node; who asks on makes one each time."""
         self._node.close()
 
     def tell(
@@ -138,6 +142,12 @@ class Link:
             state = "nowhere" if answer is None else msgspec.convert(answer, _Brought).state
             if state != "coming":
                 return state == "here"
+
+    def is_written(self, ino: int) -> bool:
+        """Whether somebody has the file open for writing on the node's mounts; a node that does not
+        run has none. Raises Unavailable."""
+        answer = self._ask("writers", {"inode": ino}, _DEADLINE_S)
+        return answer is not None and msgspec.convert(answer, _Writers).open
 
     def touched(self, inos: Iterable[int]) -> bool:
         """These files were read, in this order. False: no node runs, or it is busy."""

@@ -57,16 +57,27 @@ def _draft(path: str) -> Iterator[int]:
         with open(path, "wb", buffering=0) as device:  # /dev/null, a fifo: never replaced
             yield device.fileno()
         return
-    fd, draft = tempfile.mkstemp(prefix=f".{name[:200]}.", dir=directory or ".")
+    with _naming(path):
+        fd, draft = tempfile.mkstemp(prefix=f".{name[:200]}.", dir=directory or ".")
     try:
         os.fchmod(fd, _PERMISSIONS & ~_umask())
         yield fd
-        os.replace(draft, path)
+        with _naming(path):
+            os.replace(draft, path)
     except BaseException:
         os.unlink(draft)
         raise
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """The caller knows the file that he names, not the draft."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
 
 
 def _umask() -> int:

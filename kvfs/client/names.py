@@ -44,10 +44,7 @@ class Names:
 
     def exist(self, wanted: Sequence[Path]) -> list[bool]:
         """See `Client.exists`."""
-        raw = [
-            path.encode("utf-8", "surrogateescape") if type(path) is str else paths.encode(path)
-            for path in wanted
-        ]
+        raw = paths.encode_all(wanted)
         return self._session.read(lambda t: _exist(t, raw, self._session.boot))
 
     def entries(self, path: Parts, after: bytes) -> Iterator[Stat]:

@@ -18,6 +18,7 @@ from kvfs.client.link import Link
 from kvfs.client.paths import joined, naming, shown
 from kvfs.client.session import Session
 from kvfs.client.sharing import Step
+from kvfs.client.sums import Sums
 from kvfs.client.touches import Touches
 from kvfs.errors import (
     Conflict,
@@ -30,11 +31,13 @@ from kvfs.errors import (
     NotSupported,
     Stale,
     TooLarge,
+    Unavailable,
 )
 from kvfs.meta.records import Flag
 from kvfs.namespace import cold, published, spaces
 from kvfs.namespace.inodes import read_inodes
 from kvfs.namespace.published import Found
+from kvfs.store.checksum import CHUNK_BYTES, wrong_in
 
 T = TypeVar("T")
 Parts = tuple[bytes, ...]
@@ -50,6 +53,8 @@ class Opened(NamedTuple):
 
     fd: int
     size: int
+    found: Found
+    """Whose it is."""
 
 
 class Reader:
@@ -59,6 +64,7 @@ class Reader:
         self._session = session
         self._touches = touches
         self._link = link
+        self._sums = Sums(session)
 
     def open(self, path: Parts, found: Found | None = None) -> Opened:
         """A new descriptor of the file, which `found` may say already.
@@ -97,25 +103,35 @@ class Reader:
         """See `Client.get`; the bytes that were read."""
         return self._read_into(self.open(path), path, into, offset, size, step)
 
-    def read_many(self, paths: Sequence[Parts], step: Step) -> list[bytearray | KvfsError | None]:
+    def read_many(
+        self, paths: Sequence[Parts], step: Step, *, verify: bool
+    ) -> list[bytearray | KvfsError | None]:
         """See `Client.get_many`."""
-        return self._each(
-            paths,
-            lambda _, opened, path: self._read(opened, path, 0, None, sharing.nothing),
-            step,
-        )
+
+        def read(_: int, opened: Opened, path: Parts) -> bytearray:
+            data = self._read(opened, path, 0, None, sharing.nothing)
+            if verify:
+                self._check(opened.found, memoryview(data), path)
+            return data
+
+        return self._each(paths, read, step)
 
     def read_many_into(
-        self, paths: Sequence[Parts], buffers: Sequence[memoryview], step: Step
+        self, paths: Sequence[Parts], buffers: Sequence[memoryview], step: Step, *, verify: bool
     ) -> list[int | KvfsError | None]:
         """See `Client.get_many`; the bytes that were read."""
-        return self._each(
-            paths,
-            lambda at, opened, path: self._read_into(
-                opened, path, buffers[at], 0, None, sharing.nothing
-            ),
-            step,
-        )
+
+        def read(at: int, opened: Opened, path: Parts) -> int:
+            count = self._read_into(opened, path, buffers[at], 0, None, sharing.nothing)
+            if verify:
+                self._check(opened.found, buffers[at][:count], path)
+            return count
+
+        return self._each(paths, read, step)
+
+    def sums_of(self, opened: Opened) -> bytes | None:
+        """See `Sums.of`."""
+        return self._sums.of(opened.found)
 
     def _each(
         self, paths: Sequence[Parts], read: Callable[[int, Opened, Parts], T], step: Step
@@ -131,6 +147,8 @@ class Reader:
                 pass
             except KvfsError as error:
                 results[at] = error
+            except OSError as error:
+                results[at] = Unavailable(f"{joined(paths[at])}: {error.strerror}")
 
         there = [at for at, each in enumerate(found) if each is not None]
         sizes = [each.inode.size for each in found if each is not None]
@@ -168,6 +186,19 @@ class Reader:
         finally:
             os.close(opened.fd)
 
+    def _check(self, found: Found, data: memoryview, path: Parts) -> None:
+        """Raises Corrupt where the whole content, `data`, is not what was sealed. What was written
+        to since may well be another."""
+        chunks = self._sums.of(found)
+        wrong = None if chunks is None else wrong_in(data, chunks)
+        if wrong is None or not self._sums.hold(found):
+            return
+        begin = wrong * CHUNK_BYTES
+        raise Corrupt(
+            f"{joined(path)}: what was read from byte {begin} on is not what was stored: its "
+            "checksum differs"
+        )
+
     def _find(self, path: Parts) -> Found:
         with naming(path):
             return self._session.read(lambda t: published.find(t, path, self._session.boot))
@@ -187,7 +218,7 @@ class Reader:
                 f"{found.inode.size}: run `kvfs fsck`"
             )
         self._touches.add(found.ino)
-        return Opened(fd, size)
+        return Opened(fd, size, found)
 
     def _is_torn(self, found: Found) -> bool:
         """Whether the record still says the same: else it was opened for writing meanwhile."""

@@ -77,6 +77,7 @@ class Session:
         """Of the same lock, which is taken by itself where nobody waits: half the price."""
         self._inside = 0
         self._exchanging = False
+        """Nobody enters, and who leaves says so."""
         self._pool: ThreadPoolExecutor | None = None
         self._mirrored: Mirrored | None = None
         self.checks_itself = True
@@ -130,6 +131,14 @@ class Session:
             if self._mirrored is not None:
                 return self._mirrored.write(engine, fn)
             return engine.transact_now(fn)
+        finally:
+            self._leave()
+
+    def read_index(self, fn: Callable[[Index], T]) -> T:
+        """Look into the index of data files. Raises as `read`."""
+        engine = self._enter(write=False)
+        try:
+            return fn(Index(engine.database(INDEX_NAME)))
         finally:
             self._leave()
 
@@ -199,6 +208,18 @@ class Session:
             self._exchanging = False
             self._gate.notify_all()
 
+    def _settle(self) -> None:
+        """Wait until nobody is inside; who comes meanwhile waits behind. The gate is held."""
+        while self._exchanging:
+            self._gate.wait()
+        self._exchanging = True
+        try:
+            while self._inside:
+                self._gate.wait()
+        finally:
+            self._exchanging = False
+            self._gate.notify_all()
+
     def _adopt(self, engine: EmbeddedEngine) -> None:
         """Find out whose mirror it is, if it is one."""
         mark = engine.read_now(read_mark)
@@ -242,8 +263,7 @@ class Session:
     def close(self) -> None:
         """Sync what was written and let go of the store."""
         with self._gate:
-            while self._inside or self._exchanging:
-                self._gate.wait()
+            self._settle()
             engine, self._engine = self._engine, None
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -257,8 +277,7 @@ class Session:
     def before_fork(self) -> None:
         """Close the engine; nobody enters until `after_fork`."""
         self._gate.acquire()
-        while self._inside or self._exchanging:
-            self._gate.wait()
+        self._settle()
         engine, self._engine, self._writable = self._engine, None, False
         if engine is None:
             return

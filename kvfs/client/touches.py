@@ -21,14 +21,18 @@ _PERIOD_S: Final = 1.0
 class Touches:
     """Of one client; any thread. A race of two threads may lose a touch, which does no harm."""
 
-    def __init__(self, session: Session, link: Link) -> None:
+    def __init__(self, session: Session, link: Link, *, known: bool = False) -> None:
+        """`known`: the node sees itself what is read."""
         self._session = session
         self._link = link
+        self._known = known
         self._gathered: dict[int, None] = {}
         self._due = 0.0
 
     def add(self, ino: int) -> None:
         """The file was just read. The telling is left to a thread."""
+        if self._known:
+            return
         gathered = self._gathered
         now = time.monotonic()
         if not gathered:

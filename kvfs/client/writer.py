@@ -3,12 +3,12 @@
 import io
 import os
 import warnings
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
 
 from kvfs.client.buffers import Buffer, readable
 from kvfs.client.drafts import Draft, Drafts
-from kvfs.client.placing import Options
 
 _PART_BYTES: Final = 1 << 30
 
@@ -21,12 +21,11 @@ class Writer(io.FileIO):
     or the store is full.
     """
 
-    def __init__(self, drafts: Drafts, draft: Draft, options: Options, path: str) -> None:
+    def __init__(self, drafts: Drafts, draft: Draft, path: str) -> None:
         # A descriptor of its own, so that whatever happens to this object, each is closed once.
         super().__init__(os.dup(draft.fd), "w")
         self._drafts = drafts
         self._draft: Draft | None = draft
-        self._options = options
         self._path = path
 
     def write(self, data: Buffer) -> int:
@@ -40,7 +39,7 @@ class Writer(io.FileIO):
             while done < len(view):
                 done += super().write(view[done : done + _PART_BYTES])
         except OSError as error:
-            raise self._drafts.failed(error) from error
+            raise error if draft is None else self._drafts.failed(draft, error) from error
         return done
 
     def reserve(self, size: int) -> None:
@@ -48,6 +47,11 @@ class Writer(io.FileIO):
         NoSpace."""
         if self._draft is not None:
             self._drafts.grow(self._draft, size)
+
+    def finish(self) -> None:
+        """No more is written: gives the descriptor back. `close` or `publish_together` publishes
+        the file. Idempotent."""
+        super().close()
 
     def close(self) -> None:
         """Publish the file; durable ones are on disk then. Idempotent. Raises as `Client.put`, and
@@ -69,7 +73,7 @@ class Writer(io.FileIO):
     def _publish(self, draft: Draft) -> None:
         try:
             self._drafts.sync(draft)
-            self._drafts.publish([draft], self._options)
+            self._drafts.publish([draft])
         except BaseException:
             self._drafts.discard([draft])
             raise
@@ -94,3 +98,25 @@ class Writer(io.FileIO):
                 stacklevel=2,
             )
             self.abort()
+
+
+def publish_together(writers: Sequence[Writer]) -> None:
+    """Close several writers of one client: their files appear in one transaction, or none does.
+    Those that are closed already count for nothing. Raises as
+    `Writer.close`, and then all files are dropped."""
+    drafts = [writer._draft for writer in writers if writer._draft is not None]
+    if not drafts:
+        return
+    maker = writers[0]._drafts
+    for writer in writers:
+        writer._draft = None
+    try:
+        for draft in drafts:
+            maker.sync(draft)
+        maker.publish(drafts)
+    except BaseException:
+        maker.discard(drafts)
+        raise
+    finally:
+        for writer in writers:
+            writer.close()

@@ -30,7 +30,8 @@ from kvfs.namespace.entries import Removed, is_empty, lose_link, relocate, touch
 from kvfs.namespace.inodes import BLOCK, add_usage, read_inode, set_blocks, write_inode
 from kvfs.objects import attributes, finding, sound, versions
 from kvfs.objects.attributes import Metadata
-from kvfs.objects.finding import Bucket, Facts
+from kvfs.objects.facts import Facts
+from kvfs.objects.finding import Bucket
 from kvfs.objects.names import check_key, place_of
 from kvfs.objects.problems import Locked, NoSuchBucket
 

@@ -15,6 +15,7 @@ from kvfs.namespace import published, spaces
 from kvfs.namespace.inodes import read_inode
 from kvfs.namespace.odd import NUL
 from kvfs.objects import attributes, versions
+from kvfs.objects.facts import Facts
 from kvfs.objects.names import Place, check_key, place_of
 from kvfs.objects.problems import NoSuchBucket, NoSuchKey, NoSuchVersion
 
@@ -29,32 +30,6 @@ class Bucket(NamedTuple):
     root: int
     """Its directory's inode number."""
     durable: bool
-
-
-class Facts(NamedTuple):
-    """One version of an object, as one transaction saw it."""
-
-    key: bytes
-    ino: int
-    inode: Inode
-    etag: str
-    """Without quotes; empty for a delete marker."""
-    metadata: dict[str, str]
-    """By the names of `attributes`."""
-    version: str
-    """Its id; "null" where it was written while the bucket kept no versions."""
-    latest: bool
-    delete_marker: bool
-    data_mtime_ns: int = 0
-    """Of the data file, where that was looked at."""
-
-    @property
-    def size(self) -> int:
-        return self.inode.size
-
-    @property
-    def mtime_ns(self) -> int:
-        return self.inode.mtime_ns
 
 
 def find_bucket(t: Transaction, name: bytes) -> Bucket:

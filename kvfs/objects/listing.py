@@ -17,7 +17,8 @@ from kvfs.meta.records import unpack_inode
 from kvfs.namespace.inodes import read_inode
 from kvfs.namespace.odd import NUL, is_continuation
 from kvfs.objects import attributes, finding, versions
-from kvfs.objects.finding import Bucket, Facts
+from kvfs.objects.facts import Facts
+from kvfs.objects.finding import Bucket
 from kvfs.objects.names import MAX_KEY, joined, place_of
 
 _BATCH: Final = 256

@@ -22,7 +22,7 @@ from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, unpack_inode
 from kvfs.namespace import cold, spaces
 from kvfs.objects import attributes, finding
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NotHere
 
 _ATTEMPTS: Final = 3

@@ -1,11 +1,7 @@
 """What is refused to who works with objects; each is a kind of the core's errors."""
 
-from typing import TYPE_CHECKING
-
 from kvfs.errors import AccessDenied, Conflict, Exists, Invalid, NotEmpty, NotFound, Unavailable
-
-if TYPE_CHECKING:
-    from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 
 
 class NoSuchBucket(NotFound):
@@ -57,7 +53,7 @@ class Locked(AccessDenied):
 class NotHere(Unavailable):
     """The object's data file is not on this host; other nodes may have it."""
 
-    def __init__(self, facts: "Facts") -> None:
+    def __init__(self, facts: Facts) -> None:
         super().__init__("the object's data are not on this host yet")
         self.facts = facts
 

@@ -27,7 +27,8 @@ from kvfs.objects.bodies import Bodies, Body
 from kvfs.objects.bucket_store import Buckets
 from kvfs.objects.changing import Check, Deleted, Moment, New, anything
 from kvfs.objects.drafts import Draft, Drafts
-from kvfs.objects.finding import Bucket, Facts
+from kvfs.objects.facts import Facts
+from kvfs.objects.finding import Bucket
 from kvfs.objects.listing import Page, VersionPage
 from kvfs.objects.opening import Opener
 from kvfs.objects.problems import NoSuchKey

@@ -16,7 +16,8 @@ from kvfs.objects.attributes import Metadata
 from kvfs.objects.bodies import Bodies, Body
 from kvfs.objects.changing import Check, Moment, New, anything
 from kvfs.objects.drafts import Draft, Drafts
-from kvfs.objects.finding import Bucket, Facts
+from kvfs.objects.facts import Facts
+from kvfs.objects.finding import Bucket
 from kvfs.objects.gathering import Gathering
 from kvfs.objects.opening import Opener
 from kvfs.objects.publishing import Publisher

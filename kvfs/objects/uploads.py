@@ -30,7 +30,8 @@ from kvfs.objects import assembly, attributes, changing, finding
 from kvfs.objects.assembly import Place
 from kvfs.objects.attributes import Metadata
 from kvfs.objects.changing import Moment, New
-from kvfs.objects.finding import Bucket, Facts
+from kvfs.objects.facts import Facts
+from kvfs.objects.finding import Bucket
 from kvfs.objects.names import COMPLETED, UPLOADS, check_key
 from kvfs.objects.problems import InvalidPart, NoSuchUpload, PartOrder, PartTooSmall
 

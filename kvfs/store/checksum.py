@@ -100,6 +100,18 @@ def _sums(fd: int, size: int, first: int, count: int, flags: int) -> bytes | Non
     return bytes(digests)
 
 
+def wrong_in(data: memoryview, chunks: bytes, first: int = 0) -> int | None:
+    """Which chunk of `data`, a file's bytes from its chunk `first` on, is not what `chunks`
+    (checksums of all) says, the first such one; None: all are. Only the file's last may be
+    shorter."""
+    for number, start in enumerate(range(0, len(data), CHUNK_BYTES), first):
+        state = xxhash.xxh3_128()  # unlike the function for one digest it releases the GIL
+        state.update(data[start : start + CHUNK_BYTES])
+        if state.digest() != chunks[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]:
+            return number
+    return None
+
+
 def combine(chunks: bytes) -> bytes:
     """The checksum of a file from those of its chunks."""
     return xxhash.xxh3_128_digest(chunks)

@@ -32,7 +32,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from kvfs import private_file
-from kvfs.errors import Busy, Corrupt, Invalid, KvfsError, NoSpace, NotFound, ReadOnly
+from kvfs.errors import AccessDenied, Busy, Corrupt, Invalid, KvfsError, NoSpace, NotFound, ReadOnly
 
 T = TypeVar("T")
 
@@ -145,12 +145,18 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def open_store(path: Path) -> Store:
-    """The store in `path`. Raises NotFound, Invalid (somebody else's directory), Corrupt."""
+    """The store in `path`. Raises NotFound, AccessDenied (the caller may not enter it), Invalid
+    (somebody else's directory), Corrupt."""
     root = path.absolute()
     try:
         raw = (root / "format").read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise _not_a_store(root) from None
+    except PermissionError:
+        raise AccessDenied(
+            f"the store {root} belongs to another user: be root, or the user of its node, or use "
+            "the files on its mount"
+        ) from None
     try:
         identity = msgspec.json.decode(raw, type=Identity)
     except msgspec.MsgspecError as error:

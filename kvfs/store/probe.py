@@ -8,16 +8,18 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from kvfs.store.layout import translate
 from kvfs.store.spares import name_spare
 
+_MOUNTS: Final = Path("/proc/self/mountinfo")
 _FICLONE: Final = 0x40049409
 _SIZE: Final = 1 << 16
 """Two blocks and more on every filesystem; small enough to cost nothing."""
@@ -97,13 +99,29 @@ def _name_spare(directory: Path) -> None:
 
 def filesystem_type(path: Path) -> str:
     """The type of the filesystem that `path` lies on."""
-    device = os.stat(path).st_dev
+    return mount_of(os.stat(path).st_dev).type
+
+
+class Mount(NamedTuple):
+    """A line of the mount table; empty where it lists no such one."""
+
+    type: str
+    directory: str
+
+
+def mount_of(device: int, table: Path = _MOUNTS) -> Mount:
+    """The first mount of the filesystem whose st_dev is `device`."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+    for line in table.read_text(errors="replace").split("\n"):
         left, _, right = line.partition(" - ")
-        if left.split()[2] == wanted:
-            return right.split()[0]
-    return ""
+        if right and left.split()[2] == wanted:
+            return Mount(right.split()[0], _plain(left.split()[4]))
+    return Mount("", "")
+
+
+def _plain(field: str) -> str:
+    """A name of the mount table, where a space is \\040."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
 
 
 def _attempt(step: Callable[[], object], good: str, bad: str) -> Fact:

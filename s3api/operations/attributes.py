@@ -3,7 +3,7 @@ to restore."""
 
 from typing import Any, Final
 
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.wire.http import Response
 from s3api.call import Call, Handler, moment
 from s3api.errors import S3Error

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Final
 
 from kvfs.objects.changing import ENABLED
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.objects.problems import InvalidPart, NoSuchUpload
 from kvfs.objects.uploads import MAX_PARTS, Part, Upload, Wanted
 from kvfs.wire.http import Response

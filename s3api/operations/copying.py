@@ -5,8 +5,9 @@ from functools import partial
 from typing import Any, Final
 
 from kvfs.errors import Conflict
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.wire.http import Response
+from s3api.buffers import BUFFER_BYTES
 from s3api.call import Call, Handler, moment, target
 from s3api.errors import S3Error
 from s3api.operations.acls import acl_of_new
@@ -16,7 +17,6 @@ from s3api.operations.lasting import Pace, answer_lasting
 from s3api.operations.locks import lock_of_new
 from s3api.operations.sources import Source, copied
 from s3api.operations.writing import PUT_LIMIT_BYTES, tags_of_new
-from s3api.receiving import BUFFER_BYTES
 from s3api.rules import actions, checksums, metadata
 from s3api.rules.checksums import ALGORITHMS, FULL_OBJECT
 from s3api.rules.conditions import Conditions, check_write

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kvfs.errors import KvfsError
 from kvfs.objects.changing import Check, Deleted, anything
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.objects.problems import PreconditionFailed
 from kvfs.objects.store import Doomed
 from kvfs.wire.http import Response

@@ -8,7 +8,7 @@ import trio
 from kvfs.errors import Busy
 from kvfs.incoming import SMALL_BYTES
 from kvfs.objects import versions
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.objects.opening import Opened
 from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NoSuchVersion, NotHere
 from s3api.call import Call, moment

@@ -14,8 +14,8 @@ from urllib.parse import quote, urlsplit
 
 import trio
 
-from kvfs.objects.finding import Facts
-from kvfs.wire.http import BadChunk, BodyStalled, BodyTooLarge, BodyTruncated, Response
+from kvfs.objects.facts import Facts
+from kvfs.wire.http import BadChunk, Response
 from s3api.auth import post_policy
 from s3api.auth.post_policy import Bounds
 from s3api.call import Call
@@ -32,6 +32,7 @@ from s3api.operations.writing import (
     put_result,
     said_of_new,
 )
+from s3api.receiving import told_as_s3
 from s3api.rules import actions, checksums, tagging
 from s3api.rules.checksums import Digests, FirstPass
 from s3api.rules.encryption import refuse_headers
@@ -107,16 +108,11 @@ class _Upload:
             yield self._view[self._start : close]
 
     async def _receive(self) -> None:
-        try:
-            count = await self._call.body.receive_into(self._view[self._end :])
-        except BodyTruncated:
-            raise S3Error("IncompleteBody") from None
-        except BodyStalled:
-            raise S3Error("RequestTimeout") from None
-        except BodyTooLarge:
-            raise S3Error("EntityTooLarge") from None
-        except BadChunk:
-            raise S3Error("MalformedPOSTRequest") from None
+        with told_as_s3():
+            try:
+                count = await self._call.body.receive_into(self._view[self._end :])
+            except BadChunk:
+                raise S3Error("MalformedPOSTRequest") from None
         if not count:
             raise S3Error("MalformedPOSTRequest")
         self._end += count

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from kvfs.namespace.odd import NUL
-from kvfs.objects.listing import Listed
+from kvfs.objects.listing import Listed, Page
 from kvfs.wire.http import Response
 from s3api.call import Call, Handler
 from s3api.errors import S3Error, invalid_argument
@@ -23,16 +23,7 @@ async def list_objects(call: Call) -> Response:
     the last key."""
     asked = _Asked(call)
     marker = call.params.get("Marker", "")
-    page = await call.blocking(
-        partial(
-            call.store.list_objects,
-            call.raw_bucket,
-            prefix=asked.prefix,
-            delimiter=asked.delimiter,
-            start_after=_after(marker),
-            max_keys=asked.limit,
-        )
-    )
+    page = await _page(call, asked, _after(marker))
     members = asked.members | {"Marker": asked.shown(marker), "IsTruncated": page.truncated}
     members["Prefix"] = _prefix_of_v1(members["Prefix"], call.params.get("Prefix", ""))
     if page.truncated and asked.delimiter:
@@ -44,16 +35,8 @@ async def list_objects_v2(call: Call) -> Response:
     """Goes on by an opaque token."""
     asked = _Asked(call)
     token, start_after = call.params.get("ContinuationToken"), call.params.get("StartAfter")
-    page = await call.blocking(
-        partial(
-            call.store.list_objects,
-            call.raw_bucket,
-            prefix=asked.prefix,
-            delimiter=asked.delimiter,
-            start_after=_from_token(token) if token else _after(start_after or ""),
-            max_keys=asked.limit,
-        )
-    )
+    start = _from_token(token) if token else _after(start_after or "")
+    page = await _page(call, asked, start)
     members = asked.members | {
         "IsTruncated": page.truncated,
         "KeyCount": len(page.objects) + len(page.prefixes),
@@ -146,6 +129,19 @@ def _prefix_of_v1(encoded: str, plain: str) -> str:
     """Some clients decode the prefix of this version and some (botocore) do not: it is encoded
     where decoding would change it, or XML cannot hold it."""
     return plain if _is_same_decoded(plain) else encoded
+
+
+async def _page(call: Call, asked: _Asked, start_after: bytes) -> Page:
+    return await call.blocking(
+        partial(
+            call.store.list_objects,
+            call.raw_bucket,
+            prefix=asked.prefix,
+            delimiter=asked.delimiter,
+            start_after=start_after,
+            max_keys=asked.limit,
+        )
+    )
 
 
 def _after(marker: str) -> bytes:

@@ -9,13 +9,14 @@ import trio
 from kvfs.objects.drafts import Draft
 from kvfs.objects.uploads import MAX_PARTS, Part, Upload
 from kvfs.wire.http import Response
+from s3api.buffers import BUFFER_BYTES
 from s3api.call import Call, Handler, moment
 from s3api.errors import S3Error, invalid_argument
 from s3api.operations.answers import answer
 from s3api.operations.lasting import Pace, answer_lasting
 from s3api.operations.multipart import checksum_of
 from s3api.operations.sources import Source, copied
-from s3api.receiving import BUFFER_BYTES, Receiver
+from s3api.receiving import Receiver
 from s3api.rules import actions
 from s3api.rules.checksums import Algorithm, Digests, FirstPass, Wanted
 from s3api.rules.ranges import ByteRange, parse_copy_range

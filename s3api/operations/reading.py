@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.wire.http import Response
 from s3api.call import Call, Handler, target
 from s3api.errors import Headers, S3Error

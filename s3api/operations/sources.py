@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from kvfs.errors import Conflict
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NoSuchVersion
 from s3api.access import Access
 from s3api.call import Call, target

@@ -3,7 +3,7 @@
 from typing import Final
 
 from kvfs.objects.attributes import Metadata
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.wire.http import Response
 from s3api.call import Call, Handler
 from s3api.operations.answers import answer

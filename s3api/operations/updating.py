@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from kvfs.objects.attributes import Metadata
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from s3api.call import Call
 from s3api.operations.finding import find, marked
 

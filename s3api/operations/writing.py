@@ -6,7 +6,7 @@ import trio
 
 from kvfs.objects.changing import ENABLED, Check, anything
 from kvfs.objects.drafts import Draft
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.wire.http import Response
 from s3api.call import Call, Handler, target
 from s3api.errors import S3Error

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+import trio
+
 _STEP_S: Final = 0.01
 _PATIENCE_S: Final = 60.0
 
@@ -18,6 +20,15 @@ def wait_until(is_so: Callable[[], bool], what: str, timeout_s: float = _PATIENC
         if time.monotonic() > end:
             raise TimeoutError(f"not so after {timeout_s:g} s: {what}")
         time.sleep(_STEP_S)
+
+
+async def until(is_so: Callable[[], object], what: str, timeout_s: float = _PATIENCE_S) -> None:
+    """The same in a trio task, on its loop's clock."""
+    with trio.move_on_after(timeout_s):
+        while not is_so():
+            await trio.sleep(_STEP_S)
+        return
+    raise TimeoutError(f"not so after {timeout_s:g} s: {what}")
 
 
 def lives(pid: int) -> bool:

@@ -24,6 +24,7 @@ from kvfs.store.checksum import checksum
 from kvfs.store.index import Sealed
 from kvfs.units import parse_capacity
 from kvfs.volume import Volume
+from tests.cluster.waiting import until
 from tests.contract.peers import Peer, peers
 from tests.contract.small_node import new_inode
 
@@ -157,6 +158,10 @@ class Site:
         found = self.engine.read_now(lambda t: placements.holders(t, ino))
         return [keys.unpack_node(each.node) for each in found]
 
+    async def held_by(self, ino: int, nodes: list[int]) -> None:
+        """Returns when these have a copy, and no others."""
+        await until(lambda: self.holders(ino) == nodes, f"{nodes} alone have inode {ino:x}")
+
 
 def on_nodes(
     root: Path,
@@ -178,12 +183,6 @@ def on_nodes(
                 nursery.cancel_scope.cancel()
 
     trio.run(main)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(30):
-        while not condition():
-            await trio.sleep(0.005)
 
 
 def publish(

@@ -48,6 +48,17 @@ def make(root: Path) -> Path:
     return root
 
 
+@contextlib.contextmanager
+def sound(root: Path, *, beside_node: bool = False) -> Iterator[Path]:
+    """A store that is made, and in which fsck finds nothing afterwards. `beside_node`: a node runs
+    on it meanwhile."""
+    make(root)
+    with running_node(root) if beside_node else contextlib.nullcontext():
+        yield root
+    restart(root)
+    assert problems(root) == []
+
+
 def restart(root: Path) -> dict[str, int] | None:
     """Start and stop a node: what it had to mend."""
 
@@ -76,7 +87,8 @@ def running_node(root: Path, capacity: str = "90%") -> Iterator[int]:
 def python(program: str, *arguments: str) -> "subprocess.Popen[bytes]":
     """Run a program text in another interpreter, its output in a pipe."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KVFS_")}
-    environment["PYTHONPATH"] = str(ROOT)
+    inherited = environment.get("PYTHONPATH", "")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), inherited)))
     environment["KVFS_CONFIG"] = os.devnull
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, env=environment

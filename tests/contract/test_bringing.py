@@ -1,6 +1,7 @@
 """Data that other nodes have are brought here: several nodes on one engine, which fetch from each
 other over loopback."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -9,12 +10,16 @@ import pytest
 import trio
 
 from kvfs import bringing
+from kvfs.background.accounting import STORE
 from kvfs.bringing import Change
 from kvfs.errors import Busy, Corrupt, NoSpace, NotFound, Stale, Unavailable
-from kvfs.meta.records import Inode, namespace_root
-from kvfs.namespace import lifecycle, tree
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Flag, Inode, namespace_root
+from kvfs.namespace import cold, lifecycle, tree
+from kvfs.namespace.inodes import read_inode
 from kvfs.store.checksum import checksum
-from tests.contract.bringers import Host, Site, on_nodes, publish, until
+from tests.cluster.waiting import until
+from tests.contract.bringers import Host, Site, on_nodes, publish
 from tests.contract.peers import content
 
 MIB = 1 << 20
@@ -33,7 +38,7 @@ def test_what_is_not_here_is_brought_whole(tmp_path: Path, size: int, sealed: bo
         st, inode = here.files.stat(ino, 0), here.inode(ino)
         assert (st.st_size, st.st_mtime_ns) == (inode.size, inode.mtime_ns)
         assert here.room == [size]
-        await until(lambda: site.holders(ino) == [1, 2])
+        await site.held_by(ino, [1, 2])
         await here.bringing.bring(ino)
         assert here.bringing.counters == {"brought_files": 1, "brought_bytes": size}
 
@@ -106,7 +111,7 @@ def test_a_holder_that_lost_its_data_is_passed_over(tmp_path: Path, over: Path |
         here, second, third = site.hosts
         ino = third.put(content(5 * MIB), space=site.durable)
         await second.bringing.bring(ino)
-        await until(lambda: site.holders(ino) == [2, 3])
+        await site.held_by(ino, [2, 3])
         third.files.unlink(ino, 0)
         await here.bringing.bring(ino)
         assert here.read(ino) == content(5 * MIB)
@@ -144,13 +149,43 @@ def test_the_cold_tier_has_what_no_node_has(tmp_path: Path) -> None:
     on_nodes(tmp_path, 2, test)
 
 
+@pytest.mark.parametrize("kind", ["durable", "cache"])
+def test_what_went_to_the_cold_tier_while_it_was_asked_for(tmp_path: Path, kind: str) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        data = content(MIB)
+        ino = there.put(data, space=getattr(site, kind))
+        before = here.inode(ino)
+
+        async def fill(_: int, inode: Inode, fd: int) -> bytes | None:
+            if not inode.flags & Flag.COLD:
+                return None
+            os.pwrite(fd, data, 0)
+            found = checksum(fd, inode.size)
+            assert found is not None
+            return found.chunks
+
+        def demoted(t: Transaction) -> None:
+            sent = cold.object_of(ino, read_inode(t, ino))
+            assert sent is not None and cold.begin(t, sent) and cold.finish(t, sent)
+            assert cold.release(t, sent)
+
+        here.bringing.cold = fill
+        there.engine.transact_now(demoted)
+        there.files.unlink(ino, 0)
+        await here.bringing.begin(ino, before).whole()
+        assert here.read(ino) == data
+
+    on_nodes(tmp_path, 2, test)
+
+
 def test_the_last_copy_is_not_let_go(tmp_path: Path) -> None:
     async def test(site: Site) -> None:
         here, there = site.hosts
         ino = there.put(b"data", space=site.durable)
         assert not await there.bringing.let_go(ino)
         await here.bringing.bring(ino)
-        await until(lambda: site.holders(ino) == [1, 2])
+        await site.held_by(ino, [1, 2])
         assert await there.bringing.let_go(ino)
         assert (site.holders(ino), there.has(ino), here.has(ino)) == ([1], False, True)
         assert not await here.bringing.let_go(ino)
@@ -171,7 +206,7 @@ def test_content_that_was_replaced_elsewhere_goes(tmp_path: Path) -> None:
         here, there = site.hosts
         ino = there.put(b"old", space=site.durable)
         await here.bringing.bring(ino)
-        await until(lambda: site.holders(ino) == [1, 2])
+        await site.held_by(ino, [1, 2])
         here.holders.opened(ino)
         before = site.engine._current.values
         there.files.add_version(ino, 0, 1)
@@ -193,7 +228,7 @@ def test_content_that_was_replaced_elsewhere_goes(tmp_path: Path) -> None:
                 return True
             return False
 
-        await until(gone)
+        await until(gone, "it has gone")
         assert site.holders(ino) == [2]
 
     on_nodes(tmp_path, 2, test)
@@ -204,7 +239,7 @@ def test_an_unlinked_file_goes_on_every_node_that_has_it(tmp_path: Path) -> None
         here, there = site.hosts
         ino = there.put(b"data", space=site.durable)
         await here.bringing.bring(ino)
-        await until(lambda: site.holders(ino) == [1, 2])
+        await site.held_by(ino, [1, 2])
         before = site.engine._current.values
         name = b"f%d" % ino
         root = namespace_root(site.durable)
@@ -220,7 +255,7 @@ def test_an_unlinked_file_goes_on_every_node_that_has_it(tmp_path: Path) -> None
                 return True
             return False
 
-        await until(gone)
+        await until(gone, "it has gone")
         assert not list(here.files.scan()) and not list(there.files.scan())
 
     on_nodes(tmp_path, 2, test)
@@ -240,12 +275,15 @@ def test_copies_go_where_space_is_short_and_names_stay(tmp_path: Path) -> None:
             for number, ino in enumerate(inos):
                 await here.bringing.bring(ino)
                 assert here.read(ino) == content(4 * MIB, number // 2)
+            await site.held_by(inos[-1], [1, 2])
+            await until(
+                lambda: [i for i in inos if 1 in site.holders(i)] == [*filter(here.has, inos)],
+                "records say what is here",
+            )
+            assert len([*filter(here.has, inos)]) <= 10  # of 4 MiB in 40
+            assert all(map(there.has, inos))
+            assert all(here.inode(ino).nlink for ino in inos)
             nursery.cancel_scope.cancel()
-        await until(lambda: site.holders(inos[-1]) == [1, 2])
-        assert sum(map(here.has, inos)) < 10
-        assert all(map(there.has, inos))
-        assert all(here.inode(ino).nlink for ino in inos)
-        assert [ino for ino in inos if 1 in site.holders(ino)] == [*filter(here.has, inos)]
 
     on_nodes(tmp_path, 2, test)
 
@@ -268,6 +306,60 @@ def test_what_nobody_else_has_stays_or_goes_with_its_name(tmp_path: Path) -> Non
         with pytest.raises(Stale):
             here.inode(evicted)
         assert there.has(large) and there.has(wanted)
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_what_came_a_moment_ago_stays_until_that_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its record might come when it has gone: others would count on a copy that nobody has."""
+
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        known, new = (there.put(content(10 * MIB, seed), space=site.cache) for seed in range(2))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.evictor.run)
+            await here.bringing.bring(known)
+            await site.held_by(known, [1, 2])
+            monkeypatch.setattr(bringing, "_GATHER_S", 3600)
+            await here.bringing.bring(new)
+            here.peer.index.touch(known)  # the other would go first
+            await here.evictor.room_for(STORE, 24 * MIB)
+            assert not await here.bringing.let_go(new)
+            nursery.cancel_scope.cancel()
+        assert here.has(new) and not here.has(known)
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_two_that_fit_alone_have_no_room_together(tmp_path: Path) -> None:
+    """Each has more than half of the store: it is not counted twice."""
+
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        here.is_bounded = True
+        inos = [there.put(content(24 * MIB, seed), space=site.durable) for seed in range(2)]
+        most: list[int] = [0]
+
+        async def bring(ino: int) -> None:
+            with contextlib.suppress(NoSpace):
+                await here.bringing.bring(ino)
+
+        async def watch() -> None:
+            while True:
+                most.append(here.bringing.coming_bytes)
+                await trio.sleep(0)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.evictor.run)
+            nursery.start_soon(watch)
+            async with trio.open_nursery() as bringing:
+                for ino in inos:
+                    bringing.start_soon(bring, ino)
+            nursery.cancel_scope.cancel()
+        assert max(most) == 24 * MIB
+        assert any(here.has(ino) for ino in inos)
 
     on_nodes(tmp_path, 2, test)
 
@@ -310,7 +402,7 @@ def test_of_what_is_written_in_place_an_older_copy_is_what_was_closed_last(tmp_p
         data = content(9 * MIB)
         ino = third.put(data, space=site.durable, sealed=False)
         await second.bringing.bring(ino)
-        await until(lambda: site.holders(ino) == [2, 3])
+        await site.held_by(ino, [2, 3])
         third.peer.written.add(ino)
         fd = third.files.open(ino, 0, os.O_WRONLY)
         os.pwrite(fd, bytes(MIB), 0)

@@ -29,14 +29,9 @@ from tests.contract import client_store
 def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    root = client_store.make(tmp_path_factory.mktemp("store") / "store")
-    if request.param == "alone":
+    root = tmp_path_factory.mktemp("store") / "store"
+    with client_store.sound(root, beside_node=request.param == "beside a node"):
         yield root
-    else:
-        with client_store.running_node(root):
-            yield root
-    client_store.restart(root)
-    assert client_store.problems(root) == []
 
 
 @pytest.fixture
@@ -89,6 +84,13 @@ def test_paths_are_text_or_bytes_with_or_without_a_slash(client: kvfs.Client, ho
     assert client.get(os.fsdecode(raw)) == b"2"
     with pytest.raises(Invalid, match="NUL"):
         client.get("/cache/a\0b")
+    for work in (client.get, client.stat, lambda path: client.exists([path])):
+        with pytest.raises(Invalid, match=r"ud800.*surrogates"):
+            work(f"{home}/\ud800")
+    with pytest.raises(Invalid, match="a list of paths"):
+        client.exists(f"{home}/a")
+    with pytest.raises(Invalid, match="a list of paths"):
+        client.get_many(home.encode())  # type: ignore[arg-type]
     with pytest.raises(Invalid, match="text or bytes"):
         client.get(3)  # type: ignore[call-overload]
 

@@ -17,10 +17,8 @@ Talk = Callable[[kvfs.AsyncClient], Awaitable[None]]
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = client_store.make(tmp_path_factory.mktemp("store") / "store")
-    yield root
-    client_store.restart(root)
-    assert client_store.problems(root) == []
+    with client_store.sound(tmp_path_factory.mktemp("store") / "store") as root:
+        yield root
 
 
 def talking(store: Path, talk: Talk) -> None:

@@ -30,10 +30,8 @@ client_store.restart(Path(sys.argv[1]))
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Path]:
-    root = client_store.make(tmp_path / "store")
-    yield root
-    client_store.restart(root)
-    assert client_store.problems(root) == []
+    with client_store.sound(tmp_path / "store") as root:
+        yield root
 
 
 def test_another_process_sees_it_at_once(store: Path) -> None:
@@ -111,6 +109,27 @@ def test_a_child_of_a_fork_opens_the_store_itself(store: Path) -> None:
         assert client.get("/cache/after") == b"2"
 
 
+def test_forks_while_another_thread_reads_and_writes(store: Path) -> None:
+    with kvfs.Client(store) as client:
+        over = threading.Event()
+
+        def work() -> None:
+            while not over.is_set():
+                client.put("/cache/a", b"1")
+                client.stat("/cache/a")
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+        over.set()
+        thread.join()
+
+
 def test_a_node_in_this_very_process_is_named(store: Path) -> None:
     async def main() -> None:
         async with open_node(Config(store=store)):
@@ -170,11 +189,11 @@ def test_a_node_that_starts_meanwhile_does_not_take_a_draft_away(
 ) -> None:
     real = drafts.Drafts.publish
 
-    def publish(self: drafts.Drafts, made: list[drafts.Draft], options: object) -> None:
+    def publish(self: drafts.Drafts, made: list[drafts.Draft]) -> None:
         monkeypatch.setattr(drafts.Drafts, "publish", real)
         dropped = made[0].ino
         client_store.run(_RESTART, str(store))
-        real(self, made, options)  # type: ignore[arg-type]
+        real(self, made)
         assert made[0].ino != dropped
 
     with kvfs.Client(store) as client:
@@ -240,9 +259,12 @@ def test_a_full_namespace_is_refused_without_a_node(store: Path) -> None:
     with kvfs.Client(store) as client:
         client.put("/models/a", bytes(900_000))
         for _ in range(2):
-            with pytest.raises(NoSpace, match=r"namespace models is full \(1.0 MiB\)"):
+            with pytest.raises(NoSpace, match=r"/models/b: .*namespace models is full \(1.0 MiB\)"):
                 client.put("/models/b", bytes(200_000))
-        with pytest.raises(NoSpace), client.open("/models/c", "wb") as file:
+        several = [(f"/models/{name}", bytes(100_000)) for name in "bcd"]
+        with pytest.raises(NoSpace, match="/models/b and 2 more: "):
+            client.put_many(several)
+        with pytest.raises(NoSpace, match="/models/c: "), client.open("/models/c", "wb") as file:
             file.write(bytes(200_000))
         client.remove("/models/a")
         client.put("/models/b", bytes(200_000))

@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvfs.store.files import DataFiles, Description, describe, description, parse_name
+from tests.cluster.waiting import wait_until
 
 INO = (7 << 48) | 0x1234
 
@@ -35,14 +36,6 @@ def test_create_open_unlink(files: DataFiles) -> None:
     assert not files.unlink(INO, 0)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Until it holds; the thread that makes it so is another."""
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "never happened"
-        time.sleep(0.001)
-
-
 def nameless(directory: Path) -> int:
     """Open files of this process that lie there without a name."""
     found = 0
@@ -59,7 +52,7 @@ def test_data_files_are_made_ahead_and_named_when_they_are_wanted(
     files.keep_spares()
     made = [files.create(INO, 0)]
     made.append(files.create(INO + 1, 0))
-    wait_for(lambda: nameless(tmp_path) > 0)
+    wait_until(lambda: nameless(tmp_path) > 0, "the thread has made some ahead")
     before = time.clock_gettime_ns(time.CLOCK_REALTIME)
     made += [files.create(INO + n, 0) for n in range(2, 300)]
     tick = 20_000_000  # the kernel stamps files by a coarser clock

@@ -14,6 +14,7 @@ from kvfs.background.accounting import STORE
 from kvfs.errors import NoSpace, Stale
 from kvfs.namespace import lifecycle
 from kvfs.policy.eviction import headroom
+from tests.cluster.waiting import until
 from tests.contract.bringers import Site, on_nodes
 from tests.contract.small_node import SmallNode, small_node
 
@@ -39,11 +40,6 @@ def keeping(node: SmallNode, main: Callable[[], Awaitable[None]]) -> None:
     trio.run(both)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await trio.sleep(0.01)
-
-
 def fill(node: SmallNode, space: int, names: str, size: int = MIB) -> list[int]:
     return [node.write(space, name, bytes(size)) for name in names]
 
@@ -56,6 +52,10 @@ def within(node: SmallNode, space: int) -> Callable[[], bool]:
     return check
 
 
+def keep_within(node: SmallNode, space: int) -> None:
+    keeping(node, lambda: until(within(node, space), "the cache is within its limit"))
+
+
 def test_the_coldest_go_until_the_headroom_is_free(node: SmallNode) -> None:
     space = node.namespace("cache", capacity=8 * MIB)
     inos = fill(node, space, "abcdefgh")
@@ -64,7 +64,7 @@ def test_the_coldest_go_until_the_headroom_is_free(node: SmallNode) -> None:
     def settled() -> bool:
         return within(node, space)() and len(node.announced) == 8 - len(node.names(space))
 
-    keeping(node, lambda: until(settled))
+    keeping(node, lambda: until(settled, "the mount is told of all that went"))
     left = node.names(space)
     assert "a" in left and "b" not in left
     assert left == {"a"} | set(sorted("bcdefgh")[-(len(left) - 1) :])
@@ -86,9 +86,9 @@ def test_no_eviction_waits_for_a_mount(node: SmallNode) -> None:
 
     node.evictor._on_removed = never
     fill(node, space, "abcdefgh")
-    keeping(node, lambda: until(within(node, space)))
+    keep_within(node, space)
     fill(node, space, "ijklmnop")
-    keeping(node, lambda: until(within(node, space)))
+    keep_within(node, space)
 
 
 def test_a_mount_that_cannot_be_told_ends_nothing(node: SmallNode) -> None:
@@ -101,9 +101,9 @@ def test_a_mount_that_cannot_be_told_ends_nothing(node: SmallNode) -> None:
 
     node.evictor._on_removed = failing
     fill(node, space, "abcdefgh")
-    keeping(node, lambda: until(lambda: bool(told)))
+    keeping(node, lambda: until(lambda: bool(told), "the mount is told"))
     fill(node, space, "ijklmnop")
-    keeping(node, lambda: until(within(node, space)))
+    keep_within(node, space)
 
 
 def test_a_file_that_the_disk_does_not_give_up_stops_no_other(
@@ -119,7 +119,7 @@ def test_a_file_that_the_disk_does_not_give_up_stops_no_other(
         return unlink(ino, version)
 
     monkeypatch.setattr(node.files, "unlink", failing)
-    keeping(node, lambda: until(within(node, space)))
+    keep_within(node, space)
     assert node.names(space)
     orphans = node.engine.read_now(lambda t: lifecycle.orphans(t, 0, 100))
     assert orphans == [stubborn], "what a later sweep drops"
@@ -148,7 +148,7 @@ def test_what_is_in_use_stays(node: SmallNode, how: str) -> None:
         file.close()
     if how == "handle":
         node.holders.opened(inos[0])
-    keeping(node, lambda: until(within(node, space)))
+    keep_within(node, space)
     assert "a" in node.names(space)
     assert "b" not in node.names(space)
     assert node.evictor.counters["passed_over_in_use"] >= 1
@@ -162,7 +162,7 @@ def test_an_unpublished_file_stays(node: SmallNode) -> None:
     os.write(fd, bytes(2 * MIB))
     fill(node, space, "abcdef")
     node.index.add(ino, 0)
-    keeping(node, lambda: until(within(node, space)))
+    keep_within(node, space)
     assert "young" in node.names(space)
     node.close(ino, fd)
 
@@ -175,7 +175,7 @@ def test_every_link_of_an_evicted_file_goes(node: SmallNode) -> None:
     inos = fill(node, space, "a")
     node.engine.transact_now(lambda t: tree.link(t, inos[0], namespace_root(space), b"again", 1))
     fill(node, space, "bcdefgh")
-    keeping(node, lambda: until(within(node, space)))
+    keep_within(node, space)
     assert not {"a", "again"} & node.names(space)
 
 
@@ -204,7 +204,7 @@ def test_a_full_store_evicts_from_every_cache_by_age_and_spares_the_durable(tmp_
         fill(node, first, "ijkl")
 
         async def main() -> None:
-            await until(lambda: node.census().store.used <= 12 * MIB)
+            await until(lambda: node.census().store.used <= 12 * MIB, "there is room")
 
         keeping(node, main)
         assert node.names(durable) == set("mnop")
@@ -287,8 +287,9 @@ def test_an_eviction_that_a_kill_cut_short_leaves_an_orphan(node: SmallNode) -> 
         raise KeyboardInterrupt
 
     node.files.unlink = killed  # type: ignore[method-assign]
-    with pytest.raises(BaseException):  # noqa: B017
-        keeping(node, lambda: until(within(node, space)))
+    with pytest.raises(BaseExceptionGroup) as caught:
+        keep_within(node, space)
+    assert caught.group_contains(KeyboardInterrupt)
     node.files.unlink = unlink  # type: ignore[method-assign]
     orphans = node.engine.read_now(lambda t: lifecycle.orphans(t, 0, 100))
     assert orphans and set(orphans) <= set(inos)
@@ -340,7 +341,7 @@ def test_of_a_node_that_is_drained_the_last_copies_of_caches_go_and_nothing_else
         twice = here.put(b"twice", space=site.cache)
         durable = here.put(b"durable", space=site.durable)
         await there.bringing.bring(twice)
-        await until(lambda: site.holders(twice) == [1, 2])
+        await site.held_by(twice, [1, 2])
         here.holders.opened(used)
         found = (alone, empty, used, twice, durable)
         evicted = {ino for ino in found if await here.evictor.evict(ino)}

@@ -166,8 +166,10 @@ def test_a_change_beside_a_look_up_is_seen_by_it_or_told(
         coherence=None,
     )
 
+    open_files = SimpleNamespace(publishing=None)
+
     async def main() -> int:
-        operations = Operations(node, None)  # type: ignore[arg-type]
+        operations = Operations(node, open_files)  # type: ignore[arg-type]
         if how == "lookup":
             _, inode = await operations.lookup(top, b"d")
             return inode.mode

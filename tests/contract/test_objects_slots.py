@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from kvfs.objects import assembly, moving, uploads
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.objects.problems import NoSuchKey, NoSuchUpload, PreconditionFailed
 from kvfs.objects.store import Draft, ObjectStore
 from kvfs.objects.uploads import Upload, Wanted
@@ -29,10 +29,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    made = client_store.make(tmp_path / "store")
-    yield made
-    client_store.restart(made)
-    assert client_store.problems(made) == []
+    with client_store.sound(tmp_path / "store") as made:
+        yield made
 
 
 @pytest.fixture(params=["durable", "cache"])

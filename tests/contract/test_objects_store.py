@@ -13,7 +13,7 @@ from kvfs.errors import Conflict, Invalid
 from kvfs.meta.interface import Transaction
 from kvfs.namespace import lifecycle
 from kvfs.objects import uploads
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.objects.problems import (
     BucketExists,
     BucketNotEmpty,
@@ -36,10 +36,8 @@ B = b"bucket"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    made = client_store.make(tmp_path / "store")
-    yield made
-    client_store.restart(made)
-    assert client_store.problems(made) == []
+    with client_store.sound(tmp_path / "store") as made:
+        yield made
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from kvfs.transfer.rdma import guard, lending, mover
 from kvfs.transfer.rdma.memory import BYTES, Memory
 from kvfs.transfer.rdma.mover import Mover
 from kvfs.transfer.rdma.transport import Rdma
-from tests.contract.bringers import until
+from tests.cluster.waiting import until
 from tests.contract.peers import Peer, content, peers
 from tests.integration.environments import mooncake
 
@@ -50,7 +50,7 @@ def test_movers_bring_the_bytes_and_forget_them(tmp_path: Path) -> None:
         assert await reader.bring(holder.put(data), [holder.address]) == data
         assert rdma(reader).counters["mover_bytes"] == LARGE == rdma(holder).counters["lent_bytes"]
         assert not rdma(reader).counters["mover_over_tcp"]
-        await until(lambda: is_wiped(holder) and is_wiped(reader))
+        await until(lambda: is_wiped(holder) and is_wiped(reader), "both have wiped what they lent")
         assert not rdma(holder).counters["lent_expired"]
 
     run(tmp_path, 2, test)
@@ -93,12 +93,12 @@ def test_a_mover_that_dies_is_replaced_and_nothing_is_lost(tmp_path: Path, whose
         victim = rdma(holder if whose == "holder" else reader)
         wanted = holder.put(data)
         arriving = reader.fetch(wanted, [holder.address])
-        await until(lambda: arriving.plan.here)
+        await until(lambda: arriving.plan.here, "the first chunk is here")
         victim.mover.kill()
         await arriving.whole()
         assert os.pread(arriving.fd, LARGE, 0) == data
         arriving.close()
-        await until(lambda: victim.mover.restarts and victim.mover.pid)
+        await until(lambda: victim.mover.restarts and victim.mover.pid, "it has a new mover")
 
     run(tmp_path, 2, test)
 
@@ -133,7 +133,7 @@ def test_what_is_not_given_back_is_taken_back(
             assert incoming.lent is not None
             assert not is_wiped(holder)
         monkeypatch.setattr(lending, "LENT_S", 0.0)
-        await until(lambda: is_wiped(holder))
+        await until(lambda: is_wiped(holder), "the holder has wiped what it lent")
         assert rdma(holder).counters["lent_expired"] == 1
 
     run(tmp_path, 2, test)
@@ -164,7 +164,7 @@ def test_strangers_do_not_reach_a_mover(tmp_path: Path) -> None:
             await reader.bring(holder.put(content(SMALL)), [holder.address])
             assert rdma(reader).counters["mover_bytes"] == SMALL
             # The kernel says again that it wants to connect.
-            await until(lambda: select.select([], [stranger], [], 0)[1])
+            await until(lambda: select.select([], [stranger], [], 0)[1], "it is connected")
             assert not stranger.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
     run(tmp_path, 2, test)

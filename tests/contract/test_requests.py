@@ -35,6 +35,7 @@ class Asked:
         self.requests = Requests(
             node.engine,
             node.index,
+            node.holders,
             node.sealer,
             node.evictor,
             Bringing(node.engine, node.files, node.index, volume, self._room),

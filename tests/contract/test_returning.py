@@ -13,7 +13,7 @@ from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, namespace_root
 from kvfs.namespace import lifecycle, placements, tree
 from kvfs.recover import Recovery
-from tests.contract.bringers import Host, Site, on_nodes, until
+from tests.contract.bringers import Host, Site, on_nodes
 from tests.contract.peers import content
 
 BOOT = 12345
@@ -50,7 +50,7 @@ def test_data_files_are_kept_as_their_records_say(tmp_path: Path) -> None:
         alone = here.put(content(5 << 20), space=site.durable)
         copied = there.put(b"copied", space=site.durable)
         await here.bringing.bring(copied)
-        await until(lambda: site.holders(copied) == [1, 2])
+        await site.held_by(copied, [1, 2])
         lose_placement(here, alone)
         lose_placement(here, copied)
         damaged = here.put(b"whole", space=site.durable)
@@ -86,7 +86,7 @@ def test_a_power_cut_on_one_node_costs_no_file_of_another(tmp_path: Path) -> Non
         lost = here.put(b"lost", space=site.cache)
         copied = here.put(b"copied", space=site.cache)
         await there.bringing.bring(copied)
-        await until(lambda: site.holders(copied) == [1, 2])
+        await site.held_by(copied, [1, 2])
         for ino in (lost, copied):
             here.files.unlink(ino, 0)
         recovery = recovery_of(here)
@@ -108,7 +108,7 @@ def test_what_was_written_and_not_closed_gives_way_to_a_whole_copy(tmp_path: Pat
         here, there = site.hosts
         ino = here.put(b"closed", space=site.durable)
         await there.bringing.bring(ino)
-        await until(lambda: site.holders(ino) == [1, 2])
+        await site.held_by(ino, [1, 2])
         write_on(here, ino, b" and more")
         await recovery_of(here).run(orderly=False, compare_all=False)
         assert site.holders(ino) == [2]
@@ -141,7 +141,7 @@ def test_data_that_a_power_cut_may_have_torn_are_those_of_a_copy(tmp_path: Path)
         ino = here.put(b"copied", space=site.durable, sealed=False)
         alone = here.put(b"alone", space=site.durable, sealed=False)
         await there.bringing.bring(ino)
-        await until(lambda: site.holders(ino) == [1, 2])
+        await site.held_by(ino, [1, 2])
 
         def not_synced(t: Transaction) -> None:
             for each in (ino, alone):
@@ -165,7 +165,7 @@ def test_a_file_that_was_removed_meanwhile_ends_with_its_last_holder(tmp_path: P
         here, there = site.hosts
         ino = here.put(b"data", space=site.durable)
         await there.bringing.bring(ino)
-        await until(lambda: site.holders(ino) == [1, 2])
+        await site.held_by(ino, [1, 2])
         root, name = namespace_root(site.durable), b"f%d" % ino
         there.engine.transact_now(lambda t: tree.unlink(t, root, name, 1, lambda _: True))
         await there.volume.drop([(ino, 0)])

@@ -12,9 +12,9 @@ import trio
 
 from kvfs.wire.errors import BodyStalled
 from kvfs.wire.http import Body, Head, Limits, Response, listen, serve
+from tests.cluster.waiting import wait_until
 from tests.contract.wire_server import (
     Server,
-    eventually,
     read_all,
     read_until,
     running,
@@ -98,7 +98,10 @@ def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path, target: bytes) -
     with running(QUICK, directory=tmp_path) as server, server.connect() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.sendall(b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n" % target)
-        eventually(lambda: server.counters.failed == 1 and server.counters.open_connections == 0)
+        wait_until(
+            lambda: server.counters.failed == 1 and server.counters.open_connections == 0,
+            "it failed and is closed",
+        )
         assert server.closed_files == (target == b"file")
 
 
@@ -131,7 +134,7 @@ def test_lingering_ends(server: Server) -> None:
 
 
 def test_a_full_server_closes_what_is_idle(server: Server) -> None:
-    eventually(lambda: server.counters.open_connections == 0)
+    wait_until(lambda: server.counters.open_connections == 0, "the connection is closed")
     with running(Limits(connections=2)) as full:
         first, second = full.connect(), full.connect()
         with first, second:
@@ -149,7 +152,7 @@ def test_a_full_server_closes_what_is_idle(server: Server) -> None:
 def test_a_full_server_lets_others_wait() -> None:
     with running(Limits(connections=1)) as full, full.connect() as busy, full.connect() as waiting:
         busy.sendall(b"GET /slow?0.3 HTTP/1.1\r\nHost: a\r\n\r\n")
-        eventually(lambda: full.counters.requests == 1)
+        wait_until(lambda: full.counters.requests == 1, "the request has come")
         waiting.sendall(GET)
         assert full.counters.open_connections == 1
         read_until(busy, b"slow")
@@ -163,7 +166,7 @@ def test_the_end_is_graceful() -> None:
             idle.sendall(GET)
             read_until(idle, b"ok")
             busy.sendall(b"GET /slow?0.5 HTTP/1.1\r\nHost: a\r\n\r\n" + GET)
-            eventually(lambda: server.counters.requests == 2)
+            wait_until(lambda: server.counters.requests == 2, "both requests have come")
             began = time.monotonic()
             server.stop()
             assert idle.recv(1) == b""
@@ -179,7 +182,7 @@ def test_the_end_is_graceful() -> None:
 def test_the_end_does_not_wait_for_ever() -> None:
     with running(Limits(stop_s=0.2)) as server, server.connect() as busy:
         busy.sendall(b"GET /slow?60 HTTP/1.1\r\nHost: a\r\n\r\n")
-        eventually(lambda: server.counters.requests == 1)
+        wait_until(lambda: server.counters.requests == 1, "the request has come")
         server.stop()
         began = time.monotonic()
         assert busy.recv(1) == b""

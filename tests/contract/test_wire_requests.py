@@ -12,9 +12,9 @@ import pytest
 
 from kvfs.wire.errors import BadChunk, BodyTooLarge, BodyTruncated, Refused
 from kvfs.wire.http import Limits
+from tests.cluster.waiting import wait_until
 from tests.contract.wire_server import (
     Server,
-    eventually,
     read_all,
     read_until,
     running,
@@ -344,7 +344,7 @@ def test_failures_of_a_handler_are_the_servers(
 def test_what_is_counted_and_told(tmp_path: Path) -> None:
     with running(SMALL) as server:
         answer = server.exchange(put("/echo", "Content-Length: 3") + b"abc" + b"?")
-        eventually(lambda: len(server.answers) == 2)
+        wait_until(lambda: len(server.answers) == 2, "both are answered")
         (head, status, sent, seconds), (none, refused, _, _) = server.answers
         assert head is not None
         assert (head.method, status, none, refused) == ("PUT", 200, None, 400)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvfs.wire.http import Limits, server_context
+from tests.cluster.waiting import wait_until
 from tests.contract.wire_server import (
     Server,
-    eventually,
     read_all,
     read_until,
     running,
@@ -99,7 +99,7 @@ def test_a_range_of_a_file(server: Server, span: tuple[int, int]) -> None:
     answer = server.exchange(ask(f"/file?{offset},{length}"))
     assert b"content-length: %d" % length in fields_of(answer)
     assert body_of(answer) == payload()[offset : offset + length]
-    eventually(lambda: server.closed_files == closed + 1)
+    wait_until(lambda: server.closed_files == closed + 1, "the file is closed")
 
 
 def test_a_file_that_is_too_short_closes_the_connection(server: Server) -> None:
@@ -113,7 +113,10 @@ def test_a_file_that_is_too_short_closes_the_connection(server: Server) -> None:
             raise ConnectionResetError  # closed in order would do as well
     assert statuses(data) in ([], [200])
     assert len(body_of(data)) <= 10
-    eventually(lambda: server.closed_files == closed + 1 and server.counters.failed == failed + 1)
+    wait_until(
+        lambda: server.closed_files == closed + 1 and server.counters.failed == failed + 1,
+        "it failed and the file is closed",
+    )
 
 
 def test_a_file_that_changes_while_it_is_sent(server: Server) -> None:
@@ -132,7 +135,7 @@ def test_a_file_that_changes_while_it_is_sent(server: Server) -> None:
                 raise ConnectionResetError
         finally:
             path.write_bytes(payload())
-    eventually(lambda: server.counters.failed == failed + 1)
+    wait_until(lambda: server.counters.failed == failed + 1, "it failed")
 
 
 def test_a_generator_is_sent_in_chunks(server: Server) -> None:
@@ -163,7 +166,10 @@ def test_a_generator_that_fails_leaves_the_body_without_end(
         except OSError:
             pass
     assert b"0\r\n\r\n" not in body_of(data)
-    eventually(lambda: any("in the middle" in (r.exc_text or "") for r in caplog.records))
+    wait_until(
+        lambda: any("in the middle" in (r.exc_text or "") for r in caplog.records),
+        "the error is logged",
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,13 +258,13 @@ def test_descriptors_are_not_leaked(server: Server) -> None:
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    eventually(lambda: server.counters.open_connections == 0)
+    wait_until(lambda: server.counters.open_connections == 0, "the connection is closed")
     before = count()
     for _ in range(20):
         with server.connect() as sock:
             sock.sendall(ask("/file?0,10", last=False))
             read_until(sock, payload()[:10])
-    eventually(lambda: server.counters.open_connections == 0)
+    wait_until(lambda: server.counters.open_connections == 0, "the connection is closed")
     assert count() == before
 
 
@@ -287,5 +293,5 @@ def test_a_small_file_that_changed_is_not_sent(tmp_path: Path) -> None:
         with server.connect() as sock, pytest.raises(ConnectionResetError):
             sock.sendall(ask)
             read_all(sock)
-        eventually(lambda: server.closed_files == 1)
+        wait_until(lambda: server.closed_files == 1, "the file is closed")
         assert (server.counters.sent_bytes, server.counters.failed) == (0, 1)

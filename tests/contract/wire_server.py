@@ -7,7 +7,6 @@ import re
 import socket
 import ssl
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -256,10 +255,3 @@ def running(
     assert not thread.is_alive(), "the server did not stop"
     assert not failure, failure
     assert server.counters.open_connections == 0
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, "it never came about"
-        time.sleep(0.005)

@@ -2,6 +2,7 @@
 filesystem's shutdown ioctl."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+
+from tests.cluster.waiting import wait_until
 
 _GOING_DOWN: Final = 0x8004587D
 """EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN are one number."""
@@ -38,7 +41,19 @@ class Disk:
         subprocess.run(["mount", self._device, self.mountpoint], check=True)
 
     def unmount(self) -> None:
+        """Returns when the filesystem has ended: who copied the mounts meanwhile (a namespace of
+        another test) keeps it, shut down as it may be, and the next mount would be of the same."""
         subprocess.run(["umount", self.mountpoint], check=True)
+        wait_until(self._is_free, f"{self._device} is nobody's")
+
+    def _is_free(self) -> bool:
+        try:
+            os.close(os.open(self._device, os.O_RDONLY | os.O_EXCL))
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            return False
+        return True
 
     def detach(self) -> None:
         subprocess.run(["losetup", "--detach", self._device], check=True)

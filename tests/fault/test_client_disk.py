@@ -110,7 +110,7 @@ def test_a_full_disk_is_named_and_nothing_stays_behind(
                 client.put("/models/a", bytes(200 * MIB))
             # Somebody else takes the space after it was found to be there.
             monkeypatch.setattr(client._core._drafts._room, "refuse", lambda *_: None)
-            with pytest.raises(NoSpace, match=r"filesystem of the store .* is full"):
+            with pytest.raises(NoSpace, match=r"/models/a: .*filesystem of the store .* is full"):
                 client.put("/models/a", bytes(200 * MIB))
             with pytest.raises(NoSpace), client.open("/models/a", "wb") as file:
                 for _ in range(200):

@@ -14,6 +14,7 @@ from kvfs.errors import KvfsError
 from kvfs.meta.records import ROOT_INODE, namespace_root
 from kvfs.namespace import notices, spaces, tree
 from kvfs.node import Node, open_node
+from kvfs.node.status import status_of
 from tests.contract.small_node import new_inode
 from tests.fault.disks import cut, disk
 from tests.jumping import jumping_clock
@@ -46,7 +47,7 @@ def test_a_node_whose_disk_fails_goes_on_answering(
                 node.volume.atimes[ino] = 1
                 node.index.touch(ino)
                 await trio.sleep(1)
-            status = await node.status()
+            status = await status_of(node)
             assert [each["name"] for each in status["namespaces"]] == ["cache", "models"]
 
     with disk(tmp_path, "ext4") as made:

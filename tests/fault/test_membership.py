@@ -4,7 +4,7 @@ or for dead without reason, or writes what it may not."""
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.leases import Lost
 from kvfs.meta.mirror.engine import MirrorEngine
 from kvfs.store import layout
+from tests.cluster.waiting import until
 from tests.contract.redis_servers import RedisServer, ask, killed, on_a_port
 from tests.fault.proxy import proxied
 from tests.fault.test_redis import start_sentinel
@@ -66,14 +67,6 @@ async def member_of(
         finally:
             engine.close()
             local.close()
-
-
-async def until(is_so: Callable[[], bool], what: str) -> None:
-    with trio.move_on_after(PATIENCE_S):
-        while not is_so():
-            await trio.sleep(0.02)
-        return
-    raise AssertionError(f"it does not come to be that {what}")
 
 
 async def put(engine: MirrorEngine, value: bytes) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from kvfs.errors import Conflict, Unavailable
 from kvfs.meta.interface import Transaction
 from kvfs.meta.redis.engine import RedisEngine
+from tests.cluster.waiting import wait_until
 from tests.contract.mirrors import Mirror, everything, in_redis
 from tests.contract.redis_servers import RedisServer, ask, killed
 from tests.fault.counters import increment, number
@@ -44,13 +45,6 @@ def mirroring(path: Path, url: str, **options: Any) -> Iterator[Mirror]:
         mirror.close()
 
 
-def until(is_so: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end, f"it does not come to be that {what}"
-        time.sleep(0.01)
-
-
 def until_committed(mirror: Mirror, key: bytes) -> None:
     """The engine is heard again: something can be committed."""
 
@@ -61,7 +55,7 @@ def until_committed(mirror: Mirror, key: bytes) -> None:
             return False
         return True
 
-    until(is_done, "the engine is heard")
+    wait_until(is_done, "the engine is heard")
 
 
 class Counter:
@@ -79,7 +73,7 @@ class Counter:
 
     def wait_for(self, more: int) -> None:
         goal = self.counted + more
-        until(lambda: self.counted >= goal or self._error is not None, "it counts further")
+        wait_until(lambda: self.counted >= goal or self._error is not None, "it counts further")
 
     def stop(self) -> None:
         self._stop.set()
@@ -164,7 +158,7 @@ def test_a_partition_holds_nobody_for_ever_and_ends(server: RedisServer, tmp_pat
         proxy.is_refusing = False
         proxy.held = None
         until_committed(cut_off, b"m")
-        until(lambda: cut_off.engine.heard_at > heard_at, "it hears again")
+        wait_until(lambda: cut_off.engine.heard_at > heard_at, "it hears again")
         other.catch_up()
         # What was on its way when the line was cut is done or not, but once.
         assert number(other, b"n") == number(cut_off, b"n")

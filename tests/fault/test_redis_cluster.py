@@ -15,13 +15,13 @@ from kvfs.meta.leases import Joined
 from kvfs.meta.redis.calling import locate
 from kvfs.meta.redis.leasing import LeaseTable
 from kvfs.meta.redis.slots import slot_of
+from tests.cluster.waiting import wait_until
 from tests.contract.mirrors import Mirror, everything, in_redis
 from tests.contract.redis_servers import RedisCluster, RedisServer, ask, free_port, killed
 from tests.fault.counters import increment, number
 from tests.fault.test_mirror import (
     Counter,
     mirroring,
-    until,
     until_committed_or_refused,
 )
 
@@ -70,7 +70,7 @@ def pair(cluster: RedisCluster) -> tuple[RedisServer, RedisServer]:
     both = [cluster.servers[0], cluster.replicas[0]]
     for each in both:
         each.restart()
-    until(lambda: sorted(map(role, both)) == ["master", "slave"], "one follows the other")
+    wait_until(lambda: sorted(map(role, both)) == ["master", "slave"], "one follows the other")
     master, replica = sorted(both, key=role)
     replica.wait_for("master_link_status", "up")
     return master, replica
@@ -118,7 +118,7 @@ def test_who_is_being_given_the_slot_answers_before_it_has_it(
     with cluster.moving(place.slot, cluster.servers[1]):
         one.transact_now(increment(b"n"))
         # By the question that waits for what is new.
-        until(lambda: number(other, b"n") == 2, "the other node hears of it")
+        wait_until(lambda: number(other, b"n") == 2, "the other node hears of it")
         assert list(trio.run(renew, place.url, me)) == [me.node]
         assert source.call("CLUSTER", "COUNTKEYSINSLOT", place.slot) == 0
     other.transact_now(increment(b"n"))

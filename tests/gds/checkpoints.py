@@ -6,9 +6,12 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gds.safetensors import BITS
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Meant(NamedTuple):
@@ -71,3 +74,17 @@ def llama(layers: int, hidden: int, first: int = 0) -> dict[str, Meant]:
             name = f"model.layers.{layer}.{kind}.weight"
             found[name] = meant("BF16", shape, len(found) + 1000 * layer)
     return found
+
+
+def raw(tensor: "torch.Tensor") -> bytes:
+    import torch
+
+    if not tensor.numel():
+        return b""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_same(found: dict[str, Any], wanted: dict[str, Meant]) -> None:
+    assert set(found) == set(wanted)
+    for name, each in wanted.items():
+        assert raw(found[name]) == each.data, name

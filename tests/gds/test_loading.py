@@ -5,56 +5,24 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvfs.errors import Conflict, Corrupt, Invalid, KvfsError, NotFound, NotSupported
-from tests.gds.checkpoints import Meant, llama, meant, write, write_shards
-from tests.integration.harness import Node, best_mode
+from tests.gds.checkpoints import (
+    Meant,
+    assert_same,
+    llama,
+    meant,
+    raw,
+    write,
+    write_shards,
+)
 from tests.integration.posix import let_clock_pass
-
-if TYPE_CHECKING:
-    import torch
 
 MIB = 1 << 20
 pytestmark = pytest.mark.timeout(1200)  # the first test may have to install torch
-
-
-@pytest.fixture(scope="module")
-def mount() -> Iterator[Path]:
-    """A namespace on a real mount."""
-    node = Node.make(mode=best_mode())
-    try:
-        node.up()
-        yield node.mount / "models"
-    finally:
-        node.remove()
-
-
-@pytest.fixture(params=["mount", "plain"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    if request.param == "plain":
-        return tmp_path
-    directory: Path = request.getfixturevalue("mount") / request.node.name.replace("/", "_")
-    directory.mkdir()
-    return directory
-
-
-def raw(tensor: "torch.Tensor") -> bytes:
-    import torch
-
-    if not tensor.numel():
-        return b""
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def assert_same(found: dict[str, Any], wanted: dict[str, Meant]) -> None:
-    assert set(found) == set(wanted)
-    for name, each in wanted.items():
-        assert raw(found[name]) == each.data, name
 
 
 EVERY_DTYPE = {
@@ -176,6 +144,33 @@ def test_who_stops_early_leaves_no_thread(where: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+def test_progress_goes_from_nothing_to_all_that_is_read(where: Path) -> None:
+    import gds
+
+    shards = [llama(2, 256), llama(2, 256, first=2)]
+    write_shards(where, shards)
+    told: list[tuple[int, int]] = []
+    gds.load_model(where, progress=lambda *bytes_: told.append(bytes_))
+    size = sum(len(each.data) for shard in shards for each in shard.values())
+    assert {of for _, of in told} == {size}
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert (told[0], told[-1]) == ((0, size), (size, size))
+
+
+def test_what_progress_raises_ends_the_load(where: Path) -> None:
+    import gds
+
+    write(where / "a.safetensors", llama(1, 256))
+
+    def refuse(done: int, of: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gds.load_file(where / "a.safetensors", progress=refuse)
+    assert not [each for each in threading.enumerate() if each.name.startswith("kvfs-load")]
+
+
 def test_what_is_wrong_with_a_checkpoint_is_named(where: Path) -> None:
     import gds
 
@@ -200,8 +195,36 @@ def test_what_is_wrong_with_a_checkpoint_is_named(where: Path) -> None:
     index = where / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
     refused(Corrupt, "etc/passwd")
+    index.write_text(json.dumps({"weight_map": {}}))
+    refused(Corrupt, index.name, "empty")
     index.write_text("{")
     refused(Corrupt, index.name)
+    index.write_text('{"weight_map": %s}' % ("9" * 5000))
+    refused(Corrupt, index.name, "too many digits")
+    index.unlink()
+    os.mkfifo(index)
+    refused(Invalid, index.name, "no regular file")
+
+
+def test_a_config_that_is_a_pipe_is_refused_and_not_waited_for(where: Path) -> None:
+    import gds
+
+    write(where / "a.safetensors", {"a": meant("U8", (4,), 1)})
+    os.mkfifo(where / "config.json")
+    with pytest.raises(Invalid, match=r"config\.json is no regular file"):
+        gds.load_model(where, rank=0, world_size=2)
+
+
+def test_paths_may_be_bytes_and_come_once(where: Path) -> None:
+    import gds
+
+    tensors = {"a": meant("U8", (100,), 1)}
+    path = where / "a.safetensors"
+    write(path, tensors)
+    assert_same(gds.load_file(bytes(path)), tensors)
+    assert_same(gds.load_file(where), tensors)
+    with pytest.raises(Invalid, match=r"a\.safetensors is named 2 times"):
+        gds.load_model([path, bytes(path)])
 
 
 def test_a_file_that_is_written_to_while_it_loads_is_refused(where: Path) -> None:
@@ -239,6 +262,13 @@ def test_a_device_that_is_not_there_is_refused(where: Path) -> None:
     for device in ("cuda:99", "nonsense"):
         with pytest.raises((Invalid, NotSupported), match=device):
             gds.load_file(where / "a.safetensors", device)
+
+
+def test_without_torch_the_remedy_is_named() -> None:
+    code = "import sys; sys.modules['torch'] = None; from gds import load_file"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("ModuleNotFoundError: loading needs torch: pip install 'kvfs[torch]'")
 
 
 def test_importing_kvfs_and_gds_brings_no_torch() -> None:

@@ -6,8 +6,11 @@ later runs reuse it until one of those changes.
 
 import fcntl
 import hashlib
+import os
 import subprocess
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +19,7 @@ import pytest
 from tests.integration.harness import ROOT
 
 HERE: Final = Path(__file__).resolve().parent
+VLLM: Final = "0.33.0"
 
 
 def lmcache() -> Path:
@@ -27,6 +31,60 @@ def lmcache() -> Path:
 def s3_clients() -> Path:
     """The interpreter beside which the clients of the S3 API are."""
     return environment(".venv-s3-clients", HERE / "requirements-s3-clients.txt")
+
+
+def fsspec() -> Path:
+    """The interpreter that has pandas, pyarrow and datasets."""
+    return environment(".venv-fsspec", HERE / "requirements-fsspec.txt")
+
+
+def readers() -> Path:
+    """The interpreter that has readers of safetensors files that `lmcache` has not."""
+    return environment(".venv-readers", HERE / "requirements-readers.txt")
+
+
+def vllm() -> tuple[Path, Path]:
+    """The interpreter that has what vLLM's own code imports, and the directory of that code: its
+    wheel is for GPUs, its sources are read as they are, without kernels."""
+    interpreter = environment(".venv-vllm", HERE / "requirements-vllm.txt")
+    sources = interpreter.parent.parent / "sources"
+    if not sources.exists():
+        _fetch_vllm(interpreter, sources)
+    return interpreter, sources
+
+
+def packages(interpreter: Path) -> Path:
+    """The directory of an environment's packages."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return interpreter.parent.parent / "lib" / version / "site-packages"
+
+
+def _fetch_vllm(interpreter: Path, sources: Path) -> None:
+    """pip asks the sources who they are, for which they import torch."""
+    command = [interpreter, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    both = (packages(interpreter), packages(lmcache()))
+    with tempfile.TemporaryDirectory(dir=sources.parent) as scratch:
+        done = subprocess.run(
+            [*command, "--no-build-isolation", "--dest", scratch, f"vllm=={VLLM}"],
+            env=os.environ
+            | {
+                "PYTHONPATH": os.pathsep.join(map(str, both)),
+                "VLLM_TARGET_DEVICE": "empty",
+                "VLLM_VERSION_OVERRIDE": VLLM,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if "No matching distribution" in done.stderr:
+            pytest.skip(f"vLLM's sources are not to be had: {done.stderr.strip().splitlines()[-1]}")
+        assert done.returncode == 0, done.stderr
+        (archive,) = Path(scratch).glob("*.tar.gz")
+        with tarfile.open(archive) as tar:
+            inside = f"vllm-{VLLM}/vllm/"
+            wanted = [each for each in tar if each.name.startswith(inside)]
+            tar.extractall(Path(scratch), wanted, filter="data")
+        (Path(scratch) / f"vllm-{VLLM}").rename(sources)
 
 
 def mooncake() -> Path:
@@ -49,6 +107,10 @@ def environment(name: str, *requirements: Path) -> Path:
     with open(ROOT / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not stamp.exists() or stamp.read_text() != wanted:
+            # Making it anew would empty what other checkouts use, who know nothing of this lock.
+            assert not home.is_symlink(), (
+                f"{home}, a link, is out of date: make {home.resolve()} anew"
+            )
             subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
             for file in requirements:
                 _install(interpreter, file)

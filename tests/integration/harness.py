@@ -5,6 +5,7 @@ the daemon (a SIGKILL included), `Node.remove` unmounts and deletes. Only proces
 started are ever signalled.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,20 @@ class Node:
         if self.pid is not None and Path(f"/proc/{self.pid}").exists():
             self.kill()
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def with_small_cache(capacity: int) -> Iterator[Node]:
+    """A running node whose namespace `cache` holds so many bytes."""
+    made = Node.make(best_mode())
+    try:
+        made.up()
+        place = ("--store", str(made.store))
+        done = kvfs("namespace", "set", "cache", "--capacity", str(capacity), *place)
+        assert done.returncode == 0, done.stderr
+        yield made
+    finally:
+        made.remove()
 
 
 def wait_for_exit(pidfd: int, timeout_s: float = 30) -> None:

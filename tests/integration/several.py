@@ -2,14 +2,17 @@
 daemons with a mount each. For links, and partitions of them, see tests/cluster."""
 
 import contextlib
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from tests.cluster.waiting import wait_until
 from tests.contract.redis_servers import RedisServer
 from tests.integration.conftest import start
-from tests.integration.harness import Node, base_directory, best_mode
+from tests.integration.harness import Node, base_directory, best_mode, kvfs
 
 
 class Several:
@@ -41,6 +44,16 @@ class Several:
             *("--peer", "127.0.0.1:0", "--secret-file", str(self.home / "cluster.key")),
         )
 
+    def wait_for_room(self) -> None:
+        """Return when the first node knows of all of them how much room they have: before, it gives
+        them nothing."""
+
+        def is_known() -> bool:
+            found = members(self.nodes[0]).values()
+            return sum(each["free_bytes"] > 0 for each in found) == len(self.nodes)
+
+        wait_until(is_known, "each node has said what room it has")
+
     def remove(self) -> None:
         """Stop and delete everything, whatever state it is in."""
         for node in self.nodes:
@@ -49,6 +62,13 @@ class Several:
         if self._server is not None:
             self._server.kill()
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+def members(node: Node) -> dict[str, dict[str, Any]]:
+    """The nodes of its cluster, as one of them lists them, by name."""
+    done = kvfs("node", "list", "--json", "--store", str(node.store))
+    assert done.returncode == 0, done.stderr
+    return {each["name"]: each for each in json.loads(done.stdout)["nodes"]}
 
 
 @contextlib.contextmanager

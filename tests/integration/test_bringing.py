@@ -112,7 +112,7 @@ def test_a_client_on_another_host(nodes: Several, a: Path) -> None:
     data = content(3 * MIB)
     (a / "models" / "for-client").write_bytes(data)
     with Client(nodes.nodes[1].store) as client:
-        wait_until(lambda: client.exists("models/for-client"), "the client sees the name")
+        wait_until(lambda: client.exists(["models/for-client"]) == [True], "it sees the name")
         assert bytes(client.get("models/for-client")) == data
 
 
@@ -129,6 +129,16 @@ def test_content_that_was_written_in_place_is_read_at_the_next_open(a: Path, b: 
         held.seek(0)
         assert held.read() == b"SECOND, longer"
     assert there.read_bytes() == b"SECOND, longer"
+
+
+def test_what_grows_elsewhere_has_its_new_size_while_the_old_is_open(a: Path, b: Path) -> None:
+    here, there = a / "models" / "growing", b / "models" / "growing"
+    here.write_bytes(b"")
+    for number in range(1, 50):
+        with open(there, "rb"):
+            here.write_bytes(b"x" * number)
+            assert there.stat().st_size == number
+            assert there.read_bytes() == b"x" * number
 
 
 def test_what_is_written_in_place_is_not_read_before_it_is_closed(a: Path, b: Path) -> None:

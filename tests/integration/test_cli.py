@@ -455,6 +455,13 @@ EXAMINED = {
     "s3 sendfile",
     "s3 hardware CRC",
     "transport rdma",
+    "cuda",
+    "torch with CUDA",
+    "GPUDirect Storage",
+    "pinned copies",
+    "huge pages",
+    "native AIO",
+    "NUMA",
 }
 
 

@@ -5,17 +5,14 @@ the S3 API: test_s3_clients.py.
 """
 
 import hashlib
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.integration import examples
 from tests.integration.environments import lmcache
 from tests.integration.harness import ROOT
 from tests.integration.several import several
-
-HERE = Path(__file__).resolve().parent
 
 pytestmark = pytest.mark.timeout(1200)  # the first test may have to install torch
 
@@ -27,24 +24,11 @@ def python() -> Path:
 
 
 def environ() -> dict[str, str]:
-    return {
-        "PATH": os.environ["PATH"],
-        "HOME": str(ROOT / ".venv-lmcache"),
-        "LMCACHE_TRACK_USAGE": "false",
-    }
+    return examples.environ(ROOT / ".venv-lmcache", LMCACHE_TRACK_USAGE="false")
 
 
 def run(python: Path, script: str, *arguments: object) -> str:
-    done = subprocess.run(
-        [python, HERE / script, *map(str, arguments)],
-        env=environ(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return examples.run(python, script, *arguments, env=environ())
 
 
 @pytest.mark.parametrize("how", [[], ["--direct"]], ids=["buffered", "direct"])
@@ -62,23 +46,10 @@ def test_processes_that_race_for_one_temporary_name(
     here: Path, python: Path, mode: str, how: list[str]
 ) -> None:
     rounds = 10
-    command = [python, HERE / "lmcache_race.py", here, str(rounds), *how]
-    running = [
-        subprocess.Popen(
-            command,
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": str(ROOT / ".venv-lmcache"),
-                "LMCACHE_TRACK_USAGE": "false",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    outputs = [process.communicate(timeout=200)[0] for process in running]
-    assert [p.returncode for p in running] == [0, 0], "\n".join(outputs)
+    arguments = (here, rounds, *how)
+    examples.finish(
+        *(examples.start(python, "lmcache_race.py", *arguments, env=environ()) for _ in range(2))
+    )
     blocks = sorted(here.glob("*.data"))
     assert len(blocks) == rounds
     assert len({hashlib.sha256(b.read_bytes()).digest() for b in blocks}) == 1

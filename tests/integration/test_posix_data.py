@@ -474,6 +474,7 @@ def test_syncing(here: Path, call: str) -> None:
         else:
             getattr(os, call)(fd)
             getattr(os, call)(directory)
+    assert (here / "f").read_bytes() == b"data"
 
 
 def test_advice_is_harmless(here: Path) -> None:

@@ -172,7 +172,7 @@ def test_where_it_lies_is_told_and_it_is_fetched_when_asked(cold: Cold) -> None:
     assert facts["cold"] == f"s3://{cold.bucket}/tier"
     assert facts["blocks"] == 1
     said = cold.run("prefetch", cold.inside(path))
-    assert "brought 1 files" in said
+    assert "brought 1 file," in said
     (facts,) = cold.where(path)
     (copy,) = facts["copies"]
     assert (copy["node"], copy["medium"], copy["alive"]) == (0, "ssd", True)

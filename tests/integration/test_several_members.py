@@ -1,14 +1,12 @@
 """Nodes that come, go, crash and are turned away, with their mounts."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -20,7 +18,7 @@ from tests.cluster.waiting import wait_until
 from tests.contract.redis_servers import RedisServer, free_port, killed
 from tests.integration.conftest import start
 from tests.integration.harness import CannotStart, Node, best_mode, is_mounted, kvfs, wait_for_exit
-from tests.integration.several import Several, several
+from tests.integration.several import Several, members, several
 
 PATIENCE_S = 60.0
 
@@ -46,12 +44,6 @@ def made(*flags: str) -> Iterator[Node]:
         node.remove()
 
 
-def nodes(node: Node) -> dict[str, dict[str, Any]]:
-    done = kvfs("node", "list", "--json", "--store", str(node.store))
-    assert done.returncode == 0, done.stderr
-    return {each["name"]: each for each in json.loads(done.stdout)["nodes"]}
-
-
 def refusal(node: Node) -> tuple[int, str]:
     """Of a start."""
     with pytest.raises(CannotStart) as caught:
@@ -63,14 +55,14 @@ def refusal(node: Node) -> tuple[int, str]:
 def test_a_killed_node_is_the_same_one_when_it_starts_again(cluster: Several, first: Node) -> None:
     with made(*cluster.flags("second")) as second:
         start(second)
-        wait_until(lambda: nodes(first).get("second", {}).get("free_bytes", 0) > 0, "it is seen")
+        wait_until(lambda: members(first).get("second", {}).get("free_bytes", 0) > 0, "it is seen")
         (second.mount / "models" / "kept").write_bytes(b"kept")
-        before = nodes(first)["second"]
+        before = members(first)["second"]
         assert before["lease"] == "held" and before["free_bytes"] <= before["capacity_bytes"]
         second.kill()
         start(second)
         assert (second.mount / "models" / "kept").read_bytes() == b"kept"
-        after = nodes(second)["second"]
+        after = members(second)["second"]
         assert (after["number"], after["incarnation"]) == (
             before["number"],
             before["incarnation"] + 1,
@@ -79,7 +71,7 @@ def test_a_killed_node_is_the_same_one_when_it_starts_again(cluster: Several, fi
         assert "second" in shown and "n1" in shown
         (second.mount / "models" / "kept").unlink()
         second.down()
-        wait_until(lambda: nodes(first)["second"]["lease"] == "left", "it has left")
+        wait_until(lambda: members(first)["second"]["lease"] == "left", "it has left")
         assert kvfs("node", "remove", "second", "--store", str(first.store)).returncode == 0
 
 
@@ -96,7 +88,7 @@ def test_who_has_a_killed_nodes_store_is_that_node_though_its_lease_goes_on(
 
     with made(*cluster.flags("killed")) as node:
         start(node)
-        before = nodes(node)["killed"]
+        before = members(node)["killed"]
         node.kill()
         store = layout.open_store(node.store)
         store.lock()
@@ -125,7 +117,7 @@ def test_a_removed_node_leaves_nothing_and_comes_back_as_a_new_one(
         wait_until(
             lambda: not (first.mount / "cache" / "gone").exists(), "what only it had is evicted"
         )
-        wait_until(lambda: "third" not in nodes(first), "it is listed no more")
+        wait_until(lambda: "third" not in members(first), "it is listed no more")
         assert (first.mount / "models" / "lost").stat().st_size == 4
 
         code, message = refusal(third)

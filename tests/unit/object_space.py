@@ -11,7 +11,7 @@ from kvfs.meta.memory import MemoryEngine
 from kvfs.namespace import reserving, spaces
 from kvfs.objects import buckets, changing, finding, listing
 from kvfs.objects.changing import Check, Deleted, Moment, New, anything
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from tests.unit.space import BOOT
 
 T = TypeVar("T")

@@ -3,12 +3,14 @@
 import math
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gds.load_plan import (
     READ_BYTES,
+    RUN_BYTES,
     STAGING_BYTES,
     InPlace,
     LoadPlan,
@@ -21,7 +23,7 @@ from gds.load_plan import (
 )
 from gds.pages import PAGE_BYTES
 from gds.safetensors import BITS, TensorInfo
-from gds.splits import TRANSFORMER, Part, part_of
+from gds.splits import Part
 from kvfs.errors import Invalid
 
 MIB = 1 << 20
@@ -44,32 +46,34 @@ def carried_out(plan: LoadPlan, files: list[bytes]) -> list[bytes]:
             ]
             continue
         lines, data = plan.lines[step.tensor], files[plan.wanted[step.tensor].file]
-        piece = lines.last - lines.first
         if isinstance(step, Span):
             alone[step.tensor][step.offset] = data[step.begin : step.end]
             continue
         for line in range(step.first_line, step.end_line):
-            begin = lines.begin + line * lines.length + lines.first
-            alone[step.tensor][line * piece] = data[begin : begin + piece]
+            begin = lines.begin + line * lines.length
+            alone[step.tensor][line * lines.wanted] = b"".join(
+                data[begin + first : begin + last] for first, last in lines.pieces
+            )
     found = []
-    for at, place in enumerate(plan.places):
-        if place is None:
+    for at, run in enumerate(plan.run_of):
+        if run is None:
             found.append(b"".join(part for _, part in sorted(alone[at].items())))
         else:
-            begin = plan.runs[place.run].start + place.offset
-            found.append(bytes(rooms[place.run][begin : begin + plan.lines[at].length]))
+            begin = plan.runs[run].start + plan.offset(at, run)
+            found.append(bytes(rooms[run][begin : begin + plan.lines[at].length]))
     return found
 
 
 def cut(data: bytes, shape: tuple[int, ...], part: Part | None) -> bytes:
-    """The part's bytes of a tensor of single bytes, element by element."""
+    """The part's bytes of a tensor of single bytes, cut from the whole."""
     if part is None:
         return data
-    inner = math.prod(shape[part.dimension + 1 :])
-    size = shape[part.dimension]
-    return bytes(
-        byte for at, byte in enumerate(data) if part.begin <= at // inner % size < part.end
-    )
+    whole = np.frombuffer(data, np.uint8).reshape(shape)
+    before = (slice(None),) * part.dimension
+    return np.concatenate(
+        [whole[*before, slice(0, 0)], *(whole[*before, slice(*span)] for span in part.spans)],
+        axis=part.dimension,
+    ).tobytes()
 
 
 class Drawn(NamedTuple):
@@ -93,19 +97,16 @@ def loads(draw: st.DrawFn) -> Drawn:
                 part = None
                 if shape:
                     dimension = draw(st.integers(0, len(shape) - 1))
-                    bounds = draw(
-                        st.lists(st.integers(0, shape[dimension]), min_size=2, max_size=2)
-                    )
-                    part = Part(dimension, min(bounds), max(bounds))
+                    bounds = sorted(draw(st.lists(st.integers(0, shape[dimension]), max_size=6)))
+                    spans = zip(bounds[::2], bounds[1::2], strict=False)
+                    part = Part(dimension, tuple(spans))
                 wanted.append(Wanted(file, tensor, part, draw(st.booleans())))
         files.append(content)
     return Drawn(files, draw(st.permutations(wanted)))
 
 
-@given(loads(), st.sampled_from(Strategy), st.sampled_from([None, 1, 20]))
-def test_what_is_read_is_what_was_wanted(
-    drawn: Drawn, strategy: Strategy, run_bytes: int | None
-) -> None:
+@given(loads(), st.sampled_from(Strategy), st.sampled_from([1, 20, RUN_BYTES]))
+def test_what_is_read_is_what_was_wanted(drawn: Drawn, strategy: Strategy, run_bytes: int) -> None:
     plan = make_plan(drawn.wanted, strategy, run_bytes)
     assert carried_out(plan, drawn.files) == [
         cut(
@@ -121,14 +122,14 @@ def test_what_is_read_is_what_was_wanted(
 def test_a_tensor_is_whole_when_its_steps_are_done(drawn: Drawn, strategy: Strategy) -> None:
     """Each byte that a tensor has in place is in a step that names it."""
     plan = make_plan(drawn.wanted, strategy)
-    for at, place in enumerate(plan.places):
-        if place is None:
+    for at, run in enumerate(plan.run_of):
+        if run is None:
             continue
-        begin = plan.runs[place.run].begin + place.offset
+        begin = plan.runs[run].begin + plan.offset(at, run)
         named = [
             range(step.begin, step.end)
             for step in plan.steps
-            if isinstance(step, InPlace) and step.run == place.run and at in step.tensors
+            if isinstance(step, InPlace) and step.run == run and at in step.tensors
         ]
         assert named
         for byte in range(begin, begin + plan.lines[at].length):
@@ -152,7 +153,7 @@ def test_a_whole_file_is_one_run_and_read_in_large_pieces_that_end_together_with
 
 def test_columns_are_read_by_what_costs_less() -> None:
     def kinds(shape: tuple[int, ...], ranks: int, strategy: Strategy = Strategy.AUTO) -> set[type]:
-        part = Part(1, 0, shape[1] // ranks)
+        part = Part(1, ((0, shape[1] // ranks),))
         plan = make_plan([Wanted(0, u8("a", shape, 0), part)], strategy)
         return {type(step) for step in plan.steps}
 
@@ -166,52 +167,20 @@ def test_columns_are_read_by_what_costs_less() -> None:
 
 def test_no_step_is_larger_than_its_buffer() -> None:
     for shape, part, converted in [
-        ((3, 100 * MIB), Part(1, 0, 50 * MIB), False),
-        ((300, MIB), Part(1, 0, MIB // 2), True),
-        ((3, 100 * MIB), Part(1, 0, 50 * MIB), True),
+        ((3, 100 * MIB), Part(1, ((0, 50 * MIB),)), False),
+        ((300, MIB), Part(1, ((0, MIB // 2),)), True),
+        ((3, 100 * MIB), Part(1, ((0, 50 * MIB),)), True),
         ((300 * MIB,), None, True),
-        ((5000, 100_000), Part(1, 0, 1000), False),
+        ((5000, 100_000), Part(1, ((0, 1000),)), False),
     ]:
         plan = make_plan([Wanted(0, u8("a", shape, 8), part, converted)])
         for step in plan.steps:
             alone = step if isinstance(step, Span) else None
-            size = alone.end - alone.begin if alone else plan._bytes_of(step)
+            size = alone.end - alone.begin if alone else plan.bytes_of(step)
             assert size <= STAGING_BYTES
 
 
-def test_ranks_of_a_transformer_have_all_of_it() -> None:
-    for name, shape, whole in [
-        ("model.layers.0.self_attn.q_proj.weight", (16, 8), 4),
-        ("model.layers.0.self_attn.o_proj.weight", (16, 8), 4),
-        ("model.layers.0.mlp.down_proj.weight", (8, 12), 4),
-        ("model.layers.0.mlp.gate_proj.weight", (12, 8), 4),
-        ("model.layers.0.self_attn.q_proj.bias", (16,), 4),
-        ("model.layers.3.block_sparse_moe.experts.1.w2.weight", (8, 12), 4),
-        ("model.embed_tokens.weight", (32, 8), 4),
-        ("model.layers.0.input_layernorm.weight", (8,), 1),
-        ("model.layers.3.block_sparse_moe.gate.weight", (8, 8), 1),
-        ("model.layers.0.self_attn.o_proj.bias", (8,), 1),
-    ]:
-        tensor = u8(name, shape, 0)
-        parts = [part_of(tensor, TRANSFORMER, rank, 4) for rank in range(4)]
-        kept = [each for each in parts if each is not None]
-        assert len(kept) == (4 if whole == 4 else 0), name
-        if kept:
-            assert [each.begin for each in kept[1:]] == [each.end for each in kept[:-1]]
-            assert (kept[0].begin, kept[-1].end) == (0, shape[kept[0].dimension])
-
-
-def test_what_cannot_be_cut_is_refused_by_name() -> None:
-    uneven = u8("model.layers.0.self_attn.q_proj.weight", (10, 8), 0)
-    with pytest.raises(Invalid, match=r"q_proj.*divided among 4"):
-        part_of(uneven, TRANSFORMER, 0, 4)
-    with pytest.raises(Invalid, match="no dimension 1"):
-        part_of(u8("x.down_proj.weight", (8,), 0), TRANSFORMER, 0, 2)
-    with pytest.raises(Invalid, match="rank 4"):
-        part_of(uneven, {}, 4, 4)
-    for name in ("self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"):
-        with pytest.raises(Invalid, match="stacked"):
-            part_of(u8(f"model.layers.0.{name}", (12, 8), 0), TRANSFORMER, 0, 2)
+def test_what_is_cut_within_a_byte_is_refused() -> None:
     packed = TensorInfo("p", "F4", (4, 6), 0, 4 * 6 * BITS["F4"] // 8)
     with pytest.raises(Invalid, match="within a byte"):
-        make_plan([Wanted(0, packed, Part(1, 0, 3))])
+        make_plan([Wanted(0, packed, Part(1, ((0, 3),)))])

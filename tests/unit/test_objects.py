@@ -9,6 +9,7 @@ from kvfs.errors import Invalid, TooLarge
 from kvfs.meta.records import Flag
 from kvfs.namespace import odd, spaces, tree
 from kvfs.objects import attributes, buckets, changing, finding, versions
+from kvfs.objects.facts import Facts
 from kvfs.objects.names import Place, check_key, joined, place_of
 from kvfs.objects.problems import BucketNotEmpty, Locked, NoSuchKey, NoSuchVersion
 from tests.unit.object_space import ObjectSpace
@@ -118,7 +119,7 @@ def test_what_is_not_published_is_no_object(space: ObjectSpace) -> None:
         space.find(b"made")
     assert space.list().objects == []
 
-    def must_be_free(there: finding.Facts | None) -> None:
+    def must_be_free(there: Facts | None) -> None:
         assert there is None
 
     space.put(b"made", check=must_be_free)
@@ -262,7 +263,7 @@ def test_self_copies_change_the_time_and_what_is_said(space: ObjectSpace) -> Non
     before = space.put(b"k", etag="e", metadata={"meta.a": "1"})
     moment = space.moment()
 
-    def fn(t: tree.Transaction) -> finding.Facts:
+    def fn(t: tree.Transaction) -> Facts:
         found = finding.find(t, space.bucket, b"k", "", BOOT)
         return changing.restate(t, found, {"meta.b": "2"}, moment, space.changed)
 

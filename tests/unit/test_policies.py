@@ -65,4 +65,5 @@ def test_a_lone_node_refuses_what_takes_several(name: str, value: object) -> Non
 
 
 def test_a_lone_node_takes_what_it_has_anyway() -> None:
-    changed(in_cluster=False, coherence="", replicas=0, acknowledge="async", locks="host")
+    record = changed(in_cluster=False, coherence="", replicas=0, acknowledge="async", locks="host")
+    assert record == Namespace(name=b"n")

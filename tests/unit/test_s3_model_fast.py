@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvfs.meta.records import Inode
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.objects.listing import Listed
 from s3api.model import fast
 from s3api.model.serialising import serialise, url_encode

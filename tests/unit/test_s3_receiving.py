@@ -10,8 +10,9 @@ import pytest
 import trio
 
 from s3api import receiving
+from s3api.buffers import BUFFER_BYTES, Buffers
 from s3api.call import Call
-from s3api.receiving import BUFFER_BYTES, Buffers, Receiver
+from s3api.receiving import Receiver
 
 BODIES = 64
 

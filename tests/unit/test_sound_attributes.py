@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvfs.meta.records import Inode
 from kvfs.objects import attributes, sound
-from kvfs.objects.finding import Facts
+from kvfs.objects.facts import Facts
 from kvfs.wire.response import render_fields
 from s3api.model.fast import object_headers
 from s3api.operations.answers import checksum_members, stored_headers

@@ -1,0 +1,25 @@
+"""What `kvfs doctor` says of one accelerated path."""
+
+import msgspec
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One accelerated path."""
+
+    name: str
+    available: bool
+    active: bool | None
+    """None: not known, because no node runs."""
+    reason: str
+    """What it rests on, or why not and what is done instead."""
+    remedy: str = ""
+    """How to get it."""
+
+
+def show(line: Line) -> str:
+    """For people."""
+    state = "available" if line.available else "missing"
+    if line.active is not None:
+        state = "active" if line.active else f"{state}, not active"
+    remedy = f" -> {line.remedy}" if line.remedy else ""
+    return f"{line.name:<18}{state:<23}{line.reason}{remedy}"

@@ -1,0 +1,67 @@
+"""Directories that the kernel is about to know: each counts as known (`store.known`) before the
+kernel is told of it, so that whoever changes a name in it tells the mount."""
+
+import stat
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from gateway.fuse.directories import Entry
+from kvfs.holders import Holders
+from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.records import Inode
+from kvfs.namespace import tree
+from kvfs.store.known import KnownDirectories
+
+T = TypeVar("T")
+
+
+class Introductions:
+    """Those of one mount."""
+
+    def __init__(self, engine: Engine, known: KnownDirectories, holders: Holders) -> None:
+        self._engine = engine
+        self._known = known
+        self._holders = holders
+
+    async def read(self, fn: Callable[[Transaction], T]) -> T:
+        """Run what counts directories as known and reads what is said of them: in one turn with
+        those who change names. On an embedded engine they are of any process, and take turns at its
+        writer lock; in a cluster this loop itself applies every change, and tells of it."""
+        if self._engine.immediate:
+            return await self._engine.transact(fn)
+        return await self._engine.read(fn)
+
+    def meet(self, ino: int, inode: Inode) -> None:
+        """The kernel is told of what is found here. Call within `read`."""
+        if stat.S_ISDIR(inode.mode) and inode.nlink:
+            self._known.add(ino)
+
+    async def page(self, entries: list[Entry]) -> list[Entry]:
+        """Of a directory's entries, which the kernel may be told of then, but of those that
+        `is_strange`: they went meanwhile."""
+        strangers = [each.ino for each in entries if self.is_strange(each)]
+        if not strangers:
+            return entries
+
+        def meet(t: Transaction) -> dict[int, Inode]:
+            met = {}
+            for ino, inode in zip(strangers, tree.read_inodes(t, strangers), strict=True):
+                if inode is not None and inode.nlink:
+                    self._known.add(ino)
+                    met[ino] = inode
+            return met
+
+        met = await self.read(meet)
+        return [each._replace(inode=met.get(each.ino, each.inode)) for each in entries]
+
+    def is_strange(self, entry: Entry) -> bool:
+        """Whether it is a directory that the kernel may not be told of. The dots it knows."""
+        if not stat.S_ISDIR(entry.inode.mode) or entry.ino in self._known:
+            return False
+        return entry.name not in (b".", b"..")
+
+    def unsaid(self, entries: Sequence[Entry]) -> None:
+        """The kernel was not told of these after all."""
+        for each in entries:
+            if not self._holders.keep(each.ino):
+                self._known.forget(each.ino)

@@ -1,0 +1,60 @@
+"""Inodes without a link that somebody still holds: the mount's part in their end.
+
+A file goes with its last name, or with its last holder where that is later: the kernel, by lookups
+that it has not given back, or an open file.
+"""
+
+from gateway.fuse.handles import OpenFiles
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Inode
+from kvfs.namespace import tree
+from kvfs.namespace.tree import Removed
+from kvfs.volume import Volume
+
+
+class Orphans:
+    """Those of one mount."""
+
+    def __init__(self, volume: Volume, open_files: OpenFiles) -> None:
+        self._volume = volume
+        self._open_files = open_files
+        self._versions: dict[int, int] = {}
+        """Inode -> data version."""
+
+    def removed(self, removed: Removed | None) -> None:
+        """The last link of an inode went: drop it now, or when its last holder lets go."""
+        if removed is None or removed.dropped or removed.inode.nlink:
+            return
+        self._open_files.let_go(removed.ino)
+        if self._volume.holders.keep(removed.ino):
+            self._versions[removed.ino] = removed.inode.version
+        else:
+            self._volume.drop_later(removed.ino, removed.inode.version)
+
+    def made(self, ino: int) -> None:
+        """A file was made without a name."""
+        self._versions[ino] = 0
+
+    def let_go(self, ino: int) -> None:
+        """A holder let go of the inode: if it is an orphan and that was the last, it is dropped."""
+        if ino in self._versions and not self._volume.holders.keep(ino):
+            self._volume.drop_later(ino, self._versions.pop(ino))
+
+    def let_all_go(self) -> None:
+        """Nobody holds anything any more."""
+        for ino in list(self._versions):
+            self.let_go(ino)
+
+    async def lost_link(self, ino: int) -> None:
+        """Another process of the node took a link of the inode away; if it was the last, the inode
+        goes with its last holder. Raises Unavailable."""
+
+        def find(t: Transaction) -> Inode | None:
+            if t.node and t.get(keys.placement(ino, t.node)) is None:
+                return None  # its data are other nodes', who drop it
+            return tree.read_inodes(t, [ino])[0]
+
+        inode = await self._volume.engine.read(find)
+        if inode is not None:
+            self.removed(Removed(ino, inode, False))

@@ -1,0 +1,176 @@
+"""The moment when what was written through the mount is published: recorded in the engine.
+
+It is so at FLUSH of a writable handle whose file has changed (its error reaches close), at fsync,
+and at RELEASE where no FLUSH came. A file is published by one task at a time.
+"""
+
+import os
+from collections.abc import Callable
+
+import trio
+
+from gateway.fuse.open_file import OpenFile, copy_over, signature_of, turn
+from kvfs import stepping
+from kvfs.background.versions import name_draft, publish_anew
+from kvfs.bringing import Bringing
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Flag, Inode
+from kvfs.namespace import inodes, lifecycle, tree
+from kvfs.namespace.inodes import read_inodes
+from kvfs.volume import Volume
+
+
+class Publishing:
+    """Of one mount's open files."""
+
+    def __init__(self, volume: Volume, bringing: Bringing, boot: int) -> None:
+        self._volume = volume
+        self._bringing = bringing
+        self._boot = boot
+
+    async def begin_writing(self, file: OpenFile) -> None:
+        """From here on the data file may change: the record says so before the first byte does."""
+        volume = self._volume
+        if file.incoming is not None:
+            await stepping.aside()
+            await file.incoming.whole()
+            file.published = signature_of(os.fstat(file.fd))
+        if not file.writable:
+            fd = volume.files.open(file.ino, file.version, os.O_RDWR)
+            os.dup2(fd, file.fd, inheritable=False)  # a worker may be reading from that number
+            os.close(fd)
+            file.writable = True
+        if file.published is not None:
+            await volume.engine.transact(lambda t: lifecycle.reopen(t, file.ino))
+
+    async def publish(self, file: OpenFile, *, synced: bool = False) -> None:
+        """Record size, times and blocks if the data file changed since they were last recorded.
+
+        Raises NoSpace, ReadOnly, Corrupt, Unavailable; OSError of fstat. Cancelled: recorded, or
+        not, and then it is at the next call.
+        """
+        if file.armed:
+            await self.disarm(file)
+        while file.publishing is not None:
+            await turn(file.publishing)
+        st = os.fstat(file.fd)
+        signature = signature_of(st)
+        if signature == file.published and not synced:
+            file.rewritten = file.overwriters > 0
+            return
+        if signature == file.published and self._bringing.is_shared:
+            await self._volume.engine.transact(lambda t: lifecycle.synced(t, file.ino))
+            return
+        boot = 0 if synced else self._boot
+
+        def fn(t: Transaction, version: int | None = None) -> None:
+            lifecycle.publish(
+                t,
+                file.ino,
+                size=st.st_size,
+                blocks=st.st_blocks,
+                mtime_ns=st.st_mtime_ns,
+                ctime_ns=st.st_ctime_ns,
+                boot=boot,
+                version=version,
+            )
+
+        waiting: list[trio.Event] = []
+        file.publishing = waiting
+        try:
+            if file.is_new or not self._bringing.is_shared:
+                await self._volume.publish_new(file.ino, fn)
+            else:
+                await self._publish_anew(file, fn)
+                # Its names changed, and with them its ctime.
+                signature = (*signature[:2], os.fstat(file.fd).st_ctime_ns)
+            file.is_new = False
+            file.published = signature
+            now = signature_of(os.fstat(file.fd))
+            file.rewritten = file.overwriters > 0 or now[:2] != signature[:2]
+        finally:
+            file.publishing = None
+            for each in waiting:
+                each.set()
+        self._volume.on_published(file.ino, file.version, st.st_blocks)
+        await self._volume.acknowledge([file.ino])
+
+    async def _publish_anew(
+        self, file: OpenFile, record: Callable[[Transaction, int], None]
+    ) -> None:
+        volume = self._volume
+        if file.is_draft:
+            file.version = await name_draft(volume.engine, volume.files, file.ino, file.version)
+            file.is_draft = False
+        elif not self._is_named(file):
+            await self._name_anew(file)
+        file.version = await publish_anew(
+            volume.engine, volume.files, file.ino, file.version, record
+        )
+
+    def _is_named(self, file: OpenFile) -> bool:
+        """Whether the data file that is open has its name still: space may have been made, or new
+        content brought, in the moment in which it was opened."""
+        try:
+            named = self._volume.files.stat(file.ino, file.version)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, os.fstat(file.fd))
+
+    async def _name_anew(self, file: OpenFile) -> None:
+        """What is open cannot be named again: a copy of it gets the name."""
+        await stepping.aside()
+        files = self._volume.files
+        fd = files.begin_draft(file.ino, file.version)
+        try:
+            await trio.to_thread.run_sync(copy_over, file.fd, fd)
+        except BaseException:
+            files.drop_draft(file.ino, file.version)
+            raise
+        finally:
+            os.close(fd)
+        file.version = await name_draft(self._volume.engine, files, file.ino, file.version)
+
+    async def disarm(self, file: OpenFile) -> bool:
+        """Take the set-id bits away if the data file changed since they came; whether it did."""
+        if file.armed is None or signature_of(os.fstat(file.fd)) == file.armed:
+            return False
+        file.armed = None
+
+        def fn(t: Transaction) -> None:
+            inode = tree.read_inode(t, file.ino)
+            inode.mode = inodes.without_set_ids(inode.mode)
+            inodes.write_inode(t, file.ino, inode)
+
+        await self._volume.engine.transact(fn)
+        return True
+
+    async def sync(self, file: OpenFile, *, datasync: bool) -> None:
+        """What was written and recorded survives power loss when this returns."""
+        fd = os.dup(file.fd)
+        try:
+            await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, fd)
+        finally:
+            os.close(fd)
+        if file.writable:
+            await self.publish(file, synced=True)
+        await self._volume.engine.sync()
+
+
+def unsealed_here(t: Transaction, ino: int) -> Inode | None:
+    """The record of a published file that this node was the last to write, until it is sealed."""
+    if t.get(keys.unsealed(ino)) != t.node:
+        return None
+    (inode,) = read_inodes(t, [ino])
+    if inode is None or inode.flags & Flag.ASSEMBLY or not inode.flags & Flag.PUBLISHED:
+        return None
+    return inode
+
+
+def differs(inode: Inode, stat: os.stat_result) -> bool:
+    """Whether the data file of what is not sealed has other content than was recorded. Where nobody
+    has it open, its last close could not be."""
+    if inode.flags & Flag.SEALED:
+        return False
+    return signature_of(stat)[:2] != (inode.size, inode.mtime_ns)

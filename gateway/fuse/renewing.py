@@ -1,0 +1,82 @@
+"""An open file gets the content that other nodes have published since.
+
+While a kernel inode is open, it stays with one data file: new content is copied into that.
+"""
+
+import os
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from gateway.fuse.open_file import OpenFile, copy_over, signature_of
+from kvfs.bringing import Bringing
+from kvfs.errors import Busy, Conflict, KvfsError
+from kvfs.incoming import Incoming
+from kvfs.namespace import tree
+from kvfs.volume import Volume
+
+
+async def _nothing(_: int) -> None:
+    """No kernel needs to be told."""
+
+
+class Renewing:
+    """Of one mount's open files."""
+
+    def __init__(self, volume: Volume, bringing: Bringing) -> None:
+        self._volume = volume
+        self._bringing = bringing
+        self.forget_content: Callable[[int], Awaitable[None]] = _nothing
+        """Has the kernel forget what it knows of an open file's content. Raises Unavailable."""
+
+    async def renew(self, file: OpenFile) -> None:
+        """It has the newest content when this returns. Raises Busy where what was on its way to it
+        is replaced meanwhile, Conflict, and as `Bringing.bring`."""
+        if file.incoming is not None:
+            await self._finished(file.incoming)
+        await self._bringing.bring(file.ino)
+        await self._take_over(file)
+        await self.forgotten(file)
+
+    async def forgotten(self, file: OpenFile) -> None:
+        """Returns when the kernel goes by the content that is there now: who opens the file would
+        else read it as far as the old one went."""
+        if file.is_remembered:
+            await self.forget_content(file.ino)
+            file.is_remembered = False
+
+    async def _finished(self, incoming: Incoming) -> None:
+        try:
+            await incoming.whole()
+        except (KvfsError, OSError) as error:
+            raise Busy(
+                "other nodes replaced the file while its data came here, and it is open: close it "
+                f"first ({error})"
+            ) from error
+
+    async def _take_over(self, file: OpenFile) -> None:
+        """Copy new content into the data file that is open: while a kernel inode is open, it stays
+        with that one."""
+        inode = await self._volume.engine.read(lambda t: tree.read_inode(t, file.ino))
+        if inode.version <= file.version:
+            return  # another open of it did so meanwhile
+        files = self._volume.files
+        try:
+            source = files.open(file.ino, inode.version, os.O_RDONLY)
+        except FileNotFoundError:
+            raise Conflict("the file is written on other nodes all the time") from None
+        try:
+            target = os.open(f"/proc/self/fd/{file.fd}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                await trio.to_thread.run_sync(copy_over, source, target)
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+        try:
+            files.replace_version(file.ino, file.version, inode.version)
+        except FileNotFoundError:
+            pass  # its old name has gone: what was brought keeps the new one
+        file.version = inode.version
+        file.published = signature_of(os.fstat(file.fd))
+        file.is_remembered = True

@@ -1,0 +1,34 @@
+"""Whether others of this host load the same file just now: each says so by a lock.
+
+It is a lock for reading of one byte far behind all files' ends, of the open file: it ends with the
+descriptor, however the process ends. A lock of the whole file for writing is refused meanwhile.
+"""
+
+import contextlib
+import fcntl
+import os
+import struct
+from typing import Final
+
+_AT: Final = 1 << 62
+_FLOCK: Final = struct.Struct("@hhqqi4x")
+"""Kind, whence, start, length, process: struct flock."""
+
+
+def join(fd: int) -> None:
+    """Say that the file open as `fd`, for reading, is being loaded, until it is closed."""
+    with contextlib.suppress(OSError):  # a filesystem without locks
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK))
+
+
+def has_company(fd: int) -> bool:
+    """Whether others said so of its file; also where that cannot be known."""
+    try:
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK))
+    except OSError:
+        return True
+    return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+
+def _flock(kind: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, _AT, 1, 0)

@@ -1,0 +1,23 @@
+"""What a file says, as it stands in a message: a file that lies may say very much. Pure."""
+
+from typing import Final
+
+_MOST: Final = 200
+"""Characters."""
+_TOO_LONG: Final = "set_int_max_str_digits"
+
+
+def shown(said: object) -> str:
+    """As Python writes it, of something long its begin and its end."""
+    if isinstance(said, str) and len(said) <= _MOST:
+        return repr(said)
+    text = repr(said)
+    return text if len(text) <= _MOST else f"{text[: _MOST // 2]}...{text[-_MOST // 4 :]}"
+
+
+def no_json(error: ValueError | RecursionError) -> str:
+    """Why a text is no JSON, without the advice to programmers that Python adds."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    text = str(error)
+    return "a number has too many digits" if _TOO_LONG in text else text

@@ -1,0 +1,117 @@
+"""What the threads of a load spend their time on, and on how many bytes.
+
+Each thread has a watch, which runs for one stage at a time: a stage within another stops that one.
+So no time counts twice, and stages are named where they happen, without anybody handing a watch on.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+_clock: Final = time.perf_counter
+
+
+class Stage(Enum):
+    """What a thread does."""
+
+    READ = "read"
+    """Have bytes of a file in memory: also asking the page cache for them, and clearing new pages
+    for them."""
+    CHECK = "check"
+    """Compare them with their checksums."""
+    COPY = "copy"
+    """All else: cut, convert and copy what does not lie yet where it belongs; for a GPU hand over,
+    and wait for its copies."""
+    WAIT = "wait"
+    """For room: memory that whoever takes the tensors still has, or that is being made."""
+
+
+class Spent(NamedTuple):
+    """On one stage."""
+
+    size_bytes: int
+    """That were asked of it; of WAIT none."""
+    thread_s: float
+    """Seconds of all threads together."""
+
+
+class Stages(NamedTuple):
+    """What a load was made of. What whoever takes the tensors does himself is none of it."""
+
+    threads: int
+    read: Spent
+    check: Spent
+    copy: Spent
+    wait: Spent
+
+    def seconds(self, spent: Spent) -> float:
+        """Of each thread, on the average."""
+        return spent.thread_s / self.threads if self.threads else 0.0
+
+    def gb_per_s(self, spent: Spent) -> float:
+        """What the threads do in a stage while they do nothing else; 0 where it took no time."""
+        seconds = self.seconds(spent)
+        return spent.size_bytes / seconds / 1e9 if seconds > 0 else 0.0
+
+
+class _Watch(threading.local):
+    """Of one thread."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.sizes = dict.fromkeys(Stage, 0)
+        self.seconds = dict.fromkeys(Stage, 0.0)
+        self.stage = Stage.COPY
+        self.since = _clock()
+
+    def turn(self, stage: Stage) -> Stage:
+        """It runs for this one now; the one before."""
+        now = _clock()
+        before = self.stage
+        self.seconds[before] += now - self.since
+        self.stage, self.since = stage, now
+        return before
+
+
+_watch: Final = _Watch()
+Lap = dict[Stage, Spent]
+"""What one thread spent."""
+
+
+def start_watch() -> None:
+    """The watch of this thread starts anew."""
+    _watch.restart()
+
+
+def stop_watch() -> Lap:
+    """What this thread spent since `start_watch`."""
+    _watch.turn(Stage.COPY)
+    return {stage: Spent(_watch.sizes[stage], _watch.seconds[stage]) for stage in Stage}
+
+
+@contextlib.contextmanager
+def during(stage: Stage, size_bytes: int = 0) -> Iterator[None]:
+    """The block is this stage, of so many bytes. It costs a few microseconds: take one for many
+    small pieces. Bytes of a block that fails do not count, its time does."""
+    before = _watch.turn(stage)
+    try:
+        yield
+        _watch.sizes[stage] += size_bytes
+    finally:
+        _watch.turn(before)
+
+
+def together(laps: Sequence[Lap]) -> Stages:
+    """Of all threads."""
+    sums = {
+        stage.value: Spent(
+            sum(lap[stage].size_bytes for lap in laps), sum(lap[stage].thread_s for lap in laps)
+        )
+        for stage in Stage
+    }
+    return Stages(threads=len(laps), **sums)

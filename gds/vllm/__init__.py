@@ -1,0 +1,16 @@
+"""vLLM's load format `kvfs`: `vllm serve /mnt/kvfs/models/llama --load-format kvfs`.
+
+vLLM finds `register` by its entry point, in each of its processes.
+"""
+
+import functools
+
+
+@functools.cache
+def register() -> None:
+    """Have vLLM know the format. Once a process, however often it is called."""
+    from vllm.model_executor.model_loader import register_model_loader
+
+    from gds.vllm.loader import KvfsModelLoader
+
+    register_model_loader("kvfs")(KvfsModelLoader)

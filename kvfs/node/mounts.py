@@ -1,0 +1,107 @@
+"""The mounts of a node, and what they are told of what others changed.
+
+| who changed it | what mounts are told | when |
+|---|---|---|
+| another process of this host | `follows`, `tell` | before that one is answered |
+| another node | `tell_soon` | which contents are others now at once, names as soon as `run` can |
+"""
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import trio
+
+from kvfs.background.persist import Persistence
+from kvfs.changes import Change
+from kvfs.hearing import Written, heard
+from kvfs.holders import Holders
+from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.namespace.lifecycle import Evicted
+from kvfs.store.known import KnownDirectories
+
+log = logging.getLogger(__name__)
+
+Changed = Callable[[Sequence[Change]], Awaitable[None]]
+
+
+class Mounts:
+    """Those that there are now. `local`: the embedded engine, in a cluster the mirror's file."""
+
+    def __init__(self, local: EmbeddedEngine, known: KnownDirectories, holders: Holders) -> None:
+        self._local = local
+        self._known = known
+        self._holders = holders
+        self._changed: list[Changed] = []
+        """Each makes its kernel forget what has changed, and returns when it has."""
+        self._replaced: list[Callable[[int], None]] = []
+        """Told at once: this inode's data are others now."""
+        self._heard: list[Change] = []
+        self._hearing = trio.Event()
+        self.description: dict[str, Any] | None = None
+        """Of the mount, in JSON's types, once that is known."""
+
+    def __bool__(self) -> bool:
+        return bool(self._changed)
+
+    @contextlib.contextmanager
+    def mounted(
+        self, changed: Changed, replaced: Callable[[int], None]
+    ) -> Iterator[Callable[[object], None]]:
+        """While it lasts, a mount hears of changes: let it begin before the mount's first reply,
+        which the kernel may remember. `replaced` is told at once of inodes whose content others
+        replaced. What it yields takes what describes the mount (a msgspec Struct), once that is
+        known."""
+        self._changed.append(changed)
+        self._replaced.append(replaced)
+        try:
+            yield self._describe
+        finally:
+            self._changed.remove(changed)
+            self._replaced.remove(replaced)
+            self.description = None
+
+    def _describe(self, info: object) -> None:
+        self.description = msgspec.to_builtins(info)
+
+    async def tell(self, changes: Sequence[Change]) -> None:
+        """Every mount has forgotten these names when it returns. Raises Unavailable."""
+        for changed in list(self._changed):
+            await changed(changes)
+
+    async def tell_evicted(self, evicted: Sequence[Evicted]) -> None:
+        """The same for files that were evicted. Raises Unavailable."""
+        await self.tell(
+            [Change(parent, name, each.ino) for each in evicted for parent, name in each.names]
+        )
+
+    def tell_soon(self, written: Sequence[Written]) -> None:
+        """Others committed this, and it is in the mirror: `run` tells of it."""
+        if changes := self.follows(written):
+            self._heard += changes
+            self._hearing.set()
+
+    def follows(self, written: Sequence[Written]) -> list[Change]:
+        """What mounts have to be told of what others committed; which contents are others now they
+        know when it returns."""
+        found = self._local.read_now(
+            lambda t: heard(t, written, self._known.__contains__, self._holders.keep)
+        )
+        for ino in found.contents:
+            self._holders.let_go(ino)
+            if self._holders.keep(ino):
+                for replaced in self._replaced:
+                    replaced(ino)
+        return found.changes
+
+    async def run(self) -> None:
+        """Tell what `tell_soon` was given, until cancelled."""
+        telling = Persistence(log.warning, "a mount may show what others changed, for a while")
+        while True:
+            await self._hearing.wait()
+            self._hearing = trio.Event()
+            changes, self._heard = self._heard, []
+            await telling.attempt(partial(self.tell, changes), pause_s=0)

@@ -1,0 +1,187 @@
+"""A node's start and its end: what is started in which order, and stopped in the reverse.
+
+| step of the start | what a kill after it leaves |
+|---|---|
+| 1 store made or opened, locked | an empty store, or the old one; the lock goes with the process |
+| 2 engine opened (after a power cut rebuilt), first namespaces made | no `clean` marker |
+| 3 marker taken, what the last process left is mended (`recover`) | it is mended again |
+| 4 keepers (dropper, sealer, evictor) and control socket in a nursery | a dead socket, replaced |
+
+In a cluster step 2 joins it (`clustered`), and waits until its engine answers.
+
+The stop runs backwards: keepers end, what they hold in memory is flushed, the engine is synced and
+closed, the marker written, the lock given back. This module does not know the front doors: they use
+a Node, and register with it.
+"""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from kvfs.cluster.kept import which_node
+from kvfs.config import Config
+from kvfs.errors import Conflict, Corrupt
+from kvfs.hearing import Written
+from kvfs.meta import keys
+from kvfs.meta.copying import refuse_unfinished
+from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.mirror.mark import refuse_mirror
+from kvfs.namespace import spaces
+from kvfs.node.parts import Node, owner_of
+from kvfs.node.status import status_of
+from kvfs.recover import recover
+from kvfs.store import layout, places
+from kvfs.store.known import KnownDirectories
+from kvfs.store.tiers import data_files
+
+if TYPE_CHECKING:
+    from kvfs.clustered import Clustered
+
+FIRST_NAMESPACES: Final = ((b"cache", "cache"), (b"models", "durable"))
+"""Name and kind of the namespaces that a new store begins with."""
+log = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def open_node(config: Config) -> AsyncIterator[Node]:
+    """A running node: it answers requests on its control socket while the block lasts.
+
+    Raises Invalid (somebody else's directory), Busy (another node has the store), ReadOnly,
+    NoSpace, Corrupt, NotSupported. Cancelled: the node stops in order, as at the end of the block.
+    """
+    store = layout.create_store(config.store)
+    store.lock()
+    async with contextlib.AsyncExitStack() as closing:
+        closing.callback(store.unlock)
+        local = EmbeddedEngine(store.meta)
+        closing.callback(local.close)
+        known = layout.guarded(store.root, lambda: KnownDirectories(store.known))
+        closing.callback(known.close)
+        ears: list[Callable[[Sequence[Written]], object]] = []
+        engine, cluster = await _open_engine(config, store, local, closing, ears)
+        await engine.transact(_first_start)
+        if cluster is not None:
+            await cluster.share_key()
+        places.prepare(store, [*config.tier, *config.shared], owner_of(store, cluster))
+        node = Node(config, store, engine, local, known, cluster)
+        closing.callback(node.files.close)
+        ears.append(node.hear)
+        node.files.keep_spares()
+        node.recovery = await recover(
+            store,
+            engine,
+            node.files,
+            node.index,
+            boot=node.boot,
+            now=time.time_ns(),
+            clean=store.take_clean(),
+            restored=local.restored,
+        )
+        if node.recovery:
+            log.info("mended what the last process left: %s", node.recovery)
+
+        async def answer_status(params: dict[str, Any]) -> dict[str, Any]:
+            return await status_of(node)
+
+        async with trio.open_nursery() as nursery:
+            await _start_keepers(node, nursery)
+            node.control.handlers["status"] = answer_status
+            await nursery.start(node.control.serve)
+            yield node
+            nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            if node.tiering is not None:
+                node.tiering.ended()
+            await node.finish()
+            engine.close()
+            local.close()
+            store.mark_clean()
+
+
+async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:
+    """What runs in the background while the node does."""
+    nursery.start_soon(node.volume.run)
+    nursery.start_soon(node.index.run)
+    nursery.start_soon(node.sealer.run)
+    nursery.start_soon(node.evictor.run)
+    nursery.start_soon(node.requests.run)
+    nursery.start_soon(node.leftovers.run)
+    nursery.start_soon(node.bringing.run)
+    nursery.start_soon(node.borrowing.run)
+    nursery.start_soon(node.whereabouts.run)
+    if node.cluster is not None:
+        nursery.start_soon(node.strays.run)
+    if node.locks is not None:
+        nursery.start_soon(node.locks.run)
+    nursery.start_soon(node.scrubber.run)
+    if node.cold is not None:
+        await nursery.start(node.cold.run)
+    if node.tiering is not None:
+        await node.evictor.sample()
+        await nursery.start(node.tiering.run)
+    if node.cluster is not None:
+        nursery.start_soon(node.keep_copies(node.cluster).run)
+        nursery.start_soon(node.mounts.run)
+        await nursery.start(node.cluster.run, node.own_space, node.mounts.tell_evicted)
+
+
+async def _open_engine(
+    config: Config,
+    store: layout.Store,
+    local: EmbeddedEngine,
+    closing: contextlib.AsyncExitStack,
+    ears: Sequence[Callable[[Sequence[Written]], object]],
+) -> tuple[Engine, "Clustered | None"]:
+    """What the node's metadata are in: its own engine, or a mirror of its cluster's, which `ears`
+    are told of. Raises Conflict where the store is the other kind of node's, Corrupt where there
+    are data and nothing says what they are."""
+    if not config.engine:
+        refuse_mirror(local)
+        if (member := which_node(store)) is not None:
+            raise Conflict(
+                f"the store {store.root} is node {member.node} of the cluster {member.cluster}:"
+                " start it with --engine URL"
+            )
+        _refuse_lost_metadata(local, store)
+        return local, None
+    from kvfs.clustered import joined_cluster  # brings the Redis client
+
+    def applied(written: Sequence[Written]) -> None:
+        for hear in ears:
+            hear(written)
+
+    cluster = await closing.enter_async_context(joined_cluster(config, store, local, applied))
+    return cluster.engine, cluster
+
+
+def _refuse_lost_metadata(engine: EmbeddedEngine, store: layout.Store) -> None:
+    """Raises Corrupt where there are data and nothing that says what they are."""
+    if engine.read_now(lambda t: t.get(keys.VERSION)) is not None:
+        return
+    files = data_files(store)
+    try:
+        if next(files.scan(), None) is not None:
+            raise Corrupt(
+                f"the metadata of the store {store.root} have gone, its data are there: "
+                f"`kvfs rebuild --store {store.root}` makes them anew from these"
+            )
+    finally:
+        files.close()
+
+
+def _first_start(t: Transaction) -> None:
+    """Make what a new store begins with; nothing in an old one."""
+    if t.get(keys.VERSION) is not None:
+        spaces.check_format(t)
+        return
+    refuse_unfinished(t)
+    now, uid, gid = time.time_ns(), os.geteuid(), os.getegid()
+    spaces.format(t, now, uid, gid)
+    for name, kind in FIRST_NAMESPACES:
+        spaces.create(t, name, kind=kind, uid=uid, gid=gid, now=now)

@@ -1,0 +1,291 @@
+"""The parts of a node, put together: which there are, and what each knows of others. They run in
+`opening`."""
+
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kvfs.background.accounting import STORE, Accounting, Space
+from kvfs.background.cold import ColdTier, connect
+from kvfs.background.damage import Damage
+from kvfs.background.evictor import Evictor
+from kvfs.background.leftovers import Leftovers
+from kvfs.background.releasing import Releaser
+from kvfs.background.scrubber import Scrubber
+from kvfs.background.sealer import Sealer
+from kvfs.background.spare import Spare
+from kvfs.background.strays import Strays
+from kvfs.background.tiering import Tiering
+from kvfs.borrowing import Borrowing
+from kvfs.bringing import Bringing
+from kvfs.changes import Change
+from kvfs.coherence import Coherence
+from kvfs.cold.endpoint import parse
+from kvfs.config import Config
+from kvfs.control import ControlServer
+from kvfs.errors import Unavailable
+from kvfs.hearing import Written
+from kvfs.holders import Holders
+from kvfs.locks import Locks
+from kvfs.meta import boot
+from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.interface import Engine
+from kvfs.namespace.inodes import read_inodes
+from kvfs.node.mounts import Mounts
+from kvfs.requests import Requests
+from kvfs.store import layout
+from kvfs.store.index import NAME as INDEX_NAME
+from kvfs.store.index import Index
+from kvfs.store.known import KnownDirectories
+from kvfs.store.tiers import TieredFiles, data_files
+from kvfs.volume import Volume
+from kvfs.whereabouts import WHERE, Whereabouts
+
+if TYPE_CHECKING:
+    from kvfs.clustered import Clustered
+    from kvfs.replicas import Replicas
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[], Awaitable[dict[str, Any]]]
+
+
+class Node:
+    """The parts of a running node. Made by `open_node`."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: layout.Store,
+        engine: Engine,
+        local: EmbeddedEngine,
+        known: KnownDirectories,
+        cluster: "Clustered | None",
+    ) -> None:
+        """`local`: the embedded engine itself, which in a cluster is the mirror's file."""
+        self.config = config
+        self.store = store
+        self.engine = engine
+        self.local = local
+        self.cluster = cluster
+        self.coherence = Coherence(cluster.engine) if cluster else None
+        """Of a node of a cluster; a lone one believes itself."""
+        self.boot = boot.boot_id()
+        self.files = data_files(store)
+        self.index = Index(local.database(INDEX_NAME))
+        self.holders = Holders()
+        self.locks = _locks(cluster) if cluster else None
+        """In a cluster: those of the mount's processes."""
+        self.known = known
+        self.volume = Volume(engine, self.files, self.index, self.holders)
+        self.mounts = Mounts(local, known, self.holders)
+        self.accounting = Accounting(self.files.root, config.capacity, self.holders.writers)
+        self.evictor = Evictor(
+            engine, self.files, self.index, self.holders, self.accounting, self.mounts.tell_evicted
+        )
+        self.sealer = Sealer(engine, self.files, self.index, self.holders.writes)
+        self.volume.on_published = self.sealer.published
+        self.leftovers = Leftovers(engine, self.files, self.holders, self.volume.drop_later)
+        self.cold = self._cold_tier()
+        self.tiering = self._tiering()
+        self.bringing = Bringing(
+            engine,
+            self.files,
+            self.index,
+            self.volume,
+            lambda size: self.evictor.room_for(STORE, size),
+        )
+        self.borrowing = Borrowing(engine, self.files)
+        if self.cold is not None:
+            self.bringing.cold = self.cold.fetch
+        if cluster is not None:
+            self.bringing.fetch = self.borrowing.fetch = cluster.fetch
+            self.bringing.look_again = cluster.look_again
+            self.evictor.spare = Spare(cluster.member.roster.lives)
+            self.accounting.local = lambda: (
+                self.index.used_bytes(),
+                self.bringing.coming_bytes,
+            )
+        self.strays = Strays(engine, self.files, self.index, self.holders)
+        self.requests = Requests(
+            engine,
+            self.index,
+            self.holders,
+            self.sealer,
+            self.evictor,
+            self.bringing,
+            self.borrowing,
+            self._capacity,
+            self.changed,
+            self.drop,
+        )
+        self.damage = Damage(engine, self.files, self.holders, self.mounts.tell_evicted, self.drop)
+        self.scrubber = Scrubber(
+            engine, self.files, self.index, self.damage.found, config.scrub_rate
+        )
+        self.whereabouts = Whereabouts(
+            engine,
+            self.files,
+            self.bringing.share,
+            self.bringing.bring,
+            config.cold,
+        )
+        self.control = ControlServer(
+            store.socket,
+            {
+                "scrub": self._on_scrub,
+                **self.requests.handlers(),
+                **(cluster.handlers(self.told) if cluster else {}),
+                **self.whereabouts.handlers(),
+            },
+        )
+        self.replicas: Replicas | None = None
+        """In a cluster, once it serves its peers."""
+        self.recovery: dict[str, int] | None = None
+        """What the start had to mend, by kind; None where nothing was."""
+        self.ready_after_s = 0.0
+        self.reports: dict[str, Report] = {"cluster": cluster.report} if cluster else {}
+        """What others beside the node say of themselves in its status, by name."""
+        self.started = time.monotonic()
+
+    def _cold_tier(self) -> ColdTier | None:
+        """Where the settings name one. Raises NotSupported, Invalid."""
+        if not self.config.cold:
+            return None
+        where = parse(self.config.cold)
+        endpoint = connect(where, self.config.cold_endpoint)
+        owner, rate = owner_of(self.store, self.cluster), self.config.cold_rate
+        tier = ColdTier(self.engine, self.files, where, endpoint, owner, rate)
+        if self.cluster is not None:
+            tier.may_collect = partial(self.cluster.claims.take, "cold")
+        self.accounting.has_cold_tier = True
+        self.evictor.releaser = Releaser(
+            self.engine, self.files, self.index, tier, self.holders.in_use
+        )
+        return tier
+
+    def _tiering(self) -> Tiering | None:
+        """Where data files lie in several places."""
+        if not isinstance(self.files, TieredFiles):
+            return None
+        tiering = Tiering(
+            self.store,
+            self.engine,
+            self.files,
+            self.index,
+            self.holders,
+            lambda: self.accounting.own_free,
+        )
+        self.accounting.elsewhere = lambda: tiering.elsewhere
+        return tiering
+
+    def keep_copies(self, cluster: "Clustered") -> "Replicas":
+        """Serve peers and take part in keeping copies; returns what is to be run for that."""
+        # A mount says so, and there may be another one later.
+        cluster.serve(self.files, self.index, lambda ino: self.holders.is_changed(ino))
+        replicas = cluster.keep_copies(
+            self.bringing, self.index, self.evictor.evict, self.config.repair_rate
+        )
+        self.replicas = self.damage.others = replicas
+        self.volume.on_published = self._published
+        self.volume.acknowledge = replicas.acknowledge
+        self.volume.may_lag = cluster.may_lag
+        self.whereabouts.join(cluster.member.node, replicas)
+        assert cluster.server is not None, "it was just made"
+        cluster.server.methods[WHERE] = self.whereabouts.tell
+        return replicas
+
+    def _published(self, ino: int, version: int, blocks: int) -> None:
+        self.sealer.published(ino, version, blocks)
+        if self.replicas is not None:
+            self.replicas.published(ino)
+
+    def ready(self) -> None:
+        """The node serves: the start ends here."""
+        self.ready_after_s = time.monotonic() - self.started
+
+    async def changed(self, changes: Sequence[Change]) -> None:
+        """Every mount has forgotten these names when it returns, and drops what lost its last link
+        by it as soon as nobody holds it. Raises Unavailable."""
+        await self.mounts.tell(changes)
+        if not self.mounts:
+            unlinked = [change.ino for change in changes if change.ino]
+            await self.leftovers.drop(unlinked, before_ns=time.time_ns())
+
+    async def drop(self, inos: Sequence[int]) -> None:
+        """Of these, what has lost its last link goes; what somebody holds, with its last holder.
+        Raises Unavailable."""
+        inodes = await self.engine.read(lambda t: read_inodes(t, inos))
+        held = []
+        for ino, inode in zip(inos, inodes, strict=True):
+            if inode is None or inode.nlink:
+                continue
+            if self.holders.keep(ino):
+                held.append(Change(ino, b"", ino))
+            else:
+                self.holders.let_go(ino)
+                self.volume.drop_later(ino, inode.version)
+        if held:
+            await self.mounts.tell(held)
+
+    async def told(self, written: Sequence[Written]) -> None:
+        """Another process of this host had this committed; every mount has forgotten what was there
+        when it returns, and what was published by it has the copies that it promises. Raises
+        Unavailable."""
+        if changes := self.mounts.follows(written):
+            await self.mounts.tell(changes)
+        if self.replicas is not None and (published := self.replicas.held(written)):
+            for ino in published:
+                self.replicas.published(ino)
+            await self.replicas.acknowledge(published)
+
+    def hear(self, written: Sequence[Written]) -> None:
+        """Others committed this, and it is in the mirror: mounts are told soon."""
+        self.bringing.applied(written)
+        if self.locks is not None:
+            self.locks.applied(each.key for each in written)
+        self.mounts.tell_soon(written)
+
+    def _capacity(self) -> int:
+        disk = os.statvfs(self.files.root)
+        own = self.config.capacity.of(disk.f_blocks * disk.f_frsize)
+        return own + self.accounting.elsewhere()[1]
+
+    def own_space(self) -> Space:
+        """Of the store, as this node knows it."""
+        return self.local.read_now(self.accounting.census).store
+
+    async def space(self, namespace_id: int) -> os.statvfs_result:
+        """What statvfs(2) says in a namespace (0: at the root). Raises Unavailable."""
+        census = await self.engine.read(self.accounting.census)
+        return census.statvfs(namespace_id, os.statvfs(self.files.root))
+
+    async def finish(self) -> None:
+        """Write what is held in memory and leave the store in order. Call after the keepers
+        ended."""
+        self.index.flush()
+        try:
+            await self.volume.flush_atimes()
+            await self.engine.sync()
+        except Unavailable as error:
+            if self.cluster is None:
+                raise
+            log.warning("the engine was not told what this node did last: %s", error)
+            await self.local.sync()
+
+    async def _on_scrub(self, params: dict[str, Any]) -> dict[str, Any]:
+        self.scrubber.ask()
+        return {}
+
+
+def _locks(cluster: "Clustered") -> Locks:
+    member, engine = cluster.member, cluster.engine
+    return Locks(engine, member.node, member.incarnation, member.roster.lives, engine.catch_up)
+
+
+def owner_of(store: layout.Store, cluster: "Clustered | None") -> str:
+    """Of what several nodes share."""
+    return cluster.member.cluster if cluster else store.identity.store

@@ -1,0 +1,120 @@
+"""What a node says of itself: all that `kvfs status` shows."""
+
+import os
+import time
+from typing import Any, Final
+
+import trio
+
+from kvfs.background.accounting import Census
+from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.namespace import lifecycle, spaces
+from kvfs.namespace.inodes import BLOCK, read_inodes
+from kvfs.node.parts import Node
+from kvfs.store.probe import filesystem_type
+from kvfs.version import VERSION
+
+_BATCH: Final = 256
+
+
+async def status_of(node: Node) -> dict[str, Any]:
+    """In JSON's types; sizes in bytes. Raises Unavailable."""
+    listed, census = await node.engine.read(
+        lambda t: (spaces.list_all(t), node.accounting.census(t))
+    )
+    return {
+        "version": VERSION,
+        "pid": os.getpid(),
+        "start_s": node.ready_after_s,
+        "uptime_s": time.monotonic() - node.started,
+        "rss_bytes": _resident_bytes(),
+        "mount": node.mounts.description,
+        "store": _store(node, census),
+        "engine": {
+            "name": "LMDB",
+            "journal_failure": node.local.failure,
+            "durability": _durability(node.local),
+            **(node.cluster.describe() if node.cluster else {}),
+        },
+        "recovery": node.recovery,
+        "held": await _held(node),
+        "namespaces": [_namespace(each, census.namespaces[each.id].space.used) for each in listed],
+        "scrub": node.scrubber.report(),
+        "replicas": node.replicas.report() if node.replicas else None,
+        "cold": _cold(node),
+        "tiers": node.tiering.describe() if node.tiering else [],
+        "counters": _counters(node),
+        **{name: await report() for name, report in node.reports.items()},
+    }
+
+
+def _store(node: Node, census: Census) -> dict[str, Any]:
+    disk = os.statvfs(node.files.root)
+    return {
+        "path": str(node.store.root),
+        "filesystem": filesystem_type(node.store.root),
+        "id": node.store.identity.store,
+        "used_bytes": census.store.used,
+        "free_bytes": census.store.free,
+        "capacity_bytes": census.store.capacity,
+        "disk_free_bytes": disk.f_bavail * disk.f_frsize,
+    }
+
+
+def _durability(engine: EmbeddedEngine) -> str:
+    if engine.failure:
+        return f"a power cut may lose what is written from now on: {engine.failure}"
+    return "a kill loses nothing; its journal makes what was synced safe against a power cut"
+
+
+def _namespace(listed: spaces.Listed, used_bytes: int) -> dict[str, Any]:
+    return {
+        "name": listed.namespace.name.decode(errors="backslashreplace"),
+        "kind": listed.namespace.kind,
+        "capacity_bytes": listed.namespace.capacity,
+        "eviction": listed.namespace.eviction,
+        "used_bytes": used_bytes,
+        "inodes": listed.usage.inodes,
+    }
+
+
+async def _held(node: Node) -> dict[str, int]:
+    """What was removed, and stays on the disk until those who have it open on a mount close it."""
+    files = blocks = after = 0
+    while inos := await node.engine.read(
+        lambda t, after=after: lifecycle.orphans(t, after, _BATCH)  # type: ignore[misc]
+    ):
+        after = inos[-1]
+        held = [ino for ino in inos if node.holders.busy(ino)]
+        for inode in await node.engine.read(lambda t, held=held: read_inodes(t, held)):  # type: ignore[misc]
+            if inode is not None and not inode.nlink:
+                files, blocks = files + 1, blocks + inode.blocks
+        await trio.lowlevel.checkpoint()
+    return {"files": files, "bytes": blocks * BLOCK}
+
+
+def _cold(node: Node) -> dict[str, Any] | None:
+    if node.cold is None:
+        return None
+    return {"place": node.config.cold, "answers": not node.cold.is_away}
+
+
+def _counters(node: Node) -> dict[str, int]:
+    counting = (
+        node.evictor,
+        node.sealer,
+        node.scrubber,
+        node.bringing,
+        node.damage,
+        node.cluster,
+        node.replicas,
+        node.locks,
+        node.cold,
+        node.tiering,
+    )
+    return {name: count for each in counting if each for name, count in each.counters.items()}
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

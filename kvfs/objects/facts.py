@@ -1,0 +1,31 @@
+"""What is known of an object."""
+
+from typing import NamedTuple
+
+from kvfs.meta.records import Inode
+
+
+class Facts(NamedTuple):
+    """One version of an object, as one transaction saw it."""
+
+    key: bytes
+    ino: int
+    inode: Inode
+    etag: str
+    """Without quotes; empty for a delete marker."""
+    metadata: dict[str, str]
+    """By the names of `attributes`."""
+    version: str
+    """Its id; "null" where it was written while the bucket kept no versions."""
+    latest: bool
+    delete_marker: bool
+    data_mtime_ns: int = 0
+    """Of the data file, where that was looked at."""
+
+    @property
+    def size(self) -> int:
+        return self.inode.size
+
+    @property
+    def mtime_ns(self) -> int:
+        return self.inode.mtime_ns

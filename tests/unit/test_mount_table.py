@@ -1,0 +1,29 @@
+"""What the kernel's table of mounts says of a filesystem."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvfs.store.probe import Mount, mount_of
+
+TABLE = r"""22 1 254:0 / / rw,relatime - ext4 /dev/root rw
+31 22 8:1 / /mnt/my\040models\134a rw shared:1 - xfs /dev/sda1 rw
+32 22 8:1 /sub /mnt/other rw - xfs /dev/sda1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "mount"),
+    [
+        ((254, 0), Mount("ext4", "/")),
+        ((8, 1), Mount("xfs", "/mnt/my models\\a")),
+        ((9, 9), Mount("", "")),
+    ],
+)
+def test_a_filesystem_is_named_as_it_was_mounted_first(
+    tmp_path: Path, device: tuple[int, int], mount: Mount
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(TABLE)
+    assert mount_of(os.makedev(*device), table) == mount
