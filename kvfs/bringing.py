@@ -124,6 +124,13 @@ class Bringing:
         """Of what is on its way, once it has its room: no one else may have that."""
         return sum(each.size for each in self._incoming.values() if each.has_room)
 
+    @property
+    def settles(self) -> bool:
+        """Whether files come, or came and are not recorded yet: until they are, none of them can be
+        dropped for space."""
+        coming = any(each.has_room for each in self._incoming.values())
+        return coming or bool(self._unheld)
+
     async def run(self) -> None:
         """Bring what is asked for, until cancelled; what was on its way then is left."""
         self._files.clear_arriving()

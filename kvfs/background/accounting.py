@@ -72,11 +72,25 @@ class Holding(NamedTuple):
         return self.is_cache or self.goes_cold
 
 
+class Local(NamedTuple):
+    """What one of several nodes has of the data files."""
+
+    used: dict[int, int]
+    """Bytes here, by namespace."""
+    coming: int
+    """Bytes on their way here."""
+    settles: bool
+    """Whether files come, or came and are not recorded yet: they may go when they are."""
+
+
 class Census(NamedTuple):
     """One reading of everything."""
 
     store: Space
     namespaces: dict[int, Holding]
+    coming: int = 0
+    settles: bool = False
+    """As `Local` has them."""
 
     def space(self, namespace_id: int) -> Space:
         """What a writer in the namespace has: the tighter of its own limit and the store's
@@ -89,15 +103,15 @@ class Census(NamedTuple):
         return Space(own.used + free, own.used)
 
     def attainable(self, namespace_id: int) -> int:
-        """Bytes that could be free in the namespace if all cache namespaces were empty."""
-        caches = sum(
-            each.here for each in self.namespaces.values() if each.gives_way or each.yields
-        )
+        """Bytes that could be free in the namespace if all cache namespaces were empty, and what
+        others have too were not here."""
+        here = sum(each.here for each in self.namespaces.values() if each.gives_way or each.yields)
+        attainable = self.store.free + self.coming + here
         holding = self.namespaces.get(namespace_id)
         if holding is None or not holding.limited:
-            return self.store.free + caches
+            return attainable
         own = holding.space.capacity if holding.gives_way else holding.space.free
-        return min(own, self.store.free + caches)
+        return min(own, attainable)
 
     def statvfs(self, namespace_id: int, disk: os.statvfs_result) -> os.statvfs_result:
         """What statvfs(2) says in a namespace (0: at the root): the truth within the limit there.
@@ -129,9 +143,8 @@ class Accounting:
         self._writers = writers
         self._usual: dict[int, int] = {}
         self.has_cold_tier = False
-        self.local: Callable[[], tuple[dict[int, int], int]] | None = None
-        """In a cluster: bytes of the data files that this node has, by namespace, and of what is on
-        its way here."""
+        self.local: Callable[[], Local] | None = None
+        """In a cluster."""
         self.elsewhere: Callable[[], tuple[int, int]] = _nothing
         """Bytes of data files on other media than the store's own, and the capacity of those."""
         self.own_free = 0
@@ -143,13 +156,13 @@ class Accounting:
         listed = spaces.list_all(t)
         growth = {number: sum(grown for _, grown in each) for number, each in open_files.items()}
         used = {each.id: each.usage.bytes + growth.get(each.id, 0) for each in listed}
-        here, brought = used, 0
+        here, coming, settles = used, 0, False
         if self.local is not None:
-            own, brought = self.local()
+            own, coming, settles = self.local()
             here = {each.id: own.get(each.id, 0) + growth.get(each.id, 0) for each in listed}
         shared = {each.id for each in listed if is_shared(each.namespace.media)}
         store = self._store(
-            sum(size for number, size in here.items() if number not in shared) + brought
+            sum(size for number, size in here.items() if number not in shared) + coming
         )
         holdings = {
             each.id: Holding(
@@ -167,7 +180,7 @@ class Accounting:
             )
             for each in listed
         }
-        return Census(store, holdings)
+        return Census(store, holdings, coming, settles)
 
     def _store(self, used: int) -> Space:
         disk = os.statvfs(self._root)

@@ -200,9 +200,9 @@ class Admission:
         if holding is not None and holding.limited and census.store.free:
             if not holding.gives_way:
                 return True
-            return namespace_id in self._stuck and not holding.writers
+            return namespace_id in self._stuck and not holding.writers and not census.settles
         writers = any(each.writers for each in census.namespaces.values() if each.gives_way)
-        return STORE in self._stuck and not writers
+        return STORE in self._stuck and not writers and not census.settles
 
     def _what_is_full(self, namespace_id: int) -> str:
         census = self._census

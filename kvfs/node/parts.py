@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kvfs.background.accounting import STORE, Accounting, Space
+from kvfs.background.accounting import STORE, Accounting, Local, Space
 from kvfs.background.cold import ColdTier, connect
 from kvfs.background.damage import Damage
 from kvfs.background.evictor import Evictor
@@ -105,9 +105,8 @@ class Node:
             self.bringing.fetch = self.borrowing.fetch = cluster.fetch
             self.bringing.look_again = cluster.look_again
             self.evictor.spare = Spare(cluster.member.roster.lives)
-            self.accounting.local = lambda: (
-                self.index.used_bytes(),
-                self.bringing.coming_bytes,
+            self.accounting.local = lambda: Local(
+                self.index.used_bytes(), self.bringing.coming_bytes, self.bringing.settles
             )
         self.strays = Strays(engine, self.files, self.index, self.holders)
         self.requests = Requests(

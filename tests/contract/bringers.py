@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import trio
 
-from kvfs.background.accounting import STORE, Accounting
+from kvfs.background.accounting import STORE, Accounting, Local
 from kvfs.background.evictor import Evicted, Evictor
 from kvfs.background.spare import Spare
 from kvfs.bringing import Bringing
@@ -37,6 +37,9 @@ class Shared(MemoryEngine):
     def __init__(self, common: MemoryEngine, node: int) -> None:
         self._common = common
         self._node = keys.pack_node(node)
+        self.commits = trio.Event()
+        """Until it is set no commit that is waited for gets through."""
+        self.commits.set()
 
     def _as_node(self, fn: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
         def run(t: Transaction) -> T:
@@ -55,6 +58,7 @@ class Shared(MemoryEngine):
         return await self._common.read(self._as_node(fn))
 
     async def transact(self, fn: Callable[[Transaction], T]) -> T:
+        await self.commits.wait()
         return await self._common.transact(self._as_node(fn))
 
 
@@ -75,7 +79,9 @@ class Host:
         )
         self.evictor.spare = Spare(lambda node: node not in site.dead)
         self.bringing = Bringing(self.engine, peer.files, peer.index, self.volume, self._make_room)
-        accounting.local = lambda: (peer.index.used_bytes(), self.bringing.coming_bytes)
+        accounting.local = lambda: Local(
+            peer.index.used_bytes(), self.bringing.coming_bytes, self.bringing.settles
+        )
         self.bringing.fetch = by_peers(peer.fetcher, site.address, lambda: True)
 
     async def _make_room(self, size: int) -> None:

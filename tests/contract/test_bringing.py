@@ -288,6 +288,25 @@ def test_copies_go_where_space_is_short_and_names_stay(tmp_path: Path) -> None:
     on_nodes(tmp_path, 2, test)
 
 
+def test_space_waits_for_what_came_and_is_not_recorded_yet(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        here.is_bounded = True
+        here.engine.commits = trio.Event()
+        inos = [there.put(content(4 * MIB), space=site.durable) for _ in range(12)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.evictor.run)
+            async with trio.open_nursery() as bringing:
+                for ino in inos:
+                    bringing.start_soon(here.bringing.bring, ino)
+                await until(lambda: here.evictor.counters["passed_over_in_use"] > 0, "it is full")
+                here.engine.commits.set()
+            assert here.evictor.counters["dropped_copies"] >= 1
+            nursery.cancel_scope.cancel()
+
+    on_nodes(tmp_path, 2, test)
+
+
 def test_what_nobody_else_has_stays_or_goes_with_its_name(tmp_path: Path) -> None:
     async def test(site: Site) -> None:
         here, there = site.hosts
