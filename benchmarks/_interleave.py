@@ -140,8 +140,19 @@ class Results:
         turns = zip_longest(*(rounds[peer] for peer in _PEERS if peer in rounds))
         return [best(filter(None, turn), default=None) for turn in turns]
 
+    def is_beyond(self, row: Row, target: Target) -> bool:
+        """Whether the machine itself does not give so much: a multiple of a loader's speed is asked
+        where plain reads have it."""
+        if target.kind != "of_safetensors":
+            return False
+        most = self.ratio(row, NATIVE, SAFETENSORS)
+        return most is not None and most < target.bound
+
     def meets(self, row: Row, system: str, target: Target) -> bool | None:
-        """None when it could not be judged (no such system in this run, or it failed)."""
+        """None when it could not be judged (no such system in this run, or it failed; `is_beyond`).
+        """
+        if self.is_beyond(row, target):
+            return None
         value: float | None
         match target.kind:
             case "of_native":

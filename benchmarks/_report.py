@@ -93,6 +93,7 @@ def _verdicts(row: Row, systems: Sequence[str], results: Results) -> str:
     for system in systems:
         for target in row.targets.get(system, ()):
             met = results.meets(row, system, target)
-            word = {True: "met", False: "MISSED", None: "not measured"}[met]
+            unjudged = "beyond native" if results.is_beyond(row, target) else "not measured"
+            word = {True: "met", False: "MISSED", None: unjudged}[met]
             parts.append(f"{system} {target} {word}")
     return "; ".join(parts)

@@ -67,6 +67,16 @@ def test_a_cost_is_bounded_by_a_multiple_of_anothers(ours: float, met: bool) -> 
     assert str(target) == "≤ 2 × nginx"
 
 
+@pytest.mark.parametrize(
+    ("native", "ours", "word"),
+    [(16, 15.5, "met"), (16, 14, "MISSED"), (14, 13, "beyond native")],
+)
+def test_what_plain_reads_do_not_have_is_not_asked(native: float, ours: float, word: str) -> None:
+    row = Row("load", "GB/s", True, {"ours": (Target("of_safetensors", 1.5),)})
+    results = _results(row, native=[native], safetensors=[10], ours=[ours])
+    assert f"≥ 1.5 × safetensors {word}" in table([row], ["ours"], results)
+
+
 @pytest.fixture
 def systems(tmp_path: Path) -> list[System]:
     return [System(name, tmp_path / name) for name in ("native", "ours")]
