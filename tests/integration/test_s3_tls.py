@@ -250,19 +250,17 @@ def converse(server: S3, bucket: str, certificates: Path, version: str, command:
     line = ["openssl", "s_client", "-connect", f"localhost:{server.port}", version]
     line += ["-CAfile", str(certificates / "root.pem")]
     with subprocess.Popen(
-        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as client:
+        line, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as client:  # unbuffered: what it does not take any more is not written once more at the end
         assert client.stdin is not None
         assert client.stdout is not None
         out = client.stdout.fileno()
         # A command is a line of its own, read alone once the handshake is done.
         shown = read_until(out, b"Verify return code: 0")
         client.stdin.write(f"{command}\n".encode())
-        client.stdin.flush()
         shown += read_until(out, b"KEYUPDATE", b"RENEGOTIATING")
         with contextlib.suppress(BrokenPipeError):
             client.stdin.write(head_of("HEAD", f"/{bucket}/key"))
-            client.stdin.flush()
         while part := os.read(out, MIB):
             shown += part
         return shown
