@@ -12,7 +12,7 @@ create and not by a failed commit.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Final, NamedTuple
 
 from kvfs.media import is_shared
@@ -89,8 +89,10 @@ class Census(NamedTuple):
     store: Space
     namespaces: dict[int, Holding]
     coming: int = 0
+    """As `Local` has it."""
     settles: bool = False
-    """As `Local` has them."""
+    """Whether the node itself keeps files from going, for a while: they come, are not recorded yet,
+    or are being sealed."""
 
     def space(self, namespace_id: int) -> Space:
         """What a writer in the namespace has: the tighter of its own limit and the store's
@@ -145,6 +147,8 @@ class Accounting:
         self.has_cold_tier = False
         self.local: Callable[[], Local] | None = None
         """In a cluster."""
+        self.sealing: Callable[[], Set[int]] = frozenset
+        """Namespaces of files that are being sealed."""
         self.elsewhere: Callable[[], tuple[int, int]] = _nothing
         """Bytes of data files on other media than the store's own, and the capacity of those."""
         self.own_free = 0
@@ -164,6 +168,7 @@ class Accounting:
         store = self._store(
             sum(size for number, size in here.items() if number not in shared) + coming
         )
+        sealing = self.sealing()
         holdings = {
             each.id: Holding(
                 each.namespace.name,
@@ -180,6 +185,9 @@ class Accounting:
             )
             for each in listed
         }
+        settles |= any(
+            each.gives_way or each.yields for number, each in holdings.items() if number in sealing
+        )
         return Census(store, holdings, coming, settles)
 
     def _store(self, used: int) -> Space:

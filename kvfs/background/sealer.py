@@ -23,7 +23,7 @@ in the page cache by the reading, where the kernel can (see `checksum`).
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Final
 
@@ -82,6 +82,8 @@ class Sealer:
         self._last_publish = 0.0
         self._next_scan = 0.0
         self._scanned = 0
+        self.open_in: Set[int] = frozenset()
+        """Namespaces of the files that it has open now: for so long nobody can evict those."""
         self.counters = {"sealed_files": 0, "sealed_bytes": 0, "not_quiet": 0}
         """Since the start; `not_quiet` counts attempts that met a writer."""
 
@@ -174,6 +176,7 @@ class Sealer:
         ]
         read: list[sealing.Read] = []
         sealed: set[int] = set()
+        self.open_in = {namespace_of(ino) for ino, _ in wanted}
         try:
             await trio.to_thread.run_sync(self._read, wanted, read)
             await self._record(read)
@@ -181,6 +184,7 @@ class Sealer:
         finally:  # those of a batch that failed give way to others, too
             for each in read:
                 os.close(each.fd)
+            self.open_in = frozenset()
             self._reschedule(inos, sealed)
 
     def _read(self, wanted: list[tuple[int, int]], read: list[sealing.Read]) -> None:

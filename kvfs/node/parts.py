@@ -87,6 +87,7 @@ class Node:
             engine, self.files, self.index, self.holders, self.accounting, self.mounts.tell_evicted
         )
         self.sealer = Sealer(engine, self.files, self.index, self.holders.writes)
+        self.accounting.sealing = lambda: self.sealer.open_in
         self.volume.on_published = self.sealer.published
         self.leftovers = Leftovers(engine, self.files, self.holders, self.volume.drop_later)
         self.cold = self._cold_tier()

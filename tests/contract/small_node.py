@@ -55,6 +55,7 @@ class SmallNode:
             self.engine, self.files, self.index, self.holders, accounting, self._on_removed
         )
         self.sealer = Sealer(self.engine, self.files, self.index, self._writing)
+        accounting.sealing = lambda: self.sealer.open_in
         self.engine.transact_now(lambda t: spaces.format(t, time.time_ns(), 0, 0))
         self._ranges: dict[int, int] = {}
 

@@ -250,6 +250,42 @@ def test_a_waiting_create_goes_on_when_room_was_made(node: SmallNode) -> None:
     assert node.census().space(space).free > 0
 
 
+def test_a_create_waits_for_files_that_are_being_sealed(
+    node: SmallNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow disk has the sealer keep all files of a small cache open."""
+    space = node.namespace("cache", capacity=4 * MIB)
+    fill(node, space, "abcd")
+    syncing, synced, fsync = threading.Event(), threading.Event(), os.fsync
+
+    def slow(fd: int) -> None:
+        syncing.set()
+        synced.wait()
+        fsync(fd)
+
+    async def fill_up() -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(node.evictor.make_room, space)
+                await until(lambda: node.evictor.counters["passed_over_in_use"] >= 8, "it is full")
+                synced.set()
+        finally:
+            synced.set()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.sealer.settle)
+            await until(syncing.is_set, "files are being sealed")
+            nursery.start_soon(node.evictor.run)
+            await fill_up()
+            nursery.cancel_scope.cancel()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", slow)
+        trio.run(main)
+    assert node.names(space) < set("abcd")
+
+
 def test_growth_of_open_files_counts(node: SmallNode) -> None:
     space = node.namespace("cache", capacity=64 * MIB)
     before = node.used(space)
