@@ -168,23 +168,34 @@ class Admission:
             await self._wake.wait()
 
     async def _wait_for_room(self, namespace_id: int) -> None:
-        """Until there is room, or no hope of it."""
+        """Until there is room, or no hope of it. The first round whose end we see may have begun
+        before what can go now could."""
         await self.sample()
+        rounds = 0
         while namespace_id in self._pressed:
-            await self._round.wait()
-            if self._hopeless(namespace_id):
+            if await self._round_in_vain(namespace_id) and rounds:
                 return
-            await self.sample()
+            rounds += 1
 
     async def _wait_for_bytes(self, namespace_id: int, size: int, census: Census) -> Census:
+        rounds = 0
         while census.space(namespace_id).free < size:
             self._wake.set()
-            await self._round.wait()
-            hopeless = self._hopeless(namespace_id)
-            census = await self.sample()
-            if hopeless:
+            in_vain = await self._round_in_vain(namespace_id)
+            assert self._census is not None
+            census = self._census
+            if in_vain and rounds:
                 break
+            rounds += 1
         return census
+
+    async def _round_in_vain(self, namespace_id: int) -> bool:
+        """After the next end of a round and another sample: whether waiting cannot help, by what
+        was so before that round and what is so now."""
+        await self._round.wait()
+        hopeless = self._hopeless(namespace_id)
+        await self.sample()
+        return hopeless and self._hopeless(namespace_id)
 
     def _is_full(self, namespace_id: int) -> bool:
         """Whether nothing more fits, as of the last sample."""

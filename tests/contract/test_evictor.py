@@ -6,9 +6,11 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from kvfs.background.accounting import STORE
 from kvfs.errors import NoSpace, Stale
@@ -284,6 +286,34 @@ def test_a_create_waits_for_files_that_are_being_sealed(
         patched.setattr(os, "fsync", slow)
         trio.run(main)
     assert node.names(space) < set("abcd")
+
+
+def test_a_create_goes_by_no_round_that_began_before_it(
+    node: SmallNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = node.namespace("cache", capacity=4 * MIB)
+    opened = [node.files.open(ino, 0, os.O_RDONLY) for ino in fill(node, space, "abcd")]
+    looked, go_on, choose = trio.Event(), trio.Event(), node.evictor._choose
+
+    async def slow(*arguments: Any) -> list[tuple[int, int]]:
+        chosen = await choose(*arguments)
+        looked.set()
+        await go_on.wait()
+        return chosen
+
+    monkeypatch.setattr(node.evictor, "_choose", slow)
+
+    async def main() -> None:
+        await looked.wait()
+        for fd in opened:
+            os.close(fd)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.evictor.make_room, space)
+            await trio.testing.wait_all_tasks_blocked()
+            go_on.set()
+        assert node.names(space) < set("abcd")
+
+    keeping(node, main)
 
 
 def test_growth_of_open_files_counts(node: SmallNode) -> None:
