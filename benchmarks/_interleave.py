@@ -149,7 +149,7 @@ class Results:
         return most is not None and most < target.bound
 
     def meets(self, row: Row, system: str, target: Target) -> bool | None:
-        """None when it could not be judged (no such system in this run, or it failed; `is_beyond`)."""
+        """None when it could not be judged: not in this run, failed, or `is_beyond`."""
         if self.is_beyond(row, target):
             return None
         value: float | None
