@@ -94,6 +94,12 @@ class Census(NamedTuple):
     """Whether the node itself keeps files from going, for a while: they come, are not recorded yet,
     or are being sealed."""
 
+    @property
+    def others(self) -> int:
+        """Bytes that the engine's usage counts and this node does not have."""
+        own = (each for each in self.namespaces.values() if not each.is_shared)
+        return sum(each.space.used - each.here for each in own)
+
     def space(self, namespace_id: int) -> Space:
         """What a writer in the namespace has: the tighter of its own limit and the store's
         (statvfs)."""
@@ -151,6 +157,8 @@ class Accounting:
         """Namespaces of files that are being sealed."""
         self.elsewhere: Callable[[], tuple[int, int]] = _nothing
         """Bytes of data files on other media than the store's own, and the capacity of those."""
+        self.others = 0
+        """As a client's node told it: `Census.others`."""
         self.own_free = 0
         """Bytes that the last census found free in the store's own directory."""
 
@@ -166,7 +174,9 @@ class Accounting:
             here = {each.id: own.get(each.id, 0) + growth.get(each.id, 0) for each in listed}
         shared = {each.id for each in listed if is_shared(each.namespace.media)}
         store = self._store(
-            sum(size for number, size in here.items() if number not in shared) + coming
+            sum(size for number, size in here.items() if number not in shared)
+            + coming
+            - self.others
         )
         sealing = self.sealing()
         holdings = {

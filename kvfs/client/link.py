@@ -35,6 +35,8 @@ class Room(msgspec.Struct):
 
     capacity_bytes: int
     """What the store may hold in all, as the node is set."""
+    others_bytes: int = 0
+    """What usage counts beside, since other nodes have it."""
 
 
 class _Brought(msgspec.Struct):

@@ -3,7 +3,8 @@
 Space is reserved in the transaction that makes a file's record, before its first byte: usage counts
 it from then on, in every process. What only the node knows are files that its mount has open for
 writing; so as long as one runs, a client comes no nearer to a limit than half of the headroom that
-the node keeps ahead of its writers, without asking it. Asked, the node evicts.
+the node keeps ahead of its writers, without asking it. Asked, the node evicts, and says what other
+nodes of its cluster have of what usage counts: that takes no space here.
 """
 
 import time
@@ -65,13 +66,13 @@ class Room:
         when the node does not answer."""
         if attempt == _ATTEMPTS or (attempt and not self._guarded):
             raise NoSpace(refused.full)
-        capacity = None
+        answer = None
         for number, size in refused.wanted.items():
             answer = self._link.ask_for_room(number, size)
-            capacity = None if answer is None else Capacity(size_bytes=answer.capacity_bytes)
-        self._guarded = capacity is not None
-        limit = capacity or config.load()[0].capacity
+        self._guarded = answer is not None
+        limit = Capacity(size_bytes=answer.capacity_bytes) if answer else config.load()[0].capacity
         self._accounting = Accounting(self._root, limit, list)
+        self._accounting.others = answer.others_bytes if answer else 0
         self._valid_until = time.monotonic() + _VALID_S
 
 

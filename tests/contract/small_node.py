@@ -118,6 +118,15 @@ class SmallNode:
         self.index.add(ino, 0)
         return ino
 
+    def reserve(self, ino: int, size: int) -> None:
+        """Have the record take so much space, as a client does before it writes."""
+        now = time.time_ns()
+        self.engine.transact_now(
+            lambda t: lifecycle.publish(
+                t, ino, size=size, blocks=size // 512, mtime_ns=now, ctime_ns=now, boot=BOOT
+            )
+        )
+
     def record(self, ino: int) -> Inode | None:
         return self.engine.read_now(lambda t: tree.read_inodes(t, [ino])[0])
 

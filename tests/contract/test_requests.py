@@ -78,6 +78,20 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
         yield Asked(node)
 
 
+def test_room_that_clients_took_since_the_last_sample_is_made_anew(asked: Asked) -> None:
+    node = asked.node
+    space = node.namespace("cache", capacity=256 * MIB)
+
+    async def main() -> None:
+        await node.evictor.sample()
+        for name in "abcd":
+            node.reserve(node.write(space, name, b"."), 64 * MIB)
+        await asked.ask("room", namespace=space, bytes=10 * MIB)
+        assert node.census().space(space).free >= 10 * MIB
+
+    asked.keeping(main)
+
+
 def test_room_is_made_for_as_much_as_is_asked_for(asked: Asked) -> None:
     """More than the headroom that is kept anyway."""
     node = asked.node
@@ -87,7 +101,7 @@ def test_room_is_made_for_as_much_as_is_asked_for(asked: Asked) -> None:
 
     async def main() -> None:
         answer = await asked.ask("room", namespace=space, bytes=10 * MIB)
-        assert answer == {"capacity_bytes": 1234}
+        assert answer == {"capacity_bytes": 1234, "others_bytes": 0}
         assert node.used(space) <= 6 * MIB
         assert node.names(space) >= {"10", "9", "8"}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.client import Client
-from kvfs.errors import Exists
+from kvfs.errors import Exists, NoSpace
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs
 from tests.integration.several import Several, several
@@ -191,3 +191,17 @@ def test_a_name_that_another_node_reserved_is_busy_until_it_is_closed(a: Path, b
         assert raised.value.errno == errno.EBUSY
         file.write(b"mine")
     assert (b / "models" / "reserved").stat().st_size == 4
+
+
+def test_what_another_node_has_takes_no_room_from_clients_here() -> None:
+    with several(2, "--capacity", "16MiB") as cluster:
+        here, there = cluster.nodes
+        with Client(here.store) as one, Client(there.store) as other:
+            one.put("/models/a", bytes(12 << 20))
+            assert other.exists(["/models/a"]) == [True]
+            other.put("/models/b", bytes(8 << 20))
+            with pytest.raises(NoSpace, match=r"the store is full \(16.0 MiB\)"):
+                other.put("/models/c", bytes(12 << 20))
+            with pytest.raises(NoSpace, match=r"the store is full \(16.0 MiB\)"):
+                one.put("/models/c", bytes(8 << 20))
+            other.put("/models/c", bytes(4 << 20))
