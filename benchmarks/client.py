@@ -7,6 +7,7 @@ the native directory with each target, then one JSON object.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,6 +125,7 @@ def _groups(scale: Scale) -> list[Group]:
         _group("put 16 MiB", "GB/s", partial(_put, scale, 16 * _MIB)),
         _group("put 16 x 2 MiB at once", "GB/s", partial(_put_many, scale, 2 * _MIB)),
         _group("put 4 KiB", "files/s", partial(_put_small, scale)),
+        _group("open on the mount, put 4 KiB", "files/s", partial(_put_after_open, scale)),
         _group("put 100 x 4 KiB at once", "files/s", partial(_put_many_small, scale)),
     ]
 
@@ -186,6 +188,17 @@ def _put(scale: Scale, size: int, system: System) -> float:
 
 def _put_small(scale: Scale, system: System) -> float:
     return _rate(scale.small_files, _putter(system, 4096))
+
+
+def _put_after_open(scale: Scale, system: System) -> float:
+    """The node's loop, which looks at the mount for more, is to hear of the put."""
+    put, path = _putter(system, 4096), system.root / "block-0"
+
+    def both() -> None:
+        os.close(os.open(path, os.O_RDONLY))
+        put()
+
+    return _rate(scale.small_files, both)
 
 
 def _putter(system: System, size: int) -> Callable[[], object]:

@@ -219,17 +219,18 @@ class FastPath:
                 )
 
     async def _serve(self) -> None:
-        attention = Attention(self._device)
-        while (n := self._receive()) >= 0:
-            if n:
-                self._guarded_dispatch(n)
-                if attention.served():
-                    await trio.lowlevel.cancel_shielded_checkpoint()
-            elif self._deferred:
-                self._release_one()
-            elif not self._stay(attention):
-                await trio.lowlevel.wait_readable(self._device)
-                attention.woken()
+        await trio.lowlevel.wait_readable(self._device)
+        with Attention(self._device) as attention:
+            while (n := self._receive()) >= 0:
+                if n:
+                    self._guarded_dispatch(n)
+                    if attention.served():
+                        await trio.lowlevel.cancel_shielded_checkpoint()
+                elif self._deferred:
+                    self._release_one()
+                elif not self._stay(attention):
+                    await trio.lowlevel.wait_readable(self._device)
+                    attention.woken()
 
     def _stay(self, attention: Attention) -> bool:
         """Nothing is there: whether to look again at once. Where there are other hosts, what they
