@@ -31,6 +31,7 @@ LONGEST = (
     "integration/test_cli.py",
     "integration/test_odd_names.py",
     "integration/test_lmcache.py",
+    "integration/test_sglang.py",
     "integration/test_s3_clients.py",
     "fault/test_client_disk.py",
     "integration/test_exerciser.py",

@@ -43,6 +43,12 @@ def readers() -> Path:
     return environment(".venv-readers", HERE / "requirements-readers.txt")
 
 
+def sglang() -> list[Path]:
+    """The directories of packages that SGLang's own code runs with, on a CPU."""
+    own = environment(".venv-sglang", HERE / "requirements-sglang.txt")
+    return [packages(each) for each in (own, readers(), lmcache())]
+
+
 def vllm() -> tuple[Path, Path]:
     """The interpreter that has what vLLM's own code imports, and the directory of that code: its
     wheel is for GPUs, its sources are read as they are, without kernels."""
