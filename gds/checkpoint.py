@@ -158,18 +158,14 @@ def _shards(index: LocalPath) -> list[Shard]:
 
 def _json(path: LocalPath) -> object:
     """Raises Corrupt, Invalid, FileNotFoundError and other OSErrors."""
-    with open(path, "rb", opener=_without_waiting) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise Invalid(f"{path} is no regular file")
+    if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would wait for somebody who writes into it
+        raise Invalid(f"{path} is no regular file")
+    # By C functions alone: between an opener's steps an interrupt would lose the descriptor.
+    with open(path, "rb") as file:
         try:
             return json.loads(file.read(_MOST_JSON_BYTES))
         except (ValueError, RecursionError) as error:
             raise Corrupt(f"{path}: no JSON: {no_json(error)}") from None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """A FIFO would wait for somebody who writes into it."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _require_all(shard: Shard, header: Header) -> None:
