@@ -8,12 +8,15 @@ Invariants
 - No thread is left when the iteration ends, in whichever way: it waits for the reads under way,
   each at most `STAGING_BYTES` long. Who interrupts that wait twice (a disk hangs) is let go: the
   threads then keep the files.
+- A process that is forked meanwhile has none of the threads: the iteration ends there with an
+  error.
 - Whoever iterates may be interrupted (`kvfs.client.aside`), so he takes a plain lock only, and
   waits for a queue; threads are started, woken and waited for by a thread of their own.
 """
 
 import collections
 import contextlib
+import os
 import queue
 import threading
 from collections.abc import Generator, Sequence
@@ -38,7 +41,7 @@ from gds.source import Source
 from gds.stages import Lap, Stage, Stages, during, start_watch, stop_watch, together
 from gds.target import Lane, Target
 from kvfs.client.aside import Aside, next_within
-from kvfs.errors import KvfsError, NoSpace, Unavailable
+from kvfs.errors import Invalid, KvfsError, NoSpace, Unavailable
 
 _FAILED: Final = "failed"
 """Comes instead of a tensor's number."""
@@ -83,6 +86,7 @@ class Loader:
                 self._arrived.put(at)
         self._error: BaseException | None = None
         self._ended = False
+        self._process = os.getpid()
         self.read_bytes = 0
         """That the steps which are done asked the files for."""
         self._laps: list[Lap] = []
@@ -90,7 +94,7 @@ class Loader:
 
     def tensors(self) -> Generator[tuple[int, torch.Tensor], None, None]:
         """Each tensor by its number in the plan, as they become whole. Raises what reading or
-        memory raised."""
+        memory raised; Invalid in a process that was forked since it began."""
         threads = Aside(self._care, lambda nothing: None, self._arrived)
         try:
             threads.start()
@@ -156,6 +160,8 @@ class Loader:
                 workers.append(worker)
 
     def _next_whole(self) -> int:
+        if os.getpid() != self._process:
+            raise Invalid("this load is the parent process's, whose threads read: load again here")
         while (at := next_within(self._arrived)) is None:
             pass
         if isinstance(at, int) and self._error is None:

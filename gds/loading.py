@@ -118,7 +118,8 @@ def iter_tensors(
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
     """As `load_model`, each tensor as it arrives. What was not taken yet has at most 512 MB, or is
     one tensor. Close it to end early. Nothing is looked at before the first is asked for: tensors
-    of a GPU belong to the stream that is current then."""
+    of a GPU belong to the stream that is current then. A process that is forked meanwhile can close
+    it, and gets Invalid for the next tensor."""
     kind = _strategy(strategy)
     asked = _Asked(
         paths, device, rank, world_size, plan, dtype, kind, True, progress, report, verify

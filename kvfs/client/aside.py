@@ -7,6 +7,7 @@ aside; whoever asked waits here, by C functions alone, which an interrupt leaves
 """
 
 import _thread
+import os
 import queue
 import weakref
 from collections.abc import Callable
@@ -64,6 +65,7 @@ class Aside(Generic[T]):
         self.is_left = False
         """Nobody waits for what it returns any more: it is discarded aside."""
         self._over = queue.SimpleQueue() if over is None else over
+        self._process = os.getpid()
         # The thread's arguments are let go when it ends, also where it never came to run.
         self._tokens = [_Token()]
         self._token = weakref.ref(self._tokens[0], self._over.put)
@@ -91,7 +93,8 @@ class Aside(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        return self._token() is None
+        """Also in a process that was forked meanwhile, which has no such thread."""
+        return self._token() is None or os.getpid() != self._process
 
     def leave(self) -> None:
         """Wait until it ended, and discard what it returned; interrupted, it is discarded aside.

@@ -113,7 +113,7 @@ _STATE: Final = """
 import os
 os.environ["OMP_NUM_THREADS"] = "1"  # torch's own threads end the process where memory ends
 import gds, resource, signal, threading, torch
-from kvfs.errors import NoSpace
+from kvfs.errors import Invalid, NoSpace
 
 def of(key):
     with open("/proc/self/status") as file:
@@ -192,3 +192,44 @@ def test_an_interrupt_ends_a_load_and_leaves_nothing(where: Path, read: int) -> 
     holes.write(path, 4, [SIZE])
     holes.write(small, 1, [16])
     children.run(_INTERRUPTED, path, small, read)
+
+
+_FORKED: Final = (
+    _STATE
+    + """
+def forked(do):
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    signal.alarm(60)
+    try:
+        do()
+        os._exit(0)
+    except BaseException as error:
+        print(type(error).__name__, error, file=sys.stderr)
+        os._exit(1)
+
+def go_on():
+    try:
+        next(tensors)
+    except Invalid:
+        return
+    raise AssertionError("it went on")
+
+tensors = gds.iter_tensors(path)
+found = [next(tensors)[0]]
+assert forked(go_on) == 0
+assert forked(tensors.close) == 0
+assert forked(lambda: gds.load_file(small)["t00"][0].item()) == 0
+found += [name for name, tensor in tensors]
+assert len(found) == 9, found
+assert state() == before, state()
+"""
+)
+
+
+def test_a_process_that_is_forked_in_a_load_neither_hangs_nor_disturbs_it(where: Path) -> None:
+    path, small = where / "large.safetensors", where / "small.safetensors"
+    holes.write(path, COUNT, [SIZE])
+    holes.write(small, 1, [16])
+    children.run(_FORKED, path, small)
