@@ -12,7 +12,6 @@ from kvfs import errors
 
 USAGE: Final = 2
 BUG: Final = 70
-INTERRUPTED: Final = 130
 
 EXIT_CODES: Final[dict[type[errors.KvfsError], int]] = {
     errors.ConfigError: USAGE,

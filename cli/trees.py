@@ -1,7 +1,6 @@
 """What `kvfs import` and `kvfs export` share."""
 
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cli import exits, progress, store
+from cli import interrupts, progress, store
 from kvfs.config import Config
 from kvfs.errors import NotSupported
 from kvfs.units import format_size
@@ -72,7 +71,7 @@ def _ending_at_once() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         print("kvfs: interrupted: run it again to go on", file=sys.stderr, flush=True)
-        os._exit(exits.INTERRUPTED)
+        interrupts.end()
 
 
 def tell(done: str, moved: "Moved") -> None:

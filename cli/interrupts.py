@@ -1,0 +1,33 @@
+"""What Ctrl-C does outside a command: while one is imported, and while Python ends.
+
+Imported first of all, so it imports little: until then an interrupt is a traceback.
+"""
+
+import os
+import signal
+
+TYPE_CHECKING = False  # to import typing takes as long as all the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import NoReturn
+
+INTERRUPTED = 130
+"""The exit code."""
+
+
+def end(*_: object) -> "NoReturn":
+    """End the process at once, and without a word: a signal handler. Threads are not waited for,
+    which may wait for an answer."""
+    os._exit(INTERRUPTED)
+
+
+def handle_by(handler: "Callable[[int, FrameType | None], object]") -> None:
+    """Where an interrupt is ignored, as in the background of a shell, it stays so."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, handler)
+
+
+def raise_it() -> None:
+    """As Python does: a KeyboardInterrupt."""
+    handle_by(signal.default_int_handler)
