@@ -163,7 +163,7 @@ def _load(asked: _Asked) -> Generator[tuple[str, torch.Tensor], None, None]:
     with open_checkpoint(asked.paths, verify=asked.verify) as checkpoint:
         if asked.ranks > 1:
             for source in checkpoint.sources:
-                source.share()
+                source.share(is_common=asked.splits == {})
         wanted = list(_wanted(checkpoint, asked))
         if asked.copy:
             yield from _copied(checkpoint, wanted, device, asked)

@@ -7,20 +7,20 @@ Choice, for each read
   most, and is small where each is a page of 4 KiB (measured on virtio, cold: 3.0 GB/s into huge
   pages, 0.8 into small ones, 1.1 to 1.9 buffered).
 - What others of this host load too, other ranks of a model, goes through the page cache while they
-  do: it comes from the disk once.
+  do: it comes from the disk once. Where each rank reads all, it goes there also while none of them
+  is to be seen: they start seconds apart, and find it.
 - Small pieces that are cold, and nobody else's, are read past it many at once (`gds.pieces`), where
   the disk's blocks are smaller than pages; else through it, announced.
 - Where the filesystem has no O_DIRECT everything is buffered.
 """
 
 import collections
-import contextlib
 import errno
 import os
 from collections.abc import Sequence
 from typing import Final
 
-from gds import company
+from gds import cache_filling, company
 from gds import pieces as small
 from gds.direct_io import alignment
 from gds.memory import is_huge
@@ -49,14 +49,17 @@ class Source:
         self.size = self._began.st_size
         self._direct_fd = _open_direct(fd)
         self._is_shared = False
+        self._is_common = False
         self._owned = (fd,) if self._direct_fd is None else (fd, self._direct_fd)
         asked = None if self._direct_fd is None else alignment(fd)
         self._block = None if asked is None else asked.block
 
-    def share(self) -> None:
-        """Others may load the file too: let them know of this load, and go by theirs."""
+    def share(self, *, is_common: bool) -> None:
+        """Others may load the file too: let them know of this load, and go by theirs. `is_common`:
+        they will read all that is read here, if not now then soon."""
         company.join(self.fd)
         self._is_shared = True
+        self._is_common = is_common
 
     def read_into(self, page: memoryview, begin: int, end: int) -> None:
         """Read the file's bytes [begin, end) into `page`, memory that begins and ends at multiples
@@ -81,12 +84,14 @@ class Source:
         view = page[skip : skip + end - begin]
         if is_cold and self._is_shared:
             # Else the kernel reads ahead what is another rank's: 8 MiB behind each part.
-            self._announce([(view, begin)])
+            cache_filling.fill(self.fd, begin, end)
         self._fill(self.fd, view, begin, end - begin)
 
     def is_alone(self) -> bool:
-        """Whether nobody else of this host loads the file, so far as `share` tells."""
-        return not self._is_shared or not company.has_company(self.fd)
+        """Whether nobody else of this host wants what is read, so far as `share` tells."""
+        if not self._is_shared:
+            return True
+        return not self._is_common and not company.has_company(self.fd)
 
     def read_pieces(self, pieces: Sequence[Piece]) -> None:
         """Read into each view what begins at the offset beside it. Raises as `read_into`, and
@@ -124,9 +129,8 @@ class Source:
 
     def _announce(self, pieces: Sequence[Piece]) -> None:
         """Have the disk read them into the page cache, many at a time, and no more than them."""
-        with contextlib.suppress(OSError):  # a filesystem that takes no advice
-            for view, offset in pieces:
-                os.posix_fadvise(self.fd, offset, len(view), os.POSIX_FADV_WILLNEED)
+        for view, offset in pieces:
+            cache_filling.announce(self.fd, offset, offset + len(view))
 
     def is_cold(self, begin: int, end: int) -> bool | None:
         """Whether most of the bytes [begin, end) would come from the disk. None: the kernel does

@@ -1,7 +1,8 @@
 """The loader of vLLM's load format `kvfs`.
 
 vLLM's models cut what a rank has from whole tensors themselves, so each rank reads all of them.
-Where there are several, what they read goes through the page cache: from the disk once a host.
+Where there are several, what they read goes through the page cache: from the disk once a host,
+however long after each other they start.
 """
 
 import contextlib

@@ -144,13 +144,15 @@ def test_what_the_page_cache_has_comes_from_there(path: Path) -> None:
     assert disk_bytes() - before < len(SPANS) * PIECE / 2
 
 
-def test_what_others_load_too_comes_by_the_page_cache(path: Path) -> None:
+@pytest.mark.parametrize("is_common", [False, True])
+def test_what_others_load_too_comes_by_the_page_cache(path: Path, is_common: bool) -> None:
     data = path.read_bytes()
     source = cold(path)
     other = os.open(path, os.O_RDONLY)
     try:
-        company.join(other)
-        source.share()
+        if not is_common:
+            company.join(other)
+        source.share(is_common=is_common)
         before = cached_bytes(other, 0, 0)
         assert_read(source, data, SPANS)
         assert before == 0

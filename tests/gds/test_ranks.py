@@ -149,9 +149,10 @@ import gds
 def read_bytes():
     with open("/proc/self/io") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
+plan = {} if sys.argv[4:] == ["whole"] else None
 gds.load_model(sys.argv[3], rank=int(sys.argv[2]), world_size=4)  # the libraries themselves
 before = read_bytes()
-gds.load_model(sys.argv[1], rank=int(sys.argv[2]), world_size=4)
+gds.load_model(sys.argv[1], rank=int(sys.argv[2]), world_size=4, plan=plan)
 print(read_bytes() - before)
 """
 
@@ -169,6 +170,17 @@ def test_ranks_of_one_host_read_each_byte_from_the_disk_once(tmp_path: Path) -> 
             )
     finally:
         os.close(fd)
+    if not sum(read):
+        pytest.skip(f"{tmp_path} is on no disk that counts what is read")
+    assert sum(read) <= 1.05 * path.stat().st_size
+
+
+def test_ranks_that_read_all_one_after_the_other_read_it_from_the_disk_once(tmp_path: Path) -> None:
+    path, small = tmp_path / "a.safetensors", tmp_path / "small.safetensors"
+    write(path, {"m.down_proj.weight": meant("U8", (4096, 12 * 1024), 1)})
+    write(small, llama(1, 256))
+    os.close(make_cold(path))
+    read = [int(children.run(_RANK, path, rank, small, "whole")) for rank in range(4)]
     if not sum(read):
         pytest.skip(f"{tmp_path} is on no disk that counts what is read")
     assert sum(read) <= 1.05 * path.stat().st_size
