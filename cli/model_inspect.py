@@ -10,11 +10,10 @@ from typing import Any, Final, NamedTuple
 import click
 
 from cli import mounted, progress, settings
-from gds.architecture import splits_of
+from gds.architecture import cutting_of
 from gds.checkpoint import config_beside, read_headers
 from gds.load_plan import Strategy, make_plan, parts_of
 from gds.safetensors import Header, TensorInfo
-from gds.splits import Splits
 from kvfs.units import format_size
 
 MOST_RANKS: Final = 1024
@@ -75,18 +74,14 @@ def shares_of(
 ) -> list[Share]:
     """What those of the ranks have of files and their headers. Raises Invalid, where tensors cannot
     be divided, Corrupt, OSError."""
-    splits = splits_of(config_beside(files[0][0]) if ranks > 1 else None)
+    config = config_beside(files[0][0]) if ranks > 1 else None
     headers = [header for _, header in files]
-    return [share_of(headers, splits, number, ranks, strategy) for number in numbers]
-
-
-def share_of(
-    headers: Sequence[Header], splits: Splits, rank: int, ranks: int, strategy: Strategy
-) -> Share:
-    """What the rank has. Raises Invalid, where tensors cannot be divided."""
-    plan = make_plan(parts_of(headers, splits, rank, ranks), strategy)
-    tensor_bytes = sum(each.wanted * each.number for each in plan.lines)
-    return Share(rank, tensor_bytes, plan.read_bytes)
+    found = []
+    for number in numbers:
+        plan = make_plan(parts_of(headers, cutting_of(config, number, ranks)), strategy)
+        tensor_bytes = sum(each.wanted * each.number for each in plan.lines)
+        found.append(Share(number, tensor_bytes, plan.read_bytes))
+    return found
 
 
 def _described(

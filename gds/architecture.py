@@ -8,7 +8,7 @@ text) the text's part is meant; heads of another size than it says are another p
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from gds.splits import ROWS, TRANSFORMER, Cut, Heads, Refused, Splits, Stacked
+from gds.splits import ROWS, TRANSFORMER, Cut, Cutting, Heads, Refused, Splits, Stacked
 
 _FLOATS: Final = r"\.(weight|bias)$"
 _PACKED: Final = r"\.(qweight|qzeros|scales)$"
@@ -23,6 +23,12 @@ class _Sizes(NamedTuple):
     queries: int
     keys: int
     head: int
+
+
+def cutting_of(config: Mapping[str, object] | None, rank: int, ranks: int) -> Cutting:
+    """What a rank has by `splits_of`, none of whose patterns tells one number from another. Raises
+    Invalid."""
+    return Cutting(splits_of(config), rank, ranks, numbers_count=False)
 
 
 def splits_of(config: Mapping[str, object] | None) -> Splits:

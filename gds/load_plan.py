@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from gds.pages import page_down, page_up
 from gds.safetensors import BITS, Header, TensorInfo
 from gds.shortened import shown
-from gds.splits import Part, Splits, part_of
+from gds.splits import Cutting, Part
 from kvfs.errors import Invalid
 
 READ_BYTES: Final = 16 << 20
@@ -104,6 +104,10 @@ class Lines(NamedTuple):
     def wanted(self) -> int:
         """Bytes of all pieces of one line."""
         return sum(last - first for first, last in self.pieces)
+
+    def behind(self, begin: int) -> "Lines":
+        """The same lines, so many bytes later."""
+        return Lines(begin + self.begin if self.begin else begin, *self[1:])
 
     @property
     def is_one_span(self) -> bool:
@@ -203,22 +207,31 @@ def make_plan(
         key=lambda at: (asked[at].file, lines[at].begin, lines[at].number * lines[at].length),
     )
     runs, run_of = _runs(asked, lines, in_place, run_bytes)
-    steps: list[tuple[int, int, Step]] = [
-        (runs[step.run].file, step.begin, step) for step in _in_place(lines, runs, run_of, in_place)
-    ]
-    for at, each in enumerate(asked):
+    steps: list[Step] = list(_in_place(lines, runs, run_of, in_place))
+    for at in range(len(asked)):
         if alone[at]:
-            found = _steps_alone(at, lines[at], strategy)
-            steps += ((each.file, begin, step) for begin, step in found)
-    steps.sort(key=lambda step: step[:2])
-    return LoadPlan(asked, lines, runs, run_of, tuple(step for _, _, step in steps))
+            steps += _steps_alone(at, lines[at], strategy)
+
+    def place(step: Step) -> tuple[int, int]:
+        if isinstance(step, InPlace):
+            return runs[step.run].file, step.begin
+        return asked[step.tensor].file, _first_byte(step, lines[step.tensor])
+
+    steps.sort(key=place)
+    return LoadPlan(asked, lines, runs, run_of, tuple(steps))
 
 
-def parts_of(headers: Iterable[Header], splits: Splits, rank: int, ranks: int) -> Iterator[Wanted]:
+def _first_byte(step: Sliced | Span | Strided, lines: Lines) -> int:
+    if isinstance(step, Span):
+        return step.begin
+    return lines.begin + step.first_line * lines.length
+
+
+def parts_of(headers: Iterable[Header], cutting: Cutting) -> Iterator[Wanted]:
     """What a rank has of the tensors of several files. Raises Invalid."""
     for file, header in enumerate(headers):
         for tensor in header.tensors:
-            part = part_of(tensor, splits, rank, ranks)
+            part = cutting.part(tensor)
             if part is None or part.spans:
                 yield Wanted(file, tensor, part)
 
@@ -235,55 +248,63 @@ def lines_of(wanted: Wanted) -> Lines:
     """Where its bytes lie. Raises Invalid."""
     tensor, part = wanted.tensor, wanted.part
     if part is None or not math.prod(tensor.shape):
-        whole = tensor.end - tensor.begin
-        return _one_line(tensor.begin, whole)
-    inner = math.prod(tensor.shape[part.dimension + 1 :]) * BITS[tensor.dtype]
-    count = math.prod(tensor.shape[: part.dimension])
-    length = inner * tensor.shape[part.dimension]
-    spans = [(inner * begin, inner * end) for begin, end in part.spans if begin < end]
-    if length % 8 or any(first % 8 or last % 8 for first, last in spans):
+        return _one_line(tensor.end - tensor.begin).behind(tensor.begin)
+    lines = _lines_of(tensor.shape, BITS[tensor.dtype], part)
+    if lines is None:
         raise Invalid(
             f"tensor {shown(tensor.name)}: {tensor.dtype} cannot be cut at {part.spans} of "
             f"dimension {part.dimension}: that is within a byte"
         )
+    return lines.behind(tensor.begin)
+
+
+@functools.lru_cache(maxsize=4096)
+def _lines_of(shape: tuple[int, ...], bits: int, part: Part) -> Lines | None:
+    """Of a tensor that begins at 0 and has elements of so many bits: a checkpoint may have a
+    million tensors, and a few shapes of them. None: a part begins or ends within a byte."""
+    inner = math.prod(shape[part.dimension + 1 :]) * bits
+    count = math.prod(shape[: part.dimension])
+    length = inner * shape[part.dimension]
+    spans = [(inner * begin, inner * end) for begin, end in part.spans if begin < end]
+    if length % 8 or any(first % 8 or last % 8 for first, last in spans):
+        return None
     if not spans:
-        return _one_line(tensor.begin, 0)
+        return _one_line(0)
     pieces = tuple((first // 8, last // 8) for first, last in spans)
-    return _as_span(Lines(tensor.begin, count, length // 8, pieces))
+    return _as_span(Lines(0, count, length // 8, pieces))
 
 
 def _as_span(lines: Lines) -> Lines:
     """As one line that is wanted whole, where the bytes lie together."""
     if not lines.is_one_span:
         return lines
-    return _one_line(lines.begin + lines.pieces[0][0], lines.wanted * lines.number)
-
-
-def _one_line(begin: int, size: int) -> Lines:
-    """That is wanted whole."""
-    return Lines(begin, 1, size, _whole(size))
+    return _one_line(lines.wanted * lines.number).behind(lines.begin + lines.pieces[0][0])
 
 
 @functools.lru_cache(maxsize=4096)
-def _whole(size: int) -> tuple[tuple[int, int], ...]:
-    """A checkpoint may have a million tensors, and a few sizes of them."""
-    return ((0, size),)
+def _one_line(size: int) -> Lines:
+    """That begins at 0, and is wanted whole."""
+    return Lines(0, 1, size, ((0, size),))
 
 
 def _runs(
     asked: Sequence[Wanted], lines: Sequence[Lines], in_place: Iterable[int], most: int
 ) -> tuple[tuple[Run, ...], tuple[int | None, ...]]:
-    runs: list[Run] = []
+    """A loop without calls: there may be a million tensors."""
+    runs: list[tuple[int, int, int]] = []
     run_of: list[int | None] = [None] * len(asked)
-    last = -1  # one number for all tensors of a run, which may be a million
+    file, first, last = -1, 0, 0
+    number = -1  # one object for all tensors of a run
     for at in in_place:
-        file, begin, end = asked[at].file, lines[at].begin, lines[at].begin + lines[at].length
-        if not runs or runs[-1][::2] != (file, begin) or begin - runs[-1].begin >= most:
-            runs.append(Run(file, begin, end))
-            last += 1
-        runs[-1] = runs[-1]._replace(end=max(end, runs[-1].end))
-        run_of[at] = last
-    return tuple(runs), tuple(run_of)
+        begin, _, length, _ = lines[at]
+        if asked[at].file != file or begin != last or begin - first >= most:
+            runs.append((file, first, last))
+            file, first, last = asked[at].file, begin, begin
+            number += 1
+        last += length
+        run_of[at] = number
+    runs.append((file, first, last))
+    return tuple(Run(*each) for each in runs[1:]), tuple(run_of)
 
 
 def _in_place(
@@ -319,8 +340,8 @@ def _cut(number: int, run: Run, members: Sequence[tuple[Lines, int]]) -> Iterabl
         first, begin = behind, end
 
 
-def _steps_alone(at: int, lines: Lines, strategy: Strategy) -> Iterator[tuple[int, Step]]:
-    """Steps of a tensor that is not read in place, each with its first byte."""
+def _steps_alone(at: int, lines: Lines, strategy: Strategy) -> Iterator[Step]:
+    """Steps of a tensor that is not read in place."""
     kind = _kind(lines, strategy)
     one = lines.length if kind is Sliced else lines.wanted
     if one > STAGING_BYTES or lines.number == 1:
@@ -328,20 +349,17 @@ def _steps_alone(at: int, lines: Lines, strategy: Strategy) -> Iterator[tuple[in
         return
     each = max(1, STAGING_BYTES // one)
     for first in range(0, lines.number, each):
-        yield (
-            lines.begin + first * lines.length,
-            kind(at, first, min(first + each, lines.number)),
-        )
+        yield kind(at, first, min(first + each, lines.number))
 
 
-def _spans(at: int, lines: Lines) -> Iterator[tuple[int, Step]]:
+def _spans(at: int, lines: Lines) -> Iterator[Span]:
     offset = 0
     for line in range(lines.number):
         start = lines.begin + line * lines.length
         for first, last in lines.pieces:
             for begin in range(start + first, start + last, STAGING_BYTES):
                 end = min(begin + STAGING_BYTES, start + last)
-                yield begin, Span(at, begin, end, offset)
+                yield Span(at, begin, end, offset)
                 offset += end - begin
 
 

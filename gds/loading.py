@@ -6,13 +6,13 @@ from typing import Final, NamedTuple, SupportsIndex
 
 import torch
 
-from gds.architecture import splits_of
+from gds.architecture import cutting_of
 from gds.checkpoint import Checkpoint, Path, config_beside, open_checkpoint
 from gds.load_plan import LoadPlan, Strategy, Wanted, make_plan, parts_of
 from gds.loader import Loader
 from gds.mapping import map_tensors
 from gds.safetensors import BITS
-from gds.splits import Splits, require_splits
+from gds.splits import Cutting, Splits, require_splits
 from gds.tensors import is_converted, is_target
 from gds.ways import Report, device_of, open_target
 from kvfs.errors import Invalid
@@ -217,11 +217,12 @@ def _taken(
 
 
 def _wanted(checkpoint: Checkpoint, asked: _Asked) -> Iterable[Wanted]:
-    splits = asked.splits
-    if splits is None:
+    if asked.splits is None:
         config = config_beside(checkpoint.sources[0].where) if asked.ranks > 1 else None
-        splits = splits_of(config)
-    for each in parts_of(checkpoint.headers, splits, asked.rank, asked.ranks):
+        cutting = cutting_of(config, asked.rank, asked.ranks)
+    else:
+        cutting = Cutting(asked.splits, asked.rank, asked.ranks)
+    for each in parts_of(checkpoint.headers, cutting):
         converted = asked.dtype is not None and is_converted(each.tensor, asked.dtype)
         yield each._replace(converted=converted)
 

@@ -65,6 +65,9 @@ COLUMNS: Final = r"\b((q|k|v|q_b|kv_b|gate|up)_proj|w[qkv13]|fc1)"
 """Of modules that make heads or hidden units."""
 ROWS: Final = r"\b((o|out|down)_proj|w[o2]|fc2|self_attn\.dense)"
 """Of those that take them in."""
+_NUMBER: Final = re.compile(r"(?<![^.])[0-9]+(?![^.])")
+"""All that is between two dots, or a dot and an end."""
+_MOST_KINDS: Final = 4096
 _DIMENSION: Final = "the number of a dimension is wanted, from 0 on"
 _STACKED: Final = r"\b(qkv(_proj)?|query_key_value|W_?(pack|qkv)|wqkv|c_attn)"
 
@@ -153,35 +156,61 @@ def _is_number(found: object, least: int) -> bool:
     return type(found) is int and found >= least
 
 
-def part_of(tensor: TensorInfo, splits: Splits, rank: int, ranks: int) -> Part | None:
-    """What the rank has of the tensor; None: all of it. Raises Invalid."""
-    if not 0 <= rank < ranks:
-        raise Invalid(f"rank {rank} is none of {ranks} ranks, which count from 0")
-    if ranks == 1:
-        return None
-    cut, number = _cut_of(tensor, splits)
-    match cut:
-        case None:
-            return None
-        case Refused(why):
-            _require_one_element(tensor, why)
-            return None
-        case Experts(total):
-            return _of_experts(tensor, number, total, rank, ranks)
-        case Heads():
-            return _of_heads(_Along(tensor, cut.dimension, rank, ranks), cut)
-        case Stacked(sizes, dimension):
-            return _of_stacked(_Along(tensor, dimension, rank, ranks), sizes)
-    return _evenly(_Along(tensor, cut, rank, ranks))
+class Cutting:
+    """What one of several ranks has by a plan."""
 
+    def __init__(
+        self, splits: Splits, rank: int, ranks: int, *, numbers_count: bool = True
+    ) -> None:
+        """`numbers_count` False: names that differ in numbers between dots alone, those of layers
+        and experts, are the same to the plan. Of a million names it is then asked of some dozens.
+        Raises Invalid."""
+        if not 0 <= rank < ranks:
+            raise Invalid(f"rank {rank} is none of {ranks} ranks, which count from 0")
+        self._cuts = [(re.compile(pattern), cut) for pattern, cut in splits.items()]
+        self._rank = rank
+        self._ranks = ranks
+        self._numbers_count = numbers_count
+        self._known: dict[tuple[str, tuple[int, ...]], Part | None] = {}
+        """By a name without its numbers, and a shape."""
 
-def _cut_of(tensor: TensorInfo, splits: Splits) -> tuple[Cut, str | None]:
-    """And the first group of the pattern that says so."""
-    for pattern, cut in splits.items():
-        found = re.search(pattern, tensor.name)
-        if found is not None:
-            return cut, found.group(1) if found.re.groups else None
-    return None, None
+    def part(self, tensor: TensorInfo) -> Part | None:
+        """What the rank has of the tensor; None: all of it. Raises Invalid."""
+        if self._ranks == 1:
+            return None
+        if self._numbers_count:
+            return self._part(tensor)
+        kind = _NUMBER.sub("0", tensor.name), tensor.shape
+        if kind not in self._known:
+            if len(self._known) == _MOST_KINDS:
+                self._known.clear()
+            self._known[kind] = self._part(tensor)
+        return self._known[kind]
+
+    def _part(self, tensor: TensorInfo) -> Part | None:
+        rank, ranks = self._rank, self._ranks
+        cut, number = self._cut_of(tensor)
+        match cut:
+            case None:
+                return None
+            case Refused(why):
+                _require_one_element(tensor, why)
+                return None
+            case Experts(total):
+                return _of_experts(tensor, number, total, rank, ranks)
+            case Heads():
+                return _of_heads(_Along(tensor, cut.dimension, rank, ranks), cut)
+            case Stacked(sizes, dimension):
+                return _of_stacked(_Along(tensor, dimension, rank, ranks), sizes)
+        return _evenly(_Along(tensor, cut, rank, ranks))
+
+    def _cut_of(self, tensor: TensorInfo) -> tuple[Cut, str | None]:
+        """And the first group of the pattern that says so."""
+        for pattern, cut in self._cuts:
+            found = pattern.search(tensor.name)
+            if found is not None:
+                return cut, found.group(1) if pattern.groups else None
+        return None, None
 
 
 def _require_one_element(tensor: TensorInfo, why: str) -> None:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gds.architecture import splits_of
+from gds.architecture import cutting_of, splits_of
 from gds.safetensors import BITS, TensorInfo
-from gds.splits import TRANSFORMER, Experts, Heads, Part, Refused, Splits, Stacked, part_of
+from gds.splits import TRANSFORMER, Cutting, Experts, Heads, Part, Refused, Splits, Stacked
 from kvfs.errors import Invalid
 
 Array = npt.NDArray[np.int64]
@@ -23,6 +23,10 @@ COLUMNS = 3
 
 def info(name: str, shape: Sequence[int], dtype: str = "BF16") -> TensorInfo:
     return TensorInfo(name, dtype, tuple(shape), 0, math.prod(shape) * BITS[dtype] // 8)
+
+
+def part_of(tensor: TensorInfo, splits: Splits, rank: int, ranks: int) -> Part | None:
+    return Cutting(splits, rank, ranks).part(tensor)
 
 
 def cut(whole: Array, name: str, splits: Splits, rank: int, ranks: int) -> Array:
@@ -342,3 +346,76 @@ def test_a_rank_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize("config", [None, {}, {"num_attention_heads": "8"}, {"head_dim": 8}])
 def test_what_says_nothing_of_heads_leaves_names_alone(config: dict[str, Any] | None) -> None:
     assert splits_of(config) == TRANSFORMER
+
+
+WORDS = [
+    "model",
+    "layers",
+    "h",
+    "experts",
+    "block_sparse_moe",
+    "self_attn",
+    "mlp",
+    "q_proj",
+    "k_proj",
+    "o_proj",
+    "qkv_proj",
+    "w1",
+    "w2",
+    "wqkv",
+    "fc1",
+    "fc2",
+    "down_proj",
+    "gate_up_proj",
+    "gate_up_proj_1",
+    "in_proj_qkv",
+    "dense",
+    "dense_h_to_4h",
+    "attention",
+    "attention_2",
+    "embed_tokens",
+    "output",
+    "norm",
+    "query_key_value",
+    "weight",
+    "bias",
+    "scales",
+    "qzeros",
+    "g_idx",
+    "0",
+    "7",
+    "12",
+    "128",
+    "1b",
+    "b1",
+]
+SOME = st.lists(st.sampled_from(WORDS), max_size=3)
+CONFIGS: list[dict[str, Any] | None] = [
+    None,
+    config_of(8, 2),
+    config_of(8, 4, model_type="internlm2"),
+    config_of(8, 4, model_type="chatglm"),
+    config_of(8, 1, model_type="falcon"),
+    config_of(8, 8, model_type="bloom"),
+    {**config_of(8, 2), "quantization_config": {"quant_method": "awq", "group_size": 128}},
+]
+
+
+@given(SOME, st.sampled_from(["weight", "bias", "scales", "g_idx"]), st.sampled_from(CONFIGS))
+def test_numbers_in_names_mean_nothing_to_what_a_config_says(
+    before: list[str], last: str, config: dict[str, Any] | None
+) -> None:
+    """So what was found for one layer holds for the others; also what is refused, and the name
+    by which it is."""
+    cutting = cutting_of(config, 1, 4)
+    for word in WORDS:
+        for shape in [(48, 8), (8,), (6, 6)]:
+            tensor = info(".".join([*before, word, last]), shape)
+            assert outcome(cutting, tensor) == outcome(Cutting(splits_of(config), 1, 4), tensor)
+
+
+def outcome(cutting: Cutting, tensor: TensorInfo) -> Part | str | None:
+    try:
+        return cutting.part(tensor)
+    except Invalid as refusal:
+        return str(refusal)
