@@ -93,10 +93,10 @@ def bytes_of(memory: memoryview) -> torch.Tensor:
 
 
 def view_of(raw: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """`raw`, bytes in a row, as a tensor: a view of it, or a copy where the bytes do not begin
-    where elements may."""
+    """`raw`, bytes in a row, as a tensor: on its memory, or on a copy where the bytes do not begin
+    where elements may. Detached, for what torch notes of views takes 600 bytes each."""
     if not math.prod(shape):
         return torch.empty(shape, dtype=dtype, device=raw.device)
     if raw.data_ptr() % dtype.itemsize:
         raw = raw.clone()
-    return raw.view(dtype).reshape(shape)
+    return raw.view(dtype).reshape(shape).detach()

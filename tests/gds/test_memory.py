@@ -97,3 +97,27 @@ def test_a_header_takes_the_memory_of_what_it_says(tmp_path: Path) -> None:
     assert found == len(names)
     assert length > 10**7
     assert taken < 5 * length, (taken, length)
+
+
+_MANY: Final = """
+import gds, json, sys
+
+def of(key):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(key + ":"))
+
+gds.load_file(sys.argv[1])
+before = of("VmRSS")
+found = gds.load_file(sys.argv[2])
+print(json.dumps([len(found), (of("VmRSS") - before) / len(found)]))
+"""
+
+
+def test_a_small_tensor_takes_little_beside_its_bytes(tmp_path: Path) -> None:
+    """torch notes of a view what it is a view of, in 600 bytes each."""
+    small, large = tmp_path / "small.safetensors", tmp_path / "large.safetensors"
+    write(small, {"a": meant("U8", (1,), 1)})
+    write(large, {f"t{number}": Meant("U8", (1,), b"x") for number in range(100_000)})
+    count, taken = json.loads(children.run(_MANY, small, large))
+    assert count == 100_000
+    assert taken < 900, taken
