@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,15 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+
+# Tests send these signals to what they start, which would ignore them too, as in the background of
+# a shell or under nohup.
+for number, handler in {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGHUP: signal.SIG_DFL,
+}.items():
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Kept in the environment, so that processes that share the tests draw the same.
 SEED = int(os.environ.setdefault("KVFS_TEST_SEED", str(random.SystemRandom().randrange(1 << 32))))
