@@ -131,15 +131,24 @@ def memory(way: str, files: Files) -> float:
     return float(peak - before - tensors)
 
 
-def rank(files: Files, rank: int, ranks: int, strategy: str) -> float:
-    """Seconds of a rank's load."""
+def rank(files: Files, rank: int, ranks: int, strategy: str, after_s: float = 0.0) -> float:
+    """Seconds of a rank's load, which begins so much later."""
     import gds
 
+    time.sleep(after_s)
     return _timed(
         files,
         ranks,
         lambda: gds.load_model(files, rank=rank, world_size=ranks, strategy=strategy),
     )
+
+
+def rank_of_whole(files: Files, rank: int, ranks: int, after_s: float) -> float:
+    """Bytes that a rank takes which reads all, tensor by tensor, and begins so much later."""
+    import gds
+
+    time.sleep(after_s)
+    return float(sum(each.nbytes for _, each in gds.iter_tensors(files, "cpu", rank, ranks, {})))
 
 
 def _timed(files: Files, parts: int, load: Callable[[], object]) -> float:
@@ -160,14 +169,16 @@ def read_bytes() -> float:
     raise KeyError("read_bytes")
 
 
-def together(files: Files, small: str, ranks: int) -> float:
-    """Bytes that the ranks have the disk read, each in a process of its own, all at once."""
+def together(files: Files, small: str, ranks: int, apart_s: float, is_whole: bool) -> float:
+    """Bytes that the ranks have the disk read, each in a process of its own, which begin so many
+    seconds after each other; `is_whole`: each reads all."""
     with contextlib.ExitStack() as stack:
         others = [stack.enter_context(_another()) for _ in range(ranks)]
         ask(others, [{"flow": "load", "way": "gds", "files": [small]}] * ranks)  # imports
         before = ask(others, [{"flow": "read_bytes"}] * ranks)
-        load = {"flow": "rank", "files": files, "ranks": ranks, "strategy": "auto"}
-        ask(others, [load | {"rank": number} for number in range(ranks)])
+        load: dict[str, Any] = {"flow": "rank", "files": files, "ranks": ranks}
+        load |= {"flow": "rank_of_whole"} if is_whole else {"strategy": "auto"}
+        ask(others, [load | {"rank": each, "after_s": each * apart_s} for each in range(ranks)])
         return sum(ask(others, [{"flow": "read_bytes"}] * ranks)) - sum(before)
 
 
@@ -212,6 +223,7 @@ FLOWS: Final[dict[str, Callable[..., float]]] = {
     "memory": memory,
     "memcpy": memcpy,
     "rank": rank,
+    "rank_of_whole": rank_of_whole,
     "raw": raw,
     "read_bytes": read_bytes,
     "together": together,

@@ -23,7 +23,22 @@ _TIME: Final = _row("rank 0 of 4, cold: time", 0.6)
 _BYTES: Final = _row("rank 0 of 4, cold: bytes from the disk", 0.50)
 _STRIDED_TIME: Final = _row("the same, strided: time", None)
 _STRIDED_BYTES: Final = _row("the same, strided: bytes from the disk", 0.30)
-_TOGETHER: Final = _row("4 ranks of one host, cold: bytes from the disk", 1.05)
+
+
+class _Start(NamedTuple):
+    """How the ranks of a host come."""
+
+    apart_s: float
+    """Between two of them, as an engine's workers have some."""
+    is_whole: bool
+    """Each reads all, as vLLM's do."""
+
+
+_TOGETHER: Final = {
+    _Start(0.0, False): _row("4 ranks of one host, cold: bytes from the disk", 1.05),
+    _Start(1.0, True): _row("4 ranks of one host, each reads all, 1 s apart: bytes", 1.05),
+    _Start(1.0, False): _row("4 ranks of one host, each its part, 1 s apart: bytes", None),
+}
 
 
 class _Cost(NamedTuple):
@@ -35,7 +50,7 @@ class _Cost(NamedTuple):
 def groups() -> list[Group]:
     return [
         Group((_TIME, _BYTES, _STRIDED_TIME, _STRIDED_BYTES), _one_rank, applies=_is_gds),
-        Group((_TOGETHER,), _together, applies=_is_gds),
+        Group(tuple(_TOGETHER.values()), _together, applies=_is_gds),
     ]
 
 
@@ -67,11 +82,14 @@ def _cost(way: Way, ranks: int, strategy: str) -> _Cost:
 def _together(system: System) -> Mapping[str, float]:
     assert isinstance(system, Way)
     checkpoint = system.checkpoint
-    checkpoint.make_cold(checkpoint.shards)
-    read = system.ask(
-        "together", files=_names(checkpoint.shards), small=str(checkpoint.small), ranks=_RANKS
-    )
-    return {_TOGETHER.name: read / sum(shard.stat().st_size for shard in checkpoint.shards)}
+    files, small = _names(checkpoint.shards), str(checkpoint.small)
+    size = sum(shard.stat().st_size for shard in checkpoint.shards)
+    found = {}
+    for start, row in _TOGETHER.items():
+        checkpoint.make_cold(checkpoint.shards)
+        read = system.ask("together", files=files, small=small, ranks=_RANKS, **start._asdict())
+        found[row.name] = read / size
+    return found
 
 
 def _names(shards: Sequence[Path]) -> list[str]:
