@@ -91,17 +91,20 @@ class Volume:
 
     async def drop(self, doomed: Sequence[Name]) -> dict[Name, OSError]:
         """Unlink the data files of these orphans (inode, version), then drop their records; those
-        whose data file could not be unlinked, and why.
+        whose data file could not be unlinked, and why. The engine says what an orphan is: what has
+        a name stays.
 
         In a durable namespace synced first: else a power cut could undo the rename that made an
         orphan, and find its data gone. Cancelled: what is left is found again at the next start.
         Raises NoSpace, ReadOnly, Unavailable.
         """
-        if await self.engine.read(lambda t: _any_durable(t, doomed)):
+        names = await self.engine.read(lambda t: _nameless(t, doomed))
+        if await self.engine.read(lambda t: _any_durable(t, names)):
             await self.engine.sync()
 
-        failed = await unlink_each(self.files, doomed)
-        gone = [name[0] for name in doomed if name not in failed]
+        failed = await unlink_each(self.files, names)
+        kept = {ino for ino, _ in failed}
+        gone = list({ino: None for ino, _ in names if ino not in kept})
 
         def forget(t: Transaction) -> None:
             for ino in gone:
@@ -182,6 +185,19 @@ class Volume:
                     inodes.write_inode(t, ino, inode)
 
         await self.engine.transact(fn)
+
+
+def _nameless(t: Transaction, doomed: Sequence[Name]) -> list[Name]:
+    """The data files of those that have no name; of an orphan that was written to since its last
+    name went, also the one that its record has now."""
+    found: dict[Name, None] = {}
+    records = inodes.read_inodes(t, [ino for ino, _ in doomed])
+    for name, inode in zip(doomed, records, strict=True):
+        if inode is None or not inode.nlink:
+            found[name] = None
+        if inode is not None and not inode.nlink:
+            found[name[0], inode.version] = None
+    return list(found)
 
 
 def _any_durable(t: Transaction, doomed: Sequence[Name]) -> bool:

@@ -215,6 +215,7 @@ class Operations:
         _check_name(name)
         now = now_ns()
         inode = await self.engine.transact(lambda t: tree.link(t, ino, parent, name, now))
+        self.orphans.named(ino)
         return self.live(ino, inode)
 
     async def unlink(self, parent: int, name: bytes) -> None:

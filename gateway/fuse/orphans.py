@@ -36,6 +36,10 @@ class Orphans:
         """A file was made without a name."""
         self._versions[ino] = 0
 
+    def named(self, ino: int) -> None:
+        """A file has a name (again): it goes with that."""
+        self._versions.pop(ino, None)
+
     def let_go(self, ino: int) -> None:
         """A holder let go of the inode: if it is an orphan and that was the last, it is dropped."""
         if ino in self._versions and not self._volume.holders.keep(ino):

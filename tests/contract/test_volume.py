@@ -115,3 +115,45 @@ def test_an_engine_that_fails_for_a_while_ends_nothing(
         with jumping_clock() as clock:
             trio.run(main, clock=clock)
         assert not failures
+
+
+def test_what_got_a_name_again_is_not_dropped(tmp_path: Path) -> None:
+    with small_node(tmp_path / "store") as node:
+        volume = Volume(node.engine, node.files, node.index, node.holders)
+        namespace_id = node.namespace("cache")
+        parent = namespace_root(namespace_id)
+
+        async def main() -> None:
+            named, left = [await volume.allocate(namespace_id) for _ in range(2)]
+            orphan(node, namespace_id, named)
+            orphan(node, namespace_id, left)
+            await node.engine.transact(lambda t: tree.link(t, named, parent, b"name", 1))
+            await volume.drop([(named, 0), (left, 0)])
+            assert list(node.files.scan()) == [(named, 0)]
+            assert node.record(named) is not None
+            assert node.record(left) is None
+
+        trio.run(main)
+
+
+def test_an_orphan_goes_with_the_data_that_it_has_by_then(tmp_path: Path) -> None:
+    """In a cluster who writes to an open file without a name gives its data file another one."""
+    with small_node(tmp_path / "store") as node:
+        volume = Volume(node.engine, node.files, node.index, node.holders)
+        namespace_id = node.namespace("cache")
+
+        async def main() -> None:
+            ino = await volume.allocate(namespace_id)
+            orphan(node, namespace_id, ino)
+            os.close(node.files.create(ino, 7))
+
+            def written(t: Transaction) -> None:
+                inode = tree.read_inode(t, ino)
+                inode.version = 7
+                tree.write_inode(t, ino, inode)
+
+            await node.engine.transact(written)
+            await volume.drop([(ino, 0)])
+            assert not list(node.files.scan())
+
+        trio.run(main)

@@ -18,6 +18,7 @@ from tests.integration.harness import Node, is_mounted, kvfs, wait_for_exit
 from tests.integration.posix import (
     descriptor,
     handle_of,
+    link_descriptor,
     make_of,
     needs_root,
     open_handle,
@@ -119,6 +120,38 @@ def test_a_kill_keeps_everything_that_was_closed(new_node: NewNode) -> None:
     node.kill()
     node.up()
     assert_same(top, before)
+    node.down()
+    fsck_finds_nothing(node)
+
+
+def data_sizes(node: Node) -> set[int]:
+    """The sizes of all data files in the store."""
+    return {path.stat().st_size for path in (node.store / "data").rglob("*") if path.is_file()}
+
+
+@needs_root  # the kernel is to forget
+def test_a_nameless_file_that_got_a_name_stays(new_node: NewNode) -> None:
+    node = new_node()
+    content = {kind: os.urandom(40_000) for kind in ("models", "cache")}
+    for kind, data in content.items():
+        try:
+            fd = os.open(node.mount / kind, os.O_TMPFILE | os.O_RDWR, 0o640)
+        except OSError as error:
+            assert node.mode == "libfuse"
+            assert error.errno == errno.EOPNOTSUPP
+            return
+        os.write(fd, data)
+        link_descriptor(fd, node.mount / kind / "named")
+        os.close(fd)
+    Path("/proc/sys/vm/drop_caches").write_text("2")
+    with descriptor(node.mount / "models", os.O_TMPFILE | os.O_RDWR) as fd:
+        os.write(fd, bytes(77_777))
+    deadline = time.monotonic() + 30
+    while 77_777 in data_sizes(node):  # what came to its end before has gone by then
+        assert time.monotonic() < deadline, "a file that nobody can open stays"
+        time.sleep(0.02)
+    for kind, data in content.items():
+        assert (node.mount / kind / "named").read_bytes() == data
     node.down()
     fsck_finds_nothing(node)
 
