@@ -6,8 +6,9 @@ rest.
   there (`kvfs.stepping`); what waits for other reasons (fsync, fallocate, copies, pressure on a
   cache's capacity) runs as a task from its beginning; payload of relay mode that may wait for a
   disk goes to worker threads.
-- A signal to the caller (INTERRUPT) ends what it waits for, but for what may have been done by then
-  and is not asked for again: a close, a change of names.
+- What a caller waits for ends early with the caller alone, whatever other signals it gets
+  (INTERRUPT): no local filesystem answers EINTR, and programs take it for a failure. But who waits
+  for a lock is ended by any signal, as everywhere.
 - Nobody waits for a RELEASE (the close that sent it has returned), so that it goes after whatever
   was asked since.
 - How it waits for the next request is `attention`'s subject.
@@ -60,12 +61,9 @@ _WANTED: Final = (
     | Init.INIT_EXT
     | Init.DIRECT_IO_ALLOW_MMAP
 )
-_WAITED_OUT: Final = frozenset(
-    {Op.FLUSH, Op.MKDIR, Op.SYMLINK, Op.LINK, Op.UNLINK, Op.RMDIR, Op.RENAME, Op.RENAME2}
-)
-"""No local filesystem answers EINTR to these, so programs take it for a failure. They end early
-only with their caller: a close may wait long for copies that its namespace promises."""
 _SIGKILL_BIT: Final = 1 << (signal.SIGKILL - 1)
+_LOOK_S: Final = 0.25
+"""The kernel tells of the first signal alone: from then on callers are looked at so often."""
 _DEFERRED: Final = 32
 """RELEASEs that wait at most; fewer than the kernel sends without an answer (_MAX_BACKGROUND)."""
 _MAX_READAHEAD: Final = 8 << 20
@@ -90,11 +88,11 @@ class _Waiting(NamedTuple):
 
     scope: trio.CancelScope
     thread: int | None
-    """The caller's, where only its end ends the request; None: any signal does."""
+    """The caller's, whose end alone ends the request; None: any signal does."""
 
 
 def _thread_of(request: Request) -> int | None:
-    return request.pid if request.opcode in _WAITED_OUT else None
+    return None if request.opcode == Op.SETLKW else request.pid
 
 
 def _is_killed(thread: int) -> bool:
@@ -196,6 +194,9 @@ class FastPath:
         something is asked of the same file."""
         self._waiting: dict[int, _Waiting] = {}
         """Of each request that runs as a task, by its unique number."""
+        self._signalled: dict[int, _Waiting] = {}
+        """Those of them whose callers were sent a signal, and live on."""
+        self._watched = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
         self._init_unique = 0
         self.kernel_minor = 0
@@ -210,6 +211,7 @@ class FastPath:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._from_server)
+                nursery.start_soon(self._watch_signalled)
                 await self._serve()
                 nursery.cancel_scope.cancel()
         finally:
@@ -277,9 +279,9 @@ class FastPath:
                 self._spawn(handler, request)
             return
         if opcode == Op.READ:
-            self._read(unique, buffer)
+            self._read(unique, pid, buffer)
         elif opcode == Op.WRITE:
-            self._write(unique, buffer, n)
+            self._write(unique, pid, buffer, n)
         elif opcode == Op.FORGET:
             self._operations.forget(nodeid, protocol.FORGET_IN.unpack_from(buffer, _HEADER)[0])
         elif opcode == Op.BATCH_FORGET:
@@ -330,11 +332,9 @@ class FastPath:
         request.detach()
         self._run(request.unique, handler(request), _thread_of(request))
 
-    def _run(
-        self, unique: int, handling: Awaitable[bytes | None], thread: int | None = None
-    ) -> None:
+    def _run(self, unique: int, handling: Awaitable[bytes | None], thread: int | None) -> None:
         """Go on in a task. `handling` returns the reply's body; None: it replied itself. `thread`:
-        the caller's, where only its end ends this."""
+        the caller's, whose end alone ends this; None: any signal does."""
         assert self._nursery is not None
         scope = trio.CancelScope()
         self._waiting[unique] = _Waiting(scope, thread)
@@ -352,15 +352,32 @@ class FastPath:
                 self._reply_error(unique, e)
             finally:
                 del self._waiting[unique]
+                self._signalled.pop(unique, None)
         if scope.cancelled_caught:
             payload.reply_error(self._device, unique, errno.EINTR)
 
     def _interrupt(self, buffer: memoryview) -> None:
-        """The caller was sent a signal: what waits for it ends. What does not wait ends by
-        itself."""
-        waiting = self._waiting.get(protocol.INTERRUPT_IN.unpack_from(buffer, _HEADER)[0])
-        if waiting is not None and (waiting.thread is None or _is_killed(waiting.thread)):
+        """The caller was sent a signal. What does not wait ends by itself."""
+        unique = protocol.INTERRUPT_IN.unpack_from(buffer, _HEADER)[0]
+        waiting = self._waiting.get(unique)
+        if waiting is None:
+            return
+        if waiting.thread is None or _is_killed(waiting.thread):
             waiting.scope.cancel()
+        else:
+            self._signalled[unique] = waiting
+            self._watched.set()
+
+    async def _watch_signalled(self) -> None:
+        """End what callers wait for who are killed after another signal."""
+        while True:
+            await self._watched.wait()
+            self._watched = trio.Event()
+            while self._signalled:
+                await trio.sleep(_LOOK_S)
+                for waiting in self._signalled.values():
+                    if waiting.thread is not None and _is_killed(waiting.thread):
+                        waiting.scope.cancel()
 
     def _reply(self, unique: int, body: bytes) -> None:
         message = OUT_HEADER.pack(OUT_HEADER.size + len(body), 0, unique) + body
@@ -377,13 +394,13 @@ class FastPath:
 
     # ---- requests without a plain handler
 
-    def _read(self, unique: int, buffer: memoryview) -> None:
+    def _read(self, unique: int, thread: int, buffer: memoryview) -> None:
         fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(buffer, _HEADER)
         fd = self._operations.file(fh).fd
         size = min(size, protocol.MAX_WRITE)
         coming = self._operations.ranges.coming(fh, offset, size)
         if coming is not None:
-            self._run(unique, self._read_come(unique, coming, fd, offset, size))
+            self._run(unique, self._read_come(unique, coming, fd, offset, size), thread)
             return
         if not self._lane.reply_cached(unique, fd, offset, size):
             self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
@@ -396,7 +413,7 @@ class FastPath:
         if not self._lane.reply_cached(unique, fd, offset, size):
             self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
 
-    def _write(self, unique: int, buffer: memoryview, n: int) -> None:
+    def _write(self, unique: int, thread: int, buffer: memoryview, n: int) -> None:
         fh, offset, size, flags, _, _, _ = protocol.WRITE_IN.unpack_from(buffer, _HEADER)
         file = self._operations.file(fh)
         if flags & protocol.WRITE_KILL_SUIDGID:
@@ -406,7 +423,7 @@ class FastPath:
             if isinstance(stripping, stepping.Unfinished):
                 start = _HEADER + protocol.WRITE_IN.size
                 kept = bytes(buffer[start : start + size])  # the buffer is the next request's
-                self._run(unique, self._write_after(stripping, file.fd, offset, kept))
+                self._run(unique, self._write_after(stripping, file.fd, offset, kept), thread)
                 return
         start = _HEADER + protocol.WRITE_IN.size
         data, fd = buffer[start : start + size], file.fd

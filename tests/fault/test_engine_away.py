@@ -97,6 +97,29 @@ def test_a_signal_does_not_fail_a_close_that_waits_for_the_engine() -> None:
         assert [path.read_text() for path in paths] == ["new", "new"]
 
 
+def test_who_is_killed_after_another_signal_does_not_wait_for_the_engine() -> None:
+    with several(1) as cluster:
+        mount = cluster.nodes[0].mount
+        paths = [mount / "models" / name for name in ("first", "second")]
+        for path in paths:
+            path.write_text("old")
+        with closing(paths[0], "new") as first, closing(paths[1], "new") as second:
+            cluster.server.signal(signal.SIGSTOP)
+            try:
+                for child in (first, second):
+                    say(child)
+                    assert heard(child) == "closing"
+                    wait_until(lambda: state_of(child.pid) == "S", "its close waits")  # noqa: B023
+                second.send_signal(signal.SIGUSR1)
+                wait_until(lambda: state_of(second.pid) == "D", "the mount is told of the signal")
+                second.kill()
+                assert second.wait(60) == -signal.SIGKILL
+                assert state_of(first.pid) == "S", "its close waits still"
+            finally:
+                cluster.server.signal(signal.SIGCONT)
+            assert heard(first) == "closed"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_start_waits_for_its_engine_until_it_is_told_to_end(tmp_path: Path, number: int) -> None:
     (tmp_path / "mnt").mkdir()

@@ -5,6 +5,7 @@ import ctypes
 import errno
 import faulthandler
 import os
+import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -54,6 +55,20 @@ def as_user(uid: int, gid: int | None = None, groups: tuple[int, ...] = ()) -> I
         os.seteuid(0)
         os.setegid(0)
         os.setgroups(old_groups)
+
+
+@contextlib.contextmanager
+def signals(every_s: float, *, restart: bool) -> Iterator[None]:
+    """The process has a handler for a signal that comes so often, with SA_RESTART or without. Of
+    Python's own calls few would show it: they begin anew."""
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.siginterrupt(signal.SIGALRM, not restart)
+    signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def check(result: int, what: object = "") -> int:

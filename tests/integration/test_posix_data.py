@@ -1,11 +1,16 @@
 """Reading and writing: open flags, holes, allocation, copies, direct I/O, unlinked files."""
 
+import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import random
+import signal
+import sqlite3
 import stat
+import subprocess
 import time
 from pathlib import Path
 
@@ -26,6 +31,7 @@ from tests.integration.posix import (
     link_descriptor,
     needs_root,
     refused,
+    signals,
     touch,
 )
 
@@ -475,6 +481,64 @@ def test_syncing(here: Path, call: str) -> None:
             getattr(os, call)(fd)
             getattr(os, call)(directory)
     assert (here / "f").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_no_signal_ends_what_goes_to_the_disk(here: Path, place: Place, *, restart: bool) -> None:
+    length = ctypes.c_size_t(MIB)
+    with (
+        descriptor(here / "f", os.O_CREAT | os.O_RDWR) as fd,
+        descriptor(here / "copy", os.O_CREAT | os.O_RDWR) as copy,
+        descriptor(here, os.O_RDONLY) as directory,
+    ):
+        os.write(fd, bytes(MIB))
+        with mmap.mmap(fd, MIB) as view:
+            start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+            calls = {
+                "fsync": lambda: libc.fsync(fd),
+                "fdatasync": lambda: libc.fdatasync(fd),
+                "fsync of a directory": lambda: libc.fsync(directory),
+                "copy_file_range": lambda: libc.copy_file_range(
+                    fd, ctypes.byref(ctypes.c_long(0)), copy, None, length, 0
+                ),
+                "msync": lambda: libc.msync(ctypes.c_void_p(start), length, 4),
+                "fallocate": lambda: libc.fallocate(
+                    copy, 0, ctypes.c_long(0), ctypes.c_long(8 * MIB)
+                ),
+                "ftruncate": lambda: libc.ftruncate(copy, ctypes.c_long(0)),
+            }
+            if place.is_bare:
+                del calls["fallocate"]
+            with signals(0.002, restart=restart):
+                for turn in range(15):
+                    touch(here / f"n{turn}")
+                    view[turn] = turn
+                    os.pwrite(fd, b"x" * PAGE, turn * PAGE)
+                    for name, call in calls.items():
+                        check(call(), name)
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_sqlite_beside_a_timer(here: Path, *, restart: bool) -> None:
+    with contextlib.closing(sqlite3.connect(here / "db")) as database:
+        database.execute("create table t (n integer)")
+        with signals(0.002, restart=restart):
+            for number in range(15):
+                with database:
+                    database.execute("insert into t values (?)", (number,))
+        assert database.execute("select sum(n) from t").fetchone() == (105,)
+
+
+def test_a_child_that_ends_does_not_end_an_fsync(here: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        with descriptor(here / "f", os.O_CREAT | os.O_RDWR) as fd:
+            for turn in range(15):
+                os.pwrite(fd, bytes(MIB), turn * MIB)
+                with subprocess.Popen(["true"]):
+                    check(libc.fsync(fd), "fsync")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_advice_is_harmless(here: Path) -> None:

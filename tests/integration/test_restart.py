@@ -16,13 +16,16 @@ import pytest
 
 from tests.integration.harness import Node, is_mounted, kvfs, wait_for_exit
 from tests.integration.posix import (
+    check,
     descriptor,
     handle_of,
+    libc,
     link_descriptor,
     make_of,
     needs_root,
     open_handle,
     refused,
+    signals,
     touch,
 )
 
@@ -344,3 +347,14 @@ def test_a_full_cache_evicts_and_a_full_durable_namespace_says_so(new_node: NewN
     assert len(stored) * size > capacity // 2
     for n, path in enumerate(stored):
         assert path.read_bytes() == bytes([n]) * size
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_no_signal_ends_a_create_that_waits_for_room(new_node: NewNode, *, restart: bool) -> None:
+    cache = new_node("--capacity", str(32 * MIB)).mount / "cache"
+    flags = os.O_CREAT | os.O_WRONLY
+    with signals(0.002, restart=restart):
+        for number in range(80):
+            fd = check(libc.open(os.fsencode(cache / f"b{number}"), flags, 0o644), number)
+            os.write(fd, bytes(MIB))
+            os.close(fd)
