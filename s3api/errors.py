@@ -8,6 +8,7 @@ botocore names few of them. Codes which that list lacks but S3 sends, and SDKs k
 It knows nothing of requests: what is wrong with one is for those who read it to say.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final
 from xml.sax.saxutils import escape
@@ -344,7 +345,10 @@ def error_response(
     return error.status, headers, error_document(error, resource, request_id, host_id)
 
 
+_ILLEGAL: Final = re.compile("[^\t\n\r\x20-\ufffd\U00010000-\U0010ffff]")
+
+
 def _text(value: str) -> str:
     # What XML 1.0 cannot hold at all is shown as the replacement character: a request can hold it.
-    legal = "".join(c if c >= " " or c in "\t\n\r" else "\N{REPLACEMENT CHARACTER}" for c in value)
+    legal = _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", value)
     return escape(legal.encode(errors="replace").decode(), {"\r": "&#13;"})

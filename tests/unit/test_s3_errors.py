@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 from botocore.parsers import create_parser
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import s3api
@@ -83,6 +83,7 @@ def test_statuses_are_those_of_the_model() -> None:
         assert CODES[shape.name][0] == shape.metadata["error"]["httpStatusCode"]
 
 
+@example("\0", "\ufffe\uffff\ud800")
 @given(st.text(), st.text())
 def test_any_text_makes_a_document(message: str, resource: str) -> None:
     error = S3Error("NoSuchKey", message, extra={"Key": resource})
