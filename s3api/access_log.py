@@ -114,11 +114,11 @@ def line(head: Head, status: int, sent_bytes: int, seconds: float, now: float) -
     verified = None if call is None else call.verified
     sending = time.monotonic() - outcome.answered if outcome.answered else 0.0
     fields = (
-        _owner(call),
-        call.bucket if call else "",
+        _word(_owner(call)),
+        _word(call.bucket) if call else "",
         time.strftime("[%d/%b/%Y:%H:%M:%S +0000]", time.gmtime(now)),
-        head.peer[0],
-        (call.caller.name or "") if call else "",
+        _word(head.peer[0]),
+        _word(call.caller.name or "") if call else "",
         outcome.request_id,
         _operation(head, outcome),
         _word(call.key) if call else "",
@@ -131,7 +131,7 @@ def line(head: Head, status: int, sent_bytes: int, seconds: float, now: float) -
         str(max(0, int((seconds - sending) * 1000))),
         _quoted(head.get(b"referer")),
         _quoted(head.get(b"user-agent")),
-        _header(response, b"x-amz-version-id"),
+        _word(_header(response, b"x-amz-version-id")),
         "kvfs",
         "" if verified is None else f"SigV{verified.version}",
         "",  # cipher suite

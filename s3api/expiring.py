@@ -132,7 +132,7 @@ class Expiring:
             except NoSuchBucket:
                 continue
             except (KvfsError, OSError) as error:
-                log.warning("lifecycle of %s: %s", bucket.name.decode(), error)
+                log.warning("lifecycle of %s: %s", bucket.name.decode(), ascii(str(error)))
 
     async def _bucket(self, bucket: bytes) -> None:
         rules = (await self._settings(bucket)).get(LIFECYCLE)

@@ -173,7 +173,8 @@ class Application:
         if not isinstance(error, S3Error | KvfsError | OSError):
             log.error("request %s failed by a bug", request_id, exc_info=error)
         elif told.status >= 500 and told.status != 501:  # clients may ask for what is not there
-            log.warning("request %s: %s", request_id, error)
+            # It may name a key, whose line feeds would begin lines of their own.
+            log.warning("request %s: %s", request_id, ascii(str(error)))
         path = head.target.partition(b"?")[0].decode("latin-1")
         return _error(told, path, request_id)
 

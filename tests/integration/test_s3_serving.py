@@ -478,6 +478,12 @@ def test_the_access_log_has_a_line_for_each_request_and_no_secret(tmp_path: Path
         assert re.search(r'HTTP/1.1" 200 - - 5 \d+ \d+ ', path.read_text().splitlines()[-1])
         signature = url.stdout.strip().rpartition("X-Amz-Signature=")[2]
         assert signature not in path.read_text()
+        forged = "models%0Aadmin%20models%20[01%2FJan%2F2026]%0D%22"
+        s3.exchange(f"GET /{forged}/k HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+        wait_until(lambda: "models%0A" in path.read_text(), "a line")
+        assert path.read_text().count("\n") == 10
+        last = path.read_text().splitlines()[-1]
+        assert last.split(" ")[1] == "models%0Aadmin%20models%20[01/Jan/2026]%0D%22"
         path.rename(tmp_path / "old.log")
         time.sleep(1.1)
         client.list_buckets()
