@@ -158,6 +158,9 @@ class Call:
     def take_signer(self, verified: Verified, known: Known) -> None:
         """Likewise, where it is known who holds the key."""
         self.verified, self.known, self.caller = verified, known, caller_of(known.user)
+        session = self.head.session
+        if session is not None and not session.proven:
+            session.prove()
 
     async def blocking(self, step: Callable[[], T]) -> T:
         """Run what may wait for a disk, a lock or the node in a thread. Cancelled: when it is

@@ -169,6 +169,7 @@ class PeerServer:
             self._complain(head, error)
             raise
         head.session.value = party
+        head.session.prove()
         return party
 
     def _complain(self, head: Head, error: KvfsError) -> None:

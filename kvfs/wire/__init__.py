@@ -6,6 +6,7 @@ doors and nodes give it a handler.
 | module | subject |
 |---|---|
 | `limits` | what a peer may send, and how long each wait lasts |
+| `admission` | who is served where all connections are taken: no I/O |
 | `errors` | what goes wrong on a connection |
 | `head` | the head of a request |
 | `parser` | bytes to a head: strict, no I/O |

@@ -11,6 +11,14 @@ from dataclasses import dataclass
 
 import trio
 
+from kvfs.wire.admission import (
+    IDLE_PROVEN,
+    IDLE_STRANGER,
+    STALLED,
+    UNFINISHED_HEAD,
+    Origin,
+    Wait,
+)
 from kvfs.wire.body import Body
 from kvfs.wire.errors import Lost, Refused, WireError
 from kvfs.wire.head import Head, Session
@@ -25,7 +33,7 @@ from kvfs.wire.response import (
     render_head,
 )
 from kvfs.wire.sending import send_response
-from kvfs.wire.stream import Stream
+from kvfs.wire.stream import NEVER, Stream
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +44,11 @@ OnResponse = Callable[[Head | None, int, int, float], None]
 
 @dataclass(slots=True)
 class Counters:
-    """Since the server's start, but for `open_connections`."""
+    """Since the server's start, but for `open_connections` and `waiting_connections`."""
 
     open_connections: int = 0
+    waiting_connections: int = 0
+    """Accepted, and not served before others end."""
     connections: int = 0
     requests: int = 0
     refused: int = 0
@@ -67,13 +77,18 @@ class Service:
 class Connection:
     """`attend` is its task; `stop` and `stream.expire` are called from others."""
 
-    def __init__(self, service: Service, stream: Stream, peer: tuple[str, int]) -> None:
+    def __init__(
+        self, service: Service, stream: Stream, peer: tuple[str, int], origin: Origin
+    ) -> None:
         self.stream = stream
+        self.origin = origin
         self.scope = trio.CancelScope(shield=True)
         self._service = service
         self._inbox = Inbox(stream, service.limits, service.heads, peer)
-        self._session = Session()
+        self._session = Session(origin)
         self._began = 0.0
+        self.since = self._inbox.since
+        """When it was accepted (time.monotonic)."""
 
     def stop(self) -> None:
         """Serve the request in flight, if there is one, and no other."""
@@ -81,10 +96,16 @@ class Connection:
         if self._inbox.idle:
             self.stream.expire()
 
-    @property
-    def idle(self) -> bool:
-        """It waits for a request."""
-        return self._inbox.idle
+    def wait(self, now: float) -> Wait | None:
+        """What it waits for from its peer, and for how long; None where it does not."""
+        deadline, inbox = self.stream.deadline, self._inbox
+        if deadline == NEVER:
+            return None
+        if inbox.is_fresh or inbox.in_head:
+            return Wait(UNFINISHED_HEAD, now - (self.since if inbox.is_fresh else inbox.since))
+        if inbox.idle:
+            return Wait(IDLE_PROVEN if self._session.proven else IDLE_STRANGER, now - inbox.since)
+        return Wait(STALLED, self._service.limits.stall_s - (deadline - now))
 
     async def attend(self) -> None:
         """Serve the connection to its end and close it. Shielded: ends by `stop`, by its deadlines
@@ -99,6 +120,18 @@ class Connection:
             log.debug("a connection ended early", exc_info=True)
         except Exception:
             log.exception("a connection failed")
+        finally:
+            self.stream.close()
+
+    async def turn_away(self) -> None:
+        """Answer that the server is full, and close; as `attend`."""
+        try:
+            with self.scope:
+                if not self.stream.secure:
+                    refusal = self._refusal(503, "too many connections: try again later")
+                    await self._respond(None, None, refusal)
+        except Lost:
+            log.debug("a connection ended early", exc_info=True)
         finally:
             self.stream.close()
 
@@ -163,6 +196,8 @@ class Connection:
     def _may_go_on(self, head: Head | None, body: Body | None, response: Response) -> bool:
         if head is None or body is None or response.close or self._inbox.stopping:
             return False
+        if self._service.counters.waiting_connections:
+            return False  # told with the answer, the end loses no request, as it may while idle
         return (
             head.persistent
             and is_delimited(head, response)

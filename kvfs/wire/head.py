@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from kvfs.wire.admission import Origin
+
 Field = tuple[bytes, bytes]
 
 
@@ -19,10 +21,18 @@ class Memo:
 class Session:
     """Where a handler keeps what holds for the whole of a connection."""
 
-    __slots__ = ("value",)
+    __slots__ = ("_origin", "proven", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self.proven = False
+        """The caller has proven who it is."""
         self.value: object = None
+
+    def prove(self) -> None:
+        """Call where the caller has proven who it is: where the server is full, it comes before
+        strangers."""
+        self.proven = self._origin.proven = True
 
 
 class Head(msgspec.Struct):

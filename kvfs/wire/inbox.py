@@ -15,7 +15,10 @@ _READ_BYTES: Final = 64 << 10
 class Inbox:
     """`data` from `start` on has not been taken. Owned by the task that owns the stream."""
 
-    __slots__ = ("_heads", "_limits", "_peer", "data", "idle", "start", "stopping", "stream")
+    __slots__ = (
+        *("_heads", "_limits", "_peer", "data", "idle", "in_head", "is_fresh", "since"),
+        *("start", "stopping", "stream"),
+    )
 
     def __init__(self, stream: Stream, limits: Limits, heads: Heads, peer: tuple[str, int]) -> None:
         self.stream = stream
@@ -23,6 +26,12 @@ class Inbox:
         self.data = b""
         self.start = 0
         self.idle = False
+        self.in_head = False
+        """A part of a head has come."""
+        self.is_fresh = True
+        """No head has come yet."""
+        self.since = time.monotonic()
+        """When it began to be idle, or its head to come."""
         self.stopping = False
         self._limits = limits
         self._peer = peer
@@ -44,6 +53,7 @@ class Inbox:
             return None
         block = self.data[self.start : end]  # all of it, mostly: then no copy
         self.start = end
+        self.is_fresh = False
         return self._heads.parse(block, self._peer, self.stream.secure)
 
     async def _first_bytes(self) -> bool:
@@ -61,16 +71,25 @@ class Inbox:
     async def _receive_idly(self) -> bytes:
         """Where no more may be awaited, what has come already is served."""
         if not self.stopping:
-            deadline = time.monotonic() + self._limits.idle_s
+            self.since = time.monotonic()
+            patience_s = self._limits.head_s if self.is_fresh else self._limits.idle_s
             try:
-                return await self.stream.receive(_READ_BYTES, deadline)
+                return await self.stream.receive(_READ_BYTES, self.since + patience_s)
             except Stalled:
                 pass
         return await self.stream.receive(_READ_BYTES, AT_ONCE)
 
     async def _rest_of_head(self) -> int:
         """Where the head ends; -1: the peer closed before."""
-        deadline = time.monotonic() + self._limits.head_s
+        self.in_head = True
+        self.since = time.monotonic()
+        patience_s = self._limits.first_head_s if self.is_fresh else self._limits.head_s
+        try:
+            return await self._receive_head(self.since + patience_s)
+        finally:
+            self.in_head = False
+
+    async def _receive_head(self, deadline: float) -> int:
         while True:
             try:
                 data = await self.stream.receive(_READ_BYTES, deadline)

@@ -21,11 +21,19 @@ class Limits:
     trailer_bytes: int = 8 << 10
     """The fields after the last chunk: 431."""
     connections: int = 1024
-    """Served at once; further ones wait in the listeners' backlog."""
+    """Served at once; as many again wait for them, and then in the listeners' backlog."""
     idle_s: float = 60.0
     """Between requests, closed in silence."""
+    first_head_s: float = 2.0
+    """From the first byte of a connection's first head to its last (408)."""
     head_s: float = 10.0
-    """From a head's first byte to its last (408), and for the handshake of TLS."""
+    """Likewise of further heads; before the first byte of the first, closed in silence; and for
+    the handshake of TLS."""
+    shed_idle_s: float = 1.0
+    """Where others wait to be served, connections end that were idle, or sent no head, for so
+    long."""
+    shed_stalled_s: float = 2.0
+    """Likewise those in whose request neither side moved `progress_bytes`."""
     stall_s: float = 30.0
     """Waiting for the peer while `progress_bytes` of a body, or less at its end, come or go."""
     progress_bytes: int = 16 << 10
@@ -43,8 +51,10 @@ class Limits:
         assert 0 <= self.drain_bytes <= self.linger_bytes
         assert min(self.header_count, self.connections, self.progress_bytes) > 0
         assert min(self.idle_s, self.head_s, self.stall_s, self.linger_s) > 0
+        assert min(self.first_head_s, self.shed_idle_s, self.shed_stalled_s) > 0
 
     @property
     def tick_s(self) -> float:
         """How often deadlines are looked at."""
-        return min(1.0, min(self.idle_s, self.head_s, self.stall_s, self.linger_s) / 8)
+        shortest = min(self.idle_s, self.first_head_s, self.head_s, self.stall_s, self.linger_s)
+        return min(1.0, shortest / 8)

@@ -2,8 +2,9 @@
 
 A connection is a task. When told to stop, by its event or by cancellation, the server stops
 accepting, closes idle connections at once, lets requests in flight finish for `stop_s` seconds and
-then cuts them off. At most `connections` are served: where one more comes, the one that has been
-idle for longest is closed, and where none is idle, it waits in the backlog of the listener.
+then cuts them off. At most `connections` are served, shared out as `admission` says: where one more
+comes, it waits, answers end their connections, and of those that wait for their peers the ones end
+that lose least by it.
 """
 
 import errno
@@ -12,12 +13,14 @@ import math
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 import trio
 
+from kvfs.wire.admission import Origins, has_room, to_shed
 from kvfs.wire.connection import Connection, Counters, Handler, OnResponse, Refuse, Service
 from kvfs.wire.limits import Limits
 from kvfs.wire.parser import Heads
@@ -93,26 +96,30 @@ async def serve(
     counters = Counters() if counters is None else counters
     limits = limits or Limits()
     service = Service(handler, limits, Heads(limits), counters, refuse, on_response)
-    server = _Server(service, tls)
     async with trio.open_nursery() as nursery:
+        server = _Server(service, tls, nursery)
         with server.ending(listeners):
             nursery.start_soon(server.keep_deadlines)
             async with trio.open_nursery() as accepting:
+                accepting.start_soon(server.make_room)
                 for listener in listeners:
                     listener.setblocking(False)
-                    accepting.start_soon(server.accept, listener, nursery)
+                    accepting.start_soon(server.accept, listener)
                 task_status.started()
                 await (trio.Event() if stop is None else stop).wait()
                 accepting.cancel_scope.cancel()
 
 
 class _Server:
-    def __init__(self, service: Service, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, service: Service, tls: ssl.SSLContext | None, nursery: trio.Nursery) -> None:
         self._service = service
         self._limits = service.limits
         self._tls = tls
+        self._nursery = nursery
         self._connections: set[Connection] = set()
-        self._slots = trio.Semaphore(service.limits.connections)
+        self._waiting: deque[Connection] = deque()
+        self._is_full = trio.Event()
+        self._origins = Origins()
         self._stopping = trio.Event()
         self._cut_off = math.inf
 
@@ -128,43 +135,27 @@ class _Server:
             self._cut_off = time.monotonic() + self._limits.stop_s
             for connection in tuple(self._connections):
                 connection.stop()
+            while self._waiting:
+                self._waiting.popleft().stream.close()
+            self._service.counters.waiting_connections = 0
 
-    async def accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+    async def accept(self, listener: socket.socket) -> None:
         """Accept until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(listener)
-            await self._take_slot()
-            if not await self._accept_one(listener, nursery):
-                self._slots.release()
-
-    async def _take_slot(self) -> None:
-        while True:
-            with trio.move_on_after(_FULL_PAUSE_S):
-                await self._slots.acquire()
-                return
-            self._close_idle()
-
-    def _close_idle(self) -> None:
-        """Clients keep connections that they may never use again; new ones must not wait for it."""
-        idle = [connection for connection in self._connections if connection.idle]
-        if idle:
-            min(idle, key=lambda connection: connection.stream.deadline).stream.expire()
-
-    async def _accept_one(self, listener: socket.socket, nursery: trio.Nursery) -> bool:
-        """Whether a connection has been taken up."""
-        try:
-            sock, address = listener.accept()
-        except OSError as error:  # also: it went away, or another process took it
-            if error.errno in _EXHAUSTED:
-                log.warning("no connection can be accepted: %s", error)
-                await trio.sleep(_EXHAUSTED_PAUSE_S)
-            return False
-        connection = self._connection(sock, address)
-        if connection is None:
-            return False
-        self._connections.add(connection)
-        nursery.start_soon(self._attend, connection)
-        return True
+            if len(self._waiting) >= self._limits.connections:
+                await trio.sleep(_FULL_PAUSE_S)
+                continue
+            try:
+                sock, address = listener.accept()
+            except OSError as error:  # also: it went away, or another process took it
+                if error.errno in _EXHAUSTED:
+                    log.warning("no connection can be accepted: %s", error)
+                    await trio.sleep(_EXHAUSTED_PAUSE_S)
+                continue
+            connection = self._connection(sock, address)
+            if connection is not None:
+                self._admit(connection)
 
     def _connection(self, sock: socket.socket, address: object) -> Connection | None:
         peer = (str(address[0]), int(address[1])) if isinstance(address, tuple) else ("", 0)
@@ -175,7 +166,22 @@ class _Server:
         except OSError:
             sock.close()
             return None
-        return Connection(self._service, Stream(sock, self._limits), peer)
+        stream = Stream(sock, self._limits)
+        return Connection(self._service, stream, peer, self._origins.of(peer[0]))
+
+    def _admit(self, connection: Connection) -> None:
+        """Serve it now, or when there is room."""
+        if has_room(self._limits, len(self._connections), connection.origin):
+            self._begin(connection)
+        else:
+            self._waiting.append(connection)
+            self._service.counters.waiting_connections = len(self._waiting)
+            self._is_full.set()
+
+    def _begin(self, connection: Connection) -> None:
+        connection.origin.connections += 1
+        self._connections.add(connection)
+        self._nursery.start_soon(self._attend, connection)
 
     async def _attend(self, connection: Connection) -> None:
         counters = self._service.counters
@@ -186,7 +192,50 @@ class _Server:
         finally:
             counters.open_connections -= 1
             self._connections.discard(connection)
-            self._slots.release()
+            connection.origin.connections -= 1
+            self._origins.left(connection.origin)
+            if self._waiting:
+                self._let_in()
+
+    def _let_in(self) -> None:
+        """Begin those that have room now, the first to come first."""
+        still: deque[Connection] = deque()
+        while self._waiting:
+            served = len(self._connections)
+            if served >= self._limits.connections:
+                break
+            connection = self._waiting.popleft()
+            if has_room(self._limits, served, connection.origin):
+                self._begin(connection)
+            else:
+                still.append(connection)
+        still.extend(self._waiting)
+        self._waiting = still
+        self._service.counters.waiting_connections = len(still)
+
+    async def make_room(self) -> None:
+        """Ends connections as long as others wait for them, until cancelled."""
+        while True:
+            await self._is_full.wait()
+            while self._waiting:
+                self._turn_away()
+                self._shed()
+                await trio.sleep(_FULL_PAUSE_S)
+            self._is_full = trio.Event()
+
+    def _shed(self) -> None:
+        most = len(self._waiting)
+        for connection in to_shed(self._limits, self._connections, time.monotonic(), most):
+            connection.stream.expire()
+
+    def _turn_away(self) -> None:
+        """Who has waited for too long is told to come again."""
+        latest = time.monotonic() - self._limits.stall_s
+        while self._waiting and self._waiting[0].since <= latest:
+            connection = self._waiting.popleft()
+            self._origins.left(connection.origin)
+            self._nursery.start_soon(connection.turn_away)
+        self._service.counters.waiting_connections = len(self._waiting)
 
     async def keep_deadlines(self) -> None:
         """Ends waits whose deadline has passed, until the server has stopped and is empty."""

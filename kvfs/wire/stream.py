@@ -361,13 +361,16 @@ class Stream:
         return int(_INT.unpack(answer)[0])
 
     async def _wait(self, wait: Callable[[int], Awaitable[None]], deadline: float) -> None:
-        if deadline == AT_ONCE:
+        if deadline <= time.monotonic():
             raise Stalled("nothing has come")
         self._turn = _TURN_BYTES
         self.deadline = deadline
         try:
             await wait(self._fd)
         except trio.ClosedResourceError:
+            event = select.POLLIN if wait is trio.lowlevel.wait_readable else select.POLLOUT
+            if _is_ready(self._fd, event, 0):
+                return  # it came in the same moment
             raise Stalled("the peer did not do its part in time") from None
         finally:
             self.deadline = NEVER

@@ -1,5 +1,6 @@
 """Every wait ends: slow and silent peers, full servers, and the server's own end."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -22,7 +23,13 @@ from tests.contract.wire_server import (
 )
 
 QUICK = Limits(
-    idle_s=0.3, head_s=0.3, stall_s=0.3, progress_bytes=1000, linger_s=0.3, connections=4
+    idle_s=0.3,
+    first_head_s=0.3,
+    head_s=0.3,
+    stall_s=0.3,
+    progress_bytes=1000,
+    linger_s=0.3,
+    connections=4,
 )
 GET = b"GET /ok HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -135,7 +142,7 @@ def test_lingering_ends(server: Server) -> None:
 
 def test_a_full_server_closes_what_is_idle(server: Server) -> None:
     wait_until(lambda: server.counters.open_connections == 0, "the connection is closed")
-    with running(Limits(connections=2)) as full:
+    with running(Limits(connections=2, shed_idle_s=0.1)) as full:
         first, second = full.connect(), full.connect()
         with first, second:
             for sock in (first, second):
@@ -147,6 +154,109 @@ def test_a_full_server_closes_what_is_idle(server: Server) -> None:
             assert first.recv(1) == b""  # idle for longest
             second.sendall(GET)
             read_until(second, b"ok")
+
+
+PATIENT = Limits(
+    connections=8,
+    idle_s=600,
+    first_head_s=600,
+    head_s=600,
+    stall_s=600,
+    shed_idle_s=0.1,
+    shed_stalled_s=0.1,
+)
+"""Whoever ends here ends for others."""
+HALF = b"GET /ok HTTP/1.1\r\nHost: a\r\nX: "
+NO_BODY = b"PUT /count HTTP/1.1\r\nHost: a\r\nContent-Length: 8000\r\n\r\n"
+
+
+def hold(
+    server: Server, count: int, data: bytes, address: str, stack: contextlib.ExitStack
+) -> list[socket.socket]:
+    """Connections from `address` that say no more than this."""
+    held = []
+    for _ in range(count):
+        sock = socket.create_connection(server.address, 20, source_address=(address, 0))
+        held.append(stack.enter_context(sock))
+        sock.sendall(data)
+    return held
+
+
+@pytest.mark.parametrize("data", [b"", HALF, NO_BODY], ids=["nothing", "half a head", "no body"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"], ids=["here", "elsewhere"])
+def test_unfinished_requests_give_way(data: bytes, address: str) -> None:
+    """More than there are connections, from the caller's own address or another one."""
+    with running(PATIENT) as full, contextlib.ExitStack() as stack:
+        hold(full, 20, data, address, stack)
+        with full.connect() as sock:
+            sock.sendall(GET)
+            assert statuses(read_until(sock, b"ok")) == [200]
+
+
+@pytest.mark.parametrize("data", [HALF, NO_BODY], ids=["half a head", "no body"])
+def test_what_gives_way_is_answered(data: bytes) -> None:
+    with running(PATIENT) as full, contextlib.ExitStack() as stack:
+        held = hold(full, 20, data, "127.0.0.1", stack)
+        assert statuses(read_all(held[0])) == [408]
+
+
+def test_one_address_does_not_get_all_connections() -> None:
+    """Another one is served at once while those of the first may still stay."""
+    with running(replace(PATIENT, shed_stalled_s=600)) as full, contextlib.ExitStack() as stack:
+        hold(full, 12, NO_BODY, "127.0.0.2", stack)
+        wait_until(lambda: full.counters.waiting_connections == 6, "all have come")
+        with full.connect() as sock:
+            sock.sendall(GET)
+            assert statuses(read_until(sock, b"ok")) == [200]
+        assert full.counters.open_connections >= 6
+
+
+def test_the_last_connections_are_kept_for_proven_callers() -> None:
+    """Strangers of many addresses; who was there before, and was proven, is served at once."""
+    limits = replace(PATIENT, shed_stalled_s=600)
+    with running(limits) as full, contextlib.ExitStack() as stack:
+        with full.connect() as sock:
+            sock.sendall(b"GET /proven HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            assert statuses(read_all(sock)) == [200]
+        for number in range(2, 12):
+            hold(full, 1, NO_BODY, f"127.0.0.{number}", stack)
+        wait_until(lambda: full.counters.waiting_connections == 3, "all have come")
+        with full.connect() as sock:
+            sock.sendall(GET)
+            assert statuses(read_until(sock, b"ok")) == [200]
+        assert full.counters.waiting_connections == 3
+
+
+def test_connections_that_were_just_used_are_not_shed() -> None:
+    """Answers end connections while others wait, so that no client sends into one that ends."""
+    clients, rounds = 24, 40
+    lost: list[object] = []
+
+    def ask_again_and_again(full: Server) -> None:
+        sock, left = full.connect(), rounds
+        while left:
+            sock.sendall(GET)
+            try:
+                answer = read_until(sock, b"ok")
+            except (OSError, AssertionError) as error:
+                lost.append(error)
+                break
+            left -= 1
+            if b"Connection: close" in answer:
+                sock.close()
+                sock = full.connect()
+        sock.close()
+
+    with running(replace(PATIENT, shed_idle_s=5)) as full:
+        threads = [
+            threading.Thread(target=ask_again_and_again, args=(full,)) for _ in range(clients)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not lost
+        assert full.counters.requests == clients * rounds
 
 
 def test_a_full_server_lets_others_wait() -> None:

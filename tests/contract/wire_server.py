@@ -102,6 +102,11 @@ class Handler:
     async def answer_ok(self, head: Head, body: Body) -> Response:
         return Response(200, [(b"Content-Type", b"text/plain")], b"ok")
 
+    async def answer_proven(self, head: Head, body: Body) -> Response:
+        assert head.session is not None
+        head.session.prove()
+        return Response(200)
+
     async def answer_echo(self, head: Head, body: Body) -> Response:
         seen: dict[str, Any] = {
             "method": head.method,
