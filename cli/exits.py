@@ -34,6 +34,7 @@ EXIT_CODES: Final[dict[type[errors.KvfsError], int]] = {
     errors.ReadOnly: 5,
     errors.NoSpace: 6,
     errors.NoLocks: 7,
+    errors.TooManyOpenFiles: 7,
     errors.Unavailable: 7,
     errors.Corrupt: 8,
 }

@@ -6,7 +6,6 @@ it from outside (umount, fusermount3), the node goes on without and says so.
 
 import logging
 import os
-import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import trio
 
 from gateway import mountpoint
 from gateway.fuse import device
+from kvfs import descriptors
 from kvfs.config import Config
 from kvfs.errors import Busy, Invalid, NotFound, Unavailable
 from kvfs.node import Node, open_node
@@ -121,7 +121,7 @@ async def run(
     when all of them serve and, if `mounted`, the mount answers too. Raises what stands in the way
     of the start.
     """
-    _allow_open_files()
+    descriptors.allow_most()
     stopping, opening = trio.Event(), _Opening()
     # Outside the nursery: a start that fails at once ends the task that listens, not the receiver
     # under it.
@@ -166,12 +166,6 @@ def _ending_signals() -> list[signal.Signals]:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         ending.append(signal.SIGHUP)
     return ending
-
-
-def _allow_open_files() -> None:
-    """Each file open on the mount is a descriptor here: take as many as we may have."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class _Opening:

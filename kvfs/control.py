@@ -17,6 +17,7 @@ It knows nothing of what the methods do.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -37,6 +38,8 @@ IDLE_S: Final = 30.0
 CONNECTIONS: Final = 256
 DEADLINE_S: Final = 10.0
 _BACKLOG: Final = 128
+_EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_EXHAUSTED_PAUSE_S: Final = 0.1
 _CREDENTIALS: Final = struct.Struct("3i")
 
 Handler = Callable[[dict[str, Any]], Awaitable[object]]
@@ -95,8 +98,7 @@ class ControlServer:
                 task_status.started()
                 while True:
                     await self._connections.acquire()
-                    peer, _ = await listener.accept()
-                    nursery.start_soon(self._attend, peer)
+                    nursery.start_soon(self._attend, await _accept(listener))
 
     async def _attend(self, peer: trio.socket.SocketType) -> None:
         try:
@@ -125,6 +127,20 @@ class ControlServer:
         except Exception as error:
             log.exception("a control request failed")
             return Response(error=ErrorBody("Unavailable", f"the node failed: {error!r}"))
+
+
+async def _accept(listener: trio.socket.SocketType) -> trio.socket.SocketType:
+    """The next connection; where descriptors or memory ran out, once there are some again."""
+    while True:
+        try:
+            peer, _ = await listener.accept()
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            log.warning("no control connection can be accepted: %s", error)
+            await trio.sleep(_EXHAUSTED_PAUSE_S)
+        else:
+            return peer
 
 
 def call(

@@ -90,6 +90,10 @@ class NoLocks(KvfsError):
     """Locks cannot be had here now (ENOLCK)."""
 
 
+class TooManyOpenFiles(KvfsError):
+    """This user holds as many open files as others leave (EMFILE)."""
+
+
 class Busy(KvfsError):
     """In use by somebody else."""
 

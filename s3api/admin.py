@@ -1,7 +1,8 @@
 """The admin port: health for probes, metrics for Prometheus. No secrets, no way to change anything.
 
 /health/live   the process answers
-/health/ready  the engine can be read, the mount answers, and so do the workers
+/health/ready  the engine can be read, what it commits reaches the disk, the mount answers, and so
+               do the workers
 /metrics       Prometheus' text format
 """
 
@@ -64,6 +65,8 @@ class Admin:
                 status = await self._status()
         except (trio.TooSlowError, KvfsError) as error:
             return f"the engine cannot be read ({error})"
+        if (failure := status["engine"]["journal_failure"]) is not None:
+            return str(failure)
         mount, s3 = status["mount"], status.get("s3")
         if mount is not None and not await _answers(mount["mountpoint"]):
             return f"the mount at {mount['mountpoint']} does not answer"

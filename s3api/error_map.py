@@ -35,6 +35,7 @@ CODES: Final[Mapping[type[errors.KvfsError], str]] = {
     errors.ReadOnly: "AccessDenied",
     errors.Stale: "NoSuchKey",
     errors.TooLarge: "MetadataTooLarge",
+    errors.TooManyOpenFiles: "SlowDown",
     errors.Unavailable: "ServiceUnavailable",
     problems.BucketExists: "BucketAlreadyOwnedByYou",
     problems.BucketNotEmpty: "BucketNotEmpty",

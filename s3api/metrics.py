@@ -41,6 +41,11 @@ def _of_node(status: dict[str, Any]) -> Iterator["Metric"]:
     yield _gauge("kvfs_up_seconds", "Since the node was started.", status["uptime_s"])
     yield _gauge("kvfs_resident_bytes", "Memory of the daemon.", status["rss_bytes"])
     yield _gauge("kvfs_mounted", "Whether the node has a mount.", int(status["mount"] is not None))
+    failed = int(status["engine"]["journal_failure"] is not None)
+    yield _gauge("kvfs_journal_failed", "Whether the disk refused a sync: fsync fails.", failed)
+    files = status["descriptors"]
+    yield _gauge("kvfs_open_files", "Open files of the mount.", files["files"])
+    yield _gauge("kvfs_open_files_most", "How many users may have open.", files["most_files"])
     space = GaugeMetricFamily("kvfs_store_bytes", "Space of the store.", labels=["kind"])
     for kind in ("used", "free", "capacity"):
         space.add_metric([kind], status["store"][f"{kind}_bytes"])

@@ -26,6 +26,7 @@ ERRNO: Final[dict[type[errors.KvfsError], int]] = {
     errors.NoAttribute: errno.ENODATA,
     errors.TooLarge: errno.E2BIG,
     errors.NoLocks: errno.ENOLCK,
+    errors.TooManyOpenFiles: errno.EMFILE,
     errors.Busy: errno.EBUSY,
     errors.ConfigError: errno.EINVAL,
 }

@@ -23,6 +23,7 @@ from gateway.fuse.publishing import Publishing, differs, unsealed_here
 from gateway.fuse.renewing import Renewing
 from kvfs import stepping
 from kvfs.bringing import Bringing
+from kvfs.descriptors import OpenFileShares
 from kvfs.errors import Conflict, Corrupt, IsADirectory, KvfsError, Stale
 from kvfs.incoming import SMALL_BYTES, Incoming
 from kvfs.meta.records import Flag, Inode
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from outcome import Outcome
 
 log = logging.getLogger(__name__)
-_IDLE_FILES: Final = 512
 _ATTEMPTS: Final = 20
 _PAUSE_S: Final = 0.1
 """Before a file is looked at again that was changed while it came."""
@@ -51,10 +51,12 @@ class OpenFiles:
         volume: Volume,
         bringing: Bringing,
         boot: int,
+        shares: OpenFileShares,
         on_closed: Callable[[OpenFile], None],
     ) -> None:
         self._volume = volume
         self._bringing = bringing
+        self._shares = shares
         self._on_closed = on_closed
         self.publishing = Publishing(volume, bringing, boot)
         self.renewing = Renewing(volume, bringing)
@@ -97,22 +99,25 @@ class OpenFiles:
     def __len__(self) -> int:
         return len(self._handles)
 
-    async def open(self, ino: int, flags: int) -> Handle:
+    async def open(self, ino: int, flags: int, owner: int | None) -> Handle:
         """Open a regular file. O_TRUNC cuts it to nothing. What is not here is brought first; of a
-        large file that is only read, what has come by the time it is read.
+        large file that is only read, what has come by the time it is read. `owner`: the user among
+        whose open files it counts; None: it is the node's own, for a moment.
 
         Raises Stale (removed, or a cache file whose data have gone: a miss), NotFound (a miss that
         other nodes may have had), Corrupt (a durable one whose data have gone), Busy (it is being
-        written on another node), Unavailable, NoSpace, OSError.
+        written on another node), TooManyOpenFiles, Unavailable, NoSpace, OSError.
         """
         writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
         while (waiting := self._making.get(ino)) is not None:
             await turn(waiting)
-        file = self._files.get(ino) or self._revive(ino)
+        file = self._files.get(ino)
+        if file is None and ino in self._idle:
+            file = self._revive(ino, owner)
         if file is not None and self._bringing.is_shared:
             file = await self._renewed(file)
         if file is None:
-            file = await self._open_file(ino, flags, writable)
+            file = await self._open_counted(ino, flags, writable, owner)
         file.users += 1
         is_shared = self._bringing.is_shared
         if is_shared:  # else its data file may go when others replace its content meanwhile
@@ -127,15 +132,19 @@ class OpenFiles:
             file.users -= 1
             if is_shared:
                 self._volume.holders.released(ino)
-            self._close_unused(file)
+            if not file.handles:
+                self._close_unused(file)
 
-    def begin_making(self, ino: int) -> None:
-        """The inode gets its record, and then its data file: until `end_making` its openers
-        wait."""
+    def begin_making(self, ino: int, owner: int) -> None:
+        """The inode gets its record, and then its data file: until `end_making` its openers wait.
+        `owner`: the user among whose open files it counts. Raises TooManyOpenFiles."""
+        self._shares.take(owner)
         self._making[ino] = []
 
-    def end_making(self, ino: int) -> None:
+    def end_making(self, ino: int, owner: int) -> None:
         """It has a data file, or will have none."""
+        if ino not in self._files:
+            self._shares.give(owner)
         for each in self._making.pop(ino, ()):
             each.set()
 
@@ -147,20 +156,21 @@ class OpenFiles:
         else:
             os.ftruncate(file.fd, size)
 
-    def created(self, ino: int, inode: Inode, fd: int, flags: int) -> Handle:
+    def created(self, ino: int, inode: Inode, fd: int, flags: int, owner: int) -> Handle:
         """The first handle of a file just made, whose data file is open at `fd`."""
         file = OpenFile(ino, 0, fd, True, inode.mode)
-        file.is_new = True
+        file.is_new, file.owner = True, owner
         self._files[ino] = file
         handle = self._add(file, flags, flags & os.O_ACCMODE != os.O_RDONLY)
         handle.creating = True
         return handle
 
-    def _revive(self, ino: int) -> OpenFile | None:
-        file = self._idle.pop(ino, None)
-        if file is not None:
-            self._files[ino] = file
-            self._volume.index.touch(ino)
+    def _revive(self, ino: int, owner: int | None) -> OpenFile:
+        if owner is not None:
+            self._shares.take(owner)
+        file = self._files[ino] = self._idle.pop(ino)
+        file.owner = owner
+        self._volume.index.touch(ino)
         return file
 
     def let_go(self, ino: int) -> None:
@@ -187,6 +197,24 @@ class OpenFiles:
             file.overwriters += 1
             file.rewritten = True
         return handle
+
+    async def _open_counted(
+        self, ino: int, flags: int, writable: bool, owner: int | None
+    ) -> OpenFile:
+        """Open the data file, which counts as the owner's from the beginning: what is brought for
+        it takes descriptors too."""
+        if owner is None:
+            return await self._open_file(ino, flags, writable)
+        self._shares.take(owner)
+        file = None
+        try:
+            file = await self._open_file(ino, flags, writable)
+        finally:
+            if file is None or file.owner is not None:  # somebody else opened it meanwhile
+                self._shares.give(owner)
+            else:
+                file.owner = owner
+        return file
 
     async def _open_file(self, ino: int, flags: int, writable: bool) -> OpenFile:
         volume = self._volume
@@ -229,7 +257,7 @@ class OpenFiles:
         except BaseException:
             file.users -= 1
             if not file.handles and not file.users:
-                self._files.pop(file.ino, None)
+                self._drop(file)
                 self._close(file)
             raise
         file.users -= 1
@@ -283,7 +311,7 @@ class OpenFiles:
                 await self._in_use(file, self.renewing.forgotten)
             return file
         if not file.handles:
-            self._files.pop(ino, None)
+            self._drop(file)
             self._close(file)
             return None
         await self._in_use(file, self.renewing.renew)
@@ -360,14 +388,20 @@ class OpenFiles:
         read again, and its next open is half as long. Others are closed."""
         if file.handles or file.users:
             return
-        self._files.pop(file.ino, None)
+        self._drop(file)
         outdated = self._bringing.is_outdated(file.ino)
         if file.writable or file.incoming is not None or outdated:
             self._close(file)
             return
         self._idle[file.ino] = file
-        if len(self._idle) > _IDLE_FILES:
+        if len(self._idle) > self._shares.idle_most:
             self._close(self._idle.popitem(last=False)[1])
+
+    def _drop(self, file: OpenFile) -> None:
+        """Nobody holds it any more."""
+        if self._files.pop(file.ino, None) is not None and file.owner is not None:
+            self._shares.give(file.owner)
+            file.owner = None
 
     def _close(self, file: OpenFile) -> None:
         self._on_closed(file)

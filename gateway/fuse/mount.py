@@ -9,6 +9,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
 
@@ -22,6 +23,7 @@ from gateway.fuse.fastpath import Backing, FastPath, server_socket
 from gateway.fuse.handles import OpenFiles
 from gateway.fuse.invalidation import Invalidator, KernelNotifier
 from gateway.fuse.libfuse import LibfuseOperations
+from gateway.fuse.open_file import OpenFile
 from gateway.fuse.operations import Operations
 from kvfs import fuse_device
 from kvfs.config import Config
@@ -106,7 +108,7 @@ async def _serve_fast(
     direct_writes = probe.direct_writes().available
     backing = Backing(device, choice.mode == "passthrough", choice.stack_depth, direct_writes)
     backing.direct_reads = probe.direct_reads().available
-    open_files = OpenFiles(node.volume, node.bringing, node.boot, backing.closed)
+    open_files = _open_files(node, backing.closed)
     operations = Operations(node, open_files)
     if node.locks is not None and node.locks.any_reaches_cluster():
         operations.locks, backing.keeps_locks = node.locks, True
@@ -180,7 +182,7 @@ async def _serve_libfuse(
     task_status: trio.TaskStatus[MountInfo],
 ) -> None:
     where = options.mountpoint
-    open_files = OpenFiles(node.volume, node.bringing, node.boot, lambda _: None)
+    open_files = _open_files(node, lambda _: None)
     operations = Operations(node, open_files)
     before = fuse_device.descriptors_of("self")
     try:
@@ -218,6 +220,10 @@ async def _serve_libfuse(
             dev.retire(device, ended=await notifier.close())
             pyfuse3.close(unmount=False)
             await operations.close()
+
+
+def _open_files(node: Node, on_closed: Callable[[OpenFile], None]) -> OpenFiles:
+    return OpenFiles(node.volume, node.bringing, node.boot, node.open_file_shares, on_closed)
 
 
 def _notifier(device: int) -> KernelNotifier:

@@ -27,6 +27,7 @@ class OpenFile:
         "is_new",
         "is_remembered",
         "overwriters",
+        "owner",
         "published",
         "publishing",
         "rewritten",
@@ -44,6 +45,8 @@ class OpenFile:
         self.writable = writable
         self.handles = 0
         self.writers = 0
+        self.owner: int | None = None
+        """The user among whose open files it counts; None: nobody's."""
         self.users = 0
         """Requests that are opening, publishing or closing it."""
         self.publishing: list[trio.Event] | None = None

@@ -10,6 +10,8 @@ import os
 import stat
 from typing import Final
 
+import trio
+
 from gateway.fuse.attributes import Attributes, changes_of, completed
 from gateway.fuse.caller import Caller, now_ns
 from gateway.fuse.directories import DirectoryStreams, Entry
@@ -30,6 +32,8 @@ from kvfs.namespace.tree import Removed
 from kvfs.node import Node
 
 _TARGET_MAX: Final = 4095
+_SETTLING: Final = 40
+"""Files that are opened at a time to be synced before a rename."""
 
 
 class Operations:
@@ -48,6 +52,7 @@ class Operations:
         self.open_files = open_files
         self.publishing = open_files.publishing
         self.ranges = Ranges(open_files)
+        self._settling = trio.CapacityLimiter(_SETTLING)
         self.orphans = Orphans(node.volume, open_files)
         self.directories = DirectoryStreams(node)
         self.introductions = Introductions(node.engine, node.known, node.holders)
@@ -271,11 +276,12 @@ class Operations:
 
     async def _settle(self, ino: int) -> None:
         """Wait until the data of a published file are on disk, and record that."""
-        handle = await self.open(ino, os.O_WRONLY)
-        try:
-            await self.publishing.sync(handle.file, datasync=True)
-        finally:
-            await self.release(handle.fh)
+        async with self._settling:
+            handle = await self.open(ino, os.O_WRONLY, None)
+            try:
+                await self.publishing.sync(handle.file, datasync=True)
+            finally:
+                await self.release(handle.fh)
 
     def forget(self, ino: int, count: int) -> None:
         """The kernel gives back lookups."""
@@ -335,7 +341,7 @@ class Operations:
         return (await self.getattr(ino)).blocks > LARGE_BLOCKS
 
     async def _truncate(self, ino: int, size: int) -> None:
-        handle = await self.open_files.open(ino, os.O_WRONLY)
+        handle = await self.open_files.open(ino, os.O_WRONLY, None)
         try:
             await self.open_files.cut(handle.file, size)
         finally:
@@ -343,17 +349,18 @@ class Operations:
 
     # ---- files
 
-    async def open(self, ino: int, flags: int) -> Handle:
-        """Open a regular file. Raises NoLocks where its locks could not be kept."""
+    async def open(self, ino: int, flags: int, owner: int | None) -> Handle:
+        """Open a regular file, as one of this user's open files (None: the node's). Raises NoLocks
+        where its locks could not be kept, TooManyOpenFiles."""
         self._check_locks(ino)
-        return await self.open_files.open(ino, flags)
+        return await self.open_files.open(ino, flags, owner)
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
     ) -> tuple[Handle, int, Inode]:
         """Make and open a file. Waits, within a deadline, for room in a cache namespace.
 
-        Raises Exists, NoSpace, NotPermitted (top level), NameTooLong, NotFound.
+        Raises Exists, NoSpace, NotPermitted (top level), NameTooLong, NotFound, TooManyOpenFiles.
         """
         self._check_locks(parent)
         namespace_id = namespace_of(parent)
@@ -361,22 +368,22 @@ class Operations:
             await self.node.evictor.make_room(namespace_id)
         mode = stat.S_IFREG | stat.S_IMODE(mode)
         ino = 0 if parent == ROOT_INODE else await self.volume.allocate(namespace_id)
-        self.open_files.begin_making(ino)
+        self.open_files.begin_making(ino, caller.uid)
         try:
             private = not flags & os.O_EXCL
             ino, inode = await self._add(parent, name, mode, caller, ino=ino, private=private)
-            handle = await self._make_data_file(parent, name, ino, inode, flags)
+            handle = await self._make_data_file(parent, name, ino, inode, flags, caller.uid)
         except Exists:
             if flags & os.O_EXCL:
                 raise
         else:
             return handle, ino, inode
         finally:
-            self.open_files.end_making(ino)
-        return await self._open_existing(parent, name, flags)
+            self.open_files.end_making(ino, caller.uid)
+        return await self._open_existing(parent, name, flags, caller.uid)
 
     async def _make_data_file(
-        self, parent: int, name: bytes, ino: int, inode: Inode, flags: int
+        self, parent: int, name: bytes, ino: int, inode: Inode, flags: int, owner: int
     ) -> Handle:
         """The second step of a create."""
         try:
@@ -384,10 +391,10 @@ class Operations:
         except BaseException:
             await self.unlink(parent, name)
             raise
-        return self.open_files.created(ino, inode, fd, flags)
+        return self.open_files.created(ino, inode, fd, flags, owner)
 
     async def _open_existing(
-        self, parent: int, name: bytes, flags: int
+        self, parent: int, name: bytes, flags: int, owner: int
     ) -> tuple[Handle, int, Inode]:
         """Somebody made the file after the kernel looked for it: open theirs. Raises Busy while it
         is another node's, which has reserved the name and not closed the file yet."""
@@ -397,7 +404,7 @@ class Operations:
             raise Busy("another node is making a file of this name, or removed it") from None
         if not stat.S_ISREG(inode.mode):
             raise Exists("the name is taken by something that is no regular file")
-        return await self.open(ino, flags), ino, inode
+        return await self.open(ino, flags, owner), ino, inode
 
     async def tmpfile(
         self, parent: int, mode: int, flags: int, caller: Caller
@@ -418,10 +425,16 @@ class Operations:
             name=b"",
             boot=self.node.boot,
         )
-        await self.engine.transact(lambda t: tree.add_unlinked(t, parent, ino, inode), private=ino)
-        self.orphans.made(ino)
-        fd = self.store.create(ino, 0)
-        return self.open_files.created(ino, inode, fd, flags), ino, inode
+        self.open_files.begin_making(ino, caller.uid)
+        try:
+            await self.engine.transact(
+                lambda t: tree.add_unlinked(t, parent, ino, inode), private=ino
+            )
+            self.orphans.made(ino)
+            fd = self.store.create(ino, 0)
+            return self.open_files.created(ino, inode, fd, flags, caller.uid), ino, inode
+        finally:
+            self.open_files.end_making(ino, caller.uid)
 
     async def flush(self, fh: int) -> None:
         """A descriptor of the handle was closed: publish what was written."""

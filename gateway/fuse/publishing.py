@@ -6,6 +6,7 @@ and at RELEASE where no FLUSH came. A file is published by one task at a time.
 
 import os
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
@@ -20,6 +21,9 @@ from kvfs.namespace import inodes, lifecycle, tree
 from kvfs.namespace.inodes import read_inodes
 from kvfs.volume import Volume
 
+_SYNCS: Final = 40
+"""At a time, each with a descriptor of its own."""
+
 
 class Publishing:
     """Of one mount's open files."""
@@ -28,6 +32,7 @@ class Publishing:
         self._volume = volume
         self._bringing = bringing
         self._boot = boot
+        self._syncs = trio.CapacityLimiter(_SYNCS)
 
     async def begin_writing(self, file: OpenFile) -> None:
         """From here on the data file may change: the record says so before the first byte does."""
@@ -148,11 +153,12 @@ class Publishing:
 
     async def sync(self, file: OpenFile, *, datasync: bool) -> None:
         """What was written and recorded survives power loss when this returns."""
-        fd = os.dup(file.fd)
-        try:
-            await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, fd)
-        finally:
-            os.close(fd)
+        async with self._syncs:
+            fd = os.dup(file.fd)
+            try:
+                await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, fd)
+            finally:
+                os.close(fd)
         if file.writable:
             await self.publish(file, synced=True)
         await self._volume.engine.sync()

@@ -222,6 +222,8 @@ class EmbeddedEngine:
         finally:
             self.environment.close()
             self._journal.close()
+            if syncer is not None:
+                syncer.close()
             if state is not None:
                 state.close()
 

@@ -5,6 +5,7 @@ power cut may lose is bounded though nobody asked for a sync.
 """
 
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,7 @@ import lmdb
 
 from kvfs.errors import KvfsError, Unavailable
 from kvfs.meta.bases import base_path, read_position, rotate
-from kvfs.meta.journal import Position, generations, sync_journals
+from kvfs.meta.journal import Position, generations, journal_path
 from kvfs.meta.state import StateFile
 
 PERIOD_S: Final = 1.0
@@ -45,7 +46,11 @@ class Syncer:
         self._wake = threading.Event()
         self._soon = threading.Event()
         self._thread: threading.Thread | None = None
+        self._journals: dict[int, int] = {}
+        """Descriptors of the journals, by generation. They are kept, since of a write that was lost
+        the kernel tells each descriptor that was open by then, and no later one."""
         self._set_limit()
+        self._open_journals()
 
     def committed(self, position: Position) -> None:
         """A commit was made. Callers take turns."""
@@ -86,6 +91,11 @@ class Syncer:
         if self._thread is not None:
             self._thread.join()
 
+    def close(self) -> None:
+        """Release the journals, after `stop` and the last `sync`; idempotent."""
+        while self._journals:
+            os.close(self._journals.popitem()[1])
+
     def _rotate_unless_another_does(self) -> None:
         if not self._rotating.acquire(blocking=False):  # a file lock does not tell threads apart
             return
@@ -101,18 +111,43 @@ class Syncer:
         for _ in range(_ATTEMPTS):
             position = read_position(self._environment)
             try:
-                sync_journals(self._directory, position.generation)
+                if position.generation not in self._journals:
+                    self._open_journals()
             except FileNotFoundError:
                 continue  # another process has just replaced it by a base
-            except OSError as error:
-                # The kernel reports a lost write once and calls the page clean then: never try
-                # again.
-                self.failure = f"the disk refused to sync {self._directory}: {error.strerror}"
-                raise Unavailable(self.failure) from error
+            except OSError as error:  # descriptors or memory ran out: nothing is lost by that
+                raise Unavailable(
+                    f"the journal in {self._directory} cannot be opened: {error.strerror}"
+                ) from error
+            if position.generation not in self._journals:
+                continue
+            self._sync_all(position.generation)
             return position.sequence
         raise Unavailable(
             f"the journal in {self._directory} is not there: close the engine and open it"
         )
+
+    def _open_journals(self) -> None:
+        """Have a descriptor of each journal that there is. Raises OSError."""
+        for generation in generations(self._directory, "journal"):
+            if generation not in self._journals:
+                path = journal_path(self._directory, generation)
+                self._journals[generation] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _sync_all(self, newest: int) -> None:
+        """Have the journals up to this generation on disk: the older ones are needed for as long as
+        they are there. Raises Unavailable, from then on always: the kernel reports a lost write
+        once and calls the page clean then."""
+        for generation, fd in list(self._journals.items()):
+            if generation > newest:
+                continue
+            try:
+                os.fdatasync(fd)
+            except OSError as error:
+                self.failure = f"the disk refused to sync {self._directory}: {error.strerror}"
+                raise Unavailable(self.failure) from error
+            if not os.fstat(fd).st_nlink:  # a base has replaced it
+                os.close(self._journals.pop(generation))
 
     def _set_limit(self) -> None:
         bases = generations(self._directory, "base")

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kvfs import descriptors
 from kvfs.background.accounting import STORE, Accounting, Local, Space
 from kvfs.background.cold import ColdTier, connect
 from kvfs.background.damage import Damage
@@ -26,6 +27,7 @@ from kvfs.coherence import Coherence
 from kvfs.cold.endpoint import parse
 from kvfs.config import Config
 from kvfs.control import ControlServer
+from kvfs.descriptors import OpenFileShares
 from kvfs.errors import Unavailable
 from kvfs.hearing import Written
 from kvfs.holders import Holders
@@ -77,6 +79,7 @@ class Node:
         self.files = data_files(store)
         self.index = Index(local.database(INDEX_NAME))
         self.holders = Holders()
+        self.open_file_shares = OpenFileShares(descriptors.limit(), is_shared=config.allow_other)
         self.locks = _locks(cluster) if cluster else None
         """In a cluster: those of the mount's processes."""
         self.known = known

@@ -43,6 +43,7 @@ async def status_of(node: Node) -> dict[str, Any]:
         "replicas": node.replicas.report() if node.replicas else None,
         "cold": _cold(node),
         "tiers": node.tiering.describe() if node.tiering else [],
+        "descriptors": node.open_file_shares.describe(),
         "counters": _counters(node),
         **{name: await report() for name, report in node.reports.items()},
     }
@@ -102,6 +103,7 @@ def _cold(node: Node) -> dict[str, Any] | None:
 def _counters(node: Node) -> dict[str, int]:
     counting = (
         node.evictor,
+        node.open_file_shares,
         node.sealer,
         node.scrubber,
         node.bringing,

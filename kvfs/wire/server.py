@@ -10,12 +10,14 @@ that lose least by it.
 import errno
 import logging
 import math
+import resource
 import socket
 import ssl
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 import trio
@@ -94,7 +96,7 @@ async def serve(
     if tls is not None:
         tls.set_alpn_protocols(["http/1.1"])
     counters = Counters() if counters is None else counters
-    limits = limits or Limits()
+    limits = _within_descriptors(limits or Limits())
     service = Service(handler, limits, Heads(limits), counters, refuse, on_response)
     async with trio.open_nursery() as nursery:
         server = _Server(service, tls, nursery)
@@ -108,6 +110,13 @@ async def serve(
                 task_status.started()
                 await (trio.Event() if stop is None else stop).wait()
                 accepting.cancel_scope.cancel()
+
+
+def _within_descriptors(limits: Limits) -> Limits:
+    """Fewer connections where the process may have few descriptors: each may need a file, and
+    another one, beside its own."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return replace(limits, connections=min(limits.connections, max(1, descriptors // 4)))
 
 
 class _Server:

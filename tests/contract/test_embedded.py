@@ -1,7 +1,9 @@
 """What the embedded engine promises beyond the contract: several processes, other databases, damage
 that is found and mended, and errors that say what to do."""
 
+import contextlib
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -360,3 +362,40 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises((Unavailable, ReadOnly)):
         EmbeddedEngine(tmp_path / "file" / "meta")
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process can open nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_without_descriptors_syncs(path: Path) -> None:
+    engine = EmbeddedEngine(path)
+    engine.transact_now(lambda t: t.put(b"k", b"v"))
+    with no_descriptors():
+        engine.sync_now()
+    assert engine.failure is None
+    engine.close()
+
+
+def test_a_journal_that_cannot_be_opened_is_no_lost_write(path: Path) -> None:
+    """Another process has begun a new one, and this one has no descriptor left for it."""
+    engine = EmbeddedEngine(path)
+    engine.sync_now()
+    command = [sys.executable, "-c", INCREMENT, str(ROOT), str(path), "1000"]
+    subprocess.run(command, check=True, timeout=60)
+    with no_descriptors(), pytest.raises(Unavailable, match="cannot be opened"):
+        engine.sync_now()
+    assert engine.failure is None
+    engine.sync_now()
+    engine.transact_now(lambda t: t.put(b"k", b"v"))
+    engine.sync_now()
+    engine.close()

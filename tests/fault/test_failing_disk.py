@@ -1,7 +1,11 @@
 """The disk beneath a running node fails: every write is refused, and every look at a data file."""
 
 import contextlib
+import errno
 import os
+import subprocess
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,8 @@ from kvfs.node import Node, open_node
 from kvfs.node.status import status_of
 from tests.contract.small_node import new_inode
 from tests.fault.disks import cut, disk
+from tests.integration.harness import Node as Mounted
+from tests.integration.harness import best_mode, kvfs
 from tests.jumping import jumping_clock
 
 
@@ -57,3 +63,41 @@ def test_a_node_whose_disk_fails_goes_on_answering(
     keepers = {"kvfs.volume", "kvfs.requests"}
     assert keepers <= {record.name for record in caplog.records}
     assert len(caplog.records) < 60
+
+
+def fetch(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_disk_that_refused_a_sync_shows_at_every_place(tmp_path: Path) -> None:
+    with disk(tmp_path, "ext4") as made:
+        node = Mounted(best_mode(), made.mountpoint / "home", ("--admin", "127.0.0.1:0"))
+        (made.mountpoint / "home").mkdir()
+        node.mount.mkdir()
+        try:
+            node.up()
+            admin = node.status()["admin"]["endpoint"]
+            assert fetch(f"{admin}/health/ready") == (200, "ready\n")
+            assert "kvfs_journal_failed 0.0" in fetch(f"{admin}/metrics")[1]
+            (node.mount / "models" / "file").write_bytes(b"x")
+            cut(made.mountpoint)
+            models = os.open(node.mount / "models", os.O_RDONLY)
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                os.fsync(models)
+            os.close(models)
+            status, text = fetch(f"{admin}/health/ready")
+            assert status == 503
+            assert "the disk refused to sync" in text
+            assert "kvfs_journal_failed 1.0" in fetch(f"{admin}/metrics")[1]
+            assert "the disk refused to sync" in node.status()["engine"]["journal_failure"]
+            shown = kvfs("status", "--store", str(node.store)).stdout
+            assert "the disk refused to sync" in shown
+        finally:
+            if node.pid is not None:
+                node.kill()
+            subprocess.run(["umount", "-l", node.mount], check=False)
