@@ -57,17 +57,20 @@ def test_file(directory: Path, size: int) -> Iterator[Path]:
 
 
 def _remove_left(directory: Path) -> None:
-    """What killed runs of this host left there; what cannot be removed stays."""
+    """What killed runs of this user and host left there; what cannot be removed stays."""
     for home in directory.glob(f"{glob.escape(_PREFIX)}*"):
-        with contextlib.suppress(OSError), _locked(home):
-            if (home / _NAME).exists():
-                shutil.rmtree(home)
+        with contextlib.suppress(OSError):
+            if home.lstat().st_uid != os.geteuid():
+                continue
+            with _locked(home):
+                if (home / _NAME).exists():
+                    shutil.rmtree(home)
 
 
 @contextlib.contextmanager
 def _locked(home: Path) -> Iterator[None]:
     """Raises OSError: somebody else has it locked, or it has gone."""
-    fd = os.open(home / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(home / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

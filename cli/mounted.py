@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from cli import node
-from kvfs.client.backing import STORE_XATTR
+from kvfs.client.mount_store import STORE_XATTR
 from kvfs.config import Config
 from kvfs.errors import Invalid, KvfsError, NotFound, Unavailable
 

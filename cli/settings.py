@@ -126,7 +126,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "shared": click.option(
         "--shared",
         multiple=True,
-        metavar="NAME=DIR",
+        metavar="NAME=DIR[:owner=USER]",
         help="A directory that other nodes have too; may be repeated.",
     ),
 }

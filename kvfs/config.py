@@ -152,7 +152,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tier: tuple[Place, ...] = ()
     """Memory and disks lent beside the store's directory: ram=DIR:SIZE, ssd=DIR:SIZE."""
     shared: tuple[Place, ...] = ()
-    """Directories that several nodes have, of a parallel filesystem: NAME=DIR."""
+    """Directories that several nodes have, of a parallel filesystem: NAME=DIR[:owner=USER]."""
 
     def as_dict(self) -> dict[str, str | bool | int | list[str]]:
         """Every key as it would be written in the file."""

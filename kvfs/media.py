@@ -1,6 +1,7 @@
 """On what data files may lie, and how the places for them are written."""
 
 import os
+import pwd
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -13,6 +14,8 @@ from kvfs.units import exact_size, parse_size
 MEDIA: Final = ("ram", "ssd")
 SHARED: Final = "shared:"
 """What the medium of a shared store begins with; its name follows."""
+_OWNER: Final = ":owner="
+_NO_USER: Final = 0xFFFF_FFFF
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -24,6 +27,8 @@ class Place(msgspec.Struct, frozen=True):
     root: str
     limit: int = 0
     """Bytes; 0: what its filesystem has."""
+    owner: int = 0
+    """The user who owns it, and its files, beside root and the node's user."""
 
     @property
     def flag(self) -> str:
@@ -33,7 +38,8 @@ class Place(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """As it is written there."""
         if self.is_shared:
-            return f"{self.medium.removeprefix(SHARED)}={self.root}"
+            owner = f"{_OWNER}{self.owner}" if self.owner else ""
+            return f"{self.medium.removeprefix(SHARED)}={self.root}{owner}"
         return f"{self.medium}={self.root}:{exact_size(self.limit)}"
 
     @property
@@ -54,11 +60,22 @@ def parse_tier(text: str) -> Place:
 
 
 def parse_shared(text: str) -> Place:
-    """`NAME=DIR`. Raises Invalid."""
-    name, _, root = text.partition("=")
+    """`NAME=DIR`, `NAME=DIR:owner=USER`. Raises Invalid."""
+    name, _, rest = text.partition("=")
+    root, _, owner = rest.partition(_OWNER)
     if not _NAME.fullmatch(name) or not os.path.isabs(root):
         raise Invalid(f"'{text}' is no shared store: write NAME=DIR, DIR from /")
-    return Place(SHARED + name, os.path.abspath(root))
+    return Place(SHARED + name, os.path.abspath(root), owner=_user(owner) if owner else 0)
+
+
+def _user(text: str) -> int:
+    """Its number. Raises Invalid."""
+    if text.isdecimal() and int(text) < _NO_USER:
+        return int(text)
+    try:
+        return pwd.getpwnam(text).pw_uid
+    except KeyError:
+        raise Invalid(f"there is no user '{text}' here: give the name or number of one") from None
 
 
 def is_shared(media: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ def read(path: Path, limit: int) -> str | None:
     try:
         with open(path, "rb") as file:
             if is_open_to_others(file.fileno()):
-                raise Invalid(f"others may read or write {path}: chmod 600 it")
+                raise Invalid(f"others may read or write {path}: chmod 600 it, and be its owner")
             data = file.read(limit + 1)
     except FileNotFoundError:
         return None
@@ -27,8 +27,9 @@ def read(path: Path, limit: int) -> str | None:
 
 
 def is_open_to_others(fd: int) -> bool:
-    """Whether somebody else than its owner may read or write it."""
-    return bool(os.fstat(fd).st_mode & 0o077)
+    """Whether somebody else than root and the caller may read or write it."""
+    found = os.fstat(fd)
+    return bool(found.st_mode & 0o077) or found.st_uid not in (0, os.geteuid())
 
 
 def make(path: Path, content: bytes) -> bool:

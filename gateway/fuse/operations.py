@@ -326,15 +326,14 @@ class Operations:
         st = self._data_stat(ino, inode.version)
         if st is None:
             return
-        file = self.open_files.get(ino)
-        where: int | str = file.fd if file else self.store.path(ino, inode.version)
-        os.utime(
-            where,
-            ns=(
-                inode.atime_ns if valid & Fattr.ATIME else st.st_atime_ns,
-                inode.mtime_ns if valid & Fattr.MTIME else st.st_mtime_ns,
-            ),
+        times = (
+            inode.atime_ns if valid & Fattr.ATIME else st.st_atime_ns,
+            inode.mtime_ns if valid & Fattr.MTIME else st.st_mtime_ns,
         )
+        if file := self.open_files.get(ino):
+            os.utime(file.fd, ns=times)
+        else:
+            os.utime(self.store.path(ino, inode.version), ns=times, follow_symlinks=False)
 
     async def is_large(self, ino: int) -> bool:
         """Whether cutting this file may take long."""

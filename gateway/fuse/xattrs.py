@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.fuse.caller import Caller, now_ns
-from kvfs.client.backing import STORE_XATTR
+from kvfs.client.mount_store import STORE_XATTR
 from kvfs.errors import NotSupported
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.namespace import inodes

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from kvfs.client import paths as names
 from kvfs.client.aside import uninterrupted
 from kvfs.client.core import Core
+from kvfs.client.mount_store import AnyPath, require_believed, told_store
 from kvfs.client.reading import Opened
 from kvfs.errors import (
     AccessDenied,
@@ -31,11 +32,8 @@ from kvfs.errors import (
     Unavailable,
 )
 
-AnyPath = str | bytes | os.PathLike[str]
 _READING: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _AT_ONCE: Final = 8
-STORE_XATTR: Final = b"kvfs.store"
-"""Of each file on a mount: the store's directory."""
 
 
 class Backing(NamedTuple):
@@ -71,8 +69,9 @@ def lease(paths: Sequence[AnyPath]) -> Iterator[list[Leased]]:
     gives the data file another name.
 
     Raises NotSupported (a path is on no mount), Invalid (no regular file), AccessDenied (the
-    caller may not enter the store), Busy (somebody has it open for writing, or it was replaced just
-    now), Unavailable (the node does not answer), what `Client.open` raises, and OSError of a path
+    caller may not enter the store, or the mount is another user's), Busy (somebody has it open for
+    writing, or it was replaced just now), Unavailable (the node does not answer), what
+    `Client.open` raises, and OSError of a path
     itself. Interrupted, it holds nothing."""
     with ExitStack() as stack:
         fds = open_on_mount(paths)
@@ -92,6 +91,15 @@ class _Clients(ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self._by_store: dict[Path, Core] = {}
+        self._believed: set[int] = set()
+        """Devices of mounts, which stay while files on them are open."""
+
+    def believe(self, fd: int, path: AnyPath) -> None:
+        """Raises as `require_believed`."""
+        device = os.fstat(fd).st_dev
+        if device not in self._believed:
+            require_believed(device, path)
+            self._believed.add(device)
 
     def of(self, store: Path) -> Core:
         """Raises KvfsError, OSError."""
@@ -101,7 +109,10 @@ class _Clients(ExitStack):
 
 
 def _leased(path: AnyPath, fd: int, clients: _Clients) -> Leased:
-    store = _store_of(fd, path)
+    store = told_store(fd)
+    if store is None:
+        raise NotSupported(f"{os.fsdecode(path)} is on no mount of KVFS: use it as it is")
+    clients.believe(fd, path)
     meant = os.fstat(fd)
     if not stat.S_ISREG(meant.st_mode):
         raise Invalid(f"{os.fsdecode(path)} is no regular file: name files")
@@ -137,13 +148,6 @@ def _may_be_leased(data: Opened, path: AnyPath, core: Core) -> bool:
         raise
 
 
-def _store_of(fd: int, path: AnyPath) -> Path:
-    try:
-        return Path(os.fsdecode(os.getxattr(fd, STORE_XATTR)))
-    except OSError:
-        raise NotSupported(f"{os.fsdecode(path)} is on no mount of KVFS: use it as it is") from None
-
-
 def _has_name(fd: int) -> bool:
     """Whether the data file has the name by which it was opened."""
     try:
@@ -156,9 +160,10 @@ def open_backing(path: AnyPath) -> Backing:
     """Open what is behind `path`, whole: what other nodes have of it is brought first.
 
     The descriptor is the mount's where the data file cannot be had: the caller may not enter the
-    store, or does not see it; the file is not closed yet, or has lost its name; a directory of the
-    mount is mounted elsewhere. Raises Unavailable, NoSpace, Corrupt where the data cannot be had,
-    by the mount either (nobody who has them answers); FileNotFoundError and other OSErrors of the
+    store, or does not see it; the mount is neither root's nor the caller's; the file is not closed
+    yet, or has lost its name; a directory of the mount is mounted elsewhere. Raises Unavailable,
+    NoSpace, Corrupt where the data cannot be had, by the mount either (nobody who has them
+    answers); FileNotFoundError and other OSErrors of the
     path itself."""
     (found,) = open_backings([path])
     return found
@@ -220,11 +225,11 @@ def _open_all(paths: Sequence[AnyPath]) -> list[int]:
 
 def _behind(path: AnyPath, fd: int, clients: _Clients, *, sums: bool) -> Backing:
     """The data file of what is open as `fd`, which is closed where it is had."""
-    try:
-        store = Path(os.fsdecode(os.getxattr(fd, STORE_XATTR)))
-    except OSError:
+    store = told_store(fd)
+    if store is None:
         return Backing(fd, None)
     try:
+        clients.believe(fd, path)
         data = _data_file(path, clients.of(store), os.fstat(fd))
     except _Lost as lost:
         raise lost.error from None

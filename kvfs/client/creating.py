@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from kvfs.client.backing import STORE_XATTR, AnyPath, within_mount
+from kvfs.client.backing import within_mount
 from kvfs.client.blocking import Client
 from kvfs.client.local import written_destination
+from kvfs.client.mount_store import AnyPath, require_believed, told_store
 from kvfs.client.paths import joined, parse
 from kvfs.errors import AccessDenied, IsADirectory, KvfsError, NotADirectory, NotFound, ReadOnly
 
@@ -33,7 +34,7 @@ def new_file(path: AnyPath, size_bytes: int) -> Iterator[int]:
     inside = b"" if store is None else within_mount(directory) + b"/" + os.fsencode(name)
     with ExitStack() as stack:
         with _naming(given, inside):
-            fd = None if store is None else _in_store(stack, store, inside, size_bytes)
+            fd = None if store is None else _in_store(stack, store, real, inside, size_bytes)
             synced = fd is None and store is not None
             if fd is None:
                 fd = stack.enter_context(written_destination(real))
@@ -66,15 +67,15 @@ def _store_behind(directory: str) -> Path | None:
         raise NotFound(f"{directory}: no such directory") from None
     if not stat.S_ISDIR(mode):
         raise NotADirectory(f"{directory} is no directory")
-    try:
-        return Path(os.fsdecode(os.getxattr(directory, STORE_XATTR)))
-    except OSError:
-        return None
+    return told_store(directory)
 
 
-def _in_store(stack: ExitStack, store: Path, inside: bytes, size_bytes: int) -> int | None:
+def _in_store(
+    stack: ExitStack, store: Path, real: str, inside: bytes, size_bytes: int
+) -> int | None:
     """None: only the mount may be written to."""
     try:
+        require_believed(os.stat(os.path.dirname(real)).st_dev, real)
         client = stack.enter_context(Client(store))
         writer = stack.enter_context(client.open(inside, "wb"))
     except (AccessDenied, PermissionError, ReadOnly):

@@ -371,6 +371,7 @@ class ObjectStore:
 
         result = self._publisher.change(fn)
         times = (result.inode.atime_ns, result.inode.mtime_ns)
-        os.utime(self._session.files.path(result.ino, result.inode.version), ns=times)
+        path = self._session.files.path(result.ino, result.inode.version)
+        os.utime(path, ns=times, follow_symlinks=False)
         self._publisher.sync_if_durable(result.ino)
         return result

@@ -7,23 +7,27 @@ Invariants
 - The name follows from inode number and version alone; nothing is looked up.
 - A data file describes itself in an extended attribute, so that lost metadata can be rebuilt by a
   scan.
+- A data file is opened through no symbolic link, and only where it is a regular file of an owner
+  that is believed (`store.beneath`); the directory itself was looked at (`store.ownership`).
 - What comes from another node lies beside the data files, and gets its name when it is whole: a
   data file of a published version is never partly there.
 
-Hot path: `create`, `open` and `unlink` are one system call and one formatted name (about 0.5 us of
-Python). The 4,096 directories are made when a create finds its own missing.
+Hot path: `create` and `unlink` are one system call and one formatted name (about 0.5 us of Python),
+`open` is two (`store.beneath`). The 4,096 directories are made when a create finds its own missing.
 """
 
 import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from kvfs.store.beneath import create_file, open_file
+from kvfs.store.ownership import trusted
 from kvfs.store.spares import Spares, name_spare
 
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -78,8 +82,10 @@ class DataFiles:
     Methods that take a name finish in one system call and may be called from any thread.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, owners: Collection[int] | None = None) -> None:
+        """`owners`: the users whose data files are opened; None: as `trusted` has them."""
         self.root = os.fspath(root)
+        self._owners = trusted() if owners is None else owners
         self._directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._spares: Spares | None = None
 
@@ -99,7 +105,7 @@ class DataFiles:
     def keep_spares(self) -> None:
         """From here on data files are made ahead of their use; for the process that makes many."""
         if self._spares is None:
-            self._spares = Spares(self.root)
+            self._spares = Spares(self._directory)
 
     def after_fork(self) -> None:
         """In the child: the files made ahead are the parent's; its own are made anew."""
@@ -118,10 +124,10 @@ class DataFiles:
             if spare is not None and self._name(spare, ino, name):
                 return spare
         try:
-            return os.open(name, _CREATE, 0o600, dir_fd=self._directory)
+            return create_file(self._directory, name, _CREATE)
         except FileNotFoundError:
             self._make_directory(ino)
-            return os.open(name, _CREATE, 0o600, dir_fd=self._directory)
+            return create_file(self._directory, name, _CREATE)
 
     def _name(self, spare: int, ino: int, name: str) -> bool:
         """Whether the spare has its name now; where the system refuses there are no more spares."""
@@ -145,10 +151,10 @@ class DataFiles:
         one that is there from before is dropped."""
         self.drop_arriving(ino, version)
         try:
-            fd = os.open(_arriving(ino, version), _CREATE, 0o600, dir_fd=self._directory)
+            fd = create_file(self._directory, _arriving(ino, version), _CREATE)
         except FileNotFoundError:
             os.mkdir(_ARRIVING, 0o700, dir_fd=self._directory)
-            fd = os.open(_arriving(ino, version), _CREATE, 0o600, dir_fd=self._directory)
+            fd = create_file(self._directory, _arriving(ino, version), _CREATE)
         os.ftruncate(fd, size)
         return fd
 
@@ -173,8 +179,7 @@ class DataFiles:
     def open_arriving(self, ino: int, version: int) -> int:
         """A new descriptor, for reading, of a file that is arriving. FileNotFoundError where it is
         not, or has arrived."""
-        flags = os.O_RDONLY | os.O_CLOEXEC
-        return os.open(_arriving(ino, version), flags, dir_fd=self._directory)
+        return open_file(self._directory, _arriving(ino, version), os.O_RDONLY, self._owners)
 
     def begin_draft(self, ino: int, version: int) -> int:
         """A descriptor of a new, empty file for content that is to replace that of this version,
@@ -182,7 +187,7 @@ class DataFiles:
         one."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(_ARRIVING, 0o700, dir_fd=self._directory)
-        return os.open(_draft(ino, version), _CREATE, 0o600, dir_fd=self._directory)
+        return create_file(self._directory, _draft(ino, version), _CREATE)
 
     def name_draft(self, ino: int, version: int, new: int) -> None:
         """Make a data file of a draft, of a new version. FileExistsError when there is one."""
@@ -221,12 +226,9 @@ class DataFiles:
         )
 
     def open(self, ino: int, version: int, flags: int) -> int:
-        """A new descriptor of an existing data file. FileNotFoundError when there is none."""
-        return os.open(
-            f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}",
-            flags | os.O_CLOEXEC,
-            dir_fd=self._directory,
-        )
+        """A new descriptor of an existing data file. Raises as `beneath.open_file`."""
+        name = f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
+        return open_file(self._directory, name, flags, self._owners)
 
     def open_unseen(self, ino: int, version: int) -> int:
         """As `open`, to read all of it for checksums: it never waits (O_NONBLOCK), and the access
@@ -239,7 +241,7 @@ class DataFiles:
 
     def stat(self, ino: int, version: int) -> os.stat_result:
         """The data file's own attributes. FileNotFoundError when there is none."""
-        return os.stat(f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}", dir_fd=self._directory)
+        return os.lstat(f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}", dir_fd=self._directory)
 
     def medium(self, ino: int, version: int) -> str:
         """On what a data file lies, as namespaces name it; empty when there is none."""
@@ -283,9 +285,9 @@ class DataFiles:
 
     def tmpfile(self) -> int:
         """A descriptor of a data file that never has a name: gone when closed."""
-        flags = os.O_RDWR | os.O_CLOEXEC
+        flags = os.O_RDWR
         try:
-            return os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=self._directory)
+            return create_file(self._directory, ".", flags | os.O_TMPFILE)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
                 raise
@@ -327,7 +329,7 @@ class DataFiles:
     def _unnamed(self) -> int:
         """For a filesystem without O_TMPFILE."""
         name = f"tmp.{os.getpid()}.{os.urandom(8).hex()}"
-        fd = os.open(name, _CREATE, 0o600, dir_fd=self._directory)
+        fd = create_file(self._directory, name, _CREATE)
         os.unlink(name, dir_fd=self._directory)
         return fd
 

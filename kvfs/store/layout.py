@@ -14,6 +14,8 @@
 Invariants
 - `format` is written first and atomically: a directory without it that holds anything else is not
   ours and is refused.
+- It belongs to root or to the user of its node, and nobody else may write in it or in a directory
+  above it (`store.ownership`).
 - Everything is for the owner alone (0700, 0600): data files carry no permission bits of the files
   they hold.
 """
@@ -23,6 +25,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import sys
 import uuid
 from collections.abc import Callable
@@ -33,6 +36,7 @@ import msgspec
 
 from kvfs import private_file
 from kvfs.errors import AccessDenied, Busy, Corrupt, Invalid, KvfsError, NoSpace, NotFound, ReadOnly
+from kvfs.store.ownership import require_directory, trusted
 
 T = TypeVar("T")
 
@@ -137,6 +141,7 @@ class Store:
         private_file.replace(self._recovered, b"%d" % boot, _RECOVERED_DRAFT)
 
 
+_WHAT: Final = "the store"
 _GET_FLAGS: Final = 0x80086601
 _SET_FLAGS: Final = 0x40086602
 _TOP_DIRECTORY: Final = 0x20000
@@ -145,10 +150,11 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def open_store(path: Path) -> Store:
-    """The store in `path`. Raises NotFound, AccessDenied (the caller may not enter it), Invalid
-    (somebody else's directory), Corrupt."""
+    """The store in `path`. Raises NotFound, AccessDenied (the caller may not enter it, or somebody
+    else could change it), Invalid (somebody else's directory), Corrupt."""
     root = path.absolute()
     try:
+        _require_ours(root)
         raw = (root / "format").read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise _not_a_store(root) from None
@@ -170,6 +176,15 @@ def open_store(path: Path) -> Store:
             "use the version that made it"
         )
     return Store(root, identity)
+
+
+def _require_ours(root: Path) -> None:
+    """Of the store and of its parts, which may lie elsewhere behind links. Raises AccessDenied,
+    OSError."""
+    require_directory(root, _WHAT, trusted())
+    for part in ("meta", "data", "run"):
+        if os.path.islink(root / part):
+            require_directory(root / part, _WHAT, trusted())
 
 
 def is_locked(path: Path) -> bool:
@@ -222,11 +237,25 @@ def remove_unused(path: Path) -> None:
 def _make(root: Path) -> None:
     if root.exists() and not root.is_dir():
         raise Invalid(f"{root} is not a directory: choose another store with --store")
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if root.exists():
+        _require_empty(root)
+        _make_private(root)
+    require_directory(root, _WHAT, trusted(), make=True)
+    _require_empty(root)
+    _identify(root, str(uuid.uuid4()))
+
+
+def _require_empty(root: Path) -> None:
     if foreign := sorted(set(os.listdir(root)) - _IGNORED):
         raise _foreign(root, foreign[0])
-    _identify(root, str(uuid.uuid4()))
-    os.chmod(root, 0o700)
+
+
+def _make_private(root: Path) -> None:
+    """Close an empty directory to others. One that is sticky is meant for others, and is refused
+    where it is looked at."""
+    found = os.stat(root)
+    if found.st_uid == os.geteuid() and not found.st_mode & stat.S_ISVTX:
+        os.chmod(root, 0o700)
 
 
 def be_new_node(store: Store) -> None:

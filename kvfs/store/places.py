@@ -8,7 +8,8 @@ that several nodes share.
 
 Invariants
 - A place belongs to one store (a shared one to one cluster): it bears a mark, and one of another,
-  or a directory with anything else in it, is refused.
+  or a directory with anything else in it, is refused. So is one that somebody else owns, may write
+  in or could replace, but for the owner that a shared one declares (`store.ownership`).
 - A place that the settings do not name any more is refused while data files lie in it.
 - Who does not hear of targets for five seconds makes files in the store's own directory.
 """
@@ -24,6 +25,7 @@ import msgspec
 from kvfs.errors import ConfigError, Invalid
 from kvfs.media import Place
 from kvfs.store.layout import Store, guarded
+from kvfs.store.ownership import require_directory, trusted
 from kvfs.store.probe import filesystem_type
 
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
@@ -38,7 +40,8 @@ class _Mark(msgspec.Struct):
 def prepare(store: Store, places: Sequence[Place], owner: str) -> None:
     """Make the directories that are missing, mark them, and tell other processes of the store.
 
-    `owner`: of the shared ones. Raises ConfigError, Invalid, ReadOnly, NoSpace."""
+    `owner`: the store or cluster whose the shared ones are. Raises ConfigError, Invalid, ReadOnly,
+    NoSpace, AccessDenied (somebody else owns one, or may write in it)."""
     roots = [place.root for place in places]
     if len(set(roots)) < len(roots) or os.fspath(store.data) in roots:
         raise ConfigError("each tier and each shared store is a directory of its own")
@@ -64,7 +67,7 @@ def known(store: Store) -> list[Place]:
 
 def _claim(place: Place, store: Store, owner: str) -> None:
     root = Path(place.root)
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    require(place, make=True)
     if place.medium == "ram" and filesystem_type(root) not in _IN_MEMORY:
         raise ConfigError(
             f"{root} is on {filesystem_type(root) or 'a disk'}, not in memory: mount a tmpfs "
@@ -76,6 +79,17 @@ def _claim(place: Place, store: Store, owner: str) -> None:
     found = msgspec.json.decode((root / MARK).read_bytes(), type=_Mark)
     if found.owner != owner:
         raise Invalid(f"{root} holds data of another store ({found.owner}): name an empty one")
+
+
+def owners_of(place: Place) -> frozenset[int]:
+    """Who may own it and its files."""
+    return trusted(place.owner)
+
+
+def require(place: Place, *, make: bool = False) -> None:
+    """Raises as `ownership.require_directory`."""
+    what = "the shared directory" if place.is_shared else "the tier"
+    require_directory(Path(place.root), what, owners_of(place), make=make)
 
 
 def _mark(root: Path, owner: str) -> None:

@@ -107,6 +107,8 @@ class Mount(NamedTuple):
 
     type: str
     directory: str
+    owner: int | None = None
+    """The user who mounted it, where it is FUSE."""
 
 
 def mount_of(device: int, table: Path = _MOUNTS) -> Mount:
@@ -115,7 +117,12 @@ def mount_of(device: int, table: Path = _MOUNTS) -> Mount:
     for line in table.read_text(errors="replace").split("\n"):
         left, _, right = line.partition(" - ")
         if right and left.split()[2] == wanted:
-            return Mount(right.split()[0], _plain(left.split()[4]))
+            owner = re.search(r"\buser_id=(\d+)", right.split()[-1])
+            return Mount(
+                right.split()[0],
+                _plain(left.split()[4]),
+                int(owner[1]) if owner and right.startswith("fuse") else None,
+            )
     return Mount("", "")
 
 

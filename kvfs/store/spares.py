@@ -13,6 +13,8 @@ import threading
 from collections import deque
 from typing import Final
 
+from kvfs.store.beneath import create_file
+
 SPARES: Final = 64
 _LOW: Final = SPARES // 2
 _AT_EMPTY_PATH: Final = 0x1000
@@ -23,8 +25,9 @@ class Spares:
     """Up to SPARES nameless files in the directory that was last asked for. `take` is for one
     thread."""
 
-    def __init__(self, root: str) -> None:
-        self._root = root
+    def __init__(self, directory: int) -> None:
+        """`directory`: a descriptor that stays open until `close`."""
+        self._directory = directory
         self._ready: deque[int] = deque()
         self._near = ""
         self._wanted = threading.Event()
@@ -36,7 +39,7 @@ class Spares:
 
     def take(self, near: str) -> int | None:
         """A descriptor of a spare, or None when there is none yet. More are made in the directory
-        `near` (relative to the root), where neighbours lie."""
+        `near` (relative to the one given), where neighbours lie."""
         self._near = near
         if len(self._ready) < _LOW:
             self._wanted.set()
@@ -59,12 +62,12 @@ class Spares:
             os.close(self._ready.popleft())
 
     def _run(self) -> None:
-        flags = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_TMPFILE
         while self._wanted.wait() and not self._closing:
             self._wanted.clear()
             try:
                 while len(self._ready) < SPARES and not self._closing:
-                    self._ready.append(os.open(f"{self._root}/{self._near}", flags, 0o600))
+                    self._ready.append(create_file(self._directory, self._near, flags))
             except FileNotFoundError:
                 continue  # the directory is made by the first create in it
             except OSError as error:

@@ -175,7 +175,8 @@ class TieredFiles(DataFiles):
         self._seen, self._known = seen, places.known(self._store)
         for place in self._known:
             if place.root not in self._others:
-                self._others[place.root] = DataFiles(Path(place.root))
+                places.require(place)  # a tmpfs is empty after a boot, and anybody may make one
+                self._others[place.root] = DataFiles(Path(place.root), places.owners_of(place))
         return True
 
     def _target(self, namespace_id: int) -> DataFiles | None:

@@ -420,9 +420,8 @@ def test_a_read_only_store_is_named(node: Node) -> None:
 
 def test_a_full_disk_is_named(node: Node) -> None:
     node.store.mkdir()
-    code, message = confined(
-        f"mount -t tmpfs -o size=8k none {shlex.quote(str(node.store))}\n{up_command(node)}"
-    )
+    mount = f"mount -t tmpfs -o size=8k,mode=0700 none {shlex.quote(str(node.store))}"
+    code, message = confined(f"{mount}\n{up_command(node)}")
     assert code == 6
     assert str(node.store) in message
 
