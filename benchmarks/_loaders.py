@@ -50,7 +50,7 @@ def safetensors_touched(files: Files) -> object:
     import torch
     from safetensors.torch import load_file
 
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for file in files:
         found |= load_file(file)
     for tensor in found.values():
@@ -239,7 +239,7 @@ def main() -> None:
         asked: dict[str, Any] = json.loads(line)
         flow = FLOWS[asked.pop("flow")]
         try:
-            answer = {"value": flow(**asked)}
+            answer: dict[str, Any] = {"value": flow(**asked)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"[:500]}
         print(json.dumps(answer), file=answers, flush=True)

@@ -61,7 +61,7 @@ def tree(cluster: Cluster, quick: bool) -> float:
         _remove(cluster, name)
         name = _written(cluster, 1, size)
         _calm(cluster)
-        times = _at_once([lambda n=n: _read(cluster, n, name) for n in readers])  # type: ignore[misc]
+        times = _at_once([lambda n=n: _read(cluster, n, name) for n in readers])
     _remove(cluster, name)
     return max(times) / alone
 
@@ -155,7 +155,7 @@ def _written(cluster: Cluster, number: int, size: int) -> str:
     load.write_file(path, size)
     for host in cluster:
         other = host.mount / "cache" / path.name
-        wait_until(lambda other=other: other.exists(), "all hosts see the file")  # type: ignore[misc]
+        wait_until(lambda other=other: other.exists(), "all hosts see the file")
     return path.name
 
 
@@ -183,7 +183,7 @@ def _remove(cluster: Cluster, name: str) -> None:
 
 def _at_once(works: Sequence[Callable[[], float]]) -> list[float]:
     times: list[float] = []
-    threads = [threading.Thread(target=lambda w=work: times.append(w())) for work in works]  # type: ignore[misc]
+    threads = [threading.Thread(target=lambda w=work: times.append(w())) for work in works]
     for thread in threads:
         thread.start()
     for thread in threads:

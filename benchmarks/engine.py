@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import lmdb
 
@@ -118,14 +118,14 @@ class Sqlite:
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
         self._connection.execute("BEGIN")
         try:
-            return fn(self._transaction)
+            return fn(cast(Transaction, self._transaction))
         finally:
             self._connection.execute("ROLLBACK")
 
     def transact_now(self, fn: Callable[[Transaction], T]) -> T:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            result = fn(self._transaction)
+            result = fn(cast(Transaction, self._transaction))
         except BaseException:
             self._connection.execute("ROLLBACK")
             raise

@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -16,10 +17,11 @@ if str(ROOT) not in sys.path:
 
 # Tests send these signals to what they start, which would ignore them too, as in the background of
 # a shell or under nohup.
-for number, handler in {
+_AS_A_TERMINAL: dict[int, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGHUP: signal.SIG_DFL,
-}.items():
+}
+for number, handler in _AS_A_TERMINAL.items():
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 

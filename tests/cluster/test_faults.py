@@ -53,7 +53,7 @@ def running(root: Path, small_disk: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def cluster(running: Cluster) -> Iterator[Cluster]:
+def cluster(running: Cluster) -> Cluster:
     """Whole, before each test."""
     for name in (ENGINE, "1", "2", "3"):
         running.heal(name)
@@ -63,8 +63,8 @@ def cluster(running: Cluster) -> Iterator[Cluster]:
         host.up()
     for host in running:
         for namespace in ("cache", "kept"):
-            wait_until(lambda p=host.mount / namespace: can_write(p), "all nodes take writes")  # type: ignore[misc]
-    yield running
+            wait_until(lambda p=host.mount / namespace: can_write(p), "all nodes take writes")
+    return running
 
 
 def can_write(directory: Path) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.network import Network, network
+from tests.cluster.network import Network, Ways, network
 
 _PORT = 7000
 _NOTHING_S = 0.3
@@ -37,7 +37,7 @@ def connected(net: Network) -> tuple[socket.socket, socket.socket]:
 
 
 @pytest.mark.parametrize("ways", ["both", "in", "out"])
-def test_what_is_cut_off_arrives_after_heal(net: Network, ways: str) -> None:
+def test_what_is_cut_off_arrives_after_heal(net: Network, ways: Ways) -> None:
     one, two = connected(net)
     with one, two:
         net.cut("2", ways)

@@ -57,9 +57,11 @@ class Shared(MemoryEngine):
     async def read(self, fn: Callable[[Transaction], T]) -> T:
         return await self._common.read(self._as_node(fn))
 
-    async def transact(self, fn: Callable[[Transaction], T]) -> T:
+    async def transact(
+        self, fn: Callable[[Transaction], T], *, private: int = 0, behind: bool = False
+    ) -> T:
         await self.commits.wait()
-        return await self._common.transact(self._as_node(fn))
+        return await self._common.transact(self._as_node(fn), private=private, behind=behind)
 
 
 class Host:

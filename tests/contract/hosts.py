@@ -1,7 +1,7 @@
 """Nodes that share an engine, as far as their metadata go: what a mount does, without one."""
 
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ class Host:
     def __init__(self, path: Path, url: str, node: int) -> None:
         self.clock = now
         """Seconds since its boot."""
-        self._new = lambda: Mirror(path, url, node=node, settle=self._settle)
-        self.mirror: Mirror = self._new()
-        self._numbers = iter(())
+        self._new: Callable[[], Mirror] = lambda: Mirror(path, url, node=node, settle=self._settle)
+        self.mirror = self._new()
+        self._numbers: Iterator[int] = iter(())
 
     def _settle(self, t: Transaction, ino: int, closed_at: float) -> None:
         settle(t, ino, NOW, late=is_late(closed_at, self.clock()))

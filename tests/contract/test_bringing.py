@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.lowlevel
 
 from kvfs import bringing
 from kvfs.background.accounting import STORE
@@ -68,7 +69,8 @@ def test_a_large_file_is_read_as_it_comes(tmp_path: Path, over: Path | None) -> 
         fd = here.files.open_arriving(ino, 0)
         await incoming.span(60 * MIB, MIB)
         assert os.pread(fd, MIB, 60 * MIB) == data[60 * MIB : 61 * MIB]
-        assert incoming.has(60 * MIB, MIB) and incoming.has(LARGE, 4096)
+        assert incoming.has(60 * MIB, MIB)
+        assert incoming.has(LARGE, 4096)
         incoming.want(0, 2 * LARGE)
         await incoming.whole()
         assert here.read(ino) == data
@@ -167,7 +169,9 @@ def test_what_went_to_the_cold_tier_while_it_was_asked_for(tmp_path: Path, kind:
 
         def demoted(t: Transaction) -> None:
             sent = cold.object_of(ino, read_inode(t, ino))
-            assert sent is not None and cold.begin(t, sent) and cold.finish(t, sent)
+            assert sent is not None
+            assert cold.begin(t, sent)
+            assert cold.finish(t, sent)
             assert cold.release(t, sent)
 
         here.bringing.cold = fill
@@ -256,7 +260,8 @@ def test_an_unlinked_file_goes_on_every_node_that_has_it(tmp_path: Path) -> None
             return False
 
         await until(gone, "it has gone")
-        assert not list(here.files.scan()) and not list(there.files.scan())
+        assert not list(here.files.scan())
+        assert not list(there.files.scan())
 
     on_nodes(tmp_path, 2, test)
 
@@ -324,7 +329,8 @@ def test_what_nobody_else_has_stays_or_goes_with_its_name(tmp_path: Path) -> Non
         assert all(map(here.has, needed))
         with pytest.raises(Stale):
             here.inode(evicted)
-        assert there.has(large) and there.has(wanted)
+        assert there.has(large)
+        assert there.has(wanted)
 
     on_nodes(tmp_path, 2, test)
 
@@ -347,7 +353,8 @@ def test_what_came_a_moment_ago_stays_until_that_is_recorded(
             await here.evictor.room_for(STORE, 24 * MIB)
             assert not await here.bringing.let_go(new)
             nursery.cancel_scope.cancel()
-        assert here.has(new) and not here.has(known)
+        assert here.has(new)
+        assert not here.has(known)
 
     on_nodes(tmp_path, 2, test)
 
@@ -368,7 +375,7 @@ def test_two_that_fit_alone_have_no_room_together(tmp_path: Path) -> None:
         async def watch() -> None:
             while True:
                 most.append(here.bringing.coming_bytes)
-                await trio.sleep(0)
+                await trio.lowlevel.checkpoint()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(here.evictor.run)

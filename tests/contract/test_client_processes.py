@@ -13,9 +13,10 @@ import pytest
 import trio
 
 import kvfs
-from kvfs.client import core, drafts, session
+from kvfs.client import drafts, link, session
 from kvfs.config import Config
 from kvfs.errors import Busy, Conflict, NoSpace, ReadOnly, Unavailable
+from kvfs.meta.interface import Transaction
 from kvfs.namespace import spaces
 from kvfs.node import open_node
 from tests.contract import client_store
@@ -241,7 +242,7 @@ def test_what_nobody_reads_any_more_goes_with_the_running_node(store: Path) -> N
 def test_a_node_that_does_not_answer_and_has_no_mount_holds_nothing_up_for_long(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core.Link.__module__ + "._DEADLINE_S", 0.3)
+    monkeypatch.setattr(link, "_DEADLINE_S", 0.3)
     with client_store.running_node(store) as pid, kvfs.Client(store) as client:
         client.put("/cache/a", b"old")
         os.kill(pid, signal.SIGSTOP)
@@ -308,7 +309,7 @@ def limit(store: Path, name: bytes, capacity: int) -> None:
     opened = session.acquire(store)
     try:
 
-        def fn(t: spaces.Transaction) -> None:
+        def fn(t: Transaction) -> None:
             number, _ = spaces.by_name(t, name)
             spaces.set_policy(t, number, capacity=capacity)
 

@@ -189,7 +189,9 @@ def test_a_long_path_hint_is_left_out(files: DataFiles) -> None:
     if not describe(fd, long):
         pytest.skip("the filesystem of the tests keeps no extended attributes")
     found = description(fd)
-    assert found is not None and found.path == b"" and found.ino == INO
+    assert found is not None
+    assert found.path == b""
+    assert found.ino == INO
     os.close(fd)
 
 
@@ -198,7 +200,8 @@ def test_what_arrives_is_no_data_file_until_it_is_whole(files: DataFiles) -> Non
     os.pwrite(fd, b"arriv", 0)
     with pytest.raises(FileNotFoundError):
         files.open(INO, 3, os.O_RDONLY)
-    assert not list(files.scan()) and not list(files.strangers())
+    assert not list(files.scan())
+    assert not list(files.strangers())
     reader = files.open_arriving(INO, 3)
     os.pwrite(fd, b"ed 10", 5)
     files.arrived(INO, 3)

@@ -68,7 +68,8 @@ def test_the_coldest_go_until_the_headroom_is_free(node: SmallNode) -> None:
 
     keeping(node, lambda: until(settled, "the mount is told of all that went"))
     left = node.names(space)
-    assert "a" in left and "b" not in left
+    assert "a" in left
+    assert "b" not in left
     assert left == {"a"} | set(sorted("bcdefgh")[-(len(left) - 1) :])
     assert {name for _, name in node.announced} == {
         name.encode() for name in set("abcdefgh") - left
@@ -358,7 +359,8 @@ def test_an_eviction_that_a_kill_cut_short_leaves_an_orphan(node: SmallNode) -> 
     assert caught.group_contains(KeyboardInterrupt)
     node.files.unlink = unlink  # type: ignore[method-assign]
     orphans = node.engine.read_now(lambda t: lifecycle.orphans(t, 0, 100))
-    assert orphans and set(orphans) <= set(inos)
+    assert orphans
+    assert set(orphans) <= set(inos)
     assert set(node.files.scan()) == {(ino, 0) for ino in inos}
 
 

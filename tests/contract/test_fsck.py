@@ -280,7 +280,8 @@ def test_a_rotten_cache_file_goes_and_a_durable_one_stays(planted: Planted) -> N
     assert "weights" in planted.node.names(planted.models)
     trio.run(planted.node.sealer.settle)
     inode = planted.node.record(planted.weights)
-    assert inode is not None and inode.flags & Flag.SEALED
+    assert inode is not None
+    assert inode.flags & Flag.SEALED
 
 
 def test_a_lost_name_comes_back_under_its_namespace(planted: Planted) -> None:
@@ -294,7 +295,8 @@ def test_what_a_kill_leaves_for_the_next_start_is_no_problem(planted: Planted) -
     os.close(fd)
     planted.node.holders.not_writing(young)
     value = planted.node.engine.read_now(lambda t: t.get(keys.inode(young)))
-    assert value is not None and not unpack_inode(value).flags & Flag.PUBLISHED
+    assert value is not None
+    assert not unpack_inode(value).flags & Flag.PUBLISHED
     planted.change(lambda t: lifecycle.evict(t, planted.block, 1))
     assert planted.check() == []
 

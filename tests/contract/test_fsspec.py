@@ -118,12 +118,12 @@ def test_ranges(fs: KvfsFileSystem, here: str) -> None:
     assert fs.cat_file(f"{here}/a", MIB, None) == data[MIB:]
     assert fs.cat_file(f"{here}/a", 9, 5) == b""
     asked = [("a", 0, 10), ("b", 1, 3), ("a", MIB, 2 * MIB), ("a", 4 * MIB, 5 * MIB), ("c", 0, 1)]
-    names, starts, ends = ([each[at] for each in asked] for at in range(3))
+    names, starts, ends = map(list, zip(*asked, strict=True))
     found = fs.cat_ranges([f"{here}/{name}" for name in names], starts, ends)
     assert found[:4] == [data[:10], b"ho", data[MIB : 2 * MIB], b""]
     assert isinstance(found[4], FileNotFoundError)
     assert fs.cat_ranges([f"{here}/b"] * 2, 1, 2, max_gap=10) == [b"h", b"h"]
-    assert fs.cat_ranges((f"{here}/b",) * 2, (0, 1), range(2, 4)) == [b"sh", b"ho"]
+    assert fs.cat_ranges([f"{here}/b"] * 2, (0, 1), range(2, 4)) == [b"sh", b"ho"]
     assert fs.cat_ranges([f"{here}/b"] * 2, iter((0, -2)), None) == [b"short", b"rt"]
     with pytest.raises(FileNotFoundError):
         fs.cat_ranges([f"{here}/c"], 0, 1, on_error="raise")
@@ -183,16 +183,20 @@ WAYS_TO_WRITE = [
 ]
 
 
-def read(fs: KvfsFileSystem, path: str, mode: str, options: dict[str, str]) -> bytes | str:
+def read(fs: KvfsFileSystem, path: str, mode: str, options: dict[str, Any]) -> bytes | str:
     """What a file holds that was written so."""
-    unpack = {"gzip": gzip.decompress, "xz": lzma.decompress, "": bytes}
+    unpack: dict[str, Callable[[bytes], bytes]] = {
+        "gzip": gzip.decompress,
+        "xz": lzma.decompress,
+        "": bytes,
+    }
     data = unpack[options.get("compression", "")](fs.cat(path))
     return data if "b" in mode else data.decode(options.get("encoding", "utf-8"))
 
 
 @pytest.mark.parametrize(("mode", "options"), WAYS_TO_WRITE)
 def test_half_a_file_never_appears(
-    fs: KvfsFileSystem, here: str, mode: str, options: dict[str, str]
+    fs: KvfsFileSystem, here: str, mode: str, options: dict[str, Any]
 ) -> None:
     path = f"{here}/a"
     fs.pipe_file(path, b"before")
@@ -223,7 +227,7 @@ def test_half_a_file_never_appears(
 
 @pytest.mark.parametrize(("mode", "options"), WAYS_TO_WRITE)
 def test_a_transaction_ends_what_is_open(
-    fs: KvfsFileSystem, here: str, mode: str, options: dict[str, str]
+    fs: KvfsFileSystem, here: str, mode: str, options: dict[str, Any]
 ) -> None:
     text = b"all of it" if "b" in mode else "all of it"
     half = text[:3]
@@ -603,9 +607,9 @@ def test_errors_of_local_files_name_those(
         fs.put_file("a", "/typo/a")
     assert refused.value.filename2 == "/typo/a"
     fs.put_file("a", f"{here}/a")
-    with pytest.raises(OSError, match="is a directory") as refused:
+    with pytest.raises(OSError, match="is a directory") as in_the_way:
         fs.get_file(f"{here}/a", "d")
-    assert refused.value.filename2 == str(tmp_path / "d")
+    assert in_the_way.value.filename2 == str(tmp_path / "d")
 
 
 def test_a_store_that_is_not_there(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def test_another_process_counts(path: Path, own: int) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
-        assert other.stdout is not None and other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdin is not None
         assert other.stdout.readline() == b"open\n"
         assert is_unused(own) is False
         assert is_quiet(own) is False

@@ -111,14 +111,18 @@ def test_members_see_each_other_live_and_leave(site: Site) -> None:
                 await b.renew()
                 await look(a, engine)
                 seen = a.roster.get(b.node)
-                assert seen is not None and seen.alive and seen.peer == "b:9002"
+                assert seen is not None
+                assert seen.alive
+                assert seen.peer == "b:9002"
                 assert (seen.free_bytes, seen.capacity_bytes, seen.load) == (7, 8, 0.5)
                 assert a.roster.lives(b.node, b.incarnation)
                 assert not a.roster.lives(b.node, b.incarnation + 1)
                 assert [each.name for each in a.roster.alive()] == ["a", "b"]
             await look(a, engine)
             seen = a.roster.get(b.node)
-            assert seen is not None and not seen.alive and seen.left
+            assert seen is not None
+            assert not seen.alive
+            assert seen.left
             assert not b.holds_lease
 
     trio.run(main)
@@ -139,7 +143,8 @@ def test_a_second_process_of_a_store_fences_the_first(site: Site) -> None:
             assert (new.node, new.incarnation) == (old.node, old.incarnation + 1)
             with pytest.raises(Fenced, match="must not go on"):
                 await old.renew()
-            assert not old.holds_lease and new.holds_lease
+            assert not old.holds_lease
+            assert new.holds_lease
             engine = RedisEngine(site.url)
             with pytest.raises(Fenced):
                 await Renewal(old, engine).run()
@@ -336,7 +341,8 @@ def test_a_job_is_done_by_one_node_until_that_is_gone(site: Site) -> None:
             async with joined(b_store, site.url, about("b")) as b:
                 await look(a, engine)
                 ours, theirs = Claims(a, engine), Claims(b, engine)
-                assert await theirs.take("job") and await theirs.take("job")
+                assert await theirs.take("job")
+                assert await theirs.take("job")
                 assert not await ours.take("job")
                 assert await ours.take("other job")
             await look(a, engine)
@@ -396,7 +402,8 @@ def test_people_ask_for_nodes_to_be_emptied_and_removed(site: Site) -> None:
             assert await asked["remove"]({"node": "b", "force": True}) == "b"
             removal = Removal(engine, Claims(a, engine), forget)
             await removal.clear()
-            assert removal.lost_files == 1 and forgotten == made[1:]
+            assert removal.lost_files == 1
+            assert forgotten == made[1:]
             await look(a, engine)
             assert await shown(a, asked, "name") == ["a"]
             with pytest.raises(Fenced):
@@ -419,8 +426,10 @@ def make_files(t: Transaction, node: bytes) -> list[int]:
     for kind in ("durable", "cache"):
         space = spaces.create(t, kind.encode(), kind=kind, uid=0, gid=0, now=1)
         ino = spaces.allocate_inodes(t, space, 1)
-        times = {"atime_ns": 5, "mtime_ns": 5, "ctime_ns": 5}
-        inode = Inode(mode=stat.S_IFREG, uid=0, gid=0, nlink=1, parent=0, name=b"", **times)
+        mode = stat.S_IFREG
+        inode = Inode(
+            mode=mode, uid=0, gid=0, nlink=1, parent=0, name=b"", atime_ns=5, mtime_ns=5, ctime_ns=5
+        )
         tree.add(t, namespace_root(space), b"x", ino, inode)
         lifecycle.publish(t, ino, size=9, blocks=8, mtime_ns=6, ctime_ns=6, boot=0)
         t.put(keys.placement(ino, node), pack(Holding(version=0)))
@@ -527,7 +536,8 @@ def test_what_a_newer_version_says_of_itself_stops_nobody(site: Site) -> None:
             await a.renew()
             site.server.call("HSET", key, "7", b"1 99 1 " + words)
             await look(a, engine)
-            assert a.roster.get(1) is not None and a.roster.get(7) is None
+            assert a.roster.get(1) is not None
+            assert a.roster.get(7) is None
 
     trio.run(main)
     engine.close()

@@ -10,9 +10,10 @@ from typing import Final
 import pytest
 
 from kvfs.objects import assembly, moving, uploads
+from kvfs.objects.drafts import Draft
 from kvfs.objects.facts import Facts
 from kvfs.objects.problems import NoSuchKey, NoSuchUpload, PreconditionFailed
-from kvfs.objects.store import Draft, ObjectStore
+from kvfs.objects.store import ObjectStore
 from kvfs.objects.uploads import Upload, Wanted
 from tests.contract import client_store
 

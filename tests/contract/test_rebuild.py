@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -183,7 +184,7 @@ def test_of_two_that_had_one_name_the_one_described_last_has_it(node: SmallNode)
     assert rebuilt.problems() == []
 
 
-def _fields(said: object) -> dict[str, object]:
+def _fields(said: object) -> dict[str, Any]:
     return {name: getattr(said, name) for name in said.__struct_fields__}  # type: ignore[attr-defined]
 
 
@@ -251,11 +252,11 @@ def test_cut_short_it_is_done_again_with_the_same_result(
         def failing(sealed: object) -> None:
             seen.append(1)
             if len(seen) == 4:
-                raise OSError
+                raise OSError("the disk fails")
             store(sealed)  # type: ignore[arg-type]
 
         cut.setattr(rebuilt.index, "store", failing)
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="the disk fails"):
             rebuilt.run()
     assert rebuilt.engine.read_now(lambda t: t.get(keys.VERSION)) is None
     rebuilt.run()

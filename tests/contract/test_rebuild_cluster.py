@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pytest
 import trio
@@ -17,7 +17,7 @@ from kvfs.cluster.membership import About, joined
 from kvfs.errors import Exists, Unavailable
 from kvfs.meta import keys
 from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.interface import Transaction
+from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import namespace_root
 from kvfs.meta.redis.engine import RedisEngine
 from kvfs.namespace import copies, lifecycle, spaces, tree
@@ -108,7 +108,7 @@ class MirrorNode:
                 boot=0,
             )
         )
-        sealer = Sealer(self.mirror, self.files, self.index, lambda _: False)
+        sealer = Sealer(cast(Engine, self.mirror), self.files, self.index, lambda _: False)
         trio.run(sealer.settle)
         return ino
 
@@ -207,7 +207,8 @@ def test_mirrors_put_all_back_and_nodes_go_on(site: Site) -> None:
     again = site.b.write(site.kept, "again", b"3")
     assert names(site.a, site.kept) == ["again", "linked", "one"]
     assert again not in (one, two)
-    assert site.a.number == 1 and site.b.number == 2
+    assert site.a.number == 1
+    assert site.b.number == 2
 
 
 def test_the_newest_mirror_counts_in_whatever_order(site: Site) -> None:

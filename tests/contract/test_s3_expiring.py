@@ -40,7 +40,8 @@ def one_pass(
 ) -> None:
     """`after_first` is called when the first page was deleted."""
     delete_many, list_all = store.delete_many, store.buckets.list_all
-    deleted, begun = [], []
+    deleted: list[Any] = []
+    begun: list[Any] = []
 
     def deleting(*arguments: Any, **options: Any) -> Any:
         done = delete_many(*arguments, **options)

@@ -56,7 +56,8 @@ def test_a_published_file_is_sealed_synced_and_described(node: SmallNode, space:
     assert inode.boot == 0, "its data are on disk"
     assert listed(node) == []
     entry = node.index.get(ino)
-    assert entry is not None and entry.chunks == expected.chunks
+    assert entry is not None
+    assert entry.chunks == expected.chunks
     if said is not None:
         assert (said.ino, said.size, said.checksum) == (ino, len(content), expected.combined)
         assert said.path == b"/cache/block"
@@ -67,7 +68,8 @@ def test_sealing_does_not_show_in_the_file_s_times(node: SmallNode, space: int) 
     before = node.record(ino)
     trio.run(node.sealer.settle)
     after = node.record(ino)
-    assert before is not None and after is not None
+    assert before is not None
+    assert after is not None
     assert (after.mtime_ns, after.ctime_ns) == (before.mtime_ns, before.ctime_ns)
 
 
@@ -105,8 +107,10 @@ def test_a_writer_this_process_does_not_know_of_counts(node: SmallNode, space: i
     fd = node.files.open(ino, 0, os.O_RDONLY)
     found = checksum(fd, mmap.PAGESIZE)
     os.close(fd)
-    assert inode is not None and found is not None
-    assert inode.flags & Flag.SEALED and inode.checksum == found.combined
+    assert inode is not None
+    assert found is not None
+    assert inode.flags & Flag.SEALED
+    assert inode.checksum == found.combined
 
 
 def test_a_change_between_reading_and_sealing_is_noticed(

@@ -27,15 +27,14 @@ from kvfs.errors import (
 )
 from kvfs.store import checksum
 from kvfs.transfer import fetch, receiving, sources
+from kvfs.transfer.arriving import Arriving, Wanted
 from kvfs.version import PROTOCOL
 from kvfs.wire.http import FileRange, Head, Response
 from tests.contract.peers import (
     CLUSTER,
     INO,
     VERSION,
-    Arriving,
     Peer,
-    Wanted,
     content,
     peers,
     read_back,

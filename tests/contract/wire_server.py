@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+import trio.lowlevel
 
 from kvfs.wire.http import (
     Body,
@@ -161,7 +162,7 @@ class Handler:
     async def answer_chunks(self, head: Head, body: Body) -> Response:
         async def pieces() -> AsyncGenerator[bytes, None]:
             for piece in (b"one", b"", b"two", b"three" * 10_000):
-                await trio.sleep(0)
+                await trio.lowlevel.checkpoint()
                 yield piece
 
         return Response(200, [], pieces())

@@ -51,7 +51,7 @@ with kvfs.Client(store) as client:
     print((problems, dict(zip(names, found))))
 """
 _OLD, _NEW = b"old" * 100_000, b"new" * 100_000
-_STEPS = {
+_STEPS: dict[str, tuple[str, dict[str, list[bytes | None]]]] = {
     "put": (
         "client.put('/models/new', b'new' * 100_000); die()",
         {"/models/new": [_NEW]},
@@ -132,8 +132,8 @@ def test_blocks_are_shared_where_the_filesystem_can(
         store = client_store.make(made.mountpoint / "store")
         data = os.urandom(MIB)
         (made.mountpoint / "a").write_bytes(data)
-        monkeypatch.setattr(transfer.os, "copy_file_range", refuse)
-        monkeypatch.setattr(transfer.os, "sendfile", refuse)
+        monkeypatch.setattr(f"{transfer.__name__}.os.copy_file_range", refuse)
+        monkeypatch.setattr(f"{transfer.__name__}.os.sendfile", refuse)
         with kvfs.Client(store) as client:
             client.put_file(made.mountpoint / "a", "/cache/a")
             assert client.get("/cache/a") == data

@@ -103,11 +103,11 @@ def test_a_new_file_is_there_whole_or_not_at_all(store: Path, step: str) -> None
 
 
 @pytest.mark.usefixtures("whole")
-@pytest.mark.parametrize("step", {**PUT, **DROP})
+@pytest.mark.parametrize("step", PUT | DROP)
 def test_a_replaced_file_is_the_old_or_the_new_one(store: Path, step: str) -> None:
     with kvfs.Client(store) as client:
         client.put("/cache/file", OLD)
-    killed(store, {**PUT, **DROP}[step], f"client.put('/cache/file', {NEW[:1]!r} * {len(NEW)})")
+    killed(store, (PUT | DROP)[step], f"client.put('/cache/file', {NEW[:1]!r} * {len(NEW)})")
     with kvfs.Client(store) as client:
         done = step in DONE or step in DROP
         assert client.get("/cache/file") == (NEW if done else OLD)

@@ -7,6 +7,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
@@ -15,6 +16,7 @@ from kvfs.background import leftovers
 from kvfs.changes import Change
 from kvfs.config import Config
 from kvfs.errors import KvfsError
+from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.records import ROOT_INODE, namespace_root
 from kvfs.namespace import notices, spaces, tree
 from kvfs.node import Node, open_node
@@ -28,10 +30,11 @@ from tests.jumping import jumping_clock
 
 async def unlinked(node: Node) -> int:
     """A file without a name."""
-    (number, _) = node.engine.read_now(lambda t: spaces.by_name(t, b"cache"))
+    engine = cast(EmbeddedEngine, node.engine)
+    (number, _) = engine.read_now(lambda t: spaces.by_name(t, b"cache"))
     ino = await node.volume.allocate(number)
     inode = new_inode()
-    node.engine.transact_now(lambda t: tree.add_unlinked(t, namespace_root(number), ino, inode))
+    engine.transact_now(lambda t: tree.add_unlinked(t, namespace_root(number), ino, inode))
     os.close(node.files.create(ino, 0))
     return ino
 
@@ -46,7 +49,7 @@ def test_a_node_whose_disk_fails_goes_on_answering(
         async with open_node(Config(store=store)) as node:
             ino = await unlinked(node)
             lost = [Change(ROOT_INODE, b"lost", 0)]
-            node.engine.transact_now(lambda t: notices.post(t, lost, 1))
+            cast(EmbeddedEngine, node.engine).transact_now(lambda t: notices.post(t, lost, 1))
             cut(store.parent)
             node.volume.drop_later(ino, 0)
             for _ in range(120):

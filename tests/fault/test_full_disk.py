@@ -100,7 +100,8 @@ def test_a_seal_that_meets_a_full_disk_is_tried_again(small_disk: Disk) -> None:
         foreign.unlink()
         trio.run(node.sealer.settle)
         inode = node.record(ino)
-        assert inode is not None and inode.checksum
+        assert inode is not None
+        assert inode.checksum
         assert problems(node) == []
 
 

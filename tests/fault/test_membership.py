@@ -106,7 +106,8 @@ def test_who_is_cut_off_loses_its_lease_and_has_it_again(
                     await until(lambda: not b.holds_lease, "b has lost its lease")
                     await until(lambda: not a.roster.lives(b.node), "a takes b for dead")
                     seen = a.roster.get(b.node)
-                    assert seen is not None and not seen.left
+                    assert seen is not None
+                    assert not seen.left
                     proxy.is_refusing = False
                     proxy.held = None
                     await until(lambda: b.holds_lease, "b has its lease again")

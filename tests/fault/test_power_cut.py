@@ -93,6 +93,7 @@ def test_a_power_cut_at_each_step(tmp_path: Path, kind: str, step: str) -> None:
                 found = checksum(fd, inode.size)
                 content = set(os.pread(fd, inode.size, 0))
                 os.close(fd)
-                assert found is not None and found.combined == inode.checksum
+                assert found is not None
+                assert found.combined == inode.checksum
                 expected = {b"kept": set(b"kept"), b"young": set(b"x"), b"acknowledged": set(b"x")}
                 assert content == expected.get(inode.name, {0}), "whole, or not there"

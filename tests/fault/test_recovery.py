@@ -132,7 +132,8 @@ def test_a_file_synced_once_is_kept_though_written_since(node: SmallNode) -> Non
     start_again(node, boot=OTHER_BOOT)
     assert node.names(space) == {"database"}
     inode = node.record(ino)
-    assert inode is not None and inode.size == 2
+    assert inode is not None
+    assert inode.size == 2
     node.close(ino, fd)
 
 

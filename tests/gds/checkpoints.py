@@ -47,7 +47,7 @@ def write(path: Path, tensors: Mapping[str, Meant], padding: int = 0) -> None:
 
 def write_shards(directory: Path, shards: Sequence[Mapping[str, Meant]]) -> None:
     """A checkpoint of several files, with its index."""
-    weights = {}
+    weights: dict[str, str] = {}
     for number, tensors in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         write(directory / name, tensors)

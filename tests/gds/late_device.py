@@ -65,7 +65,7 @@ class LateDevice:
         """Names of the threads that came."""
         self.pinned: dict[int, int] = {}
         """Sizes of buffers, by address."""
-        self._pool = PinnedPool(self._pin, self.pinned.pop)
+        self._pool = PinnedPool(self._pin, self.pinned.__delitem__)
         self.queues: list[LateQueue] = []
         self.lent = 0
         self.most_lent = 0

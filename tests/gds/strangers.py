@@ -44,7 +44,12 @@ def inside(scratch: Path) -> tuple[str, ...]:
         for path in needed
         if above in path.parents
     }
-    places = (str(scratch), *map(str, closed or {""}), str(ALICE), " ".join(sorted(names)))
+    places = (
+        str(scratch),
+        *(map(str, closed) if closed else ("",)),
+        str(ALICE),
+        " ".join(sorted(names)),
+    )
     words = ("unshare", "--mount", "sh", "-ec", _OPEN, "sh", *places)
     done = subprocess.run(
         [*words, sys.executable, "-V"], capture_output=True, text=True, check=False

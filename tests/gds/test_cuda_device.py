@@ -14,8 +14,8 @@ import pytest
 
 import gds
 from kvfs.errors import KvfsError, NoSpace, NotSupported, Unavailable
-from tests.gds.checkpoints import Meant, meant, write
-from tests.gds.test_loading import EVERY_DTYPE, assert_same
+from tests.gds.checkpoints import Meant, assert_same, meant, write
+from tests.gds.test_loading import EVERY_DTYPE
 
 if TYPE_CHECKING:
     import torch

@@ -76,7 +76,7 @@ def test_blocks_are_written_as_they_are_when_the_callers_stream_is_done(
 
     parts = parts_on(device, SIZES)
     for at, part in enumerate(parts):
-        device.caller.submit(lambda at=at, part=part: part.fill_(1 + at % 250))  # type: ignore[misc]
+        device.caller.submit(lambda at=at, part=part: part.fill_(1 + at % 250))
     stored: dict[int, bytes] = {}
 
     def store(batch: slice, views: list[memoryview]) -> None:

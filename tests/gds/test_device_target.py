@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from kvfs.errors import Corrupt, Invalid, KvfsError, NoSpace, NotSupported, Unavailable
-from tests.gds.checkpoints import llama, meant, write, write_shards
-from tests.gds.test_loading import EVERY_DTYPE, assert_same
+from tests.gds.checkpoints import assert_same, llama, meant, write, write_shards
+from tests.gds.test_loading import EVERY_DTYPE
 
 if TYPE_CHECKING:
     import torch

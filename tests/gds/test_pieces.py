@@ -197,10 +197,10 @@ def test_where_native_aio_is_forbidden_the_page_cache_is_read(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(native_aio._CALLS, "x86_64", native_aio._Calls(*[100_000] * 4))
-    monkeypatch.setattr(native_aio.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(f"{native_aio.__name__}.platform.machine", lambda: "x86_64")
     assert "not implemented" in native_aio.why_not()
     through_the_page_cache(path)
-    monkeypatch.setattr(native_aio.platform, "machine", lambda: "abacus")
+    monkeypatch.setattr(f"{native_aio.__name__}.platform.machine", lambda: "abacus")
     assert "abacus" in native_aio.why_not()
     through_the_page_cache(path)
 

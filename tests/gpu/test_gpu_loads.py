@@ -17,8 +17,8 @@ import gds
 from gds.capability import Mode, probe
 from kvfs.errors import Corrupt, Invalid, NoSpace, NotSupported
 from tests.contract import client_store
-from tests.gds.checkpoints import Meant, llama, meant, write, write_shards
-from tests.gds.test_loading import EVERY_DTYPE, raw
+from tests.gds.checkpoints import Meant, llama, meant, raw, write, write_shards
+from tests.gds.test_loading import EVERY_DTYPE
 
 MIB = 1 << 20
 BLOCK = meant("U8", (16 * MIB,), 1)

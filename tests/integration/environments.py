@@ -67,11 +67,14 @@ def packages(interpreter: Path) -> Path:
 
 def _fetch_vllm(interpreter: Path, sources: Path) -> None:
     """pip asks the sources who they are, for which they import torch."""
-    command = [interpreter, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    command: list[str | Path] = [interpreter, "-m", "pip", "download", "--quiet", "--no-deps"]
     both = (packages(interpreter), packages(lmcache()))
     with tempfile.TemporaryDirectory(dir=sources.parent) as scratch:
         done = subprocess.run(
-            [*command, "--no-build-isolation", "--dest", scratch, f"vllm=={VLLM}"],
+            [
+                *(*command, "--no-binary", ":all:", "--no-build-isolation"),
+                *("--dest", scratch, f"vllm=={VLLM}"),
+            ],
             env=os.environ
             | {
                 "PYTHONPATH": os.pathsep.join(map(str, both)),
@@ -97,7 +100,7 @@ def mooncake() -> Path:
     """The interpreter that has Mooncake's transfer engine; skips the test where a library that it
     needs is missing."""
     interpreter = environment(".venv-mooncake", HERE / "requirements-mooncake.txt")
-    command = [interpreter, "-c", "import mooncake.engine"]
+    command: list[str | Path] = [interpreter, "-c", "import mooncake.engine"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"Mooncake's transfer engine: {done.stderr.strip().splitlines()[-1]}")
@@ -125,9 +128,9 @@ def environment(name: str, *requirements: Path) -> Path:
 
 
 def _install(interpreter: Path, requirements: Path) -> None:
-    command = [interpreter, "-m", "pip", "install", "--quiet", "--no-deps", "--retries", "2"]
+    command: list[str | Path] = [interpreter, "-m", "pip", "install", "--quiet", "--no-deps"]
     done = subprocess.run(
-        [*command, "--disable-pip-version-check", "-r", requirements],
+        [*command, "--retries", "2", "--disable-pip-version-check", "-r", requirements],
         capture_output=True,
         text=True,
         check=False,

@@ -46,7 +46,7 @@ def by_connector(stores: Engine, loads: Engine) -> None:
         wanted.append(digest(chunk))
         stores.run(here.put(key, chunk))
     for key, want in zip(keys, wanted, strict=True):
-        until(lambda key=key: there.exists_sync(key), f"{key} is not found")  # type: ignore[misc]
+        until(lambda key=key: there.exists_sync(key), f"{key} is not found")
         found = loads.run(there.get(key))
         assert found is not None, f"{key} was not loaded"
         assert digest(found) == want, f"{key} came back changed"

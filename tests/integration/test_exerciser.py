@@ -21,7 +21,7 @@ def test_random_operations(here: Path, place: Place, seed: int, turn: int) -> No
 
 
 def test_random_operations_on_several_files_at_once(here: Path, seed: int) -> None:
-    command = [sys.executable, exerciser.__file__, here, "--operations", str(OPERATIONS // 2)]
+    command = [sys.executable, exerciser.__file__, str(here), "--operations", str(OPERATIONS // 2)]
     running = [
         subprocess.Popen(
             [*command, "--seed", str(seed + n)],

@@ -81,7 +81,8 @@ def hang(cluster: Several) -> threading.Thread:
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not lives(pid), "its other threads have ended")
     cluster.server.signal(signal.SIGCONT)
-    assert is_in_the_lock(pid) and maker.is_alive()
+    assert is_in_the_lock(pid)
+    assert maker.is_alive()
     return maker
 
 

@@ -128,7 +128,9 @@ def test_a_node_is_let_in_listed_emptied_and_removed(first: Member, tmp_path: Pa
             "second:9002",
         )
         text = on(first, "list")
-        assert "north" in text and "south" in text and "3.0 GiB" in text
+        assert "north" in text
+        assert "south" in text
+        assert "3.0 GiB" in text
 
         assert "is being emptied" in on(first, "drain", "second")
         wait_until(lambda: nodes(second)["second"]["state"] == "draining", "it drains")
@@ -153,7 +155,8 @@ def test_a_node_is_let_in_listed_emptied_and_removed(first: Member, tmp_path: Pa
 def test_a_secret_is_replaced(first: Member, tmp_path: Path) -> None:
     old = on(first, "secret")
     both = on(first, "secret", "--rotate")
-    assert both.endswith(old) and both.count("\n") == 2
+    assert both.endswith(old)
+    assert both.count("\n") == 2
     assert on(first, "secret", "--retire") == ""
     new = on(first, "secret")
     assert new == both.removesuffix(old)
@@ -180,5 +183,6 @@ def test_mistakes_are_named(first: Member, server: RedisServer, tmp_path: Path) 
     ]
     for done, code, text in cases:
         assert (done.returncode, text in done.stderr) == (code, True), done.stderr
-        assert key not in done.stderr and "Traceback" not in done.stderr
+        assert key not in done.stderr
+        assert "Traceback" not in done.stderr
     assert not store.exists()

@@ -12,6 +12,7 @@ import sqlite3
 import stat
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -494,7 +495,7 @@ def test_no_signal_ends_what_goes_to_the_disk(here: Path, place: Place, *, resta
         os.write(fd, bytes(MIB))
         with mmap.mmap(fd, MIB) as view:
             start = ctypes.addressof(ctypes.c_char.from_buffer(view))
-            calls = {
+            calls: dict[str, Callable[[], int]] = {
                 "fsync": lambda: libc.fsync(fd),
                 "fdatasync": lambda: libc.fdatasync(fd),
                 "fsync of a directory": lambda: libc.fsync(directory),

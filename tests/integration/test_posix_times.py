@@ -78,7 +78,7 @@ CHANGES = {
     "link": Change(lambda d: os.link(d / "f", d / "h"), "c", "mc"),
     "unlink another link": Change(lambda d: os.unlink(d / "g"), "c", "mc"),
     "rename": Change(
-        lambda d: os.rename(d / "f", d / "h") or os.rename(d / "h", d / "f"), "c", "mc"
+        lambda d: (os.rename(d / "f", d / "h"), os.rename(d / "h", d / "f")), "c", "mc"
     ),
     "setxattr": Change(lambda d: os.setxattr(d / "f", "user.k", b"v"), "c", ""),
     "create beside": Change(lambda d: touch(d / "h"), "", "mc"),
@@ -87,7 +87,7 @@ CHANGES = {
     "symlink beside": Change(lambda d: os.symlink("x", d / "h"), "", "mc"),
     "mkfifo beside": Change(lambda d: os.mkfifo(d / "h"), "", "mc"),
 }
-NOT_MOVING = {
+NOT_MOVING: dict[str, tuple[int, Callable[[Path], object]]] = {
     "mkdir over it": (errno.EEXIST, lambda d: os.mkdir(d / "f")),
     "link over it": (errno.EEXIST, lambda d: os.link(d / "g", d / "f")),
     "symlink over it": (errno.EEXIST, lambda d: os.symlink("x", d / "f")),

@@ -81,7 +81,8 @@ def test_a_damaged_copy_is_replaced_by_a_good_one(cluster: Several) -> None:
     until(lambda: one.status()["counters"]["damage_mended"] == 1, "the copy to be mended")
     assert (place / "a").read_bytes() == content
     data = data_file(one, ino)
-    assert data is not None and data.read_bytes() == content
+    assert data is not None
+    assert data.read_bytes() == content
     assert one.status()["scrub"]["set_aside"] == []
 
 

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -401,7 +402,7 @@ def by_kvfs(shop: Shop, method: str, key: str) -> str:
     return done.stdout.strip()
 
 
-def by_boto3(shop: Shop, method: str, key: str, **options: object) -> str:
+def by_boto3(shop: Shop, method: str, key: str, **options: Any) -> str:
     """Signed with version 2, as boto3 does for an endpoint of one's own."""
     url: str = shop.s3.client("main", **options).generate_presigned_url(
         f"{method.lower()}_object", {"Bucket": shop.bucket, "Key": key}

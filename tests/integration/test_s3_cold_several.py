@@ -53,7 +53,7 @@ def fill(node: Node, name: str, seed: int) -> dict[str, bytes]:
                 (node.mount / name / each).write_bytes(content[each])
             for each in batch:
                 path = f"/{name}/{each}"
-                wait_until(lambda path=path: bool(client.stat(path).checksum), path, PATIENCE_S)  # type: ignore[misc]
+                wait_until(lambda path=path: bool(client.stat(path).checksum), path, PATIENCE_S)
             wait_until(
                 lambda: used(node, name) <= CAPACITY * 3 // 4,
                 "what is over it has gone",

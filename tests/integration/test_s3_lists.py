@@ -1,7 +1,6 @@
 """ListObjects, ListObjectsV2 and ListObjectVersions as boto3 sees them."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -259,10 +258,10 @@ def test_who_may_list(s3: S3, bucket: str, listing: Any) -> None:
 
 
 @pytest.fixture
-def versioned(s3: S3, bucket: str) -> Iterator[str]:
+def versioned(s3: S3, bucket: str) -> str:
     """A bucket that keeps versions."""
     set_versioning(s3, bucket, "Enabled")
-    yield bucket
+    return bucket
 
 
 def set_versioning(s3: S3, bucket: str, status: str) -> None:

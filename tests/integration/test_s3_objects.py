@@ -4,6 +4,7 @@ import base64
 import hashlib
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -435,6 +436,7 @@ def test_who_may_not(s3: S3, bucket: str) -> None:
     s3.client().put_object(Bucket=bucket, Key="a", Body=b"x")
     for user in ("alt", None):
         client = s3.client(user)
+        refuse: Callable[[Any], object]
         for refuse in (
             lambda c: c.get_object(Bucket=bucket, Key="a"),
             lambda c: c.get_object(Bucket=bucket, Key="none"),

@@ -47,7 +47,7 @@ def test_what_is_put_with_headers(s3: S3, bucket: str) -> None:
     target = presign(s3, "put_object", Bucket=bucket, Key="a", **params)
     told = put(s3, target, b"other")
     assert (told.status, told.code) == (400, "BadDigest")
-    for headers in ({}, {"Content-Type": params["ContentType"]}):
+    for headers in ({}, {"Content-Type": str(params["ContentType"])}):
         told = put(s3, target, body, headers)
         assert told.status == 200, told.body
         got = s3.client().get_object(Bucket=bucket, Key="a")

@@ -1,5 +1,6 @@
 """What is said about objects: tags, ACLs, locks, attributes."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -93,6 +94,7 @@ def test_tags_of_versions(s3: S3, there: dict[str, str]) -> None:
     marker = client.delete_object(**there)["VersionId"]
     with refused(404, "NoSuchKey"):
         client.get_object_tagging(**there)
+    change: Callable[[], object]
     for change in (
         lambda: client.get_object_tagging(**there, VersionId=marker),
         lambda: client.put_object_tagging(**there, VersionId=marker, Tagging={"TagSet": TAGS}),

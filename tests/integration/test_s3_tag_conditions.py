@@ -22,6 +22,7 @@ def test_tags_in_a_document_are_tags_of_the_request(s3: S3, bucket: str) -> None
     alt = s3.client("alt")
     put_policy(s3, bucket, allow("s3:PutObjectTagging", f"{bucket}/*", Condition=IF_PUBLIC))
     alt.put_object_tagging(Bucket=bucket, Key="a", Tagging=PUBLIC)
+    tagging: Any
     for tagging in (SECRET, {"TagSet": []}):
         with refused(403, "AccessDenied"):
             alt.put_object_tagging(Bucket=bucket, Key="a", Tagging=tagging)

@@ -41,8 +41,8 @@ def serve(program: Path, root: Path, port: int, ports: dict[str, int]) -> subpro
     identity = {"name": "tests", "credentials": [KEYS], "actions": actions}
     (root / "s3.json").write_text(json.dumps({"identities": [identity]}))
     (root / "data").mkdir()
-    command = [
-        *(program, f"-logdir={root}", "server", f"-ip={HOST}", f"-dir={root}/data"),
+    command: list[str] = [
+        *(str(program), f"-logdir={root}", "server", f"-ip={HOST}", f"-dir={root}/data"),
         *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=100"),
         *("-volume.preStopSeconds=0", "-s3", f"-s3.port={port}", f"-s3.config={root}/s3.json"),
         *("-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.localSocket={root}/s3.sock"),
@@ -113,7 +113,8 @@ def content(fd: int) -> bytes:
 
 
 def test_what_was_sent_comes_back(endpoint: Endpoint, file: int, tmp_path: Path) -> None:
-    size, moved = 2 * PART + 77, []
+    size = 2 * PART + 77
+    moved: list[int] = []
     moving.upload(endpoint, "a/large", file, size, moved.append)
     assert sum(moved) == size
     moving.upload(endpoint, "a/small", file, 100, moved.append)

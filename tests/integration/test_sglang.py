@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from s3api.identities import ADMINISTRATOR
 from tests.integration import environments, examples
 from tests.integration.harness import kvfs
-from tests.integration.s3 import ADMINISTRATOR, REGION, S3, serving
+from tests.integration.s3 import REGION, S3, serving
 
 pytestmark = pytest.mark.timeout(1200)  # the first test may have to install what it drives
 

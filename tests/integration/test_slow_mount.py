@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -62,6 +62,10 @@ def bucket(server: S3) -> Iterator[str]:
     server.remove_bucket(name)
 
 
+def _wait(*futures: "Future[Any]") -> None:
+    wait(futures, _REMEMBERED_S)
+
+
 def started(step: Callable[[], T]) -> "Future[T]":
     """What a thread of its own makes of it: it may hang in the kernel for a while."""
     told: Future[T] = Future()
@@ -96,7 +100,8 @@ def held(directory: Path) -> Iterator[None]:
         text=True,
     )
     with holder:
-        assert holder.stdout is not None and holder.stderr is not None
+        assert holder.stdout is not None
+        assert holder.stderr is not None
         if holder.stdout.readline() != "held\n":
             pytest.skip(holder.stderr.read().strip())
         try:
@@ -125,7 +130,7 @@ def test_what_s3_answers_beside_a_stopped_mount_is_seen_on_it(server: S3, bucket
         seen = started(lambda: (directory / "deleted").exists())
         listed = started(lambda: os.listdir(directory))
         size = started(lambda: (directory / "kept").stat().st_size)
-        wait([seen, listed, size], _REMEMBERED_S)
+        _wait(seen, listed, size)
     assert seen.result(_READ_S) is False
     assert sorted(listed.result(_READ_S)) == ["kept", "replaced"]
     assert size.result(_READ_S) == 3
@@ -148,7 +153,7 @@ def test_what_s3_answers_while_a_directory_is_locked_is_seen_on_it(server: S3, b
         seen = started(lambda: (directory / "deleted").exists())
         replaced = started((directory / "replaced").read_bytes)
         new = started((directory / "new").read_bytes)
-        wait([seen, replaced, new], _REMEMBERED_S)
+        _wait(seen, replaced, new)
     assert seen.result(_READ_S) is False
     assert replaced.result(_READ_S) == b"newer"
     assert new.result(_READ_S) == b"fresh"
@@ -178,7 +183,7 @@ def _rename_beside(node: Node, here: Path) -> None:
             moved = started(lambda: (here / "a").exists())
             listed = started(lambda: os.listdir(here))
             links = started(lambda: os.fstat(before.fileno()).st_nlink)
-            wait([moved, listed, links], _REMEMBERED_S)
+            _wait(moved, listed, links)
         assert moved.result(_READ_S) is False
         assert listed.result(_READ_S) == ["b"]
         assert links.result(_READ_S) == 0

@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +178,7 @@ def contents(top: Path) -> dict[str, object]:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Path]:
+def tree(tmp_path: Path) -> Path:
     """A tree with a bit of everything, on the native filesystem."""
     top = tmp_path / "tree"
     (top / "a" / "b" / "c").mkdir(parents=True)
@@ -203,7 +202,7 @@ def tree(tmp_path: Path) -> Iterator[Path]:
         os.chown(top / "a" / "file11", 61001, 61002)
         os.lchown(top / "a" / "b" / "symlink", 61001, 61002)
         os.mknod(top / "a" / "device", 0o20600, os.makedev(1, 7))
-    yield top
+    return top
 
 
 @needs_root

@@ -86,7 +86,7 @@ def refuse(directory: Path) -> None:
         assert "x" in str(error)
     loader = get_model_loader(LoadConfig(load_format="kvfs"))
     try:
-        loader.download_model(SimpleNamespace(model=str(directory / "none")))  # type: ignore[arg-type]
+        loader.download_model(SimpleNamespace(model=str(directory / "none")))
         raise AssertionError("a directory that there is not was taken")
     except ValueError as error:
         assert "no directory" in str(error)

@@ -4,12 +4,12 @@ calling, on a clock of the test's. What a node holds of a file is its placement,
 import contextlib
 import stat
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import trio
 
 from kvfs.background.acknowledging import Acknowledging
-from kvfs.background.copies import ADOPT, TAKE, Copies
+from kvfs.background.copies import ADOPT, TAKE, Copies, Mirrored
 from kvfs.background.evening import Evening
 from kvfs.background.keeper import Keeper
 from kvfs.errors import KvfsError, NoSpace, Unavailable
@@ -76,7 +76,12 @@ class KeptNode:
         self.seat = Seat(cluster.shared, number)
         self.index = Index(MemoryEngine())
         self.copies = Copies(
-            number, self.seat, cluster.snapshot, self, cluster.call, trio.lowlevel.checkpoint
+            number,
+            cast(Mirrored, self.seat),
+            cluster.snapshot,
+            self,
+            cluster.call,
+            trio.lowlevel.checkpoint,
         )
         self.keeper = Keeper(self.copies, 0, self._evict, self._on_drained)
         self.evening = Evening(self.copies, self.index, 0)

@@ -14,7 +14,7 @@ XML_TEXT = st.text(
     st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\ufffe\uffff")
 )
 HEADER_TEXT = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12)
-ANY_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 TIMES = st.datetimes(datetime(1971, 1, 1), datetime(2200, 1, 1)).map(
     lambda time: time.replace(microsecond=0, tzinfo=UTC)
 )
@@ -78,5 +78,5 @@ def _scalars(shape: Any, place: str) -> st.SearchStrategy[Any]:
     if shape.name == "Policy":
         return XML_TEXT.filter(bool)
     if place == "uri":
-        return st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12)
+        return st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
     return {"querystring": ANY_TEXT, "body": XML_TEXT}.get(place, HEADER_TEXT)

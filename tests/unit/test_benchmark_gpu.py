@@ -25,7 +25,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _gpu_rows.Plain:
     forms = [("fast", lambda path: next(fast)), ("slow", lambda path: next(slow)), ("no", fails)]
     monkeypatch.setattr(_gpu_rows, "_forms", lambda: iter(forms))
     monkeypatch.setattr(_gpu_rows, "copy_rate", lambda: 20.0)
-    monkeypatch.setattr(_gpu_rows._cold, "make_cold", lambda paths: None)
+    monkeypatch.setattr(f"{_gpu_rows.__name__}._cold.make_cold", lambda paths: None)
     (tmp_path / "a").write_bytes(b"x")
     return _gpu_rows.Plain(tmp_path / "a")
 

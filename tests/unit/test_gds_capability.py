@@ -186,8 +186,8 @@ def test_nodes_of_devices_are_read_from_sysfs(tmp_path: Path) -> None:
         card.mkdir(parents=True)
         (card / "numa_node").write_text(node)
     (tmp_path / "class/net/lo").mkdir()
-    for node, cpus in ((0, "0-1"), (1, "2-3")):
-        directory = tmp_path / f"devices/system/node/node{node}"
+    for number, cpus in enumerate(("0-1", "2-3")):
+        directory = tmp_path / f"devices/system/node/node{number}"
         directory.mkdir(parents=True)
         (directory / "cpulist").write_text(cpus)
 

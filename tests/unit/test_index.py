@@ -69,11 +69,13 @@ def test_checksums_stay_with_a_use_and_go_with_a_new_version(index: Index) -> No
     index.touch(file(1))
     index.flush()
     entry = index.get(file(1))
-    assert entry is not None and entry.chunks == b"c" * 16
+    assert entry is not None
+    assert entry.chunks == b"c" * 16
     index.add(file(1), 1)
     index.flush()
     entry = index.get(file(1))
-    assert entry is not None and (entry.version, entry.chunks) == (1, b"")
+    assert entry is not None
+    assert (entry.version, entry.chunks) == (1, b"")
 
 
 def test_sealing_does_not_change_the_order(index: Index) -> None:

@@ -43,9 +43,10 @@ class Metadata:
         """A file made on one node; others fetched it."""
         t = self.on(node)
         ino = spaces.allocate_inodes(t, self.roots[where] >> 48, 1)
-        times = {"atime_ns": 5, "mtime_ns": 5, "ctime_ns": 5}
         mode = stat.S_IFREG | 0o644
-        inode = Inode(mode=mode, uid=0, gid=0, nlink=1, parent=0, name=b"", **times)
+        inode = Inode(
+            mode=mode, uid=0, gid=0, nlink=1, parent=0, name=b"", atime_ns=5, mtime_ns=5, ctime_ns=5
+        )
         tree.add(t, self.roots[where], name, ino, inode)
         if closed:
             lifecycle.publish(t, ino, size=9, blocks=8, mtime_ns=6, ctime_ns=6, boot=0)
@@ -101,7 +102,8 @@ def test_what_others_do_meanwhile_is_left_alone() -> None:
     before = dict(cluster.values)
     assert cluster.remove(B) == ([], 0)
     assert cluster.values == before
-    assert cluster.exists(mine) and cluster.exists(unclosed)
+    assert cluster.exists(mine)
+    assert cluster.exists(unclosed)
 
 
 def test_what_it_was_making_goes() -> None:

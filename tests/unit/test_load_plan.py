@@ -54,13 +54,13 @@ def carried_out(plan: LoadPlan, files: list[bytes]) -> list[bytes]:
             alone[step.tensor][line * lines.wanted] = b"".join(
                 data[begin + first : begin + last] for first, last in lines.pieces
             )
-    found = []
-    for at, run in enumerate(plan.run_of):
-        if run is None:
+    found: list[bytes] = []
+    for at, of in enumerate(plan.run_of):
+        if of is None:
             found.append(b"".join(part for _, part in sorted(alone[at].items())))
         else:
-            begin = plan.runs[run].start + plan.offset(at, run)
-            found.append(bytes(rooms[run][begin : begin + plan.lines[at].length]))
+            begin = plan.runs[of].start + plan.offset(at, of)
+            found.append(bytes(rooms[of][begin : begin + plan.lines[at].length]))
     return found
 
 
@@ -122,14 +122,14 @@ def test_what_is_read_is_what_was_wanted(drawn: Drawn, strategy: Strategy, run_b
 def test_a_tensor_is_whole_when_its_steps_are_done(drawn: Drawn, strategy: Strategy) -> None:
     """Each byte that a tensor has in place is in a step that names it."""
     plan = make_plan(drawn.wanted, strategy)
-    for at, run in enumerate(plan.run_of):
-        if run is None:
+    for at, of in enumerate(plan.run_of):
+        if of is None:
             continue
-        begin = plan.runs[run].begin + plan.offset(at, run)
+        begin = plan.runs[of].begin + plan.offset(at, of)
         named = [
             range(step.begin, step.end)
             for step in plan.steps
-            if isinstance(step, InPlace) and step.run == run and at in step.tensors
+            if isinstance(step, InPlace) and step.run == of and at in step.tensors
         ]
         assert named
         for byte in range(begin, begin + plan.lines[at].length):

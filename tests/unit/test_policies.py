@@ -50,7 +50,7 @@ def test_durable_namespaces_are_strict_unless_told_otherwise(
         ("replicas", 16),
     ],
 )
-def test_what_makes_no_sense_is_refused(name: str, value: object) -> None:
+def test_what_makes_no_sense_is_refused(name: str, value: Any) -> None:
     with pytest.raises(Invalid):
         changed(**{name: value})
 

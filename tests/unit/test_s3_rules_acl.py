@@ -158,6 +158,7 @@ def test_ownership() -> None:
     enforced = ownership.parse_ownership("BucketOwnerEnforced")
     writer = ownership.parse_controls({"Rules": [{"ObjectOwnership": "ObjectWriter"}]})
     assert ownership.parse_controls(ownership.controls(writer)) == writer
+    bad: dict[str, Any]
     for bad in ({}, {"Rules": []}, {"Rules": [{}]}, {"Rules": [{"ObjectOwnership": "Mine"}]}):
         assert code_of(ownership.parse_controls, bad) == "MalformedXML"
     public = {"ACL": "public-read"}

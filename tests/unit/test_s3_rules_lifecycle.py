@@ -33,7 +33,8 @@ def rule(**members: Any) -> dict[str, Any]:
 
 
 def version(**facts: Any) -> Version:
-    return Version(**({"key": "logs/x", "size": 100, "modified": PUT} | facts))
+    usual: dict[str, Any] = {"key": "logs/x", "size": 100, "modified": PUT}
+    return Version(**(usual | facts))
 
 
 def test_days_end_at_midnight() -> None:

@@ -27,7 +27,8 @@ def test_a_node_whose_number_stands_still_for_a_term_is_dead_until_it_grows() ->
     now_s = looks(sightings, 0, [1, 2, 3, 3, 3, 3])
     assert sightings.lives(B)
     now_s = looks(sightings, now_s, [3])
-    assert not sightings.lives(B) and sightings.silent_s(B) >= TERM_S
+    assert not sightings.lives(B)
+    assert sightings.silent_s(B) >= TERM_S
     looks(sightings, now_s, [4])
     assert sightings.lives(B)
 
@@ -36,7 +37,8 @@ def test_one_that_left_in_order_is_dead_at_once() -> None:
     sightings = Sightings()
     looks(sightings, 0, [1, 2])
     sightings.look({}, 6.0)
-    assert not sightings.lives(B) and sightings.lease(B) is None
+    assert not sightings.lives(B)
+    assert sightings.lease(B) is None
 
 
 def test_a_new_incarnation_lives_whatever_its_beat() -> None:
@@ -70,7 +72,8 @@ def test_the_clock_of_the_engine_may_say_what_it_likes(ages_s: list[float]) -> N
 def test_who_starts_takes_the_word_of_the_engine_for_who_is_dead() -> None:
     sightings = Sightings()
     sightings.look({A: lease(5, age_s=1.0), B: lease(5, age_s=3600.0)}, 0)
-    assert sightings.lives(A) and not sightings.lives(B)
+    assert sightings.lives(A)
+    assert not sightings.lives(B)
 
 
 def test_our_own_lease_counts_from_when_it_was_asked_for() -> None:

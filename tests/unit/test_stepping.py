@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 
 from kvfs import stepping
@@ -27,7 +28,7 @@ async def _waits(event: trio.Event, said: list[str]) -> str:
         said.append("cancelled")
         raise
     said.append("waited")
-    await trio.sleep(0)
+    await trio.lowlevel.checkpoint()
     return "done"
 
 
@@ -105,4 +106,4 @@ async def test_what_is_given_up_runs_no_further() -> None:
 @in_a_loop
 async def test_to_wait_without_going_aside_is_a_bug() -> None:
     with pytest.raises(RuntimeError, match="must not wait"):
-        stepping.begin(trio.sleep(0))
+        stepping.begin(trio.lowlevel.checkpoint())

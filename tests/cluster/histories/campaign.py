@@ -223,7 +223,7 @@ class Campaign:
             front.remove(name)
 
     def _rename(self, host: Host, front: Front, name: str) -> None:
-        if isinstance(front, ByS3):
+        if not isinstance(front, Mount | ByClient):
             return
         other = name[:-1] + ("b" if name.endswith("a") else "a")
         with self.history.asking(host.number, front.name, "rename", name, other=other):

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +46,8 @@ class Hand:
         self._process.communicate()
 
     def _ask(self, *request: str | int) -> int:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         code, number = json.loads(self._process.stdout.readline())
@@ -73,7 +75,7 @@ def _publish(fd: int, value: int) -> int:
 
 
 def _main() -> None:
-    verbs = {"open": _open, "reserve": _reserve, "publish": _publish}
+    verbs: dict[str, Callable[..., int]] = {"open": _open, "reserve": _reserve, "publish": _publish}
     for line in sys.stdin:
         verb, *arguments = json.loads(line)
         answer = [0, 0]

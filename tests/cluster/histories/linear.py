@@ -62,7 +62,7 @@ def _moves(
         (event.ended for number, event in enumerate(ordered) if not done >> number & 1),
         default=0.0,
     )
-    found = []
+    found: list[tuple[float, int, State]] = []
     for number, event in enumerate(ordered):
         if event.began > first_end:
             break

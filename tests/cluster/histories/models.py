@@ -36,7 +36,7 @@ def check_strict(events: Iterable[Event]) -> None:
         groups[event.name.rpartition("/")[0]].append(event)
     for name, group in groups.items():
         step = _Steps(group)
-        if explain(group, frozenset(), step) is None:
+        if explain(group, Names(), step) is None:
             raise Violation(_shown(f"not linearizable: {name}", group, step))
 
 

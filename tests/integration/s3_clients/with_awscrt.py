@@ -8,6 +8,7 @@ a probe that must be told 404, keys that begin with `/`.
 import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from urllib.parse import quote
 
 from awscrt import auth, s3
@@ -62,7 +63,7 @@ class Client:
         **options: object,
     ) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the answer; raises where the runtime sees an error."""
-        got: dict[str, object] = {}
+        got: dict[str, Any] = {}
         parts: dict[int, bytes] = {}
         lock = threading.Lock()
 
@@ -99,7 +100,9 @@ class Client:
         whole = b"".join(parts[offset] for offset in sorted(parts))
         return got["status"], got["headers"], whole
 
-    def put(self, key: str, data: bytes, algorithm: CHECKSUMS = CHECKSUMS.CRC32) -> None:
+    def put(
+        self, key: str, data: bytes, algorithm: s3.S3ChecksumAlgorithm = CHECKSUMS.CRC32
+    ) -> None:
         config = s3.S3ChecksumConfig(algorithm, s3.S3ChecksumLocation.TRAILER)
         kind = s3.S3RequestType.PUT_OBJECT
         status, _, _ = self.ask(kind, "PUT", target(key), body=data, checksum_config=config)

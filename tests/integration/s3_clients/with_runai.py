@@ -17,7 +17,7 @@ TYPES = (torch.bfloat16, torch.float32, torch.int8, torch.bool)
 def main(folder: Path, url: str) -> None:
     """Two shards of 33 tensors, of all sizes from nothing to 8 MiB."""
     torch.manual_seed(7)
-    wanted = {}
+    wanted: dict[str, torch.Tensor] = {}
     for shard in range(2):
         tensors = {
             f"shard{shard}.layer{n}": torch.randint(0, 2, (n, 64 << n % 17)).to(TYPES[n % 4])

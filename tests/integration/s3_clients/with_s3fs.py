@@ -65,7 +65,8 @@ def trees() -> None:
         path("tree/sub"),
     ]
     assert fs.glob(path("tree/**/*.bin")) == sorted(fs.find(path("tree")))
-    assert fs.isdir(path("tree/sub")) and fs.isfile(path("tree/a.bin"))
+    assert fs.isdir(path("tree/sub"))
+    assert fs.isfile(path("tree/a.bin"))
     assert fs.du(path("tree")) == 5 + 9 + 16 + 1
     fs.cp(path("tree/sub"), path("copy"), recursive=True)
     fs.mv(path("tree/a.bin"), path("moved.bin"))
