@@ -56,6 +56,16 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         default=None,
         help="Take presigned URLs of signature version 2.",
     ),
+    "s3_object_ownership": click.option(
+        "--s3-object-ownership",
+        metavar="NAME",
+        help="Whether ACLs count in new buckets: BucketOwnerEnforced (no), ObjectWriter ...",
+    ),
+    "s3_bucket_mode": click.option(
+        "--s3-bucket-mode",
+        metavar="MODE",
+        help="Permissions of new buckets on the mount, and so of their objects (0700).",
+    ),
     "s3_access_log": click.option(
         "--s3-access-log", metavar="FILE", help="Log each S3 request, in S3's format."
     ),

@@ -64,6 +64,8 @@ PEER_PORT: Final = 9002
 ENGINES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 """Schemes of the URLs of engines that several nodes can share."""
 MAX_S3_WORKERS: Final = 64
+OBJECT_OWNERSHIPS: Final = ("BucketOwnerEnforced", "BucketOwnerPreferred", "ObjectWriter")
+"""S3's own names; under the first one ACLs do not count and cannot be set."""
 DAY_S: Final = 86_400
 
 
@@ -111,6 +113,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The PEM file of the certificate's key."""
     s3_signature_v2: bool = True
     """Whether presigned URLs of signature version 2 are taken."""
+    s3_object_ownership: str = OBJECT_OWNERSHIPS[0]
+    """Of buckets that S3 creates where the request names none: one of OBJECT_OWNERSHIPS."""
+    s3_bucket_mode: str = "0700"
+    """Permissions, in octal, of the directories of buckets that S3 creates; its objects have those
+    to read and write of their bucket's directory."""
     s3_access_log: str = ""
     """A file for a line on each request, in the format of S3's server access logs. Empty: none."""
     s3_lifecycle_day_s: int = DAY_S
@@ -384,6 +391,14 @@ def _file_or_none(value: object) -> str:
     return "" if value == "" else str(_path(value))
 
 
+def _permissions(value: object) -> str:
+    if not isinstance(value, str) or re.fullmatch("0?[0-7]{3}", value) is None:
+        raise Invalid(f"must be permissions in octal like '0700', not {value!r}")
+    if int(value, 8) & 0o700 != 0o700:
+        raise Invalid(f"must leave the owner everything, as '0700' does, not {value!r}")
+    return f"0{value[-3:]}"
+
+
 def _engine(value: object) -> str:
     if value == "":
         return ""
@@ -441,6 +456,8 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "s3_certificate": _file_or_none,
     "s3_private_key": _file_or_none,
     "s3_signature_v2": _boolean,
+    "s3_object_ownership": _one_of(OBJECT_OWNERSHIPS),
+    "s3_bucket_mode": _permissions,
     "s3_access_log": _file_or_none,
     "s3_lifecycle_day_s": _day,
     "scrub_rate": _rate,

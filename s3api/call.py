@@ -50,6 +50,10 @@ class Service:
     region: str
     version_2: bool
     """Whether signatures of version 2 are taken."""
+    object_ownership: str
+    """Of new buckets."""
+    bucket_mode: int
+    """Permissions of their directories."""
     threads: trio.CapacityLimiter
     """For short steps."""
     lasting: trio.CapacityLimiter

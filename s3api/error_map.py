@@ -40,6 +40,7 @@ CODES: Final[Mapping[type[errors.KvfsError], str]] = {
     problems.BucketExists: "BucketAlreadyOwnedByYou",
     problems.BucketNotEmpty: "BucketNotEmpty",
     problems.InvalidPart: "InvalidPart",
+    problems.NotAnObject: "InvalidRequest",
     problems.Locked: "AccessDenied",
     problems.MarkedDeleted: "NoSuchKey",
     problems.NoSuchBucket: "NoSuchBucket",
@@ -70,6 +71,12 @@ def s3_error(error: Exception) -> S3Error:
     if isinstance(error, problems.MarkedDeleted):
         marker = {"x-amz-delete-marker": "true", "x-amz-version-id": error.version}
         return S3Error("NoSuchKey", headers=marker)
+    if isinstance(error, problems.NotAnObject):
+        return S3Error(
+            "InvalidRequest",
+            "The mount has a symbolic link, fifo, socket or device under this key, which S3 neither"
+            " shows nor replaces: remove it there first.",
+        )
     for kind in type(error).__mro__:
         if kind in CODES:
             return S3Error(CODES[kind], extra=_details(error))

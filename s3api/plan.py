@@ -22,6 +22,10 @@ class Plan(msgspec.Struct, kw_only=True):
     domains: list[str]
     region: str
     version_2: bool
+    object_ownership: str
+    """Of new buckets."""
+    bucket_mode: int
+    """Permissions of their directories."""
     certificate: str = ""
     """PEM files; empty: no TLS."""
     private_key: str = ""

@@ -113,6 +113,8 @@ class Serving:
             domains=list(config.s3_domains),
             region=config.s3_region,
             version_2=config.s3_signature_v2,
+            object_ownership=config.s3_object_ownership,
+            bucket_mode=int(config.s3_bucket_mode, 8),
             certificate=config.s3_certificate,
             private_key=config.s3_private_key,
             access_log=config.s3_access_log,

@@ -63,8 +63,14 @@ class Settings:
 
     @property
     def ownership(self) -> str:
-        """The rule for who owns objects; by default the writer does, and ACLs count."""
-        return self.get(OWNERSHIP) or "ObjectWriter"
+        """The rule for who owns objects. Buckets that S3 makes say it; of those that were made
+        before they did, or whose owner took it away, the writer owns objects and ACLs count. A
+        directory that was made on the mount has no ACLs unless somebody says so."""
+        kept: str | None = self.get(OWNERSHIP)
+        if kept is not None:
+            return kept
+        has_acls = OWNER in self._raw or ACL in self._raw
+        return "ObjectWriter" if has_acls else "BucketOwnerEnforced"
 
     @property
     def has_lock(self) -> bool:

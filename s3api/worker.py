@@ -69,6 +69,8 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
         domains=tuple(plan.domains),
         region=plan.region,
         version_2=plan.version_2,
+        object_ownership=plan.object_ownership,
+        bucket_mode=plan.bucket_mode,
         threads=trio.CapacityLimiter(_THREADS),
         lasting=trio.CapacityLimiter(_LASTING_THREADS),
         teller=teller,

@@ -25,13 +25,19 @@ class Buckets:
         self._settings = Remembering[bytes, Mapping[str, bytes]](opened, _BUCKETS)
 
     def create(
-        self, name: bytes, kind: str = "durable", settings: Mapping[str, bytes] | None = None
+        self,
+        name: bytes,
+        kind: str = "durable",
+        settings: Mapping[str, bytes] | None = None,
+        mode: int = 0o755,
     ) -> Bucket:
-        """With settings from its beginning. Raises BucketExists, Invalid, NameTooLong, NoSpace."""
+        """With settings from its beginning; `mode`: the permissions of its directory.
+
+        Raises BucketExists, Invalid, NameTooLong, NoSpace."""
         author = self._session.author()
 
         def fn(t: Transaction, changed: Changed) -> Bucket:
-            made = buckets.create(t, name, kind, author.uid, author.gid, author.now, changed)
+            made = buckets.create(t, name, kind, mode, author, changed)
             for setting, value in (settings or {}).items():
                 buckets.put_setting(t, made, setting, value)
             return made

@@ -3,6 +3,7 @@
 from typing import Final, NamedTuple
 
 from kvfs.client.finish import Changed
+from kvfs.client.session import Author
 from kvfs.errors import Exists
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
@@ -29,11 +30,13 @@ class Described(NamedTuple):
 
 
 def create(
-    t: Transaction, name: bytes, kind: str, uid: int, gid: int, now: int, changed: Changed
+    t: Transaction, name: bytes, kind: str, mode: int, author: Author, changed: Changed
 ) -> Bucket:
-    """Make a bucket. Raises BucketExists, Invalid, NameTooLong, NoSpace."""
+    """Make a bucket, its directory with these permissions.
+
+    Raises BucketExists, Invalid, NameTooLong, NoSpace."""
     try:
-        spaces.create(t, name, kind=kind, uid=uid, gid=gid, now=now)
+        spaces.create(t, name, mode=mode, kind=kind, uid=author.uid, gid=author.gid, now=author.now)
     except Exists as error:
         raise BucketExists(str(error)) from None
     changed.name(ROOT_INODE, name)

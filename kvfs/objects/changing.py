@@ -12,6 +12,7 @@ meanwhile), writes as to a suspended one: what has an id goes by its id alone.
 Invariants
 - The newest of all versions and delete markers is the current one, unless somebody removed the
   current file through the mount: then there is no object until the next put.
+- What is no file is neither replaced nor moved: S3 cannot see it.
 - A directory that was made for a key (IMPLIED) goes with the last name in it.
 - What goes becomes an orphan first, and is told of in `Changed`: whoever has it open reads on.
 """
@@ -33,12 +34,12 @@ from kvfs.objects.attributes import Metadata
 from kvfs.objects.facts import Facts
 from kvfs.objects.finding import Bucket
 from kvfs.objects.names import check_key, place_of
-from kvfs.objects.problems import Locked, NoSuchBucket
+from kvfs.objects.problems import Locked, NoSuchBucket, NotAnObject
 
 ENABLED: Final = "Enabled"
 SUSPENDED: Final = "Suspended"
-FILE_MODE: Final = stat.S_IFREG | 0o644
-DIRECTORY_MODE: Final = stat.S_IFDIR | 0o755
+FILE_MODE: Final = stat.S_IFREG | 0o600
+"""Of a body until it has a name; then its bucket's directory says who may what."""
 
 Check = Callable[[Facts | None], None]
 """Raises unless the change may be made; it is given what is there now, None for nothing or a delete
@@ -88,7 +89,7 @@ def put(
     changed: Changed,
 ) -> Facts:
     """Put an object under its key. Raises what `check` raises, Invalid, TooLarge, NoSuchBucket, and
-    `placing.Dropped` (a node that started took the body for a dead process's)."""
+    NotAnObject, `placing.Dropped` (a node that started took the body for a dead process's)."""
     check_key(key)
     if namespace_of(new.body.ino) != bucket.id:
         raise NoSuchBucket("the bucket is another one than when the put began")
@@ -145,7 +146,8 @@ def delete(
     changed: Changed,
 ) -> Deleted:
     """Delete the current version. With a condition, nothing is done where neither an object nor a
-    delete marker is; `check` is shown either. Raises what `check` raises, Invalid."""
+    delete marker is; `check` is shown either. Raises what `check` raises, Invalid; NotAnObject
+    where a delete marker would be made over something else."""
     parent, place = finding.place_in(t, bucket, key)
     name = place.name
     found = parent is not None and finding.has_file(t, parent, name, moment.boot)
@@ -269,7 +271,7 @@ def add_directory(
     """Make a directory whatever its name is, which must be free; its inode number."""
     top = read_inode(t, bucket.root)
     ino = spaces.allocate_inodes(t, bucket.id, 1)
-    inode = _blank(DIRECTORY_MODE, top, parent, name, moment.now)
+    inode = _blank(stat.S_IFDIR | (top.mode & 0o777), top, parent, name, moment.now)
     inode.nlink, inode.flags = 2, Flag.PUBLISHED | flags
     t.put(keys.directory_entry(parent, name), keys.pack_u64(ino))
     touch(t, parent, read_inode(t, parent), moment.now, 1)
@@ -322,8 +324,10 @@ def _make_way(
 ) -> tuple[Removed | None, bytes | None]:
     """Take the current version away from its name; what was removed, and the id of the version that
     is to come (None: null)."""
-    entry = keys.file_entry(parent, name)
-    packed = t.get(entry)
+    packed = t.get(keys.file_entry(parent, name))
+    inode = None if packed is None else read_inode(t, keys.unpack_u64(packed))
+    if inode is not None and not stat.S_ISREG(inode.mode):
+        raise NotAnObject(f"{name.decode(errors='backslashreplace')} is no file")
     version = None if packed is None else t.get(b"x" + packed + attributes.VERSION)
     if not versioning and version is None:
         return (None if packed is None else _unlink(t, parent, name, packed, moment)), None
@@ -385,7 +389,10 @@ def _move(t: Transaction, parent: int, old: bytes, new: bytes, moment: Moment) -
 
 
 def _promote(t: Transaction, parent: int, name: bytes, moment: Moment, changed: Changed) -> None:
-    """Let the newest version be the current one, if it is no delete marker."""
+    """Let the newest version be the current one, if it is no delete marker, and the mount has
+    nothing else there."""
+    if t.get(keys.file_entry(parent, name)) is not None:
+        return
     for version, ino in finding.noncurrent(t, parent, name):
         if not finding.is_marker(read_inode(t, ino)):
             _move(t, parent, versions.entry_name(name, version), name, moment)
@@ -404,13 +411,14 @@ def _publish(
     """The record of a new file, under its name."""
     ino = body.ino
     if t.delete(keys.reserved(ino)):
-        inode = _blank(FILE_MODE, read_inode(t, bucket.root), parent, name, moment.now)
+        top = read_inode(t, bucket.root)
+        inode = _blank(_file_mode(top), top, parent, name, moment.now)
         inode.blocks = body.blocks
         add_usage(t, bucket.id, BLOCK * body.blocks, 1)
     elif t.delete(keys.orphan(ino)):
         top, inode = read_inode(t, bucket.root), read_inode(t, ino)
         inode.parent, inode.name, inode.nlink = parent, name, 1
-        inode.mode, inode.uid, inode.gid = FILE_MODE, top.uid, top.gid
+        inode.mode, inode.uid, inode.gid = _file_mode(top), top.uid, top.gid
         set_blocks(t, ino, inode, body.blocks)
         t.delete(keys.unpublished(ino))
     else:
@@ -422,6 +430,11 @@ def _publish(
     placements.hold(t, ino, inode.version)
     write_inode(t, ino, inode)
     return inode
+
+
+def _file_mode(top: Inode) -> int:
+    """Who may enter the bucket may read or write its objects, as its directory says."""
+    return stat.S_IFREG | (top.mode & 0o666)
 
 
 def _blank(mode: int, top: Inode, parent: int, name: bytes, now: int) -> Inode:

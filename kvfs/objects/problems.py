@@ -46,6 +46,11 @@ class PreconditionFailed(Conflict):
     """What the caller made a condition is not so."""
 
 
+class NotAnObject(Conflict):
+    """The mount has something else than a file under the key: a symbolic link, a fifo, a socket
+    or a device."""
+
+
 class Locked(AccessDenied):
     """A retention or a legal hold forbids to delete this version."""
 

@@ -37,6 +37,7 @@ UNSIGNED: Final = frozenset(
 begin with `x-`."""
 _MAX_DIGITS: Final = 18
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_NAME: Final = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]+")  # of a header (RFC 9110, 5.6.2)
 Query = list[tuple[bytes, bytes | None]]
 """Names as sent with decoded values; None where there is no `=`."""
 
@@ -105,10 +106,11 @@ def hoisted(query: bytes) -> dict[bytes, bytes]:
         if name.startswith(b"x-amz-") or name in (b"content-type", b"content-md5"):
             # The last of one name counts, here and so both for the signature and for the operation.
             found[name] = value = decode(raw_value).strip()
-            if _CONTROL.search(name) or _CONTROL.search(value):
-                # A line break would let one value be taken for several lines of what was signed.
+            # A line break, or a colon in a name, would let what was signed as one value be taken
+            # for other lines, or for the value of another name.
+            if _NAME.fullmatch(name) is None or _CONTROL.search(value):
                 shown = raw_name.decode("ascii", "backslashreplace")
-                raise invalid_argument(shown, "", "A header holds no control characters")
+                raise invalid_argument(shown, "", "No header has such a name, or such a value")
     return found
 
 
@@ -142,7 +144,8 @@ def _verify(
 
 
 def _query(query: bytes) -> Query:
-    """The parameters. Raises InvalidRequest for one that this version would not protect."""
+    """The parameters. Raises InvalidRequest for one that this version would not protect, or that
+    would be signed as several."""
     parts = [part.partition(b"=") for part in query.split(b"&") if part]
     for name, _, _ in parts:
         if not (name in SUBRESOURCES or name in UNSIGNED or name.startswith(b"x-")):
@@ -152,7 +155,16 @@ def _query(query: bytes) -> Query:
                 f"Signature version 2 does not cover the parameter '{shown}'. Please use "
                 "AWS4-HMAC-SHA256.",
             )
-    return [(name, decode(value) if equals else None) for name, equals, value in parts]
+    query_ = [(name, decode(value) if equals else None) for name, equals, value in parts]
+    for name, value in query_:
+        further = (value or b"").split(b"&")[1:]
+        if name in SUBRESOURCES and any(x.partition(b"=")[0] in SUBRESOURCES for x in further):
+            raise S3Error(
+                "InvalidRequest",
+                f"Signature version 2 cannot tell the value of '{name.decode()}' from further"
+                " parameters. Please use AWS4-HMAC-SHA256.",
+            )
+    return query_
 
 
 def _strings_to_sign(

@@ -18,6 +18,8 @@ from s3api.rules import acl, ownership, tagging
 from s3api.settings import ACL, OBJECT_LOCK, OWNER, OWNERSHIP, TAGGING, VERSIONING, pack
 
 _MOST: Final = 10_000
+_EVERYBODY: Final = 0o055
+"""On the mount, where an ACL shows a bucket to others than its owner."""
 _LEGACY_REGION: Final = "us-east-1"
 """Where S3 lets who has a bucket create it again, and where a location is not named."""
 
@@ -29,8 +31,11 @@ async def create_bucket(call: Call) -> Response:
         raise S3Error("AccessDenied")
     _check_location(call)
     settings = _first_settings(call, call.caller.name)
+    mode = call.service.bucket_mode | (_EVERYBODY if ACL in settings else 0)
     try:
-        await call.blocking(lambda: call.store.buckets.create(call.raw_bucket, settings=settings))
+        await call.blocking(
+            lambda: call.store.buckets.create(call.raw_bucket, settings=settings, mode=mode)
+        )
     except BucketExists:
         _check_again(call, settings)
     return answer(call, {"Location": f"/{call.bucket}"})
@@ -50,11 +55,9 @@ def _check_location(call: Call) -> None:
 
 
 def _first_settings(call: Call, user: str) -> dict[str, bytes]:
-    settings = {OWNER: pack(user)}
-    owned = call.params.get("ObjectOwnership")
-    if owned is not None:
-        settings[OWNERSHIP] = pack(ownership.parse_ownership(owned))
-    acl.check_bucket(call.params, owned or ownership.OBJECT_WRITER)
+    owned = call.params.get("ObjectOwnership") or call.service.object_ownership
+    settings = {OWNER: pack(user), OWNERSHIP: pack(ownership.parse_ownership(owned))}
+    acl.check_bucket(call.params, owned)
     owner = access.owner_of(user)
     given = acl.from_params(call.params, owner, owner, name_of(call))
     if given is not None and given != acl.canned(acl.PRIVATE, owner, owner):

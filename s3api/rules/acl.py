@@ -3,7 +3,7 @@
 An ACL means a policy: `policy_of_bucket` and `policy_of_object` write it as statements, so that one
 evaluator answers for policies and ACLs. Permissions:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/acl-overview.html. Under BucketOwnerEnforced
-ownership, the default of a bucket, ACLs do not count and cannot be set.
+ownership, the default of new buckets (`s3_object_ownership`), ACLs do not count and cannot be set.
 """
 
 import re

@@ -184,8 +184,8 @@ def serving(*flags: str) -> Iterator[S3]:
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3]:
-    """The server of the session."""
-    with serving() as server:
+    """The server of the session. ACLs count in its buckets, so that what they do can be seen."""
+    with serving("--s3-object-ownership", "ObjectWriter") as server:
         server.add_user("main")
         server.add_user("alt")
         yield server

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.s3 import S3, refused
+from tests.integration.s3 import S3, refused, serving
 
 ALL = "http://acs.amazonaws.com/groups/global/AllUsers"
 AUTHENTICATED = "http://acs.amazonaws.com/groups/global/AuthenticatedUsers"
@@ -231,8 +231,7 @@ def owned(client: Any, bucket: str) -> str:
 def test_the_bucket_owner_is_preferred(s3: S3, bucket: str) -> None:
     client, alt = s3.client(), s3.client("alt")
     client.put_bucket_acl(Bucket=bucket, ACL="public-read-write")
-    with refused(404, "OwnershipControlsNotFoundError"):
-        client.get_bucket_ownership_controls(Bucket=bucket)
+    assert owned(client, bucket) == "ObjectWriter"
     controls(client, bucket, "BucketOwnerPreferred")
     assert owned(client, bucket) == "BucketOwnerPreferred"
     alt.put_object(Bucket=bucket, Key="given", Body=b"x", ACL="bucket-owner-full-control")
@@ -268,6 +267,29 @@ def test_the_bucket_owner_is_enforced(s3: S3, bucket: str) -> None:
     s3.remove_bucket(made)
     with refused(400, "InvalidBucketAclWithObjectOwnership"):
         s3.new_bucket(ObjectOwnership="BucketOwnerEnforced", ACL="public-read")
+
+
+def test_acls_do_not_count_in_new_buckets_unless_somebody_says_so() -> None:
+    with serving() as s3:
+        s3.add_user("main")
+        client, nobody = s3.client(), s3.client(None)
+        with refused(400, "InvalidBucketAclWithObjectOwnership"):
+            s3.new_bucket(ACL="public-read")
+        bucket = s3.new_bucket()
+        assert owned(client, bucket) == "BucketOwnerEnforced"
+        with refused(400, "AccessControlListNotSupported"):
+            client.put_bucket_acl(Bucket=bucket, ACL="public-read")
+        with refused(400, "AccessControlListNotSupported"):
+            client.put_object(Bucket=bucket, Key="k", Body=b"x", ACL="public-read")
+        client.put_object(Bucket=bucket, Key="k", Body=b"x")
+        with refused(403, "AccessDenied"):
+            nobody.get_object(Bucket=bucket, Key="k")
+        (s3.mount / "made").mkdir()
+        with refused(400, "AccessControlListNotSupported"):
+            s3.client("admin").put_bucket_acl(Bucket="made", ACL="public-read")
+        controls(client, bucket, "ObjectWriter")
+        client.put_object(Bucket=bucket, Key="k", Body=b"x", ACL="public-read")
+        nobody.get_object(Bucket=bucket, Key="k")
 
 
 def test_who_began_an_upload_may_look_at_it_and_end_it(s3: S3, bucket: str) -> None:

@@ -5,6 +5,7 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,15 +80,71 @@ def test_tags_change_the_time_of_the_last_change_of_status(s3: S3, bucket: str) 
     assert after.st_mtime_ns == before.st_mtime_ns
 
 
-def test_objects_are_of_the_daemon_and_may_be_read_by_others(s3: S3, bucket: str) -> None:
-    """An engine that does not run as root must be able to read what S3 wrote."""
-    put(s3, bucket, "deep/er/file", b"x")
+@pytest.mark.parametrize(("home_mode", "file_mode"), [(0o700, 0o600), (0o755, 0o644)])
+def test_objects_are_of_the_daemon_and_whoever_may_enter_the_bucket_reads_them(
+    s3: S3, bucket: str, home_mode: int, file_mode: int
+) -> None:
+    """A bucket is its owner's alone, until an administrator opens its directory on the mount."""
     home = s3.mount / bucket
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    home.chmod(home_mode)
+    put(s3, bucket, "deep/er/file", b"x")
+    multipart = s3.client().create_multipart_upload(Bucket=bucket, Key="parts")["UploadId"]
+    named = {"Bucket": bucket, "Key": "parts", "UploadId": multipart}
+    tag = s3.client().upload_part(PartNumber=1, Body=b"x", **named)["ETag"]
+    parts = {"Parts": [{"PartNumber": 1, "ETag": tag}]}
+    s3.client().complete_multipart_upload(MultipartUpload=parts, **named)
+    put(s3, bucket, "large", bytes(2 * MIB))
     for path in (home, home / "deep", home / "deep" / "er"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o755
-    facts = (home / "deep" / "er" / "file").stat()
-    assert stat.S_IMODE(facts.st_mode) == 0o644
-    assert (facts.st_uid, facts.st_gid) == (os.geteuid(), os.getegid())
+        assert stat.S_IMODE(path.stat().st_mode) == home_mode
+    for path in (home / "deep" / "er" / "file", home / "parts", home / "large"):
+        facts = path.stat()
+        assert stat.S_IMODE(facts.st_mode) == file_mode
+        assert (facts.st_uid, facts.st_gid) == (os.geteuid(), os.getegid())
+
+
+def test_a_bucket_that_its_acl_shows_to_everybody_is_so_on_the_mount(s3: S3) -> None:
+    name = s3.new_bucket(ACL="public-read")
+    assert stat.S_IMODE((s3.mount / name).stat().st_mode) == 0o755
+    s3.remove_bucket(name)
+
+
+@pytest.mark.parametrize("versioning", ["", "Enabled", "Suspended"])
+@pytest.mark.parametrize(
+    "make", [lambda p: os.symlink("x", p), os.mkfifo, lambda p: os.mknod(p, stat.S_IFCHR | 0o600)]
+)
+def test_what_s3_cannot_see_it_does_not_replace(
+    s3: S3, bucket: str, make: Callable[[Path], None], versioning: str
+) -> None:
+    client, path = s3.client(), s3.mount / bucket / "d" / "k"
+    path.parent.mkdir()
+    if versioning:
+        status = {"Status": versioning}
+        client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration=status)
+    make(path)
+    before = path.lstat()
+    named = {"Bucket": bucket, "Key": "d/k"}
+    put(s3, bucket, "source", b"x")
+    with refused(400, "InvalidRequest"):
+        client.put_object(Body=b"x", **named)
+    with refused(400, "InvalidRequest"):
+        client.copy_object(CopySource=f"{bucket}/source", **named)
+    upload = client.create_multipart_upload(**named)["UploadId"]
+    tag = client.upload_part(PartNumber=1, Body=b"x", UploadId=upload, **named)["ETag"]
+    with refused(400, "InvalidRequest"):
+        parts = {"Parts": [{"PartNumber": 1, "ETag": tag}]}
+        client.complete_multipart_upload(MultipartUpload=parts, UploadId=upload, **named)
+    if versioning:
+        with refused(400, "InvalidRequest"):
+            client.delete_object(**named)
+    else:
+        client.delete_object(**named)
+    after = path.lstat()
+    assert (before.st_ino, before.st_mode) == (after.st_ino, after.st_mode)
+    assert os.listdir(path.parent) == ["k"]
+    path.unlink()
+    client.put_object(Body=b"x", **named)
+    assert path.read_bytes() == b"x"
 
 
 def test_a_name_that_the_kernel_knew_as_absent_is_found_after_a_put(s3: S3, bucket: str) -> None:

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from kvfs.client.finish import Changed
 from kvfs.client.placing import Written
+from kvfs.client.session import Author
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.memory import MemoryEngine
@@ -25,8 +26,9 @@ class ObjectSpace:
         self.now = 1_000
         self.do(lambda t: spaces.format(t, 1, 0, 0))
         self.changed = Changed()
+        author = Author(uid=7, gid=8, boot=BOOT, now=self.now)
         self.bucket = self.do(
-            lambda t: buckets.create(t, b"b", "durable", 7, 8, self.now, self.changed)
+            lambda t: buckets.create(t, b"b", "durable", 0o750, author, self.changed)
         )
 
     def do(self, fn: Callable[[Transaction], T]) -> T:

@@ -82,9 +82,9 @@ def test_a_put_leaves_one_name_and_a_delete_none(space: ObjectSpace) -> None:
 
 def test_an_object_has_the_buckets_owner(space: ObjectSpace) -> None:
     inode = space.put(b"d/k").inode
-    assert (inode.uid, inode.gid, stat.S_IMODE(inode.mode)) == (7, 8, 0o644)
+    assert (inode.uid, inode.gid, stat.S_IMODE(inode.mode)) == (7, 8, 0o640)
     directory = space.do(lambda t: tree.read_inode(t, inode.parent))
-    assert (directory.uid, stat.S_IMODE(directory.mode)) == (7, 0o755)
+    assert (directory.uid, stat.S_IMODE(directory.mode)) == (7, 0o750)
     assert directory.flags & Flag.IMPLIED
 
 

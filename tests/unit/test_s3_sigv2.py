@@ -189,6 +189,23 @@ def test_nothing_is_a_header_that_no_signature_of_this_version_covers(query: byt
     assert hoisted(query) == {}
 
 
+def test_what_was_signed_as_a_value_is_not_taken_for_another_header() -> None:
+    """Of `x-amz-meta-a:` `b:c` a part could be shown again as the name of a header."""
+    headers = {"x-amz-meta-a": "b:c", "x-amz-acl": "private"}
+    method, target, sent = signed("v2-query", "PUT", headers=headers)
+    bare = [each for each in sent if each[0] == b"host"]
+    assert check((method, target, bare)) is not None
+    other = target.replace(b"x-amz-meta-a=b%3Ac", b"x-amz-meta-a%3Ab=c")
+    assert other != target
+    assert code((method, other, bare)) == "InvalidArgument"
+
+
+def test_what_was_signed_as_a_value_is_not_taken_for_a_parameter() -> None:
+    path = "/bucket/key?response-content-type=text%2Fplain%26versionId%3Dold"
+    method, target, sent = signed("v2-query", "GET", path)
+    assert code((method, target, sent)) == "InvalidRequest"
+
+
 @pytest.mark.parametrize("value", [b"1%0Ax-amz-acl:private", b"1%0d%0ax: y", b"1%00"])
 def test_a_value_is_one_line(value: bytes) -> None:
     query = b"AWSAccessKeyId=a&Expires=99999999999&Signature=s&x-amz-meta-a=" + value
