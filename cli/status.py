@@ -52,6 +52,8 @@ def _show(status: dict[str, Any]) -> None:
         console.print(nodes.table(cluster["nodes"]), markup=False)
         if stuck := nodes.obstacles(cluster["nodes"]):
             console.print(stuck, markup=False)
+    metadata = format_size(status["engine"]["bytes"])
+    console.print(f"  metadata take {metadata} of the store's disk", markup=False)
     table = Table("NAMESPACE", "KIND", box=box.SIMPLE_HEAD)
     for name in ("USED", "CAPACITY", "FILES"):
         table.add_column(name, justify="right")

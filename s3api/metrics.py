@@ -42,6 +42,8 @@ def _of_node(status: dict[str, Any]) -> Iterator["Metric"]:
     yield _gauge("kvfs_resident_bytes", "Memory of the daemon.", status["rss_bytes"])
     yield _gauge("kvfs_mounted", "Whether the node has a mount.", int(status["mount"] is not None))
     failed = int(status["engine"]["journal_failure"] is not None)
+    text = "What the metadata take of the store's disk; in no capacity."
+    yield _gauge("kvfs_metadata_bytes", text, status["engine"]["bytes"])
     yield _gauge("kvfs_journal_failed", "Whether the disk refused a sync: fsync fails.", failed)
     files = status["descriptors"]
     yield _gauge("kvfs_open_files", "Open files of the mount.", files["files"])

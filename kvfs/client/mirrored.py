@@ -40,13 +40,14 @@ class _Behind(Exception):
 class _Checked:
     """A view that is left where it turns to a namespace which the mirror may be behind in."""
 
-    __slots__ = ("_is_believed", "_t", "get_many", "node", "scan")
+    __slots__ = ("_is_believed", "_t", "get_many", "node", "scan", "scan_keys")
 
     def __init__(self, t: Transaction, is_believed: Callable[[], bool]) -> None:
         self._t = t
         self._is_believed = is_believed
         self.get_many: Callable[[Sequence[bytes]], list[bytes | None]] = t.get_many
         self.scan: Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]] = t.scan
+        self.scan_keys: Callable[[bytes, bytes], Iterator[bytes]] = t.scan_keys
         self.node = t.node
 
     def get(self, key: bytes, /) -> bytes | None:

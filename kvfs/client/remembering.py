@@ -81,6 +81,9 @@ class _Noting:
         self._reads.scans.append(scan)
         return scan.follow(self._t)
 
+    def scan_keys(self, start: bytes, end: bytes, /) -> Iterator[bytes]:
+        return (key for key, _ in self.scan(start, end))
+
     def put(self, key: bytes, value: bytes, /) -> object:
         raise AssertionError("what is remembered is only read")
 

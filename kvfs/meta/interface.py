@@ -41,6 +41,9 @@ class Transaction(Protocol):
         The keys scanned must not be written before the iterator is exhausted or dropped.
         """
 
+    def scan_keys(self, start: bytes, end: bytes, /) -> Iterator[bytes]:
+        """The keys that `scan` would give, where nobody wants the values, which may be large."""
+
     def put(self, key: bytes, value: bytes, /) -> object:
         """Insert or replace."""
 

@@ -30,6 +30,9 @@ class ReadTransaction:
     def scan(self, start: bytes, end: bytes, /) -> Iterator[tuple[bytes, bytes]]:
         return _scan(self._raw, start, end)
 
+    def scan_keys(self, start: bytes, end: bytes, /) -> Iterator[bytes]:
+        return _scan_keys(self._raw, start, end)
+
     def merge(self, key: bytes, operand: bytes, /) -> None:
         merge(self, key, operand)
 
@@ -52,6 +55,9 @@ class WriteTransaction:
 
     def scan(self, start: bytes, end: bytes, /) -> Iterator[tuple[bytes, bytes]]:
         return _scan(self._raw, start, end)
+
+    def scan_keys(self, start: bytes, end: bytes, /) -> Iterator[bytes]:
+        return _scan_keys(self._raw, start, end)
 
     def put(self, key: bytes, value: bytes, /) -> None:
         self._put(key, value)
@@ -85,3 +91,13 @@ def _scan(
             if pair[0] >= end:
                 return
             yield pair
+
+
+def _scan_keys(raw: "lmdb.Transaction[bytes]", start: bytes, end: bytes) -> Iterator[bytes]:
+    with raw.cursor() as cursor:
+        if not cursor.set_range(start):
+            return
+        for key in cursor.iternext(values=False):
+            if key >= end:
+                return
+            yield key

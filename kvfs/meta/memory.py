@@ -53,6 +53,9 @@ class MemoryTransaction(Gathering):
             if value is not None:
                 yield key, value
 
+    def scan_keys(self, start: bytes, end: bytes, /) -> Iterator[bytes]:
+        return (key for key, _ in self.scan(start, end))
+
 
 class MemoryEngine:
     """An engine that forgets everything when it is dropped; for tests, and as the definition of the

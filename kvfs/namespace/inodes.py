@@ -27,9 +27,9 @@ XATTR_CREATE: Final = 1
 XATTR_REPLACE: Final = 2
 MAX_XATTR_NAME: Final = 255
 MAX_XATTR_VALUE: Final = 65_536
-MAX_XATTR_LIST: Final = 65_536
-"""Bytes of all the names of one inode, each with its terminating zero: what listxattr can
-return."""
+MAX_XATTRS: Final = 65_536
+"""Bytes of all attributes of one inode, names and values. What they take is in no usage, so it is
+bounded by the number of files; and the names fit into one list (listxattr)."""
 BLOCK: Final = 512
 """The unit of `Inode.blocks`, in bytes."""
 
@@ -152,22 +152,22 @@ def set_xattr(t: Transaction, ino: int, name: bytes, value: bytes, flags: int, n
     """Insert or replace an attribute of up to 64 KiB.
 
     `flags`: XATTR_CREATE (Exists where it is there), XATTR_REPLACE (NoAttribute where it is not).
-    Raises Invalid, TooLarge, NoSpace (the names would not fit into one list), Stale.
+    Raises Invalid, TooLarge, NoSpace (all attributes would be longer than MAX_XATTRS), Stale.
     """
     if flags & ~(XATTR_CREATE | XATTR_REPLACE):
         raise Invalid(f"unknown flags {flags:#x} for an attribute")
     if len(value) > MAX_XATTR_VALUE:
         raise TooLarge(f"an attribute has at most {MAX_XATTR_VALUE} bytes, not {len(value)}")
     key = _xattr_key(ino, name)
-    present = t.get(key) is not None
+    old = t.get(key)
+    present = old is not None
     if present and flags & XATTR_CREATE:
         raise Exists(f"the attribute {_shown(name)} is there already")
     if not present and flags & XATTR_REPLACE:
         raise NoAttribute(f"there is no attribute {_shown(name)}")
-    if not present:
-        listed = sum(len(other) + 1 for other in list_xattrs(t, ino))
-        if listed + len(name) + 1 > MAX_XATTR_LIST:
-            raise NoSpace(f"the names of the attributes fill {listed} bytes already")
+    more = len(value) - len(old) if old is not None else len(name) + 1 + len(value)
+    if more > 0 and _exceeds(t, ino, MAX_XATTRS - more):
+        raise NoSpace(f"all attributes of a file have at most {MAX_XATTRS} bytes")
     _changed(t, ino, now)
     t.put(key, value)
 
@@ -175,7 +175,17 @@ def set_xattr(t: Transaction, ino: int, name: bytes, value: bytes, flags: int, n
 def list_xattrs(t: Transaction, ino: int) -> list[bytes]:
     """The names of all attributes, sorted."""
     prefix = keys.xattrs(ino)
-    return [key[len(prefix) :] for key, _ in t.scan(prefix, keys.after(prefix))]
+    return [key[len(prefix) :] for key in t.scan_keys(prefix, keys.after(prefix))]
+
+
+def _exceeds(t: Transaction, ino: int, limit: int) -> bool:
+    """Whether the attributes have more bytes than that; it reads no more than it has to."""
+    prefix, total = keys.xattrs(ino), 0
+    for key, value in t.scan(prefix, keys.after(prefix)):
+        total += len(key) - len(prefix) + 1 + len(value)
+        if total > limit:
+            return True
+    return total > limit
 
 
 def remove_xattr(t: Transaction, ino: int, name: bytes, now: int) -> None:

@@ -1,5 +1,6 @@
 """What a node says of itself: all that `kvfs status` shows."""
 
+import contextlib
 import os
 import time
 from typing import Any, Final
@@ -33,6 +34,7 @@ async def status_of(node: Node) -> dict[str, Any]:
         "engine": {
             "name": "LMDB",
             "journal_failure": node.local.failure,
+            "bytes": _metadata_bytes(node),
             "durability": _durability(node.local),
             **(node.cluster.describe() if node.cluster else {}),
         },
@@ -60,6 +62,15 @@ def _store(node: Node, census: Census) -> dict[str, Any]:
         "capacity_bytes": census.store.capacity,
         "disk_free_bytes": disk.f_bavail * disk.f_frsize,
     }
+
+
+def _metadata_bytes(node: Node) -> int:
+    """What the metadata take of the disk, journal and base included; no capacity counts them."""
+    total = 0
+    for entry in os.scandir(node.store.meta):
+        with contextlib.suppress(FileNotFoundError):  # an old journal went meanwhile
+            total += BLOCK * entry.stat(follow_symlinks=False).st_blocks
+    return total
 
 
 def _durability(engine: EmbeddedEngine) -> str:

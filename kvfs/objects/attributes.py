@@ -14,7 +14,8 @@
 
 `trusted.` ones can be set by root alone, so that no user of the mount fakes them (`guard` says what
 the mount lets them be, `sound` what counts). Names are text of
-at most 240 bytes, values text of at most 64 KiB.
+at most 240 bytes, values text of at most 64 KiB, and so are all `user.` ones together, but for the
+checksums of parts, which S3 bounds.
 """
 
 import functools
@@ -27,7 +28,7 @@ from kvfs.errors import TooLarge
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode
-from kvfs.namespace.inodes import MAX_XATTR_VALUE
+from kvfs.namespace.inodes import MAX_XATTR_VALUE, MAX_XATTRS
 from kvfs.objects import sound
 
 Metadata = Mapping[str, str]
@@ -38,6 +39,7 @@ _TRUSTED: Final = b"trusted.s3."
 _PROTECTED: Final = frozenset(
     ("retention", "legal-hold", "acl", "owner", "storage", "encryption", "parts")
 )
+_OF_PARTS: Final = b"user.s3.part-checksums"
 _MAX_NAME: Final = 240
 _REMEMBERED: Final = 512
 _PREFIX: Final = 9
@@ -83,9 +85,21 @@ def name_of(attribute: bytes) -> str | None:
 
 
 def write(t: Transaction, ino: int, metadata: Metadata) -> None:
-    """Add or replace. Raises TooLarge."""
-    for name, value in metadata.items():
-        t.put(keys.xattr(ino, attribute(name)), _packed(name, value))
+    """Say this of an object of which nothing is said yet. Raises TooLarge."""
+    packed = _packed_all(metadata)
+    _require_room(_size(packed))
+    for name, value in packed.items():
+        t.put(keys.xattr(ino, name), value)
+
+
+def add(t: Transaction, ino: int, metadata: Metadata) -> None:
+    """Say this beside what is said, or in place of it. Raises TooLarge."""
+    packed, before = _packed_all(metadata), read_raw(t, ino)
+    after = _size({**before, **packed})
+    if after > _size(before):
+        _require_room(after)
+    for name, value in packed.items():
+        t.put(keys.xattr(ino, name), value)
 
 
 def remove(t: Transaction, ino: int, names: Iterable[str]) -> None:
@@ -141,6 +155,24 @@ def computed_etag(ino: int, inode: Inode) -> str:
     """Of a file that nobody gave one, from its number, size and mtime."""
     seed = b"%d %d %d" % (ino, inode.size, inode.mtime_ns)
     return xxhash.xxh3_128_hexdigest(seed) + "-1"
+
+
+def _packed_all(metadata: Metadata) -> dict[bytes, bytes]:
+    return {attribute(name): _packed(name, value) for name, value in metadata.items()}
+
+
+def _size(those: Mapping[bytes, bytes]) -> int:
+    """Bytes that count, as the mount counts them (`inodes.set_xattr`)."""
+    return sum(
+        len(name) + 1 + len(value)
+        for name, value in those.items()
+        if name.startswith(_USER) and not name.startswith(_OF_PARTS)
+    )
+
+
+def _require_room(size: int) -> None:
+    if size > MAX_XATTRS:
+        raise TooLarge(f"all metadata of an object have at most {MAX_XATTRS} bytes, not {size}")
 
 
 def _packed(name: str, value: str) -> bytes:

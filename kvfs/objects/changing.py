@@ -220,7 +220,7 @@ def update(
 ) -> None:
     """Change what is said about a version that was found in this transaction. Raises TooLarge."""
     attributes.remove(t, found.ino, remove)
-    attributes.write(t, found.ino, metadata)
+    attributes.add(t, found.ino, metadata)
     found.inode.ctime_ns = moment.now
     write_inode(t, found.ino, found.inode)
     changed.file(found.ino, found.inode)

@@ -57,6 +57,20 @@ def test_what_s3_reads_can_be_set(s3: S3, bucket: str) -> None:
     assert client.get_object_tagging(Bucket=bucket, Key="k")["TagSet"] == []
 
 
+def test_what_is_said_of_an_object_is_as_long_by_s3_as_on_the_mount(s3: S3, bucket: str) -> None:
+    client, path = s3.client(), s3.mount / bucket / "k"
+    tags = [{"Key": str(number), "Value": "v" * 200} for number in range(10)]
+    client.put_object(Bucket=bucket, Key="k", Body=b"x")
+    os.setxattr(path, "user.s3.meta.long", b"x" * 64_000)
+    with refused(400, "MetadataTooLarge"):
+        client.put_object_tagging(Bucket=bucket, Key="k", Tagging={"TagSet": tags})
+    with posix.refused(errno.ENOSPC):
+        os.setxattr(path, "user.other", b"x" * 2000)
+    os.setxattr(path, "user.s3.meta.long", b"x" * 60_000)
+    client.put_object_tagging(Bucket=bucket, Key="k", Tagging={"TagSet": tags})
+    assert s3.node.status()["engine"]["bytes"] > 64_000
+
+
 def test_a_lock_is_not_lifted_on_the_mount(s3: S3, locking: str) -> None:
     client, path = s3.client(), s3.mount / locking / "k"
     version = client.put_object(Bucket=locking, Key="k", Body=b"old")["VersionId"]

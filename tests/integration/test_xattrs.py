@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import Place
 from tests.integration.posix import ALICE, BOB, as_user, descriptor, needs_root, refused, touch
 
 
@@ -80,6 +81,21 @@ def test_sizes(path: Path) -> None:
     with refused(errno.E2BIG, errno.ENOSPC):
         os.setxattr(path, "user.a", bytes(65537))
     assert len(os.getxattr(path, "user.a")) == 3000
+
+
+def test_all_of_a_file_have_a_limit_of_bytes(place: Place, path: Path) -> None:
+    """Whatever it is: ext4 has 4 KiB, KVFS 64."""
+    with refused(errno.ENOSPC, errno.E2BIG):
+        for number in range(70):
+            os.setxattr(path, f"user.{number}", bytes(1000))
+    if place.node is not None:
+        kept = [name for name in os.listxattr(path) if name.startswith("user.")]
+        assert len(kept) == 65  # 65 x (7 + 1 + 1,000) bytes are the last that are not over 65,536
+        os.setxattr(path, "user.0", b"")
+        os.setxattr(path, "user.69", bytes(900))
+        with refused(errno.ENOSPC):
+            os.setxattr(path, "user.0", bytes(1000))
+    assert os.getxattr(path, "user.1") == bytes(1000)
 
 
 def test_a_short_buffer_is_erange(path: Path) -> None:

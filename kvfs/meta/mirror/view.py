@@ -214,6 +214,9 @@ class View(Gathering):
             yield from self._present(key)
         read.end[0] = end
 
+    def scan_keys(self, start: bytes, end: bytes, /) -> Iterator[bytes]:
+        return (key for key, _ in self.scan(start, end))
+
     def _present(self, key: bytes) -> Iterator[Pair]:
         """A pair of its own."""
         value = self.get(key)

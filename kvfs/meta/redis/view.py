@@ -87,6 +87,9 @@ class View(Gathering):
         for number, part in enumerate(parts):
             yield from self._scan_piece(part, parts[number + 1 : number + _AHEAD])
 
+    def scan_keys(self, start: bytes, end: bytes, /) -> Iterator[bytes]:
+        return (key for key, _ in self.scan(start, end))
+
     def _scan_piece(self, piece: Piece, next_ones: Sequence[Piece]) -> Iterator[Pair]:
         _, position, end = piece
         written = {
