@@ -10,6 +10,7 @@ from typing import Final
 
 from gateway.fuse import device
 from kvfs.errors import AccessDenied, Busy, Invalid, NotADirectory, NotEmpty, Unavailable
+from kvfs.processes import state_of
 from kvfs.store import probe
 from kvfs.store.layout import is_locked
 
@@ -74,9 +75,8 @@ def _is_free(lock: Path, deadline_s: float) -> bool:
 def _has_died(lock: Path) -> bool:
     """Whether the process named in a lock has ended, though not all of its threads have."""
     try:
-        process = Path(f"/proc/{int(lock.read_text('ascii'))}")
-        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-        return state in "ZX" and len(os.listdir(process / "task")) > 1
+        pid = int(lock.read_text("ascii"))
+        return state_of(pid) in "ZX" and len(os.listdir(f"/proc/{pid}/task")) > 1
     except (OSError, ValueError):
         return False
 

@@ -1,8 +1,8 @@
 """What the supervisor and a worker say to each other over the worker's standard streams.
 
 The supervisor sends its Plan as a line of JSON, later REPORT as often as it likes, and closes the
-stream to end the worker. The worker answers READY once, and each REPORT with its Tally as a line of
-JSON.
+stream to end the worker, which also ends when the supervisor's process does. The worker answers
+READY once, and each REPORT with its Tally as a line of JSON.
 """
 
 from typing import Final
@@ -16,6 +16,8 @@ REPORT: Final = b"report\n"
 class Plan(msgspec.Struct, kw_only=True):
     """What a worker is told."""
 
+    supervisor: int
+    """The process that started the worker, and with which it ends."""
     store: str
     listeners: list[int]
     """Descriptors of listening sockets."""

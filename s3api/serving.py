@@ -108,6 +108,7 @@ class Serving:
     def _plan(self, fds: list[int]) -> Plan:
         config = self._config
         return Plan(
+            supervisor=os.getpid(),
             store=str(config.store),
             listeners=fds,
             domains=list(config.s3_domains),

@@ -2,7 +2,8 @@
 
 Each worker has a listener of its own on the shared port (SO_REUSEPORT), which the supervisor keeps
 too: connections that come while a dead worker is replaced wait in it. Workers end when their
-standard input does, so none outlives the supervisor, whatever ends that.
+standard input does, and when the supervisor's process has ended, though somebody else still holds
+the other end: so none outlives the supervisor, whatever ends that.
 """
 
 import contextlib

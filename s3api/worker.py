@@ -1,7 +1,8 @@
 """A worker: one process that serves the S3 API on listeners that it was given.
 
 Started by `s3api.supervisor` as `python -m s3api.worker`; what the two say to each other is in
-`s3api.plan`. It ends in order when its standard input does: when the supervisor closes it, or dies.
+`s3api.plan`. It ends in order when its standard input does: when the supervisor closes it, or dies;
+and when the supervisor has died and the kernel keeps its end open, for a thread that it cannot end.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import trio
 
 from kvfs.encryption import KEY_NAME, open_key
 from kvfs.objects.store import ObjectStore
+from kvfs.processes import OtherProcess
 from kvfs.wire.http import Counters, Head, Limits, OnResponse, serve, server_context
 from s3api.access import Access
 from s3api.access_log import AccessLog
@@ -36,6 +38,9 @@ from s3api.telling import Teller
 _THREADS: Final = 16
 _LASTING_THREADS: Final = 8
 """For copies and completions: a disk that copies so much at once copies no faster for more."""
+_LOOK_S: Final = 1.0
+"""How often the supervisor is looked at: it cannot tell of its end while the kernel holds one of
+its threads."""
 _BODY_BYTES: Final = (5 << 40) + (1 << 30)
 """The largest object, and the framing of aws-chunked: S3's own limits are the operations'."""
 
@@ -105,7 +110,7 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
         nursery.start_soon(Expiring(store, plan.lifecycle_day_s).run)
         async with trio.open_nursery() as requests:
             await requests.start(serving)
-            await _attend(recorder)
+            await _attend_while_it_lives(recorder, plan.supervisor)
             stop.set()
         nursery.cancel_scope.cancel()
 
@@ -128,6 +133,26 @@ def _first_line() -> bytes:
     while not line.endswith(b"\n") and (byte := os.read(0, 1)):
         line += byte
     return bytes(line)
+
+
+async def _attend_while_it_lives(recorder: Recorder, supervisor: int) -> None:
+    """As `_attend`, until the supervisor's process has ended."""
+    try:
+        process = OtherProcess(supervisor)
+    except ProcessLookupError:
+        return
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            while not process.has_ended():
+                with trio.move_on_after(_LOOK_S):
+                    await trio.lowlevel.wait_readable(process.pidfd)
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        await _attend(recorder)
+        nursery.cancel_scope.cancel()
+    process.close()
 
 
 async def _attend(recorder: Recorder) -> None:

@@ -36,6 +36,11 @@ _BACKING_MAP: Final = struct.Struct("<iIQ")
 _QUEUE_LIMIT: Final = 16_384
 _FORGOTTEN: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.ENOTEMPTY)
 """The kernel does not know the name or inode (any more), or the mount has gone."""
+_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
+"""Since Linux 5.2, the same on every architecture but alpha."""
+_FSCONFIG_CMD_CREATE: Final = 6
+_CLOEXEC: Final = 1
+"""FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -151,6 +156,55 @@ def abort(mountpoint: str) -> None:
             raise AccessDenied(f"the dead mount at {mountpoint} cannot be ended: run as root")
     finally:
         os.close(held)
+
+
+def abort_if(mountpoint: str, device: str) -> None:
+    """As `abort`, where what is mounted there is that device still. Raises AccessDenied."""
+    found = mounted(mountpoint)
+    if found is not None and found.device == device:
+        abort(mountpoint)
+
+
+def open_abort(mountpoint: str) -> int | None:
+    """A descriptor for the connection of what is mounted there: one byte written to it aborts that
+    connection, wherever the mount is by then, and no other one, even if the mount has gone. It
+    keeps nothing busy. None where the kernel's list of connections cannot be reached."""
+    found = mounted(mountpoint)
+    if found is None:
+        return None
+    name = f"{found.device.partition(':')[2]}/abort"
+    flags = os.O_WRONLY | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        return os.open(f"/sys/fs/fuse/connections/{name}", flags)
+    try:
+        connections = _connections()
+    except OSError:
+        return None
+    try:
+        return os.open(name, flags, dir_fd=connections)
+    except OSError:
+        return None
+    finally:
+        os.close(connections)
+
+
+def _connections() -> int:
+    """The kernel's list of FUSE connections, mounted nowhere (containers seldom have it). Raises
+    OSError."""
+    context = _system_call(_FSOPEN, b"fusectl", _CLOEXEC)
+    try:
+        _system_call(_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0)
+        return _system_call(_FSMOUNT, context, _CLOEXEC, 0)
+    finally:
+        os.close(context)
+
+
+def _system_call(number: int, *arguments: bytes | int | None) -> int:
+    result: int = _libc.syscall(number, *arguments)
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result
 
 
 class Mounted(NamedTuple):

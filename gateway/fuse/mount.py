@@ -25,6 +25,7 @@ from gateway.fuse.invalidation import Invalidator, KernelNotifier
 from gateway.fuse.libfuse import LibfuseOperations
 from gateway.fuse.open_file import OpenFile
 from gateway.fuse.operations import Operations
+from gateway.watchdog import watched
 from kvfs import fuse_device
 from kvfs.config import Config
 from kvfs.errors import Busy, KvfsError, Unavailable
@@ -104,6 +105,18 @@ async def _serve_fast(
             where, allow_other=options.allow_other, nosuid=not options.suid, nodev=not options.dev
         )
     )
+    async with watched(where):
+        await _serve_device(node, options, choice, device, task_status)
+
+
+async def _serve_device(
+    node: Node,
+    options: MountOptions,
+    choice: probe.Choice,
+    device: int,
+    task_status: trio.TaskStatus[MountInfo],
+) -> None:
+    where = options.mountpoint
     ours, theirs = server_socket()
     direct_writes = probe.direct_writes().available
     backing = Backing(device, choice.mode == "passthrough", choice.stack_depth, direct_writes)
@@ -192,6 +205,19 @@ async def _serve_libfuse(
     (libfuses,) = fuse_device.descriptors_of("self") - before
     device = os.dup(libfuses)
     """libfuse closes its own when it likes; a number must not lead elsewhere under a thread."""
+    async with watched(where):
+        await _serve_through_libfuse(node, options, choice, device, operations, task_status)
+
+
+async def _serve_through_libfuse(
+    node: Node,
+    options: MountOptions,
+    choice: probe.Choice,
+    device: int,
+    operations: Operations,
+    task_status: trio.TaskStatus[MountInfo],
+) -> None:
+    where, open_files = options.mountpoint, operations.open_files
     notifier = _notifier(device)
     open_files.renewing.forget_content = notifier.content
     invalidator = Invalidator(operations, notifier)

@@ -174,6 +174,18 @@ def with_small_cache(capacity: int) -> Iterator[Node]:
         made.remove()
 
 
+def watchdog_of(pid: int) -> int:
+    """The process that looks after the mount of a daemon."""
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (each / "cmdline").read_bytes().split(b"\0")
+            if any(word.endswith(b"/watchdog_process.py") for word in words):
+                parent = (each / "stat").read_text().rpartition(")")[2].split()[1]
+                if int(parent) == pid:
+                    return int(each.name)
+    raise LookupError(f"the daemon {pid} has no watchdog")
+
+
 def wait_for_exit(pidfd: int, timeout_s: float = 30) -> None:
     ready, _, _ = select.select([pidfd], [], [], timeout_s)
     assert ready, "the process did not end"

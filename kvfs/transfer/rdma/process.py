@@ -5,8 +5,8 @@
 Socket and memory are inherited descriptors.
 
 It says first what it is (HELLO, or one line that begins with `!` and says why it cannot be), then
-answers each request, in any order, and ends with its socket. It imports nothing
-of KVFS but `guard`: its interpreter needs the engine alone.
+answers each request, in any order, and ends with its socket, or with its node, whose end of
+that the kernel may keep open. It imports little of KVFS: its interpreter needs the engine alone.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import ctypes
 import mmap
 import os
 import queue
+import select
 import socket
 import struct
 import sys
@@ -21,6 +22,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
+from kvfs.processes import OtherProcess
 from kvfs.transfer.rdma import guard
 
 READ: Final = 0
@@ -34,6 +36,8 @@ HELLO: Final = struct.Struct("<8sHQ")
 """The kind of the engine, its port, and the address of the memory."""
 MESSAGE_BYTES: Final = 64 << 10
 THREADS: Final = 4
+_LOOK_S: Final = 1.0
+"""Whether the node has ended is looked at so often."""
 _DEVICES: Final = Path("/sys/class/infiniband")
 _WITHOUT_DEVICE: Final = "tcp"
 _WITH_DEVICE: Final = "rdma"
@@ -41,12 +45,13 @@ _WITH_DEVICE: Final = "rdma"
 
 def main() -> None:
     node = socket.socket(fileno=int(sys.argv[1]))
+    parent = os.getppid()
     try:
         memory = mmap.mmap(int(sys.argv[2]), int(sys.argv[3]))
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         engine, hello = _start(base, len(memory), sys.argv[4])
         node.send(hello)
-        _Serving(node, engine, base).run()
+        _Serving(node, engine, base).run(OtherProcess(parent))
     except (ImportError, OSError) as error:
         with contextlib.suppress(OSError):  # the node has ended
             node.send(b"!" + str(error).encode()[:1000])
@@ -77,11 +82,18 @@ class _Serving:
         self._memory = memory
         self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
-    def run(self) -> None:
-        """Until the node closes its end. What is queued is bounded by the pieces of memory."""
+    def run(self, parent: OtherProcess) -> None:
+        """Until the node closes its end, or has ended. What is queued is bounded by the pieces of
+        memory."""
         for _ in range(THREADS):
             threading.Thread(target=self._work, daemon=True).start()
-        while request := self._node.recv(MESSAGE_BYTES):
+        while not parent.has_ended():
+            ready, _, _ = select.select([self._node.fileno(), parent.pidfd], [], [], _LOOK_S)
+            if self._node.fileno() not in ready:
+                continue
+            request = self._node.recv(MESSAGE_BYTES)
+            if not request:
+                return
             self._requests.put(request)
 
     def _work(self) -> None:

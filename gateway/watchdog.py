@@ -1,0 +1,92 @@
+"""The daemon's part of the watchdog: it is started with the mount, and replaced when it ends.
+
+What the process does is `watchdog_process`' subject; ARCHITECTURE.md has the table of what each
+process holds, and what happens at a kill of each.
+"""
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from gateway import watchdog_process
+from gateway.fuse import device
+
+_PAUSE_S: Final = 1.0
+"""Before one that ended is replaced."""
+_PACKAGES: Final = Path(__file__).resolve().parent.parent
+log = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def watched(mountpoint: str) -> AsyncIterator[None]:
+    """While the block lasts, what is mounted there ends within seconds of this process' death. The
+    watchdog runs before the block begins, and until it has ended, also when that is cancelled."""
+    scope, begun = trio.CancelScope(shield=True), trio.Event()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_keep, mountpoint, scope, begun)
+            try:
+                await begun.wait()
+                yield
+            finally:
+                scope.cancel()
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) > 1:
+            raise
+        raise group.exceptions[0] from None  # the block's, as it was
+
+
+async def _keep(mountpoint: str, scope: trio.CancelScope, begun: trio.Event) -> None:
+    with scope:
+        while True:
+            try:
+                process = await _start(mountpoint)
+            except OSError as error:
+                log.warning("the watchdog of %s cannot be started: %s", mountpoint, error)
+                process = None
+            begun.set()
+            if process is not None:
+                await _wait(process)
+                log.warning("the watchdog of %s has ended: another is started", mountpoint)
+            await trio.sleep(_PAUSE_S)
+
+
+async def _start(mountpoint: str) -> trio.Process:
+    """Raises OSError."""
+    with contextlib.ExitStack() as closing:
+        fds = [os.pidfd_open(os.getpid())]
+        closing.callback(os.close, fds[0])
+        abort = device.open_abort(mountpoint)
+        if abort is not None:
+            fds.append(abort)
+            closing.callback(os.close, abort)
+        found = device.mounted(mountpoint)
+        numbers = (os.getpid(), fds[0], -1 if abort is None else abort)
+        return await trio.lowlevel.open_process(
+            [
+                *(sys.executable, "-I", "-S", watchdog_process.__file__),
+                *map(str, numbers),
+                *(str(_PACKAGES), found.device if found else "", mountpoint),
+            ],
+            stdin=subprocess.DEVNULL,
+            pass_fds=fds,
+            cwd="/",
+            start_new_session=True,  # who kills the daemon's process group does not kill it
+        )
+
+
+async def _wait(process: trio.Process) -> None:
+    """Cancelled: it is killed."""
+    try:
+        await process.wait()
+    finally:
+        with trio.CancelScope(shield=True):
+            process.kill()
+            await process.wait()

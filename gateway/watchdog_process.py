@@ -1,0 +1,67 @@
+"""The watchdog of a mount: a process that waits for the end of its daemon and then ends the mount's
+connection to the kernel.
+
+    python -I -S watchdog_process.py PID PIDFD ABORT PACKAGES DEVICE MOUNTPOINT
+
+PIDFD (of the daemon) and ABORT (see `device.open_abort`; -1: there is none) are inherited. Started,
+and ended in order, by `watchdog`. It imports nothing of KVFS, so that it takes 3 MB of memory of
+its own: whoever lacks ABORT asks a new interpreter.
+
+A killed daemon is not always gone: while the kernel holds one of its threads in a lock, its
+descriptors stay open, and its pidfd does not say that it has ended. So the state of its first
+thread is looked at too, each second. That number is nobody else's while a thread is left.
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+
+_LOOK_MS = 1000
+
+
+def main() -> None:
+    """Until the daemon has ended, and with it the connection."""
+    # The terminal's ^C, and what ends all processes of a service, are for the daemon to heed.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    pid, pidfd, abort = map(int, sys.argv[1:4])
+    packages, device, mountpoint = sys.argv[4:7]
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
+    while not ended.poll(_LOOK_MS) and not has_ended(pid):
+        pass
+    _say(f"the daemon (process {pid}) has died: its mount at {mountpoint} is ended")
+    if abort < 0:
+        _abort_by_path(packages, device, mountpoint)
+    os.write(abort, b"1")
+
+
+def has_ended(pid: int) -> bool:
+    """Whether its first thread has ended: then all do, unless the kernel holds them."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+    except (OSError, IndexError):
+        return False  # gone, or about to: the pidfd says so
+
+
+def _say(text: str) -> None:
+    """In the form of the daemon's log, which is its standard error."""
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        os.write(2, f"{now},000 WARNING gateway.watchdog: {text}\n".encode())
+    except OSError:
+        pass
+
+
+def _abort_by_path(packages: str, device: str, mountpoint: str) -> None:
+    os.chdir(packages)
+    program = "import sys; from gateway.fuse import device; device.abort_if(*sys.argv[1:])"
+    command = [sys.executable, "-c", program, mountpoint, device]
+    os.execv(command[0], command)  # noqa: S606  no shell
+
+
+if __name__ == "__main__":
+    main()

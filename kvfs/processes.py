@@ -1,0 +1,38 @@
+"""Whether another process has ended, also one that the kernel cannot let go of yet."""
+
+import os
+import select
+from typing import Final
+
+_ENDED: Final = "ZX"
+
+
+class OtherProcess:
+    """One other process, told from whoever has its number later."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises ProcessLookupError."""
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        """Readable when it has ended, unless the kernel holds one of its threads in a lock."""
+
+    def has_ended(self) -> bool:
+        """Whether it has, or its first thread has: then all do that the kernel does not hold."""
+        if select.select([self.pidfd], [], [], 0)[0]:
+            return True
+        return state_of(self.pid) in _ENDED
+
+    def close(self) -> None:
+        """Let go of it; idempotent."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+def state_of(pid: int) -> str:
+    """The letter that proc(5) has for the state of its first thread; `X` where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "X"
