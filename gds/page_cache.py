@@ -7,25 +7,11 @@ import mmap
 import os
 from typing import Final
 
-_CACHESTAT: Final = 451
-"""The system call's number, the same on all architectures."""
+from kvfs.store.cachestat import cachestat
+
 _FUSE: Final = 0x65735546
 _STATFS_WORDS: Final = 32
 """More than a struct statfs has; the first is the filesystem's kind."""
-
-
-class _Range(ctypes.Structure):
-    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
-
-
-class _Stat(ctypes.Structure):
-    _fields_ = (
-        ("cached", ctypes.c_uint64),
-        ("dirty", ctypes.c_uint64),
-        ("writeback", ctypes.c_uint64),
-        ("evicted", ctypes.c_uint64),
-        ("recently_evicted", ctypes.c_uint64),
-    )
 
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -36,15 +22,13 @@ def cached_bytes(fd: int, offset: int, length: int) -> int | None:
     """Of the file's bytes [offset, offset + length), in whole pages; a length of 0 means to its
     end. None where the kernel does not tell: of files of others that may not be written to, of a
     filesystem without a page cache, or where a mount's pages are those of the file behind it."""
-    found = _Stat()
-    asked = _Range(offset, length)
-    if not _libc.syscall(_CACHESTAT, fd, ctypes.byref(asked), ctypes.byref(found), 0):
-        if not found.cached and _may_be_behind(fd):
-            return None
-        return int(found.cached) * _page_bytes
-    # EPERM also where a sandbox does not know the call.
-    known = ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM)
-    return None if known or not _is_told(fd) else _mapped_bytes(fd, offset, length)
+    try:
+        cached = cachestat(fd, offset, length).cached
+    except OSError as error:
+        # EPERM also where a sandbox does not know the call.
+        known = error.errno not in (errno.ENOSYS, errno.EPERM)
+        return None if known or not _is_told(fd) else _mapped_bytes(fd, offset, length)
+    return None if not cached and _may_be_behind(fd) else cached * _page_bytes
 
 
 def _may_be_behind(fd: int) -> bool:

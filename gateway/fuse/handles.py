@@ -28,6 +28,7 @@ from kvfs.errors import Conflict, Corrupt, IsADirectory, KvfsError, Stale
 from kvfs.incoming import SMALL_BYTES, Incoming
 from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import cold, inodes, tree
+from kvfs.store import lease, writeback
 from kvfs.volume import Volume
 
 if TYPE_CHECKING:
@@ -79,15 +80,23 @@ class OpenFiles:
         """Whether what was published of a file may be overwritten by now: others are to wait until
         it is closed, or until what its last close could not record is."""
         file = self._files.get(ino)
-        if file is not None:
+        if file is not None and (file.writers or not file.is_mappable):
             return file.is_changed
         inode = stepping.finish(self._volume.engine.read(lambda t: unsealed_here(t, ino)))
         if inode is None:
             return False
         try:
-            return differs(inode, self._volume.files.stat(ino, inode.version))
+            fd = self._volume.files.open_unseen(ino, inode.version)
         except FileNotFoundError:
             return False
+        except BlockingIOError:  # looked at by the sealer or the evictor: for a moment
+            return True
+        try:
+            # A store through a mapping that comes after this look is to be seen by the next one.
+            fixed = lease.is_quiet(fd) is not False or writeback.clean_now(fd)
+            return not fixed or differs(inode, os.fstat(fd))
+        finally:
+            os.close(fd)
 
     def handle(self, fh: int) -> Handle:
         """Raises Stale for a number that was never given out or is released."""
@@ -196,6 +205,8 @@ class OpenFiles:
         if handle.overwrites:
             file.overwriters += 1
             file.rewritten = True
+        if handle.maps:
+            file.is_mappable = True
         return handle
 
     async def _open_counted(
@@ -241,6 +252,7 @@ class OpenFiles:
         file.atime_ns = inode.atime_ns
         if inode.flags & Flag.PUBLISHED:
             file.published = signature_of(os.fstat(fd))
+        file.is_mappable = not inode.flags & Flag.SEALED  # else nobody had it mapped for writing
         self._files[ino] = file
         self._volume.index.touch(ino)
         return file
@@ -367,6 +379,7 @@ class OpenFiles:
                 file.writers -= 1
                 if file.writers == 0:
                     holders.not_writing(file.ino)
+                if file.writers == 0 or handle.maps:  # which may have stored after its last FLUSH
                     await self.publishing.publish(file)
         finally:
             file.users -= 1

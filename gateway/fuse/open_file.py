@@ -24,6 +24,7 @@ class OpenFile:
         "incoming",
         "ino",
         "is_draft",
+        "is_mappable",
         "is_new",
         "is_remembered",
         "overwriters",
@@ -74,6 +75,8 @@ class OpenFile:
         """Made by this mount, and not published yet."""
         self.is_draft = False
         """Cut to nothing before its data had come: they will not, and it has no name yet."""
+        self.is_mappable = False
+        """Whether somebody may have it mapped for writing: also who has closed it."""
         self.is_remembered = False
         """Whether the kernel may still have content or size of before others replaced them."""
 
@@ -112,6 +115,11 @@ class Handle:
     def overwrites(self) -> bool:
         """Whether it can change what the file holds: who may append alone cannot, nor map it."""
         return self.writable and self.flags & _APPENDS != _APPENDS
+
+    @property
+    def maps(self) -> bool:
+        """Whether what it has open can be changed through a mapping."""
+        return self.flags & os.O_ACCMODE == os.O_RDWR
 
 
 def signature_of(st: os.stat_result) -> tuple[int, int, int]:

@@ -19,6 +19,7 @@ from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import inodes, lifecycle, tree
 from kvfs.namespace.inodes import read_inodes
+from kvfs.store import writeback
 from kvfs.volume import Volume
 
 _SYNCS: Final = 40
@@ -84,6 +85,7 @@ class Publishing:
         waiting: list[trio.Event] = []
         file.publishing = waiting
         try:
+            await self._fix(file)
             if file.is_new or not self._bringing.is_shared:
                 await self._volume.publish_new(file.ino, fn)
             else:
@@ -100,6 +102,13 @@ class Publishing:
                 each.set()
         self._volume.on_published(file.ino, file.version, st.st_blocks)
         await self._volume.acknowledge([file.ino])
+
+    async def _fix(self, file: OpenFile) -> None:
+        """Have whatever is stored through a mapping from here on change the signature. Only the
+        data file itself can be mapped unseen: elsewhere the kernel writes back at each FLUSH."""
+        if file.is_mappable and file.backing_id and not writeback.clean_now(file.fd):
+            await stepping.aside()
+            await trio.to_thread.run_sync(writeback.clean, file.fd)
 
     async def _publish_anew(
         self, file: OpenFile, record: Callable[[Transaction, int], None]

@@ -6,8 +6,10 @@
 | of a durable one | the data file is set aside; who opens the file gets EIO (Corrupt) |
 
 Invariants
-- A file counts as damaged when it differs twice, its record is sealed with these very checksums
+- A file counts as damaged when it differs twice, its record is sealed with the same checksum
   before and after, and nobody has it open for writing: then nobody could have changed it who may.
+- The record says what a file is. Where the index has other checksums, either this copy is damaged,
+  or the index is, and is mended.
 - Reading keeps to a rate, small files included: each counts as 64 KiB at least.
 - A pass over all files begins once a day; one that a restart cut short goes on where it was.
 
@@ -16,6 +18,7 @@ goes by it). What another program, or the disk, changed after a file was read he
 next pass.
 """
 
+import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -31,9 +34,9 @@ from kvfs.meta.records import Flag, Inode
 from kvfs.namespace.inodes import read_inodes
 from kvfs.policy.pace import Pace
 from kvfs.store import lease
-from kvfs.store.checksum import CHUNK_BYTES, DIGEST_BYTES, combine, wrong_chunks
+from kvfs.store.checksum import CHUNK_BYTES, DIGEST_BYTES, chunk_sums, combine, wrong_chunks
 from kvfs.store.files import DataFiles, Description, describe, description, fitting
-from kvfs.store.index import Entry, Index
+from kvfs.store.index import Entry, Index, Sealed
 
 log = logging.getLogger(__name__)
 PASS_S: Final = 86_400.0
@@ -100,7 +103,7 @@ class Scrubber:
     async def _look_at(self, page: list[tuple[int, Entry]]) -> None:
         inodes = await self._engine.read(lambda t: read_inodes(t, [ino for ino, _ in page]))
         for (ino, entry), inode in zip(page, inodes, strict=True):
-            if inode is not None and _is_known(inode, entry):
+            if inode is not None and _is_sealed(inode, entry):
                 await self._look_at_one(ino, inode, entry)
             await trio.lowlevel.checkpoint()
 
@@ -110,7 +113,7 @@ class Scrubber:
         except FileNotFoundError:
             return
         try:
-            differs = not await self._is_whole(fd, inode, entry)
+            differs = not await self._is_whole(ino, fd, inode, entry)
             is_damaged = differs and await self._still(ino, fd, inode)
             if not differs:
                 await self._describe_anew(ino, fd, inode)
@@ -135,9 +138,11 @@ class Scrubber:
         if fitting(msgspec.structs.replace(now, described_ns=said.described_ns)) != said:
             describe(fd, now)
 
-    async def _is_whole(self, fd: int, inode: Inode, entry: Entry) -> bool:
+    async def _is_whole(self, ino: int, fd: int, inode: Inode, entry: Entry) -> bool:
         if os.fstat(fd).st_size != inode.size:
             return False
+        if combine(entry.chunks) != inode.checksum:
+            return await self._is_recorded(ino, fd, inode, entry)
         for first in range(0, max(len(entry.chunks) // DIGEST_BYTES, 1), _SPAN):
             await trio.sleep(self._pace.spend(_cost(inode.size, first), trio.current_time()))
             wrong = await trio.to_thread.run_sync(
@@ -145,6 +150,26 @@ class Scrubber:
             )
             if wrong:
                 return False
+        return True
+
+    async def _is_recorded(self, ino: int, fd: int, inode: Inode, entry: Entry) -> bool:
+        """Whether it is what its record says, of which the index knows other checksums. They are
+        put right where it is."""
+        sums = b""
+        for first in range(0, -(-inode.size // CHUNK_BYTES), _SPAN):
+            await trio.sleep(self._pace.spend(_cost(inode.size, first), trio.current_time()))
+            try:
+                some = await trio.to_thread.run_sync(chunk_sums, fd, inode.size, first, _SPAN)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                some = None
+            if some is None:
+                return False
+            sums += some
+        if combine(sums) != inode.checksum:
+            return False
+        self._index.store([Sealed(ino, entry.version, sums, entry.blocks)])
         return True
 
     async def _still(self, ino: int, fd: int, before: Inode) -> bool:
@@ -159,13 +184,9 @@ class Scrubber:
         )
 
 
-def _is_known(inode: Inode, entry: Entry) -> bool:
-    """Whether the index has the checksums that the record was sealed with."""
-    return (
-        bool(inode.flags & Flag.SEALED and inode.nlink)
-        and inode.version == entry.version
-        and combine(entry.chunks) == inode.checksum
-    )
+def _is_sealed(inode: Inode, entry: Entry) -> bool:
+    """Whether the file here is to be what its record was sealed with."""
+    return bool(inode.flags & Flag.SEALED and inode.nlink) and inode.version == entry.version
 
 
 def _cost(size: int, first: int) -> int:

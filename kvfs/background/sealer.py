@@ -53,6 +53,9 @@ _LOOKED_AT: Final = 1024
 _BATCH_BYTES: Final = 256 << 20
 _WAITING_LIMIT: Final = 16_384
 _MAX_DELAY_S: Final = 60.0
+_MAPPED_DELAY_S: Final = 4.0
+"""Of what somebody has mapped: when its last mapping goes, nobody tells, and what was stored is not
+published yet."""
 _RESTS: Final = 9
 
 
@@ -82,6 +85,8 @@ class Sealer:
         self._last_publish = 0.0
         self._next_scan = 0.0
         self._scanned = 0
+        self._mapped: set[int] = set()
+        """Of the present batch, what was not quiet."""
         self.open_in: Set[int] = frozenset()
         """Namespaces of the files that it has open now: for so long nobody can evict those."""
         self.counters = {"sealed_files": 0, "sealed_bytes": 0, "not_quiet": 0}
@@ -176,6 +181,7 @@ class Sealer:
         ]
         read: list[sealing.Read] = []
         sealed: set[int] = set()
+        self._mapped.clear()
         self.open_in = {namespace_of(ino) for ino, _ in wanted}
         try:
             await trio.to_thread.run_sync(self._read, wanted, read)
@@ -205,7 +211,11 @@ class Sealer:
             return None
         try:
             before = os.fstat(fd)
-            found = checksum(fd, before.st_size) if lease.is_quiet(fd) is not False else None
+            found = None
+            if lease.is_quiet(fd) is False:
+                self._mapped.add(ino)
+            else:
+                found = checksum(fd, before.st_size)
         except OSError as error:
             log.warning(
                 "the data file %s cannot be read: %s", self._files.path(ino, version), error
@@ -268,7 +278,8 @@ class Sealer:
         for ino in tried:
             wait = self._waiting.pop(ino, None)
             if wait is not None and ino not in sealed and now >= wait.due:
-                again = _Wait(now, min(wait.delay_s * 2, _MAX_DELAY_S))
+                longest_s = _MAPPED_DELAY_S if ino in self._mapped else _MAX_DELAY_S
+                again = _Wait(now, min(wait.delay_s * 2, longest_s))
                 again.since = wait.since
                 self._waiting[ino] = again
 

@@ -11,7 +11,8 @@ from kvfs.background.damage import Damage
 from kvfs.background.scrubber import Scrubber
 from kvfs.meta.records import Inode
 from kvfs.namespace import lifecycle
-from kvfs.store.checksum import CHUNK_BYTES
+from kvfs.store.checksum import CHUNK_BYTES, DIGEST_BYTES, checksum
+from kvfs.store.index import Sealed
 from tests.contract.small_node import SmallNode, small_node
 
 CONTENT = os.urandom(CHUNK_BYTES + 1000)
@@ -104,6 +105,35 @@ def test_a_data_file_that_lost_its_end_is_damaged(scrubbed: Scrubbed) -> None:
     os.truncate(scrubbed.node.files.path(bad, 0), 1000)
     scrubbed.run()
     assert scrubbed.found == [bad]
+
+
+def test_a_copy_of_other_content_than_the_record_is_damaged(scrubbed: Scrubbed) -> None:
+    """The index has the checksums of what came, and not those that the record was sealed with."""
+    node, space = scrubbed.node, scrubbed.node.namespace("cache")
+    good, bad = scrubbed.write(space, "good"), scrubbed.write(space, "bad")
+    scrubbed.spoil(bad, 5)
+    with open(node.files.path(bad, 0), "rb") as file:
+        found = checksum(file.fileno(), len(CONTENT))
+    assert found is not None
+    node.index.store([Sealed(bad, 0, found.chunks, 0)])
+    scrubbed.run()
+    assert scrubbed.found == [bad]
+    assert node.names(space) == {"good"}
+    assert node.files.stat(good, 0)
+
+
+def test_an_index_that_is_wrong_about_a_whole_file_is_put_right(scrubbed: Scrubbed) -> None:
+    node, space = scrubbed.node, scrubbed.node.namespace("kept", kind="durable")
+    ino = scrubbed.write(space, "whole")
+    before = node.index.get(ino)
+    assert before is not None
+    for wrong in (bytes(2 * DIGEST_BYTES), b""):
+        node.index.store([Sealed(ino, 0, wrong, before.blocks)])
+        scrubbed.run()
+        assert scrubbed.found == []
+        after = node.index.get(ino)
+        assert after is not None
+        assert after.chunks == before.chunks
 
 
 def test_what_is_not_sealed_is_nobodys_damage(scrubbed: Scrubbed) -> None:

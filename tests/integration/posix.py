@@ -103,6 +103,24 @@ def utimensat(path: Path, atime: tuple[int, int], mtime: tuple[int, int], flags:
     check(libc.utimensat(AT_FDCWD, os.fsencode(path), times, flags), path)
 
 
+@contextlib.contextmanager
+def mapping_alone(path: Path, content: bytes) -> Iterator[memoryview]:
+    """A shared mapping of a file that was given this content through it, and whose descriptor is
+    closed. Python's own mappings keep one."""
+    libc.mmap.restype = ctypes.c_void_p
+    size = ctypes.c_size_t(len(content))
+    with descriptor(path, os.O_RDWR | os.O_CREAT) as fd:
+        os.ftruncate(fd, len(content))
+        start = libc.mmap(None, size, 3, 1, fd, ctypes.c_long(0))
+        assert start != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+        view = memoryview((ctypes.c_char * len(content)).from_address(start)).cast("B")
+        view[: len(content)] = content
+    try:
+        yield view
+    finally:
+        check(libc.munmap(ctypes.c_void_p(start), size), path)
+
+
 HANDLE_BYTES = 128
 
 

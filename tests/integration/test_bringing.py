@@ -13,7 +13,7 @@ import pytest
 from kvfs.client import Client
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import MODES, Node
-from tests.integration.posix import refused
+from tests.integration.posix import mapping_alone, refused
 from tests.integration.several import Several, several
 
 MIB = 1 << 20
@@ -151,6 +151,19 @@ def test_what_is_written_in_place_is_not_read_before_it_is_closed(a: Path, b: Pa
             there.read_bytes()
         file.write(b" and half")
     assert there.read_bytes() == b"NEW CONTENT, half and half"
+
+
+@pytest.mark.parametrize("namespace", ["models", "cache"])
+def test_what_is_stored_through_a_mapping_after_the_close_is_read_there(
+    a: Path, b: Path, namespace: str
+) -> None:
+    here, there = a / namespace / "mapped", b / namespace / "mapped"
+    first, second = content(3 * mmap.PAGESIZE, 1), content(3 * mmap.PAGESIZE, 2)
+    with mapping_alone(here, first) as view:
+        wait_until(lambda: there.exists() and there.read_bytes() == first, "it is there")
+        view[: len(second)] = second  # into pages that are dirty still
+    wait_until(lambda: there.read_bytes() == second, "what came after the close is there too")
+    assert here.read_bytes() == second
 
 
 def test_who_has_a_copy_of_what_was_closed_last_reads_that(a: Path, b: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from gds import page_cache
 from gds.page_cache import cached_bytes
 
 MIB = 1 << 20
@@ -18,7 +17,7 @@ SIZE = 3 * MIB + 100
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The one that runs, or one without cachestat."""
     if request.param == "before 6.5":
-        monkeypatch.setattr(page_cache, "_CACHESTAT", 100_000)
+        monkeypatch.setattr("kvfs.store.cachestat._NUMBER", 100_000)
     return str(request.param)
 
 
@@ -58,7 +57,7 @@ def test_what_was_never_written_is_not_there(kernel: str, fd: int) -> None:
 def test_of_a_file_of_others_the_old_kernel_tells_nothing(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_cache, "_CACHESTAT", 100_000)
+    monkeypatch.setattr("kvfs.store.cachestat._NUMBER", 100_000)
     monkeypatch.setattr(os, "geteuid", lambda: os.fstat(fd).st_uid + 1)
     assert cached_bytes(fd, 0, 0) is not None, "it may be written to"
     monkeypatch.setattr(os, "access", lambda *asked, **how: False)
