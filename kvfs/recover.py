@@ -23,6 +23,7 @@ Invariants
 - A file is removed as everywhere: names, then data file, then index entry, then record.
 """
 
+import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -30,7 +31,7 @@ from typing import Final
 
 import trio
 
-from kvfs.background.versions import publish_anew
+from kvfs.background.versions import Overtaken, publish_anew
 from kvfs.meta import keys
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
@@ -169,7 +170,15 @@ class Recovery:
             ino, inode, _ = each
             if not inode.flags & Flag.ASSEMBLY and not self._is_sound(ino, inode):
                 record = partial(_publish, each)
-                await publish_anew(self._engine, self._files, ino, inode.version, record)
+                with contextlib.suppress(Overtaken):
+                    await publish_anew(
+                        self._engine,
+                        self._files,
+                        ino,
+                        inode.version,
+                        record,
+                        follows=inode.version,
+                    )
 
     async def _judge_present(self, inos: list[int]) -> None:
         """After a power cut: whether each record has its data file."""

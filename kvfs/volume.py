@@ -55,6 +55,8 @@ class Volume:
         """Called with inode number, data version and blocks after each publish."""
         self.may_lag: Callable[[int], bool] = lambda namespace_id: False
         """Whether others may hear of a new file in a namespace after its close."""
+        self.lapses: Callable[[], int] = lambda: 0
+        """How often this node has lost its lease, so that others may have taken it for dead."""
         self.acknowledge: Callable[[Sequence[int]], Awaitable[None]] = _nothing
         """Returns when files that were published have the copies that a close of theirs promises.
         Raises Unavailable."""
@@ -76,11 +78,14 @@ class Volume:
         self._ranges[namespace_id] = following + 1, end
         return following
 
-    async def publish_new(self, ino: int, fn: Callable[[Transaction], object]) -> None:
-        """Commit what publishes a file that was made here and that nobody else has. Others may hear
-        of it a moment later where its namespace's coherence allows."""
-        behind = self.may_lag(namespace_of(ino))
-        await self.engine.transact(fn, private=ino if behind else 0, behind=behind)
+    async def publish_new(
+        self, ino: int, fn: Callable[[Transaction], bool], *, known: bool = False
+    ) -> bool:
+        """Commit what publishes a file that was made here and that nobody else has; what `fn`
+        returned. Others may hear of it a moment later where its namespace's coherence allows, and
+        it need not be `known` when this returns."""
+        behind = not known and self.may_lag(namespace_of(ino))
+        return await self.engine.transact(fn, private=ino if behind else 0, behind=behind)
 
     def drop_later(self, ino: int, version: int) -> None:
         """An orphan that nobody holds any more: its data file and record go soon, in the

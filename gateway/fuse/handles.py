@@ -168,7 +168,7 @@ class OpenFiles:
     def created(self, ino: int, inode: Inode, fd: int, flags: int, owner: int) -> Handle:
         """The first handle of a file just made, whose data file is open at `fd`."""
         file = OpenFile(ino, 0, fd, True, inode.mode)
-        file.is_new, file.owner = True, owner
+        file.is_new, file.owner, file.lapses = True, owner, self._volume.lapses()
         self._files[ino] = file
         handle = self._add(file, flags, flags & os.O_ACCMODE != os.O_RDONLY)
         handle.creating = True

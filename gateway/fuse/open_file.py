@@ -19,6 +19,7 @@ class OpenFile:
         "armed",
         "atime_ns",
         "backing_id",
+        "base",
         "fd",
         "handles",
         "incoming",
@@ -27,10 +28,12 @@ class OpenFile:
         "is_mappable",
         "is_new",
         "is_remembered",
+        "lapses",
         "overwriters",
         "owner",
         "published",
         "publishing",
+        "refused",
         "rewritten",
         "set_ids",
         "users",
@@ -55,6 +58,12 @@ class OpenFile:
         self.published: tuple[int, int, int] | None = None
         """(size, mtime, ctime) of the data file when it was last published; None: never, by this
         mount."""
+        self.base = version
+        """The recorded version that what is written here builds on."""
+        self.lapses = 0
+        """How often this node had lost its lease when writing began."""
+        self.refused = ""
+        """Why what was written is not published, and will not be."""
         self.overwriters = 0
         """Handles through which more can be changed than what is appended."""
         self.rewritten = False

@@ -4,7 +4,9 @@ It is so at FLUSH of a writable handle whose file has changed (its error reaches
 and at RELEASE where no FLUSH came. A file is published by one task at a time.
 """
 
+import logging
 import os
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -12,18 +14,29 @@ import trio
 
 from gateway.fuse.open_file import OpenFile, copy_over, signature_of, turn
 from kvfs import stepping
-from kvfs.background.versions import name_draft, publish_anew
+from kvfs.background.versions import Overtaken, name_draft, publish_anew
 from kvfs.bringing import Bringing
+from kvfs.errors import Stale
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import inodes, lifecycle, tree
 from kvfs.namespace.inodes import read_inodes
+from kvfs.namespace.private import settle
 from kvfs.store import writeback
 from kvfs.volume import Volume
 
 _SYNCS: Final = 40
 """At a time, each with a descriptor of its own."""
+log = logging.getLogger(__name__)
+_UNPLACED: Final = (
+    "another node removed its directory, or took its name, before it was closed here: what was"
+    " written is kept nowhere"
+)
+_OVERTAKEN: Final = (
+    "this node had lost its lease while the file was open for writing, and another node has"
+    " published newer content: what was written here is kept nowhere"
+)
 
 
 class Publishing:
@@ -38,6 +51,7 @@ class Publishing:
     async def begin_writing(self, file: OpenFile) -> None:
         """From here on the data file may change: the record says so before the first byte does."""
         volume = self._volume
+        file.lapses, file.base, file.refused = volume.lapses(), file.version, ""
         if file.incoming is not None:
             await stepping.aside()
             await file.incoming.whole()
@@ -53,24 +67,30 @@ class Publishing:
     async def publish(self, file: OpenFile, *, synced: bool = False) -> None:
         """Record size, times and blocks if the data file changed since they were last recorded.
 
-        Raises NoSpace, ReadOnly, Corrupt, Unavailable; OSError of fstat. Cancelled: recorded, or
-        not, and then it is at the next call.
+        Raises NoSpace, ReadOnly, Corrupt, Unavailable, Stale (it has no place any more, or others
+        went past it: what was written is seen by nobody else); OSError of fstat. Cancelled:
+        recorded, or not, and then it is at the next call.
         """
         if file.armed:
             await self.disarm(file)
         while file.publishing is not None:
             await turn(file.publishing)
+        if file.refused:
+            raise Stale(file.refused)
         st = os.fstat(file.fd)
         signature = signature_of(st)
         if signature == file.published and not synced:
             file.rewritten = file.overwriters > 0
             return
         if signature == file.published and self._bringing.is_shared:
-            await self._volume.engine.transact(lambda t: lifecycle.synced(t, file.ino))
+            await self._record_synced(file)
             return
         boot = 0 if synced else self._boot
+        lapses = self._volume.lapses()
+        has_lapsed = file.lapses != lapses
+        now_ns = time.time_ns()
 
-        def fn(t: Transaction, version: int | None = None) -> None:
+        def fn(t: Transaction, version: int | None = None) -> bool:
             lifecycle.publish(
                 t,
                 file.ino,
@@ -81,19 +101,22 @@ class Publishing:
                 boot=boot,
                 version=version,
             )
+            return not t.node or not file.is_new or settle(t, file.ino, now_ns, late=has_lapsed)
 
         waiting: list[trio.Event] = []
         file.publishing = waiting
         try:
             await self._fix(file)
             if file.is_new or not self._bringing.is_shared:
-                await self._volume.publish_new(file.ino, fn)
+                known = synced or has_lapsed
+                if not await self._volume.publish_new(file.ino, fn, known=known):
+                    raise self._refusal(file, _UNPLACED)
             else:
-                await self._publish_anew(file, fn)
+                await self._publish_anew(file, fn, has_lapsed=has_lapsed)
                 # Its names changed, and with them its ctime.
                 signature = (*signature[:2], os.fstat(file.fd).st_ctime_ns)
             file.is_new = False
-            file.published = signature
+            file.published, file.base, file.lapses = signature, file.version, lapses
             now = signature_of(os.fstat(file.fd))
             file.rewritten = file.overwriters > 0 or now[:2] != signature[:2]
         finally:
@@ -110,18 +133,46 @@ class Publishing:
             await stepping.aside()
             await trio.to_thread.run_sync(writeback.clean, file.fd)
 
+    def _refusal(self, file: OpenFile, why: str) -> Stale:
+        """What was written stays unseen; whoever has the file open for writing is told so from now
+        on."""
+        file.is_new, file.refused = False, why
+        log.error("inode %x: %s", file.ino, why)
+        return Stale(why)
+
+    async def _record_synced(self, file: OpenFile) -> None:
+        """What was published is on disk. Raises Stale where it turns out to have no place."""
+
+        def fn(t: Transaction) -> bool:
+            lifecycle.synced(t, file.ino)
+            return inodes.read_inode(t, file.ino).nlink > 0
+
+        had_name = await self._volume.engine.transact(fn)
+        if not had_name:
+            return
+        # What was private until now may have found its name taken.
+        inode = await self._volume.engine.read(lambda t: inodes.read_inode(t, file.ino))
+        if not inode.nlink:
+            raise self._refusal(file, _UNPLACED)
+
     async def _publish_anew(
-        self, file: OpenFile, record: Callable[[Transaction, int], None]
+        self, file: OpenFile, record: Callable[[Transaction, int], object], *, has_lapsed: bool
     ) -> None:
+        """As a version that nobody had. A node that was taken for dead meanwhile goes past nobody:
+        others went on from what they had."""
         volume = self._volume
         if file.is_draft:
             file.version = await name_draft(volume.engine, volume.files, file.ino, file.version)
             file.is_draft = False
         elif not self._is_named(file):
             await self._name_anew(file)
-        file.version = await publish_anew(
-            volume.engine, volume.files, file.ino, file.version, record
-        )
+        follows = file.base if has_lapsed else None
+        try:
+            file.version = await publish_anew(
+                volume.engine, volume.files, file.ino, file.version, record, follows=follows
+            )
+        except Overtaken:
+            raise self._refusal(file, _OVERTAKEN) from None
 
     def _is_named(self, file: OpenFile) -> bool:
         """Whether the data file that is open has its name still: space may have been made, or new

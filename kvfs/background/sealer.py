@@ -31,7 +31,7 @@ import trio
 
 from kvfs.background import sealing
 from kvfs.background.persist import Persistence
-from kvfs.background.versions import publish_anew
+from kvfs.background.versions import Overtaken, publish_anew
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, namespace_of
 from kvfs.namespace import lifecycle, spaces
@@ -250,9 +250,18 @@ class Sealer:
             lambda t: [each for each in unsealed if t.node and sealing.is_changed(t, each)]
         )
         for each in changed:
-            version = await publish_anew(
-                self._engine, self._files, each.ino, each.version, partial(_publish, each)
-            )
+            record = partial(_publish, each)
+            try:
+                version = await publish_anew(
+                    self._engine,
+                    self._files,
+                    each.ino,
+                    each.version,
+                    record,
+                    follows=each.version,
+                )
+            except Overtaken:
+                continue
             self.published(each.ino, version, each.blocks)
 
     def _keep(self, read: list[sealing.Read], kept: list[sealing.Read]) -> None:

@@ -21,7 +21,7 @@ Invariants
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.errors import Conflict
+from kvfs.errors import Conflict, KvfsError
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.keys import unpack_node
 from kvfs.namespace.inodes import read_inode, read_inodes
@@ -29,6 +29,11 @@ from kvfs.store.files import DataFiles
 
 _ATTEMPTS: Final = 16
 _NODE_BITS: Final = 16
+_NODE_MASK: Final = (1 << _NODE_BITS) - 1
+
+
+class Overtaken(KvfsError):
+    """Others have published since the version that content builds on."""
 
 
 def next_version(version: int, node: bytes) -> int:
@@ -56,13 +61,22 @@ async def publish_anew(
     ino: int,
     version: int,
     record: Callable[[Transaction, int], object],
+    *,
+    follows: int | None = None,
 ) -> int:
     """Give the data file of a version the next one, by `record(t, version)`, which raises Conflict
     where the record has that or a later one: whoever publishes last has the last one. Returns it.
 
-    Raises Stale, Conflict (others publish all the time), Unavailable, OSError. Where it is not
+    `follows`: only as long as no other node has published since that version. Raises Overtaken
+    (one has), Stale, Conflict (others publish all the time), Unavailable, OSError. Where it is not
     known whether the engine took it, the data file keeps both names.
     """
+
+    def follow(t: Transaction, new: int) -> None:
+        if follows is not None and _is_overtaken(t, ino, follows):
+            raise Overtaken("another node has published newer content of the file")
+        record(t, new)
+
     for _ in range(_ATTEMPTS):
         inode, node = await engine.read(lambda t: (read_inode(t, ino), t.node))
         new = next_version(max(inode.version, version), node)
@@ -72,12 +86,14 @@ async def publish_anew(
             files.unlink(ino, new)
             files.add_version(ino, version, new)
         try:
-            await engine.transact(lambda t, new=new: record(t, new))  # type: ignore[misc]
-        except Conflict:
+            await engine.transact(lambda t, new=new: follow(t, new))  # type: ignore[misc]
+        except (Conflict, Overtaken) as error:
             was_recorded = await engine.read(lambda t, new=new: _is_at(t, ino, new))  # type: ignore[misc]
             files.unlink(ino, version if was_recorded else new)
             if was_recorded:  # by an earlier attempt, whose answer was lost
                 version = new
+            elif isinstance(error, Overtaken):
+                raise
             continue
         files.unlink(ino, version)
         return new
@@ -87,3 +103,9 @@ async def publish_anew(
 def _is_at(t: Transaction, ino: int, version: int) -> bool:
     (inode,) = read_inodes(t, [ino])
     return inode is not None and inode.version == version
+
+
+def _is_overtaken(t: Transaction, ino: int, version: int) -> bool:
+    """Whether another node than this one has published since that version."""
+    last = read_inode(t, ino).version
+    return last != version and last & _NODE_MASK != unpack_node(t.node)

@@ -108,6 +108,12 @@ class Membership:
         return self._tenure.holds(now())
 
     @property
+    def lapses(self) -> int:
+        """How often its lease has ended so far: what was begun before the last time others may have
+        gone past."""
+        return self._tenure.lapses(now())
+
+    @property
     def number(self) -> bytes:
         """Its number as keys and values hold it."""
         return keys.pack_node(self.node)
@@ -140,7 +146,7 @@ class Membership:
         self.node, self.incarnation = me
         kept.keep_node(self.store, Kept(self.cluster, me.node, me.incarnation))
         self.roster = Roster(me.node)
-        self._tenure.renewed(asked_s)
+        self._tenure.renewed(asked_s, now())
         await self.renew()
         log.info("node %d of the cluster %s, incarnation %d", me.node, self.cluster, me.incarnation)
 
@@ -168,7 +174,7 @@ class Membership:
         except (Fenced, Lost):
             self._tenure.end()
             raise
-        self._tenure.renewed(asked_s)
+        self._tenure.renewed(asked_s, now())
         self.roster.look(renewed.leases, now())
         self._look_after_secrets(renewed)
 

@@ -67,9 +67,11 @@ class Tenure:
 
     def __init__(self, now_s: float) -> None:
         self._until_s = now_s
+        self._lapses = 0
 
-    def renewed(self, asked_s: float) -> None:
+    def renewed(self, asked_s: float, now_s: float) -> None:
         """The engine granted what it was asked for at `asked_s`."""
+        self._lapses += not self.holds(now_s)
         self._until_s = max(self._until_s, asked_s + TERM_S - _MARGIN_S)
 
     def end(self) -> None:
@@ -79,6 +81,10 @@ class Tenure:
     def holds(self, now_s: float) -> bool:
         """Whether we may do what only a living node may."""
         return now_s < self._until_s
+
+    def lapses(self, now_s: float) -> int:
+        """How often it has ended so far, so that others may have taken this node for dead."""
+        return self._lapses + (not self.holds(now_s))
 
 
 def _seen(before: _Sighting | None, lease: Lease, passed_s: float) -> _Sighting:

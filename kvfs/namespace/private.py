@@ -24,29 +24,30 @@ def is_late(closed_at: float, now: float) -> bool:
     return bool(closed_at) and not 0.0 <= now - closed_at <= _LATE_S
 
 
-def settle(t: Transaction, ino: int, now: int, *, late: bool = False) -> None:
+def settle(t: Transaction, ino: int, now: int, *, late: bool = False) -> bool:
     """Before an inode is known to others: the file has its name, in place of a file of another host
     that took it meanwhile, as the one that was closed last. Where its directory is gone, the name
-    is a directory's now, or another file's and this one is late, it is as if removed."""
+    is a directory's now, or another file's and this one is late, it is as if removed: False."""
     value = t.get(keys.inode(ino))
     inode = None if value is None else unpack_inode(value)
     if inode is None or not inode.nlink or is_directory(inode):
-        return
+        return True
     key = keys.file_entry(inode.parent, inode.name)
     parent = t.get(keys.inode(inode.parent))
     leads_to = t.get(key)
     if parent is not None and unpack_inode(parent).nlink:
         if leads_to == keys.pack_u64(ino):
-            return
+            return True
         entry = find_entry(t, inode.parent, inode.name)
         if entry is None or not (entry.directory or late):
             if entry is not None:
                 other = read_inode(t, entry.ino)
                 lose_link(t, entry.ino, other, (inode.parent, inode.name), now, lambda _: True)
             t.put(key, keys.pack_u64(ino))
-            return
+            return True
     elif leads_to == keys.pack_u64(ino):
         t.delete(key)
     inode.nlink, inode.parent, inode.ctime_ns = 0, 0, now
     t.put(keys.orphan(ino), b"")
     write_inode(t, ino, inode)
+    return False

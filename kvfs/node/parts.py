@@ -196,6 +196,7 @@ class Node:
         self.volume.on_published = self._published
         self.volume.acknowledge = replicas.acknowledge
         self.volume.may_lag = cluster.may_lag
+        self.volume.lapses = lambda: cluster.member.lapses
         self.whereabouts.join(cluster.member.node, replicas)
         assert cluster.server is not None, "it was just made"
         cluster.server.methods[WHERE] = self.whereabouts.tell

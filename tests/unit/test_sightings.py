@@ -79,20 +79,32 @@ def test_who_starts_takes_the_word_of_the_engine_for_who_is_dead() -> None:
 def test_our_own_lease_counts_from_when_it_was_asked_for() -> None:
     tenure = Tenure(100.0)
     assert not tenure.holds(100.0)
-    tenure.renewed(100.0)
+    tenure.renewed(100.0, 100.0)
     assert tenure.holds(100.0 + TERM_S / 2)
     assert not tenure.holds(100.0 + TERM_S)
-    tenure.renewed(99.0)
+    tenure.renewed(99.0, 101.0)
     assert tenure.holds(100.0 + TERM_S / 2)
     tenure.end()
     assert not tenure.holds(100.0)
+
+
+def test_a_lapse_of_our_lease_counts_once() -> None:
+    tenure = Tenure(0.0)
+    tenure.renewed(0.0, 0.1)
+    before = tenure.lapses(1.0)
+    tenure.renewed(2.0, 2.1)
+    assert tenure.lapses(3.0) == before
+    late = 2.0 + 3 * TERM_S
+    assert tenure.lapses(late) == before + 1
+    tenure.renewed(late, late + 0.1)
+    assert tenure.lapses(late + 0.2) == before + 1
 
 
 @given(st.floats(min_value=0, max_value=20), st.floats(min_value=0, max_value=20))
 def test_nobody_is_thought_dead_while_he_may_act(answered_s: float, asked_again_s: float) -> None:
     """A renews at 0 for the last time, and is answered whenever; B looks at least each renewal."""
     tenure, sightings = Tenure(0.0), Sightings()
-    tenure.renewed(0.0)
+    tenure.renewed(0.0, 0.0)
     looked_s = 0.0
     while sightings.lives(A) or looked_s == 0.0:
         sightings.look({A: lease(1)}, looked_s + answered_s / 1e3)

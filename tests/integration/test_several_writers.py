@@ -1,0 +1,117 @@
+"""Several hosts that write into one directory, or one file, at a time: each is told what became of
+what it wrote."""
+
+import contextlib
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvfs import control
+from tests.cluster.waiting import wait_until
+from tests.integration.harness import Node
+from tests.integration.posix import refused
+from tests.integration.several import Several, several
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Several]:
+    with several(2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def a(nodes: Several) -> Path:
+    return nodes.nodes[0].mount
+
+
+@pytest.fixture
+def b(nodes: Several) -> Path:
+    return nodes.nodes[1].mount
+
+
+# ---- directories
+
+
+@pytest.mark.parametrize("namespace", ["models", "cache"])
+def test_a_new_file_whose_directory_goes_is_not_said_to_be_kept(
+    a: Path, b: Path, namespace: str
+) -> None:
+    for number in range(10):
+        here, there = a / namespace / f"d{number}", b / namespace / f"d{number}"
+        here.mkdir()
+        wait_until(there.is_dir, "the other host sees the directory")
+        fd = os.open(there / "f", os.O_CREAT | os.O_WRONLY)
+        os.write(fd, b"content")
+        try:
+            here.rmdir()
+        except OSError as error:
+            assert error.errno == errno.ENOTEMPTY
+            os.fsync(fd)
+            os.close(fd)
+            assert (here / "f").read_bytes() == b"content"
+            continue
+        with refused(errno.ESTALE):
+            os.fsync(fd)
+        with refused(errno.ESTALE):
+            os.close(fd)
+        assert not there.exists()
+
+
+# ---- a host that was away
+
+
+def _told(node: Node) -> dict[str, Any]:
+    """What it says of its cluster."""
+    found: dict[str, Any] = control.call(node.store / "run" / "control.sock", "nodes")
+    return found
+
+
+@contextlib.contextmanager
+def stopped(node: Node, witness: Node) -> Iterator[None]:
+    """It is stopped, and inside the block taken for dead. No process is started meanwhile: it would
+    close what it inherits of that mount, and wait."""
+    assert node.pid is not None
+    number = _told(node)["node"]
+
+    def is_dead() -> bool:
+        found = _told(witness)["nodes"]
+        return next(each for each in found if each["number"] == number)["lease"] != "held"
+
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        wait_until(is_dead, "its lease has ended")
+        yield
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+
+
+def test_a_host_that_wakes_up_goes_past_no_newer_close(nodes: Several, a: Path, b: Path) -> None:
+    names = ("changed", "cut", "made", "alone")
+    for name in ("changed", "cut", "alone"):
+        (a / "models" / name).write_bytes(b"first " * 100)
+        assert (b / "models" / name).read_bytes()
+    flags = {"changed": os.O_RDWR, "cut": os.O_WRONLY | os.O_TRUNC, "alone": os.O_RDWR}
+    late = {
+        name: os.open(b / "models" / name, flags.get(name, os.O_CREAT | os.O_WRONLY))
+        for name in names
+    }
+    for fd in late.values():
+        os.pwrite(fd, b"late", 0)
+    with stopped(nodes.nodes[1], nodes.nodes[0]):
+        for name in ("changed", "cut", "made"):
+            (a / "models" / name).write_bytes(b"newer")
+    os.fsync(late["alone"])  # nobody went past it
+    os.close(late["alone"])
+    assert (a / "models" / "alone").read_bytes().startswith(b"late")
+    for name in ("changed", "cut", "made"):
+        with refused(errno.ESTALE):
+            os.close(late[name])
+        for mount in (a, b):
+            assert (mount / "models" / name).read_bytes() == b"newer"
+    (b / "models" / "changed").write_bytes(b"again")
+    assert (a / "models" / "changed").read_bytes() == b"again"
