@@ -45,6 +45,12 @@ def _show(status: dict[str, Any]) -> None:
     )
     if lent := _lent(status):
         console.print(lent, markup=False)
+    if (left := status["engine"]["reserve_left"]) < 1:
+        console.print(
+            f"  the store's DISK IS FULL: what adds is refused, what removes goes on ({left:.0%} of"
+            " the metadata's reserve is left)\n",
+            markup=False,
+        )
     if (s3 := status.get("s3")) is not None:
         console.print(_served(s3), markup=False)
     if (cluster := status.get("cluster")) is not None:

@@ -45,6 +45,8 @@ def _of_node(status: dict[str, Any]) -> Iterator["Metric"]:
     text = "What the metadata take of the store's disk; in no capacity."
     yield _gauge("kvfs_metadata_bytes", text, status["engine"]["bytes"])
     yield _gauge("kvfs_journal_failed", "Whether the disk refused a sync: fsync fails.", failed)
+    left = status["engine"]["reserve_left"]
+    yield _gauge("kvfs_metadata_reserve", "Left of what is kept for a full disk; 1: all.", left)
     files = status["descriptors"]
     yield _gauge("kvfs_open_files", "Open files of the mount.", files["files"])
     yield _gauge("kvfs_open_files_most", "How many users may have open.", files["most_files"])

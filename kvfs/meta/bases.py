@@ -14,6 +14,7 @@ Invariants
 - Every rotation and rebuild holds the engine's state file locked.
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -38,6 +39,7 @@ from kvfs.meta.journal import (
     sync_journals,
     unpack_position,
 )
+from kvfs.meta.reserve import wanted_bytes
 from kvfs.private_file import sync_directory
 
 _TEMPORARY = "base.tmp"
@@ -62,6 +64,7 @@ def rotate(environment: lmdb.Environment, directory: Path) -> None:
     Raises OSError, lmdb.Error; then the old base and all journals are still there.
     """
     generation = read_position(environment).generation + 1
+    _require_space(directory)
     prepare_journal(directory, generation)
     sync_directory(directory)
     with environment.begin(write=True) as transaction:
@@ -112,6 +115,15 @@ def rebuild(directory: Path, open_environment: Callable[[Path], lmdb.Environment
     shutil.rmtree(work)
 
 
+def _require_space(directory: Path) -> None:
+    """A journal that is begun on a full disk could take no commit. Raises OSError."""
+    disk = os.statvfs(directory)
+    data = directory / "data.mdb"
+    needed = data.stat().st_blocks * 512 if data.exists() else 0
+    if disk.f_bavail * disk.f_frsize < needed + wanted_bytes(disk.f_blocks * disk.f_frsize):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
+
+
 def _write_base(environment: lmdb.Environment, directory: Path) -> None:
     """A compact copy: LMDB writes it from a snapshot, in C, without the GIL."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -119,6 +131,9 @@ def _write_base(environment: lmdb.Environment, directory: Path) -> None:
     try:
         environment.copyfd(fd, compact=True)
         os.fsync(fd)
+    except BaseException:
+        (directory / _TEMPORARY).unlink()
+        raise
     finally:
         os.close(fd)
 

@@ -13,6 +13,7 @@ The unnamed database holds the metadata. Other databases (`EmbeddedEngine.databa
 start with 0xff, which no scan of the metadata reaches, and share its commits' safety.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from kvfs.meta.journal import (
     GENERATION_KEY,
     POSITION_KEY,
     JournalWriter,
+    Position,
     Writes,
     pack_generation,
     pack_position,
@@ -37,7 +39,8 @@ from kvfs.meta.journal import (
 )
 from kvfs.meta.lmdb_errors import translated
 from kvfs.meta.lmdb_transactions import ReadTransaction, WriteTransaction
-from kvfs.meta.opening import Opener, look_for_damage
+from kvfs.meta.opening import Opened, Opener, look_for_damage
+from kvfs.meta.reserve import Reserve, give_up, is_full
 from kvfs.meta.state import State, StateFile
 from kvfs.meta.syncer import Syncer
 
@@ -45,6 +48,16 @@ T = TypeVar("T")
 _MAP_SIZE: Final = 1 << 40
 _JOURNAL_BYTES: Final = 32 << 20
 """Some 150,000 commits, replayed in 1 s."""
+
+
+def _opened(opener: Opener) -> Opened:
+    """Also on a full disk, where something was kept for that. Raises as `open_to_write`."""
+    try:
+        return opener.open_to_write()
+    except (OSError, lmdb.Error) as error:
+        if is_full(error) and give_up(opener.path):
+            return opener.open_to_write()
+        raise
 
 
 class Database:
@@ -81,11 +94,13 @@ class Database:
                     transaction = WriteTransaction(raw, self._engine.node)
                     result = fn(transaction)
                     if transaction.writes:
-                        self._engine.commit(raw, self._name, transaction.writes)
+                        self._engine.commit(raw, self._name, self._handle, transaction.writes)
                     return result
                 finally:
                     raw.abort()
         except lmdb.Error as error:
+            if is_full(error) and give_up(self._path):
+                return self.transact_now(fn)
             raise translated(error, self._path) from error
 
 
@@ -126,9 +141,10 @@ class EmbeddedEngine:
             if readonly:
                 self.environment = opener.open_to_read()
             else:
-                self.environment, self._state, self.rebuilt = opener.open_to_write()
+                self.environment, self._state, self.rebuilt = _opened(opener)
                 self._syncer = Syncer(self.environment, self.path, self._state, journal_bytes)
             self._main = self.environment.open_db(None)
+            self._reserve = Reserve(self.path, self.environment)
         except (OSError, lmdb.Error) as error:
             raise translated(error, self.path) from error
         self._databases: dict[bytes, Database] = {}
@@ -191,6 +207,12 @@ class EmbeddedEngine:
         None."""
         return None if self._syncer is None else self._syncer.failure
 
+    @property
+    def reserve_left(self) -> float:
+        """What is left, as a share of the whole, of the space that was kept for a full disk; 1
+        while it can be filled up. As of the last commit."""
+        return self._reserve.left
+
     def database(self, name: bytes) -> Database:
         """Another ordered map in the same file, made if missing. `name` starts with 0xff."""
         if not name.startswith(b"\xff") or name in (POSITION_KEY, GENERATION_KEY):
@@ -222,6 +244,7 @@ class EmbeddedEngine:
         finally:
             self.environment.close()
             self._journal.close()
+            self._reserve.close()
             if syncer is not None:
                 syncer.close()
             if state is not None:
@@ -234,7 +257,9 @@ class EmbeddedEngine:
             self.environment.sync(True)
             state.write(State(self._boot, clean=True))
 
-    def commit(self, raw: "lmdb.Transaction[bytes]", name: bytes, writes: Writes) -> None:
+    def commit(
+        self, raw: "lmdb.Transaction[bytes]", name: bytes, handle: Any, writes: Writes
+    ) -> None:
         """Append what a transaction wrote to the journal, note in it where that ends, and commit
         it.
 
@@ -242,13 +267,33 @@ class EmbeddedEngine:
         next.
         """
         position = unpack_position(raw.get(POSITION_KEY, b"", self._main))
+        reserve = self._reserve
+        if position.end >= reserve.until or position.generation != reserve.generation:
+            self._keep_reserve(position, handle, writes)
         try:
             position = self._journal.append(position, name, writes)
         except OSError as error:
-            raise translated(error, self.path) from error
+            if not (is_full(error) and give_up(self.path)):
+                raise translated(error, self.path) from error
+            position = self._append_again(position, name, writes)
         raw.put(POSITION_KEY, pack_position(position), db=self._main)
         if not name:
             raw.put(GENERATION_KEY, pack_generation(position), db=self._main)
         raw.commit()
         if self._syncer is not None:
             self._syncer.committed(position)
+
+    def _keep_reserve(self, position: Position, handle: Any, writes: Writes) -> None:
+        """Fill up what is kept for times without space; where it cannot be, raises NoSpace for what
+        may not use it. A mirror holds what its cluster has committed: that is not to be refused."""
+        with contextlib.suppress(OSError):
+            self._reserve.fill(position)
+        if self._reserve.left < 1 and not self.node:
+            with self.environment.begin(handle) as before:
+                self._reserve.admit(before, writes)
+
+    def _append_again(self, position: Position, name: bytes, writes: Writes) -> Position:
+        try:
+            return self._journal.append(position, name, writes)
+        except OSError as error:
+            raise translated(error, self.path) from error

@@ -100,6 +100,11 @@ def entries(parent: int) -> bytes:
     return b"e" + pack_u64(parent)
 
 
+def is_entry(key: bytes) -> bool:
+    """Whether it is a name in a directory."""
+    return key.startswith(b"e")
+
+
 def backlink(ino: int, parent: int, name: bytes) -> bytes:
     return b"b" + pack_u64(ino) + pack_u64(parent) + name
 

@@ -32,6 +32,7 @@ from kvfs.meta.copying import refuse_unfinished
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.mirror.mark import refuse_mirror
+from kvfs.meta.reserve import give_up_where_full
 from kvfs.namespace import spaces
 from kvfs.node.parts import Node, owner_of
 from kvfs.node.status import status_of
@@ -56,6 +57,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
     NoSpace, Corrupt, NotSupported. Cancelled: the node stops in order, as at the end of the block.
     """
     store = layout.create_store(config.store)
+    give_up_where_full(store.meta)
     store.lock()
     async with contextlib.AsyncExitStack() as closing:
         closing.callback(store.unlock)
@@ -101,7 +103,15 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             await node.finish()
             engine.close()
             local.close()
-            store.mark_clean()
+            _mark_clean(store)
+
+
+def _mark_clean(store: layout.Store) -> None:
+    try:
+        give_up_where_full(store.meta)
+        store.mark_clean()
+    except OSError as error:  # on a full disk, for one: the next start looks for what is to mend
+        log.warning("the store could not be marked as left in order: %s", error)
 
 
 async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:

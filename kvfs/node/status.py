@@ -35,6 +35,7 @@ async def status_of(node: Node) -> dict[str, Any]:
             "name": "LMDB",
             "journal_failure": node.local.failure,
             "bytes": _metadata_bytes(node),
+            "reserve_left": node.local.reserve_left,
             "durability": _durability(node.local),
             **(node.cluster.describe() if node.cluster else {}),
         },

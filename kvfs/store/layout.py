@@ -97,8 +97,7 @@ class Store:
                 f"the store {self.root} is in use by process {holder}: stop it with `kvfs down "
                 f"--store {self.root}`, or choose another directory with --store"
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(fd, f"{os.getpid():<{_PID_WIDTH}}\n".encode(), 0)  # in its old block, if any
         self._lock_fd = fd
 
     def place(self) -> str:
@@ -146,6 +145,7 @@ _GET_FLAGS: Final = 0x80086601
 _SET_FLAGS: Final = 0x40086602
 _TOP_DIRECTORY: Final = 0x20000
 """FS_IOC_GETFLAGS, FS_IOC_SETFLAGS and FS_TOPDIR_FL of linux/fs.h."""
+_PID_WIDTH: Final = 10
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 

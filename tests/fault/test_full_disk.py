@@ -1,10 +1,11 @@
 """The disk beneath the store is filled up by somebody else."""
 
+import contextlib
 import errno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ import trio
 
 from kvfs.errors import KvfsError, NoSpace
 from kvfs.fsck import Fsck
+from s3api.identities import ADMINISTRATOR
 from tests.contract.small_node import SmallNode, small_node
 from tests.fault.disks import Disk, disk
+from tests.integration.harness import Node, best_mode, kvfs
+from tests.integration.s3 import S3, users_of
 
 MIB = 1 << 20
 
@@ -25,9 +29,13 @@ def small_disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def fill(mountpoint: Path) -> Path:
-    """A foreign file that takes every block, down to those that are kept for root."""
+    """A foreign file that takes every block, down to those that are kept for root; where it is
+    there already, what has come free since."""
     path = mountpoint / "foreign"
-    with path.open("wb", buffering=0) as file:
+    with path.open("ab", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            free = os.fstatvfs(file.fileno()).f_bavail * os.fstatvfs(file.fileno()).f_frsize
+            os.posix_fallocate(file.fileno(), path.stat().st_size, max(free - 8 * MIB, 1))
         for size in (MIB, 4096):
             while True:
                 try:
@@ -123,7 +131,7 @@ trio.run(main)
 """
 
 
-def test_a_start_on_a_full_disk_says_so(small_disk: Disk) -> None:
+def test_a_start_on_a_full_disk_lives_on_the_reserve(small_disk: Disk) -> None:
     """Also where a file that is mapped would have to grow: the system kills who writes there."""
     store = small_disk.mountpoint / "store"
 
@@ -134,8 +142,73 @@ def test_a_start_on_a_full_disk_says_so(small_disk: Disk) -> None:
     assert start().stdout == "started\n"
     (store / "run" / "known").unlink()  # as in a store of before it was
     foreign = fill(small_disk.mountpoint)
+    assert start().stdout == "started\n"
+    (store / "meta" / "reserve").unlink()
+    (store / "run" / "known").unlink()
+    fill(small_disk.mountpoint)
     refused = start()
     assert "is full: free some space" in refused.stdout
     assert refused.returncode == 0
     foreign.unlink()
     assert start().stdout == "started\n"
+
+
+@contextlib.contextmanager
+def mounted(made: Disk) -> Iterator[Node]:
+    home = made.mountpoint / "home"
+    home.mkdir()
+    flags = ("--s3", "127.0.0.1:0", "--s3-workers", "1", "--scrub-rate", "0")
+    node = Node(best_mode(), home, flags)
+    node.mount.mkdir()
+    try:
+        yield node.up()
+    finally:
+        print(node.log[-3000:])
+        if node.pid is not None:
+            node.down()
+
+
+def until_refused(step: Callable[[int], object]) -> None:
+    """Repeat it until there is no space for it."""
+    for number in range(100_000):
+        try:
+            step(number)
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+            return
+    pytest.fail("a full disk took it all")
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_a_full_disk_is_emptied_through_every_door(tmp_path: Path, kind: str) -> None:
+    size = {"ext4": 128 * MIB, "xfs": 512 * MIB}[kind]
+    with disk(tmp_path, kind, size) as made, mounted(made) as node:
+        models = node.mount / "models"
+        for number in range(300):
+            (models / f"{number}").write_bytes(bytes(4096))
+        with users_of(node) as users:
+            s3 = S3(node, {ADMINISTRATOR: users.find(ADMINISTRATOR)}).client("admin")
+        fill(made.mountpoint)
+        until_refused(lambda number: (models / f"d{number}").mkdir())
+        until_refused(lambda number: (models / "0").chmod(0o600 + number % 2))
+        assert node.status()["engine"]["reserve_left"] < 1
+        assert "DISK IS FULL" in kvfs("status", "--store", str(node.store)).stdout
+        for number in range(100):
+            (models / f"{number}").unlink()
+            s3.delete_object(Bucket="models", Key=f"{number + 100}")
+            if number % 10 == 0:
+                fill(made.mountpoint)  # what came free is taken at once
+        node.down()
+        fill(made.mountpoint)
+        node.up()
+        for number in range(200, 300):
+            (models / f"{number}").unlink()
+        (made.mountpoint / "foreign").unlink()
+        (models / "new").write_bytes(bytes(MIB))
+        assert node.status()["engine"]["reserve_left"] == 1
+        node.down()
+        done = kvfs("fsck", "--store", str(node.store))
+        assert done.returncode == 0, done.stdout
+        node.up()
+        assert (models / "new").read_bytes() == bytes(MIB)
+        assert "10" not in os.listdir(models)
