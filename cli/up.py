@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from s3api.auth.credentials import Credentials
 
 log = logging.getLogger(__name__)
-_SILENT_S: Final = 5.0
+_SILENT_S: Final = 30.0
 """A start that takes longer waits for something."""
 _LOG_LIMIT_BYTES: Final = 10 << 20
 _FASTEST: Final = "the kernel reads and writes the data files itself"
@@ -188,7 +188,7 @@ def _start_detached(config: Config, fresh: Fresh, *, mounted: bool) -> None:
     os.close(output)
     with open(reader, "rb") as pipe:
         if not select.select([pipe], [], [], _SILENT_S)[0]:
-            print(f"kvfs: the node is not up yet; its log is {log_path}", file=sys.stderr)
+            print(f"kvfs: still starting, its log is {log_path}", file=sys.stderr)
         report = pipe.read()
     if not report:
         raise Unavailable(f"the node died while it started; its log is {log_path}")

@@ -212,6 +212,7 @@ _OF_STATUS: Final[Mapping[int, str]] = {
     411: "MissingContentLength",
     413: "EntityTooLarge",
     414: "KeyTooLongError",
+    417: "ExpectationFailed",
     431: "RequestHeaderSectionTooLarge",
     500: "InternalError",
     501: "NotImplemented",

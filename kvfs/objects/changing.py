@@ -12,6 +12,7 @@ meanwhile), writes as to a suspended one: what has an id goes by its id alone.
 Invariants
 - The newest of all versions and delete markers is the current one, unless somebody removed the
   current file through the mount: then there is no object until the next put.
+- A version is no older than the one before it, as its mtime tells.
 - What is no file is neither replaced nor moved: S3 cannot see it.
 - A directory that was made for a key (IMPLIED) goes with the last name in it.
 - What goes becomes an orphan first, and is told of in `Changed`: whoever has it open reads on.
@@ -33,7 +34,7 @@ from kvfs.objects import attributes, finding, sound, versions
 from kvfs.objects.attributes import Metadata
 from kvfs.objects.facts import Facts
 from kvfs.objects.finding import Bucket
-from kvfs.objects.names import check_key, place_of
+from kvfs.objects.names import Place, check_key, place_of
 from kvfs.objects.problems import Locked, NoSuchBucket, NotAnObject
 
 ENABLED: Final = "Enabled"
@@ -67,6 +68,15 @@ class New(NamedTuple):
     metadata: Metadata
 
 
+class TooOld(Exception):
+    """The body's mtime is before that of the version which it would follow. Nothing was changed."""
+
+    def __init__(self, mtime_ns: int) -> None:
+        super().__init__(mtime_ns)
+        self.mtime_ns = mtime_ns
+        """The earliest that it may have."""
+
+
 class Deleted(NamedTuple):
     """What a delete did."""
 
@@ -89,13 +99,16 @@ def put(
     changed: Changed,
 ) -> Facts:
     """Put an object under its key. Raises what `check` raises, Invalid, TooLarge, NoSuchBucket, and
-    NotAnObject, `placing.Dropped` (a node that started took the body for a dead process's)."""
+    NotAnObject, TooOld, `placing.Dropped` (a node that started took the body for a dead
+    process's)."""
     check_key(key)
     if namespace_of(new.body.ino) != bucket.id:
         raise NoSuchBucket("the bucket is another one than when the put began")
     if t.get(keys.namespace(bucket.id)) is None:
         raise NoSuchBucket("the bucket was deleted since the put began")
     place = place_of(key)
+    if versioning:
+        _check_order(t, bucket, place, new.body)
     parent = _make_directories(t, bucket, place.directories, moment, changed)
     name = place.name
     if check is not anything:
@@ -317,6 +330,22 @@ def _make_directories(
         above, ino = ino, add_directory(t, bucket, ino, name, Flag.IMPLIED, moment)
         tell(t, changed, above, name + b"/")
     return ino
+
+
+def _check_order(t: Transaction, bucket: Bucket, place: Place, body: Written) -> None:
+    """Bodies are committed in another order than they were written in. Raises TooOld."""
+    parent = finding.descend(t, bucket.root, place.directories)
+    if parent is None:
+        return
+    packed = t.get(keys.file_entry(parent, place.name))
+    if packed is None:
+        newest = next(finding.noncurrent(t, parent, place.name), None)
+        packed = None if newest is None else keys.pack_u64(newest[1])
+    if packed is None:
+        return
+    before = read_inode(t, keys.unpack_u64(packed)).mtime_ns
+    if body.mtime_ns < before:
+        raise TooOld(before)
 
 
 def _make_way(

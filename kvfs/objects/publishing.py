@@ -1,5 +1,6 @@
 """How a change of objects is committed, told to the node, and put on disk."""
 
+import os
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -11,7 +12,7 @@ from kvfs.meta.interface import Transaction
 from kvfs.meta.records import namespace_of
 from kvfs.objects import finding
 from kvfs.objects.bodies import Bodies, Body
-from kvfs.objects.changing import Moment
+from kvfs.objects.changing import Moment, TooOld
 from kvfs.objects.finding import Bucket
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class Publisher:
             def step(t: Transaction, written: Written = written) -> tuple[T, Changed]:
                 changed = Changed()
                 self._finisher.clear(t)
-                result = fn(t, written, changed)
+                result = self.in_order(written, lambda w: fn(t, w, changed))
                 self._finisher.post(t, changed, session.now_ns())
                 return result, changed
 
@@ -99,6 +100,23 @@ class Publisher:
             self._session.sync()
         self._finisher.finish(*later)
         return result
+
+    def in_order(self, written: Written, put: Callable[[Written], T]) -> T:
+        """Put a body in a transaction; where it was written before the version that it follows,
+        which others committed meanwhile, its file is given that one's mtime first. Raises what
+        `put` raises, OSError."""
+        try:
+            return put(written)
+        except TooOld as error:
+            mtime_ns = error.mtime_ns
+        fd = self._session.files.open(written.ino, 0, os.O_RDWR)
+        try:
+            os.utime(fd, ns=(os.fstat(fd).st_atime_ns, mtime_ns))
+            if written.synced:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        return put(written._replace(mtime_ns=mtime_ns))
 
     def sync_if_durable(self, ino: int) -> None:
         """What was committed is on disk when it returns, if that inode's bucket is durable."""

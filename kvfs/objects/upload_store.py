@@ -212,8 +212,12 @@ class Uploads:
             uploads.check_unchanged(t, found, upload, parts, moment.boot)
             if released:
                 assembly.release(t, upload.directory, body.ino)
-            new = New(body, etag, metadata)
-            result = changing.put(t, found, upload.key, new, versioning, check, moment, changed)
+
+            def put(body: Written) -> Facts:
+                new = New(body, etag, metadata)
+                return changing.put(t, found, upload.key, new, versioning, check, moment, changed)
+
+            result = self._publisher.in_order(body, put)
             uploads.complete(t, found, upload, result, moment, changed)
             return result
 

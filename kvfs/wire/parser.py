@@ -74,7 +74,7 @@ def _refuse_hopeless(data: bytes, start: int, limits: Limits) -> None:
 def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool) -> Head:
     """The head that `block` holds, from its method to its empty line.
 
-    Raises Refused: 400, 414, 431, 501 or 505."""
+    Raises Refused: 400, 414, 417, 431, 501 or 505."""
     collector = _Collector()
     method = _feed(block, collector)
     http_1_0 = _is_http_1_0(block, method, collector.target)
@@ -236,5 +236,9 @@ def _expects_continue(fields: dict[bytes, bytes], http_1_0: bool) -> bool:
     expectation = fields.get(b"expect")
     if expectation is None or http_1_0:
         return False
-    # What else may be expected is passed over, as S3 does: RFC 9110, 10.1.1 leaves it to servers.
-    return expectation.lower() == b"100-continue"
+    if expectation.lower() == b"100-continue":
+        return True
+    # A bare number is what broken clients send, and no expectation; S3 passes it over.
+    if expectation and not expectation.isdigit():
+        raise Refused(417, "the only expectation that is met here is 100-continue")
+    return False

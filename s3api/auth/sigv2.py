@@ -19,6 +19,7 @@ from s3api.auth.sigv4 import Request, expired, mismatch, unknown_key
 from s3api.auth.timestamps import check_skew, parse_basic, parse_http
 from s3api.auth.verified import AuthType, SecretOf, Verified
 from s3api.errors import S3Error, invalid_argument
+from s3api.model.routing import routes
 
 SUBRESOURCES: Final = frozenset(
     b"accelerate acl analytics cors defaultObjectAcl delete inventory lifecycle location logging "
@@ -34,7 +35,7 @@ UNSIGNED: Final = frozenset(
     b"version-id-marker".split()
 )
 """Parameters that say how much of a list is wanted, or hold the signature; besides them, those that
-begin with `x-`."""
+mean nothing."""
 _MAX_DIGITS: Final = 18
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NAME: Final = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]+")  # of a header (RFC 9110, 5.6.2)
@@ -148,8 +149,8 @@ def _query(query: bytes) -> Query:
     would be signed as several."""
     parts = [part.partition(b"=") for part in query.split(b"&") if part]
     for name, _, _ in parts:
-        if not (name in SUBRESOURCES or name in UNSIGNED or name.startswith(b"x-")):
-            shown = decode(name).decode("utf-8", "replace")
+        shown = decode(name).decode("utf-8", "replace")
+        if not (name in SUBRESOURCES or name in UNSIGNED) and routes().knows(shown):
             raise S3Error(
                 "InvalidRequest",
                 f"Signature version 2 does not cover the parameter '{shown}'. Please use "

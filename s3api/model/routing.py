@@ -5,9 +5,9 @@ selectors: the fixed parameters of its URI (`acl`, `list-type=2`), the query par
 requires (`uploadId`) and, for copies, the header `x-amz-copy-source`. The one with most selectors
 present wins.
 
-Invariant: a parameter that neither the operation nor this module knows is never passed over, since
-it may be a sub-resource: what asks for one thing never gets another. A version, and headers that
-the answer shall have, are passed over by no operation either.
+Invariant: what asks for one thing never gets another. A parameter that names an operation, of
+whatever scope or of another server, is never passed over; nor are a version, and headers that the
+answer shall have. What names nothing (`v=2`, `utm_source`) is, as S3 does.
 """
 
 import functools
@@ -40,9 +40,9 @@ IGNORABLE: Final = frozenset(
         "allow-unordered",  # Ceph's: the order of bytes is one of those that it allows
     }
 )
-# S3 ignores custom parameters that start with x- (user guide, "Server access logging"): x-id of
-# the SDKs, presigning of version 4, what others trace with.
-_IGNORABLE_STARTS: Final = ("x-", "X-Amz-", "response-")
+_OF_OTHERS: Final = frozenset({"append", "position"})
+"""What would make Ceph append to an object: S3 would replace it."""
+_RESPONSE: Final = "response-"
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -79,11 +79,10 @@ class Routes:
             for route in found:
                 names = frozenset(route.names & self._subresources[scope])
                 self._by_names.setdefault((method, scope, names), []).append(route)
-        every = set[str]().union(*self._subresources.values())
+        every = _OF_OTHERS.union(*self._subresources.values())
+        self._every = every
         assert not every & IGNORABLE, "a sub-resource would be ignored"
-        self._known = {
-            scope: self._parameters - every | own for scope, own in self._subresources.items()
-        }
+        self._elsewhere = {scope: every - own for scope, own in self._subresources.items()}
 
     def _add(self, operation: Operation) -> None:
         members = operation.input.members
@@ -102,8 +101,8 @@ class Routes:
     def find(self, method: str, scope: str, query: Mapping[str, str], copies: bool) -> str:
         """The operation's name. Raises as `route` says."""
         names = query.keys()
-        if unknown := names - self._known[scope]:
-            _check_unknown(unknown)
+        if elsewhere := names & self._elsewhere[scope]:
+            raise S3Error("NotImplemented", extra={"Header": min(elsewhere)})
         asked = frozenset(names & self._subresources[scope])
         if method in ("GET", "HEAD"):
             # The number of a part says where an upload goes, but of a read only how much of it.
@@ -114,6 +113,11 @@ class Routes:
                     _check_taken(found, query)
                 return found.name
         raise self._refusal(method, scope, query, asked)
+
+    def knows(self, name: str) -> bool:
+        """Whether a parameter of this name means anything."""
+        known = name in self._parameters or name in self._every
+        return known or name.startswith(_RESPONSE)
 
     def _refusal(
         self, method: str, scope: str, query: Mapping[str, str], asked: Set[str]
@@ -145,8 +149,8 @@ def route(
     """The name of the operation that a request asks for: one of the model's, POST_OBJECT or
     OPTIONS_OBJECT. `headers` have lower-case names.
 
-    Raises NotImplemented for a parameter that S3 does not have, MethodNotAllowed for a sub-resource
-    that does not have the method, InvalidArgument for parameters that contradict each other.
+    Raises NotImplemented for a sub-resource that the address does not have, MethodNotAllowed for
+    one that does not have the method, InvalidArgument for parameters that contradict each other.
     """
     if method == "OPTIONS" and bucket is not None:
         return OPTIONS_OBJECT
@@ -166,7 +170,7 @@ def routes() -> Routes:
 
 
 def _asks(query: Mapping[str, str]) -> bool:
-    return any(name not in IGNORABLE and not name.startswith(_IGNORABLE_STARTS) for name in query)
+    return any(name not in IGNORABLE and routes().knows(name) for name in query)
 
 
 def _answers(found: Route, query: Mapping[str, str], copies: bool) -> bool:
@@ -177,15 +181,9 @@ def _answers(found: Route, query: Mapping[str, str], copies: bool) -> bool:
 
 def _check_taken(found: Route, query: Mapping[str, str]) -> None:
     for name in query.keys() - found.parameters:
-        if name == "versionId" or name.startswith("response-"):
+        if name == "versionId" or name.startswith(_RESPONSE):
             message = f"This operation does not have the parameter {name}"
             raise invalid_argument(name, query[name], message)
-
-
-def _check_unknown(names: Set[str]) -> None:
-    unknown = [name for name in names if not name.startswith(_IGNORABLE_STARTS)]
-    if unknown:
-        raise S3Error("NotImplemented", extra={"Header": min(unknown)})
 
 
 def _not_allowed() -> S3Error:

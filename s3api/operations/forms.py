@@ -222,13 +222,21 @@ def _answer(call: Call, form: Mapping[str, str], facts: Facts, digests: Digests)
         shown = f"bucket={quote(call.bucket)}&key={quote(call.key)}&etag=%22{facts.etag}%22"
         joint = "&" if "?" in target else "?"
         return Response(303, [*headers, (b"location", f"{target}{joint}{shown}".encode())])
-    location = f"/{call.bucket}/{quote(call.key)}"
+    location = _location(call)
     headers.append((b"location", location.encode()))
     status = form.get("success_action_status")
     if status == "201":
         document = _document(call, location, facts)
         return Response(201, [*headers, (b"content-type", b"application/xml")], document)
     return Response(200 if status == "200" else 204, headers)
+
+
+def _location(call: Call) -> str:
+    """Where the object is, by the way that the form came."""
+    host = (call.head.get(b"host") or b"").decode("latin-1")
+    path = call.head.target.partition(b"?")[0].decode("latin-1").rstrip("/")
+    scheme = "https" if call.head.secure else "http"
+    return f"{scheme}://{host}{path}/{quote(call.key)}"
 
 
 def _document(call: Call, location: str, facts: Facts) -> bytes:

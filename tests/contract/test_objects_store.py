@@ -115,6 +115,26 @@ def test_a_write_between_record_and_data_file_is_told_of(
     )
 
 
+@pytest.mark.parametrize("size", [1, 2 << 20])
+def test_versions_are_no_older_than_those_before_them(store: ObjectStore, size: int) -> None:
+    """However bodies that are written at once come to be committed."""
+    drafts = []
+    for number in range(3):
+        draft = store.begin(B, b"k", size)
+        os.pwrite(draft.fd, b"%d" % number, size - 1)
+        os.utime(draft.fd, ns=(0, 1_000_000_000 * (number + 1)))
+        drafts.append(draft)
+    made = [
+        store.commit(draft, "tag", {}, versioning="Enabled").version for draft in reversed(drafts)
+    ]
+    found = store.list_versions(B).versions
+    assert [each.version for each in found] == made[::-1]
+    times = [each.mtime_ns for each in found]
+    assert times == sorted(times, reverse=True)
+    assert {each.etag for each in found} == {"tag"}
+    assert read(store, b"k")[-1:] == b"0"
+
+
 def must_be_new(there: Facts | None) -> None:
     if there is not None:
         raise PreconditionFailed("it is there already")

@@ -303,6 +303,13 @@ def test_a_client_that_asks_and_is_refused_sends_nothing(server: Server) -> None
     assert statuses(answer) == [403]
 
 
+@pytest.mark.parametrize(
+    ("value", "status"), [("200-maybe", 417), ("100-continue, x", 417), ("200", 200), ("", 200)]
+)
+def test_no_other_expectation_is_met(server: Server, value: str, status: int) -> None:
+    assert statuses(server.exchange(get("/echo", f"Expect: {value}"))) == [status]
+
+
 def test_http_1_0_is_not_told_to_go_on(server: Server) -> None:
     request = get("/echo", "Expect: 100-continue", "Content-Length: 0", version="1.0")
     assert statuses(server.exchange(request)) == [200]

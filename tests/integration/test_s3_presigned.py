@@ -57,6 +57,25 @@ def test_what_is_put_with_headers(s3: S3, bucket: str) -> None:
         s3.client().delete_object(Bucket=bucket, Key="a")
 
 
+@pytest.mark.parametrize("version", ["s3", "s3v4"])
+def test_parameters_that_mean_nothing_are_passed_over(s3: S3, bucket: str, version: str) -> None:
+    """In a link that was sent around. Version 4 signs all that there is."""
+    s3.client().put_object(Bucket=bucket, Key="a", Body=b"x")
+    client = s3.client("main", signature_version=version)
+    named = {"Bucket": bucket, "Key": "a"}
+    url = client.generate_presigned_url("get_object", Params=named).removeprefix(s3.endpoint)
+    bare = {"x-amz-content-sha256": None}
+    told = ask(s3, "GET", f"{url}&utm_source=mail", user=None, unsigned=bare)
+    if version == "s3":
+        assert (told.status, told.body) == (200, b"x")
+        told = ask(s3, "GET", f"{url}&partNumber=1", user=None, unsigned=bare)
+        assert told.status == 403
+    else:
+        assert (told.status, told.code) == (403, "SignatureDoesNotMatch")
+    told = ask(s3, "GET", f"/{bucket}/a?utm_source=mail&v=2")
+    assert (told.status, told.body) == (200, b"x")
+
+
 def test_what_was_not_signed_is_refused(s3: S3, bucket: str) -> None:
     client = s3.client()
     client.put_object(Bucket=bucket, Key="secret", Body=b"s")

@@ -101,7 +101,7 @@ def test_a_port_that_is_taken_is_named_with_the_remedy(node: Node) -> None:
             assert done.returncode == 4
             *slow, told = done.stderr.splitlines()
             assert f"another program listens at {where}: choose another port" in told
-            assert all("not up yet" in line for line in slow)  # said by a start that takes long
+            assert all("still starting" in line for line in slow)  # said by a start that takes long
 
 
 def test_two_nodes_never_share_a_port(node: Node) -> None:
