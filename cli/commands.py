@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "config": "cli.config",
     "fsck": "cli.fsck",
     "scrub": "cli.scrub",
+    "quarantine": "cli.quarantine",
     "rebuild": "cli.rebuild",
     "engine": "cli.engine",
     "completion": "cli.completion",

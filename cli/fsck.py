@@ -36,7 +36,8 @@ def command(
         fsck = _open(config.store, closing, checksums=checksums)
         repaired = _report(fsck.repair(), as_json, repaired=True) if repair else 0
         left = _report(fsck.check(), as_json, repaired=False)
-    _conclude(repaired, left, as_json)
+        kept = len(list(fsck.quarantined()))
+    _conclude(repaired, left, kept, as_json)
 
 
 def _open(path: Path, closing: ExitStack, *, checksums: bool) -> "Fsck":
@@ -81,9 +82,11 @@ def _report(problems: "Iterator[Problem]", as_json: bool, *, repaired: bool) -> 
     return count
 
 
-def _conclude(repaired: int, left: int, as_json: bool) -> None:
+def _conclude(repaired: int, left: int, kept: int, as_json: bool) -> None:
     if not as_json:
         click.echo(_conclusion(repaired, left))
+        if kept:
+            click.echo(f"{kept} data files are in quarantine: kvfs quarantine shows them")
     sys.exit(_UNREPAIRED if left else 0)
 
 

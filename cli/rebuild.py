@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TOLD: Final = (
     ("without_name", "were not described, and have names like lost+found-<number>"),
     ("written_since", "were written after they were sealed, and are as they were left"),
-    ("damaged", "do not match their checksums; what is left of durable ones is set aside"),
+    ("damaged", "do not match their checksums; what is left of durable ones is in quarantine"),
     ("dropped", "of caches were dropped"),
     ("newest_mirror", "mirror of the metadata was put back"),
     ("not_here", "that this node was said to have are not here"),

@@ -138,14 +138,16 @@ def _replicated(replicas: dict[str, Any], others: list[dict[str, Any]]) -> str:
 
 
 def _scrubbed(status: dict[str, Any]) -> str:
-    """What was compared with its checksums, and what is damaged."""
+    """What was compared with its checksums, and what is in quarantine."""
     counters, scrub = status["counters"], status["scrub"]
     lines = [
         f"  scrubbed {counters['scrubbed_files']} files, "
         f"{format_size(counters['scrubbed_bytes'])}"
         f"{', going on' if scrub['running'] else ''}; {counters['scrub_damaged']} were damaged"
     ]
-    lines += [f"  set aside, damaged: {path}" for path in scrub["set_aside"]]
+    if (kept := status["quarantine"])["files"]:
+        size = format_size(kept["used_bytes"])
+        lines.append(f"  in quarantine: {kept['files']} data files, {size}; see kvfs quarantine")
     return "\n".join(lines)
 
 

@@ -2,9 +2,10 @@
 
 | kind | what | the repair |
 |---|---|---|
-| leaked_data | a data file without a record | it is unlinked |
+| leaked_data | a data file without a record | it goes; what may be durable into quarantine |
 | foreign_file | a file among the data that is none | none: look at it, and move it away |
 | missing_data | a record without a data file | the name goes: there is nothing behind it |
+| quarantined_data | likewise, it is in quarantine | whole: it comes back. damaged: none |
 | wrong_size | a sealed record and its data differ | cache: it goes. durable: the data count |
 | wrong_checksum | likewise, by reading all data (`checksums=True`) | as for wrong_size |
 | dangling_entry | a name that leads to nothing | the name goes |
@@ -31,6 +32,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
+from kvfs.background.quarantine import kinds_of, put_away
 from kvfs.errors import Corrupt
 from kvfs.fsck_records import RecordCheck, name_of
 from kvfs.meta import keys
@@ -41,6 +43,7 @@ from kvfs.problem import Problem
 from kvfs.store.checksum import Checksum, checksum
 from kvfs.store.files import DataFiles
 from kvfs.store.index import Entry, Index, Sealed, Table
+from kvfs.store.quarantine import Quarantined, Reason
 
 __all__ = ["Fsck", "Problem"]
 _ROUNDS: Final = 5
@@ -60,9 +63,13 @@ class Fsck:
         self._checksums = checksums
         self._node = engine.read_now(lambda t: t.node)
         self._records = RecordCheck(engine)
+        self._quarantined: dict[tuple[int, int], list[Quarantined]] = {}
 
     def check(self) -> Iterator[Problem]:
         """Every problem, as it is found. Raises Corrupt when the engine cannot be read."""
+        self._quarantined.clear()
+        for each in self._files.quarantined():
+            self._quarantined.setdefault((each.ino, each.version), []).append(each)
         if not self._node:
             yield from self._records.problems()
         yield from self._of_data_files()
@@ -93,6 +100,10 @@ class Fsck:
             f"new problems appear after {_ROUNDS} repairs: restore the store from a backup"
         )
 
+    def quarantined(self) -> Iterator[Quarantined]:
+        """The data files that are in quarantine."""
+        return self._files.quarantined()
+
     def _of_data_files(self) -> Iterator[Problem]:
         for path in self._files.strangers():
             yield Problem("foreign_file", path, "it is no data file; move it away", None)
@@ -103,7 +114,7 @@ class Fsck:
             if inode is None and self._is_reserved(ino):
                 continue
             detail = "no record names it" if inode is None else "its record has another version"
-            mend = partial(self._unlink, ino, version)
+            mend = partial(self._put_away, ino, version, inode)
             yield Problem("leaked_data", self._files.path(ino, version), detail, mend)
 
     def _of_file(self, ino: int, inode: Inode) -> Iterator[Problem]:
@@ -112,10 +123,22 @@ class Fsck:
         except FileNotFoundError:
             if inode.flags & Flag.COLD:
                 return
-            yield self._lost("missing_data", ino, "its data are gone", partial(self._drop, ino))
+            yield self._of_missing(ino, inode)
             return
         if inode.flags & Flag.SEALED:
             yield from self._of_sealed(ino, inode, found)
+
+    def _of_missing(self, ino: int, inode: Inode) -> Problem:
+        kept = self._quarantined.get((ino, inode.version), [])
+        for each in kept:
+            if _is_whole(each, inode):
+                detail = f"its data are in quarantine: {each.path}"
+                mend = partial(self._files.restore, each)
+                return Problem("quarantined_data", self._name(ino), detail, mend)
+        if kept:
+            detail = f"what is left of its data is in quarantine: {kept[-1].path}"
+            return Problem("quarantined_data", self._name(ino), detail, None)
+        return self._lost("missing_data", ino, "its data are gone", partial(self._drop, ino))
 
     def _of_sealed(self, ino: int, inode: Inode, found: os.stat_result) -> Iterator[Problem]:
         entry = self._index.get(ino)
@@ -192,8 +215,12 @@ class Fsck:
             each.id == namespace_of(ino) and each.namespace.kind == "cache" for each in listed
         )
 
-    def _unlink(self, ino: int, version: int) -> None:
-        self._files.unlink(ino, version)
+    def _put_away(self, ino: int, version: int, inode: Inode | None) -> None:
+        kinds = self._engine.read_now(kinds_of)
+        if inode is None:
+            put_away(self._files, kinds, ino, version, Reason.UNNAMED)
+        else:
+            put_away(self._files, kinds, ino, version, Reason.OUTDATED, inode.version)
 
     def _drop(self, ino: int) -> None:
         """Remove a file as everywhere: names, data file, index entry, record."""
@@ -225,6 +252,24 @@ class Fsck:
         self._index.remove([ino])
         chunks = found.chunks if found is not None else b""
         self._index.store([Sealed(ino, version, chunks, blocks)])
+
+
+def _is_whole(kept: Quarantined, inode: Inode) -> bool:
+    """Whether a data file in quarantine is what this record says."""
+    try:
+        fd = os.open(kept.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        stat = os.fstat(fd)
+        if not inode.flags & Flag.SEALED:
+            return (stat.st_size, stat.st_mtime_ns) == (inode.size, inode.mtime_ns)
+        found = checksum(fd, inode.size) if stat.st_size == inode.size else None
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return found is not None and found.combined == inode.checksum
 
 
 def _where(found: Checksum | None, entry: Entry | None) -> str:

@@ -4,11 +4,12 @@
 |---|---|
 | described, and its content matches | a sealed file under its names |
 | described, written since | a file under its names, of the size that it has; the sealer goes on |
-| described, damaged, durable | set aside; it gets no name |
+| described, damaged, durable | quarantined; it gets no name |
 | not described, of a durable namespace | `lost+found-<inode number>` at the top of it |
 | not described or damaged, of a cache | unlinked; so is an empty one that is not described |
 
 Invariants
+- What is in quarantine because no record named it takes part, as if it lay where it was.
 - Everything is read once: no content gets a seal that it was not given when it was written. Only
   what a node's mirror still knew, with checksums that this node's index has, is not read.
 - A data file with content is unlinked only where its namespace is known to be a cache.
@@ -16,6 +17,7 @@ Invariants
   schema version) is written last.
 """
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +34,7 @@ from kvfs.namespace.rebuilding import Found, Owner
 from kvfs.store.checksum import Checksum, checksum, combine
 from kvfs.store.files import DataFiles, Description, description
 from kvfs.store.index import Index, Sealed
+from kvfs.store.quarantine import Reason
 
 T = TypeVar("T")
 _BATCH: Final = 64
@@ -99,6 +102,7 @@ class Rebuild:
     def run(self, progress: Callable[[int], None]) -> dict[str, int]:
         """Do it; what came of it. `progress` is told the bytes that were read. Raises OSError,
         KvfsError."""
+        self._restore_quarantined()
         greatest: dict[int, int] = {}
         for ino, _ in self._files.scan():
             greatest[namespace_of(ino)] = max(ino, greatest.get(namespace_of(ino), 0))
@@ -111,6 +115,12 @@ class Rebuild:
             self._make_lost(batch, greatest)
             self._add(batch)
         return self.counts
+
+    def _restore_quarantined(self) -> None:
+        for each in list(self._files.quarantined()):
+            if each.reason is not Reason.DAMAGED:
+                with contextlib.suppress(FileExistsError):
+                    self._files.restore(each)
 
     def _read_all(self, progress: Callable[[int], None]) -> Iterator[Read]:
         with ThreadPoolExecutor(_THREADS) as threads:
@@ -216,7 +226,7 @@ class Rebuild:
         if each.is_damaged:
             self.counts["damaged"] += 1
             if not is_cache:
-                self._files.set_aside(each.ino, each.version)
+                self._files.quarantine(each.ino, each.version, Reason.DAMAGED)
         if each.said is None and not each.stat.st_size:  # made ahead, or never written
             self._files.unlink(each.ino, each.version)
             return False
@@ -226,12 +236,12 @@ class Rebuild:
         return not each.is_damaged
 
     def _drop(self, each: Read) -> None:
-        """A data file without a record: of a cache it goes, else it stays for who looks."""
+        """A data file without a record: of a cache it goes, else into quarantine."""
         if self._kinds[namespace_of(each.ino)] == "cache":
             self._files.unlink(each.ino, each.version)
             self.counts["dropped"] += 1
         else:
-            self._files.set_aside(each.ino, each.version)
+            self._files.quarantine(each.ino, each.version, Reason.UNNAMED)
 
 
 def _batches(items: Iterable[T]) -> Iterator[list[T]]:

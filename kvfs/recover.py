@@ -10,8 +10,9 @@
 | a power cut: the engine is back at its checkpoint, not the disk | comparing all | see below |
 
 Only the last one reads everything, and only after a power cut (2 to 4 us a file): data files
-without a record go; so do records of cache namespaces without a data file. A durable record without
-one stays, for `fsck` to report: its data were acknowledged, so this is damage.
+without a record go, those that may be durable into quarantine; so do records of cache namespaces
+without a data file. A durable record without one stays, for `fsck` to report: its data were
+acknowledged, so this is damage.
 
 A node of a cluster mends what it left itself; where another node has the whole content of a file,
 that counts, and what is here of it goes. Of records without a data file it looks at those alone
@@ -24,6 +25,7 @@ Invariants
 """
 
 import contextlib
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -31,6 +33,7 @@ from typing import Final
 
 import trio
 
+from kvfs.background.quarantine import Kinds, kinds_of, put_away
 from kvfs.background.versions import Overtaken, publish_anew
 from kvfs.meta import keys
 from kvfs.meta.interface import Engine, Transaction
@@ -40,7 +43,9 @@ from kvfs.namespace.inodes import read_inodes
 from kvfs.store.files import DataFiles
 from kvfs.store.index import Index
 from kvfs.store.layout import Store
+from kvfs.store.quarantine import Reason
 
+log = logging.getLogger(__name__)
 _BATCH: Final = 256
 _REGULAR: Final = 0o100000
 _FORMAT: Final = 0o170000
@@ -62,6 +67,7 @@ class Recovery:
             "orphans_dropped": 0,
             "sizes_refreshed": 0,
             "data_files_removed": 0,
+            "data_files_quarantined": 0,
             "records_without_data_dropped": 0,
             "durable_data_missing": 0,
         }
@@ -230,17 +236,29 @@ class Recovery:
 
     async def _remove_leaked_of(self, batch: list[tuple[int, int]]) -> None:
         records = await self._read([ino for ino, _ in batch])
-        leaked = [
-            (ino, version)
-            for ino, version in batch
-            if (inode := records[ino]) is None or inode.version != version
-        ]
-        for ino, version in leaked:
-            self._files.unlink(ino, version)
-        if without := [ino for ino, _ in leaked if records[ino] is None]:
-            self._index.remove(without)
-        self.found["data_files_removed"] += len(leaked)
+        kinds = await self._engine.read(kinds_of)
+        for ino, version in batch:
+            inode = records[ino]
+            if inode is None or inode.version != version:
+                self._put_away(kinds, ino, version, inode)
         await trio.lowlevel.checkpoint()
+
+    def _put_away(self, kinds: Kinds, ino: int, version: int, inode: Inode | None) -> None:
+        """A data file that is not the one of this record, if there is any."""
+        reason, recorded = Reason.UNNAMED, -1
+        if inode is not None:
+            reason, recorded = Reason.OUTDATED, inode.version
+        try:
+            path = put_away(self._files, kinds, ino, version, reason, recorded)
+        except OSError as error:
+            log.warning("%s stays for now: %s", self._files.path(ino, version), error)
+            return
+        if path is not None:
+            log.warning("no record names the data file %s any more: see `kvfs quarantine`", path)
+        if inode is None:
+            self._index.remove([ino])
+        counted = "data_files_removed" if path is None else "data_files_quarantined"
+        self.found[counted] += 1
 
     def _evict(self, t: Transaction, inos: list[int]) -> None:
         for ino in inos:

@@ -54,6 +54,11 @@ def _of_node(status: dict[str, Any]) -> Iterator["Metric"]:
     for kind in ("used", "free", "capacity"):
         space.add_metric([kind], status["store"][f"{kind}_bytes"])
     yield space
+    quarantine = status["quarantine"]
+    yield _gauge(
+        "kvfs_quarantine_files", "Data files in quarantine, until emptied.", quarantine["files"]
+    )
+    yield _gauge("kvfs_quarantine_bytes", "Space that these use.", quarantine["used_bytes"])
     for name, text in (
         ("used_bytes", "Space that a namespace uses."),
         ("capacity_bytes", "Its limit; 0: the store's own."),

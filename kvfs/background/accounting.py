@@ -4,7 +4,7 @@ Used is what the engine's usage says (512 x the blocks of all records, changed i
 that change them, so right after a crash) plus what files open for writing have grown since their
 last publish: passthrough writes are not seen, so the blocks of their data files are sampled. The
 engine counts each file once; a node of a cluster has some of them, so that what its store holds is
-what its own index says, and what is on its way there.
+what its own index says, and what is on its way there. What is in quarantine is used, too.
 
 The store's capacity is its setting, or less where the disk has less left for it: other programs use
 the disk too, and a small reserve stays for the metadata, so that a full disk is met by a refused
@@ -93,12 +93,14 @@ class Census(NamedTuple):
     settles: bool = False
     """Whether the node itself keeps files from going, for a while: they come, are not recorded yet,
     or are being sealed."""
+    quarantined: int = 0
+    """Bytes in quarantine that no namespace's usage counts."""
 
     @property
     def others(self) -> int:
-        """Bytes that the engine's usage counts and this node does not have."""
+        """By how much what the engine's usage counts is more than what this node has."""
         own = (each for each in self.namespaces.values() if not each.is_shared)
-        return sum(each.space.used - each.here for each in own)
+        return sum(each.space.used - each.here for each in own) - self.quarantined
 
     def space(self, namespace_id: int) -> Space:
         """What a writer in the namespace has: the tighter of its own limit and the store's
@@ -155,6 +157,8 @@ class Accounting:
         """In a cluster."""
         self.sealing: Callable[[], Set[int]] = frozenset
         """Namespaces of files that are being sealed."""
+        self.quarantined: Callable[[], int] = int
+        """Bytes in quarantine that no namespace's usage counts."""
         self.elsewhere: Callable[[], tuple[int, int]] = _nothing
         """Bytes of data files on other media than the store's own, and the capacity of those."""
         self.others = 0
@@ -173,9 +177,11 @@ class Accounting:
             own, coming, settles = self.local()
             here = {each.id: own.get(each.id, 0) + growth.get(each.id, 0) for each in listed}
         shared = {each.id for each in listed if is_shared(each.namespace.media)}
+        quarantined = self.quarantined()
         store = self._store(
             sum(size for number, size in here.items() if number not in shared)
             + coming
+            + quarantined
             - self.others
         )
         sealing = self.sealing()
@@ -198,7 +204,7 @@ class Accounting:
         settles |= any(
             each.gives_way or each.yields for number, each in holdings.items() if number in sealing
         )
-        return Census(store, holdings, coming, settles)
+        return Census(store, holdings, coming, settles, quarantined)
 
     def _store(self, used: int) -> Space:
         disk = os.statvfs(self._root)

@@ -2,11 +2,12 @@
 
 | step, cache | after a kill here | step, durable | after a kill here |
 |---|---|---|---|
-| 1 names removed | recovery finishes it | 1 data file set aside | opens are refused |
+| 1 names removed | recovery finishes it | 1 into quarantine | opens are refused |
 | 2 mounts told, the rest dropped | the same | 2 said | - |
 
-Where another node has the file, neither: the data file is set aside, this node's copy given up, and
-the file brought again; then what was set aside goes. After a kill in between, others have it.
+Where another node has the file, neither: the data file goes into quarantine, this node's copy is
+given up, and the file brought again; then the damaged one is unlinked. After a kill in between,
+others have it.
 
 Invariants
 - Nobody is given these bytes by an open that comes later; who has the file open goes on.
@@ -26,6 +27,7 @@ from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Inode, namespace_of
 from kvfs.namespace import lifecycle, spaces, tree
 from kvfs.store.files import DataFiles
+from kvfs.store.quarantine import Reason
 
 log = logging.getLogger(__name__)
 
@@ -82,31 +84,33 @@ class Damage:
             await self._tell([evicted])
             await self._drop([ino])
             return
-        aside = await self._set_aside(ino, inode)
-        log.error("%s is damaged: it does not match its checksum; what is left: %s", name, aside)
+        left = await self._quarantine(ino, inode)
+        log.error("%s is damaged: it does not match its checksum; what is left: %s", name, left)
 
     async def _is_mended(self, ino: int, inode: Inode, name: str) -> bool:
         """Whether others have the file, whatever became of this node's copy."""
         if self.others is None or not await self.others.have(ino):
             return False
-        aside = await self._set_aside(ino, inode)
+        damaged = await self._quarantine(ino, inode)
         try:
             if not await self.others.replace(ino):
                 return False
         except (KvfsError, OSError) as error:
             log.warning("%s was damaged here, and is not brought again yet: %s", name, error)
             return True
-        if aside is not None:
-            os.unlink(aside)
+        if damaged is not None:
+            os.unlink(damaged)
         self.counters["damage_mended"] += 1
         log.warning("%s was damaged here: another node's copy is in its place", name)
         return True
 
-    async def _set_aside(self, ino: int, inode: Inode) -> str | None:
-        """Where it lies now; None: it was set aside before."""
-        aside = await trio.to_thread.run_sync(self._files.set_aside, ino, inode.version)
+    async def _quarantine(self, ino: int, inode: Inode) -> str | None:
+        """Where the data file lies now; None: it was there before."""
+        path = await trio.to_thread.run_sync(
+            self._files.quarantine, ino, inode.version, Reason.DAMAGED
+        )
         self._holders.let_go(ino)
-        return aside
+        return path
 
 
 def _evict(t: Transaction, ino: int, now: int) -> lifecycle.Evicted | None:

@@ -3,7 +3,7 @@
 | what is damaged | what becomes of it |
 |---|---|
 | a file of a cache namespace | it is evicted: a miss |
-| of a durable one | the data file is set aside; who opens the file gets EIO (Corrupt) |
+| of a durable one | the data file goes into quarantine; opens of the file get EIO (Corrupt) |
 
 Invariants
 - A file counts as damaged when it differs twice, its record is sealed with the same checksum
@@ -98,7 +98,7 @@ class Scrubber:
 
     def report(self) -> dict[str, Any]:
         """For the node's status."""
-        return {"running": self._running, "set_aside": sorted(self._files.damaged())}
+        return {"running": self._running}
 
     async def _look_at(self, page: list[tuple[int, Entry]]) -> None:
         inodes = await self._engine.read(lambda t: read_inodes(t, [ino for ino, _ in page]))

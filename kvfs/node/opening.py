@@ -19,6 +19,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -87,6 +88,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         )
         if node.recovery:
             log.info("mended what the last process left: %s", node.recovery)
+        await node.quarantine.look()
 
         async def answer_status(params: dict[str, Any]) -> dict[str, Any]:
             return await status_of(node)
@@ -122,6 +124,7 @@ async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:
     nursery.start_soon(node.evictor.run)
     nursery.start_soon(node.requests.run)
     nursery.start_soon(node.leftovers.run)
+    nursery.start_soon(node.quarantine.run)
     nursery.start_soon(node.bringing.run)
     nursery.start_soon(node.borrowing.run)
     nursery.start_soon(node.whereabouts.run)
@@ -176,7 +179,7 @@ def _refuse_lost_metadata(engine: EmbeddedEngine, store: layout.Store) -> None:
         return
     files = data_files(store)
     try:
-        if next(files.scan(), None) is not None:
+        if next(chain(files.scan(), files.quarantined()), None) is not None:
             raise Corrupt(
                 f"the metadata of the store {store.root} have gone, its data are there: "
                 f"`kvfs rebuild --store {store.root}` makes them anew from these"

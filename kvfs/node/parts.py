@@ -14,6 +14,7 @@ from kvfs.background.cold import ColdTier, connect
 from kvfs.background.damage import Damage
 from kvfs.background.evictor import Evictor
 from kvfs.background.leftovers import Leftovers
+from kvfs.background.quarantine import Quarantine
 from kvfs.background.releasing import Releaser
 from kvfs.background.scrubber import Scrubber
 from kvfs.background.sealer import Sealer
@@ -89,6 +90,8 @@ class Node:
         self.evictor = Evictor(
             engine, self.files, self.index, self.holders, self.accounting, self.mounts.tell_evicted
         )
+        self.quarantine = Quarantine(self.files, self.index)
+        self.accounting.quarantined = lambda: self.quarantine.used.beside
         self.sealer = Sealer(engine, self.files, self.index, self.holders.writes)
         self.accounting.sealing = lambda: self.sealer.open_in
         self.volume.on_published = self.sealer.published

@@ -20,6 +20,7 @@ _BATCH: Final = 256
 
 async def status_of(node: Node) -> dict[str, Any]:
     """In JSON's types; sizes in bytes. Raises Unavailable."""
+    await node.quarantine.look()
     listed, census = await node.engine.read(
         lambda t: (spaces.list_all(t), node.accounting.census(t))
     )
@@ -43,6 +44,10 @@ async def status_of(node: Node) -> dict[str, Any]:
         "held": await _held(node),
         "namespaces": [_namespace(each, census.namespaces[each.id].space.used) for each in listed],
         "scrub": node.scrubber.report(),
+        "quarantine": {
+            "files": node.quarantine.used.files,
+            "used_bytes": node.quarantine.used.bytes,
+        },
         "replicas": node.replicas.report() if node.replicas else None,
         "cold": _cold(node),
         "tiers": node.tiering.describe() if node.tiering else [],

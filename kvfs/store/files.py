@@ -2,8 +2,8 @@
 owner.
 
 Invariants
-- A published data file is never truncated or punched by the store: it is only ever unlinked, so
-  that whoever has it open or mapped keeps what was promised.
+- A published data file is never truncated or punched by the store: it is only ever unlinked, or
+  moved into quarantine, so that whoever has it open or mapped keeps what was promised.
 - The name follows from inode number and version alone; nothing is looked up.
 - A data file describes itself in an extended attribute, so that lost metadata can be rebuilt by a
   scan.
@@ -26,8 +26,10 @@ from typing import Final
 
 import msgspec
 
+from kvfs.store import quarantine
 from kvfs.store.beneath import create_file, open_file
 from kvfs.store.ownership import trusted
+from kvfs.store.quarantine import Quarantined, Reason
 from kvfs.store.spares import Spares, name_spare
 
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -37,7 +39,6 @@ _HINT_LIMIT_BYTES: Final = 1024
 _DESCRIPTION_LIMIT_BYTES: Final = 3600
 """Of a whole description: it stays under the 4 KiB that ext4 gives an inode's attributes."""
 _ARRIVING: Final = "arriving"
-_DAMAGED: Final = "damaged"
 FAN_OUT: Final = 4096
 """Directories. Neighbouring inode numbers share one (the name holds bits 10 to 21), so that what is
 made together lies together: on ext4 a directory has its own block group, and a create in a cold
@@ -264,24 +265,25 @@ class DataFiles:
             return False
         return True
 
-    def set_aside(self, ino: int, version: int) -> str | None:
-        """Move a damaged data file out of the way, for who wants to look at what is left of it;
-        where it lies now, None when it was not there. Who has it open keeps it."""
-        os.makedirs(f"{self.root}/{_DAMAGED}", 0o700, exist_ok=True)
-        aside = f"{self.root}/{_DAMAGED}/{ino:016x}.{version:x}"
-        try:
-            os.rename(self.path(ino, version), aside)
-        except FileNotFoundError:
-            return None
-        return aside
+    def quarantine(self, ino: int, version: int, reason: Reason) -> str | None:
+        """Move a data file into quarantine, for who wants to look at it; its path there, None when
+        it is gone. Who has it open keeps it."""
+        source = f"{self.root}/{_relative(ino, version)}"
+        return quarantine.enter(self.root, source, ino, version, reason)
 
-    def damaged(self) -> list[str]:
-        """Paths of the data files that were set aside."""
-        place = f"{self.root}/{_DAMAGED}"
-        try:
-            return [f"{place}/{name}" for name in os.listdir(place)]
-        except FileNotFoundError:
-            return []
+    def quarantined(self) -> Iterator[Quarantined]:
+        """All that is in quarantine, in no order."""
+        return quarantine.entries(self.root)
+
+    def quarantine_stamp(self) -> int:
+        """Another number after each change of what is in quarantine."""
+        return quarantine.stamp(self.root)
+
+    def restore(self, entry: Quarantined) -> None:
+        """Give a data file in quarantine its name back. FileExistsError where there is one of that
+        name."""
+        self._make_directory(entry.ino)
+        quarantine.leave(entry, f"{self.root}/{_relative(entry.ino, entry.version)}")
 
     def tmpfile(self) -> int:
         """A descriptor of a data file that never has a name: gone when closed."""
@@ -308,7 +310,8 @@ class DataFiles:
     def strangers(self) -> Iterator[str]:
         """Paths below the data directory that are no data files."""
         known = set(self._directories())
-        for name in sorted(set(os.listdir(self.root)) - known - {_ARRIVING, _DAMAGED}):
+        ours = {_ARRIVING, quarantine.DIRECTORY, quarantine.FORMER}
+        for name in sorted(set(os.listdir(self.root)) - known - ours):
             yield f"{self.root}/{name}"
         for directory in sorted(known):
             for name in os.listdir(f"{self.root}/{directory}"):

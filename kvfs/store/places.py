@@ -24,6 +24,7 @@ import msgspec
 
 from kvfs.errors import ConfigError, Invalid
 from kvfs.media import Place
+from kvfs.store import quarantine
 from kvfs.store.layout import Store, guarded
 from kvfs.store.ownership import require_directory, trusted
 from kvfs.store.probe import filesystem_type
@@ -106,7 +107,8 @@ def _mark(root: Path, owner: str) -> None:
 
 
 def _holds_data(root: str) -> bool:
-    return any(Path(root).glob("???/*"))
+    """A quarantine counts: what is in it may be the last copy of a file."""
+    return any(Path(root).glob("???/*")) or any(Path(root, quarantine.DIRECTORY).glob("*"))
 
 
 def _write(path: Path, value: Iterable[Place] | dict[int, str]) -> None:

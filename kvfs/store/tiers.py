@@ -21,6 +21,7 @@ from kvfs.meta.records import namespace_of
 from kvfs.store import places
 from kvfs.store.files import DataFiles
 from kvfs.store.layout import Store
+from kvfs.store.quarantine import Quarantined, Reason
 
 T = TypeVar("T")
 _LOOK_S: Final = 0.25
@@ -122,17 +123,24 @@ class TieredFiles(DataFiles):
         for each in self._others.values():
             each.clear_arriving()
 
-    def set_aside(self, ino: int, version: int) -> str | None:
-        aside = self.own.set_aside(ino, version)
+    def quarantine(self, ino: int, version: int, reason: Reason) -> str | None:
+        found = self.own.quarantine(ino, version, reason)
         for each in self._others.values():
-            aside = aside or each.set_aside(ino, version)
-        return aside
-
-    def damaged(self) -> list[str]:
-        found = self.own.damaged()
-        for each in self._others.values():
-            found += each.damaged()
+            found = each.quarantine(ino, version, reason) or found
         return found
+
+    def quarantined(self) -> Iterator[Quarantined]:
+        yield from super().quarantined()
+        for each in self._others.values():
+            yield from each.quarantined()
+
+    def quarantine_stamp(self) -> int:
+        return hash(tuple(each.quarantine_stamp() for each in (self.own, *self._others.values())))
+
+    def restore(self, entry: Quarantined) -> None:
+        for each in (self.own, *self._others.values()):
+            if each.root == entry.root:
+                each.restore(entry)
 
     def scan(self) -> Iterator[tuple[int, int]]:
         yield from super().scan()

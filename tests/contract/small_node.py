@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvfs.background.accounting import Accounting, Census
 from kvfs.background.evictor import Evictor
+from kvfs.background.quarantine import Quarantine
 from kvfs.background.sealer import Sealer
 from kvfs.holders import Holders
 from kvfs.meta.embedded import EmbeddedEngine
@@ -51,6 +52,8 @@ class SmallNode:
         self.announced: list[tuple[int, bytes]] = []
         accounting = Accounting(self.files.root, limit, self.holders.writers)
         self.accounting = accounting
+        self.quarantine = Quarantine(self.files, self.index)
+        accounting.quarantined = lambda: self.quarantine.used.beside
         self.evictor = Evictor(
             self.engine, self.files, self.index, self.holders, accounting, self._on_removed
         )

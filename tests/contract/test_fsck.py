@@ -1,6 +1,7 @@
 """Planted damage of every kind is found, named, and mended."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvfs.meta.records import Flag, Inode, Usage, namespace_root, pack, unpack_i
 from kvfs.namespace import lifecycle, placements, spaces, tree
 from kvfs.store import index as index_module
 from kvfs.store.index import Sealed
+from kvfs.store.quarantine import Reason
 from tests.contract.small_node import SmallNode, small_node
 
 
@@ -233,6 +235,25 @@ def test_damage_is_found_and_mended(
     assert kind in planted.check()
     planted.repair()
     assert planted.check() == []
+
+
+def test_a_durable_data_file_without_a_record_is_kept(planted: Planted) -> None:
+    """Described or not; one of a cache goes, and so does one that is a second name."""
+    p = planted
+    named, unsealed = p.models << 48 | 900, p.models << 48 | 901
+    os.close(p.node.files.create(named, 0))
+    shutil.copyfile(p.node.files.path(p.weights, 0), p.node.files.path(named, 0))
+    for ino in (unsealed, p.block + 500):
+        fd = p.node.files.create(ino, 0)
+        os.write(fd, b"not closed yet")
+        os.close(fd)
+    p.node.files.add_version(p.weights, 0, 7)
+    p.repair()
+    assert p.check() == []
+    kept = {each.ino: each for each in p.node.files.quarantined()}
+    assert set(kept) == {named, unsealed}
+    assert {each.reason for each in kept.values()} == {Reason.UNNAMED}
+    assert Path(kept[unsealed].path).read_bytes() == b"not closed yet"
 
 
 def test_every_problem_says_what_and_where(planted: Planted) -> None:

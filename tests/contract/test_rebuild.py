@@ -231,8 +231,8 @@ def test_what_is_damaged_gets_no_name_and_what_was_written_since_counts_as_it_is
     assert rebuilt.names("/kept") == ["written"]
     assert rebuilt.read("/kept/written") == b"12345678"
     assert rebuilt.names("/fast") == ["whole"]
-    [aside] = rebuilt.files.damaged()
-    assert Path(aside).read_bytes() == b"x2345"
+    [left] = rebuilt.files.quarantined()
+    assert Path(left.path).read_bytes() == b"x2345"
     assert rebuilt.counts["damaged"] == 2
     assert rebuilt.problems() == []
 

@@ -1,9 +1,11 @@
 """A node of a cluster that returns after a kill, or after others went on without it."""
 
+import errno
 import os
 import time
 from pathlib import Path
 
+import pytest
 import trio
 
 from kvfs.background.strays import Strays
@@ -13,6 +15,7 @@ from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, namespace_root
 from kvfs.namespace import lifecycle, placements, tree
 from kvfs.recover import Recovery
+from kvfs.store.quarantine import Reason
 from tests.contract.bringers import Host, Site, on_nodes
 from tests.contract.peers import content
 
@@ -75,6 +78,57 @@ def test_data_files_are_kept_as_their_records_say(tmp_path: Path) -> None:
         assert sorted(here.files.scan()) == sorted([(held, 0), (alone, 0), (old, 0), (reserved, 0)])
         assert site.holders(alone) == [1]
         assert site.holders(copied) == [2]
+        [kept] = here.files.quarantined()
+        assert (kept.ino, kept.reason) == (damaged, Reason.DAMAGED)
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_what_no_record_names_is_not_unlinked(tmp_path: Path) -> None:
+    """The engine lost it, and the node had no turn when that was rebuilt."""
+
+    async def test(site: Site) -> None:
+        here, _ = site.hosts
+        lost = here.put(b"the only copy", space=site.durable)
+        block = here.put(b"a miss", space=site.cache)
+        newer = here.put(b"newer than its record", space=site.durable)
+        here.files.replace_version(newer, 0, 9)
+        for ino in (lost, block):
+            lose_placement(here, ino)
+            here.engine.transact_now(lambda t, ino=ino: t.delete(keys.inode(ino)))
+        await sweep(here)
+        assert list(here.files.scan()) == []
+        kept = {each.ino: each for each in here.files.quarantined()}
+        assert {ino: each.reason for ino, each in kept.items()} == {
+            lost: Reason.UNNAMED,
+            newer: Reason.OUTDATED,
+        }
+        assert Path(kept[lost].path).read_bytes() == b"the only copy"
+
+    on_nodes(tmp_path, 2, test)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM, errno.EIO])
+@pytest.mark.parametrize("call", ["open", "fsync", "preadv"])
+def test_what_cannot_be_judged_now_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    async def test(site: Site) -> None:
+        here, _ = site.hosts
+        alone = here.put(b"the only copy", space=site.durable)
+        lose_placement(here, alone)
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(code, os.strerror(code))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, fail)
+            await sweep(here)
+        assert list(here.files.scan()) == [(alone, 0)]
+        assert list(here.files.quarantined()) == []
+        await sweep(here)
+        assert site.holders(alone) == [1]
+        assert here.read(alone) == b"the only copy"
 
     on_nodes(tmp_path, 2, test)
 

@@ -13,6 +13,7 @@ from kvfs.meta.records import Inode
 from kvfs.namespace import lifecycle
 from kvfs.store.checksum import CHUNK_BYTES, DIGEST_BYTES, checksum
 from kvfs.store.index import Sealed
+from kvfs.store.quarantine import Reason
 from tests.contract.small_node import SmallNode, small_node
 
 CONTENT = os.urandom(CHUNK_BYTES + 1000)
@@ -85,7 +86,7 @@ def test_a_damaged_cache_file_is_evicted(scrubbed: Scrubbed, offset: int) -> Non
     assert scrubbed.node.files.stat(good, 0)
 
 
-def test_what_is_left_of_a_damaged_durable_file_is_set_aside(scrubbed: Scrubbed) -> None:
+def test_what_is_left_of_a_damaged_durable_file_is_quarantined(scrubbed: Scrubbed) -> None:
     space = scrubbed.node.namespace("kept", kind="durable")
     bad = scrubbed.write(space, "bad")
     scrubbed.spoil(bad, 5)
@@ -93,8 +94,9 @@ def test_what_is_left_of_a_damaged_durable_file_is_set_aside(scrubbed: Scrubbed)
     assert scrubbed.node.names(space) == {"bad"}, "it is not forgotten"
     with pytest.raises(FileNotFoundError):
         scrubbed.node.files.stat(bad, 0)
-    [aside] = scrubbed.scrubber.report()["set_aside"]
-    assert Path(aside).read_bytes()[6:] == CONTENT[6:]
+    [kept] = scrubbed.node.files.quarantined()
+    assert kept.reason is Reason.DAMAGED
+    assert Path(kept.path).read_bytes()[6:] == CONTENT[6:]
     scrubbed.run()
     assert scrubbed.found == [bad], "it is said once"
     assert list(scrubbed.node.files.strangers()) == []

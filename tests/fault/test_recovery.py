@@ -162,6 +162,13 @@ def test_what_a_killed_sealer_did_to_a_data_file_changes_no_times(node: SmallNod
     assert (after.blocks, after.ctime_ns) == (stat.st_blocks, before.ctime_ns)
 
 
+def write_unnamed(node: SmallNode, ino: int, content: bytes) -> None:
+    """A data file whose record was lost."""
+    fd = node.files.create(ino, 0)
+    os.write(fd, content)
+    os.close(fd)
+
+
 def test_after_a_power_cut_disk_and_engine_are_compared(node: SmallNode) -> None:
     cache, models = node.namespace("cache"), node.namespace("models", kind="durable")
     lost, whole = node.write(cache, "lost", b"x"), node.write(cache, "whole", b"x")
@@ -171,8 +178,13 @@ def test_after_a_power_cut_disk_and_engine_are_compared(node: SmallNode) -> None
     node.files.unlink(lost, 0)
     node.files.unlink(damaged, 0)
     os.close(node.files.create(whole + 100, 0))
+    write_unnamed(node, damaged + 100, b"acknowledged")
+    write_unnamed(node, whole + 101, b"a miss")
     found = start_again(node, restored=True)
-    assert found["data_files_removed"] == 1
+    assert found["data_files_removed"] == 2
+    assert found["data_files_quarantined"] == 1
+    [kept] = node.files.quarantined()
+    assert (kept.ino, Path(kept.path).read_bytes()) == (damaged + 100, b"acknowledged")
     assert found["records_without_data_dropped"] == 1
     assert found["durable_data_missing"] == 1
     assert node.names(cache) == {"whole"}

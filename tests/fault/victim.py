@@ -103,4 +103,6 @@ def problems(node: SmallNode) -> list[str]:
 def assert_books_balance(node: SmallNode) -> None:
     assert problems(node) == []
     on_disk = sum(512 * node.files.stat(*each).st_blocks for each in node.files.scan())
+    on_disk += sum(each.used_bytes for each in node.files.quarantined())
+    trio.run(node.quarantine.look)
     assert node.census().store.used == on_disk

@@ -83,7 +83,7 @@ def test_a_damaged_copy_is_replaced_by_a_good_one(cluster: Several) -> None:
     data = data_file(one, ino)
     assert data is not None
     assert data.read_bytes() == content
-    assert one.status()["scrub"]["set_aside"] == []
+    assert one.status()["quarantine"]["files"] == 0
 
 
 def test_after_a_kill_reads_go_on_and_lost_copies_are_made_again(cluster: Several) -> None:

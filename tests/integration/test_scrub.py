@@ -1,8 +1,10 @@
 """`kvfs scrub` on a running node: what users see of files that the disk has damaged."""
 
 import errno
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,13 @@ def spoil(node: Node, path: Path) -> None:
         file.write(b"x")
 
 
+def quarantined(node: Node) -> list[dict[str, Any]]:
+    done = kvfs("quarantine", "--store", str(node.store), "--json")
+    assert done.returncode == 0, done.stderr
+    listed: list[dict[str, Any]] = json.loads(done.stdout)
+    return listed
+
+
 def test_what_the_disk_damaged_is_a_miss_or_an_error_and_never_read(node: Node) -> None:
     lost, kept = node.mount / "cache" / "lost", node.mount / "models" / "kept"
     whole = node.mount / "models" / "whole"
@@ -45,13 +54,18 @@ def test_what_the_disk_damaged_is_a_miss_or_an_error_and_never_read(node: Node) 
     assert done.returncode == 0, done.stderr
     until(node, "scrub_damaged", 2)
     wait_until(lambda: not lost.exists(), "the lost one is a miss", LATEST_S)
-    wait_until(lambda: bool(node.status()["scrub"]["set_aside"]), "one is set aside", LATEST_S)
+    wait_until(lambda: node.status()["quarantine"]["files"] == 1, "one is quarantined", LATEST_S)
     with refused(errno.EIO):
         kept.read_bytes()
     assert whole.read_bytes() == bytes(100_000)
-    [aside] = node.status()["scrub"]["set_aside"]
-    assert Path(aside).read_bytes() == b"x" + bytes(99_999)
+    [left] = quarantined(node)
+    assert Path(left["path"]).read_bytes() == b"x" + bytes(99_999)
+    assert (left["reason"], left["last_name"]) == ("damaged", "/models/kept")
     shown = kvfs("status", "--store", str(node.store)).stdout
     assert "2 were damaged" in shown
-    assert aside in shown.replace("\n", "")
+    assert "in quarantine: 1 data files" in shown
+    done = kvfs("quarantine", "--store", str(node.store), "--empty", left["path"])
+    assert (done.returncode, done.stdout[:20]) == (0, "1 data files removed")
+    assert node.status()["quarantine"] == {"files": 0, "used_bytes": 0}
+    assert quarantined(node) == []
     assert "models/kept is damaged" in node.log
