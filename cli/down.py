@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from cli import node, settings
+from cli import lock_holder, node, settings
 from kvfs.config import Config
 from kvfs.control import NoNode
 from kvfs.errors import Unavailable
@@ -64,9 +64,11 @@ def _stop(config: Config, timeout_s: float) -> bool:
     try:
         pid = node.ask(config, "stop", deadline_s=timeout_s).get("pid")
     except NoNode:
-        # It may be on its way in or out: the lock tells.
+        # It may be on its way in, which may take long where it waits for its engine, or out: the
+        # lock tells.
         if not is_locked(lock):
             return False
+        lock_holder.ask_to_stop(lock)
     except Unavailable:
         pass  # It may hang, or be on its way out.
     try:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from kvfs import control
 from kvfs.config import Config
+from kvfs.store.layout import is_locked
 
 MOUNT_DEADLINE_S: Final = 30.0
 
@@ -21,5 +22,21 @@ def ask(
     params: Mapping[str, object] | None = None,
     deadline_s: float = control.DEADLINE_S,
 ) -> Any:
-    """The node's answer. Raises Unavailable when none runs, or what the node raised."""
-    return control.call(socket_of(config), method, params, deadline_s)
+    """The node's answer. Raises Unavailable when none runs, or what the node raised; NoNode also
+    says of one that has begun to start that it waits for something."""
+    try:
+        return control.call(socket_of(config), method, params, deadline_s)
+    except control.NoNode:
+        if not _is_starting(config):
+            raise
+    raise control.NoNode(
+        f"the node on {config.store} has not started yet: its log, {config.store}/run/kvfs.log,"
+        " says what it waits for; `kvfs down` ends it"
+    )
+
+
+def _is_starting(config: Config) -> bool:
+    try:
+        return is_locked(config.store / "lock")
+    except OSError:
+        return False

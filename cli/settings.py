@@ -113,6 +113,11 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         metavar="NAME",
         help="How data come from other nodes: tcp, or rdma (pip install 'kvfs[rdma]').",
     ),
+    "found": click.option(
+        "--found/--no-found",
+        default=None,
+        help="Make a cluster also where the engine seems to have lost one.",
+    ),
     "zone": click.option("--zone", metavar="NAME", help="What fails together with this node."),
     "rack": click.option("--rack", metavar="NAME", help="Likewise, within the zone."),
     "secret_file": click.option(

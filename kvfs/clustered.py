@@ -320,7 +320,11 @@ async def _join(
     while True:
         try:
             return await stack.enter_async_context(
-                joined(store, config.engine, about, secret_file=secret_file)
+                joined(
+                    *(store, config.engine, about),
+                    secret_file=secret_file,
+                    founds=config.found,
+                )
             )
         except Lost:
             raise

@@ -143,6 +143,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     reaches the engine, or the host of `peer`."""
     transport: Transport = "tcp"
     """How data come from other nodes: `tcp`, or `rdma` by Mooncake's transfer engine."""
+    found: bool = False
+    """Whether a new cluster is made also where the engine seems to have lost one. The first node
+    of a new engine makes one anyway."""
     zone: str = ""
     """What fails together with this node: replicas go to other zones."""
     rack: str = ""
@@ -468,6 +471,7 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "peer": _listening,
     "advertise": _advertised,
     "transport": _one_of(TRANSPORTS),
+    "found": _boolean,
     "zone": _place,
     "rack": _place,
     "secret_file": _file_or_none,

@@ -110,10 +110,11 @@ class Rebuilding:
         self.position = mark.position if mark is not None and is_whole else _NONE
 
     def run(self, owner: Owner, progress: Progress, *, replace: bool = False) -> Came:
-        """Add what this node has. `replace`: give up what the engine holds, which is older.
+        """Add what this node has. `replace`: give up what the engine holds, which is older or
+        another cluster's.
 
         Raises Exists (nothing was lost), Conflict, Corrupt, Unavailable, OSError."""
-        was_known = trio.run(self._enrol)
+        was_known = trio.run(partial(self._enrol, replace=replace))
         engine = RedisEngine(self._url)
         try:
             if not was_known and not replace and engine.read_now(_is_whole):
@@ -143,7 +144,7 @@ class Rebuilding:
             files.close()
         return Came(False, self.position, {"files": entered, "bytes": 0}, lost)
 
-    async def _enrol(self) -> bool:
+    async def _enrol(self, *, replace: bool) -> bool:
         me, restoring = self._me, Restoring(self._location, _DEADLINE_S)
         try:
             return await restoring.enrol(
@@ -153,6 +154,7 @@ class Rebuilding:
                 me.incarnation,
                 self._secrets.digests,
                 max(self.position, 0),
+                replace=replace,
             )
         finally:
             restoring.close()

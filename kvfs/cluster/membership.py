@@ -30,7 +30,9 @@ from kvfs.cluster.records import (
     NodeRecord,
     NodeState,
     Words,
+    check_name,
     list_nodes,
+    number_in,
     put_node,
     unpack_node,
     unpack_words,
@@ -52,6 +54,11 @@ from kvfs.version import PROTOCOL, VERSION
 DEADLINE_S: Final = 5.0
 _FAREWELL_S: Final = 1.0
 log = logging.getLogger(__name__)
+
+
+_REBUILT: Final = (
+    "`kvfs rebuild --engine` on its nodes puts a cluster back; `kvfs up --found` begins a new one"
+)
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +89,17 @@ class Membership:
     """A node that joined. Made by `joined`."""
 
     def __init__(
-        self, table: LeaseTable, store: Store, about: About, secret_file: Path, boot: int
+        self,
+        table: LeaseTable,
+        store: Store,
+        about: About,
+        secret_file: Path,
+        boot: int,
+        *,
+        founds: bool,
     ) -> None:
+        """`founds`: as `joined` has it."""
+        self._founds = founds
         self.store = store
         self.about = about
         self.secret_file = secret_file
@@ -151,14 +167,17 @@ class Membership:
         log.info("node %d of the cluster %s, incarnation %d", me.node, self.cluster, me.incarnation)
 
     async def announce(self, engine: Engine) -> None:
-        """Enter this node's record: from now on others place data here. Raises Fenced, and as
-        `Engine.transact`."""
+        """Enter this node's record: from now on others place data here. Raises Fenced, Conflict
+        (another node has the name), and as `Engine.transact`."""
 
         def enter(t: Transaction) -> None:
             old = t.get(keys.node(self.node))
-            state: NodeState = "active" if old is None else unpack_node(old).state
+            known = None if old is None else unpack_node(old)
+            state: NodeState = "active" if known is None else known.state
             if state == "removed":
                 raise Fenced("this node was removed from its cluster")
+            if known is None or known.name != self.about.name:
+                check_name(t, self.node, self.about.name)
             put_node(t, self._record(state=state))
 
         await engine.transact(enter)
@@ -223,7 +242,9 @@ class Membership:
         if state.cluster != before.cluster:
             raise Conflict(
                 f"the store {self.store.root} is of the cluster {before.cluster}, the engine of"
-                f" {state.cluster}: name the right engine, or another prefix (?prefix=NAME)"
+                f" {state.cluster}: name the right engine, or another prefix (?prefix=NAME). Where"
+                " that one was made after the engine was emptied, `kvfs rebuild --engine URL"
+                " --replace` puts this one back in its place"
             )
 
     async def _wait_for_twin(self, before: Kept, state: State) -> None:
@@ -248,6 +269,8 @@ class Membership:
     async def _find_secrets(self, state: State) -> bool:
         """Whether they were made now."""
         found = kept.read_secrets(self.secret_file)
+        if not state.cluster and not self._founds:
+            await self._refuse_to_found(found)
         self.cluster = await self._table.found(None if found is None else found.cluster)
         made = False
         if found is None:
@@ -266,9 +289,25 @@ class Membership:
         self.secrets = found
         return made
 
+    async def _refuse_to_found(self, found: Secrets | None) -> None:
+        """An engine that was emptied is no new one: its cluster's nodes may be away. Raises
+        Conflict."""
+        if found is not None and not (await self._table.peek()).cluster:
+            raise Conflict(
+                f"the engine holds no cluster, and {self.secret_file} is of {found.cluster}: the"
+                f" engine's data are gone, or the URL names another. {_REBUILT}"
+            )
+        if found is None and await self._table.was_emptied():
+            raise Conflict(
+                "the engine holds no cluster and was emptied since it was started: one may have"
+                f" been there. {_REBUILT}"
+            )
+
     async def _join(self, known: int | None) -> Joined:
         return await self._table.join(
-            self.store.identity.node, self._token, self._words(), self.secrets.digests, known
+            *(self.store.identity.node, self._token, self._words(), self.secrets.digests),
+            known,
+            wanted=number_in(self.about.name) or 0,
         )
 
     def _look_after_secrets(self, renewed: Renewed) -> None:
@@ -327,13 +366,17 @@ async def joined(
     *,
     secret_file: Path | None = None,
     boot: int | None = None,
+    founds: bool = True,
 ) -> AsyncIterator[Membership]:
     """This store's node, as long as the block lasts; it leaves in order at its end. The caller
-    holds the store's lock. Raises as `Membership.join`; what the block raises passes."""
+    holds the store's lock. Without `founds` no cluster is made where the engine seems to have lost
+    one (Conflict). Raises as `Membership.join`; what the block raises passes."""
     table = LeaseTable(locate(url), DEADLINE_S)
     try:
         file = secret_file or store.root / kept.SECRETS
-        member = Membership(table, store, about, file, boot_id() if boot is None else boot)
+        member = Membership(
+            table, store, about, file, boot_id() if boot is None else boot, founds=founds
+        )
         await member.join()
         try:
             yield member

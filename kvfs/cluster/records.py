@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from kvfs.errors import Invalid, NotFound
+from kvfs.errors import Conflict, Invalid, NotFound
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import pack
@@ -82,17 +82,48 @@ def list_nodes(t: Transaction) -> list[NodeRecord]:
 
 def get_node(t: Transaction, number: int) -> NodeRecord:
     """Raises NotFound."""
-    value = t.get(keys.node(number))
+    value = t.get(keys.node(number)) if number < 1 << 16 else None
     if value is None:
         raise NotFound(f"there is no node {number}; `kvfs node list` shows those there are")
     return unpack_node(value)
 
 
+def number_in(name: str) -> int | None:
+    """The number that a person means who says this name; None: it is none."""
+    return int(name) if name.isascii() and name.isdecimal() else None
+
+
+def check_name(t: Transaction, number: int, name: str) -> None:
+    """Whether a node may be called this from now on. A number that was removed is no node's any
+    more. Raises Conflict."""
+    others = [each for each in list_nodes(t) if each.number != number and each.state != "removed"]
+    for each in others:
+        if each.name == name:
+            raise Conflict(
+                f"node {each.number} of this cluster is named {name} already: choose another name"
+                f" with --node-name, or remove that one (`kvfs node remove {each.number}`)"
+            )
+    meant = number_in(name)
+    if meant not in (None, number) and not _was_removed(t, meant):
+        raise Conflict(
+            f"this is node {number}: the name {name} would be taken for another one's number;"
+            " choose another with --node-name"
+        )
+
+
+def _was_removed(t: Transaction, number: int | None) -> bool:
+    value = None if number is None or number >= 1 << 16 else t.get(keys.node(number))
+    return value is not None and unpack_node(value).state == "removed"
+
+
 def find_node(t: Transaction, text: str) -> NodeRecord:
     """The node that a person means, by number or name. Raises NotFound, Invalid (several)."""
-    if text.isascii() and text.isdecimal():
-        return get_node(t, int(text))
+    number = number_in(text)
+    if number is not None and not _was_removed(t, number):
+        return get_node(t, number)
     found = [node for node in list_nodes(t) if node.name == text and node.state != "removed"]
+    if not found and number is not None:
+        return get_node(t, number)
     if not found:
         raise NotFound(f"there is no node '{text}'; `kvfs node list` shows those there are")
     if len(found) > 1:

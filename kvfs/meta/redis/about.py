@@ -46,6 +46,17 @@ def check_server(about: dict[str, str], location: Location) -> None:
         raise Invalid(f"{named} {what} a server of a cluster: its URL starts with {scheme}")
 
 
+def seems_emptied(commands: dict[str, str], keys: int) -> bool:
+    """Whether a server that counted these commands (INFO commandstats), and has so many keys, had
+    others: it was told to drop them, or it has none and was once told to append to a log."""
+
+    def called(name: str) -> bool:
+        found = re.match(r"calls=(\d+)", commands.get(f"cmdstat_{name}", ""))
+        return found is not None and int(found[1]) > 0
+
+    return called("flushall") or called("flushdb") or (not keys and called("xadd"))
+
+
 def sync_means(about: dict[str, str], appendfsync: str, timeout_ms: int) -> Sync:
     """What a server that says this `about` itself (INFO) can be asked for."""
     version = about.get("valkey_version") or about.get("redis_version", "0")

@@ -22,6 +22,7 @@ import trio
 
 from kvfs.errors import AccessDenied, Conflict
 from kvfs.meta.leases import Fenced, Joined, Lease, Leases, Lost, Renewed, State
+from kvfs.meta.redis.about import read_info, seems_emptied
 from kvfs.meta.redis.calling import Caller
 from kvfs.meta.redis.location import Location
 from kvfs.meta.redis.scripts import Script
@@ -58,7 +59,7 @@ return {state[1] or '', state[2] or '', leases()}
 JOIN: Final = Script(
     _COMMON
     + """
-local store, token, words, digests, remembered = unpack(ARGV, 1, 5)
+local store, token, words, digests, remembered, wanted = unpack(ARGV, 1, 6)
 local node = redis.call('HGET', s, 'node:' .. store)
 if node and string.sub(node, 1, 1) == '-' then return {'removed'} end
 if remembered ~= '' then
@@ -79,9 +80,13 @@ end
 
 if not node then
   local last = tonumber(redis.call('HGET', s, 'nodes') or 0)
-  if last >= 65535 then return {'full'} end
-  node = string.format('%.0f', last + 1)
-  redis.call('HSET', s, 'nodes', node, 'node:' .. store, node)
+  local number = last + 1
+  if tonumber(wanted) > 0 and tonumber(wanted) <= 65535
+     and redis.call('HEXISTS', s, 'n:' .. wanted) == 0 then number = tonumber(wanted) end
+  if number > 65535 then return {'full'} end
+  node = string.format('%.0f', number)
+  redis.call('HSET', s, 'nodes', string.format('%.0f', math.max(last, number)))
+  redis.call('HSET', s, 'node:' .. store, node)
 end
 if redis.call('HGET', s, 't:' .. node) ~= token then
   redis.call('HINCRBY', s, 'n:' .. node, 1)
@@ -93,7 +98,8 @@ return {'done', node, incarnation}
 """
 )
 """ARGV: a store; a token of the process that joins; what it says of itself; digests of its secrets,
-the newest first; the incarnation that it remembers ('': it never joined). Returns 'done', its
+the newest first; the incarnation that it remembers ('': it never joined); the number that it is to
+have if nobody had it yet (0: any), since its name is taken for one. Returns 'done', its
 number and its incarnation; or why not: 'removed', 'lost' (what it remembers is not known here: the
 data are gone, or older than the store), 'secret' (none of these is valid), 'full'."""
 
@@ -167,11 +173,14 @@ class LeaseTable:
         words: bytes,
         digests: Sequence[bytes],
         remembered: int | None,
+        *,
+        wanted: int = 0,
     ) -> Joined:
-        """Be this store's node; `token` is the same when one process asks again. Raises Fenced (it
+        """Be this store's node; `token` is the same when one process asks again. `wanted`: the
+        number of a new one, where nobody had it. Raises Fenced (it
         was removed), Lost, AccessDenied (no secret of these is valid), Conflict."""
         known = "" if remembered is None else str(remembered)
-        answer = await self._run(JOIN, store, token, words, _joined(digests), known)
+        answer = await self._run(JOIN, store, token, words, _joined(digests), known, wanted)
         if answer[0] == b"done":
             return Joined(int(answer[1]), int(answer[2]))
         if answer[0] == b"secret":
@@ -187,6 +196,11 @@ class LeaseTable:
         if answer[0] == b"full":
             raise Conflict(f"the engine {self._shown} has given all 65,535 numbers of nodes")
         raise self._lost()
+
+    async def was_emptied(self) -> bool:
+        """Whether the server was emptied, as far as it can tell: it forgets that when it ends."""
+        commands = read_info(await self._caller.call(b"INFO", b"commandstats"))
+        return seems_emptied(commands, int(await self._caller.call(b"DBSIZE")))
 
     async def renew(self, me: Joined, words: bytes) -> Renewed:
         """Raises Fenced, Lost."""

@@ -17,6 +17,15 @@ from kvfs.meta.redis.scripts import Script
 _PASSED: Final = 1 << 32
 """Entries that a log may have had which nobody knows of any more."""
 
+CLEAR: Final = Script(
+    """
+local whose = redis.call('HGET', KEYS[3], 'cluster')
+if not whose or whose == ARGV[1] then return 0 end
+return redis.call('UNLINK', unpack(KEYS))
+"""
+)
+"""ARGV: a cluster. Drops all of another one that was made in its place."""
+
 ENROL: Final = Script(
     """
 local s = KEYS[3]
@@ -69,9 +78,14 @@ class Restoring:
         incarnation: int,
         digests: Sequence[bytes],
         position: int,
+        *,
+        replace: bool,
     ) -> bool:
-        """This store is this node of this cluster; whether the server knew it. Raises Conflict
-        where it has another cluster, or another node for the store."""
+        """This store is this node of this cluster; whether the server knew it. `replace`: another
+        cluster's metadata are dropped. Raises Conflict where it has another cluster, or another
+        node for the store."""
+        if replace:
+            await self._caller.script(CLEAR, cluster.encode())
         await self._caller.examine(cluster)
         packed = ",".join(each.hex() for each in digests).encode()
         arguments = (store.encode(), node, incarnation, packed, position)

@@ -1,0 +1,43 @@
+"""The process that holds the lock of a store, as the kernel names it: a node that serves, or is on
+its way in or out."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+_LOCKS: Final = Path("/proc/locks")
+
+
+def find(lock: Path, table: Path = _LOCKS) -> int | None:
+    """Its number; None: nobody holds it, or a process that cannot be seen from here (of another
+    container). Raises OSError of the lock itself."""
+    found = os.stat(lock)
+    where = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    for line in table.read_text().splitlines():
+        fields = line.split()
+        # 7: FLOCK  ADVISORY  WRITE 4711 fd:01:1234 0 EOF; who waits has '->' before FLOCK
+        if fields[1:4] == ["FLOCK", "ADVISORY", "WRITE"] and fields[5] == where:
+            return int(fields[4]) if int(fields[4]) > 0 else None
+    return None
+
+
+def ask_to_stop(lock: Path) -> bool:
+    """Send SIGTERM to who holds the lock, which ends a node in order, also while it waits for its
+    engine. False: nobody is there who may be told."""
+    try:
+        pid = find(lock)
+        if pid is None:
+            return False
+        process = os.pidfd_open(pid)
+    except (OSError, ValueError, IndexError):
+        return False
+    try:
+        if find(lock) != pid:  # it ended, and its number may be another's
+            return False
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+    except OSError:
+        return False
+    finally:
+        os.close(process)
+    return True
