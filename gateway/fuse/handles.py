@@ -44,6 +44,10 @@ be away."""
 _BAD_HANDLE: Final = "no such open file: the daemon was restarted, or the handle was closed"
 
 
+def _nothing(_: int) -> None:
+    """The kernel was told nothing that it believes for long."""
+
+
 class OpenFiles:
     """The table of open files and handles of one mount. Used from the event loop."""
 
@@ -69,6 +73,8 @@ class OpenFiles:
         self._next = 1
         self.replaced: set[int] = set()
         """Inodes whose content others replaced, of which the kernel may keep pages."""
+        self.forget_attributes: Callable[[int], None] = _nothing
+        """Has the kernel ask anew for attributes that it was to believe for long."""
         volume.holders.let_go = self.let_go
         volume.holders.is_changed = self.is_changed
 
@@ -134,6 +140,8 @@ class OpenFiles:
         try:
             if writable and file.writers == 0:
                 await self.publishing.begin_writing(file)
+                if file.set_ids:
+                    self._begin_taking(file)
             if flags & os.O_TRUNC:
                 await self.cut(file, 0)
             return self._add(file, flags, writable)
@@ -354,13 +362,20 @@ class OpenFiles:
         raise Corrupt(f"{name}: its data file is missing; run 'kvfs fsck'")
 
     def mode_changed(self, ino: int, mode: int) -> None:
-        """A chmod of a file that may be open: by passthrough no WRITE is seen that must take set-id
-        bits away, so that from here on the data file is watched."""
+        """A chmod of a file that may be open. Where somebody writes to it, not each write is seen
+        that must take set-id bits away, so that from here on the data file is watched."""
         self.let_go(ino)
         file = self._files.get(ino)
-        if file is not None and file.writers:
-            watch = inodes.without_set_ids(mode) != mode
+        if file is not None:
+            file.set_ids = inodes.without_set_ids(mode) != mode
+            watch = file.set_ids and file.writers
             file.armed = signature_of(os.fstat(file.fd)) if watch else None
+
+    def _begin_taking(self, file: OpenFile) -> None:
+        """Who writes from here on takes its set-id bits away."""
+        self.forget_attributes(file.ino)
+        if file.backing_id:  # of somebody who had it open before it had them
+            file.armed = signature_of(os.fstat(file.fd))
 
     async def release(self, fh: int) -> int:
         """Close a handle; the inode, when it was the last one, else 0."""

@@ -11,6 +11,7 @@ orphans to drop.
 
 import contextlib
 import logging
+import os
 from collections.abc import Sequence
 from typing import Final
 
@@ -52,6 +53,12 @@ class KernelNotifier:
         """The kernel forgets the attributes; with `pages` a directory's listing too. Raises
         Unavailable."""
         self._notifier.tell(forgetting.inode(ino, pages=pages))
+
+    def attributes(self, ino: int) -> None:
+        """The kernel has forgotten the attributes of an inode that is in use when this returns:
+        that waits for no lock."""
+        with contextlib.suppress(OSError):  # it does not know them, or the mount has gone
+            os.write(self._device, forgetting.inode(ino, pages=False))
 
     async def content(self, ino: int) -> None:
         """The kernel has forgotten a file's content and attributes when this returns. Raises

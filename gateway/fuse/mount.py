@@ -129,6 +129,7 @@ async def _serve_device(
     pyfuse3.init(LibfuseOperations(operations), f"/dev/fd/{theirs.fileno()}", {"fsname=kvfs"})
     notifier = _notifier(device)
     open_files.renewing.forget_content = notifier.content
+    open_files.forget_attributes = notifier.attributes
     invalidator = Invalidator(operations, notifier)
     try:
         with node.mounts.mounted(invalidator.changed, open_files.replaced.add) as describe:
@@ -220,6 +221,7 @@ async def _serve_through_libfuse(
     where, open_files = options.mountpoint, operations.open_files
     notifier = _notifier(device)
     open_files.renewing.forget_content = notifier.content
+    open_files.forget_attributes = notifier.attributes
     invalidator = Invalidator(operations, notifier)
     try:
         with node.mounts.mounted(invalidator.changed, open_files.replaced.add) as describe:

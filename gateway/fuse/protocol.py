@@ -181,6 +181,7 @@ UNSEALED_S: Final = 1
 mapping)."""
 
 _SECOND = 1_000_000_000
+_SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
 _pack_attr = ATTR.pack
 _pack_entry = ENTRY_OUT.pack
 _pack_attr_out = ATTR_OUT.pack
@@ -214,9 +215,10 @@ def attr(ino: int, inode: Inode) -> bytes:
 
 
 def attr_seconds(inode: Inode) -> int:
-    """How long the kernel may believe these attributes."""
+    """How long the kernel may believe these attributes: not at all where the next write, which the
+    server may not see, takes set-id bits away."""
     if stat.S_ISREG(inode.mode) and not inode.flags & Flag.SEALED:
-        return UNSEALED_S
+        return 0 if inode.mode & _SET_IDS else UNSEALED_S
     return LONG_S
 
 

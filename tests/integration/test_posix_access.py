@@ -1,8 +1,10 @@
 """Who may do what: mode bits, ownership, sticky directories, set-id bits."""
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,10 @@ from tests.integration.posix import (
     STAFF,
     as_user,
     descriptor,
+    fallocate,
     folder,
     make_of,
+    mode_alone,
     mode_of,
     needs_root,
     opened,
@@ -250,6 +254,46 @@ def test_writing_drops_set_id_bits_of_an_open_file(here: Path) -> None:
         os.pwrite(fd, b"second", 0)
         assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o777
     assert mode_of(path) == 0o777
+
+
+def copy_some(fd: int, source: Path) -> None:
+    with descriptor(source, os.O_RDONLY) as other:
+        os.copy_file_range(other, fd, 4)
+
+
+WAYS_TO_WRITE: dict[str, Callable[[int, Path], object]] = {
+    "write": lambda fd, source: os.pwrite(fd, b"x", 1),
+    "large write": lambda fd, source: os.pwrite(fd, bytes(1 << 20), 0),
+    "truncate": lambda fd, source: os.ftruncate(fd, 1),
+    "fallocate": lambda fd, source: fallocate(fd, 0, 0, 20_000),
+    "copy_file_range": copy_some,
+}
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile", "before, and open by a reader"])
+@pytest.mark.parametrize("way", WAYS_TO_WRITE)
+def test_set_id_bits_are_gone_when_the_write_returns(
+    here: Path, place: Place, way: str, when: str
+) -> None:
+    """For who starts the program right then too: the kernel goes by the mode that it remembers."""
+    if way == "fallocate" and place.is_bare:
+        return
+    path, source = touch(here / "f", 0o777, b"data"), touch(here / "source", 0o644, b"more")
+    with contextlib.ExitStack() as closing:
+        if when == "meanwhile":
+            with as_user(BOB):
+                fd = closing.enter_context(descriptor(path, os.O_RDWR))
+                os.pwrite(fd, b"first", 0)
+        elif when != "before":
+            closing.enter_context(descriptor(path, os.O_RDONLY))
+        path.chmod(0o6777)
+        assert mode_of(path) == 0o6777
+        with as_user(BOB):
+            if when != "meanwhile":
+                fd = closing.enter_context(descriptor(path, os.O_RDWR))
+            WAYS_TO_WRITE[way](fd, source)
+            assert mode_alone(path) == 0o777
+    assert mode_alone(path) == 0o777
 
 
 def with_root(call: object) -> None:
