@@ -37,6 +37,7 @@ from kvfs.meta.interface import Engine
 from kvfs.namespace import notices
 from kvfs.namespace.inodes import read_inodes
 from kvfs.store.index import Index
+from kvfs.vfs.missing import Missing
 
 _PERIOD_S: Final = 1.0
 _OLD_NS: Final = 3_000_000_000
@@ -94,6 +95,7 @@ class Requests:
         evictor: Evictor,
         bringing: Bringing,
         borrowing: Borrowing,
+        missing: Missing,
         capacity: Callable[[], int],
         tell_mounts: Callable[[Sequence[Change]], Awaitable[None]],
         drop: Callable[[Sequence[int]], Awaitable[None]],
@@ -105,6 +107,7 @@ class Requests:
         self._evictor = evictor
         self._bringing = bringing
         self._borrowing = borrowing
+        self._missing = missing
         self._capacity = capacity
         self._tell_mounts = tell_mounts
         self._drop = drop
@@ -154,6 +157,7 @@ class Requests:
 
     async def _on_bring(self, params: dict[str, Any]) -> dict[str, Any]:
         asked = msgspec.convert(params, _Bring)
+        await self._missing.settle(asked.inode)
         if not self._bringing.is_possible:
             return {"state": "nowhere"}
         with trio.move_on_after(_PATIENCE_S):

@@ -29,6 +29,7 @@ from kvfs.incoming import SMALL_BYTES, Incoming
 from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import cold, inodes, tree
 from kvfs.store import lease, writeback
+from kvfs.vfs.missing import Missing, is_torn
 from kvfs.volume import Volume
 
 if TYPE_CHECKING:
@@ -55,12 +56,14 @@ class OpenFiles:
         self,
         volume: Volume,
         bringing: Bringing,
+        missing: Missing,
         boot: int,
         shares: OpenFileShares,
         on_closed: Callable[[OpenFile], None],
     ) -> None:
         self._volume = volume
         self._bringing = bringing
+        self._missing = missing
         self._shares = shares
         self._on_closed = on_closed
         self.publishing = Publishing(volume, bringing, boot)
@@ -249,17 +252,27 @@ class OpenFiles:
                 if file is not None:
                     return file
                 continue  # its data are here by now, or its record is another
-            file = self._opened(ino, inode, fd, writable)
-            if self._bringing.is_shared and differs(inode, os.fstat(fd)):
+            stat = os.fstat(fd)
+            if is_torn(inode, stat) and not flags & os.O_TRUNC:
+                os.close(fd)
+                if not inode.nlink:
+                    await self._lost(ino, inode)
+                await stepping.aside()
+                await self._missing.settle(ino)
+                continue
+            file = self._opened(ino, inode, fd, stat, writable)
+            if self._bringing.is_shared and differs(inode, stat):
                 await self._publish_left(file)
             return file
         raise Conflict(f"{os.fsdecode(inode.name)}: it is written on other nodes all the time")
 
-    def _opened(self, ino: int, inode: Inode, fd: int, writable: bool) -> OpenFile:
+    def _opened(
+        self, ino: int, inode: Inode, fd: int, stat: os.stat_result, writable: bool
+    ) -> OpenFile:
         file = OpenFile(ino, inode.version, fd, writable, inode.mode)
         file.atime_ns = inode.atime_ns
         if inode.flags & Flag.PUBLISHED:
-            file.published = signature_of(os.fstat(fd))
+            file.published = signature_of(stat)
         file.is_mappable = not inode.flags & Flag.SEALED  # else nobody had it mapped for writing
         self._files[ino] = file
         self._volume.index.touch(ino)
@@ -310,13 +323,14 @@ class OpenFiles:
             fd = self._volume.files.open_arriving(incoming.ino, incoming.version)
         except FileNotFoundError:
             return None
-        file = self._opened(incoming.ino, inode, fd, False)
+        file = self._opened(incoming.ino, inode, fd, os.fstat(fd), False)
         file.incoming = incoming
         return file
 
     def _begin_anew(self, ino: int, inode: Inode) -> OpenFile:
         """A file that is cut to nothing needs none of its data."""
-        file = self._opened(ino, inode, self._volume.files.begin_draft(ino, inode.version), True)
+        fd = self._volume.files.begin_draft(ino, inode.version)
+        file = self._opened(ino, inode, fd, os.fstat(fd), True)
         file.is_draft = True
         file.published = None
         return file

@@ -251,7 +251,9 @@ async def _serve_through_libfuse(
 
 
 def _open_files(node: Node, on_closed: Callable[[OpenFile], None]) -> OpenFiles:
-    return OpenFiles(node.volume, node.bringing, node.boot, node.open_file_shares, on_closed)
+    return OpenFiles(
+        node.volume, node.bringing, node.missing, node.boot, node.open_file_shares, on_closed
+    )
 
 
 def _notifier(device: int) -> KernelNotifier:

@@ -204,7 +204,7 @@ class Reader:
             return self._session.read(lambda t: published.find(t, path, self._session.boot))
 
     def _open_found(self, found: Found, path: Parts) -> Opened | None:
-        """None when the data file has gone."""
+        """None when the data file has gone, or is not as long as its seal."""
         _require_file(found, path)
         try:
             fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
@@ -213,10 +213,7 @@ class Reader:
         size = os.fstat(fd).st_size
         if found.inode.flags & Flag.SEALED and size != found.inode.size and self._is_torn(found):
             os.close(fd)
-            raise Corrupt(
-                f"{joined(path)}: its data file has {size} bytes, its record says "
-                f"{found.inode.size}: run `kvfs fsck`"
-            )
+            return None
         self._touches.add(found.ino)
         return Opened(fd, size, found)
 
@@ -231,7 +228,7 @@ class Reader:
         if found.inode.flags & Flag.COLD:
             return self._session.read(lambda t: cold.out_of_reach(t, found.ino, joined(path)))
         if self._session.read(lambda t: spaces.is_durable(t, found.ino)):
-            return Corrupt(f"{joined(path)}: its data file is missing; run `kvfs fsck`")
+            return Corrupt(f"{joined(path)}: its data file is missing or torn: run `kvfs fsck`")
         return NotFound(f"{joined(path)}: its data have gone")
 
 

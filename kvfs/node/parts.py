@@ -44,6 +44,7 @@ from kvfs.store.index import NAME as INDEX_NAME
 from kvfs.store.index import Index
 from kvfs.store.known import KnownDirectories
 from kvfs.store.tiers import TieredFiles, data_files
+from kvfs.vfs.missing import Missing
 from kvfs.volume import Volume
 from kvfs.whereabouts import WHERE, Whereabouts
 
@@ -116,6 +117,14 @@ class Node:
                 self.index.used_bytes(), self.bringing.coming_bytes, self.bringing.settles
             )
         self.strays = Strays(engine, self.files, self.index, self.holders)
+        self.damage = Damage(engine, self.files, self.holders, self.mounts.tell_evicted, self.drop)
+        self.missing = Missing(
+            engine,
+            self.files,
+            self.volume,
+            self.damage.found,
+            lambda: self.bringing.is_possible,
+        )
         self.requests = Requests(
             engine,
             self.index,
@@ -124,11 +133,11 @@ class Node:
             self.evictor,
             self.bringing,
             self.borrowing,
+            self.missing,
             self._capacity,
             self.changed,
             self.drop,
         )
-        self.damage = Damage(engine, self.files, self.holders, self.mounts.tell_evicted, self.drop)
         self.scrubber = Scrubber(
             engine, self.files, self.index, self.damage.found, config.scrub_rate
         )

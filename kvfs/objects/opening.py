@@ -5,7 +5,6 @@ While a file is not sealed, its data file is the truth about size and time (a mo
 to it), so who sends it compares both again at the end: `Opened.is_unchanged`.
 """
 
-import contextlib
 import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -21,6 +20,7 @@ from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, unpack_inode
 from kvfs.namespace import cold, spaces
+from kvfs.namespace.inodes import read_inodes
 from kvfs.objects import attributes, finding
 from kvfs.objects.facts import Facts
 from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NotHere
@@ -88,9 +88,13 @@ class Opener:
     def bring(self, facts: Facts) -> None:
         """The object's data are on this host when it returns, or it is another by now. Blocking.
         Raises NoSuchKey (a miss), Corrupt, Busy (it is being written), Unavailable, NoSpace."""
-        with contextlib.suppress(NotFound, Stale, Conflict):
-            if not self._link.bring(facts.ino):
-                raise self._lost(facts)
+        try:
+            if self._link.bring(facts.ino):
+                return
+        except (NotFound, Stale, Conflict):
+            return
+        if self._is_still(facts):
+            raise self._lost(facts)
 
     def open_coming(self, facts: Facts) -> Opened | None:
         """A descriptor of data that are on their way here, read as they come; None: look again.
@@ -101,11 +105,15 @@ class Opener:
             if not self._link.bring_span(ino, version, offset, length):
                 raise self._lost(facts)
 
-        with contextlib.suppress(NotFound, Stale, Conflict, FileNotFoundError):
-            coming(0, 1)
-            fd = self._session.files.open_arriving(ino, version)
-            self._touches.add(ino)
-            return Opened(fd, facts, coming)
+        try:
+            if self._link.bring_span(ino, version, 0, 1):
+                fd = self._session.files.open_arriving(ino, version)
+                self._touches.add(ino)
+                return Opened(fd, facts, coming)
+        except (NotFound, Stale, Conflict, FileNotFoundError):
+            return None
+        if self._is_still(facts):
+            raise self._lost(facts)
         return None
 
     def open_here(self, bucket: bytes, key: bytes, version: str) -> Opened:
@@ -123,6 +131,11 @@ class Opener:
                 return opened
         assert found is not None
         raise NotHere(found)
+
+    def _is_still(self, facts: Facts) -> bool:
+        """Whether the record is still there: else somebody replaced or forgot the object."""
+        (now,) = self._session.read(lambda t: read_inodes(t, [facts.ino]))
+        return now is not None and now.nlink > 0 and now.version == facts.inode.version
 
     def _lost(self, facts: Facts) -> KvfsError:
         """Nobody has the data of this record."""

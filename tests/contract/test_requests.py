@@ -14,9 +14,10 @@ from kvfs.borrowing import Borrowing
 from kvfs.bringing import Bringing
 from kvfs.changes import Change, to_wire
 from kvfs.errors import NoSpace, Unavailable
-from kvfs.meta.records import Flag, namespace_root
+from kvfs.meta.records import Flag, Inode, namespace_root
 from kvfs.namespace import notices
 from kvfs.requests import Requests
+from kvfs.vfs.missing import Missing
 from kvfs.volume import Volume
 from tests.contract.small_node import SmallNode, small_node
 
@@ -40,6 +41,7 @@ class Asked:
             node.evictor,
             Bringing(node.engine, node.files, node.index, volume, self._room),
             Borrowing(node.engine, node.files),
+            Missing(node.engine, node.files, volume, self._damaged, lambda: False),
             lambda: 1234,
             self._tell,
             self._drop,
@@ -47,6 +49,9 @@ class Asked:
 
     async def _room(self, size: int) -> None:
         raise AssertionError("nothing is brought")
+
+    async def _damaged(self, ino: int, inode: Inode) -> None:
+        raise AssertionError("nothing is damaged")
 
     async def _tell(self, changes: Sequence[Change]) -> None:
         if self.failures:

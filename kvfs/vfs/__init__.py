@@ -1,0 +1,1 @@
+"""Use cases that every door shares: each is decided here once, doors translate."""

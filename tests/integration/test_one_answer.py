@@ -1,0 +1,204 @@
+"""One state of a file gets one answer at every door, whichever is asked first: the table of
+ARCHITECTURE.md, "One answer at every door"."""
+
+import contextlib
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import kvfs
+from gateway.fsspec.filesystem import KvfsFileSystem
+from gds.blocks import Outcome, read_blocks
+from kvfs.errors import Corrupt, KvfsError, NotFound
+from tests.cluster.waiting import wait_until
+from tests.integration.harness import kvfs as command
+from tests.integration.s3 import S3, serving
+from tests.integration.s3_raw import ask
+
+SIZE: Final = 10_000
+WHOLE: Final = bytes(range(250)) * 40
+NEW: Final = WHOLE[::-1]
+ROTTEN: Final = "found by the scrubber"
+MISS, DAMAGED = "miss", "damaged"
+Answer = bytes | str
+
+
+@dataclass(frozen=True)
+class Site:
+    """A node with its doors."""
+
+    s3: S3
+    client: kvfs.Client
+    fsspec: KvfsFileSystem
+    writers: contextlib.ExitStack
+    """Files that are being written."""
+
+    def data_file(self, path: str) -> Path:
+        """Where the bytes of a file lie in the store."""
+        ino = (self.s3.mount / path).stat().st_ino
+        [found] = (self.s3.node.store / "data").glob(f"[0-9a-f]*/{ino:016x}.*")
+        return found
+
+
+def by_mount(site: Site, path: str) -> Answer:
+    try:
+        return (site.s3.mount / path).read_bytes()
+    except OSError as error:
+        return {errno.ENOENT: MISS, errno.EIO: DAMAGED}.get(error.errno or 0, str(error))
+
+
+def by_s3(site: Site, path: str) -> Answer:
+    told = ask(site.s3, "GET", f"/{path}")
+    if told.status == 200:
+        return told.body
+    codes = {(404, "NoSuchKey"): MISS, (500, "InternalError"): DAMAGED}
+    return codes.get((told.status, told.code), f"{told.status} {told.code}")
+
+
+def by_client(site: Site, path: str) -> Answer:
+    try:
+        return bytes(site.client.get(f"/{path}"))
+    except NotFound:
+        return MISS
+    except Corrupt:
+        return DAMAGED
+
+
+def by_batch(site: Site, path: str) -> Answer:
+    (found,) = site.client.get_many([f"/{path}"])
+    if isinstance(found, KvfsError):
+        return DAMAGED if isinstance(found, Corrupt) else str(found)
+    return MISS if found is None else bytes(found)
+
+
+def by_fsspec(site: Site, path: str) -> Answer:
+    try:
+        return bytes(site.fsspec.cat_file(f"/{path}"))
+    except FileNotFoundError:
+        return MISS
+    except OSError as error:
+        return DAMAGED if error.errno == errno.EIO else str(error)
+
+
+def by_blocks(site: Site, path: str) -> Answer:
+    buffer = bytearray(SIZE)
+    (block,) = read_blocks([f"/{path}"], [buffer], client=site.client)
+    names = {Outcome.MISS: MISS, Outcome.CORRUPT: DAMAGED}
+    return bytes(buffer[: block.size]) if block.ok else names.get(block.outcome, str(block))
+
+
+DOORS: Final[dict[str, Callable[[Site, str], Answer]]] = {
+    "mount": by_mount,
+    "S3": by_s3,
+    "Client": by_client,
+    "Client, a batch": by_batch,
+    "fsspec": by_fsspec,
+    "gds": by_blocks,
+}
+
+
+def nothing(site: Site, path: str) -> None:
+    pass
+
+
+def lose_the_data(site: Site, path: str) -> None:
+    site.data_file(path).unlink()
+
+
+def shorten(site: Site, path: str) -> None:
+    os.truncate(site.data_file(path), SIZE // 2)
+
+
+def lengthen(site: Site, path: str) -> None:
+    with site.data_file(path).open("ab") as data:
+        data.write(b"more")
+
+
+def replace(site: Site, path: str) -> None:
+    """Closed, and not sealed yet."""
+    (site.s3.mount / path).write_bytes(NEW)
+
+
+def write_in_place(site: Site, path: str) -> None:
+    """Neither closed nor synced."""
+    file = site.writers.enter_context((site.s3.mount / path).open("r+b", buffering=0))
+    file.write(NEW[:10])
+
+
+def remove(site: Site, path: str) -> None:
+    (site.s3.mount / path).unlink()
+
+
+STATES: Final[dict[str, tuple[Callable[[Site, str], None], Answer, Answer]]] = {
+    "whole": (nothing, WHOLE, WHOLE),
+    "removed": (remove, MISS, MISS),
+    "no data here": (lose_the_data, MISS, DAMAGED),
+    "shorter than its record": (shorten, MISS, DAMAGED),
+    "longer than its record": (lengthen, MISS, DAMAGED),
+    ROTTEN: (nothing, MISS, DAMAGED),
+    "replaced a moment ago": (replace, NEW, NEW),
+    "being written": (write_in_place, NEW[:10] + WHOLE[10:], NEW[:10] + WHOLE[10:]),
+}
+"""What makes the state of a sealed file; the answers in a cache, and in a durable namespace."""
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with serving() as s3:
+        s3.add_user("main")
+        with kvfs.Client(s3.node.store) as client, contextlib.ExitStack() as writers:
+            fsspec = KvfsFileSystem(store=str(s3.node.store), skip_instance_cache=True)
+            yield Site(s3, client, fsspec, writers)
+
+
+@pytest.fixture(scope="module")
+def buckets(site: Site) -> dict[str, str]:
+    """A bucket of each kind, with a sealed file for each test."""
+    made = {"cache": site.s3.new_cache(), "durable": site.s3.new_bucket()}
+    sealed = site.s3.node.status()["counters"]["sealed_files"]
+    cases = list(itertools.product(made.values(), STATES, DOORS))
+    for bucket, state, door in cases:
+        (site.s3.mount / name_of(bucket, state, door)).write_bytes(WHOLE)
+    wait_until(
+        lambda: site.s3.node.status()["counters"]["sealed_files"] >= sealed + len(cases),
+        "all are sealed",
+        60,
+    )
+    let_rot(site, [name_of(bucket, ROTTEN, door) for bucket in made.values() for door in DOORS])
+    return made
+
+
+def let_rot(site: Site, paths: list[str]) -> None:
+    """What the disk changed has been found."""
+    for path in paths:
+        with site.data_file(path).open("r+b") as data:
+            data.write(b"rot")
+    done = command("scrub", "--store", str(site.s3.node.store))
+    assert done.returncode == 0, done.stderr
+    wait_until(
+        lambda: site.s3.node.status()["counters"]["scrub_damaged"] >= len(paths), "found", 60
+    )
+
+
+def name_of(bucket: str, state: str, door: str) -> str:
+    return f"{bucket}/{state}-{door}".replace(" ", "_").replace(",", "")
+
+
+@pytest.mark.parametrize("first", DOORS)
+@pytest.mark.parametrize("kind", ["cache", "durable"])
+@pytest.mark.parametrize("state", STATES)
+def test_every_door_gives_the_answer_of_the_table(
+    site: Site, buckets: dict[str, str], state: str, kind: str, first: str
+) -> None:
+    make, *answers = STATES[state]
+    meant = answers[kind == "durable"]
+    path = name_of(buckets[kind], state, first)
+    make(site, path)
+    assert DOORS[first](site, path) == meant
+    assert {name: door(site, path) for name, door in DOORS.items()} == dict.fromkeys(DOORS, meant)
