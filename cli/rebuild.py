@@ -85,8 +85,8 @@ def _rebuild(path: Path) -> dict[str, int]:
 
     from kvfs import rebuild
     from kvfs.meta import keys
-    from kvfs.meta.boot import boot_id
     from kvfs.meta.mirror.mark import refuse_mirror
+    from kvfs.store import places
     from kvfs.store.index import NAME, Index
     from kvfs.store.tiers import data_files
 
@@ -107,7 +107,7 @@ def _rebuild(path: Path) -> dict[str, int]:
             files.close()
         engine.transact_now(rebuild.finish)
         trio.run(engine.sync)
-        store.mark_recovered(boot_id())
+        store.mark_recovered(places.boot_of(store))
     return counts
 
 

@@ -6,7 +6,7 @@
 | a kill while a file was open for writing | the list of unsealed files | the size is taken anew |
 | a kill between unlink and drop, or in an eviction | the list of orphans | it is dropped wholly |
 | a kill while an object was put | the list of reserved numbers | an orphan, see above |
-| a power cut: data that were not synced | the list of unsealed files, boot id | the file goes |
+| a power cut: data that were not synced | the list of unsealed files, their boot | the file goes |
 | a power cut: the engine is back at its checkpoint, not the disk | comparing all | see below |
 
 Only the last one reads everything, and only after a power cut (2 to 4 us a file): data files
@@ -27,7 +27,7 @@ Invariants
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Final
 
@@ -54,11 +54,19 @@ _FORMAT: Final = 0o170000
 class Recovery:
     """One recovery of one store; `run` does it."""
 
-    def __init__(self, engine: Engine, files: DataFiles, index: Index, boot: int, now: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        files: DataFiles,
+        index: Index,
+        boots: Collection[int],
+        now: int,
+    ) -> None:
+        """`boots`: of those no power cut lies between which and now."""
         self._engine = engine
         self._files = files
         self._index = index
-        self._boot = boot
+        self._intact = frozenset((0, *boots))
         self._now = now
         self._clustered = False
         self.found = {
@@ -131,7 +139,7 @@ class Recovery:
             if inode is None or not inode.nlink:
                 continue
             stat = self._stat(ino, inode)
-            if inode.boot and (inode.boot != self._boot or stat is None):
+            if inode.boot not in self._intact or (inode.boot and stat is None):
                 torn.append(ino)
             elif stat is not None and not _agree(inode, stat):
                 grown.append((ino, inode, stat))
@@ -163,7 +171,7 @@ class Recovery:
 
     def _is_sound(self, ino: int, inode: Inode) -> bool:
         stat = self._stat(ino, inode)
-        if stat is None or inode.boot not in (0, self._boot):
+        if stat is None or inode.boot not in self._intact:
             return False
         return _same_content(inode, stat)
 
@@ -282,21 +290,23 @@ async def recover(
     index: Index,
     *,
     boot: int,
+    before: Collection[int] = (),
     now: int,
     clean: bool,
     restored: bool,
 ) -> dict[str, int] | None:
     """Put a store in order before its node serves; what was found, None when nothing was.
 
-    `boot`: the running boot's id. `clean`: what `Store.take_clean` said. `restored`: whether the
-    engine went back to a checkpoint. Raises NoSpace, ReadOnly, Corrupt. Cancelled: run again at the
-    next start.
+    `boot`: what `places.boot_of` says of the store, and `before` what else the last process may
+    have taken it for. `clean`: what `Store.take_clean` said. `restored`: whether the engine went
+    back to a checkpoint. Raises NoSpace, ReadOnly, Corrupt. Cancelled: run again at the next start.
     """
-    recovery = Recovery(engine, files, index, boot, now)
+    boots = {boot, *before}
+    recovery = Recovery(engine, files, index, boots, now)
     known = store.recovered_boot()
     await recovery.run(
-        orderly=clean and not restored and known == boot,
-        compare_all=restored or (not clean and known != boot),
+        orderly=clean and not restored and known in boots,
+        compare_all=restored or (not clean and known not in boots),
     )
     await engine.sync()
     if known != boot:

@@ -131,6 +131,19 @@ class Sealer:
             await self._seal(inos)
             after = inos[-1]
 
+    async def sync_durable(self) -> None:
+        """Put on disk what durable namespaces hold, unsealed as it may be; for a stop in order: a
+        later start may find the disk mounted anew, and what was not synced is doubtful then."""
+        after = 0
+        while inos := await self._engine.read(
+            lambda t, after=after: lifecycle.unsealed(t, after, _BATCH)  # type: ignore[misc]
+        ):
+            after = inos[-1]
+            doubtful = await self._engine.read(lambda t, inos=inos: _durable_unsynced(t, inos))  # type: ignore[misc]
+            synced = await trio.to_thread.run_sync(sealing.synced, self._files, doubtful)
+            if synced:
+                await self._engine.transact(partial(_settle, synced))
+
     async def _scan(self, now: float) -> None:
         """Take up what the engine lists and nobody told of: from before the start, by other
         processes, or beyond the bound of what is remembered."""
@@ -295,6 +308,20 @@ class Sealer:
 
 def _publish(each: sealing.Read, t: Transaction, version: int) -> None:
     sealing.publish(t, each, version)
+
+
+def _settle(synced: list[tuple[int, int]], t: Transaction) -> None:
+    sealing.settle(t, synced)
+
+
+def _durable_unsynced(t: Transaction, inos: list[int]) -> list[tuple[int, int]]:
+    """Inode number and version of those whose data are not known to be on disk."""
+    caches = _cache_namespaces(t, inos)
+    return [
+        (ino, inode.version)
+        for ino, inode in zip(inos, read_inodes(t, inos), strict=True)
+        if inode is not None and inode.boot and inode.nlink and namespace_of(ino) not in caches
+    ]
 
 
 def _cache_namespaces(t: Transaction, inos: list[int]) -> set[int]:

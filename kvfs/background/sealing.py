@@ -14,7 +14,7 @@ from kvfs.namespace import lifecycle, spaces, tree
 from kvfs.namespace.inodes import get_xattr, list_xattrs
 from kvfs.store import files as data
 from kvfs.store.checksum import Checksum
-from kvfs.store.files import Description
+from kvfs.store.files import DataFiles, Description
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,31 @@ def confirm(t: Transaction, each: Read) -> bool:
     if inode.checksum != each.checksum.combined:
         return False
     return _seal_record(t, each, synced=True)
+
+
+def synced(files: DataFiles, wanted: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sync data files, in a thread; of which (inode number, version) that was done."""
+    done = []
+    for ino, version in wanted:
+        try:
+            fd = files.open(ino, version, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            log.warning("inode %#x cannot be synced: %s", ino, error)
+            continue
+        done.append((ino, version))
+    return done
+
+
+def settle(t: Transaction, synced: list[tuple[int, int]]) -> None:
+    """Record of data files that they are on disk, where they are their inodes' still."""
+    inodes = tree.read_inodes(t, [ino for ino, _ in synced])
+    for (ino, version), inode in zip(synced, inodes, strict=True):
+        if inode is not None and inode.version == version:
+            lifecycle.synced(t, ino)
 
 
 def describe(t: Transaction, each: Read) -> Description | None:

@@ -26,12 +26,11 @@ from typing import Final, NamedTuple, TypeVar
 from kvfs.client.mirrored import Mirrored
 from kvfs.errors import KvfsError, ReadOnly, Unavailable
 from kvfs.meta import keys
-from kvfs.meta.boot import boot_id
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.mirror.mark import read_mark
 from kvfs.namespace import spaces
-from kvfs.store import layout
+from kvfs.store import layout, places
 from kvfs.store.index import NAME as INDEX_NAME
 from kvfs.store.index import Index
 from kvfs.store.tiers import TieredFiles
@@ -52,7 +51,7 @@ class Author(NamedTuple):
     now: int
     """Nanoseconds since the epoch."""
     boot: int
-    """The running boot's id."""
+    """The running boot, as the store's disks see it."""
 
 
 def now_ns() -> int:
@@ -65,7 +64,7 @@ class Session:
 
     def __init__(self, store: layout.Store) -> None:
         self.store = store
-        self.boot = boot_id()
+        self.boot = places.boot_of(store)
         self.files = TieredFiles(store)
         self.clients = 0
         """How many share it; `acquire` and `release` count."""

@@ -28,6 +28,7 @@ from kvfs.meta.journal import (
     GENERATION_KEY,
     POSITION_KEY,
     Position,
+    cut_journal,
     generations,
     journal_path,
     pack_generation,
@@ -96,7 +97,7 @@ def rebuild(directory: Path, open_environment: Callable[[Path], lmdb.Environment
     environment = open_environment(work)
     try:
         needed = read_position(environment)
-        reached = _replay_all(environment, directory, generation)
+        reached = replay(environment, directory, _start_of(directory, generation))
         if reached.sequence < needed.sequence:
             raise Corrupt(
                 f"{journal_path(directory, generation)} is damaged before record"
@@ -109,6 +110,7 @@ def rebuild(directory: Path, open_environment: Callable[[Path], lmdb.Environment
         environment.sync(True)
     finally:
         environment.close()
+    cut_journal(directory, reached)
     (directory / "lock.mdb").unlink(missing_ok=True)
     (work / "data.mdb").rename(directory / "data.mdb")
     sync_directory(directory)
@@ -138,16 +140,10 @@ def _write_base(environment: lmdb.Environment, directory: Path) -> None:
         os.close(fd)
 
 
-def _replay_all(environment: lmdb.Environment, directory: Path, first: int) -> Position:
-    """Replay the journals from generation `first` on as far as they are whole; returns how far."""
-    reached = read_start(journal_path(directory, first))
-    if reached is None or reached.generation != first:
-        path = journal_path(directory, first)
+def _start_of(directory: Path, generation: int) -> Position:
+    """Where the journal of a base begins."""
+    path = journal_path(directory, generation)
+    start = read_start(path)
+    if start is None or start.generation != generation:
         raise Corrupt(f"{path} is damaged: restore {directory} from a backup")
-    for generation in generations(directory, "journal"):
-        path = journal_path(directory, generation)
-        start = read_start(path) if generation >= first else None
-        if start is None or start[2:] != reached[2:]:
-            continue
-        reached = replay(environment, path, start)
-    return reached
+    return start

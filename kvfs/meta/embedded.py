@@ -24,7 +24,6 @@ import lmdb
 import trio
 
 from kvfs.errors import Invalid
-from kvfs.meta.boot import boot_id
 from kvfs.meta.interface import Transaction
 from kvfs.meta.journal import (
     GENERATION_KEY,
@@ -108,8 +107,8 @@ class EmbeddedEngine:
     """LMDB in the directory `path` (made if missing, 0700).
 
     `map_size` bounds the file and takes address space only; where the system refuses that much,
-    less is taken. `boot` stands for the running boot's id; `journal_bytes` is the length from which
-    a journal is replaced by a new base. Raises ReadOnly, NoSpace, Corrupt, Unavailable.
+    less is taken. `boot` stands for what `boot_of` says of `path`; `journal_bytes` is the length
+    from which a journal is replaced by a new base. Raises ReadOnly, NoSpace, Corrupt, Unavailable.
     """
 
     immediate = True
@@ -130,19 +129,19 @@ class EmbeddedEngine:
         self.node = b""
         """What `Transaction.node` says: set by whoever uses the file as a cluster's mirror."""
         self._readonly = readonly
-        self._boot = boot_id() if boot is None else boot
         self.lock = threading.Lock()
         """Writers of this process take turns; LMDB makes those of different processes do."""
         self._journal = JournalWriter(self.path)
         self._state: StateFile | None = None
         self._syncer: Syncer | None = None
-        opener = Opener(self.path, map_size, self._boot)
+        opener = Opener(self.path, map_size, boot)
         try:
             if readonly:
                 self.environment = opener.open_to_read()
             else:
                 self.environment, self._state, self.rebuilt = _opened(opener)
                 self._syncer = Syncer(self.environment, self.path, self._state, journal_bytes)
+            self._boot = opener.boot
             self._main = self.environment.open_db(None)
             self._reserve = Reserve(self.path, self.environment)
         except (OSError, lmdb.Error) as error:

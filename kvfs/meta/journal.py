@@ -208,12 +208,40 @@ def read_records(path: Path, start: Position) -> Iterator[tuple[Record, Position
             yield record, position
 
 
-def replay(environment: lmdb.Environment, path: Path, start: Position) -> Position:
+def chained_records(directory: Path, start: Position) -> Iterator[tuple[Record, Position]]:
+    """The whole records after `start` in its journal and those after it, each with the position
+    after it."""
+    reached = start
+    for generation in generations(directory, "journal"):
+        path = journal_path(directory, generation)
+        if generation > start.generation:
+            beginning = read_start(path)
+            if beginning is None or beginning[2:] != reached[2:]:
+                continue
+            reached = beginning
+        elif generation < start.generation:
+            continue
+        for record, after in read_records(path, reached):
+            reached = after
+            yield record, after
+
+
+def cut_journal(directory: Path, end: Position) -> bool:
+    """Drop what lies behind the last commit, of a process that was killed or never synced; whether
+    the journal reaches so far. Nobody may be writing. Raises OSError."""
+    path = journal_path(directory, end.generation)
+    size = path.stat().st_size
+    if size > end.end:
+        os.truncate(path, end.end)
+    return size >= end.end
+
+
+def replay(environment: lmdb.Environment, directory: Path, start: Position) -> Position:
     """Apply the whole records after `start`, in transactions of some thousand; returns how far they
     go."""
     reached = start
     batches: dict[bytes, dict[bytes, bytes | None]] = {}
-    for record, after in read_records(path, start):
+    for record, after in chained_records(directory, start):
         batch = batches.setdefault(record.database, {})
         pairs = iter(record.writes)
         for key, value in zip(pairs, pairs, strict=True):

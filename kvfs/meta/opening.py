@@ -1,13 +1,20 @@
-"""Opens the embedded engine's LMDB file: makes it, trusts it, or rebuilds it from base and journal.
+"""Opens the embedded engine's LMDB file: makes it, believes it, or rebuilds it.
 
 | `state` says | and the file | then |
 |---|---|---|
 | nothing, and there is no base | any | never finished, so nothing was acknowledged: made anew |
-| this boot, or closed cleanly | looks whole | used as it is |
-| this boot, or closed cleanly | is damaged | rebuilt; nothing is lost, the journal is complete |
+| anything, and another process has it open | looks whole | used as it is, as that one does |
+| this boot, or closed cleanly | looks whole, its journal goes on no further | used as it is |
+| this boot, or closed cleanly | is damaged, or older than its journal | rebuilt |
 | another boot, not clean; or torn | any | rebuilt; what was not synced may be lost, never torn |
+
+A boot is one of the machine and of the filesystem (`boot.boot_of`): pages that were not synced may
+be torn anywhere, though the newest commit looks whole, so only the kernel that has had them in its
+cache all the time makes them believed. The journal decides all the same: where it holds more than
+the one commit that a kill may have cut off, `data.mdb` is not what its last writer left.
 """
 
+import itertools
 import os
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,7 +23,8 @@ import lmdb
 
 from kvfs.errors import Corrupt, Unavailable
 from kvfs.meta.bases import read_position, rebuild, rotate
-from kvfs.meta.journal import generations
+from kvfs.meta.boot import boot_of
+from kvfs.meta.journal import chained_records, cut_journal, generations
 from kvfs.meta.lmdb_errors import translated
 from kvfs.meta.lmdb_file import find_damage, read_metas
 from kvfs.meta.state import State, StateFile, read_state
@@ -26,6 +34,9 @@ _MAX_READERS: Final = 512
 _MAX_DATABASES: Final = 8
 _LOCK_BYTES: Final = 40_960
 """More than LMDB needs for _MAX_READERS (64 bytes each, and a header); it takes what it finds."""
+_CUT_OFF_COMMITS: Final = 1
+"""That a kill may leave in the journal alone: the next commit, of whichever process, is written
+over it."""
 _CHECKED_PAGES: Final = 4_096
 """Looked at when it is opened: all of a file up to 16 MiB, the upper levels of a larger one; 10 us
 a page, most of it for the read."""
@@ -43,19 +54,22 @@ class Opened(NamedTuple):
 class Opener:
     """Where and how. Every method raises Corrupt, Unavailable, OSError, lmdb.Error."""
 
-    def __init__(self, path: Path, map_size: int, boot: int) -> None:
+    def __init__(self, path: Path, map_size: int, boot: int | None) -> None:
         self.path = path
         self._map_size = map_size
-        self._boot = boot
+        self._given_boot = boot
+        self.boot = 0
+        """The running boot, as the filesystem sees it; known once it is open."""
 
     def open_to_write(self) -> Opened:
         """Open it whatever state it is in; waits while another process opens or closes it."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._find_boot()
         state = StateFile(self.path)
         try:
             with state.locked():
                 environment, rebuilt = self._open_locked(state)
-                state.write(State(self._boot, clean=False))
+                state.write(State(self.boot, clean=False))
                 state.share()
         except BaseException:
             state.close()
@@ -63,37 +77,63 @@ class Opener:
         return Opened(environment, state, rebuilt)
 
     def open_to_read(self) -> lmdb.Environment:
-        """Open it if it can be trusted as it is."""
+        """Open it if it can be believed as it is."""
         state = read_state(self.path / "state")
         if state is None or not (self.path / "data.mdb").exists():
             raise Unavailable(
                 f"there are no metadata in {self.path}: start the node once to make them"
             )
-        if state.boot != self._boot and not state.clean:
+        self._find_boot()
+        if state.boot != self.boot and not state.clean:
             raise Unavailable(
-                f"the metadata in {self.path} were open when the machine went down:"
-                " start the node once, with the right to write them"
+                f"the metadata in {self.path} were open when the machine went down, or its disk was"
+                " taken away: start the node once, with the right to write them"
             )
         return self._environment(self.path, readonly=True)
+
+    def _find_boot(self) -> None:
+        self.boot = boot_of(self.path) if self._given_boot is None else self._given_boot
 
     def _open_locked(self, state: StateFile) -> tuple[lmdb.Environment, str | None]:
         recorded = state.read()
         if not generations(self.path, "base"):
             return self._make(recorded), None
-        alone = state.try_alone()
-        torn = recorded is None or (recorded.boot != self._boot and not recorded.clean)
-        why = "the machine went down while it was open" if torn else None
-        if why is None:
+        if not state.try_alone():
+            return self._open_shared(), None
+        if recorded is None or (recorded.boot != self.boot and not recorded.clean):
+            why = "the machine went down, or its disk was taken away, while it was open"
+        else:
             try:
-                return self._open_checked(), None
+                return self._open_alone(), None
             except Corrupt as error:
                 why = str(error)
-        if not alone:
-            raise Unavailable(
-                f"{why}, and another process uses it: stop all of them and start again"
-            )
         rebuild(self.path, self._environment)
         return self._open_checked(), why
+
+    def _open_shared(self) -> lmdb.Environment:
+        """As another process has it: what that one believed is in the kernel's cache since."""
+        try:
+            return self._open_checked()
+        except Corrupt as error:
+            raise Unavailable(
+                f"{error}, and another process uses it: stop all of them and start again"
+            ) from None
+
+    def _open_alone(self) -> lmdb.Environment:
+        """Raises Corrupt for damage that shows, and where the journal goes on behind it."""
+        environment = self._open_checked()
+        position = read_position(environment)
+        records = chained_records(self.path, position)
+        ahead = len(list(itertools.islice(records, _CUT_OFF_COMMITS + 1)))
+        if ahead > _CUT_OFF_COMMITS:
+            environment.close()
+            raise Corrupt(
+                f"{self.path / 'data.mdb'} is older than its journal: it ends at commit"
+                f" {position.sequence}"
+            )
+        if not cut_journal(self.path, position):
+            rotate(environment, self.path)  # a journal cut short can take nothing more
+        return environment
 
     def _make(self, recorded: State | None) -> lmdb.Environment:
         if recorded is not None:

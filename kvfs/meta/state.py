@@ -1,8 +1,8 @@
 """Who has the engine's file open, and whether it can be trusted: the files `state` and `users`.
 
-`state` holds the id of the boot in which the file was last opened for writing, and whether it was
-synced and closed since. In another boot, a file that was not is rebuilt before LMDB sees it. The
-lock on `state` serialises opening, closing, rotating and rebuilding; each writer holds a shared
+`state` holds the boot (`boot.boot_of`) in which the file was last opened for writing, and whether
+it was synced and closed since. In another boot, a file that was not is rebuilt before LMDB sees it.
+The lock on `state` serialises opening, closing, rotating and rebuilding; each writer holds a shared
 lock on `users` for life, so an exclusive one means to be alone. The system drops both locks when a
 process ends, however it ends.
 """

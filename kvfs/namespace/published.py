@@ -46,7 +46,7 @@ class Listed(NamedTuple):
 
 
 def is_visible(t: Transaction, ino: int, inode: Inode, boot: int) -> bool:
-    """Whether others than its mount may read it; `boot` is the running boot's id. What another node
+    """Whether others than its mount may read it; `boot` is the running one's id. What another node
     wrote, and did not sync yet, it answers for: it serves nothing before it has recovered."""
     if not stat.S_ISREG(inode.mode):
         return True

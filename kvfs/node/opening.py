@@ -29,6 +29,7 @@ from kvfs.config import Config
 from kvfs.errors import Conflict, Corrupt
 from kvfs.hearing import Written
 from kvfs.meta import keys
+from kvfs.meta.boot import boot_id
 from kvfs.meta.copying import refuse_unfinished
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Engine, Transaction
@@ -71,6 +72,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         await engine.transact(_first_start)
         if cluster is not None:
             await cluster.share_key()
+        before = _boots_before(store)
         places.prepare(store, [*config.tier, *config.shared], owner_of(store, cluster))
         node = Node(config, store, engine, local, known, cluster)
         closing.callback(node.files.close)
@@ -82,6 +84,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             node.files,
             node.index,
             boot=node.boot,
+            before=before,
             now=time.time_ns(),
             clean=store.take_clean(),
             restored=local.restored,
@@ -114,6 +117,15 @@ def _mark_clean(store: layout.Store) -> None:
         store.mark_clean()
     except OSError as error:  # on a full disk, for one: the next start looks for what is to mend
         log.warning("the store could not be marked as left in order: %s", error)
+
+
+def _boots_before(store: layout.Store) -> set[int]:
+    """What the store's last process took for the running boot, if its disks were there all the
+    time: of the places as they were told then, or, of an earlier version, the kernel's id alone."""
+    boots = {places.boot_of(store)}
+    if store.recovered_boot() == boot_id():
+        boots.add(boot_id())
+    return boots
 
 
 async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:

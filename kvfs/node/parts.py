@@ -33,13 +33,12 @@ from kvfs.errors import Unavailable
 from kvfs.hearing import Written
 from kvfs.holders import Holders
 from kvfs.locks import Locks
-from kvfs.meta import boot
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Engine
 from kvfs.namespace.inodes import read_inodes
 from kvfs.node.mounts import Mounts
 from kvfs.requests import Requests
-from kvfs.store import layout
+from kvfs.store import layout, places
 from kvfs.store.index import NAME as INDEX_NAME
 from kvfs.store.index import Index
 from kvfs.store.known import KnownDirectories
@@ -77,7 +76,7 @@ class Node:
         self.cluster = cluster
         self.coherence = Coherence(cluster.engine) if cluster else None
         """Of a node of a cluster; a lone one believes itself."""
-        self.boot = boot.boot_id()
+        self.boot = places.boot_of(store)
         self.files = data_files(store)
         self.index = Index(local.database(INDEX_NAME))
         self.holders = Holders()
@@ -285,6 +284,7 @@ class Node:
         self.index.flush()
         try:
             await self.volume.flush_atimes()
+            await self.sealer.sync_durable()
             await self.engine.sync()
         except Unavailable as error:
             if self.cluster is None:

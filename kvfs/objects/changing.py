@@ -57,7 +57,7 @@ class Moment(NamedTuple):
     now: int
     """Nanoseconds since the epoch."""
     boot: int
-    """The running boot's id."""
+    """The running boot, as the store's disks see it."""
 
 
 class New(NamedTuple):

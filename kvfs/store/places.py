@@ -24,6 +24,7 @@ import msgspec
 
 from kvfs.errors import ConfigError, Invalid
 from kvfs.media import Place
+from kvfs.meta import boot
 from kvfs.store import quarantine
 from kvfs.store.layout import Store, guarded
 from kvfs.store.ownership import require_directory, trusted
@@ -64,6 +65,13 @@ def known(store: Store) -> list[Place]:
         return _decode_places((store.root / "places").read_bytes())
     except FileNotFoundError:
         return []
+
+
+def boot_of(store: Store) -> int:
+    """The running boot, as the disks of the store see it: another one once one of them was
+    unmounted. What is in memory, or others' as well, has no part in it. Raises OSError."""
+    tiers = [place.root for place in known(store) if place.medium == "ssd"]
+    return boot.boot_of(store.meta, store.data, *filter(os.path.exists, tiers))
 
 
 def _claim(place: Place, store: Store, owner: str) -> None:

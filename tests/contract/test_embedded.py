@@ -200,7 +200,7 @@ def of_another_store(copy: Path) -> None:
 
 def copy_of(path: Path, damage: Callable[[Path], None]) -> Path:
     """The files as a kill would leave them, and then damaged."""
-    copy = path.with_name("copy")
+    copy = path.with_name(f"copy of {path.name}")
     shutil.copytree(path, copy)
     damage(copy)
     return copy
@@ -234,6 +234,36 @@ def test_a_damaged_file_is_rebuilt_and_loses_nothing(
         if rotated and number == 250:
             engine.rotate_now()
     with_copy(copy_of(path, damage), contents, expect=expected)
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_a_file_older_than_its_journal_is_rebuilt_in_whatever_boot(
+    engine: EmbeddedEngine, path: Path, rotated: bool
+) -> None:
+    put(engine, b"k", b"old")
+    older = path.with_name("older")
+    shutil.copyfile(path / "data.mdb", older)
+    put(engine, b"k", b"new")
+    if rotated:
+        engine.rotate_now()
+    put(engine, b"k2", b"new")
+    copy = copy_of(path, missing)
+    shutil.copyfile(older, copy / "data.mdb")
+    with_copy(copy, contents, expect={b"k": b"new", b"k2": b"new"})
+
+
+def test_a_journal_cut_short_costs_nothing_while_the_file_is_whole(
+    engine: EmbeddedEngine, path: Path
+) -> None:
+    put(engine, b"k", b"v")
+    copy = copy_of(path, lambda copy: os.truncate(copy / "journal.1", 40))
+    again = EmbeddedEngine(copy)
+    assert not again.restored
+    put(again, b"k2", b"v")
+    again.sync_now()
+    second = copy_of(copy, missing)
+    again.close()
+    with_copy(second, contents, expect={b"k": b"v", b"k2": b"v"})
 
 
 @pytest.mark.parametrize("rotated", [False, True])

@@ -35,7 +35,7 @@ def lose_placement(host: Host, ino: int) -> None:
 
 
 def recovery_of(host: Host) -> Recovery:
-    return Recovery(host.engine, host.files, host.peer.index, BOOT, time.time_ns())
+    return Recovery(host.engine, host.files, host.peer.index, {BOOT}, time.time_ns())
 
 
 def write_on(host: Host, ino: int, data: bytes) -> None:

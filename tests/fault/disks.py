@@ -74,24 +74,29 @@ def cut(mountpoint: Path) -> None:
 
 
 @contextlib.contextmanager
-def disk(directory: Path, kind: str, size: int = 0) -> Iterator[Disk]:
-    """A mounted, empty disk. Skips the test, saying why, where that cannot be had."""
+def disk(
+    directory: Path, kind: str, size: int = 0, *, mountpoint: Path | None = None
+) -> Iterator[Disk]:
+    """A mounted, empty disk, its image in `directory`. Skips the test, saying why, where that
+    cannot be had."""
     if os.getuid() != 0 or not Path("/dev/loop-control").exists():
         pytest.skip("loop mounts need root and /dev/loop-control")
     tool = f"mkfs.{kind}"
     if shutil.which(tool) is None:
         pytest.skip(f"{tool} is not installed")
+    directory.mkdir(exist_ok=True)
     image = directory / f"{kind}.image"
     with image.open("wb") as file:
         file.truncate(size or SIZES[kind])
     subprocess.run([tool, "-q", image], check=True, capture_output=True)
-    made = Disk(image, directory / kind)
+    made = Disk(image, mountpoint or directory / kind)
     try:
         made.mount()
         try:
             yield made
         finally:
-            made.unmount()
+            if os.path.ismount(made.mountpoint):
+                made.unmount()
     finally:
         made.detach()
         image.unlink()

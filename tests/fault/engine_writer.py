@@ -35,7 +35,7 @@ STEPS: Final = (
     "generations",
 )
 """Of a rotation, in `bases`; the process is stopped before and after each."""
-REBUILD_STEPS: Final = ("read_position", "_replay_all", "sync_directory")
+REBUILD_STEPS: Final = ("read_position", "replay", "sync_directory")
 
 Contents = dict[bytes, bytes]
 
