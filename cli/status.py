@@ -55,6 +55,11 @@ def _show(status: dict[str, Any]) -> None:
         console.print(_served(s3), markup=False)
     if (cluster := status.get("cluster")) is not None:
         console.print(_membership(cluster), markup=False)
+        if status["engine"]["is_full"]:
+            console.print(
+                "  the engine's MEMORY IS FULL: what adds is refused, what removes goes on",
+                markup=False,
+            )
         console.print(nodes.table(cluster["nodes"]), markup=False)
         if stuck := nodes.obstacles(cluster["nodes"]):
             console.print(stuck, markup=False)

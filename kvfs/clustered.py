@@ -164,6 +164,7 @@ class Clustered:
             "server": engine.server,
             "position": engine.position,
             "round_trips": engine.round_trips,
+            "is_full": engine.is_full,
             "silent_s": max(0.0, now() - engine.heard_at),
         }
 

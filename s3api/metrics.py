@@ -83,6 +83,8 @@ def _of_cluster(cluster: dict[str, Any], engine: dict[str, Any]) -> Iterator["Me
     held = int(cluster["holds_lease"])
     yield _gauge("kvfs_cluster_lease_held", "Whether this node may serve others.", held)
     yield _gauge("kvfs_engine_position", "The last commit that is known here.", engine["position"])
+    full = int(engine["is_full"])
+    yield _gauge("kvfs_engine_full", "Whether the engine's memory is full.", full)
     yield _gauge("kvfs_engine_silent_seconds", "Since it was heard last.", engine["silent_s"])
     yield _counter("kvfs_engine_requests", "Sent to the engine.", engine["round_trips"])
     families = {

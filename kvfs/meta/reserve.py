@@ -21,12 +21,12 @@ import ctypes
 import errno
 import os
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import lmdb
 
 from kvfs.errors import NoSpace
-from kvfs.meta import keys
+from kvfs.meta.growth import Growth, growth_of
 from kvfs.meta.journal import Position, Writes, journal_path
 
 _MOST: Final = 16 << 20
@@ -54,17 +54,10 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, lmdb.DiskError) or "No space left" in str(error)
 
 
-class Growth(NamedTuple):
-    """What a commit adds, or where negative takes away."""
-
-    names: int
-    size_bytes: int
-
-
 def permitted(growth: Growth, left: float) -> bool:
     """Whether such a commit may use what is left (a share of the whole) of blocks that cannot be
     filled up now."""
-    if growth.names < 0 or growth.size_bytes < 0:
+    if growth.takes_away:
         return True
     return left > (0.75 if growth.names or growth.size_bytes > _ADDED_BYTES else 0.5)
 
@@ -119,7 +112,11 @@ class Reserve:
     def admit(self, before: "lmdb.Transaction[bytes]", writes: Writes) -> None:
         """Raises NoSpace where what is left is not for a commit of this kind. `before`: as it was
         without these writes."""
-        if self.left < 1 and not permitted(_growth(before, writes), self.left):
+        if self.left == 1:
+            return
+        pairs = iter(writes)
+        last = {key: value for key, value in zip(pairs, pairs, strict=True) if key is not None}
+        if not permitted(growth_of(last.items(), before.get), self.left):
             raise NoSpace(
                 f"no space for the metadata in {self._directory}: free some space on that"
                 " filesystem"
@@ -180,16 +177,3 @@ def give_up_where_full(directory: Path) -> None:
         disk = os.statvfs(directory)
         if disk.f_bavail * disk.f_frsize < _SLICE_BYTES:
             give_up(directory)
-
-
-def _growth(before: "lmdb.Transaction[bytes]", writes: Writes) -> Growth:
-    pairs = iter(writes)
-    names = size_bytes = 0
-    for key, value in dict(zip(pairs, pairs, strict=True)).items():
-        assert key is not None
-        old = before.get(key)
-        size_bytes -= 0 if old is None else len(key) + len(old)
-        size_bytes += 0 if value is None else len(key) + len(value)
-        if keys.is_entry(key):
-            names += (value is not None) - (old is not None)
-    return Growth(names, size_bytes)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvfs.errors import Conflict, Unavailable
+from kvfs.errors import Conflict, NoSpace, Unavailable
 from kvfs.meta.interface import Transaction
 from kvfs.meta.redis.engine import RedisEngine
 from tests.cluster.waiting import wait_until
@@ -228,10 +228,13 @@ def test_a_server_that_is_loading_is_waited_for(tmp_path: Path) -> None:
 def test_a_full_server_is_told_and_reads_go_on(server: RedisServer, tmp_path: Path) -> None:
     with mirroring(tmp_path / "a", server.url, deadline_s=SHORT_S) as mirror:
         mirror.transact_now(increment(b"n"))
+        mirror.transact_now(increment(b"o"))
         server.call("CONFIG", "SET", "maxmemory", 1)
-        with pytest.raises(Unavailable, match="OOM"):
+        with pytest.raises(NoSpace, match="memory of the engine"):
             mirror.transact_now(increment(b"n"))
         assert number(mirror, b"n") == 1
+        assert mirror.transact_now(lambda t: t.get(b"o") is not None and t.delete(b"o"))
+        assert mirror.read_now(lambda t: t.get(b"o")) is None
         server.call("CONFIG", "SET", "maxmemory", 0)
         until_committed(mirror, b"m")
         assert number(mirror, b"n") == 1

@@ -102,6 +102,11 @@ class MirrorEngine:
         return str(self._proposing.at)
 
     @property
+    def is_full(self) -> bool:
+        """Whether the server had no memory for the last change that was to add something."""
+        return self._proposer.is_full
+
+    @property
     def heard_at(self) -> float:
         """When the mirror held all that was committed, at least, by `clock.now`; 0: it is not
         fit for use."""

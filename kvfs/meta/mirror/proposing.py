@@ -1,17 +1,20 @@
 """Commits transactions that were run on the mirror: many in one request, refused ones run again."""
 
 from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any, Final
 
 import trio
 
 from kvfs import stepping
 from kvfs.clock import now
-from kvfs.errors import Conflict, KvfsError, TooLarge, Unavailable
+from kvfs.errors import Conflict, KvfsError, NoSpace, TooLarge, Unavailable
 from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.growth import NONE, Growth
 from kvfs.meta.interface import Transaction
 from kvfs.meta.mirror.applying import Applier
 from kvfs.meta.mirror.following import Follower
+from kvfs.meta.mirror.mark import Mark
 from kvfs.meta.mirror.private import Privates, Settle, inodes_among
 from kvfs.meta.mirror.turns import Turns, Waiting
 from kvfs.meta.mirror.view import Below, View
@@ -48,6 +51,15 @@ class _Commit(Waiting):
         self.given = given
         self.outcome = Outcome()
         self.is_refused = False
+        self.growth = NONE
+        """Looked at while the server's memory is full."""
+
+
+class _Full(Exception):
+    """The server, not this host, has no memory left."""
+
+    def __init__(self, error: NoSpace) -> None:
+        self.error = error
 
 
 class Proposer:
@@ -74,6 +86,8 @@ class Proposer:
         self._settle = settle
         self._number = 0
         self._is_asking = False
+        self.is_full = False
+        """Whether the server had no memory for the last change that was to add something."""
         self._turns = Turns[_Commit](self._turn)
 
     def is_ours(self, token: bytes) -> bool:
@@ -122,11 +136,15 @@ class Proposer:
             self._local.read_now(lambda t: self._run(t, arguments, proposals))
             if proposals:
                 turns.taken = list(proposals)
-                results = await self._ask(mark.position, mark.token, arguments, proposals)
+                takes = self.is_full and proposals[-1].growth.takes_away
+                results = await self._ask(mark, arguments, proposals, takes_away=takes)
+                self.is_full = self.is_full and takes
                 # Those that were done are private no more, those that were refused are so still.
                 self._privates.sent.clear()
                 for commit, result in zip(proposals, results, strict=True):
                     self._judge(commit, result == _DONE)
+        except _Full as full:
+            self._refuse(full.error, proposals)
         except KvfsError as error:
             self._fail(error, proposals)
         # Who waits for nothing but that it is known, before another's, is run with that again.
@@ -143,6 +161,9 @@ class Proposer:
             items = [item for step, _ in steps for item in proposed(step)]
             bytes_ += size(items)
             if bytes_ > MOST_BYTES and proposals:
+                return
+            commit.growth = _growth(steps) if self.is_full else NONE
+            if proposals and commit.growth.takes_away != proposals[-1].growth.takes_away:
                 return
             queue.popleft()
             if bytes_ > MOST_BYTES:
@@ -181,18 +202,24 @@ class Proposer:
         return [(view.proposal(), view)] if view.is_needed else []
 
     async def _ask(
-        self, position: int, token: bytes, arguments: list[Item], proposals: list[_Commit]
+        self, mark: Mark, arguments: list[Item], proposals: list[_Commit], *, takes_away: bool
     ) -> bytes:
-        """A digit for each; none where the mirror was too old. Raises Unavailable."""
+        """A digit for each; none where the mirror was too old. Raises Unavailable, _Full."""
         self._number += 1
         self._is_asking = True
         try:
             sent_at = now()
             is_here = all(each.function is not None for each in proposals)
             run = b"here" if is_here else b"before"
-            head: list[Item] = [*self._head, self._number, position, token, run]
+            state: list[Item] = [self._number, mark.position, mark.token, run]
+            away = b"away" if takes_away else b""
             end = max(each.end for each in proposals)
-            found = await self._caller.script(PROPOSE, *head, *arguments, end=end)
+            try:
+                found = await self._caller.script(
+                    PROPOSE, *self._head, *state, away, *arguments, end=end
+                )
+            except NoSpace as error:
+                raise _Full(error) from error
             answer = read_answer(found)
             if answer.status == "fenced":
                 raise Unavailable(
@@ -214,6 +241,15 @@ class Proposer:
         elif trio.current_time() >= commit.end:
             commit.conclude(Conflict("others committed first until the deadline: try again"))
 
+    def _refuse(self, error: NoSpace, proposals: list[_Commit]) -> None:
+        """The server has no memory for them, and did nothing. What takes away is asked for again,
+        by itself, and done all the same."""
+        self._privates.sent.clear()
+        was_full, self.is_full = self.is_full, True
+        for each in proposals:
+            if was_full:
+                each.conclude(error)
+
     def _fail(self, error: KvfsError, proposals: list[_Commit]) -> None:
         failure: Exception = error
         if self._follower.whole.is_set() and self._follower.failure is None:
@@ -221,6 +257,10 @@ class Proposer:
         for each in proposals:
             each.conclude(failure)
         self._turns.fail(failure)
+
+
+def _growth(steps: list[tuple[Proposal, View | None]]) -> Growth:
+    return reduce(Growth.with_, (step.growth for step, _ in steps), NONE)
 
 
 def _nothing(t: Transaction) -> None:

@@ -58,7 +58,8 @@ class Caller:
         return trio.current_time() + self.deadline_s
 
     async def call(self, *command: Item, end: float | None = None) -> Any:
-        """What a command answers. Raises Unavailable at `end`, Invalid, NotSupported."""
+        """What a command answers. Raises Unavailable at `end`, NoSpace (the server's memory is
+        full, and nothing was done), Invalid, NotSupported."""
         return await self._patiently(lambda line: line.ask(*command), end)
 
     async def script(self, script: Script, *arguments: Item, end: float | None = None) -> Any:
@@ -89,7 +90,7 @@ class Caller:
 
             async def settle(line: Line) -> Any:
                 # What is waited for is what the same connection wrote, and all before it.
-                await line.ask(b"HSET", self._keys[2], b"synced", secrets.token_bytes(4))
+                await line.script(scripts.TOUCH, secrets.token_bytes(4))
                 return await line.ask(*means.command)
 
             answer = await self._patiently(settle)
@@ -170,6 +171,8 @@ class Caller:
             self._leave()
             if refusals.is_of(reason, ssl.SSLCertVerificationError):
                 raise refusals.untrusted(text, shown) from reason
+        elif refusals.is_full(text):
+            raise refusals.full(shown) from reason
         elif not refusals.is_passing(text):
             self.close()
             raise refusals.raised(text, shown) from reason

@@ -25,9 +25,12 @@ from kvfs.meta.leases import Fenced, Joined, Lease, Leases, Lost, Renewed, State
 from kvfs.meta.redis.about import read_info, seems_emptied
 from kvfs.meta.redis.calling import Caller
 from kvfs.meta.redis.location import Location
-from kvfs.meta.redis.scripts import Script
+from kvfs.meta.redis.scripts import SPARING, Script
 
-_COMMON: Final = """
+_COMMON: Final = (
+    SPARING
+    + """
+spare()
 local s, l = KEYS[3], KEYS[5]
 
 local function now()
@@ -46,6 +49,8 @@ local function renew(node, incarnation, words)
   redis.call('HSET', l, node, head .. words)
 end
 """
+)
+"""Who lives is to be known also where the server's memory is full."""
 
 PEEK: Final = Script(
     _COMMON

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from kvfs.errors import Corrupt
+from kvfs.meta.growth import Growth, growth_of
 from kvfs.meta.redis.scripts import COMMON, Script
 
 ENTRIES: Final = 500
@@ -110,7 +111,7 @@ token before, what was written) and nothing."""
 PROPOSE: Final = Script(
     _FOLLOWING
     + """
-local node, incarnation, engine, number, known, known_token, run = unpack(ARGV, 1, 7)
+local node, incarnation, engine, number, known, known_token, run, takes = unpack(ARGV, 1, 8)
 local state = redis.call('HMGET', s, 'token', 'position', 'e:' .. engine, 'n:' .. node)
 if state[4] and state[4] ~= incarnation then return answered('fenced', {}, '') end
 local last, results = nil, ''
@@ -120,6 +121,7 @@ if last and tonumber(last) >= tonumber(number) then
   return answered(status, entries, last == number and results or '')
 end
 if status ~= 'ok' then return answered(status, entries, '') end
+if takes == 'away' then spare() end
 
 local unchanged = run == 'here' and known == state[2]
 local packed, bytes = {}, 0
@@ -200,7 +202,7 @@ local function merge(first, last)
   if #done > 0 then packed[#packed + 1] = listed(#done, done) end
 end
 
-at = 8
+at = 9
 while at <= #ARGV do
   local first = list()
   local wanted = list()
@@ -231,7 +233,8 @@ return answered(status, entries, results)
 """
 )
 """ARGV: the node's number and incarnation; the engine; the number of this request, which grows;
-where the mirror stands; 'here' where all were run on it as it stands. Then of each transaction the
+where the mirror stands; 'here' where all were run on it as it stands; 'away' where they remove more
+than they add, which is done though memory is full. Then of each transaction the
 lists: keys read; what they were ('=' and the value, '' for none); start, end, count, digest of
 ranges read; keys and values to put; keys to delete; keys and operands to merge; and, by itself,
 msgpack of what is put and deleted, as the log has it. Each is checked against what those before it
@@ -253,6 +256,11 @@ class Proposal(NamedTuple):
     def is_needed(self) -> bool:
         """Whether it changes anything."""
         return bool(self.writes or self.merges)
+
+    @property
+    def growth(self) -> Growth:
+        """As far as is known without a look: what was not read was not there."""
+        return growth_of(self.writes.items(), self.reads.get)
 
 
 class Entry(NamedTuple):

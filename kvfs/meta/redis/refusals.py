@@ -3,7 +3,7 @@ I/O."""
 
 from typing import Final
 
-from kvfs.errors import Invalid, KvfsError, NotSupported, Unavailable
+from kvfs.errors import Invalid, KvfsError, NoSpace, NotSupported, Unavailable
 
 PASSING: Final = (
     *("OOM", "MISCONF", "MASTERDOWN", "NOREPLICAS", "UNKILLABLE", "BUSY", "UNBLOCKED"),
@@ -25,6 +25,17 @@ def said(text: str) -> str:
 
 def is_passing(text: str) -> bool:
     return said(text).startswith(PASSING)
+
+
+def is_full(text: str) -> bool:
+    """Whether the server has no memory left for what was asked; it did none of it."""
+    return said(text).startswith("OOM")
+
+
+def full(shown: str) -> NoSpace:
+    return NoSpace(
+        f"the memory of the engine {shown} is full: remove files, or raise its maxmemory"
+    )
 
 
 def raised(text: str, shown: str) -> KvfsError:

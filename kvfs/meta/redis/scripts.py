@@ -38,7 +38,17 @@ class Script:
         self.sha = sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
 
-COMMON: Final = """
+SPARING: Final = """
+local function spare()
+  redis.call('HDEL', KEYS[3], '-')
+end
+"""
+"""Called before anything else is written, it has a server whose memory is full do all the rest: it
+refuses the first write of a script or none, and this one needs no memory."""
+
+COMMON: Final = (
+    SPARING
+    + """
 local h, z, s, x = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local at = 1
 
@@ -146,6 +156,10 @@ local function pending(packed)
   return {intent[1], intent[2], now() - intent[3]}
 end
 """
+)
+
+TOUCH: Final = Script(SPARING + "spare() return redis.call('HSET', KEYS[3], 'synced', ARGV[1])")
+"""A write, for who waits until all before it is kept."""
 
 READ: Final = Script(
     COMMON

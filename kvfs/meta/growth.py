@@ -1,0 +1,42 @@
+"""By how much a commit makes the metadata grow, and so whether it may be made where space or memory
+has run out. Pure."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from kvfs.meta import keys
+
+
+class Growth(NamedTuple):
+    """What commits add, or where negative take away."""
+
+    names: int
+    """In directories."""
+    size_bytes: int
+    """Of keys and values."""
+
+    @property
+    def takes_away(self) -> bool:
+        """Whether it is a removal: it is let pass wherever that can be."""
+        return self.names < 0 or self.size_bytes < 0
+
+    def with_(self, other: "Growth") -> "Growth":
+        return Growth(self.names + other.names, self.size_bytes + other.size_bytes)
+
+
+NONE = Growth(0, 0)
+
+
+def growth_of(
+    writes: Iterable[tuple[bytes, bytes | None]], before: Callable[[bytes], bytes | None]
+) -> Growth:
+    """`writes`: keys, each once, and what they have then (None: nothing). `before`: what a key
+    had."""
+    names = size_bytes = 0
+    for key, value in writes:
+        old = before(key)
+        size_bytes -= 0 if old is None else len(key) + len(old)
+        size_bytes += 0 if value is None else len(key) + len(value)
+        if keys.is_entry(key):
+            names += (value is not None) - (old is not None)
+    return Growth(names, size_bytes)
