@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from gateway.bare_directory import open_to_writers
+
 _TERM_GRACE_S: Final = 5.0
 
 
@@ -131,6 +133,8 @@ class _Charge:
         for path in self.files:
             with contextlib.suppress(OSError):
                 path.unlink()
+        for path in self.mounts:
+            open_to_writers(path)
         for path in self.directories:
             if not any(mount.is_relative_to(path) and _is_mounted(mount) for mount in self.mounts):
                 shutil.rmtree(path, ignore_errors=True)

@@ -15,6 +15,7 @@ from typing import Final
 
 from benchmarks import _wheels
 from benchmarks._guard import Guard, unmount
+from gateway.bare_directory import open_to_writers
 
 _START_S: Final = 60.0
 _QUIET_S: Final = 1.5
@@ -91,6 +92,7 @@ class Kvfs(System):
         with contextlib.suppress(Unavailable, subprocess.TimeoutExpired):
             self._node("down")
         unmount(self.mountpoint)
+        open_to_writers(self.mountpoint)
 
     def _node(self, name: str, *arguments: str) -> None:
         self.command(name, "--mount", str(self.mountpoint), *arguments)

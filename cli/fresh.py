@@ -37,11 +37,13 @@ class Fresh:
             raise
 
     def _remove(self) -> None:
+        from gateway.bare_directory import open_to_writers
         from kvfs.store import layout
 
         if self._is_new:
             layout.remove_unused(self._store)
         for directory in self._missing:
+            open_to_writers(directory)
             with contextlib.suppress(OSError):
                 directory.rmdir()
 

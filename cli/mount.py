@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from cli import node, settings
+from gateway.mountpoint import hidden
 
 
 @click.command("mount")
@@ -22,3 +23,5 @@ def command(
     answer = node.ask(config, "mount", params, deadline_s=node.MOUNT_DEADLINE_S)
     reason = f" ({answer['reason']})" if answer["reason"] else ""
     click.echo(f"mounted {answer['mountpoint']}: {answer['mode']}{reason}")
+    if answer["hides"]:
+        click.echo(f"kvfs: {hidden(answer['mountpoint'], answer['hides'])}", err=True)

@@ -140,9 +140,12 @@ def welcome(config: Config, first: "Credentials | None") -> str:
 
 def summary(status: dict[str, Any]) -> str:
     """The start-up summary: what runs where, and which fast path is active and why."""
+    from gateway.mountpoint import hidden
+
     store, engine, mount = status["store"], status["engine"], status["mount"]
     rows = [
         ("mount", mount["mountpoint"] if mount else "none; `kvfs mount DIR` makes one"),
+        *([("hidden", hidden(mount["mountpoint"], mount["hides"]))] if _hides(mount) else []),
         ("path", f"{mount['mode']}: {mount['reason'] or _FASTEST}" if mount else "none"),
         ("store", f"{store['path']} ({store['filesystem']})"),
         (
@@ -156,6 +159,10 @@ def summary(status: dict[str, Any]) -> str:
     ]
     lines = [f"kvfs {VERSION} is up"] + [f"  {name:<8}{text}" for name, text in rows]
     return "\n".join(lines) + "\n"
+
+
+def _hides(mount: dict[str, Any] | None) -> bool:
+    return bool(mount and mount.get("hides"))  # a node of an older version does not say
 
 
 def _served(status: dict[str, Any]) -> list[tuple[str, str]]:

@@ -4,12 +4,13 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from gateway.bare_directory import BareDirectory
 from gateway.fuse import device
-from kvfs.errors import AccessDenied, Busy, Invalid, NotADirectory, NotEmpty, Unavailable
+from kvfs.errors import AccessDenied, Busy, Invalid, NotADirectory, Unavailable
 from kvfs.processes import state_of
 from kvfs.store import probe
 from kvfs.store.layout import is_locked
@@ -27,25 +28,37 @@ def check(mountpoint: Path, store: Path) -> None:
         return
     _refuse_mounted(mountpoint)
     if os.path.lexists(mountpoint):
-        _require_empty(mountpoint)
+        hold(mountpoint).close()
     else:
         _require_room(mountpoint)
 
 
 def prepare(mountpoint: Path, store: Path) -> bool:
-    """Have an empty directory at `mountpoint`; True when a dead mount of KVFS was there and is gone
-    now.
+    """Have a directory at `mountpoint`; True when a dead mount of KVFS was there and is gone now.
 
-    Raises Busy (something is mounted there), NotEmpty, NotADirectory, AccessDenied, Invalid (store
-    and mount hold one another).
+    Raises Busy (something is mounted there), NotADirectory, AccessDenied, Invalid (store and mount
+    hold one another).
     """
     _refuse_overlap(mountpoint, store)
     recovered = device.recover_stale(str(mountpoint))
     _refuse_mounted(mountpoint)
     with _refusals(mountpoint):
         mountpoint.mkdir(parents=True, exist_ok=True)
-    _require_empty(mountpoint)
     return recovered
+
+
+def hold(mountpoint: Path) -> BareDirectory:
+    """What a mount there will hide. Raises NotADirectory, AccessDenied."""
+    with _refusals(mountpoint):
+        return BareDirectory(mountpoint)
+
+
+def hidden(mountpoint: Path | str, names: Sequence[str]) -> str:
+    """What is said of a directory that is not empty; `names`: of what is in it, the first."""
+    return (
+        f"{mountpoint} is not empty: the mount hides '{min(names)}' and what else is there, "
+        "unchanged; `kvfs down` shows it again, to be moved away"
+    )
 
 
 def end_dead(mountpoint: Path, lock: Path) -> None:
@@ -119,16 +132,6 @@ def _require_room(mountpoint: Path) -> None:
             raise NotADirectoryError
         if not os.access(above, os.W_OK | os.X_OK):
             raise PermissionError
-
-
-def _require_empty(mountpoint: Path) -> None:
-    with _refusals(mountpoint):
-        names = os.listdir(mountpoint)
-    if names:
-        raise NotEmpty(
-            f"the mountpoint {mountpoint} is not empty ('{names[0]}' for one) and a mount would "
-            "hide what is in it: choose an empty directory with --mount"
-        )
 
 
 @contextlib.contextmanager

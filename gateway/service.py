@@ -4,6 +4,7 @@ One mount per node. It may be taken away and made again while the node runs; whe
 it from outside (umount, fusermount3), the node goes on without and says so.
 """
 
+import contextlib
 import logging
 import os
 import signal
@@ -53,8 +54,14 @@ class MountKeeper:
         try:
             if mountpoint.prepare(directory, self._node.config.store):
                 log.warning("a stale mount at %s was taken away", directory)
-            with trio.fail_after(MOUNT_DEADLINE_S):
-                self.info = await self._nursery.start(self._serve, directory, self._scope)
+            with contextlib.closing(mountpoint.hold(directory)) as bare:
+                if bare.hides:
+                    log.warning("%s", mountpoint.hidden(directory, bare.hides))
+                with trio.fail_after(MOUNT_DEADLINE_S):
+                    self.info = await self._nursery.start(
+                        self._serve, directory, bare.hides, self._scope
+                    )
+                bare.close_to_writers()
         except trio.TooSlowError:
             raise Unavailable(f"the mount at {directory} did not answer in time") from None
         finally:
@@ -82,12 +89,17 @@ class MountKeeper:
         return str(directory)
 
     async def _serve(
-        self, directory: Path, scope: trio.CancelScope, *, task_status: "trio.TaskStatus[MountInfo]"
+        self,
+        directory: Path,
+        hides: list[str],
+        scope: trio.CancelScope,
+        *,
+        task_status: "trio.TaskStatus[MountInfo]",
     ) -> None:
         # Imported here: a node without a mount needs no libfuse.
         from gateway.fuse import mount
 
-        options = mount.options(self._node.config, directory)
+        options = mount.options(self._node.config, directory, hides)
         try:
             with scope:
                 await mount.serve(self._node, options, task_status=task_status)
@@ -208,4 +220,9 @@ def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event) -> N
 
 def describe(info: "MountInfo") -> dict[str, Any]:
     """What status and start-up summary say about a mount."""
-    return {"mountpoint": str(info.mountpoint), "mode": info.mode, "reason": info.reason}
+    return {
+        "mountpoint": str(info.mountpoint),
+        "mode": info.mode,
+        "reason": info.reason,
+        "hides": info.hides,
+    }

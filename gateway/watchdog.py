@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
-async def watched(mountpoint: str) -> AsyncIterator[None]:
-    """While the block lasts, what is mounted there ends within seconds of this process' death. The
-    watchdog runs before the block begins, and until it has ended, also when that is cancelled."""
+async def watched(mountpoint: str) -> AsyncIterator[trio.Event]:
+    """While the block lasts, what is mounted there ends within seconds of this process' death, from
+    when the event is set, and until the block has ended, also where that is cancelled. To enter it
+    is no checkpoint: nobody else takes away what was mounted a moment ago."""
     scope, begun = trio.CancelScope(shield=True), trio.Event()
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_keep, mountpoint, scope, begun)
             try:
-                await begun.wait()
-                yield
+                yield begun
             finally:
                 scope.cancel()
     except BaseExceptionGroup as group:

@@ -45,6 +45,8 @@ class MountOptions(msgspec.Struct, frozen=True, kw_only=True):
     allow_other: bool = True
     suid: bool = False
     dev: bool = False
+    hides: list[str] = []
+    """Names in the directory that is mounted on."""
 
 
 class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +62,11 @@ class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether relayed writes of new files go past the mount's page cache."""
     direct_reads: bool
     """Whether reads of files that are still coming do."""
+    hides: list[str]
+    """The first names of what is in the directory below."""
 
 
-def options(config: Config, mountpoint: Path) -> MountOptions:
+def options(config: Config, mountpoint: Path, hides: list[str]) -> MountOptions:
     """What the node's settings say about its mount."""
     return MountOptions(
         mountpoint=str(mountpoint),
@@ -70,6 +74,7 @@ def options(config: Config, mountpoint: Path) -> MountOptions:
         allow_other=config.allow_other,
         suid=config.suid,
         dev=config.dev,
+        hides=hides,
     )
 
 
@@ -105,8 +110,8 @@ async def _serve_fast(
             where, allow_other=options.allow_other, nosuid=not options.suid, nodev=not options.dev
         )
     )
-    async with watched(where):
-        await _serve_device(node, options, choice, device, task_status)
+    async with watched(where) as begun:
+        await _serve_device(node, options, choice, device, begun, task_status)
 
 
 async def _serve_device(
@@ -114,6 +119,7 @@ async def _serve_device(
     options: MountOptions,
     choice: probe.Choice,
     device: int,
+    watched_from: trio.Event,
     task_status: trio.TaskStatus[MountInfo],
 ) -> None:
     where = options.mountpoint
@@ -138,6 +144,7 @@ async def _serve_device(
                 nursery.start_soon(_until_gone, fast, nursery.cancel_scope)
                 with trio.fail_after(_START_DEADLINE_S):
                     await fast.initialised.wait()
+                    await watched_from.wait()
                     reason = _settle(backing, node, choice)
                     readahead = await trio.to_thread.run_sync(
                         dev.set_readahead, where, _READAHEAD_KIB
@@ -149,6 +156,7 @@ async def _serve_device(
                     readahead_kib=_READAHEAD_KIB if readahead else 0,
                     direct_writes=backing.direct_writes,
                     direct_reads=backing.direct_reads,
+                    hides=options.hides,
                 )
                 describe(info)
                 task_status.started(info)
@@ -206,8 +214,8 @@ async def _serve_libfuse(
     (libfuses,) = fuse_device.descriptors_of("self") - before
     device = os.dup(libfuses)
     """libfuse closes its own when it likes; a number must not lead elsewhere under a thread."""
-    async with watched(where):
-        await _serve_through_libfuse(node, options, choice, device, operations, task_status)
+    async with watched(where) as begun:
+        await _serve_through_libfuse(node, options, choice, device, operations, begun, task_status)
 
 
 async def _serve_through_libfuse(
@@ -216,6 +224,7 @@ async def _serve_through_libfuse(
     choice: probe.Choice,
     device: int,
     operations: Operations,
+    watched_from: trio.Event,
     task_status: trio.TaskStatus[MountInfo],
 ) -> None:
     where, open_files = options.mountpoint, operations.open_files
@@ -228,6 +237,7 @@ async def _serve_through_libfuse(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_libfuse_main, nursery.cancel_scope)
                 with trio.fail_after(_START_DEADLINE_S):
+                    await watched_from.wait()
                     readahead = await trio.to_thread.run_sync(
                         dev.set_readahead, where, _READAHEAD_KIB
                     )
@@ -238,6 +248,7 @@ async def _serve_through_libfuse(
                     readahead_kib=_READAHEAD_KIB if readahead else 0,
                     direct_writes=False,
                     direct_reads=False,
+                    hides=options.hides,
                 )
                 describe(info)
                 task_status.started(info)

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from gateway.bare_directory import open_to_writers
 from tests.cluster import engine
 from tests.cluster.network import Lacking, Network, Ways
 from tests.cluster.waiting import end_all, lives, name_of, wait_until
@@ -194,6 +195,8 @@ class Cluster:
 
     def remove(self) -> None:
         self.down()
+        for host in self:
+            open_to_writers(host.mount)
         shutil.rmtree(self.root, ignore_errors=True)
 
     # ---- what may happen to it

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.bare_directory import open_to_writers
 from tests.cluster.network import why_not
 from tests.contract.redis_servers import program
 from tests.integration.harness import base_directory
@@ -26,4 +27,6 @@ def root(namespaces: None) -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="kvfs-cluster-", dir=base_directory())).resolve()
     made.chmod(0o755)
     yield made
+    for mount in made.glob("*/mnt"):
+        open_to_writers(mount)
     shutil.rmtree(made, ignore_errors=True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gateway.bare_directory import open_to_writers
 from gateway.fuse.probe import probe_modes
 from kvfs import control
 
@@ -157,6 +158,7 @@ class Node:
             subprocess.run(["umount", "-l", str(self.mount)], check=False, capture_output=True)
         if self.pid is not None and Path(f"/proc/{self.pid}").exists():
             self.kill()
+        open_to_writers(self.mount)
         shutil.rmtree(self.home, ignore_errors=True)
 
 

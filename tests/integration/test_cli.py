@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -197,14 +198,60 @@ def test_a_node_survives_an_unmount_from_outside(node: Node) -> None:
 # ---- mistakes
 
 
-def test_a_mountpoint_that_is_not_empty_is_refused(node: Node) -> None:
-    (node.mount / "precious").touch()
-    code, message = refused("up", "--daemon", *node.place())
-    assert code == 4
-    assert "is not empty" in message
-    assert "--mount" in message
-    assert refused("up", *node.place()) == (code, message)  # in the foreground, too
-    assert not node.store.exists()
+def test_a_mount_over_what_is_there_says_what_it_hides(node: Node) -> None:
+    (node.mount / "precious").write_text("kept")
+    done = kvfs("up", "--daemon", *node.place())
+    assert done.returncode == 0, done.stderr
+    assert f"{node.mount} is not empty: the mount hides 'precious'" in done.stdout
+    assert sorted(os.listdir(node.mount)) == ["cache", "models"]
+    assert "hides 'precious'" in kvfs("status", "--store", str(node.store)).stdout
+    assert "hides 'precious'" in node.log
+    kvfs("umount", "--store", str(node.store))
+    assert "hides 'precious'" in kvfs("mount", "--store", str(node.store)).stderr
+    node.down()
+    assert (node.mount / "precious").read_text() == "kept"
+    (node.mount / "another").touch()  # what was somebody's stays open to them
+
+
+@posix.needs_root
+def test_nothing_is_written_below_while_the_mount_is_away(node: Node) -> None:
+    node.up()
+    (node.mount / "cache" / "block").write_bytes(b"x")
+    for end in (node.down, node.kill):
+        end()
+        subprocess.run(["umount", "--lazy", node.mount], check=False, capture_output=True)
+        with posix.refused(errno.EPERM):
+            (node.mount / "cache").mkdir(parents=True)
+        with posix.refused(errno.EPERM):
+            (node.mount / "file").touch()
+        assert os.listdir(node.mount) == []
+        node.up()
+        assert (node.mount / "cache" / "block").read_bytes() == b"x"
+        assert node.status()["mount"]["hides"] == []
+
+
+@posix.needs_root
+def test_without_the_flag_the_directory_below_is_closed_to_other_users(node: Node) -> None:
+    up = up_command(node, "--daemon")
+    bound = "setpriv --bounding-set=-linux_immutable --inh-caps=-linux_immutable"
+    subprocess.run(["sh", "-ec", f"exec {bound} {up}"], check=True, stdout=subprocess.DEVNULL)
+    node.pid = node.status()["pid"]
+    node.down()
+    assert stat.S_IMODE(node.mount.stat().st_mode) == 0
+    assert b"chmod" in os.getxattr(node.mount, "user.kvfs.mountpoint")
+    node.up()  # with the flag, from here on
+    assert node.status()["mount"]["hides"] == []
+
+
+def test_a_start_that_fails_after_the_mount_leaves_nothing_new(node: Node) -> None:
+    node.mount.rmdir()
+    new = Node(node.mode, node.home / "a" / "b")
+    missing = str(node.home / "missing.pem")
+    tls = ("--s3", "127.0.0.1:0", "--s3-certificate", missing, "--s3-private-key", missing)
+    code, message = refused("up", "--daemon", *new.place(), *tls)
+    assert code != 0
+    assert "missing.pem" in message
+    assert os.listdir(node.home) == []
 
 
 def test_a_mountpoint_that_is_a_file_is_refused(node: Node) -> None:

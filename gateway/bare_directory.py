@@ -1,0 +1,86 @@
+"""The directory below a mount, which shows while nothing is mounted on it.
+
+A program that goes on writing while the mount is away would write there, on the local disk, where
+the next mount hides it. So an empty directory is closed to writers once it is mounted on, and stays
+so when the mount goes: a stop for an upgrade is just when programs go on.
+
+| closed by | to | where |
+|---|---|---|
+| the immutable flag (chattr +i) | everybody | root may set it (ext4, xfs, btrfs, tmpfs have it) |
+| mode 0, and an attribute that says why | all but root | root may not, or there is none |
+| nothing | nobody | not root: fusermount3 mounts only where its caller may write |
+
+What is in a directory that is not empty stays as it is, and so does the directory.
+"""
+
+import contextlib
+import fcntl
+import os
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+_GET_FLAGS: Final = 0x80086601
+_SET_FLAGS: Final = 0x40086602
+_IMMUTABLE: Final = 0x10
+"""FS_IOC_GETFLAGS, FS_IOC_SETFLAGS and FS_IMMUTABLE_FL of linux/fs.h."""
+_MARK: Final = "user.kvfs.mountpoint"
+_WHY: Final = b"closed to writers while nothing is mounted here; chmod 755 opens it"
+_SHOWN: Final = 8
+
+
+class BareDirectory:
+    """One of them, held by a descriptor from before it is mounted on."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.hides: list[str] = []
+        """What is in it: the first names."""
+        try:
+            with os.scandir(self._fd) as entries:
+                self.hides = [entry.name for entry in islice(entries, _SHOWN)]
+        except BaseException:
+            self.close()
+            raise
+
+    def close_to_writers(self) -> None:
+        """If it is empty, and this process may."""
+        if self.hides or os.geteuid() != 0:
+            return
+        try:
+            _set_immutable(self._fd, True)
+        except OSError:
+            with contextlib.suppress(OSError):  # it is all that could be done
+                os.setxattr(self._fd, _MARK, _WHY)
+                os.fchmod(self._fd, 0)
+
+    def close(self) -> None:
+        """Let go of it; idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def open_to_writers(path: Path) -> None:
+    """Undo what `close_to_writers` did, where nothing is mounted; nothing where it did nothing."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):
+                _set_immutable(fd, False)
+            os.removexattr(fd, _MARK)
+            os.fchmod(fd, 0o755)
+        finally:
+            os.close(fd)
+
+
+def _set_immutable(fd: int, is_set: bool) -> None:
+    flags = bytearray(8)
+    fcntl.ioctl(fd, _GET_FLAGS, flags)
+    value = int.from_bytes(flags[:4], sys.byteorder)
+    wanted = value | _IMMUTABLE if is_set else value & ~_IMMUTABLE
+    if wanted != value:
+        fcntl.ioctl(fd, _SET_FLAGS, wanted.to_bytes(8, sys.byteorder))
