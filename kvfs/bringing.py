@@ -399,14 +399,15 @@ class Bringing:
         if arriving is None:
             return False
         try:
-            if not inode.flags & Flag.SEALED:
-                # It may be written where it is: who opens it waits for its next content.
-                await arriving.span(0, 1)
+            # Only what gives its first bytes is opened: it may be written where it is, or its
+            # holder may have died a moment ago, and then it is a miss.
+            await arriving.span(0, 1)
             incoming.begin(arriving)
             await arriving.whole()
             self._name(incoming, inode, fd, arriving.sums)
         finally:
             arriving.close()
+            incoming.gave_up(arriving)
         return True
 
     async def _from_cold(self, incoming: Incoming, inode: Inode, fd: int, *, durable: bool) -> bool:

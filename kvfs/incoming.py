@@ -60,6 +60,11 @@ class Incoming:
         """Whether it is under its name."""
         return self._ended.is_set() and self._error is None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the rest of it will not come."""
+        return self._ended.is_set() and self._error is not None
+
     def has(self, offset: int, length: int) -> bool:
         """Whether these bytes, those beyond the end of the file aside, can be read now."""
         if self.is_whole:
@@ -88,12 +93,19 @@ class Incoming:
 
         Raises NotFound (nobody has them any more), Unavailable, Corrupt, Conflict (the record is
         another by now), Busy (they are being written where they are), NoSpace, OSError."""
-        await self._begun.wait()
-        if self.has(offset, length):
-            return
-        self._raise()
-        assert self._arriving is not None
-        await self._arriving.span(offset, min(length, self.size - offset))
+        while True:
+            await self._begun.wait()
+            if self.has(offset, length):
+                return
+            self._raise()
+            arriving = self._arriving
+            assert arriving is not None
+            try:
+                await arriving.span(offset, min(length, self.size - offset))
+            except (KvfsError, OSError):
+                self.gave_up(arriving)  # others may give it, or none: then it ends by that
+            else:
+                return
 
     def want(self, offset: int, length: int) -> None:
         """These are asked for soon."""
@@ -109,6 +121,12 @@ class Incoming:
         """Its bytes come from there, now or in place of who had to give up."""
         self._arriving = arriving
         self._begun.set()
+
+    def gave_up(self, arriving: Arriving) -> None:
+        """Nothing more comes from there: it comes from elsewhere, or it ends."""
+        is_current = self._arriving is arriving and not self._ended.is_set()
+        if is_current and self._begun.is_set():  # else some wait for it already
+            self._begun = trio.Event()
 
     def end(self, error: Exception | None = None) -> None:
         """It has its name, or will not have it."""

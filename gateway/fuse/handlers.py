@@ -164,7 +164,7 @@ class Handlers:
 
     async def lookup(self, r: Request) -> bytes:
         try:
-            ino, inode = await self._ops.lookup(r.nodeid, bytes(r.body[:-1]))
+            ino, inode = await self._ops.lookup(r.nodeid, bytes(r.body[:-1]), r.pid)
         except NotFound:
             if self._coherence is None:
                 return protocol.NO_ENTRY

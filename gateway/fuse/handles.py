@@ -9,6 +9,7 @@ between. Whoever is in the middle of something with an `OpenFile` counts among i
 closed by the last of handles and users.
 """
 
+import contextlib
 import logging
 import os
 from collections import OrderedDict
@@ -318,6 +319,27 @@ class OpenFiles:
             return file
         return self._open_incoming(incoming, inode)
 
+    async def _bring_on(self, file: OpenFile) -> None:
+        """Have what is missing come. Where the rest of what came will not, it comes from whoever
+        has it by now, and those who had it open read on. Raises as `open`."""
+        assert file.incoming is not None
+        with contextlib.suppress(KvfsError, OSError):
+            await file.incoming.begun()
+        if not file.incoming.has_failed:
+            return
+        inode = await self._volume.engine.read(lambda t: tree.read_inode(t, file.ino))
+        incoming = self._bringing.begin(file.ino, inode)
+        await incoming.begun()
+        files = self._volume.files
+        try:
+            fd = files.open_arriving(file.ino, inode.version)
+        except FileNotFoundError:  # it is whole by now
+            await incoming.whole()
+            fd = files.open(file.ino, inode.version, os.O_RDONLY)
+        os.dup2(fd, file.fd, inheritable=False)
+        os.close(fd)
+        file.incoming = incoming
+
     def _open_incoming(self, incoming: Incoming, inode: Inode) -> OpenFile | None:
         try:
             fd = self._volume.files.open_arriving(incoming.ino, incoming.version)
@@ -341,6 +363,8 @@ class OpenFiles:
         ino = file.ino
         inode = await self._volume.engine.read(lambda t: tree.read_inode(t, ino))
         if inode.version <= file.version or file.writers or file.is_draft:
+            if file.is_partial:
+                await self._in_use(file, self._bring_on)
             if file.is_remembered:
                 await self._in_use(file, self.renewing.forgotten)
             return file

@@ -86,7 +86,7 @@ class LibfuseOperations(pyfuse3.Operations):
 
     @_translated
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> Any:
-        return self._entry(*await self._ops.lookup(parent_inode, name))
+        return self._entry(*await self._ops.lookup(parent_inode, name, ctx.pid))
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         for ino, count in inode_list:

@@ -17,6 +17,7 @@ from gateway.fuse.caller import Caller, now_ns
 from gateway.fuse.directories import DirectoryStreams, Entry
 from gateway.fuse.handles import LARGE_BLOCKS, OpenFiles
 from gateway.fuse.introducing import Introductions
+from gateway.fuse.moved_names import MovedNames
 from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.orphans import Orphans
 from gateway.fuse.protocol import NAME_MAX, Fattr
@@ -56,20 +57,39 @@ class Operations:
         self.orphans = Orphans(node.volume, open_files)
         self.directories = DirectoryStreams(node)
         self.introductions = Introductions(node.engine, node.known, node.holders)
+        self.moved_names = MovedNames(node.engine)
         self.xattrs = Xattrs(node.engine, node.store.root)
 
     # ---- names
 
-    async def lookup(self, parent: int, name: bytes) -> tuple[int, Inode]:
-        """The inode under a name. Raises NotFound, NameTooLong, Stale; Unavailable."""
+    async def lookup(self, parent: int, name: bytes, thread: int = 0) -> tuple[int, Inode]:
+        """The inode under a name, looked up by a thread of this host (0: by nobody). Raises
+        NotFound, NameTooLong, Stale; Unavailable."""
         if self.coherence is not None:
             await self._catch_up(self.coherence, parent, name)
-        ino, inode = await self.engine.read(lambda t: self._find(t, parent, name))
+        if thread and parent != ROOT_INODE and self._is_strict(parent):
+            ino, inode = await self._find_for(thread, parent, name)
+        else:
+            ino, inode = await self.engine.read(lambda t: self._find(t, parent, name))
         if stat.S_ISDIR(inode.mode) and ino not in self.known:
             ino, inode = await self.introductions.read(lambda t: self._meet(t, parent, name))
         if not inode.nlink:
             raise Stale("the last link is gone")  # `.`, by a file handle
         return ino, self.live(ino, inode)
+
+    def _is_strict(self, directory: int) -> bool:
+        """Whether other hosts see each change of names there at once."""
+        return self.coherence is not None and self.coherence.is_strict(namespace_of(directory))
+
+    async def _find_for(self, thread: int, parent: int, name: bytes) -> tuple[int, Inode]:
+        """As `_find`, for a thread that may be renaming what another host has just renamed."""
+        try:
+            ino, inode = await self.engine.read(lambda t: self._find(t, parent, name))
+        except NotFound:
+            self.moved_names.absent(thread)
+            raise
+        await self.moved_names.found(thread, parent, name, ino)
+        return ino, inode
 
     async def _catch_up(self, coherence: Coherence, parent: int, name: bytes) -> None:
         """Have the mirror be as new as the parent's namespace demands."""

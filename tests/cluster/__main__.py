@@ -6,6 +6,7 @@ means the metadata server.
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,8 @@ def main() -> int:
     try:
         cluster = Cluster(options.root, options.size if options.command == "up" else 0, *SERVES_S3)
         if options.command != "up" and not cluster.network.exists:
-            raise Lacking(f"no cluster runs below {options.root}; `./dev cluster up 3` starts one")
+            up = f"./dev cluster up{_said_root(options.root)} 3"
+            raise Lacking(f"no cluster runs below {options.root}; `{up}` starts one")
         _COMMANDS[options.command](cluster, options)
     except (Lacking, CannotStart, OSError) as error:
         print(f"cluster: {error}", file=sys.stderr)
@@ -35,18 +37,25 @@ def _up(cluster: Cluster, options: argparse.Namespace) -> None:
     try:
         cluster.up()
     except BaseException:
-        print("cluster: not all came up; `./dev cluster down` takes it away", file=sys.stderr)
+        down = f"./dev cluster down{_said_root(options.root)}"
+        print(f"cluster: not all came up; `{down}` takes it away", file=sys.stderr)
         raise
     _status(cluster, options)
     last = max(cluster.hosts)
+    root = _said_root(options.root)
     print(
         f"\nTry:\n"
         f"  echo hello > {cluster[1].mount}/cache/a; cat {cluster[last].mount}/cache/a\n"
-        f"  ./dev cluster kill {last}; ./dev cluster start {last}\n"
-        f"  ./dev cluster partition {last}; ./dev cluster heal {last}\n"
-        f"  ./dev cluster run {last} curl {cluster[1].admin}/metrics\n"
-        f"  ./dev cluster down"
+        f"  ./dev cluster kill{root} {last}; ./dev cluster start{root} {last}\n"
+        f"  ./dev cluster partition{root} {last}; ./dev cluster heal{root} {last}\n"
+        f"  ./dev cluster run{root} {last} curl {cluster[1].admin}/metrics\n"
+        f"  ./dev cluster down{root}"
     )
+
+
+def _said_root(root: Path) -> str:
+    """The option that a command needs to find this cluster."""
+    return "" if root == _ROOT else f" --root {shlex.quote(str(root))}"
 
 
 def _status(cluster: Cluster, options: argparse.Namespace) -> None:
@@ -141,7 +150,22 @@ def _options() -> argparse.Namespace:
     run = commands.add_parser("run", parents=[one], help="run a command on one's host")
     run.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
     commands.add_parser("down", parents=[whole], help="stop and unmount all")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.command == "run":
+        _take_root(options)
+    return options
+
+
+def _take_root(options: argparse.Namespace) -> None:
+    """Options of this program end where the command begins, and not with the host."""
+    first = argparse.ArgumentParser(prog="dev cluster run N", add_help=False, allow_abbrev=False)
+    first.add_argument("--root", type=Path, default=options.root)
+    while options.words and options.words[0].partition("=")[0] == "--root":
+        count = 1 if "=" in options.words[0] else 2
+        options.root = first.parse_args(options.words[:count]).root
+        options.words = options.words[count:]
+    if not options.words:
+        first.error("COMMAND is missing")
 
 
 if __name__ == "__main__":

@@ -68,6 +68,29 @@ def test_metrics_tell_of_all_nodes(up: str, root: Path) -> None:
     assert "kvfs_engine_requests_total" in page
 
 
+def test_the_commands_that_it_proposes_find_it(up: str, root: Path) -> None:
+    proposed = [line for line in up.splitlines() if "./dev cluster" in line]
+    assert len(proposed) == 4
+    for line in proposed:
+        for command in line.split(";"):
+            assert f"--root {root}" in command
+
+
+@pytest.mark.parametrize("form", [("--root", "{}"), ("--root={}",)])
+def test_root_may_stand_behind_the_host(up: str, root: Path, form: tuple[str, ...]) -> None:
+    where = [each.format(root) for each in form]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cluster", "run", "1", *where, "echo", "--root", "x"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert told(done) == "--root x\n"
+
+
 def test_up_again_changes_nothing(up: str, root: Path) -> None:
     before = lines(root)
     assert told(cluster(root, "up", "2")) == up

@@ -253,6 +253,31 @@ def test_a_read_under_way_goes_on_from_another_holder(cluster: Cluster, how: str
     (cluster[3].mount / name).unlink()  # node 2 has little room
 
 
+@pytest.mark.parametrize("namespace", ["cache", "kept"])
+def test_what_a_killed_node_was_giving_is_opened_as_what_nobody_has(
+    cluster: Cluster, namespace: str
+) -> None:
+    """Also while somebody has the file open, of which the rest will not come."""
+    name, data = made(cluster, namespace, 68 << 20)
+    cluster.network.limit("1", 200)
+    try:
+        with (cluster[2].mount / name).open("rb", buffering=0) as file:
+            assert file.read(1 << 20) == data[: 1 << 20]
+            cluster[1].kill()
+            ends = (errno.EIO, errno.ENOENT)
+            assert within(lambda: [*iter(partial(file.read, 1 << 20), b"")]) in ends
+            gone = errno.ENOENT if namespace == "cache" else errno.EIO
+            for _ in range(5):
+                assert within(lambda: os.open(cluster[2].mount / name, os.O_RDONLY)) == gone
+                assert read(cluster, 2, name) == gone
+    finally:
+        cluster.network.limit("1", 0)
+    cluster[1].up()
+    if namespace == "kept":
+        settles(cluster, 2, name, data)
+        (cluster[2].mount / name).unlink()  # node 2 has little room
+
+
 def test_holders_that_cannot_be_reached_are_a_miss(cluster: Cluster) -> None:
     """The maker is cut off: the others know the name, and nobody has the bytes."""
     missed, _ = made(cluster, "cache")

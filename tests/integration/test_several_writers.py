@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,48 @@ def test_a_new_file_whose_directory_goes_is_not_said_to_be_kept(
         with refused(errno.ESTALE):
             os.close(fd)
         assert not there.exists()
+
+
+@pytest.mark.parametrize("kind", ["free", "taken", "directory"])
+def test_of_two_hosts_that_rename_one_name_to_one_other_one_does(
+    a: Path, b: Path, kind: str
+) -> None:
+    """The kernel of the slower one may find the file under both names, which it takes for links."""
+    rounds = 60
+    root = a / "models" / f"renames-{kind}"
+    root.mkdir()
+    for number in range(rounds):
+        if kind == "directory":
+            (root / f"from{number}").mkdir()
+        else:
+            (root / f"from{number}").write_bytes(b"x")
+        if kind == "taken":
+            (root / f"to{number}").write_bytes(b"old")
+    done: list[int] = []
+    failed: list[int | None] = []
+    ready = threading.Barrier(2)
+
+    def move(mount: Path) -> None:
+        where = os.open(mount / "models" / root.name, os.O_RDONLY)
+        for number in range(rounds):
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(f"to{number}", dir_fd=where)
+            ready.wait()
+            try:
+                os.rename(f"from{number}", f"to{number}", src_dir_fd=where, dst_dir_fd=where)
+            except OSError as error:
+                failed.append(error.errno)
+            else:
+                done.append(number)
+        os.close(where)
+
+    threads = [threading.Thread(target=move, args=(mount,)) for mount in (a, b)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sorted(done) == list(range(rounds))
+    assert set(failed) == {errno.ENOENT}
 
 
 # ---- a host that was away

@@ -78,9 +78,7 @@ class _Steps:
             case "remove":
                 return [_with(there, event.name, ABSENT)] if value != ABSENT else []
             case "rename" if value == ABSENT:
-                # The kernel looks both names up, one after the other, and does nothing where they
-                # are one file: what another host has just renamed so.
-                return [names] if event.front == "mount" and event.other in there else []
+                return []
             case "rename":
                 moved = dict(_with(there, event.name, ABSENT))
                 return [_with(moved, event.other, value)]

@@ -1,0 +1,79 @@
+"""Renames by two hosts of one name to one other: one of them is told that there is nothing to do.
+
+The kernel looks both names up, the old one first, and finds one file under both where another host
+has renamed it in between. It takes these names for links of one file, for which rename(2) does
+nothing, and asks nobody. So the second look-up is answered by ESTALE, on which the kernel begins
+the system call anew, and then the old name is not there.
+
+Invariants
+- Only whoever looks up two names of one file one right after the other, of which the first does not
+  lead to it any more, is told so; twice at most, since the kernel asks again for a name that it
+  remembers. Other system calls begin anew as well, and get their file.
+- What is remembered is bounded, and of strict namespaces alone: a cache promises nothing of moves.
+"""
+
+import platform
+from dataclasses import dataclass
+from typing import Final
+
+from kvfs.errors import Stale
+from kvfs.meta.interface import Engine
+from kvfs.namespace import tree
+
+_THREADS: Final = 1024
+_TELL: Final = 2
+_RENAMES: Final[dict[str, frozenset[int]]] = {
+    "x86_64": frozenset({82, 264, 316}),
+    "aarch64": frozenset({38, 276}),
+}
+"""Numbers of rename, renameat, renameat2."""
+
+
+@dataclass
+class _LookedUp:
+    """What a thread looked up last."""
+
+    parent: int
+    name: bytes
+    ino: int
+    told: int = 0
+
+
+class MovedNames:
+    """Of one mount."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._last: dict[int, _LookedUp] = {}
+        """By thread, the one that looked last at the end."""
+
+    def absent(self, thread: int) -> None:
+        """It looked up a name that is not there."""
+        self._last.pop(thread, None)
+
+    async def found(self, thread: int, parent: int, name: bytes, ino: int) -> None:
+        """It looked up a name that leads to this inode. Raises Stale where it has to begin anew."""
+        last = self._last.pop(thread, None)
+        if last is not None and last.ino == ino and (last.parent, last.name) != (parent, name):
+            allowed = _TELL if _is_renaming(thread) else 1
+            if last.told < allowed and await self._has_moved(last):
+                last.told += 1
+                self._last[thread] = last
+                raise Stale("another host has just renamed this: look it up again")
+        self._last[thread] = _LookedUp(parent, name, ino)
+        if len(self._last) > _THREADS:
+            del self._last[next(iter(self._last))]
+
+    async def _has_moved(self, last: _LookedUp) -> bool:
+        there = await self._engine.read(lambda t: tree.find(t, last.parent, last.name))
+        return there is None or there[0] != last.ino
+
+
+def _is_renaming(thread: int) -> bool:
+    """Whether it is in a rename; False also where that cannot be known."""
+    try:
+        with open(f"/proc/{thread}/syscall", "rb") as file:
+            number = file.read(16).split()[0]
+        return int(number) in _RENAMES.get(platform.machine(), ())
+    except (OSError, ValueError, IndexError):
+        return False
