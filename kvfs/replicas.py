@@ -68,6 +68,12 @@ class Replicas:
             if key[:1] == b"p" and key[9:] == self._member.number and now is not None
         ]
 
+    def heard(self, written: Iterable[tuple[bytes, bytes | None, bytes | None]]) -> None:
+        """Other nodes committed this (key, before, now)."""
+        self._keeper.given_up(
+            keys.unpack_u64(key, 1) for key, _, now in written if key[:1] == b"p" and now is None
+        )
+
     def published(self, ino: int) -> None:
         """A file was closed here."""
         self._keeper.published(ino)

@@ -3,11 +3,15 @@
 | what happens | what is looked at |
 |---|---|
 | a file is closed | this file, once it was quiet for a moment |
+| another node gives up its copy | this file |
 | a node's lease ends | all that it held |
+| a node is drained, removed or given data again | all that this node holds |
+| a node comes, or a minute passes | all that lacked copies |
 | ten minutes pass | all that this node holds |
 
-Each time the first of a file's live holders acts, the others do not (`policy.repair`). A node that
-is drained gives all away by itself (`draining`).
+Each time the first of a file's live holders acts, the others do not (`policy.repair`); who found
+that a file lacks copies sees to it until it has them, since a new first holder does not know of it.
+A node that is drained gives all away by itself (`draining`).
 
 Invariants
 - Repair keeps to a rate; copies of what was just closed do not wait for it.
@@ -16,13 +20,15 @@ Invariants
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 from typing import Any, Final
 
 import trio
 
 from kvfs.background.copies import Copies
 from kvfs.background.draining import Draining, Evict
-from kvfs.background.persist import Persistence
+from kvfs.background.persist import PAUSE_S, Persistence
+from kvfs.errors import KvfsError
 from kvfs.meta import keys
 from kvfs.meta.records import Flag, namespace_of
 from kvfs.namespace import copies, placements
@@ -36,6 +42,7 @@ _QUIET_S: Final = 1.5
 """Since a close: by then a file that stays as it is was sealed."""
 _PATIENCE_S: Final = 15.0
 """For a seal; what is written all the time gets copies of what was closed last."""
+_AGAIN_S: Final = 60.0
 _ROUTINE_S: Final = 600.0
 _FIRST_S: Final = 15.0
 _PAGE: Final = 256
@@ -73,9 +80,17 @@ class Keeper:
         self._waiting: dict[int, _Due] = {}
         self._working: set[int] = set()
         self._lacking: set[int] = set()
-        self._seen: dict[int, bool] = {}
+        self._seen: dict[int, tuple[bool, str]] | None = None
+        """Whether each node was there, and its state, when we looked last."""
+        self._owed: set[int] = set()
+        """Nodes that went, and what they held was not looked at yet."""
+        self._owes_own = False
+        """Likewise, what this node holds."""
+        self._again_at = 0.0
+        self._failing = Persistence(log.warning, "a copy could not be made, it is tried again")
         self._slots = trio.Semaphore(_WORKERS)
-        self._without = 0
+        self._without: dict[int, int] = {}
+        """By node that went, the files that nobody has who is there."""
         self.counters = self._draining.counters
 
     def published(self, ino: int) -> None:
@@ -85,6 +100,17 @@ class Keeper:
             now = trio.current_time()
             since = self._waiting[ino].since if ino in self._waiting else now
             self._waiting[ino] = _Due(now + _QUIET_S, since, fresh=True)
+
+    def given_up(self, inos: Iterable[int]) -> None:
+        """Other nodes do not have these files any more."""
+        now = trio.current_time()
+        for ino in inos:
+            if len(self._waiting) >= _MOST_WAITING:
+                self._owes_own = True
+                return
+            namespace = self._engine.namespace(namespace_of(ino))
+            if namespace is not None and namespace.replicas and ino not in self._waiting:
+                self._waiting[ino] = _Due(now + _QUIET_S, now, fresh=False)
 
     @property
     def lacking(self) -> int:
@@ -100,7 +126,7 @@ class Keeper:
         """For the node's status: what this node is to see to."""
         return {
             "under_replicated": self.lacking,
-            "without_holder": self._without,
+            "without_holder": sum(self._without.values()),
             "waiting": len(self._waiting),
             "in_progress": len(self._working),
             **self._draining.report(),
@@ -125,12 +151,45 @@ class Keeper:
             await trio.sleep(_TICK_S)
 
     async def _look_around(self) -> None:
-        seen = {host.number: host.alive for host in self._copies.snapshot()}
-        gone = [each for each, was_there in self._seen.items() if was_there and not seen.get(each)]
-        self._seen = seen
-        for number in gone:
-            if number != self._me:
-                await self._look_at_held(number)
+        """What was owed and could not be done is owed still."""
+        self._compare({host.number: (host.alive, host.state) for host in self._copies.snapshot()})
+        for number in sorted(self._owed - {self._me}):
+            await self._look_at_held(number)
+            self._owed.discard(number)
+        if self._owes_own and not self._is_draining():
+            self._owes_own = False
+            try:
+                await self._look_at_held(self._me)
+            except BaseException:
+                self._owes_own = True
+                raise
+        if trio.current_time() >= self._again_at:
+            self._try_again()
+
+    def _is_draining(self) -> bool:
+        """Then all that is here is seen to by `draining`."""
+        own = self._copies.snapshot().get(self._me)
+        return own is not None and own.state == "draining"
+
+    def _compare(self, seen: dict[int, tuple[bool, str]]) -> None:
+        """With what was seen before."""
+        before, self._seen = self._seen, seen
+        if before is None or before == seen:
+            return
+        dead = {number for number, (alive, _) in seen.items() if not alive}
+        # What nobody has who is there is counted anew for all that are away.
+        self._owed = dead | {number for number in self._owed if number in seen}
+        self._without = {number: n for number, n in self._without.items() if number in dead}
+        states = {number: state for number, (_, state) in seen.items()}
+        self._owes_own |= any(states.get(number) != state for number, (_, state) in before.items())
+        self._try_again()
+
+    def _try_again(self) -> None:
+        """To make the copies that are lacking; a page of them where they are many."""
+        now = trio.current_time()
+        self._again_at = now + _AGAIN_S
+        for ino in islice(self._lacking, _MOST_WAITING - len(self._waiting)):
+            self._waiting.setdefault(ino, _Due(now, now, fresh=False))
 
     async def _patrol(self) -> None:
         patrolling = Persistence(log.warning, "copies are looked after later")
@@ -147,22 +206,26 @@ class Keeper:
         ):
             after = inos[-1]
             files = await self._engine.read(lambda t, inos=inos: copies.look(t, inos))  # type: ignore[misc]
-            without += self._judge(files)
+            without += self._judge(files, number)
             await trio.lowlevel.checkpoint()
         if number != self._me:
-            self._without = without
+            self._without[number] = without
 
-    def _judge(self, files: Iterable[Copied]) -> int:
-        """Take up what this node is to see to; how many files nobody there has."""
+    def _judge(self, files: Iterable[Copied], held_by: int) -> int:
+        """Take up what this node is to see to; how many files nobody there has, of which this
+        holder is the first."""
         snapshot, now, without = self._copies.snapshot(), trio.current_time(), 0
         for file in files:
             verdict = repair.judge(snapshot, file.ino, file.holders, file.wanted)
-            without += verdict.actor is None
-            mine = verdict.actor == self._me and verdict.missing > 0
+            without += verdict.actor is None and held_by == min(file.holders, default=held_by)
+            mine = verdict.missing > 0 and self._sees_to(file.ino, verdict.actor)
             (self._lacking.add if mine else self._lacking.discard)(file.ino)
             if mine and file.ino not in self._waiting and len(self._waiting) < _MOST_WAITING:
                 self._waiting[file.ino] = _Due(now, now, fresh=False)
         return without
+
+    def _sees_to(self, ino: int, actor: int | None) -> bool:
+        return actor == self._me or (ino in self._lacking and actor is not None)
 
     # ---- acting
 
@@ -181,9 +244,10 @@ class Keeper:
 
     async def _see_to(self, ino: int, due: _Due) -> None:
         try:
-            await Persistence(log.warning, "a copy could not be made, it is tried again").attempt(
-                lambda: self._replicate(ino, due), pause_s=0
-            )
+            await self._replicate(ino, due)
+        except (KvfsError, OSError) as error:
+            self._failing.complain(error)
+            self._waiting.setdefault(ino, _Due(trio.current_time() + PAUSE_S, due.since, due.fresh))
         finally:
             self._working.discard(ino)
             self._slots.release()
@@ -199,12 +263,12 @@ class Keeper:
             return
         verdict = repair.judge(self._copies.snapshot(), ino, file.holders, file.wanted)
         # What was closed here is this node's to copy, whoever else may have it already.
-        if verdict.missing and (due.fresh or verdict.actor == self._me):
+        if verdict.missing and (due.fresh or self._sees_to(ino, verdict.actor)):
+            self._lacking.add(ino)
             if not due.fresh:
                 await self._afford(file.inode.size)
             made = await self._copies.make(file, verdict.missing)
             if len(made) < verdict.missing:
-                self._lacking.add(ino)
                 return
         self._lacking.discard(ino)
 

@@ -262,6 +262,8 @@ class Node:
         self.bringing.applied(written)
         if self.locks is not None:
             self.locks.applied(each.key for each in written)
+        if self.replicas is not None:
+            self.replicas.heard(written)
         self.mounts.tell_soon(written)
 
     def _capacity(self) -> int:

@@ -15,7 +15,7 @@ from kvfs.background.keeper import Keeper
 from kvfs.errors import KvfsError, NoSpace, Unavailable
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
-from kvfs.meta.memory import MemoryEngine
+from kvfs.meta.memory import MemoryEngine, MemoryTransaction
 from kvfs.meta.records import Flag, Inode, Namespace, namespace_of, namespace_root, unpack_namespace
 from kvfs.namespace import copies, lifecycle, placements, spaces, tree
 from kvfs.policy.eviction import headroom
@@ -33,8 +33,10 @@ class Seat:
     immediate = False
     reads_immediate = False
 
-    def __init__(self, shared: MemoryEngine, node: int) -> None:
+    def __init__(self, shared: MemoryEngine, node: int, gone: Callable[[set[bytes]], None]) -> None:
+        """`gone` is told of placements that went."""
         self._shared = shared
+        self.gone = gone
         self._node = keys.pack_node(node)
 
     def _on(self, fn: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
@@ -48,7 +50,18 @@ class Seat:
         return await self._shared.read(self._on(fn))
 
     async def transact(self, fn: Callable[[Transaction], T]) -> T:
-        return await self._shared.transact(self._on(fn))
+        gone: set[bytes] = set()
+
+        def run(t: Transaction) -> T:
+            result = self._on(fn)(t)
+            writes = cast(MemoryTransaction, t).writes
+            gone.clear()
+            gone.update(key for key, value in writes.items() if key[:1] == b"p" and value is None)
+            return result
+
+        result = await self._shared.transact(run)
+        self.gone(gone)
+        return result
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
         return self._shared.read_now(self._on(fn))
@@ -73,7 +86,7 @@ class KeptNode:
     def __init__(self, cluster: "KeptCluster", number: int, zone: str) -> None:
         self.cluster = cluster
         self.host = Host(number, CAPACITY, CAPACITY, zone=zone)
-        self.seat = Seat(cluster.shared, number)
+        self.seat = Seat(cluster.shared, number, lambda keys: cluster.heard(number, keys))
         self.index = Index(MemoryEngine())
         self.copies = Copies(
             number,
@@ -170,7 +183,15 @@ class KeptCluster:
         return self.nodes[number]
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(node.host for node in self.nodes.values())
+        hosts = (node.host for node in self.nodes.values())
+        return Snapshot(host for host in hosts if host.state != "removed")
+
+    def heard(self, by: int, placements_gone: set[bytes]) -> None:
+        """What the log tells the others of a commit."""
+        inos = [keys.unpack_u64(key, 1) for key in sorted(placements_gone)]
+        for number, node in self.nodes.items():
+            if number != by and node.host.alive and inos:
+                node.keeper.given_up(inos)
 
     async def call(self, number: int, method: str, params: Any, deadline_s: float) -> Any:
         await trio.sleep(0.001)
@@ -236,6 +257,13 @@ class KeptCluster:
     def drain(self, number: int) -> None:
         node = self.nodes[number]
         node.host = node.host._replace(state="draining")
+
+    async def remove(self, number: int, by: int) -> None:
+        """As `kvfs node remove --force` does it: what it had is cleared up by another node."""
+        self.nodes[number].host = self.nodes[number].host._replace(alive=False, state="removed")
+        node = keys.pack_node(number)
+        for ino in placements.held_by(self.shared.read_now(lambda t: t), node, 0, 1 << 20):
+            await self[by].seat.transact(lambda t, ino=ino: placements.let_go(t, ino, node))  # type: ignore[misc]
 
     def full(self, number: int) -> None:
         self.nodes[number].refuses = NoSpace("the disk is full")

@@ -1,5 +1,6 @@
 """What the keepers of a cluster's nodes do together, on a clock that jumps from event to event."""
 
+import random
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -403,5 +404,92 @@ def test_a_close_that_cannot_have_its_copies_is_an_error() -> None:
             ino = cluster.write(sync, "a")
             with trio.fail_after(60), pytest.raises(Unavailable, match="3 nodes are"):
                 await cluster[1].acknowledging.acknowledge([ino])
+
+    run(main)
+
+
+class History:
+    """What befalls a cluster, drawn from a seed, and what is to be true when it has settled."""
+
+    SETTLED_S = 100.0
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.cluster = KeptCluster(5)
+        self.wanted: dict[int, int] = {}
+        self.spaces = {
+            copies: self.cluster.namespace(f"kept{copies}", replicas=copies - 1)
+            for copies in (2, 3)
+        }
+        self.log: list[str] = []
+
+    async def step(self) -> None:
+        kind = self.draw.choice(["write", "lose", "regain", "drain", "undrain", "fill", "free"])
+        number, cluster = self.draw.randint(1, 5), self.cluster
+        node = cluster[number]
+        state, alive = node.host.state, node.host.alive
+        others = [n for n, each in cluster.nodes.items() if each.host.is_open and n != number]
+        if kind == "write" and alive and state == "active":
+            copies = self.draw.choice([2, 3])
+            name = f"{len(self.wanted)}"
+            self.wanted[cluster.write(self.spaces[copies], name, node=number)] = copies
+        elif kind == "lose" and alive and len(others) > 1:
+            cluster.lose(number)
+        elif kind == "lose" and not alive and state != "removed" and others:
+            kind = "remove"
+            await cluster.remove(number, by=self.draw.choice(others))
+        elif kind == "regain" and not alive and state != "removed":
+            cluster.regain(number)
+        elif kind == "drain" and state == "active" and len(others) > 1:
+            cluster.drain(number)
+        elif kind == "undrain" and state in ("draining", "drained"):
+            node.host = node.host._replace(state="active")
+        elif kind == "fill":
+            cluster.full(number)
+        elif kind == "free":
+            node.refuses = None
+        else:
+            return
+        self.log.append(f"{kind} {number}")
+
+    def check(self) -> None:
+        """Each file has its copies, or nobody can take one and that is said; no other is."""
+        cluster = self.cluster
+        hosts = {each.number: each for each in cluster.snapshot()}
+        lacking = 0
+        for ino, wanted in self.wanted.items():
+            there = cluster.living(ino)
+            staying = {number for number in there if hosts[number].is_open}
+            if not staying:
+                continue  # nobody can act, or all who could are drained, which is said elsewhere
+            could = {
+                number
+                for number, host in hosts.items()
+                if host.is_open and cluster[number].refuses is None and number not in there
+            }
+            if len(staying) < wanted:
+                assert not could, f"{ino:x} is on {there}, could be on {could}: {self.log}"
+                lacking += 1
+        said = sum(
+            node.keeper.report()["under_replicated"]
+            for node in cluster.nodes.values()
+            if node.host.alive
+        )
+        assert said >= lacking, f"{lacking} lack copies, {said} are said to: {self.log}"
+        assert lacking or not said, f"{said} are said to lack copies: {self.log}"
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_whatever_becomes_of_nodes_copies_are_made_or_said_to_lack(number: int, seed: int) -> None:
+    async def main() -> None:
+        history = History(seed + number)
+        async with history.cluster.running():
+            for _ in range(12):
+                for _ in range(history.draw.randint(1, 5)):
+                    await history.step()
+                    await trio.sleep(history.draw.choice([0, 0.3, 5]))
+                history.log.append("settle")
+                await trio.sleep(History.SETTLED_S)
+                history.check()
 
     run(main)
