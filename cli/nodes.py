@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 _REMOVE_S: Final = 60.0
 """All files of the node are looked at first."""
-_LEASES: Final = {"held": "held", "left": "none, it was stopped"}
+_LEASES: Final = {
+    "held": "held",
+    "left": "none, it was stopped",
+    "unknown": "not known: the engine is silent",
+}
 
 
 @click.group("node", cls=Group)

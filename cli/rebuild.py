@@ -34,7 +34,9 @@ _TOLD: Final = (
 @settings.options("store", "engine", "secret_file")
 @click.option("--finish", is_flag=True, help="With --engine: this is the last node's turn.")
 @click.option(
-    "--replace", is_flag=True, help="With --engine: give up the older metadata that it has."
+    "--replace",
+    is_flag=True,
+    help="With --engine: give up older metadata that it has, or another cluster's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(

@@ -55,6 +55,8 @@ def _show(status: dict[str, Any]) -> None:
         console.print(_served(s3), markup=False)
     if (cluster := status.get("cluster")) is not None:
         console.print(_membership(cluster), markup=False)
+        if not cluster["holds_lease"]:
+            console.print(_silent(status["engine"]), markup=False)
         if status["engine"]["is_full"]:
             console.print(
                 "  the engine's MEMORY IS FULL: what adds is refused, what removes goes on",
@@ -118,6 +120,13 @@ def _membership(cluster: dict[str, Any]) -> str:
     )
 
 
+def _silent(engine: dict[str, Any]) -> str:
+    return (
+        f"  the ENGINE DOES NOT ANSWER, for {engine['silent_s']:.0f} s: strict namespaces are "
+        "errors, caches are misses"
+    )
+
+
 def _transport(rdma: dict[str, Any] | None) -> str:
     """What is worth a word of it."""
     if rdma is None:
@@ -130,9 +139,10 @@ def _transport(rdma: dict[str, Any] | None) -> str:
 
 def _replicated(replicas: dict[str, Any], others: list[dict[str, Any]]) -> str:
     """What copies files of the cluster lack, and what this node is doing about it."""
-    lacking = sum(each["lacking_files"] for each in others if each["lease"] == "held")
+    counted = [each["lacking_files"] for each in others if each["lease"] == "held"]
+    lacking = f"{sum(counted)} files lack" if counted else "it is not known how many files lack"
     lines = [
-        f"  {lacking} files lack copies; of those that this node has made, "
+        f"  {lacking} copies; of those that this node has made, "
         f"{replicas['in_progress']} are under way, {replicas['waiting']} wait"
     ]
     if lost := replicas["without_holder"]:

@@ -1,8 +1,8 @@
 """The admin port: health for probes, metrics for Prometheus. No secrets, no way to change anything.
 
 /health/live   the process answers
-/health/ready  the engine can be read, what it commits reaches the disk, the mount answers, and so
-               do the workers
+/health/ready  the engine can be read, a node of a cluster holds its lease, what is committed
+               reaches the disk, the mount answers, and so do the workers
 /metrics       Prometheus' text format
 """
 
@@ -67,6 +67,9 @@ class Admin:
             return f"the engine cannot be read ({error})"
         if (failure := status["engine"]["journal_failure"]) is not None:
             return str(failure)
+        if (cluster := status.get("cluster")) is not None and not cluster["holds_lease"]:
+            silent_s = status["engine"]["silent_s"]
+            return f"the engine does not renew this node's lease ({silent_s:.0f} s without a word)"
         mount, s3 = status["mount"], status.get("s3")
         if mount is not None and not await _answers(mount["mountpoint"]):
             return f"the mount at {mount['mountpoint']} does not answer"

@@ -91,6 +91,7 @@ def _of_cluster(cluster: dict[str, Any], engine: dict[str, Any]) -> Iterator["Me
         "alive": "Whether a node holds its lease.",
         "capacity_bytes": "What a node lends.",
         "free_bytes": "What of it is free.",
+        "lacking_files": "Files that lack copies which it is to have made.",
     }
     for name, text in families.items():
         family = GaugeMetricFamily(f"kvfs_cluster_node_{name}", text, labels=["node", "state"])

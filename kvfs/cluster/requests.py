@@ -61,7 +61,9 @@ class ClusterRequests:
             "incarnation": member.incarnation,
             "holds_lease": member.holds_lease,
             "secrets": len(member.secrets),
-            "nodes": [describe(each) for each in member.roster.all()],
+            "nodes": [
+                describe(each, is_current=member.holds_lease) for each in member.roster.all()
+            ],
         }
 
     async def _on_nodes(self, params: dict[str, Any]) -> object:
@@ -123,13 +125,15 @@ class ClusterRequests:
         return self._member.secrets.as_text()
 
 
-def describe(member: Member) -> dict[str, Any]:
-    """In JSON's types; sizes in bytes."""
+def describe(member: Member, *, is_current: bool) -> dict[str, Any]:
+    """In JSON's types; sizes in bytes. `is_current`: whether the engine tells of leases just
+    now."""
+    lease = "held" if member.alive else "left" if member.left else "lost"
     return {
         "number": member.number,
         "name": member.name,
         "state": member.state,
-        "lease": "held" if member.alive else "left" if member.left else "lost",
+        "lease": lease if is_current else "unknown",
         "silent_s": member.silent_s,
         "peer": member.peer,
         "zone": member.zone,

@@ -13,7 +13,8 @@ import pytest
 
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs
-from tests.integration.several import several
+from tests.integration.several import members, several
+from tests.integration.test_s3_serving import fetch
 
 
 def test_a_mount_answers_while_its_engine_hangs() -> None:
@@ -39,6 +40,25 @@ def test_a_mount_answers_while_its_engine_hangs() -> None:
         node.up()
         assert (mount / "models" / "lasting").read_text() == "x"
         assert (mount / "cache" / "block").read_text() == "x"
+
+
+def test_without_its_engine_a_node_is_not_ready_and_says_so() -> None:
+    with several(1, "--admin", "127.0.0.1:0") as cluster:
+        node = cluster.nodes[0]
+        ready = f"{node.status()['admin']['endpoint']}/health/ready"
+        assert fetch(ready)[0] == 200
+        assert members(node)["n1"]["lease"] == "held"
+        cluster.server.kill()
+        wait_until(lambda: fetch(ready)[0] == 503, "it is not ready", 60)
+        assert "lease" in fetch(ready)[1]
+        assert members(node)["n1"]["lease"] == "unknown"
+        shown = kvfs("status", "--store", str(node.store)).stdout
+        assert "ENGINE DOES NOT ANSWER" in shown
+        assert "it is not known how many files lack copies" in shown
+        cluster.server.start()
+        wait_until(lambda: fetch(ready)[0] == 200, "it is ready again", 60)
+        assert members(node)["n1"]["lease"] == "held"
+        assert "DOES NOT ANSWER" not in kvfs("status", "--store", str(node.store)).stdout
 
 
 def test_a_mount_goes_on_when_its_engine_is_there_again() -> None:

@@ -263,7 +263,7 @@ class KeptCluster:
         self.nodes[number].host = self.nodes[number].host._replace(alive=False, state="removed")
         node = keys.pack_node(number)
         for ino in placements.held_by(self.shared.read_now(lambda t: t), node, 0, 1 << 20):
-            await self[by].seat.transact(lambda t, ino=ino: placements.let_go(t, ino, node))  # type: ignore[misc]
+            await self[by].seat.transact(lambda t, ino=ino: placements.let_go(t, ino, node))
 
     def full(self, number: int) -> None:
         self.nodes[number].refuses = NoSpace("the disk is full")
