@@ -29,6 +29,7 @@ import trio
 from kvfs.background.accounting import Space
 from kvfs.background.copies import Brings
 from kvfs.background.draining import Evict
+from kvfs.background.persist import Persistence
 from kvfs.background.removal import Forget, Removal
 from kvfs.background.renewal import Renewal
 from kvfs.clock import now
@@ -241,13 +242,15 @@ class Clustered:
 
     async def _tell_heard(self) -> None:
         """Other processes of the host learn how new the mirror is."""
-        heard = HeardWriter(self._store.heard)
-        try:
+        telling = Persistence(log.warning, "how new the mirror is cannot be told")
+
+        async def tell() -> None:
+            heard.tell(self.engine.heard_at)
+
+        with contextlib.closing(HeardWriter(self._store.heard)) as heard:
             while True:
-                heard.tell(self.engine.heard_at)
+                await telling.attempt(tell)
                 await trio.sleep(_TELL_S)
-        finally:
-            heard.close()
 
 
 @contextlib.asynccontextmanager

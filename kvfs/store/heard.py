@@ -5,6 +5,7 @@ A file of one number, seconds of CLOCK_BOOTTIME, which a power cut sets back to 
 killed leaves the last one, which is soon old.
 """
 
+import contextlib
 import os
 import struct
 from pathlib import Path
@@ -19,7 +20,6 @@ class HeardWriter:
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.tell(0.0)
 
     def tell(self, heard_at: float) -> None:
         """Raises OSError."""
@@ -27,8 +27,11 @@ class HeardWriter:
 
     def close(self) -> None:
         """Nobody hears it any more."""
-        self.tell(0.0)
-        os.close(self._fd)
+        try:
+            with contextlib.suppress(OSError):  # a full disk; it is soon old
+                self.tell(0.0)
+        finally:
+            os.close(self._fd)
 
 
 def heard_at(path: Path) -> float:

@@ -18,6 +18,7 @@ from tests.contract.small_node import SmallNode, small_node
 from tests.fault.disks import Disk, disk
 from tests.integration.harness import Node, best_mode, kvfs
 from tests.integration.s3 import S3, users_of
+from tests.integration.several import several
 
 MIB = 1 << 20
 
@@ -154,10 +155,12 @@ def test_a_start_on_a_full_disk_lives_on_the_reserve(small_disk: Disk) -> None:
 
 
 @contextlib.contextmanager
-def mounted(made: Disk) -> Iterator[Node]:
+def mounted(
+    made: Disk, *flags: str, s3: tuple[str, ...] = ("--s3", "127.0.0.1:0", "--s3-workers", "1")
+) -> Iterator[Node]:
     home = made.mountpoint / "home"
     home.mkdir()
-    flags = ("--s3", "127.0.0.1:0", "--s3-workers", "1", "--scrub-rate", "0")
+    flags = (*flags, *s3, "--scrub-rate", "0")
     node = Node(best_mode(), home, flags)
     node.mount.mkdir()
     try:
@@ -212,3 +215,24 @@ def test_a_full_disk_is_emptied_through_every_door(tmp_path: Path, kind: str) ->
         node.up()
         assert (models / "new").read_bytes() == bytes(MIB)
         assert "10" not in os.listdir(models)
+
+
+def test_a_node_of_a_cluster_reads_on_with_a_full_disk(small_disk: Disk) -> None:
+    """What others commit goes on coming into its mirror: look-ups in a strict namespace wait for
+    that."""
+    with several(1) as cluster, mounted(small_disk, *cluster.flags("full"), s3=()) as node:
+        (other,) = cluster.nodes
+        strict = ("namespace", "set", "models", "--coherence", "strict")
+        assert kvfs(*strict, "--store", str(node.store)).returncode == 0
+        mine, theirs = node.mount / "models", other.mount / "models"
+        for number in range(10):
+            (mine / f"{number}").write_bytes(b"x" * number)
+        fill(small_disk.mountpoint)
+        for number in range(200):
+            (theirs / f"new{number}").write_bytes(b"x")
+        assert len(os.listdir(mine)) == 210
+        for number in range(10):
+            assert (mine / f"{number}").read_bytes() == b"x" * number
+            (mine / f"{number}").unlink()
+            (mine / f"new{number}").unlink()
+        assert len(os.listdir(theirs)) == 190
