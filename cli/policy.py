@@ -21,6 +21,7 @@ _OPTIONS: Final = (
     ("replicas", "N", "Copies of each file on other nodes."),
     ("acknowledge", "WHEN", "Of a close: async, or sync when its replicas have it."),
     ("locks", "REACH", "How far locks reach: host or cluster."),
+    ("etag", "HOW", "S3's ETags: md5 of the content, or fast (another form)."),
 )
 NAMES: Final = tuple(name for name, _, _ in _OPTIONS)
 SHOWN: Final = tuple("--" + name for name in NAMES)
@@ -55,6 +56,7 @@ def facts(namespace: "Namespace") -> dict[str, Any]:
         "replicas": namespace.replicas,
         "acknowledge": namespace.acknowledge,
         "locks": namespace.locks,
+        "etag": namespace.etag,
     }
 
 

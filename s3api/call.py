@@ -19,6 +19,7 @@ from s3api.access import Access, caller_of
 from s3api.asked import Asked
 from s3api.auth.credentials import Known
 from s3api.auth.verified import Verified
+from s3api.beside import Hashing
 from s3api.buffers import Buffers
 from s3api.deleter import Deleter
 from s3api.errors import S3Error
@@ -45,6 +46,7 @@ class Service:
     identities: Identities
     access: Access
     buffers: Buffers
+    hashing: Hashing
     domains: tuple[str, ...]
     """Names of the server: a host below one of them names the bucket."""
     region: str

@@ -6,14 +6,16 @@ Payload goes from the socket into a reused buffer, is hashed there in C and writ
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Final
 
 from kvfs.objects.drafts import Draft
 from kvfs.wire.http import BadChunk, BodyStalled, BodyTooLarge, BodyTruncated
 from s3api.auth import chunked
 from s3api.auth.verified import Payload
+from s3api.beside import Beside
 from s3api.errors import S3Error
 from s3api.rules import checksums
 from s3api.rules.checksums import Algorithm, Digests, FirstPass
@@ -27,6 +29,8 @@ _BURST_BYTES: Final = 8 << 20
 """A thread receives so much before others get it, as long as the bytes come without a pause of
 _PAUSE_MS: a turn of the loop and two changes of thread for each buffer cost more than the rest."""
 _PAUSE_MS: Final = 5
+_BESIDE_BYTES: Final = 1 << 20
+"""A smaller body is hashed and written before another thread has woken up."""
 _BURST_BYTES_S: Final = 32 << 20
 """Where less comes, a thread's wake-up for each piece costs nothing that counts; and whoever sends
 a byte now and then must not keep a thread."""
@@ -37,7 +41,8 @@ _OF_ANOTHER_BODY: Final = frozenset({"CompleteMultipartUpload"})
 class _Target:
     """A draft that is written from its beginning on."""
 
-    def __init__(self, draft: Draft, first_pass: FirstPass) -> None:
+    def __init__(self, draft: Draft, first_pass: FirstPass, beside: Beside | None) -> None:
+        self._beside = beside
         self._fd = draft.fd
         self._offset = draft.offset
         self._first_pass = first_pass
@@ -46,12 +51,23 @@ class _Target:
 
     def take(self, parts: list[memoryview]) -> None:
         """Hash and write. Raises OSError."""
+        first_pass, slow = self._first_pass, None
+        if self._beside is not None and (slow := first_pass.slow) is not None:
+            self._beside.update(slow, parts)
         for part in parts:
-            self._first_pass.update(part)
+            if slow is None:
+                first_pass.update(part)
+            else:
+                first_pass.update_quickly(part)
             done = 0
             while done < len(part):
                 done += os.pwrite(self._fd, part[done:], self._offset + self.size + done)
             self.size += len(part)
+
+    def settle(self) -> None:
+        """All that was taken is hashed when it returns; a buffer's worth is waited for at most."""
+        if self._beside is not None:
+            self._beside.wait()
 
 
 class Receiver:
@@ -89,17 +105,28 @@ class Receiver:
 
     async def into(self, draft: Draft) -> Digests:
         """Write the payload to the draft. Raises S3Error, OSError, NoSpace, Unavailable."""
-        target = _Target(draft, self._first_pass)
-        body, store = self._call.body, self._call.store
-        with self._call.service.buffers.lent() as buffer:
-            while count := await self._receive(buffer):
-                if self.announced is None:
-                    await self._call.blocking(partial(store.grow, draft, target.size + count))
-                if count <= _INLINE_BYTES and body.remaining == 0:
-                    self._take(target, buffer[:count])
-                else:
-                    await self._call.blocking(partial(self._burst, target, buffer, count))
+        self._first_pass.tag(fast=draft.fast_etag)
+        service = self._call.service
+        with ExitStack() as stack:
+            buffers, beside = [stack.enter_context(service.buffers.lent())], None
+            if self._first_pass.slow is not None and (self.announced or 0) >= _BESIDE_BYTES:
+                beside = stack.enter_context(service.hashing.body())
+            if beside is not None:
+                buffers.append(stack.enter_context(service.buffers.lent()))
+                stack.callback(beside.wait)  # before the buffers go to others
+            await self._move(_Target(draft, self._first_pass, beside), buffers)
         return self._finish()
+
+    async def _move(self, target: _Target, buffers: list[memoryview]) -> None:
+        body, store, buffer = self._call.body, self._call.store, buffers[0]
+        while count := await self._receive(buffer):
+            if self.announced is None:
+                await self._call.blocking(partial(store.grow, target.draft, target.size + count))
+            if count <= _INLINE_BYTES and body.remaining == 0:
+                self._take(target, buffer[:count])
+                target.settle()
+            else:
+                await self._call.blocking(partial(self._burst, target, buffers, count))
 
     async def document(self, limit_bytes: int) -> bytes:
         """The whole of a small body. Raises S3Error."""
@@ -115,10 +142,17 @@ class Receiver:
         self._finish()
         return bytes(document)
 
-    def _burst(self, target: _Target, buffer: memoryview, count: int) -> None:
-        """In a thread: take what is in the buffer, and what comes at once after it."""
+    def _burst(self, target: _Target, buffers: list[memoryview], count: int) -> None:
+        """In a thread: take what is in the first buffer, and what comes at once after it, in turns
+        with the second one, where there is one."""
+        try:
+            self._take_what_comes(target, buffers, count)
+        finally:
+            target.settle()
+
+    def _take_what_comes(self, target: _Target, buffers: list[memoryview], count: int) -> None:
         taken, began = 0, time.monotonic()
-        while True:
+        for buffer, following in pairwise(cycle(buffers)):
             self._take(target, buffer[:count])
             taken += count
             if taken >= _BURST_BYTES:
@@ -128,7 +162,7 @@ class Receiver:
             if time.monotonic() - began > _PAUSE_MS / 1000 + taken / _BURST_BYTES_S:
                 return
             with told_as_s3():
-                count = self._call.body.receive_soon(buffer, _PAUSE_MS) or 0
+                count = self._call.body.receive_soon(following, _PAUSE_MS) or 0
             if not count:
                 return
 

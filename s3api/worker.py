@@ -22,6 +22,7 @@ from kvfs.processes import OtherProcess
 from kvfs.wire.http import Counters, Head, Limits, OnResponse, serve, server_context
 from s3api.access import Access
 from s3api.access_log import AccessLog
+from s3api.beside import Hashing
 from s3api.buffers import Buffers
 from s3api.call import Service
 from s3api.deleter import Deleter
@@ -71,6 +72,7 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
         identities=identities,
         access=Access(),
         buffers=Buffers(),
+        hashing=Hashing(),
         domains=tuple(plan.domains),
         region=plan.region,
         version_2=plan.version_2,

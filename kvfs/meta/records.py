@@ -93,6 +93,9 @@ class Namespace(msgspec.Struct, array_like=True, kw_only=True):
     """Whether its files are kept in the cold tier before they are evicted."""
     locks: str = "host"
     """How far locks reach: 'host', or 'cluster'."""
+    etag: str = "md5"
+    """The ETags of what comes by S3: 'md5' of the content, or of another form where that is
+    'fast'er. What comes by the mount has fast ones."""
 
     @property
     def is_strict(self) -> bool:

@@ -15,6 +15,7 @@ COHERENCES: Final = ("strict", "cache")
 ACKNOWLEDGES: Final = ("async", "sync")
 _TOGETHER: Final[tuple[list[str], ...]] = ([], ["ssd"], ["ram", "ssd"])
 LOCKS: Final = ("host", "cluster")
+ETAGS: Final = ("md5", "fast")
 MOST_REPLICAS: Final = 15
 _OF_CLUSTER: Final = ("coherence", "replicas", "acknowledge", "locks")
 
@@ -31,6 +32,7 @@ class Policy(TypedDict, total=False):
     media: list[str] | None
     cold: bool | None
     locks: str | None
+    etag: str | None
 
 
 def change(record: Namespace, policy: Policy, *, in_cluster: bool) -> None:
@@ -54,6 +56,7 @@ def _check(record: Namespace) -> None:
         _among("the coherence of a namespace is", record.coherence, COHERENCES)
     _among("a close is acknowledged", record.acknowledge, ACKNOWLEDGES)
     _among("the locks of a namespace are of the", record.locks, LOCKS)
+    _among("the ETags of a namespace are", record.etag, ETAGS)
     _check_media(record)
     if record.capacity < 0:
         raise Invalid(f"a capacity is at least 0 bytes, not {record.capacity}")

@@ -57,6 +57,10 @@ class Buckets:
         """Raises NoSuchBucket."""
         return self._session.read(lambda t: buckets.describe(t, name))
 
+    def has_fast_etags(self, name: bytes) -> bool:
+        """Whether the ETags of what comes by S3 need be no MD5. Raises NoSuchBucket."""
+        return self._session.read(lambda t: finding.find_bucket(t, name)).etag == "fast"
+
     def list_all(self) -> list[Described]:
         """All namespaces, in the order of their names."""
         return self._session.read(buckets.list_all)

@@ -37,6 +37,11 @@ class Draft:
         """Whether to commit it waits for the disk."""
         return self.body.bucket.durable
 
+    @property
+    def fast_etag(self) -> bool:
+        """Whether its ETag need be no MD5."""
+        return self.body.bucket.etag == "fast"
+
 
 class Drafts:
     """Makes, fills and forgets them."""

@@ -30,6 +30,8 @@ class Bucket(NamedTuple):
     root: int
     """Its directory's inode number."""
     durable: bool
+    etag: str = "md5"
+    """See `meta.records.Namespace.etag`."""
 
 
 def find_bucket(t: Transaction, name: bytes) -> Bucket:
@@ -40,12 +42,17 @@ def find_bucket(t: Transaction, name: bytes) -> Bucket:
         raise NoSuchBucket(f"there is no bucket {shown}", shown)
     root = keys.unpack_u64(value)
     number = root >> 48
-    return Bucket(number, root, spaces.get(t, number).kind != "cache")
+    return _bucket(t, number, root)
 
 
 def bucket_of(t: Transaction, number: int) -> Bucket:
     """By the id of its namespace. Raises NotFound."""
-    return Bucket(number, namespace_root(number), spaces.get(t, number).kind != "cache")
+    return _bucket(t, number, namespace_root(number))
+
+
+def _bucket(t: Transaction, number: int, root: int) -> Bucket:
+    record = spaces.get(t, number)
+    return Bucket(number, root, record.kind != "cache", record.etag)
 
 
 def descend(t: Transaction, root: int, directories: Sequence[bytes]) -> int | None:

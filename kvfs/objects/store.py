@@ -221,7 +221,7 @@ class ObjectStore:
             if metadata is None:
                 kept = {k: v for k, v in kept.items() if k.partition(".")[0] not in _OWN}
             if source[:2] == target and facts.latest and not versioning:
-                return self._restate(source, facts, kept, check)
+                return self._restate(source, facts, kept, etag or facts.etag, check)
             draft = self.begin(*target, facts.size)
             try:
                 transfer.copy(opened.fd, draft.fd, step)
@@ -357,6 +357,7 @@ class ObjectStore:
         source: tuple[bytes, bytes, str],
         facts: Facts,
         metadata: Metadata,
+        etag: str,
         check: Check,
     ) -> Facts:
         def fn(t: Transaction, changed: Changed) -> Facts:
@@ -367,7 +368,7 @@ class ObjectStore:
             if found.ino != facts.ino:
                 raise NoSuchKey("the object was replaced while it was copied onto itself")
             moment = Moment(time.time_ns(), author.boot)
-            return changing.restate(t, found, metadata, moment, changed)
+            return changing.restate(t, found._replace(etag=etag), metadata, moment, changed)
 
         result = self._publisher.change(fn)
         times = (result.inode.atime_ns, result.inode.mtime_ns)

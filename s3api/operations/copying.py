@@ -1,6 +1,8 @@
 """CopyObject: the kernel copies the bytes, or shares them where the filesystem can."""
 
+import hashlib
 import os
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -17,8 +19,8 @@ from s3api.operations.lasting import Pace, answer_lasting
 from s3api.operations.locks import lock_of_new
 from s3api.operations.sources import Source, copied
 from s3api.operations.writing import PUT_LIMIT_BYTES, tags_of_new
-from s3api.rules import actions, checksums, metadata
-from s3api.rules.checksums import ALGORITHMS, FULL_OBJECT
+from s3api.rules import actions, checksums, etag, metadata
+from s3api.rules.checksums import ALGORITHMS, FULL_OBJECT, Hasher
 from s3api.rules.conditions import Conditions, check_write
 
 _REPLACE: Final = "REPLACE"
@@ -96,10 +98,12 @@ def _said(call: Call, source: Facts) -> dict[str, str]:
 def _copy(call: Call, source: Source, said: dict[str, str], pace: Pace) -> Facts:
     """Raises Conflict where the source is another one than was looked at. Blocking."""
     conditions = Conditions.of(call.params)
+    checksum, tag = _digests(call, source, pace)
     return call.store.copy(
         source.triple,
         (call.raw_bucket, call.raw_key),
-        metadata=said | _checksum(call, source, pace),
+        metadata=said | checksum,
+        etag=tag,
         versioning=call.settings.versioning,
         check_source=source.check,
         check=lambda found: check_write(conditions, found and target(found)),
@@ -107,31 +111,47 @@ def _copy(call: Call, source: Source, said: dict[str, str], pace: Pace) -> Facts
     )
 
 
-def _checksum(call: Call, source: Source, pace: Pace) -> dict[str, str]:
-    """The copy's checksum as it is kept: the source's, computed anew where another algorithm is
-    asked for, or where the source's is one of parts, which a copy does not have."""
-    kept = source.facts.metadata
+def _digests(call: Call, source: Source, pace: Pace) -> tuple[dict[str, str], str]:
+    """The copy's checksum as it is kept, and its ETag. The checksum is the source's, computed anew
+    where another algorithm is asked for, or where the source's is one of parts, which a copy does
+    not have; so is the ETag computed where the source's is no MD5."""
+    kept, tag = source.facts.metadata, source.facts.etag
     asked = call.params.get("ChecksumAlgorithm")
     there = [each for each in ALGORITHMS.values() if checksum_name(each) in kept]
-    if asked is None and not there:
-        return {}
-    algorithm = checksums.algorithm(asked) if asked is not None else there[0]
-    name = checksum_name(algorithm)
-    if name in kept and kept.get("checksum.type") == FULL_OBJECT:
-        return {name: kept[name], "checksum.type": FULL_OBJECT}
+    algorithm, said, hashers = None, dict[str, str](), list[Hasher]()
+    if asked is not None or there:
+        algorithm = checksums.algorithm(asked) if asked is not None else there[0]
+        name = checksum_name(algorithm)
+        if name in kept and kept.get("checksum.type") == FULL_OBJECT:
+            said = {name: kept[name], "checksum.type": FULL_OBJECT}
+        else:
+            hashers.append(algorithm.new())
+    if not (etag.is_md5(tag) or call.store.buckets.has_fast_etags(call.raw_bucket)):
+        hashers.append(hashlib.md5(usedforsecurity=False))
+        tag = ""
+    if hashers:
+        _read(call, source, hashers, pace)
+    if algorithm is not None and not said:
+        value = checksums.encode(hashers[0].digest())
+        said = {checksum_name(algorithm): value, "checksum.type": FULL_OBJECT}
+    return said, tag or hashers[-1].digest().hex()
+
+
+def _read(call: Call, source: Source, hashers: Sequence[Hasher], pace: Pace) -> None:
+    """Raises Conflict where the source is written to meanwhile. Blocking."""
     opened = call.store.open(*source.triple)
     try:
-        hasher, at = algorithm.new(), 0
+        at = 0
         with call.service.buffers.lent() as buffer:
             while count := os.preadv(opened.fd, [buffer[:BUFFER_BYTES]], at):
-                hasher.update(buffer[:count])
+                for hasher in hashers:
+                    hasher.update(buffer[:count])
                 at += count
                 pace.step(at)
         if not opened.is_unchanged():
             raise Conflict("the source of the copy was written to meanwhile")
     finally:
         os.close(opened.fd)
-    return {name: checksums.encode(hasher.digest()), "checksum.type": FULL_OBJECT}
 
 
 def _result(call: Call, source: Source, facts: Facts) -> dict[str, Any]:

@@ -175,6 +175,7 @@ async def _put(call: Call, upload: _Upload, bounds: Bounds) -> tuple[Facts, Dige
     draft = await call.blocking(lambda: call.store.begin(call.raw_bucket, call.raw_key, 0))
     try:
         length = 0
+        first_pass.tag(fast=draft.fast_etag)
         async for view in upload.file():
             _check_longest(bounds, length + len(view))
             await call.blocking(partial(call.store.grow, draft, length + len(view)))

@@ -148,6 +148,7 @@ async def _discard(call: Call, draft: Draft) -> None:
 def _digests(call: Call, draft: Draft, size: int, algorithm: Algorithm, pace: Pace) -> Digests:
     """Of what was copied."""
     first_pass = FirstPass(Wanted(algorithm), size=size)
+    first_pass.tag(fast=draft.fast_etag)
     with call.service.buffers.lent() as buffer:
         at = 0
         while at < size:

@@ -183,8 +183,8 @@ def content_md5(value: str | None) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """What is known of a received body: size in bytes, tag without quotes, checksum, and the one
-    that was computed besides."""
+    """What is known of a received body: size in bytes, tag without quotes (empty where none was
+    asked for), checksum, and the one that was computed besides."""
 
     size: int
     etag: str
@@ -197,7 +197,7 @@ class FirstPass:
 
     `content_sha256` is the payload's digest in hexadecimal where the signature covers it, else
     None; `content_md5` the digest of that header; `size` the announced number of bytes, if known;
-    `besides` another algorithm to compute.
+    `besides` another algorithm to compute. For an ETag: `tag`.
     """
 
     __slots__ = (
@@ -207,10 +207,12 @@ class FirstPass:
         "_hashers",
         "_md5",
         "_sha256",
+        "_size",
         "_sum",
         "_wanted",
         "_xxh3",
         "size",
+        "slow",
     )
 
     def __init__(
@@ -223,6 +225,9 @@ class FirstPass:
         besides: Algorithm | None = None,
     ) -> None:
         self.size = 0
+        self.slow: Hasher | None = None
+        """What takes longer than all else, and may be computed beside it: the MD5."""
+        self._size = size
         self._wanted = wanted
         self._content_sha256 = content_sha256
         self._content_md5 = content_md5
@@ -241,16 +246,27 @@ class FirstPass:
             else:
                 self._sha256 = hashlib.sha256()
                 self._hashers.append(self._sha256)
-        hashed = content_md5 is not None or wanted.algorithm.combine is None
-        if etag.wants_md5(size, hashed=hashed):
-            self._md5 = hashlib.md5(usedforsecurity=False)
-            self._hashers.append(self._md5)
-        else:
+        if content_md5 is not None:
+            self.slow = self._md5 = hashlib.md5(usedforsecurity=False)
+
+    def tag(self, *, fast: bool) -> None:
+        """Call before the first bytes: the body gets an ETag, with `fast` one that is no MD5 where
+        that would take long."""
+        hashed = self._md5 is not None or self._wanted.algorithm.combine is None
+        if fast and not etag.wants_md5(self._size, hashed=hashed):
             self._xxh3 = xxhash.xxh3_128()
             self._hashers.append(self._xxh3)
+        elif self._md5 is None:
+            self.slow = self._md5 = hashlib.md5(usedforsecurity=False)
 
     def update(self, view: memoryview) -> None:
         """Take the next bytes; the buffer may be reused afterwards."""
+        self.update_quickly(view)
+        if self.slow is not None:
+            self.slow.update(view)
+
+    def update_quickly(self, view: memoryview) -> None:
+        """Likewise, but for `slow`, which is the caller's to feed."""
         self.size += view.nbytes
         for hasher in self._hashers:
             hasher.update(view)
@@ -273,8 +289,7 @@ class FirstPass:
     def _etag(self) -> str:
         if self._md5 is not None:
             return self._md5.digest().hex()
-        assert self._xxh3 is not None
-        return etag.fast_etag(self._xxh3.digest())
+        return "" if self._xxh3 is None else etag.fast_etag(self._xxh3.digest())
 
     def _check_payload(self) -> None:
         if self._sha256 is None or self._content_sha256 is None:

@@ -1,5 +1,6 @@
 """CopyObject as clients see it."""
 
+import hashlib
 import os
 from datetime import timedelta
 from typing import Any
@@ -274,7 +275,7 @@ def test_a_file_of_the_mount_is_a_source(s3: S3, bucket: str) -> None:
     client = s3.client()
     wanted = {"Bucket": bucket, "Key": "copy", "CopySource": f"{bucket}/file"}
     done = client.copy_object(**wanted)
-    assert done["CopyObjectResult"]["ETag"] == client.head_object(Bucket=bucket, Key="file")["ETag"]
+    assert done["CopyObjectResult"]["ETag"] == f'"{hashlib.md5(b"of the mount").hexdigest()}"'
     done = client.copy_object(**wanted, ChecksumAlgorithm="SHA1")
     assert "ChecksumSHA1" in done["CopyObjectResult"]
     assert client.get_object(Bucket=bucket, Key="copy")["Body"].read() == b"of the mount"

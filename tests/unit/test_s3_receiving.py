@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from s3api import receiving
+from s3api.beside import Hashing
 from s3api.buffers import BUFFER_BYTES, Buffers
 from s3api.call import Call
 from s3api.receiving import Receiver
@@ -65,10 +66,12 @@ async def receive(body: Trickle, fd: int) -> None:
         head=SimpleNamespace(content_length=body.remaining),
         body=body,
         store=SimpleNamespace(written=lambda *_: None),
-        service=SimpleNamespace(buffers=Buffers()),
+        service=SimpleNamespace(buffers=Buffers(), hashing=Hashing()),
         blocking=trio.to_thread.run_sync,
     )
-    await Receiver(cast("Call", call)).into(cast("Any", SimpleNamespace(fd=fd, offset=0)))
+    await Receiver(cast("Call", call)).into(
+        cast("Any", SimpleNamespace(fd=fd, offset=0, fast_etag=False))
+    )
 
 
 def pieces_in_a_thread(

@@ -137,6 +137,7 @@ def test_one_pass_computes_all(pieces: list[bytes], name: str) -> None:
         content_sha256=hashlib.sha256(body).hexdigest(),
         content_md5=hashlib.md5(body).digest(),
     )
+    passed.tag(fast=False)
     buffer = bytearray(50)
     for piece in pieces:
         buffer[: len(piece)] = piece
@@ -148,8 +149,9 @@ def test_one_pass_computes_all(pieces: list[bytes], name: str) -> None:
     assert digests.checksum == checksum
 
 
-def passed_over(body: bytes, **named: Any) -> FirstPass:
+def passed_over(body: bytes, *, fast: bool = False, **named: Any) -> FirstPass:
     passed = FirstPass(named.pop("wanted", wanted({})), size=len(body), **named)
+    passed.tag(fast=fast)
     passed.update(memoryview(body))
     return passed
 
@@ -177,18 +179,22 @@ def test_trailers() -> None:
     assert code_of(end, {name: "AAAAAA=="}) == "BadDigest"
 
 
-def test_small_bodies_and_hashed_ones_have_md5_tags() -> None:
+def test_fast_tags_are_those_of_large_bodies_that_nobody_hashed() -> None:
     body = bytes(MD5_LIMIT_BYTES + 1)
-    tag = passed_over(body).finish({}).etag
+    md5 = hashlib.md5(body)
+    assert passed_over(body).finish({}).etag == md5.hexdigest()
+    tag = passed_over(body, fast=True).finish({}).etag
     assert len(tag) == 34
     assert tag.endswith("-1")
-    md5 = hashlib.md5(body)
-    checked = passed_over(body, content_md5=md5.digest()).finish({})
+    checked = passed_over(body, fast=True, content_md5=md5.digest()).finish({})
     assert checked.etag == md5.hexdigest()
     for name in ("SHA1", "SHA256"):
-        hashed = passed_over(body, wanted=Wanted(algorithm(name)))
+        hashed = passed_over(body, fast=True, wanted=Wanted(algorithm(name)))
         assert hashed.finish({}).etag == md5.hexdigest()
+    small = passed_over(body[:-1], fast=True).finish({})
+    assert small.etag == hashlib.md5(body[:-1]).hexdigest()
     unsized = FirstPass(wanted({}), size=None)
+    unsized.tag(fast=True)
     assert unsized.finish({}).etag.endswith("-1")
 
 
