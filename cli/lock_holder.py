@@ -23,11 +23,12 @@ def find(lock: Path, table: Path = _LOCKS) -> int | None:
 
 
 def ask_to_stop(lock: Path) -> bool:
-    """Send SIGTERM to who holds the lock, which ends a node in order, also while it waits for its
-    engine. False: nobody is there who may be told."""
+    """Send SIGTERM to the node that holds the lock, which ends it in order, also while it waits
+    for its engine. False: no node may be told. A process that holds the lock and did not write its
+    number into it is no node: a backup, say."""
     try:
         pid = find(lock)
-        if pid is None:
+        if pid is None or pid != int(lock.read_text("ascii")):
             return False
         process = os.pidfd_open(pid)
     except (OSError, ValueError, IndexError):

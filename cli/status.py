@@ -9,6 +9,12 @@ import click
 from cli import node, nodes, settings
 from kvfs.units import format_size
 
+_MISSED = {
+    "never_stored": "never stored",
+    "evicted": "evicted",
+    "damaged": "damaged",
+    "unavailable": "unavailable",
+}
 _EVICTED: Final = {
     "namespace_full": "namespace full",
     "store_full": "store full",
@@ -87,6 +93,8 @@ def _show(status: dict[str, Any]) -> None:
         if files := counters[f"evicted_files_{reason}"]:
             size = format_size(counters[f"evicted_bytes_{reason}"])
             console.print(f"  evicted {files} files, {size}: {meaning}")
+    missed = [f"{counters[f'misses_{reason}']} {text}" for reason, text in _MISSED.items()]
+    console.print(f"  names that were looked for and not there: {', '.join(missed)}")
     if refused := counters["refused_no_space"]:
         console.print(f"  refused {refused} creates: no space")
     if (replicas := status.get("replicas")) is not None:

@@ -53,6 +53,8 @@ class Volume:
         """Access times (ns) not yet written to the engine."""
         self.on_published: Callable[[int, int, int], None] = index.add
         """Called with inode number, data version and blocks after each publish."""
+        self.on_lost: Callable[[lifecycle.Evicted], None] = lambda lost: None
+        """Called with a file that was forgotten because nobody has its data."""
         self.may_lag: Callable[[int], bool] = lambda namespace_id: False
         """Whether others may hear of a new file in a namespace after its close."""
         self.lapses: Callable[[], int] = lambda: 0
@@ -125,15 +127,16 @@ class Volume:
         now = time.time_ns()
         namespace_id = namespace_of(ino)
 
-        def fn(t: Transaction) -> bool:
+        def fn(t: Transaction) -> tuple[bool, lifecycle.Evicted | None]:
             if spaces.get(t, namespace_id).kind != "cache":
-                return False
-            lifecycle.evict(t, ino, now)
-            return True
+                return False, None
+            return True, lifecycle.evict(t, ino, now)
 
-        discarded = await self.engine.transact(fn)
+        discarded, lost = await self.engine.transact(fn)
         if discarded:
             self.drop_later(ino, 0)
+        if lost is not None:
+            self.on_lost(lost)
         return discarded
 
     async def run(self) -> None:

@@ -48,6 +48,7 @@ class Operations:
         self.known = node.known
         self.coherence = node.coherence
         self.store = node.files
+        self.misses = node.mounts.misses
         self.locks: Locks | None = None
         """Where the kernel leaves locks to this mount."""
         self.open_files = open_files
@@ -67,10 +68,14 @@ class Operations:
         NotFound, NameTooLong, Stale; Unavailable."""
         if self.coherence is not None:
             await self._catch_up(self.coherence, parent, name)
-        if thread and parent != ROOT_INODE and self._is_strict(parent):
-            ino, inode = await self._find_for(thread, parent, name)
-        else:
-            ino, inode = await self.engine.read(lambda t: self._find(t, parent, name))
+        try:
+            if thread and parent != ROOT_INODE and self._is_strict(parent):
+                ino, inode = await self._find_for(thread, parent, name)
+            else:
+                ino, inode = await self.engine.read(lambda t: self._find(t, parent, name))
+        except NotFound:
+            self.misses.missed(parent, name)
+            raise
         if stat.S_ISDIR(inode.mode) and ino not in self.known:
             ino, inode = await self.introductions.read(lambda t: self._meet(t, parent, name))
         if not inode.nlink:
@@ -372,7 +377,11 @@ class Operations:
         """Open a regular file, as one of this user's open files (None: the node's). Raises NoLocks
         where its locks could not be kept, TooManyOpenFiles."""
         self._check_locks(ino)
-        return await self.open_files.open(ino, flags, owner)
+        try:
+            return await self.open_files.open(ino, flags, owner)
+        except NotFound:  # its name stays: who has the data may come back
+            self.misses.count("unavailable")
+            raise
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller

@@ -21,6 +21,7 @@ from kvfs.hearing import Written, heard
 from kvfs.holders import Holders
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.namespace.lifecycle import Evicted
+from kvfs.policy.misses import Misses, Reason
 from kvfs.store.known import KnownDirectories
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Mounts:
         """Told at once: this inode's data are others now."""
         self._heard: list[Change] = []
         self._hearing = trio.Event()
+        self.misses = Misses()
         self.description: dict[str, Any] | None = None
         """Of the mount, in JSON's types, once that is known."""
 
@@ -72,8 +74,10 @@ class Mounts:
         for changed in list(self._changed):
             await changed(changes)
 
-    async def tell_evicted(self, evicted: Sequence[Evicted]) -> None:
-        """The same for files that were evicted. Raises Unavailable."""
+    async def tell_evicted(self, evicted: Sequence[Evicted], reason: Reason = "evicted") -> None:
+        """The same for files that were evicted, for this reason. Raises Unavailable."""
+        for each in evicted:
+            self.misses.gone(each.names, reason)
         await self.tell(
             [Change(parent, name, each.ino) for each in evicted for parent, name in each.names]
         )

@@ -36,7 +36,9 @@ from kvfs.locks import Locks
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Engine
 from kvfs.namespace.inodes import read_inodes
+from kvfs.namespace.lifecycle import Evicted
 from kvfs.node.mounts import Mounts
+from kvfs.policy.misses import Reason
 from kvfs.requests import Requests
 from kvfs.store import layout, places
 from kvfs.store.index import NAME as INDEX_NAME
@@ -86,6 +88,7 @@ class Node:
         self.known = known
         self.volume = Volume(engine, self.files, self.index, self.holders)
         self.mounts = Mounts(local, known, self.holders)
+        self.volume.on_lost = self._lost
         self.accounting = Accounting(self.files.root, config.capacity, self.holders.writers)
         self.evictor = Evictor(
             engine, self.files, self.index, self.holders, self.accounting, self.mounts.tell_evicted
@@ -116,7 +119,8 @@ class Node:
                 self.index.used_bytes(), self.bringing.coming_bytes, self.bringing.settles
             )
         self.strays = Strays(engine, self.files, self.index, self.holders)
-        self.damage = Damage(engine, self.files, self.holders, self.mounts.tell_evicted, self.drop)
+        tell_damaged = partial(self.mounts.tell_evicted, reason="damaged")
+        self.damage = Damage(engine, self.files, self.holders, tell_damaged, self.drop)
         self.missing = Missing(
             engine,
             self.files,
@@ -265,6 +269,11 @@ class Node:
         if self.replicas is not None:
             self.replicas.heard(written)
         self.mounts.tell_soon(written)
+
+    def _lost(self, lost: Evicted) -> None:
+        """On a lone node the data file itself is missing; in a cluster nobody who lives has it."""
+        reason: Reason = "unavailable" if self.bringing.is_possible else "damaged"
+        self.mounts.misses.gone(lost.names, reason)
 
     def _capacity(self) -> int:
         disk = os.statvfs(self.files.root)

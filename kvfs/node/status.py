@@ -121,6 +121,7 @@ def _counters(node: Node) -> dict[str, int]:
     counting = (
         node.evictor,
         node.open_file_shares,
+        node.mounts.misses,
         node.sealer,
         node.scrubber,
         node.bringing,
