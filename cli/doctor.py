@@ -45,6 +45,7 @@ def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     yield from _modes(directory, status)
     yield from _direct(status)
     yield _cache_drop()
+    yield _access_lists()
     yield _readahead(status)
     yield from _store(directory)
     yield _engine(status)
@@ -116,6 +117,16 @@ def _cache_drop() -> Line:
         active=None,
         reason=found.reason,
         remedy=found.remedy,
+    )
+
+
+def _access_lists() -> Line:
+    return Line(
+        name="access lists",
+        available=False,
+        active=None,
+        reason="POSIX ACLs are not kept: setfacl fails (EOPNOTSUPP), cp -a and rsync -A go without",
+        remedy="give access by mode bits and groups",
     )
 
 

@@ -83,11 +83,14 @@ def _page(t: Transaction, stream: Stream, offset: int, limit: int) -> list[Entry
         for at, (name, ino) in enumerate([(b".", stream.ino), (b"..", parent)], 1):
             if at > offset:
                 page.append(Entry(at, name, ino, tree.read_inode(t, ino)))
+    # Beside the dots: overlayfs takes a first reply of these alone for a filesystem without types.
+    limit -= len(page)
     start = max(offset - _DOTS, 0)
-    while not page and not (stream.ended and start >= len(stream.entries)):
-        page = _known(t, stream, start, limit)
+    names: list[Entry] = []
+    while limit > 0 and not names and not (stream.ended and start >= len(stream.entries)):
+        names = _known(t, stream, start, limit)
         start += limit
-    return page
+    return page + names
 
 
 def _known(t: Transaction, stream: Stream, start: int, limit: int) -> list[Entry]:

@@ -268,10 +268,13 @@ class FastPath:
         self.requests += 1
         if nodeid in self._deferred:
             self._release_of(nodeid)
+        elif opcode == Op.UNLINK:  # the kernel keeps what is not released: a handle would find it
+            while self._deferred:
+                self._release_one()
         handler = self._handlers.inline.get(opcode)
         if handler is not None:
             request = Request(opcode, unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
-            if opcode == Op.RELEASE and self._steps:
+            if opcode == Op.RELEASE and self._steps and nodeid not in self._operations.orphans:
                 self._defer(request)
             elif self._steps and not self._handlers.may_wait(opcode, request):
                 self._answer(request, handler(request))

@@ -104,6 +104,7 @@ class Handlers:
             Op.RELEASEDIR: self.releasedir,
             Op.LSEEK: self.lseek,
             Op.STATFS: self.statfs,
+            Op.STATX: self.statx,
         }
         self.waiting: dict[int, Handler] = {
             Op.FSYNC: self.fsync,
@@ -199,19 +200,25 @@ class Handlers:
     async def rename(self, r: Request) -> bytes:
         (target,) = protocol.RENAME_IN.unpack_from(r.body)
         old, new = r.names(protocol.RENAME_IN.size)
-        await self._ops.rename(r.nodeid, old, target, new, 0)
+        await self._ops.rename(r.nodeid, old, target, new, 0, r.caller)
         return b""
 
     async def rename2(self, r: Request) -> bytes:
         target, flags, _ = protocol.RENAME2_IN.unpack_from(r.body)
         old, new = r.names(protocol.RENAME2_IN.size)
-        await self._ops.rename(r.nodeid, old, target, new, flags)
+        await self._ops.rename(r.nodeid, old, target, new, flags, r.caller)
         return b""
 
     # ---- attributes
 
     async def getattr(self, r: Request) -> bytes:
         return self._attributes(r.nodeid, await self._ops.getattr(r.nodeid))
+
+    async def statx(self, r: Request) -> bytes:
+        inode = await self._ops.getattr(r.nodeid)
+        coherence = self._coherence
+        seconds = protocol.LONG_S if coherence is None else coherence.rest_s()
+        return protocol.statx_reply(r.nodeid, inode, seconds)
 
     async def setattr(self, r: Request) -> bytes:
         (valid, _, _, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _) = (

@@ -171,7 +171,9 @@ class LibfuseOperations(pyfuse3.Operations):
         flags: FlagT,
         ctx: RequestContext,
     ) -> None:
-        await self._ops.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags)
+        await self._ops.rename(
+            parent_inode_old, name_old, parent_inode_new, name_new, flags, _caller(ctx)
+        )
 
     @_translated
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> Any:

@@ -262,9 +262,15 @@ class Operations:
         self.orphans.removed(removed.marker)
 
     async def rename(
-        self, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes, flags: int
+        self,
+        old_parent: int,
+        old_name: bytes,
+        new_parent: int,
+        new_name: bytes,
+        flags: int,
+        caller: Caller,
     ) -> None:
-        """rename(2) with RENAME_NOREPLACE or RENAME_EXCHANGE; atomic for every reader.
+        """rename(2) with all its flags; atomic for every reader.
 
         Over a file of a durable namespace it waits until the new file's data are on disk: a power
         cut must not take both."""
@@ -273,10 +279,17 @@ class Operations:
         if source:
             await self._settle(source)
         now = now_ns()
+        old, new = (old_parent, old_name), (new_parent, new_name)
+        ino = 0
+        if flags & tree.RENAME_WHITEOUT and old_parent != ROOT_INODE:
+            ino = await self.volume.allocate(namespace_of(old_parent))
 
         def fn(t: Transaction) -> Removed | None:
-            return tree.rename(
-                t, old_parent, old_name, new_parent, new_name, flags=flags, now=now, keep=_keep
+            if not ino:
+                return tree.rename(t, *old, *new, flags=flags, now=now, keep=_keep)
+            whiteout = ino, _new(stat.S_IFCHR, caller, now)
+            return tree.rename_with_whiteout(
+                t, old, new, whiteout, flags=flags, now=now, keep=_keep
             )
 
         self.orphans.removed(await self.engine.transact(fn))
@@ -441,18 +454,8 @@ class Operations:
         namespace_id = namespace_of(parent)
         ino = await self.volume.allocate(namespace_id)
         now = now_ns()
-        inode = Inode(
-            mode=stat.S_IFREG | stat.S_IMODE(mode),
-            uid=caller.uid,
-            gid=caller.gid,
-            nlink=0,
-            atime_ns=now,
-            mtime_ns=now,
-            ctime_ns=now,
-            parent=0,
-            name=b"",
-            boot=self.node.boot,
-        )
+        inode = _new(stat.S_IFREG | stat.S_IMODE(mode), caller, now)
+        inode.boot = self.node.boot
         self.open_files.begin_making(ino, caller.uid)
         try:
             await self.engine.transact(
@@ -510,6 +513,21 @@ class Operations:
 def _keep(_: int) -> bool:
     # an orphan first: a kill between the record's end and the data file's must not leak the latter
     return True
+
+
+def _new(mode: int, caller: Caller, now: int) -> Inode:
+    """The record of what has no name yet."""
+    return Inode(
+        mode=mode,
+        uid=caller.uid,
+        gid=caller.gid,
+        nlink=0,
+        atime_ns=now,
+        mtime_ns=now,
+        ctime_ns=now,
+        parent=0,
+        name=b"",
+    )
 
 
 def _check_name(name: bytes) -> None:

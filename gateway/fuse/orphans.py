@@ -40,6 +40,10 @@ class Orphans:
         """A file has a name (again): it goes with that."""
         self._versions.pop(ino, None)
 
+    def __contains__(self, ino: int) -> bool:
+        """Whether it has no name, and is held."""
+        return ino in self._versions
+
     def let_go(self, ino: int) -> None:
         """A holder let go of the inode: if it is an orphan and that was the last, it is dropped."""
         if ino in self._versions and not self._volume.holders.keep(ino):

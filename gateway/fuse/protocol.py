@@ -154,6 +154,11 @@ ATTR_OUT: Final = struct.Struct("<QII")
 """Attribute validity in seconds and nanoseconds, padding; an ATTR follows."""
 ATTR: Final = struct.Struct("<QQQqqqIIIIIIIIII")
 """ino size blocks atime mtime ctime, their nanoseconds, mode nlink uid gid rdev blksize flags."""
+STATX_OUT: Final = struct.Struct("<QII16x")
+"""Attribute validity in seconds and nanoseconds, flags; a STATX follows."""
+STATX: Final = struct.Struct("<IIQIIIHxxQQQQ" + "qIxxxx" * 4 + "IIII112x")
+"""mask blksize attributes nlink uid gid mode ino size blocks attributes_mask, seconds and
+nanoseconds of atime, btime, ctime, mtime, then rdev and dev, major and minor."""
 OPEN_OUT: Final = struct.Struct("<QIi")
 """fh, open flags, backing id."""
 WRITE_OUT: Final = struct.Struct("<II")
@@ -181,6 +186,8 @@ UNSEALED_S: Final = 1
 mapping)."""
 
 _SECOND = 1_000_000_000
+_BASIC_STATS: Final = 0x7FF
+_BTIME: Final = 0x800
 _SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
 _pack_attr = ATTR.pack
 _pack_entry = ENTRY_OUT.pack
@@ -258,6 +265,33 @@ def attr_reply_for(ino: int, inode: Inode, seconds: float) -> bytes:
 def attr_reply(ino: int, inode: Inode) -> bytes:
     """`struct fuse_attr_out`."""
     return _pack_attr_out(attr_seconds(inode), 0, 0) + attr(ino, inode)
+
+
+def statx_reply(ino: int, inode: Inode, seconds: float) -> bytes:
+    """`struct fuse_statx_out`: as `attr_reply_for`, with the time at which the inode was made,
+    where that is known."""
+    seconds = min(seconds, attr_seconds(inode))
+    whole = int(seconds)
+    rdev = inode.rdev
+    times = (inode.atime_ns, inode.btime_ns, inode.ctime_ns, inode.mtime_ns)
+    return STATX_OUT.pack(whole, int((seconds - whole) * _SECOND), 0) + STATX.pack(
+        _BASIC_STATS | (_BTIME if inode.btime_ns else 0),
+        BLOCK_SIZE,
+        0,
+        inode.nlink,
+        inode.uid,
+        inode.gid,
+        inode.mode,
+        ino,
+        inode.size,
+        inode.blocks,
+        0,
+        *(part for each in times for part in divmod(each, _SECOND)),
+        rdev >> 8 & 0xFFF,
+        rdev & 0xFF | rdev >> 12 & 0xFFF00,
+        0,
+        0,
+    )
 
 
 def dirent(ino: int, offset: int, name: bytes, mode: int) -> bytes:

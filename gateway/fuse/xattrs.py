@@ -1,4 +1,7 @@
-"""Extended attributes: the user. and trusted. classes are kept, others refused.
+"""Extended attributes: the user., trusted. and security. classes are kept, access lists refused.
+
+Who may set which is the kernel's to say, and it takes `security.capability` away from what is
+written; it asks for it once after each look at a file's attributes.
 
 Every file has `kvfs.store`, which says where the store behind the mount is; it is not listed.
 """
@@ -14,7 +17,7 @@ from kvfs.meta.interface import Engine, Transaction
 from kvfs.namespace import inodes
 from kvfs.objects import guard
 
-_KEPT_XATTRS: Final = (b"user.", b"trusted.")
+_KEPT_XATTRS: Final = (b"user.", b"trusted.", b"security.")
 
 
 class Xattrs:
@@ -33,7 +36,7 @@ class Xattrs:
         return await self._engine.read(lambda t: inodes.get_xattr(t, ino, name))
 
     async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int) -> None:
-        """Attributes of the user. and trusted. classes; others raise NotSupported. Raises Invalid
+        """Attributes of the classes that are kept; others raise NotSupported. Raises Invalid
         and NotPermitted for what S3 could not read, or alone may change (`guard`)."""
         _check_xattr(name)
         now = now_ns()
@@ -64,7 +67,7 @@ class Xattrs:
 
 
 def _check_xattr(name: bytes) -> None:
-    if name.startswith((b"security.", b"system.")):
-        raise NotSupported("labels, capabilities and access lists are not kept")
+    if name.startswith(b"system."):
+        raise NotSupported("access lists are not kept")
     if not name.startswith(_KEPT_XATTRS) or name in _KEPT_XATTRS:
-        raise NotSupported("an attribute is named user.NAME or trusted.NAME")
+        raise NotSupported("an attribute is named user.NAME, trusted.NAME or security.NAME")

@@ -68,6 +68,8 @@ class Inode(msgspec.Struct, array_like=True, kw_only=True):
     """Of a symbolic link."""
     checksum: bytes = b""
     """xxh3-128 over the checksums of all chunks; empty until sealed."""
+    btime_ns: int = 0
+    """When it was made; 0: not known, an earlier version or a rebuild made it."""
 
 
 class Namespace(msgspec.Struct, array_like=True, kw_only=True):

@@ -32,6 +32,7 @@ from kvfs.namespace.inodes import read_inode
 
 RENAME_NOREPLACE: Final = 1
 RENAME_EXCHANGE: Final = 2
+RENAME_WHITEOUT: Final = 4
 
 
 def rename(

@@ -285,6 +285,7 @@ def _directory(mode: int, uid: int, gid: int, now: int, name: bytes) -> Inode:
         atime_ns=now,
         mtime_ns=now,
         ctime_ns=now,
+        btime_ns=now,
         parent=ROOT_INODE,
         name=name,
         flags=Flag.PUBLISHED,

@@ -52,11 +52,17 @@ from kvfs.namespace.inodes import (
     with_times,
     write_inode,
 )
-from kvfs.namespace.renaming import RENAME_EXCHANGE, RENAME_NOREPLACE, rename
+from kvfs.namespace.renaming import (
+    RENAME_EXCHANGE,
+    RENAME_NOREPLACE,
+    RENAME_WHITEOUT,
+    rename,
+)
 
 __all__ = [
     "RENAME_EXCHANGE",
     "RENAME_NOREPLACE",
+    "RENAME_WHITEOUT",
     "Child",
     "Keep",
     "Removed",
@@ -73,6 +79,7 @@ __all__ = [
     "read_inodes",
     "reap",
     "rename",
+    "rename_with_whiteout",
     "replace",
     "resolve",
     "rmdir",
@@ -278,6 +285,24 @@ def replace(
     return removed
 
 
+def rename_with_whiteout(
+    t: Transaction,
+    old: tuple[int, bytes],
+    new: tuple[int, bytes],
+    whiteout: tuple[int, Inode],
+    *,
+    flags: int,
+    now: int,
+    keep: Keep,
+) -> Removed | None:
+    """As `rename` of `old` to `new` (each parent, name), and what says to overlayfs that the old
+    name is removed takes its place: a new inode and its number. Raises as `rename` does."""
+    removed = rename(t, *old, *new, flags=flags & ~RENAME_WHITEOUT, now=now, keep=keep)
+    if find_shown(t, *old) is None:  # else both were one file
+        add(t, *old, *whiteout)
+    return removed
+
+
 def reap(t: Transaction, ino: int) -> None:
     """Drop an orphan that nobody holds any more; nothing where it is gone, or has a link again.
 
@@ -376,6 +401,7 @@ def _inherit_group(directory: Inode, inode: Inode) -> None:
 
 
 def _put_new(t: Transaction, ino: int, inode: Inode) -> None:
+    inode.btime_ns = inode.ctime_ns
     if not stat.S_ISREG(inode.mode):
         inode.flags |= Flag.PUBLISHED
     else:

@@ -77,6 +77,7 @@ def make(
         atime_ns=moment.now,
         mtime_ns=moment.now,
         ctime_ns=moment.now,
+        btime_ns=moment.now,
         parent=directory,
         name=_name(stride),
         boot=moment.boot,

@@ -476,6 +476,7 @@ def _blank(mode: int, top: Inode, parent: int, name: bytes, now: int) -> Inode:
         atime_ns=now,
         mtime_ns=now,
         ctime_ns=now,
+        btime_ns=now,
         parent=parent,
         name=name,
     )

@@ -7,6 +7,7 @@ import faulthandler
 import os
 import signal
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,6 +240,15 @@ def statx(path: Path, mask: int) -> bytes:
     at = ctypes.c_int(AT_FDCWD)
     check(libc.statx(at, os.fsencode(path), 0, ctypes.c_uint(mask), found), path)
     return found.raw
+
+
+def birth_of(path: Path) -> float | None:
+    """Seconds since the epoch; None where the filesystem does not say."""
+    found = statx(path, STATX_BTIME)
+    if not int.from_bytes(found[:4], "little") & STATX_BTIME:
+        return None
+    seconds, nanoseconds = struct.unpack_from("<qI", found, 80)
+    return float(seconds) + nanoseconds / 1e9
 
 
 def mode_alone(path: Path) -> int:

@@ -491,6 +491,7 @@ EXAMINED = {
     "direct writes",
     "direct reads",
     "cache drop",
+    "access lists",
     "readahead",
     "reflink",
     "spare data files",

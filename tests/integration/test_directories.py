@@ -15,6 +15,8 @@ libc.opendir.restype = ctypes.c_void_p
 libc.telldir.restype = ctypes.c_long
 libc.readdir64.restype = ctypes.c_void_p
 
+SYS_GETDENTS64 = {"x86_64": 217, "aarch64": 61}[os.uname().machine]
+
 
 class Entry(ctypes.Structure):
     _fields_ = (
@@ -206,3 +208,22 @@ def test_a_hundred_thousand_names(here: Path, place: Place) -> None:
     assert removed == count
     assert os.listdir(at) == []
     os.close(at)
+
+
+def test_the_first_reply_has_names_and_their_types(here: Path) -> None:
+    """Overlayfs judges by it whether a filesystem tells types."""
+    for kind in ("regular", "directory", "fifo"):
+        make_of(kind, here / kind)
+    reply = ctypes.create_string_buffer(32 << 10)
+    fd = os.open(here, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        length = libc.syscall(SYS_GETDENTS64, fd, reply, len(reply))
+    finally:
+        os.close(fd)
+    found, at = {}, 0
+    while at < length:
+        entry = Entry.from_buffer(reply, at)
+        found[entry.name.decode()] = entry.kind << 12
+        at += entry.length
+    kinds = {"regular": stat.S_IFREG, "directory": stat.S_IFDIR, "fifo": stat.S_IFIFO}
+    assert found == {".": stat.S_IFDIR, "..": stat.S_IFDIR, **kinds}

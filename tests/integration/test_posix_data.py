@@ -28,9 +28,11 @@ from tests.integration.posix import (
     descriptor,
     fallocate,
     folder,
+    handle_of,
     libc,
     link_descriptor,
     needs_root,
+    open_handle,
     refused,
     signals,
     touch,
@@ -578,6 +580,21 @@ def test_an_unlinked_file_lives_while_it_is_open(here: Path) -> None:
         assert path.stat().st_ino != number
         os.setxattr(fd, "user.k", b"v")
         assert os.getxattr(fd, "user.k") == b"v"
+
+
+@needs_root
+def test_a_handle_of_an_unlinked_file_is_stale(here: Path) -> None:
+    for turn in range(20):
+        path = touch(here / f"f{turn}", 0o644, b"x")
+        handle = handle_of(path)
+        path.unlink()
+        with refused(errno.ESTALE):
+            open_handle(here, handle, os.O_RDONLY)
+        handle = handle_of(touch(path, 0o644, b"x"))
+        with descriptor(path, os.O_RDONLY):
+            path.unlink()
+        with refused(errno.ESTALE):
+            open_handle(here, handle, os.O_RDONLY)
 
 
 def test_an_unlinked_file_gives_its_space_back(here: Path) -> None:

@@ -14,6 +14,7 @@ from tests.integration.posix import (
     KINDS,
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
+    RENAME_WHITEOUT,
     as_user,
     descriptor,
     folder,
@@ -295,6 +296,31 @@ def test_exchange(here: Path) -> None:
         renameat2(a, a / "f", RENAME_EXCHANGE)
     with refused(errno.EINVAL):
         renameat2(a, sub, RENAME_EXCHANGE | RENAME_NOREPLACE)
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["regular", "directory"])
+def test_whiteout(here: Path, kind: str) -> None:
+    """What overlayfs puts in place of a name that it removes."""
+    sub = folder(here / "sub")
+    path = make_of(kind, here / "f")
+    number = path.stat().st_ino
+    renameat2(path, sub / "g", RENAME_WHITEOUT)
+    assert (sub / "g").stat().st_ino == number
+    left = path.lstat()
+    assert stat.S_ISCHR(left.st_mode)
+    assert (left.st_rdev, left.st_mode & 0o777, left.st_nlink) == (0, 0, 1)
+    assert sorted(os.listdir(here)) == ["f", "sub"]
+    replaced = touch(here / "replaced")
+    renameat2(sub / "g" if kind == "regular" else touch(sub / "h"), replaced, RENAME_WHITEOUT)
+    assert stat.S_ISREG(replaced.stat().st_mode)
+    with refused(errno.EEXIST):
+        renameat2(replaced, path, RENAME_WHITEOUT | RENAME_NOREPLACE)
+    with refused(errno.EINVAL):
+        renameat2(replaced, path, RENAME_WHITEOUT | RENAME_EXCHANGE)
+    assert stat.S_ISREG(replaced.stat().st_mode)
+    path.unlink()
+    assert not path.exists()
 
 
 @needs_root

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import Place
 from tests.integration.posix import (
     ALICE,
     BOB,
@@ -16,6 +17,7 @@ from tests.integration.posix import (
     UTIME_NOW,
     UTIME_OMIT,
     as_user,
+    birth_of,
     descriptor,
     folder,
     let_clock_pass,
@@ -152,6 +154,25 @@ def test_rmdir_and_rename_move_both_directories(here: Path) -> None:
 def test_removing_an_xattr_moves_ctime(scene: Path) -> None:
     os.setxattr(scene / "f", "user.k", b"v")
     assert moved(scene / "f", lambda: os.removexattr(scene / "f", "user.k")) == "c"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_file_knows_when_it_was_made(here: Path, place: Place, kind: str) -> None:
+    if kind == "device" and os.geteuid():
+        return
+    path = make_of(kind, here / "f")
+    if kind == "symlink":
+        return  # followed by statx
+    made = birth_of(path)
+    if place.is_bare:
+        assert made is None
+        return
+    assert made == pytest.approx(path.stat().st_ctime, abs=0.1)
+    os.utime(path, ns=(OLD_NS, OLD_NS))
+    let_clock_pass(path)
+    path.chmod(0o700)
+    path.rename(here / "g")
+    assert birth_of(here / "g") == made
 
 
 def test_writes_show_through_every_descriptor(here: Path) -> None:

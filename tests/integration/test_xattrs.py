@@ -2,6 +2,7 @@
 
 import errno
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,34 @@ def test_access_lists_are_kept_or_refused(path: Path) -> None:
         assert error.errno == errno.EOPNOTSUPP
         return
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+NET_RAW = struct.pack("<IIIII", 0x02000001, 1 << 13, 0, 0, 0)
+"""What `setcap cap_net_raw+ep` sets."""
+
+
+@needs_root
+def test_capabilities_are_kept_until_the_file_is_written(path: Path) -> None:
+    with as_user(ALICE), refused(errno.EPERM):
+        os.setxattr(path, "security.capability", NET_RAW)
+    for write in (
+        lambda fd: os.write(fd, b"other content"),
+        lambda fd: os.ftruncate(fd, 3),
+        lambda fd: os.chown(path, BOB, BOB),
+    ):
+        os.setxattr(path, "security.capability", NET_RAW)
+        assert os.getxattr(path, "security.capability") == NET_RAW
+        assert "security.capability" in os.listxattr(path)
+        with descriptor(path, os.O_RDWR) as fd:
+            write(fd)
+            with refused(errno.ENODATA):
+                os.getxattr(path, "security.capability")
+
+
+@needs_root
+def test_labels_are_kept(path: Path) -> None:
+    os.setxattr(path, "security.label", b"any")
+    assert os.getxattr(path, "security.label") == b"any"
+    os.removexattr(path, "security.label")
+    with refused(errno.ENODATA):
+        os.getxattr(path, "security.label")
