@@ -12,9 +12,11 @@ import pytest
 import trio
 
 from kvfs.background.sealer import Sealer
+from kvfs.background.strays import Strays
 from kvfs.cluster import kept
 from kvfs.cluster.membership import About, joined
 from kvfs.errors import Exists, Unavailable
+from kvfs.holders import Holders
 from kvfs.meta import keys
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Engine, Transaction
@@ -326,6 +328,22 @@ def test_a_mirror_that_took_no_part_is_read_anew(site: Site) -> None:
     site.b.start()
     assert names(site.b, site.kept) == ["one"]
     assert site.b.read(lambda t: copies.whole_holders(t, two, 0)) == [2]
+
+
+def test_what_only_a_late_node_knew_is_kept(site: Site) -> None:
+    """Its mirror gave way to what the others had, and no record names its file any more."""
+    site.a.stop()
+    site.b.write(site.kept, "later", b"acknowledged by b alone")
+    site.b.stop()
+    site.lose_engine()
+    site.a.rebuild(finish=True)
+    site.b.rebuild()
+    site.b.start()
+    assert names(site.b, site.kept) == []
+    strays = Strays(cast(Engine, site.b.mirror), site.b.files, site.b.index, Holders())
+    trio.run(strays.sweep, time.time_ns() + 1_000_000_000)
+    [left] = site.b.files.quarantined()
+    assert Path(left.path).read_bytes() == b"acknowledged by b alone"
 
 
 async def _join(node: MirrorNode) -> None:
