@@ -109,7 +109,7 @@ class RecordCheck:
         for key, _ in self.pages(b"o", b"p"):
             yield from self._stale(key, "orphan", lambda inode: not inode.nlink)
         for key, _ in self.pages(b"u", b"v"):
-            yield from self._stale(key, "unsealed", _is_unsealed)
+            yield from self._stale(key, "unsealed", lambda inode: stat.S_ISREG(inode.mode))
         for key, _ in self.pages(b"w", b"x"):
             yield from self._stale(key, "unpublished", lambda i: not i.flags & Flag.PUBLISHED)
         for key, _ in self.pages(b"x", b"y"):

@@ -7,6 +7,7 @@
 | a kill between unlink and drop, or in an eviction | the list of orphans | it is dropped wholly |
 | a kill while an object was put | the list of reserved numbers | an orphan, see above |
 | a power cut: data that were not synced | the list of unsealed files, their boot | the file goes |
+| a power cut between a seal and its sync | the list of unsealed files | it is sealed anew |
 | a power cut: the engine is back at its checkpoint, not the disk | comparing all | see below |
 
 Only the last one reads everything, and only after a power cut (2 to 4 us a file): data files
@@ -69,6 +70,7 @@ class Recovery:
         self._intact = frozenset((0, *boots))
         self._now = now
         self._clustered = False
+        self._is_cut = False
         self.found = {
             "unpublished_dropped": 0,
             "unsynced_dropped": 0,
@@ -85,6 +87,7 @@ class Recovery:
         process stopped in order, in this boot, so the unsealed files (4 us each) are as their
         records say. Raises NoSpace, ReadOnly, Corrupt."""
         self._clustered = await self._engine.read(lambda t: bool(t.node))
+        self._is_cut = compare_all
         await self._each(reserving.reserved, self._abandon_reserved)
         await self._each(lifecycle.unpublished, self._drop_unpublished)
         if not orderly:
@@ -132,6 +135,7 @@ class Recovery:
     async def _judge_unsealed(self, inos: list[int]) -> None:
         """Drop what a power cut may have torn; the others are as long as their data files."""
         torn: list[int] = []
+        unsure: list[int] = []
         grown: list[tuple[int, Inode, os.stat_result]] = []
         if self._clustered:
             inos = await self._leave_to_others(inos)
@@ -143,7 +147,10 @@ class Recovery:
                 torn.append(ino)
             elif stat is not None and not _agree(inode, stat):
                 grown.append((ino, inode, stat))
+            elif self._is_unsure(inode):
+                unsure.append(ino)
         await self._engine.transact(lambda t: self._evict(t, torn))
+        await self._engine.transact(lambda t: [lifecycle.reopen(t, ino) for ino in unsure])
         if self._clustered:
             await self._publish_grown(grown)
         else:
@@ -171,9 +178,14 @@ class Recovery:
 
     def _is_sound(self, ino: int, inode: Inode) -> bool:
         stat = self._stat(ino, inode)
-        if stat is None or inode.boot not in self._intact:
+        if stat is None or inode.boot not in self._intact or self._is_unsure(inode):
             return False
         return _same_content(inode, stat)
+
+    def _is_unsure(self, inode: Inode) -> bool:
+        """Of what is listed as unsealed: whether its seal may be of content that a power cut took
+        in part."""
+        return self._is_cut and bool(inode.flags & Flag.SEALED)
 
     async def _publish_grown(self, grown: list[tuple[int, Inode, os.stat_result]]) -> None:
         """In a cluster other content is another version, but for the data of an upload, which no

@@ -139,7 +139,7 @@ class Handlers:
     def _replaces_what_lasts(self, r: Request, layout: struct.Struct) -> bool:
         target = layout.unpack_from(r.body)[0]
         old, new = r.names(layout.size)
-        return stepping.finish(self._ops.at_risk(r.nodeid, old, target, new)) != 0
+        return stepping.finish(self._ops.at_risk(r.nodeid, old, target, new)) is not None
 
     def _entry(self, ino: int, inode: Inode) -> bytes:
         self._holders.looked_up(ino)

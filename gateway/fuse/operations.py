@@ -28,7 +28,7 @@ from kvfs.errors import Busy, Exists, Invalid, NameTooLong, NoLocks, NotFound, S
 from kvfs.locks import Locks, Place
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
-from kvfs.namespace import inodes, published, spaces, tree
+from kvfs.namespace import inodes, lifecycle, published, tree
 from kvfs.namespace.tree import Removed
 from kvfs.node import Node
 
@@ -272,12 +272,12 @@ class Operations:
     ) -> None:
         """rename(2) with all its flags; atomic for every reader.
 
-        Over a file of a durable namespace it waits until the new file's data are on disk: a power
-        cut must not take both."""
+        Over a file of a durable namespace it waits until the new file's present data are on disk: a
+        power cut must not take both."""
         _check_name(new_name)
-        source = await self.at_risk(old_parent, old_name, new_parent, new_name)
-        if source:
-            await self._settle(source)
+        at_risk = await self.at_risk(old_parent, old_name, new_parent, new_name)
+        if at_risk is not None:
+            await self._settle(*at_risk)
         now = now_ns()
         old, new = (old_parent, old_name), (new_parent, new_name)
         ino = 0
@@ -296,30 +296,36 @@ class Operations:
 
     async def at_risk(
         self, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes
-    ) -> int:
-        """The inode whose data must be on disk before this rename is committed; 0: none."""
+    ) -> tuple[int, Inode] | None:
+        """The file whose data must be on disk before this rename is committed; None: no file."""
 
-        def fn(t: Transaction) -> int:
-            if spaces.get(t, namespace_of(new_parent)).kind != "durable":
-                return 0
-            source = tree.find(t, old_parent, old_name)
-            if source is None or not source[1].boot or not stat.S_ISREG(source[1].mode):
-                return 0
-            target = tree.find(t, new_parent, new_name)
-            return source[0] if target and target[0] != source[0] else 0
+        return await self.engine.read(
+            lambda t: lifecycle.unsettled_source(t, old_parent, old_name, new_parent, new_name)
+        )
 
-        if ROOT_INODE in (old_parent, new_parent):
-            return 0
-        return await self.engine.read(fn)
-
-    async def _settle(self, ino: int) -> None:
-        """Wait until the data of a published file are on disk, and record that."""
+    async def _settle(self, ino: int, inode: Inode) -> None:
+        """Wait until the data of a file are on disk, and record that where it is not."""
         async with self._settling:
+            if not inode.boot and await self._is_synced_here(ino, inode.version):
+                return
             handle = await self.open(ino, os.O_WRONLY, None)
             try:
                 await self.publishing.sync(handle.file, datasync=True)
             finally:
                 await self.release(handle.fh)
+
+    async def _is_synced_here(self, ino: int, version: int) -> bool:
+        """Sync a data file whose record counts it as synced since it was once; False: it is not
+        here."""
+        try:
+            fd = self.volume.files.open(ino, version, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            await trio.to_thread.run_sync(os.fdatasync, fd)
+        finally:
+            os.close(fd)
+        return True
 
     def forget(self, ino: int, count: int) -> None:
         """The kernel gives back lookups."""

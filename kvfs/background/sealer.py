@@ -320,7 +320,7 @@ def _durable_unsynced(t: Transaction, inos: list[int]) -> list[tuple[int, int]]:
     return [
         (ino, inode.version)
         for ino, inode in zip(inos, read_inodes(t, inos), strict=True)
-        if inode is not None and inode.boot and inode.nlink and namespace_of(ino) not in caches
+        if inode is not None and inode.nlink and namespace_of(ino) not in caches
     ]
 
 

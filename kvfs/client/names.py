@@ -1,5 +1,6 @@
 """What a client does with names: look up, list, remove, rename, make directories."""
 
+import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from os import stat_result
@@ -8,15 +9,16 @@ from typing import Final, TypeVar
 from kvfs.client import paths, placing
 from kvfs.client.attributes import Stat, describe
 from kvfs.client.finish import Changed, Finisher
+from kvfs.client.link import Link
 from kvfs.client.paths import Path, naming
 from kvfs.client.placing import Options, Target
 from kvfs.client.session import Session, now_ns
-from kvfs.errors import NotADirectory
+from kvfs.errors import NotADirectory, NotFound
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
-from kvfs.namespace import odd, published, tree
-from kvfs.namespace.inodes import is_directory
+from kvfs.namespace import lifecycle, odd, published, tree
+from kvfs.namespace.inodes import is_directory, read_inodes
 from kvfs.namespace.spaces import MAX_NAME
 
 T = TypeVar("T")
@@ -32,9 +34,10 @@ class _Following(bytes):
 class Names:
     """Of one client; any thread."""
 
-    def __init__(self, session: Session, finisher: Finisher) -> None:
+    def __init__(self, session: Session, finisher: Finisher, link: Link) -> None:
         self._session = session
         self._finisher = finisher
+        self._link = link
 
     def stat(self, path: Parts) -> Stat:
         """See `Client.stat`."""
@@ -104,8 +107,11 @@ class Names:
         now = now_ns()
         flags = tree.RENAME_NOREPLACE if exclusive else 0
         source_path, target_path = (*old[0], old[1]), (*new[0], new[1])
+        settled = self._settle_source(old, new)
 
         def fn(t: Transaction, changed: Changed) -> None:
+            if settled is not None and _is_still(t, settled):
+                lifecycle.synced(t, settled.ino)
             with naming(source_path):
                 source = self._directory(t, old[0])
                 self._find(t, source_path)
@@ -118,6 +124,36 @@ class Names:
             changed.name(target, new[1], removed)
 
         self._change(fn, source_path, target_path)
+
+    def _settle_source(
+        self, old: tuple[Parts, bytes], new: tuple[Parts, bytes]
+    ) -> published.Found | None:
+        """Have what is about to replace a durable file on disk; the file that this was done for.
+        Raises OSError, Unavailable."""
+
+        def fn(t: Transaction) -> published.Found | None:
+            source, target = self._directory(t, old[0]), self._directory(t, new[0])
+            found = lifecycle.unsettled_source(t, source, old[1], target, new[1])
+            return None if found is None else published.Found(*found)
+
+        try:
+            found = self._session.read(fn)
+        except (NotADirectory, NotFound):
+            return None
+        if found is not None:
+            self._sync(found)
+        return found
+
+    def _sync(self, found: published.Found) -> None:
+        try:
+            fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
+        except FileNotFoundError:
+            self._link.bring(found.ino)  # it is on disk when it has come
+            return
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def make_directory(self, target: Target, options: Options) -> None:
         """See `Client.mkdir`."""
@@ -202,6 +238,16 @@ def _prefix(t: Transaction, directory: bytes, boot: int) -> bytes | None:
 def _leads_somewhere(t: Transaction, path: bytes, boot: int) -> bool:
     (found,) = published.find_many(t, [paths.parse(path)], boot)
     return found is not None
+
+
+def _is_still(t: Transaction, found: published.Found) -> bool:
+    """Whether nothing was published since."""
+    (now,) = read_inodes(t, [found.ino])
+    return now is not None and _content(now) == _content(found.inode)
+
+
+def _content(inode: Inode) -> tuple[int, int, int]:
+    return inode.version, inode.size, inode.mtime_ns
 
 
 def _keep(_: int) -> bool:

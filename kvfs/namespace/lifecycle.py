@@ -4,29 +4,33 @@
 |---|---|---|---|
 | made | none | `u` `w` | its data file |
 | published | PUBLISHED | `u` | its data file; the record as of the last close |
-| sealed | PUBLISHED, SEALED | `u` until its data are synced | the record |
+| sealed | PUBLISHED, SEALED | `u` until this content is synced | the record |
 | orphan | any | also `o` | as before |
 
 `Inode.boot` names the boot in which the data were written until they are synced, then it is 0 and
 stays 0: a file that was synced once is never dropped after a power cut, whatever was written since.
+So it does not say whether its present content is on disk; that is so once it is sealed and without
+a `u` key (`is_settled`).
 """
 
+import stat
 from typing import NamedTuple
 
 from kvfs.errors import Conflict, Stale
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
-from kvfs.meta.records import Flag, Inode
-from kvfs.namespace import odd, placements
+from kvfs.meta.records import ROOT_INODE, Flag, Inode
+from kvfs.namespace import odd, placements, spaces
 from kvfs.namespace.entries import find_entry, links, touch
 from kvfs.namespace.inodes import outdate_cold, read_inode, set_blocks, write_inode
 from kvfs.namespace.listed import listed
-from kvfs.namespace.tree import replace
+from kvfs.namespace.tree import find, replace
 
 __all__ = [
     "Evicted",
     "brought",
     "evict",
+    "is_settled",
     "orphans",
     "publish",
     "reopen",
@@ -35,6 +39,7 @@ __all__ = [
     "synced",
     "unpublished",
     "unsealed",
+    "unsettled_source",
 ]
 
 
@@ -87,9 +92,30 @@ def publish(
     if seal is None:
         t.put(keys.unsealed(ino), t.node)
     else:
-        _set_seal(t, ino, inode, seal)
+        _set_seal(t, ino, inode, seal, synced=not boot)
     write_inode(t, ino, inode)
     return inode
+
+
+def is_settled(t: Transaction, ino: int, inode: Inode) -> bool:
+    """Whether all content of a file is known to be on disk: nobody has opened it for writing since
+    it was sealed, and its data were synced after that."""
+    return bool(inode.flags & Flag.SEALED) and t.get(keys.unsealed(ino)) is None
+
+
+def unsettled_source(
+    t: Transaction, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes
+) -> tuple[int, Inode] | None:
+    """The file whose present content must be on disk before it is renamed over another one of a
+    durable namespace, else a power cut takes both; None: nothing is at risk."""
+    if ROOT_INODE in (old_parent, new_parent) or not spaces.is_durable(t, new_parent):
+        return None
+    source, target = find(t, old_parent, old_name), find(t, new_parent, new_name)
+    if source is None or target is None or source[0] == target[0]:
+        return None
+    if not stat.S_ISREG(source[1].mode) or is_settled(t, *source):
+        return None
+    return source
 
 
 def synced(t: Transaction, ino: int) -> None:
@@ -142,7 +168,7 @@ def seal(
     set_blocks(t, ino, inode, blocks)
     if synced:
         inode.boot = 0
-    _set_seal(t, ino, inode, checksum)
+    _set_seal(t, ino, inode, checksum, synced=synced)
     write_inode(t, ino, inode)
     return True
 
@@ -202,10 +228,10 @@ def orphans(t: Transaction, after_ino: int, limit: int) -> list[int]:
     return listed(t, keys.orphan(after_ino), b"p", limit)
 
 
-def _set_seal(t: Transaction, ino: int, inode: Inode, checksum: bytes) -> None:
+def _set_seal(t: Transaction, ino: int, inode: Inode, checksum: bytes, *, synced: bool) -> None:
     inode.flags |= Flag.SEALED
     inode.checksum = checksum
-    if inode.boot:
-        t.put(keys.unsealed(ino), t.node)
-    else:
+    if synced:
         t.delete(keys.unsealed(ino))
+    else:
+        t.put(keys.unsealed(ino), t.node)

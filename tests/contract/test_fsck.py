@@ -152,7 +152,7 @@ def wrong_directory_count(p: Planted) -> None:
 
 
 def wrong_unsealed_list(p: Planted) -> None:
-    p.change(lambda t: t.put(keys.unsealed(p.block), b""))
+    p.change(lambda t: t.put(keys.unsealed(p.directory), b""))
 
 
 def unsealed_but_not_listed(p: Planted) -> None:

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from kvfs.meta import keys
+from kvfs.meta.records import Flag
 from kvfs.namespace import lifecycle
 from tests.contract.small_node import SmallNode, small_node
 from tests.fault.victim import (
@@ -200,6 +201,35 @@ def test_a_power_cut_is_noticed_by_the_boot_though_the_engine_was_whole(node: Sm
     os.close(node.files.create(ino + 100, 0))
     assert start_again(node) == {}, "in the same boot not everything is read"
     assert start_again(node, boot=OTHER_BOOT)["data_files_removed"] == 1
+
+
+def test_a_seal_whose_sync_a_power_cut_forestalled_is_not_believed(node: SmallNode) -> None:
+    """Of a file that was synced once, and so is kept: what is on the disk may be a mixture."""
+    space = node.namespace("models", kind="durable")
+    ino, fd = node.make(space, "database")
+    node.publish(ino, fd, boot=0)
+    os.write(fd, b"x")
+    node.close(ino, fd)
+    stat = node.files.stat(ino, 0)
+    assert node.engine.transact_now(
+        lambda t: lifecycle.seal(
+            t,
+            ino,
+            version=0,
+            size=stat.st_size,
+            blocks=stat.st_blocks,
+            mtime_ns=stat.st_mtime_ns,
+            ctime_ns=stat.st_ctime_ns,
+            checksum=b"of what was in memory",
+            synced=False,
+        )
+    )
+    start_again(node, boot=OTHER_BOOT)
+    inode = node.record(ino)
+    assert inode is not None
+    assert not inode.flags & Flag.SEALED
+    trio.run(node.sealer.settle)
+    assert problems(node) == []
 
 
 def test_a_name_reserved_without_a_record_is_released(node: SmallNode) -> None:
