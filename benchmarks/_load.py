@@ -8,13 +8,16 @@ for a name that exists, 4.6 µs and 5.6 µs for one that does not), for every sy
 clients are Python programs, so no helper in C stands in for them.
 """
 
+import contextlib
 import mmap
 import os
 import secrets
 import statistics
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -255,3 +258,23 @@ def stat_storm(folder: Path, processes: int, limit_s: float) -> float:
         return lambda: per_name(names, limit_s, stat_missing)[0]
 
     return 1 / sum(1 / seconds for seconds in together([prepare] * processes))
+
+
+_BUSY_S = 60
+"""After which a busy process ends, whatever became of who started it."""
+_SPIN = f"import time; end = time.time() + {_BUSY_S}\nwhile time.time() < end: pass"
+
+
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many processes that do nothing but compute, each in a session of its own as services
+    are."""
+    command = [sys.executable, "-S", "-c", _SPIN]
+    running = [subprocess.Popen(command, start_new_session=True) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for each in running:
+            each.kill()
+        for each in running:
+            each.wait()

@@ -16,6 +16,7 @@ _KIB: Final = 1024
 _MICRO: Final = 1e6
 _THREADS: Final = (1, 8)
 _STORM_PROCESSES: Final = 8
+_BUSY_PROCESSES: Final = 3 * (os.cpu_count() or 1)
 _LONE_PAUSE_S: Final = 0.004
 PREPARE_S: Final = 120.0
 
@@ -59,6 +60,7 @@ def groups(scale: Scale) -> list[Group]:
         _small_blocks(scale),
         *_names(scale),
         _create_rename_unlink(scale),
+        _beside_busy_processes(scale),
     ]
 
 
@@ -275,3 +277,20 @@ def _create_rename_unlink(scale: Scale) -> Group:
         return {row.name: value * _MICRO for row, value in zip(rows, seconds, strict=True)}
 
     return Group(rows, measure)
+
+
+def _beside_busy_processes(scale: Scale) -> Group:
+    """What a program waits for while others keep every CPU busy."""
+    near = same_target(Target("of_native", 0.1))
+    what = f"beside {_BUSY_PROCESSES} busy processes"
+    create = Row(f"create + close {what}", "µs", False, near)
+    unlink = Row(f"unlink {what}", "µs", False, near)
+
+    def measure(system: System) -> Mapping[str, float]:
+        names = load.new_names(system.root, 500)
+        with load.busy(_BUSY_PROCESSES):
+            created, made = load.per_name(names, 4 * scale.limit_s, load.create)
+            unlinked, _ = load.per_name(names[:made], PREPARE_S, os.unlink)
+        return {create.name: created * _MICRO, unlink.name: unlinked * _MICRO}
+
+    return Group((create, unlink), measure)

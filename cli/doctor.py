@@ -47,6 +47,7 @@ def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     yield _cache_drop()
     yield _access_lists()
     yield _readahead(status)
+    yield _priority(status)
     yield from _store(directory)
     yield _engine(status)
     yield from _locks(status)
@@ -146,6 +147,23 @@ def _readahead(status: dict[str, Any] | None) -> Line:
         else "the kernel's 128 KiB: its setting may not be changed",
         remedy="" if mount is None else "run as root, with /sys writable",
     )
+
+
+def _priority(status: dict[str, Any] | None) -> Line:
+    """The node's turn at a busy CPU."""
+    from kvfs import priority
+
+    may = priority.may_raise()
+    nice = status["nice"] if status else None
+    remedy = "" if may else "run as root, or with LimitNICE=-10 (ulimit -e 30)"
+    if nice is None:
+        reason = "may be raised" if may else "a raised one needs CAP_SYS_NICE or RLIMIT_NICE"
+        return Line(name="priority", available=may, active=None, reason=reason, remedy=remedy)
+    reason = f"the node's nice value is {nice}"
+    if nice >= 0:
+        reason += ": its users wait for other programs where the CPU is busy"
+        remedy = remedy or "the setting `priority`"
+    return Line(name="priority", available=may, active=nice < 0, reason=reason, remedy=remedy)
 
 
 def _store(directory: Path) -> Iterator[Line]:

@@ -75,6 +75,12 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         metavar="SECONDS",
         help="How long a day of lifecycle rules lasts, to see them work (86400).",
     ),
+    "priority": click.option(
+        "--priority",
+        type=int,
+        metavar="NICE",
+        help="The node's nice value, where it may have it (-10; 0: as it was started).",
+    ),
     "scrub_rate": click.option(
         "--scrub-rate",
         metavar="SIZE",

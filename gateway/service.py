@@ -16,7 +16,7 @@ import trio
 
 from gateway import mountpoint
 from gateway.fuse import device
-from kvfs import descriptors
+from kvfs import descriptors, priority
 from kvfs.config import Config
 from kvfs.errors import Busy, Invalid, NotFound, Unavailable
 from kvfs.node import Node, open_node
@@ -134,6 +134,8 @@ async def run(
     of the start.
     """
     descriptors.allow_most()
+    if refused := priority.raise_to(config.priority):
+        log.info("the node has no raised priority: %s", refused)
     stopping, opening = trio.Event(), _Opening()
     # Outside the nursery: a start that fails at once ends the task that listens, not the receiver
     # under it.

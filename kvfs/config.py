@@ -122,6 +122,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """A file for a line on each request, in the format of S3's server access logs. Empty: none."""
     s3_lifecycle_day_s: int = DAY_S
     """Seconds that a day of lifecycle rules lasts: less, to see them work."""
+    priority: int = -10
+    """The node's nice value, where it may have it: what programs on the mount wait for goes before
+    others at a busy CPU. 0: as it was started."""
     scrub_rate: int = 16 << 20
     """Bytes that are read in a second to compare what lies on the disk with its checksums; 0:
     only where somebody asks for it, as fast as it goes."""
@@ -394,6 +397,14 @@ def _file_or_none(value: object) -> str:
     return "" if value == "" else str(_path(value))
 
 
+def _nice(value: object) -> int:
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,2}", value):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not -20 <= value <= 19:
+        raise Invalid(f"must be a nice value from -20 to 19, not {value!r}")
+    return value
+
+
 def _permissions(value: object) -> str:
     if not isinstance(value, str) or re.fullmatch("0?[0-7]{3}", value) is None:
         raise Invalid(f"must be permissions in octal like '0700', not {value!r}")
@@ -463,6 +474,7 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "s3_bucket_mode": _permissions,
     "s3_access_log": _file_or_none,
     "s3_lifecycle_day_s": _day,
+    "priority": _nice,
     "scrub_rate": _rate,
     "repair_rate": _rate,
     "admin": _listening,

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 import trio
 
+from kvfs import priority
 from kvfs.encryption import KEY_NAME, open_key
 from kvfs.objects.store import ObjectStore
 from kvfs.processes import OtherProcess
@@ -53,6 +54,7 @@ def main() -> None:
         return  # the supervisor gave up, or died, before it said anything
     plan = msgspec.json.decode(line, type=Plan)
     os.chdir("/")
+    priority.follow()
     logging.basicConfig(
         level=plan.log_level.upper(),
         format=f"%(asctime)s %(levelname)s s3[{os.getpid()}] %(name)s: %(message)s",

@@ -33,6 +33,7 @@ from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, Inode
 from kvfs.namespace.inodes import read_inodes
 from kvfs.policy.pace import Pace
+from kvfs.priority import at_ordinary
 from kvfs.store import lease
 from kvfs.store.checksum import CHUNK_BYTES, DIGEST_BYTES, chunk_sums, combine, wrong_chunks
 from kvfs.store.files import DataFiles, Description, describe, description, fitting
@@ -146,7 +147,7 @@ class Scrubber:
         for first in range(0, max(len(entry.chunks) // DIGEST_BYTES, 1), _SPAN):
             await trio.sleep(self._pace.spend(_cost(inode.size, first), trio.current_time()))
             wrong = await trio.to_thread.run_sync(
-                wrong_chunks, fd, inode.size, entry.chunks, first, _SPAN
+                at_ordinary, wrong_chunks, fd, inode.size, entry.chunks, first, _SPAN
             )
             if wrong:
                 return False
@@ -159,7 +160,9 @@ class Scrubber:
         for first in range(0, -(-inode.size // CHUNK_BYTES), _SPAN):
             await trio.sleep(self._pace.spend(_cost(inode.size, first), trio.current_time()))
             try:
-                some = await trio.to_thread.run_sync(chunk_sums, fd, inode.size, first, _SPAN)
+                some = await trio.to_thread.run_sync(
+                    at_ordinary, chunk_sums, fd, inode.size, first, _SPAN
+                )
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise

@@ -36,6 +36,7 @@ from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, namespace_of
 from kvfs.namespace import lifecycle, spaces
 from kvfs.namespace.inodes import read_inodes
+from kvfs.priority import at_ordinary
 from kvfs.store import lease
 from kvfs.store.checksum import checksum
 from kvfs.store.files import DataFiles
@@ -197,7 +198,7 @@ class Sealer:
         self._mapped.clear()
         self.open_in = {namespace_of(ino) for ino, _ in wanted}
         try:
-            await trio.to_thread.run_sync(self._read, wanted, read)
+            await trio.to_thread.run_sync(at_ordinary, self._read, wanted, read)
             await self._record(read)
             sealed = {each.ino for each in read}
         finally:  # those of a batch that failed give way to others, too

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import trio
 
+from kvfs import priority
 from kvfs.background.accounting import Census
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.namespace import lifecycle, spaces
@@ -51,6 +52,7 @@ async def status_of(node: Node) -> dict[str, Any]:
         "replicas": node.replicas.report() if node.replicas else None,
         "cold": _cold(node),
         "tiers": node.tiering.describe() if node.tiering else [],
+        "nice": priority.current(),
         "descriptors": node.open_file_shares.describe(),
         "counters": _counters(node),
         **{name: await report() for name, report in node.reports.items()},
