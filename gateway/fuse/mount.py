@@ -26,7 +26,7 @@ from gateway.fuse.libfuse import LibfuseOperations
 from gateway.fuse.open_file import OpenFile
 from gateway.fuse.operations import Operations
 from gateway.watchdog import watched
-from kvfs import fuse_device
+from kvfs import former_writers, fuse_device
 from kvfs.config import Config
 from kvfs.errors import Busy, KvfsError, Unavailable
 from kvfs.node import Node
@@ -167,11 +167,21 @@ async def _serve_device(
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(_detach, where)
             await operations.close()
+            if backing.passthrough:
+                await _part_from_writers(node)
             told = await notifier.close()
             dev.retire(device, ended=told and fast.workers_ended)
             ours.close()
             pyfuse3.close(unmount=False)
             theirs.detach()
+
+
+async def _part_from_writers(node: Node) -> None:
+    """Where it was unmounted in use, programs may go on writing past it."""
+    try:
+        await former_writers.part(node.engine, node.files)
+    except KvfsError as error:
+        log.error("files that programs still write may be changed by them later: %s", error)
 
 
 async def _until_gone(fast: FastPath, scope: trio.CancelScope) -> None:

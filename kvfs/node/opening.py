@@ -4,8 +4,9 @@
 |---|---|
 | 1 store made or opened, locked | an empty store, or the old one; the lock goes with the process |
 | 2 engine opened (after a power cut rebuilt), first namespaces made | no `clean` marker |
-| 3 marker taken, what the last process left is mended (`recover`) | it is mended again |
-| 4 keepers (dropper, sealer, evictor) and control socket in a nursery | a dead socket, replaced |
+| 3 marker taken, files still written by a mount from before parted from it | it is done again |
+| 4 what the last process left is mended (`recover`) | it is mended again |
+| 5 keepers (dropper, sealer, evictor) and control socket in a nursery | a dead socket, replaced |
 
 In a cluster step 2 joins it (`clustered`), and waits until its engine answers.
 
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from kvfs import former_writers
 from kvfs.cluster.kept import which_node
 from kvfs.config import Config
 from kvfs.errors import Conflict, Corrupt
@@ -78,6 +80,9 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         closing.callback(node.files.close)
         ears.append(node.hear)
         node.files.keep_spares()
+        clean = store.take_clean()
+        if not clean and store.recovered_boot() in before:
+            await former_writers.part(engine, node.files)
         node.recovery = await recover(
             store,
             engine,
@@ -86,7 +91,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             boot=node.boot,
             before=before,
             now=time.time_ns(),
-            clean=store.take_clean(),
+            clean=clean,
             restored=local.restored,
         )
         if node.recovery:

@@ -20,12 +20,13 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from kvfs.private_file import sync_directory
 from kvfs.store import quarantine
 from kvfs.store.beneath import create_file, open_file
 from kvfs.store.ownership import trusted
@@ -225,6 +226,40 @@ class DataFiles:
             src_dir_fd=self._directory,
             dst_dir_fd=self._directory,
         )
+
+    def renew(self, ino: int, version: int, copy: Callable[[int, int], object]) -> None:
+        """Give this version another data file in place of the one that has its name, and which
+        whoever has it open keeps: what `copy` (source, target) makes of that, on disk when this
+        returns, with its times and its description. A kill leaves the one or the other.
+        FileNotFoundError when there is none."""
+        source = self.open(ino, version, os.O_RDONLY | os.O_NOATIME)
+        name = f"{_ARRIVING}/{ino:016x}.{version:x}.copy"
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(_ARRIVING, 0o700, dir_fd=self._directory)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._directory)
+            target = create_file(self._directory, name, _CREATE)
+            try:
+                copy(source, target)
+                copy_description(source, target)
+                found = os.fstat(source)  # after the copy: not older than anything in it
+                os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+                os.fsync(target)
+                os.rename(
+                    name,
+                    _relative(ino, version),
+                    src_dir_fd=self._directory,
+                    dst_dir_fd=self._directory,
+                )
+            except BaseException:
+                os.unlink(name, dir_fd=self._directory)
+                raise
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+        sync_directory(Path(self.path(ino, version)).parent)
 
     def open(self, ino: int, version: int, flags: int) -> int:
         """A new descriptor of an existing data file. Raises as `beneath.open_file`."""

@@ -91,6 +91,12 @@ class TieredFiles(DataFiles):
         except FileNotFoundError:
             return self._elsewhere(lambda files: files.open(ino, version, flags))
 
+    def renew(self, ino: int, version: int, copy: Callable[[int, int], object]) -> None:
+        try:
+            self.own.renew(ino, version, copy)
+        except FileNotFoundError:
+            self._elsewhere(lambda files: files.renew(ino, version, copy))
+
     def stat(self, ino: int, version: int) -> os.stat_result:
         try:
             return super().stat(ino, version)

@@ -211,6 +211,76 @@ def test_what_was_open_when_the_daemon_died(new_node: NewNode) -> None:
     fsck_finds_nothing(node)
 
 
+OLD_WRITERS = """
+import mmap, os, sys
+top, size = sys.argv[1], int(sys.argv[2])
+flags = {"written": os.O_RDWR, "appended": os.O_WRONLY | os.O_APPEND, "sparse": os.O_RDWR}
+fds = {name: os.open(f"{top}/{name}", each) for name, each in flags.items()}
+mapped = os.open(f"{top}/mapped", os.O_RDWR)
+view = mmap.mmap(mapped, size)
+os.close(mapped)  # the mapping goes on
+view[:5] = b"early"
+os.write(fds["appended"], b"early")
+print("ready", flush=True)
+sys.stdin.readline()
+for fd in fds.values():
+    try:
+        os.write(fd, b"LATE")
+        os.close(fd)
+    except OSError as error:
+        print(error)  # relayed: the mount has gone
+print("wrote", flush=True)
+view[:4] = b"LATE"
+view.close()
+"""
+
+
+@pytest.mark.parametrize("end", ["kill", "down", "umount"])
+def test_what_was_open_before_changes_nothing_after(new_node: NewNode, end: str) -> None:
+    """By passthrough the kernel goes on writing for whoever has a file open, mount or not."""
+    node = new_node()
+    top, size = node.mount / "models", 20_000
+    for name in ("written", "appended", "mapped"):
+        (top / name).write_bytes(b"first" * (size // 5))
+    with open(top / "sparse", "wb") as sparse:
+        sparse.truncate(1 << 40)
+        os.pwrite(sparse.fileno(), b"island", 1 << 39)
+    program = subprocess.Popen(
+        [sys.executable, "-c", OLD_WRITERS, top, str(size)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    with program:
+        assert program.stdout.readline() == "ready\n"
+        if end == "umount":
+            assert kvfs("umount", "--lazy", "--store", str(node.store)).returncode == 0
+            assert kvfs("mount", "--store", str(node.store)).returncode == 0
+        else:
+            getattr(node, end)()
+            node.up()
+        before = {name: (top / name).read_bytes() for name in ("written", "appended", "mapped")}
+        assert before["written"] == b"first" * (size // 5)
+        assert before["appended"] == b"first" * (size // 5) + b"early"
+        program.stdin.write("\n")
+        program.stdin.flush()
+        while program.stdout.readline() not in ("wrote\n", ""):
+            pass
+        program.wait(30)
+    assert {name: (top / name).read_bytes() for name in before} == before
+    with open(top / "sparse", "rb") as sparse:
+        assert os.pread(sparse.fileno(), 4, 0) == bytes(4)
+        assert os.pread(sparse.fileno(), 6, 1 << 39) == b"island"
+        assert os.fstat(sparse.fileno()).st_blocks < 1 << 10
+    with open(top / "written", "r+b") as again:
+        again.write(b"new")
+    assert (top / "written").read_bytes()[:8] == b"newstfir"
+    node.down()
+    fsck_finds_nothing(node)
+
+
 WRITER = """
 import os, sys
 top, worker = sys.argv[1], sys.argv[3]
