@@ -279,6 +279,14 @@ def _s3(status: dict[str, Any] | None) -> Iterator[Line]:
         remedy="leave TLS to the network, where it may be" if tls else "",
     )
     yield _s3_checksums(served)
+    how = s3["encryption"] if s3 else ""
+    yield Line(
+        name="s3 SSE",
+        available=bool(how),
+        active=None if served is None else bool(how),
+        reason=f"AES256 is accepted: {how}" if how else "the storage is not known to be encrypted",
+        remedy="" if how else "the store on fscrypt or dm-crypt, or encrypted_storage = yes",
+    )
 
 
 def _s3_workers(served: bool | None, s3: dict[str, Any] | None) -> Line:

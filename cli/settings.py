@@ -61,6 +61,11 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         metavar="NAME",
         help="Whether ACLs count in new buckets: BucketOwnerEnforced (no), ObjectWriter ...",
     ),
+    "encrypted_storage": click.option(
+        "--encrypted-storage",
+        metavar="auto|yes|no",
+        help="Whether the store's disks are encrypted, so that S3 may say so (auto: ask them).",
+    ),
     "s3_bucket_mode": click.option(
         "--s3-bucket-mode",
         metavar="MODE",

@@ -64,6 +64,7 @@ PEER_PORT: Final = 9002
 ENGINES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 """Schemes of the URLs of engines that several nodes can share."""
 MAX_S3_WORKERS: Final = 64
+ENCRYPTED_STORAGE: Final = ("auto", "yes", "no")
 OBJECT_OWNERSHIPS: Final = ("BucketOwnerEnforced", "BucketOwnerPreferred", "ObjectWriter")
 """S3's own names; under the first one ACLs do not count and cannot be set."""
 DAY_S: Final = 86_400
@@ -115,6 +116,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Whether presigned URLs of signature version 2 are taken."""
     s3_object_ownership: str = OBJECT_OWNERSHIPS[0]
     """Of buckets that S3 creates where the request names none: one of OBJECT_OWNERSHIPS."""
+    encrypted_storage: str = ENCRYPTED_STORAGE[0]
+    """Whether all that the store lies on is encrypted: one of ENCRYPTED_STORAGE, `auto` where the
+    kernel says so."""
     s3_bucket_mode: str = "0700"
     """Permissions, in octal, of the directories of buckets that S3 creates; its objects have those
     to read and write of their bucket's directory."""
@@ -471,6 +475,7 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "s3_private_key": _file_or_none,
     "s3_signature_v2": _boolean,
     "s3_object_ownership": _one_of(OBJECT_OWNERSHIPS),
+    "encrypted_storage": _one_of(ENCRYPTED_STORAGE),
     "s3_bucket_mode": _permissions,
     "s3_access_log": _file_or_none,
     "s3_lifecycle_day_s": _day,

@@ -56,6 +56,8 @@ class Service:
     """Of new buckets."""
     bucket_mode: int
     """Permissions of their directories."""
+    encrypted: bool
+    """All that the store lies on is encrypted."""
     threads: trio.CapacityLimiter
     """For short steps."""
     lasting: trio.CapacityLimiter

@@ -28,6 +28,8 @@ class Plan(msgspec.Struct, kw_only=True):
     """Of new buckets."""
     bucket_mode: int
     """Permissions of their directories."""
+    encrypted: bool
+    """All that the store lies on is encrypted."""
     certificate: str = ""
     """PEM files; empty: no TLS."""
     private_key: str = ""

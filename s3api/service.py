@@ -35,7 +35,7 @@ from s3api.outcome import Outcome
 from s3api.receiving import Receiver
 from s3api.repeating import repeat
 from s3api.rules import actions
-from s3api.rules.encryption import refuse_headers
+from s3api.rules.encryption import AES256, check_headers
 
 HOST_ID: Final = "kvfs"
 log = logging.getLogger(__name__)
@@ -59,6 +59,8 @@ class Application:
             response = self._refusal(head, error, outcome)
         outcome.response, outcome.answered = response, time.monotonic()
         further = [*response.further, (b"x-amz-request-id", request_id.encode())]
+        if self._service.encrypted and call is not None and response.status < 300:
+            further += _ENCRYPTED.get(call.operation, ())
         if call is not None and b"origin" in call.fields and call.operation != OPTIONS_OBJECT:
             further += cors.headers(call)
         response.further = further
@@ -148,7 +150,7 @@ class Application:
             ask(call)
         if asked.about_encryption:
             reads = call.head.method in ("GET", "HEAD")
-            refuse_headers(call.headers(), reads=reads)
+            check_headers(call.headers(), reads=reads, encrypted=self._service.encrypted)
         if parsing.payload is not None and not parsing.streams:
             # Nobody may make us read a document who may not ask for anything.
             document = await Receiver(call).document(body_limit(call.operation))
@@ -206,6 +208,14 @@ def _error(error: S3Error, resource: str, request_id: str) -> Response:
     return Response(status, headers, document)
 
 
+_ENCRYPTED: Final = dict.fromkeys(
+    (
+        *("CompleteMultipartUpload", "CopyObject", "CreateMultipartUpload", "GetObject"),
+        *("HeadObject", "PostObject", "PutObject", "UploadPart", "UploadPartCopy"),
+    ),
+    ((b"x-amz-server-side-encryption", AES256.encode()),),
+)
+"""Operations whose answers tell how the object is encrypted, and how."""
 _OF_STATUS: Final[Mapping[int, str]] = {
     400: "BadRequest",
     408: "RequestTimeout",

@@ -28,6 +28,7 @@ from kvfs.errors import Busy, Invalid
 from kvfs.meta.blocking import FromThread
 from kvfs.node import Node
 from kvfs.node.status import status_of
+from kvfs.store.at_rest import encrypted_by
 from kvfs.wire.http import serve, server_context
 from s3api.admin import LIMITS, Admin
 from s3api.auth.credentials import Credentials
@@ -56,6 +57,7 @@ class Serving:
         self._config = config
         self._supervisor: Supervisor | None = None
         self._endpoint = self._admin_endpoint = ""
+        self._encryption = ""
         self.first: Credentials | None = None
         """The key pair that this start made, to be shown once; None: there were users already."""
 
@@ -66,6 +68,7 @@ class Serving:
             tally: Callable[[], Awaitable[Tally]] | None = None
             if config.s3 != "off":
                 self._check_files()
+                self._encryption = _encryption(config)
                 listeners = await _listeners(config.s3, S3_USUAL, config.s3_workers)
                 scheme = "https" if config.s3_certificate else "http"
                 self._endpoint = f"{scheme}://{_reached(listeners)}"
@@ -116,6 +119,7 @@ class Serving:
             version_2=config.s3_signature_v2,
             object_ownership=config.s3_object_ownership,
             bucket_mode=int(config.s3_bucket_mode, 8),
+            encrypted=bool(self._encryption),
             certificate=config.s3_certificate,
             private_key=config.s3_private_key,
             access_log=config.s3_access_log,
@@ -132,6 +136,7 @@ class Serving:
             "endpoint": self._endpoint,
             "region": self._config.s3_region,
             "tls": bool(self._config.s3_certificate),
+            "encryption": self._encryption,
             "workers": pids,
             "wanted_workers": supervisor.wanted,
             "answering_workers": supervisor.answering,
@@ -145,6 +150,18 @@ class Serving:
 
     async def _report_admin(self) -> dict[str, Any]:
         return {"endpoint": self._admin_endpoint}
+
+
+def _encryption(config: Config) -> str:
+    """How all that the store lies on is encrypted; empty: not all of it is, as far as is known.
+    What other nodes and the cold tier keep, nobody here can ask. Raises OSError."""
+    if config.encrypted_storage != "auto":
+        return "encrypted_storage = yes" if config.encrypted_storage == "yes" else ""
+    if config.engine or config.cold:
+        return ""
+    roots = [str(config.store), *(place.root for place in (*config.tier, *config.shared))]
+    found = [encrypted_by(root) for root in roots]
+    return ", ".join(sorted(set(found))) if all(found) else ""
 
 
 def _admin_of(config: Config) -> Listening | None:

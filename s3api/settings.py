@@ -22,6 +22,7 @@ TAGGING: Final = "tagging"
 ACL: Final = "acl"
 OWNERSHIP: Final = "ownership"
 PUBLIC_ACCESS: Final = "public-access-block"
+ENCRYPTION: Final = "encryption"
 OBJECT_LOCK: Final = "object-lock"
 
 _REMEMBERED: Final = 1024

@@ -80,6 +80,7 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
         version_2=plan.version_2,
         object_ownership=plan.object_ownership,
         bucket_mode=plan.bucket_mode,
+        encrypted=plan.encrypted,
         threads=trio.CapacityLimiter(_THREADS),
         lasting=trio.CapacityLimiter(_LASTING_THREADS),
         teller=teller,

@@ -10,9 +10,7 @@ from s3api.operations import HANDLERS, SPECIAL, refused
 
 FATES: Final[Mapping[str, str]] = {
     **refused.FATES,
-    "DeleteBucketEncryption": "answers that there is none",
-    "GetBucketEncryption": "ServerSideEncryptionConfigurationNotFoundError",
-    "PutBucketEncryption": "NotImplemented",
+    "PutBucketEncryption": "AES256 where the storage is encrypted, else NotImplemented",
     "RestoreObject": "InvalidObjectState: nothing is archived",
 }
 """What becomes of operations that have a handler and are not supported all the same."""

@@ -1,23 +1,32 @@
-"""Default encryption: there is none, and none is promised."""
+"""Default encryption: AES256 where the storage encrypts, else none."""
 
 from typing import Final
 
 from kvfs.wire.http import Response
 from s3api.call import Call, Handler
 from s3api.operations.answers import answer
+from s3api.operations.kept import forget, keep
 from s3api.rules import encryption
+from s3api.settings import ENCRYPTION
 
 
-async def get_bucket_encryption(_: Call) -> Response:
-    raise encryption.no_configuration()
+async def get_bucket_encryption(call: Call) -> Response:
+    """What was put, as long as it is so."""
+    kept = call.settings.get(ENCRYPTION)
+    if kept is None or not call.service.encrypted:
+        raise encryption.no_configuration()
+    return answer(call, {"ServerSideEncryptionConfiguration": kept})
 
 
-async def put_bucket_encryption(_: Call) -> Response:
-    raise encryption.refuse_configuration()
+async def put_bucket_encryption(call: Call) -> Response:
+    configuration = call.params["ServerSideEncryptionConfiguration"]
+    encryption.check_configuration(configuration, encrypted=call.service.encrypted)
+    await keep(call, ENCRYPTION, configuration)
+    return answer(call)
 
 
 async def delete_bucket_encryption(call: Call) -> Response:
-    """Nothing is there to delete, as after S3's own."""
+    await forget(call, ENCRYPTION)
     return answer(call)
 
 

@@ -35,7 +35,7 @@ from s3api.operations.writing import (
 from s3api.receiving import told_as_s3
 from s3api.rules import actions, checksums, tagging
 from s3api.rules.checksums import Digests, FirstPass
-from s3api.rules.encryption import refuse_headers
+from s3api.rules.encryption import check_headers
 
 _INLINE_BYTES: Final = 64 << 10
 _PUT: Final = "PutObject"
@@ -126,7 +126,7 @@ def _as_put(call: Call, form: Mapping[str, str], file_name: str) -> tuple[Call, 
     key = form["key"]
     if len(key.encode()) > KEY_LIMIT_BYTES:
         raise S3Error("KeyTooLongError")
-    refuse_headers(form)
+    check_headers(form, encrypted=call.service.encrypted)
     fields = _as_headers(form)
     params = parse(_PUT, call.bucket, key, {}, fields)
     put = dataclasses.replace(call, operation=_PUT, key=key, fields=fields, params=params)

@@ -1,14 +1,16 @@
-"""Encryption at rest: what is refused.
+"""Encryption at rest: what is accepted, and what is refused.
 
-Objects are plain files of the store, so no request is told that its object is encrypted: asking for
-it is NotImplemented, whatever the method. Encrypt the disk or the filesystem under the store.
+Objects are plain files of the store. Where all that the store lies on is encrypted (`kvfs.store.
+at_rest`, or the administrator says so), AES256, by which S3 means its own keys, is what every
+object has, and may be asked for. Elsewhere asking for it is NotImplemented, and keys of the client
+or of a key service are so everywhere.
 """
 
 import hashlib
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from s3api.errors import S3Error, invalid_argument
 
@@ -21,13 +23,21 @@ _METHODS: Final = frozenset({"AES256", "aws:fsx", "aws:kms", "aws:kms:dsse"})
 _KMS_KEY: Final = "x-amz-server-side-encryption-aws-kms-key-id"
 _CUSTOMER: Final = "x-amz-server-side-encryption-customer-"
 _CUSTOMER_PARTS: Final = frozenset({"algorithm", "key", "key-md5"})
-_REASON: Final = "this server keeps objects as plain files; encrypt the store's filesystem instead"
+AES256: Final = "AES256"
+_REASON: Final = (
+    "this server's storage is not known to be encrypted; put the store on fscrypt or dm-crypt, or"
+    " start it with encrypted_storage = yes where it is encrypted otherwise"
+)
+_KEYS: Final = "objects are encrypted by the storage, with its own key (AES256), and no other way"
 
 
-def refuse_headers(headers: Mapping[str, str], *, reads: bool = False) -> None:
+def check_headers(
+    headers: Mapping[str, str], *, reads: bool = False, encrypted: bool = False
+) -> None:
     """Raises NotImplemented where a request (its headers or form fields, names in lower case) asks
-    for encryption; InvalidArgument where what it asks for would be nonsense anywhere. What it
-    `reads` is not encrypted: InvalidRequest."""
+    for encryption that it does not get; InvalidArgument where what it asks for would be nonsense
+    anywhere. What it `reads` has no key of the client: InvalidRequest. `encrypted`: the storage
+    is."""
     asked = [name for name in headers if name.startswith(_PREFIXES)]
     if not asked:
         return
@@ -37,7 +47,10 @@ def refuse_headers(headers: Mapping[str, str], *, reads: bool = False) -> None:
         raise S3Error(
             "InvalidRequest", "The encryption parameters are not applicable to this object."
         )
-    raise S3Error("NotImplemented", f"The header {asked[0]} is not implemented: {_REASON}")
+    if encrypted and asked == [_METHOD] and headers[_METHOD] == AES256:
+        return
+    reason = _KEYS if encrypted else _REASON
+    raise S3Error("NotImplemented", f"The header {asked[0]} is not implemented: {reason}")
 
 
 def _check_method(headers: Mapping[str, str]) -> None:
@@ -84,11 +97,18 @@ def _md5_of(key: str) -> str:
         return ""
 
 
-def refuse_configuration() -> S3Error:
-    """The refusal of PutBucketEncryption, in whatever form."""
-    return S3Error("NotImplemented", f"Default encryption is not implemented: {_REASON}")
+def check_configuration(configuration: Mapping[str, Any], *, encrypted: bool) -> None:
+    """Of PutBucketEncryption. Raises MalformedXML; NotImplemented for what objects do not have."""
+    rules = configuration.get("Rules", ())
+    default = rules[0].get("ApplyServerSideEncryptionByDefault") if len(rules) == 1 else None
+    if not default:
+        raise S3Error("MalformedXML")
+    if not encrypted:
+        raise S3Error("NotImplemented", f"Default encryption is not implemented: {_REASON}")
+    if default.get("SSEAlgorithm") != AES256 or "KMSMasterKeyID" in default:
+        raise S3Error("NotImplemented", f"This default encryption is not implemented: {_KEYS}")
 
 
 def no_configuration() -> S3Error:
-    """The answer to GetBucketEncryption: nothing is encrypted."""
+    """The answer to GetBucketEncryption where none was put, or nothing is encrypted."""
     return S3Error("ServerSideEncryptionConfigurationNotFoundError")

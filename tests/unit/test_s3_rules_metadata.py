@@ -146,7 +146,7 @@ def test_response_overrides() -> None:
 
 
 def test_encryption_is_refused() -> None:
-    encryption.refuse_headers({"host": "a", "x-amz-meta-server-side-encryption": "b"})
+    encryption.check_headers({"host": "a", "x-amz-meta-server-side-encryption": "b"})
     method = "x-amz-server-side-encryption"
     customer = f"{method}-customer-"
     key, md5 = "a2V5", "PG4LipwVIkqCKLmpjKFTHQ=="
@@ -158,7 +158,7 @@ def test_encryption_is_refused() -> None:
         {"x-amz-copy-source-server-side-encryption-customer-key": "k"},
     ):
         with pytest.raises(S3Error) as told:
-            encryption.refuse_headers(asked)
+            encryption.check_headers(asked)
         assert (told.value.code, told.value.status) == ("NotImplemented", 501)
     for asked in (
         {method: "aes:kms"},
@@ -171,13 +171,17 @@ def test_encryption_is_refused() -> None:
         {**whole, f"{customer}key": "no base64"},
     ):
         with pytest.raises(S3Error) as told:
-            encryption.refuse_headers(asked)
+            encryption.check_headers(asked)
         assert told.value.code == "InvalidArgument"
     with pytest.raises(S3Error) as told:
-        encryption.refuse_headers({**whole, f"{customer}algorithm": "AES128"})
+        encryption.check_headers({**whole, f"{customer}algorithm": "AES128"})
     assert told.value.code == "InvalidEncryptionAlgorithmError"
     with pytest.raises(S3Error) as told:
-        encryption.refuse_headers({method: "AES256"}, reads=True)
+        encryption.check_headers({method: "AES256"}, reads=True)
     assert (told.value.code, told.value.status) == ("InvalidRequest", 400)
-    assert encryption.refuse_configuration().status == 501
+    default = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
+    with pytest.raises(S3Error, match="NotImplemented"):
+        encryption.check_configuration({"Rules": [default]}, encrypted=False)
+    with pytest.raises(S3Error, match="MalformedXML"):
+        encryption.check_configuration({"Rules": [default, default]}, encrypted=True)
     assert encryption.no_configuration().status == 404
