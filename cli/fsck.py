@@ -33,19 +33,25 @@ def command(
     """
     config = settings.resolve(config_file, store=store)
     with ExitStack() as closing:
-        fsck = _open(config.store, closing, checksums=checksums)
-        repaired = _report(fsck.repair(), as_json, repaired=True) if repair else 0
+        fsck, damaged = _open(config.store, closing, checksums=checksums, repair=repair)
+        repaired = _report(damaged, as_json, repaired=True)
+        if repair:
+            repaired += _report(fsck.repair(), as_json, repaired=True)
         left = _report(fsck.check(), as_json, repaired=False)
         kept = len(list(fsck.quarantined()))
     _conclude(repaired, left, kept, as_json)
 
 
-def _open(path: Path, closing: ExitStack, *, checksums: bool) -> "Fsck":
-    """Everything that a check needs, with the store's lock held until `closing` closes."""
+def _open(
+    path: Path, closing: ExitStack, *, checksums: bool, repair: bool
+) -> "tuple[Fsck, Iterator[Problem]]":
+    """Everything that a check needs, with the store's lock held until `closing` closes; and what
+    opening the metadata had to give up. A damaged journal is gone past where `repair` says so."""
     from kvfs.fsck import Fsck
     from kvfs.meta import keys
     from kvfs.meta.embedded import EmbeddedEngine
     from kvfs.meta.mirror.mark import read_mark
+    from kvfs.problem import Problem
     from kvfs.store import layout
     from kvfs.store.index import NAME, Index
     from kvfs.store.tiers import data_files
@@ -53,7 +59,7 @@ def _open(path: Path, closing: ExitStack, *, checksums: bool) -> "Fsck":
     store = layout.open_store(path)
     store.lock()
     closing.callback(store.unlock)
-    engine = EmbeddedEngine(store.meta)
+    engine = EmbeddedEngine(store.meta, past_damage=repair)
     closing.callback(engine.close)
     if damage := engine.find_damage():
         raise Corrupt(f"the metadata of {path} are damaged: {damage}; restore meta/ from a backup")
@@ -61,7 +67,9 @@ def _open(path: Path, closing: ExitStack, *, checksums: bool) -> "Fsck":
         engine.node = keys.pack_node(mark.node)
     files = data_files(store)
     closing.callback(files.close)
-    return Fsck(engine, files, Index(engine.database(NAME)), checksums=checksums)
+    lost = engine.damage
+    damaged = iter([Problem("damaged_journal", str(path), lost, None)] if lost else [])
+    return Fsck(engine, files, Index(engine.database(NAME)), checksums=checksums), damaged
 
 
 def _report(problems: "Iterator[Problem]", as_json: bool, *, repaired: bool) -> int:

@@ -57,6 +57,12 @@ def _show(status: dict[str, Any]) -> None:
             " the metadata's reserve is left)\n",
             markup=False,
         )
+    for path in status["engine"]["damaged_journals"]:
+        console.print(
+            f"  a start found the metadata's journal DAMAGED, the log says what it gave up: {path}"
+            " keeps it until you remove it\n",
+            markup=False,
+        )
     if (s3 := status.get("s3")) is not None:
         console.print(_served(s3), markup=False)
     if (cluster := status.get("cluster")) is not None:

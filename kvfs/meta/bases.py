@@ -15,19 +15,24 @@ Invariants
 """
 
 import errno
+import logging
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import lmdb
 
 from kvfs.errors import Corrupt
+from kvfs.meta import journal_damage
 from kvfs.meta.journal import (
     FIRST,
     GENERATION_KEY,
+    MIRROR_KEY,
     POSITION_KEY,
     Position,
+    chained_records,
     cut_journal,
     generations,
     journal_path,
@@ -45,6 +50,9 @@ from kvfs.private_file import sync_directory
 
 _TEMPORARY = "base.tmp"
 _REBUILD = "rebuild"
+_DAMAGED: Final = "damaged"
+"""What the name of a damaged journal that is kept ends with."""
+_log = logging.getLogger(__name__)
 
 
 def base_path(directory: Path, generation: int) -> Path:
@@ -83,10 +91,26 @@ def rotate(environment: lmdb.Environment, directory: Path) -> None:
                 (directory / f"{kind}.{older}").unlink()
 
 
-def rebuild(directory: Path, open_environment: Callable[[Path], lmdb.Environment]) -> None:
+class Rebuilt(NamedTuple):
+    """What a rebuild came to."""
+
+    damage: str | None
+    """What the journals had that is lost, or may be; they are kept under another name."""
+    is_worn: bool
+    """Whether the next rebuild would find the same: the journals must be replaced by a base."""
+
+
+def rebuild(
+    directory: Path,
+    open_environment: Callable[[Path], lmdb.Environment],
+    *,
+    past_damage: bool = False,
+) -> Rebuilt:
     """Make `data.mdb` anew from the newest base and the journals. Nobody may have it open.
 
-    A crash halfway leaves everything for the next attempt. Raises Corrupt, OSError, lmdb.Error.
+    `past_damage`: go on behind what cannot be read, for an administrator who says so. A crash
+    halfway leaves everything for the next attempt. Raises Corrupt (the journals lack what was on
+    disk), OSError, lmdb.Error.
     """
     work = directory / _REBUILD
     shutil.rmtree(work, ignore_errors=True)
@@ -96,13 +120,17 @@ def rebuild(directory: Path, open_environment: Callable[[Path], lmdb.Environment
     (work / "data.mdb").chmod(0o600)
     environment = open_environment(work)
     try:
-        needed = read_position(environment)
-        reached = replay(environment, directory, _start_of(directory, generation))
-        if reached.sequence < needed.sequence:
-            raise Corrupt(
-                f"{journal_path(directory, generation)} is damaged before record"
-                f" {needed.sequence}: restore {directory} from a backup"
-            )
+        start = read_position(environment)
+        if start.generation != generation:
+            path = base_path(directory, generation)
+            raise Corrupt(f"{path} is damaged: restore {directory} from a backup")
+        reached = replay(environment, chained_records(directory, start), start)
+        found = journal_damage.find(directory, start, reached)
+        damage = None
+        if found is not None:
+            _require_leave(found, directory, past_damage)
+            reached, damage = _go_on(environment, directory, reached, found, past_damage)
+        is_worn = past_damage or read_start(journal_path(directory, generation)) is None
         with environment.begin(write=True) as transaction:
             transaction.put(POSITION_KEY, pack_position(reached))
             # Of who has the base's generation in mind: what was replayed came after it.
@@ -110,11 +138,75 @@ def rebuild(directory: Path, open_environment: Callable[[Path], lmdb.Environment
         environment.sync(True)
     finally:
         environment.close()
-    cut_journal(directory, reached)
+    _drop_tail(directory, reached)
     (directory / "lock.mdb").unlink(missing_ok=True)
     (work / "data.mdb").rename(directory / "data.mdb")
     sync_directory(directory)
     shutil.rmtree(work)
+    return Rebuilt(damage, is_worn)
+
+
+def damaged_journals(directory: Path) -> list[str]:
+    """The paths of the journals that were damaged and are kept, until an administrator removes
+    them."""
+    return sorted(map(os.fspath, directory.glob(f"journal.*.{_DAMAGED}")))
+
+
+def _require_leave(found: journal_damage.Damage, directory: Path, past_damage: bool) -> None:
+    if found.is_certain and not past_damage:
+        raise Corrupt(
+            f"{found}. Nothing was changed. `kvfs fsck --repair --store {directory.parent}` goes on"
+            " behind the damage as far as it can and mends what does not fit then; or restore"
+            f" {directory} from a backup"
+        )
+
+
+def _go_on(
+    environment: lmdb.Environment,
+    directory: Path,
+    reached: Position,
+    found: journal_damage.Damage,
+    past_damage: bool,
+) -> tuple[Position, str]:
+    """Keep the damaged journals, and replay what is behind the damage where that was asked for; how
+    far it goes, and what is lost. A mirror has what follows from its engine."""
+    kept = _keep(directory, reached.generation)
+    lost: list[int] = []
+    behind = 0
+    if past_damage and not _is_mirror(environment):
+        records = journal_damage.records_past_damage(directory, reached, lost)
+        end = replay(environment, records, reached)
+        behind, reached = end.sequence - reached.sequence - len(lost), end
+    given_up = max(found.following - behind, 0)
+    damage = f"{found}. {behind} of them were taken, {given_up} given up; it is kept as {kept}"
+    _log.warning("%s", damage)
+    return reached, damage
+
+
+def _keep(directory: Path, first: int) -> str:
+    """Copy the journals from generation `first` on; the path of the first copy."""
+    for generation in generations(directory, "journal"):
+        if generation >= first:
+            path = journal_path(directory, generation)
+            copy = path.with_name(f"{path.name}.{_DAMAGED}")
+            shutil.copyfile(path, copy)
+            copy.chmod(0o600)
+    sync_directory(directory)
+    return f"{journal_path(directory, first)}.{_DAMAGED}"
+
+
+def _is_mirror(environment: lmdb.Environment) -> bool:
+    with environment.begin() as transaction:
+        return transaction.get(MIRROR_KEY) is not None
+
+
+def _drop_tail(directory: Path, reached: Position) -> None:
+    """What lies behind the last commit, in whichever journal."""
+    if journal_path(directory, reached.generation).exists():
+        cut_journal(directory, reached)
+    for generation in generations(directory, "journal"):
+        if generation > reached.generation:
+            journal_path(directory, generation).unlink()
 
 
 def _require_space(directory: Path) -> None:
@@ -138,12 +230,3 @@ def _write_base(environment: lmdb.Environment, directory: Path) -> None:
         raise
     finally:
         os.close(fd)
-
-
-def _start_of(directory: Path, generation: int) -> Position:
-    """Where the journal of a base begins."""
-    path = journal_path(directory, generation)
-    start = read_start(path)
-    if start is None or start.generation != generation:
-        raise Corrupt(f"{path} is damaged: restore {directory} from a backup")
-    return start

@@ -122,10 +122,13 @@ class EmbeddedEngine:
         readonly: bool = False,
         boot: int | None = None,
         journal_bytes: int = _JOURNAL_BYTES,
+        past_damage: bool = False,
     ) -> None:
         self.path = Path(path)
         self.rebuilt: str | None = None
         """Why opening it had to rebuild the file from base and journal, or None."""
+        self.damage: str | None = None
+        """What its journals had then that is lost, or may be."""
         self.node = b""
         """What `Transaction.node` says: set by whoever uses the file as a cluster's mirror."""
         self._readonly = readonly
@@ -134,12 +137,13 @@ class EmbeddedEngine:
         self._journal = JournalWriter(self.path)
         self._state: StateFile | None = None
         self._syncer: Syncer | None = None
-        opener = Opener(self.path, map_size, boot)
+        opener = Opener(self.path, map_size, boot, past_damage=past_damage)
         try:
             if readonly:
                 self.environment = opener.open_to_read()
             else:
-                self.environment, self._state, self.rebuilt = _opened(opener)
+                opened = _opened(opener)
+                self.environment, self._state, self.rebuilt, self.damage = opened
                 self._syncer = Syncer(self.environment, self.path, self._state, journal_bytes)
             self._boot = opener.boot
             self._main = self.environment.open_db(None)

@@ -4,7 +4,8 @@ LMDB commits without syncing, so after a power cut `data.mdb` may be torn. The j
 synced instead: some 600 bytes a commit in one sequential file, where syncing LMDB's own pages costs
 40 KB.
 
-`journal.<generation>` starts with a header; records follow. Each record's digest covers the digest
+`journal.<generation>` starts with a header, and a mark of how far a sync has acknowledged it (it
+reaches the disk with the next one); records follow. Each record's digest covers the digest
 before it, so reading stops at the first record that is torn, missing or left over from an append
 that did not commit. Where the journal ends is kept in the engine itself (`POSITION_KEY`) and moves
 with each commit: what a killed process appended and did not commit is overwritten by the next
@@ -15,9 +16,10 @@ A record holds absolute values, so replaying it onto a state that has it already
 
 import errno
 import hashlib
+import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -31,9 +33,17 @@ POSITION_KEY: Final = b"\xffjournal"
 GENERATION_KEY: Final = b"\xffgeneration"
 """Likewise: the number that the last commit to the metadata has in the journal, which does not
 write it down: whoever rebuilds the engine sets it again."""
-_MAGIC: Final = b"KVFSJRN1"
+MIRROR_KEY: Final = b"\xffmirror"
+"""Likewise: of a mirror of a cluster's metadata, what it mirrors (`mirror.mark`)."""
+_MAGIC: Final = b"KVFSJRN2"
+_FORMER_MAGIC: Final = b"KVFSJRN1"
+"""Of a journal without a mark, whose records follow its header."""
 _HEADER: Final = struct.Struct("<8sQQ8s")
 """magic, generation, sequence number and digest of the last record before this file."""
+_MARK: Final = struct.Struct("<QQ8s")
+"""Sequence number of the last record that was on disk, zero, digest of both."""
+_MARK_END: Final = _HEADER.size + _MARK.size
+"""All of it in the first sector of the disk, which is written whole or not at all."""
 _RECORD: Final = struct.Struct("<I8s")
 """Length and digest of the payload that follows: msgpack of a `Record`."""
 _POSITION: Final = struct.Struct("<QQQ8s")
@@ -68,7 +78,8 @@ class Position(NamedTuple):
 
 FIRST: Final = Position(0, 0, 0, _NO_DIGEST)
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(Record).decode
+decode_record: Final = msgspec.msgpack.Decoder(Record).decode
+"""Raises msgspec.MsgspecError."""
 
 
 def journal_path(directory: Path, generation: int) -> Path:
@@ -114,10 +125,11 @@ def start_journal(directory: Path, after: Position) -> Position:
     generation = after.generation + 1
     fd = os.open(journal_path(directory, generation), os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.pwrite(fd, _HEADER.pack(_MAGIC, generation, after.sequence, after.digest), 0)
+        header = _HEADER.pack(_MAGIC, generation, after.sequence, after.digest)
+        os.pwrite(fd, header + bytes(_MARK.size), 0)
     finally:
         os.close(fd)
-    return Position(generation, _HEADER.size, after.sequence, after.digest)
+    return Position(generation, _MARK_END, after.sequence, after.digest)
 
 
 class JournalWriter:
@@ -135,7 +147,7 @@ class JournalWriter:
             self._open(position.generation)
         sequence = position.sequence + 1
         payload = _encode((sequence, database, writes))
-        digest = _digest(position.digest, payload)
+        digest = chain_digest(position.digest, payload)
         record = _RECORD.pack(len(payload), digest) + payload
         if os.pwrite(self._fd, record, position.end) != len(record):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -175,6 +187,24 @@ def sync_journals(directory: Path, generation: int) -> None:
             os.close(fd)
 
 
+def mark_synced(fd: int, sequence: int) -> None:
+    """Note in a journal that its commits up to this one are on disk. Raises OSError."""
+    if os.pread(fd, len(_MAGIC), 0) == _MAGIC and sequence > read_mark(fd):
+        packed = struct.pack("<QQ", sequence, 0)
+        os.pwrite(fd, packed + chain_digest(b"", packed), _HEADER.size)
+
+
+def read_mark(fd: int) -> int:
+    """Up to which commit a journal was on disk for certain; 0 where it does not say. Raises
+    OSError."""
+    head = os.pread(fd, _MARK_END, 0)
+    if len(head) < _MARK_END or not head.startswith(_MAGIC):
+        return 0
+    sequence, _, digest = _MARK.unpack_from(head, _HEADER.size)
+    is_whole = digest == chain_digest(b"", head[_HEADER.size : -_DIGEST_SIZE])
+    return int(sequence) if is_whole else 0
+
+
 def read_start(path: Path) -> Position | None:
     """The position before the first record of a journal; None where its header is not whole."""
     with path.open("rb") as file:
@@ -182,9 +212,10 @@ def read_start(path: Path) -> Position | None:
     if len(header) < _HEADER.size:
         return None
     magic, generation, sequence, digest = _HEADER.unpack(header)
-    if magic != _MAGIC:
+    if magic not in (_MAGIC, _FORMER_MAGIC):
         return None
-    return Position(generation, _HEADER.size, sequence, digest)
+    end = _MARK_END if magic == _MAGIC else _HEADER.size
+    return Position(generation, end, sequence, digest)
 
 
 def read_records(path: Path, start: Position) -> Iterator[tuple[Record, Position]]:
@@ -198,9 +229,9 @@ def read_records(path: Path, start: Position) -> Iterator[tuple[Record, Position
                 return
             length, digest = _RECORD.unpack(prefix)
             payload = file.read(length) if length <= os.fstat(file.fileno()).st_size else b""
-            if len(payload) < length or _digest(position.digest, payload) != digest:
+            if len(payload) < length or chain_digest(position.digest, payload) != digest:
                 return
-            record = _decode(payload)
+            record = decode_record(payload)
             if record.sequence != position.sequence + 1:
                 raise Corrupt(f"{path} has record {record.sequence} after {position.sequence}")
             end = position.end + _RECORD.size + length
@@ -236,12 +267,14 @@ def cut_journal(directory: Path, end: Position) -> bool:
     return size >= end.end
 
 
-def replay(environment: lmdb.Environment, directory: Path, start: Position) -> Position:
-    """Apply the whole records after `start`, in transactions of some thousand; returns how far they
+def replay(
+    environment: lmdb.Environment, records: Iterable[tuple[Record, Position]], start: Position
+) -> Position:
+    """Apply the records after `start`, in transactions of some thousand; returns how far they
     go."""
     reached = start
     batches: dict[bytes, dict[bytes, bytes | None]] = {}
-    for record, after in chained_records(directory, start):
+    for record, after in records:
         batch = batches.setdefault(record.database, {})
         pairs = iter(record.writes)
         for key, value in zip(pairs, pairs, strict=True):
@@ -267,5 +300,16 @@ def _apply(environment: lmdb.Environment, batches: dict[bytes, dict[bytes, bytes
     batches.clear()
 
 
-def _digest(previous: bytes, payload: bytes) -> bytes:
+def parse_record(data: bytes | mmap.mmap, offset: int) -> tuple[int, bytes, bytes] | None:
+    """Length of the payload as its header says, stored digest, payload (shorter where `data` end);
+    None where there is no room for a header."""
+    if len(data) < offset + _RECORD.size:
+        return None
+    length, digest = _RECORD.unpack_from(data, offset)
+    start = offset + _RECORD.size
+    return length, digest, data[start : start + length]
+
+
+def chain_digest(previous: bytes, payload: bytes) -> bytes:
+    """Of a record after one with the digest `previous`."""
     return hashlib.blake2b(previous + payload, digest_size=_DIGEST_SIZE).digest()

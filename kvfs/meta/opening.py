@@ -49,14 +49,20 @@ class Opened(NamedTuple):
     state: StateFile
     rebuilt: str | None
     """Why it had to be rebuilt, if it had to."""
+    damage: str | None
+    """What its journals had then that is lost, or may be."""
 
 
 class Opener:
     """Where and how. Every method raises Corrupt, Unavailable, OSError, lmdb.Error."""
 
-    def __init__(self, path: Path, map_size: int, boot: int | None) -> None:
+    def __init__(
+        self, path: Path, map_size: int, boot: int | None, *, past_damage: bool = False
+    ) -> None:
         self.path = path
         self._map_size = map_size
+        self._past_damage = past_damage
+        self._damage: str | None = None
         self._given_boot = boot
         self.boot = 0
         """The running boot, as the filesystem sees it; known once it is open."""
@@ -74,7 +80,7 @@ class Opener:
         except BaseException:
             state.close()
             raise
-        return Opened(environment, state, rebuilt)
+        return Opened(environment, state, rebuilt, self._damage)
 
     def open_to_read(self) -> lmdb.Environment:
         """Open it if it can be believed as it is."""
@@ -107,8 +113,12 @@ class Opener:
                 return self._open_alone(), None
             except Corrupt as error:
                 why = str(error)
-        rebuild(self.path, self._environment)
-        return self._open_checked(), why
+        rebuilt = rebuild(self.path, self._environment, past_damage=self._past_damage)
+        self._damage = rebuilt.damage
+        environment = self._open_checked()
+        if rebuilt.is_worn:
+            rotate(environment, self.path)
+        return environment, why
 
     def _open_shared(self) -> lmdb.Environment:
         """As another process has it: what that one believed is in the kernel's cache since."""

@@ -4,6 +4,7 @@ Every commit is on disk `PERIOD_S` after it was made, plus the time that the dis
 power cut may lose is bounded though nobody asked for a sync.
 """
 
+import contextlib
 import logging
 import os
 import threading
@@ -14,7 +15,7 @@ import lmdb
 
 from kvfs.errors import KvfsError, Unavailable
 from kvfs.meta.bases import base_path, read_position, rotate
-from kvfs.meta.journal import Position, generations, journal_path
+from kvfs.meta.journal import Position, generations, journal_path, mark_synced
 from kvfs.meta.state import StateFile
 
 PERIOD_S: Final = 1.0
@@ -40,6 +41,8 @@ class Syncer:
         self._rotating = threading.Lock()
         self._synced = -1
         """Sequence number of the last record known to be on disk."""
+        self._marked = self._mark_on_disk = -1
+        """The last record that the journal says was on disk, in the page cache and on disk."""
         self._pending = False
         self._long = False
         self._closing = False
@@ -121,7 +124,7 @@ class Syncer:
                 ) from error
             if position.generation not in self._journals:
                 continue
-            self._sync_all(position.generation)
+            self._sync_all(position)
             return position.sequence
         raise Unavailable(
             f"the journal in {self._directory} is not there: close the engine and open it"
@@ -132,14 +135,15 @@ class Syncer:
         for generation in generations(self._directory, "journal"):
             if generation not in self._journals:
                 path = journal_path(self._directory, generation)
-                self._journals[generation] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._journals[generation] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
-    def _sync_all(self, newest: int) -> None:
+    def _sync_all(self, position: Position) -> None:
         """Have the journals up to this generation on disk: the older ones are needed for as long as
         they are there. Raises Unavailable, from then on always: the kernel reports a lost write
         once and calls the page clean then."""
+        marked = self._marked
         for generation, fd in list(self._journals.items()):
-            if generation > newest:
+            if generation > position.generation:
                 continue
             try:
                 os.fdatasync(fd)
@@ -148,6 +152,22 @@ class Syncer:
                 raise Unavailable(self.failure) from error
             if not os.fstat(fd).st_nlink:  # a base has replaced it
                 os.close(self._journals.pop(generation))
+        self._mark_on_disk = marked
+        if (newest := self._journals.get(position.generation)) is not None:
+            with contextlib.suppress(OSError):  # without it damage is found later, or told as less
+                mark_synced(newest, position.sequence)
+                self._marked = position.sequence
+
+    def _sync_mark(self, *, is_idle: bool) -> None:
+        """The mark goes to the disk with the next sync; where none comes within a period, by one of
+        its own."""
+        with self._syncing:
+            if self._mark_on_disk == self._marked or self.failure is not None:
+                return
+            if is_idle:
+                self._sync_all(read_position(self._environment))
+            else:
+                self._wake.set()
 
     def _set_limit(self) -> None:
         bases = generations(self._directory, "base")
@@ -173,7 +193,9 @@ class Syncer:
         self._soon.clear()
         self._pending = False
         try:
+            synced = self._synced
             self.sync()
+            self._sync_mark(is_idle=synced == self._synced)
             if self._long:
                 self._long = False
                 self._rotate_unless_another_does()

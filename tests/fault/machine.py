@@ -29,6 +29,14 @@ class Machine:
     def meta(self) -> Path:
         return self.node.store / "meta"
 
+    def data_files(self) -> Iterator[int]:
+        """The inode numbers on the disks, which renames leave alone, of all data files that there
+        are, those in quarantine among them."""
+        for each in self.disks:
+            for path in each.mountpoint.glob("data/*/*"):
+                if path.is_file():
+                    yield path.stat().st_ino
+
     def write_back(self) -> None:
         """As the kernel does twice a minute: everything so far is on the disks."""
         for each in self.disks:

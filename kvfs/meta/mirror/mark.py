@@ -8,9 +8,7 @@ from kvfs.errors import Conflict, Corrupt, NotSupported
 from kvfs.meta import keys
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
-
-_KEY: Final = b"\xffmirror"
-"""In the unnamed database, beyond every key of the metadata."""
+from kvfs.meta.journal import MIRROR_KEY
 
 
 class Mark(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
@@ -32,7 +30,7 @@ _decode: Final = msgspec.msgpack.Decoder(Mark).decode
 
 def read_mark(t: Transaction) -> Mark | None:
     """None: it is no mirror. Raises Corrupt."""
-    packed = t.get(_KEY)
+    packed = t.get(MIRROR_KEY)
     if packed is None:
         return None
     try:
@@ -42,7 +40,7 @@ def read_mark(t: Transaction) -> Mark | None:
 
 
 def write_mark(t: Transaction, mark: Mark) -> None:
-    t.put(_KEY, _encode(mark))
+    t.put(MIRROR_KEY, _encode(mark))
 
 
 def refuse_mirror(local: EmbeddedEngine) -> None:
