@@ -98,6 +98,8 @@ class Handlers:
             Op.RELEASE: self.release,
             Op.GETXATTR: self.getxattr,
             Op.LISTXATTR: self.listxattr,
+            Op.SETXATTR: self.setxattr,
+            Op.REMOVEXATTR: self.removexattr,
             Op.OPENDIR: self.opendir,
             Op.READDIR: self.readdir,
             Op.READDIRPLUS: self.readdirplus,
@@ -238,6 +240,16 @@ class Handlers:
         size = int.from_bytes(r.body[:4], "little")
         names = await self._ops.xattrs.listxattr(r.nodeid, r.caller)
         return _sized(size, b"".join(name + b"\0" for name in names))
+
+    async def setxattr(self, r: Request) -> bytes:
+        size, flags = protocol.SETXATTR_IN.unpack_from(r.body)
+        name, value = bytes(r.body[protocol.SETXATTR_IN.size :]).split(b"\0", 1)
+        await self._ops.xattrs.setxattr(r.nodeid, name, value[:size], flags)
+        return b""
+
+    async def removexattr(self, r: Request) -> bytes:
+        await self._ops.xattrs.removexattr(r.nodeid, r.name())
+        return b""
 
     # ---- files
 

@@ -161,6 +161,8 @@ STATX: Final = struct.Struct("<IIQIIIHxxQQQQ" + "qIxxxx" * 4 + "IIII112x")
 nanoseconds of atime, btime, ctime, mtime, then rdev and dev, major and minor."""
 OPEN_OUT: Final = struct.Struct("<QIi")
 """fh, open flags, backing id."""
+SETXATTR_IN: Final = struct.Struct("<II")
+"""Size of the value, flags; the name and the value follow (without SETXATTR_EXT)."""
 WRITE_OUT: Final = struct.Struct("<II")
 LSEEK_OUT: Final = struct.Struct("<Q")
 STATFS_OUT: Final = struct.Struct("<QQQQQIIII24x")
