@@ -112,7 +112,7 @@ class Publishing:
                 if not await self._volume.publish_new(file.ino, fn, known=known):
                     raise self._refusal(file, _UNPLACED)
             else:
-                await self._publish_anew(file, fn, has_lapsed=has_lapsed)
+                await self._publish_anew(file, fn, has_lapsed=has_lapsed, synced=synced)
                 # Its names changed, and with them its ctime.
                 signature = (*signature[:2], os.fstat(file.fd).st_ctime_ns)
             file.is_new = False
@@ -156,7 +156,12 @@ class Publishing:
             raise self._refusal(file, _UNPLACED)
 
     async def _publish_anew(
-        self, file: OpenFile, record: Callable[[Transaction, int], object], *, has_lapsed: bool
+        self,
+        file: OpenFile,
+        record: Callable[[Transaction, int], object],
+        *,
+        has_lapsed: bool,
+        synced: bool,
     ) -> None:
         """As a version that nobody had. A node that was taken for dead meanwhile goes past nobody:
         others went on from what they had."""
@@ -169,7 +174,13 @@ class Publishing:
         follows = file.base if has_lapsed else None
         try:
             file.version = await publish_anew(
-                volume.engine, volume.files, file.ino, file.version, record, follows=follows
+                volume.engine,
+                volume.files,
+                file.ino,
+                file.version,
+                record,
+                follows=follows,
+                synced=synced,
             )
         except Overtaken:
             raise self._refusal(file, _OVERTAKEN) from None

@@ -7,6 +7,7 @@ under one version.
 | step | on disk | record | after a kill here |
 |---|---|---|---|
 | 1 second name | both names, one data file | old version | the new name is a stray: `strays` |
+| 1 on disk, where the record will count as that | the same | old version | the same |
 | 2 recorded | both names | new version | the old name is one |
 | 3 old name unlinked | new name | new version | nothing to do |
 
@@ -21,11 +22,18 @@ Invariants
 from collections.abc import Callable
 from typing import Final
 
+import trio
+
+from kvfs import stepping
+from kvfs.background.quarantine import kinds_of, put_away
 from kvfs.errors import Conflict, KvfsError
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.keys import unpack_node
+from kvfs.meta.records import Flag, Inode
+from kvfs.namespace import spaces
 from kvfs.namespace.inodes import read_inode, read_inodes
 from kvfs.store.files import DataFiles
+from kvfs.store.quarantine import Reason
 
 _ATTEMPTS: Final = 16
 _NODE_BITS: Final = 16
@@ -49,8 +57,8 @@ async def name_draft(engine: Engine, files: DataFiles, ino: int, version: int) -
         following = next_version(version, node)
         try:
             files.name_draft(ino, version, following)
-        except FileExistsError:  # left behind by a kill
-            files.unlink(ino, following)
+        except FileExistsError:
+            await _clear(engine, files, ino, version, following)
         else:
             return following
 
@@ -63,13 +71,15 @@ async def publish_anew(
     record: Callable[[Transaction, int], object],
     *,
     follows: int | None = None,
+    synced: bool = False,
 ) -> int:
     """Give the data file of a version the next one, by `record(t, version)`, which raises Conflict
     where the record has that or a later one: whoever publishes last has the last one. Returns it.
 
-    `follows`: only as long as no other node has published since that version. Raises Overtaken
-    (one has), Stale, Conflict (others publish all the time), Unavailable, OSError. Where it is not
-    known whether the engine took it, the data file keeps both names.
+    `synced`: the record will count as on disk, so the name is on disk before it, which may be
+    another one. `follows`: only as long as no other node has published since that version. Raises
+    Overtaken (one has), Stale, Conflict (others publish all the time), Unavailable, OSError. Where
+    it is not known whether the engine took it, the data file keeps both names.
     """
 
     def follow(t: Transaction, new: int) -> None:
@@ -78,13 +88,18 @@ async def publish_anew(
         record(t, new)
 
     for _ in range(_ATTEMPTS):
-        inode, node = await engine.read(lambda t: (read_inode(t, ino), t.node))
+        inode, node, lasts = await engine.read(
+            lambda t: (read_inode(t, ino), t.node, spaces.is_durable(t, ino))
+        )
         new = next_version(max(inode.version, version), node)
         try:
             files.add_version(ino, version, new)
-        except FileExistsError:  # of an attempt that a kill cut short
-            files.unlink(ino, new)
+        except FileExistsError:
+            await _clear(engine, files, ino, version, new)
             files.add_version(ino, version, new)
+        if lasts and (synced or _counts_as_synced(inode)):
+            await stepping.aside()
+            await trio.to_thread.run_sync(files.sync_name, ino, new)
         try:
             await engine.transact(lambda t, new=new: follow(t, new))  # type: ignore[misc]
         except (Conflict, Overtaken) as error:
@@ -98,6 +113,17 @@ async def publish_anew(
         files.unlink(ino, version)
         return new
     raise Conflict("others publish the file all the time: its last content is not recorded")
+
+
+async def _clear(engine: Engine, files: DataFiles, ino: int, version: int, new: int) -> None:
+    """Take a name that a kill left behind. Mostly it is another one of the data file itself; else
+    its content may have been acknowledged by an engine that lost it."""
+    kinds = await engine.read(kinds_of)
+    put_away(files, kinds, ino, new, Reason.UNNAMED, version)
+
+
+def _counts_as_synced(inode: Inode) -> bool:
+    return bool(inode.flags & Flag.PUBLISHED) and not inode.boot
 
 
 def _is_at(t: Transaction, ino: int, version: int) -> bool:

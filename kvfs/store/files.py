@@ -261,6 +261,12 @@ class DataFiles:
             os.close(source)
         sync_directory(Path(self.path(ino, version)).parent)
 
+    def sync_name(self, ino: int, version: int) -> None:
+        """A data file that is there survives power loss under this name when this returns.
+        FileNotFoundError when there is none."""
+        self.stat(ino, version)
+        sync_directory(Path(self.root, f"{ino >> 10 & 0xFFF:03x}"))
+
     def open(self, ino: int, version: int, flags: int) -> int:
         """A new descriptor of an existing data file. Raises as `beneath.open_file`."""
         name = f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"

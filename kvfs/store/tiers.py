@@ -124,6 +124,12 @@ class TieredFiles(DataFiles):
         except FileNotFoundError:
             self._elsewhere(lambda files: files.add_version(ino, version, new))
 
+    def sync_name(self, ino: int, version: int) -> None:
+        try:
+            self.own.sync_name(ino, version)
+        except FileNotFoundError:
+            self._elsewhere(lambda files: files.sync_name(ino, version))
+
     def clear_arriving(self) -> None:
         super().clear_arriving()
         for each in self._others.values():

@@ -85,6 +85,7 @@ def machine(directory: Path, kind: str, disks: int = 1) -> Iterator[Machine]:
             yield made
         finally:
             made.end()
+            subprocess.run(["chattr", "-i", home / "mnt"], check=False, capture_output=True)
 
 
 def write(path: Path, content: bytes) -> None:
