@@ -80,6 +80,12 @@ def pytest_report_header() -> str:
     return f"seed: {SEED} (KVFS_TEST_SEED={SEED} repeats it)"
 
 
+def pytest_sessionfinish() -> None:
+    harness = sys.modules.get("tests.integration.harness")
+    if harness is not None:
+        harness.open_mountpoints()
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """A seed for this test, drawn from the session's; printed, so that a failure shows it."""

@@ -158,11 +158,16 @@ def abort(mountpoint: str) -> None:
         os.close(held)
 
 
-def abort_if(mountpoint: str, device: str) -> None:
-    """As `abort`, where what is mounted there is that device still. Raises AccessDenied."""
+def abort_if(mountpoint: str, device: str) -> str | None:
+    """As `abort`, where what is mounted there is that device still; why it could not be done, in
+    words, where it could not."""
     found = mounted(mountpoint)
-    if found is not None and found.device == device:
-        abort(mountpoint)
+    try:
+        if found is not None and found.device == device:
+            abort(mountpoint)
+    except (AccessDenied, OSError) as error:
+        return str(error)
+    return None
 
 
 def open_abort(mountpoint: str) -> int | None:

@@ -27,6 +27,14 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 MODES = ("passthrough", "relay", "libfuse")
 START_S = 60
 CALL_S = 60
+_CLOSED: set[Path] = set()
+"""Mountpoints, which their nodes close to writers."""
+
+
+def open_mountpoints() -> None:
+    """Whoever removes the directories of these tests can, also those of a test's own."""
+    for each in _CLOSED:
+        open_to_writers(each)
 
 
 class CannotStart(Exception):
@@ -116,6 +124,7 @@ class Node:
         if done.returncode:
             raise CannotStart(done.returncode, (done.stderr or done.stdout).strip())
         self.pid = int(control.call(self.store / "run" / "control.sock", "status")["pid"])
+        _CLOSED.add(self.mount)
         return self
 
     def place(self) -> tuple[str, ...]:

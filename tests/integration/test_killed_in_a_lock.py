@@ -6,19 +6,22 @@ import contextlib
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gateway import watchdog_process
 from gateway.fuse import device
 from kvfs import control
 from kvfs.changes import Change, to_wire
 from kvfs.errors import Unavailable
 from kvfs.store.layout import is_locked
 from tests.cluster.waiting import lives, wait_until
-from tests.integration.harness import Node, watchdog_of
+from tests.integration.harness import ROOT, Node, watchdog_of
 from tests.integration.several import Several, several
 
 _TELLING = "fuse_reverse_inval_entry"
@@ -151,6 +154,26 @@ def test_its_workers_end_while_it_hangs(hanging: Hanging) -> None:
     assert hanging.workers
     wait_until(lambda: not any(map(lives, hanging.workers)), "its S3 workers have ended", 20)
     assert hanging.maker.is_alive()
+
+
+def test_a_watchdog_ends_it_by_the_mountpoint_where_it_has_no_other_way(
+    cluster: Several, hanging: Hanging
+) -> None:
+    """The kernel's list of connections cannot be had everywhere."""
+    signal.pidfd_send_signal(hanging.watchdog, signal.SIGKILL)
+    (node,) = cluster.nodes
+    device_number = device.mounted(str(node.mount))
+    assert device_number is not None
+    daemon = os.pidfd_open(hanging.pid)
+    numbers = (hanging.pid, daemon, -1)
+    words = (str(ROOT), device_number.device, str(node.mount))
+    command = [sys.executable, "-I", "-S", watchdog_process.__file__, *map(str, numbers), *words]
+    done = subprocess.run(command, pass_fds=[daemon], timeout=20, stderr=subprocess.PIPE)
+    os.close(daemon)
+    assert f"(process {hanging.pid}) has died" in done.stderr.decode()
+    assert done.returncode == 0
+    hanging.maker.join(10)
+    assert not hanging.maker.is_alive()
 
 
 @pytest.mark.parametrize("then", [Node.up, Node.down])
