@@ -267,24 +267,45 @@ class EmbeddedEngine:
         it.
 
         For `Database`, whose lock is held. Killed in between, the record is overwritten by the
-        next.
+        next; refused, it is taken back.
         """
-        position = unpack_position(raw.get(POSITION_KEY, b"", self._main))
+        before = unpack_position(raw.get(POSITION_KEY, b"", self._main))
         reserve = self._reserve
-        if position.end >= reserve.until or position.generation != reserve.generation:
-            self._keep_reserve(position, handle, writes)
+        if before.end >= reserve.until or before.generation != reserve.generation:
+            self._keep_reserve(before, handle, writes)
         try:
-            position = self._journal.append(position, name, writes)
+            position = self._journal.append(before, name, writes)
         except OSError as error:
             if not (is_full(error) and give_up(self.path)):
                 raise translated(error, self.path) from error
-            position = self._append_again(position, name, writes)
-        raw.put(POSITION_KEY, pack_position(position), db=self._main)
-        if not name:
-            raw.put(GENERATION_KEY, pack_generation(position), db=self._main)
-        raw.commit()
+            position = self._append_again(before, name, writes)
+        try:
+            raw.put(POSITION_KEY, pack_position(position), db=self._main)
+            if not name:
+                raw.put(GENERATION_KEY, pack_generation(position), db=self._main)
+            raw.commit()
+        except BaseException:
+            raw.abort()
+            self._take_back(before)
+            raise
         if self._syncer is not None:
             self._syncer.committed(position)
+
+    def _take_back(self, before: Position) -> None:
+        """A commit was refused whose record is in the journal: a power cut must not bring it back.
+        Waits for the disk, which says so rarely."""
+        try:
+            raw = self.environment.begin(write=True)  # nobody appends meanwhile
+            try:
+                if unpack_position(raw.get(POSITION_KEY, b"", self._main)) == before:
+                    self._journal.take_back(before)
+            finally:
+                raw.abort()
+        except (OSError, lmdb.Error) as error:
+            if self._syncer is not None:
+                self._syncer.failure = (
+                    f"a commit that was refused stays in the journal in {self.path}: {error}"
+                )
 
     def _keep_reserve(self, position: Position, handle: Any, writes: Writes) -> None:
         """Fill up what is kept for times without space; where it cannot be, raises NoSpace for what

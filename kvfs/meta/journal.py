@@ -153,6 +153,13 @@ class JournalWriter:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return Position(position.generation, position.end + len(record), sequence, digest)
 
+    def take_back(self, before: Position) -> None:
+        """Make the record after this position none, also on the disk. It is overwritten, since its
+        blocks may be all that a full disk has left for the next. Raises OSError."""
+        if before.generation == self._generation:
+            os.pwrite(self._fd, bytes(_RECORD.size), before.end)
+            os.fdatasync(self._fd)
+
     def close(self) -> None:
         """Idempotent."""
         if self._fd >= 0:

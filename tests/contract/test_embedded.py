@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import Corrupt, Exists, Invalid, NoSpace, ReadOnly, Unavailable
+from kvfs.errors import Corrupt, Exists, Invalid, KvfsError, NoSpace, ReadOnly, Unavailable
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 
@@ -234,6 +234,42 @@ def test_a_damaged_file_is_rebuilt_and_loses_nothing(
         if rotated and number == 250:
             engine.rotate_now()
     with_copy(copy_of(path, damage), contents, expect=expected)
+
+
+@contextlib.contextmanager
+def no_longer_files(path: Path) -> Iterator[None]:
+    """Nobody in this process makes a file longer than the engine's is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((path / "data.mdb").stat().st_size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("then", ["", "another commit"])
+def test_a_refused_commit_does_not_take_place_after_a_power_cut(
+    engine: EmbeddedEngine, path: Path, then: str
+) -> None:
+    """The journal has taken it before LMDB refuses it."""
+    for number in range(4):
+        put(engine, b"k%d" % number, bytes(1 << 20))
+    engine.rotate_now()
+
+    def overwrite(t: Transaction) -> None:
+        t.put(b"k0", b"refused" * 500_000)
+        t.delete(b"k1")
+
+    with no_longer_files(path), pytest.raises(KvfsError):
+        engine.transact_now(overwrite)
+    expected = contents(engine)
+    assert expected[b"k0"] == expected[b"k1"] == bytes(1 << 20)
+    if then:
+        put(engine, b"k9", b"more")
+        expected[b"k9"] = b"more"
+    engine.sync_now()
+    copy = copy_of(path, missing)
+    with_copy(copy, contents, expect=expected)
 
 
 @pytest.mark.parametrize("rotated", [False, True])
