@@ -45,7 +45,7 @@ from kvfs.meta.journal import (
     sync_journals,
     unpack_position,
 )
-from kvfs.meta.reserve import wanted_bytes
+from kvfs.meta.reserve import give_up, is_full, wanted_bytes
 from kvfs.private_file import sync_directory
 
 _TEMPORARY = "base.tmp"
@@ -109,9 +109,25 @@ def rebuild(
     """Make `data.mdb` anew from the newest base and the journals. Nobody may have it open.
 
     `past_damage`: go on behind what cannot be read, for an administrator who says so. A crash
-    halfway leaves everything for the next attempt. Raises Corrupt (the journals lack what was on
-    disk), OSError, lmdb.Error.
+    halfway leaves everything for the next attempt. On a full disk it takes the room of the file
+    that it replaces, which nobody believes. Raises Corrupt (the journals lack what was on disk),
+    OSError, lmdb.Error.
     """
+    try:
+        return _rebuild(directory, open_environment, past_damage)
+    except (OSError, lmdb.Error) as error:
+        if not is_full(error):
+            raise
+    shutil.rmtree(directory / _REBUILD, ignore_errors=True)
+    (directory / "data.mdb").unlink(missing_ok=True)
+    while give_up(directory):
+        pass
+    return _rebuild(directory, open_environment, past_damage)
+
+
+def _rebuild(
+    directory: Path, open_environment: Callable[[Path], lmdb.Environment], past_damage: bool
+) -> Rebuilt:
     work = directory / _REBUILD
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(mode=0o700)

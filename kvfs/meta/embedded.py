@@ -311,7 +311,7 @@ class EmbeddedEngine:
         """Fill up what is kept for times without space; where it cannot be, raises NoSpace for what
         may not use it. A mirror holds what its cluster has committed: that is not to be refused."""
         with contextlib.suppress(OSError):
-            self._reserve.fill(position)
+            self._reserve.fill(position, is_mirror=bool(self.node))
         if self._reserve.left < 1 and not self.node:
             with self.environment.begin(handle) as before:
                 self._reserve.admit(before, writes)

@@ -34,6 +34,8 @@ _LEAST: Final = 4 << 20
 _SHARE: Final = 64
 """Of the disk's size, one part in so many; of a small one, one in _SMALL_SHARE at most."""
 _SMALL_SHARE: Final = 16
+_MIRROR_MOST: Final = 64 << 20
+"""Some 100,000 files of other nodes."""
 _SLICE_BYTES: Final = 512 << 10
 """Of the file, given up at a time: a start's small files need less (the largest is `run/known`),
 though XFS makes none where less than some 50 blocks are free."""
@@ -62,9 +64,11 @@ def permitted(growth: Growth, left: float) -> bool:
     return left > (0.75 if growth.names or growth.size_bytes > _ADDED_BYTES else 0.5)
 
 
-def wanted_bytes(disk_bytes: int) -> int:
+def wanted_bytes(disk_bytes: int, *, is_mirror: bool = False) -> int:
     """What is kept on a disk of that size: three eighths of it for `data.mdb`, one for the journal,
-    half as a file."""
+    half as a file. A mirror has to take what others commit, however full this disk is."""
+    if is_mirror:
+        return min(_MIRROR_MOST, disk_bytes // _SMALL_SHARE)
     return min(_MOST, max(disk_bytes // _SHARE, min(_LEAST, disk_bytes // _SMALL_SHARE)))
 
 
@@ -72,12 +76,9 @@ class Reserve:
     """Of one writing engine, within its write transactions."""
 
     def __init__(self, directory: Path, environment: lmdb.Environment) -> None:
-        disk = os.statvfs(directory)
-        whole = wanted_bytes(disk.f_blocks * disk.f_frsize)
-        self._data_bytes, self._journal_bytes = whole * 3 // 8, whole // 8
-        self._file_bytes = whole // 2
-        self._step = self._journal_bytes // 4
         self._directory = directory
+        self._data_bytes = self._journal_bytes = self._file_bytes = self._step = 0
+        self._is_mirror: bool | None = None
         self._environment = environment
         self._page_bytes = environment.stat()["psize"]
         self._journal = -1
@@ -96,9 +97,18 @@ class Reserve:
                 os.close(fd)
         self._journal = self._data = self.generation = -1
 
-    def fill(self, position: Position) -> None:
+    def _measure(self, is_mirror: bool) -> None:
+        disk = os.statvfs(self._directory)
+        whole = wanted_bytes(disk.f_blocks * disk.f_frsize, is_mirror=is_mirror)
+        self._data_bytes, self._journal_bytes = whole * 3 // 8, whole // 8
+        self._file_bytes, self._step = whole // 2, whole // 32
+        self._is_mirror = is_mirror
+
+    def fill(self, position: Position, *, is_mirror: bool) -> None:
         """Keep as much ahead of the ends of both files as is to be there. Raises OSError, other
         than for a lack of space."""
+        if is_mirror is not self._is_mirror:
+            self._measure(is_mirror)
         self._open(position.generation)
         end = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
         self.left = min(

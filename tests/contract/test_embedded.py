@@ -456,7 +456,8 @@ def test_a_journal_that_cannot_be_opened_is_no_lost_write(path: Path) -> None:
     """Another process has begun a new one, and this one has no descriptor left for it."""
     engine = EmbeddedEngine(path)
     engine.sync_now()
-    command = [sys.executable, "-c", INCREMENT, str(ROOT), str(path), "1000"]
+    other = INCREMENT.replace("engine.close()", "engine.rotate_now()\nengine.close()")
+    command = [sys.executable, "-c", other, str(ROOT), str(path), "10"]
     subprocess.run(command, check=True, timeout=60)
     with no_descriptors(), pytest.raises(Unavailable, match="cannot be opened"):
         engine.sync_now()

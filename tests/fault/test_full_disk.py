@@ -13,10 +13,11 @@ import trio
 
 from kvfs.errors import KvfsError, NoSpace
 from kvfs.fsck import Fsck
+from kvfs.meta.embedded import EmbeddedEngine
 from s3api.identities import ADMINISTRATOR
 from tests.contract.small_node import SmallNode, small_node
 from tests.fault.disks import Disk, disk
-from tests.integration.harness import Node, best_mode, kvfs
+from tests.integration.harness import ROOT, Node, best_mode, kvfs
 from tests.integration.s3 import S3, users_of
 from tests.integration.several import several
 
@@ -215,6 +216,38 @@ def test_a_full_disk_is_emptied_through_every_door(tmp_path: Path, kind: str) ->
         node.up()
         assert (models / "new").read_bytes() == bytes(MIB)
         assert "10" not in os.listdir(models)
+
+
+_WRITE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from kvfs.meta.embedded import EmbeddedEngine
+
+engine = EmbeddedEngine(sys.argv[2], boot=1)
+def put(t, start):
+    for n in range(start, start + 500):
+        t.put(b"%06d" % n, bytes(300))
+for start in range(0, 20_000, 500):
+    engine.transact_now(lambda t: put(t, start))
+engine.rotate_now()
+engine.transact_now(lambda t: t.put(b"last", b"1"))
+engine.sync_now()
+os._exit(0)
+"""
+
+
+def test_metadata_are_rebuilt_on_a_full_disk(small_disk: Disk) -> None:
+    """The machine went down: what is rebuilt takes the room of what it replaces."""
+    path = small_disk.mountpoint / "meta"
+    command = [sys.executable, "-c", _WRITE, str(ROOT), str(path)]
+    subprocess.run(command, check=True, timeout=60)
+    fill(small_disk.mountpoint)
+    engine = EmbeddedEngine(path, boot=2)
+    assert engine.rebuilt
+    keys = engine.read_now(lambda t: sum(1 for _ in t.scan(b"0", b"m")))
+    assert keys == 20_001
+    assert engine.transact_now(lambda t: t.delete(b"last"))
+    engine.close()
 
 
 def test_a_node_of_a_cluster_reads_on_with_a_full_disk(small_disk: Disk) -> None:
