@@ -283,6 +283,13 @@ def _s3(status: dict[str, Any] | None) -> Iterator[Line]:
         remedy="leave TLS to the network, where it may be" if tls else "",
     )
     yield _s3_checksums(served)
+    yield Line(
+        name="s3 symbolic links",
+        available=False,
+        active=None if served is None else False,
+        reason="what is a link on the mount is no object",
+        remedy="copies without links (cp -rL); Hugging Face: a download with local_dir",
+    )
     how = s3["encryption"] if s3 else ""
     yield Line(
         name="s3 SSE",

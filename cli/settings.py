@@ -74,6 +74,12 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "s3_access_log": click.option(
         "--s3-access-log", metavar="FILE", help="Log each S3 request, in S3's format."
     ),
+    "s3_log_delivery_s": click.option(
+        "--s3-log-delivery-s",
+        type=int,
+        metavar="SECONDS",
+        help="How often access logs go into the buckets that PutBucketLogging names (300).",
+    ),
     "s3_lifecycle_day_s": click.option(
         "--s3-lifecycle-day-s",
         type=int,

@@ -124,6 +124,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     to read and write of their bucket's directory."""
     s3_access_log: str = ""
     """A file for a line on each request, in the format of S3's server access logs. Empty: none."""
+    s3_log_delivery_s: int = 300
+    """Seconds between the deliveries of access logs into the buckets that PutBucketLogging
+    names."""
     s3_lifecycle_day_s: int = DAY_S
     """Seconds that a day of lifecycle rules lasts: less, to see them work."""
     priority: int = -10
@@ -478,6 +481,7 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "encrypted_storage": _one_of(ENCRYPTED_STORAGE),
     "s3_bucket_mode": _permissions,
     "s3_access_log": _file_or_none,
+    "s3_log_delivery_s": _day,
     "s3_lifecycle_day_s": _day,
     "priority": _nice,
     "scrub_rate": _rate,

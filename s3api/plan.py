@@ -37,4 +37,6 @@ class Plan(msgspec.Struct, kw_only=True):
     """The file to write it to; empty: none."""
     lifecycle_day_s: int
     """Seconds that a day of lifecycle rules lasts."""
+    log_delivery_s: int
+    """Seconds between the deliveries of buckets' access logs."""
     log_level: str = "INFO"

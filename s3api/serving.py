@@ -124,6 +124,7 @@ class Serving:
             private_key=config.s3_private_key,
             access_log=config.s3_access_log,
             lifecycle_day_s=config.s3_lifecycle_day_s,
+            log_delivery_s=config.s3_log_delivery_s,
             log_level=config.log_level,
         )
 

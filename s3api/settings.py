@@ -5,7 +5,7 @@ the name of its sub-resource.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -23,6 +23,7 @@ ACL: Final = "acl"
 OWNERSHIP: Final = "ownership"
 PUBLIC_ACCESS: Final = "public-access-block"
 ENCRYPTION: Final = "encryption"
+LOGGING: Final = "logging"
 OBJECT_LOCK: Final = "object-lock"
 
 _REMEMBERED: Final = 1024
@@ -85,6 +86,8 @@ class SettingsReader:
     def __init__(self, store: "ObjectStore") -> None:
         self._store = store
         self._seen: dict[bytes, Settings] = {}
+        self.logged: Callable[[], None] = lambda: None
+        """Called where a bucket is found that is logged."""
 
     def of(self, bucket: bytes) -> Settings:
         """As they are now; the same object as long as they are the same. Raises NoSuchBucket."""
@@ -94,4 +97,6 @@ class SettingsReader:
             if len(self._seen) >= _REMEMBERED:
                 self._seen.clear()
             seen = self._seen[bucket] = Settings(raw)
+            if LOGGING in raw:
+                self.logged()
         return seen

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from kvfs.wire.http import Counters, Head
+from kvfs.wire.http import Counters, Head, OnResponse
 from s3api.outcome import Outcome
 
 BUCKETS: Final = 32
@@ -101,9 +101,16 @@ class Recorder:
         self._counters = counters
         self._flows: dict[tuple[str, str], Flow] = {}
         self._buckets = {""}
+        self._further: OnResponse | None = None
+
+    def tell_too(self, further: OnResponse) -> None:
+        """From now on `further` is told of each response, too. Any thread."""
+        self._further = further
 
     def record(self, head: Head | None, status: int, sent_bytes: int, seconds: float) -> None:
         """One response more."""
+        if self._further is not None:
+            self._further(head, status, sent_bytes, seconds)
         outcome = None if head is None else head.handled
         flow = self._flow(outcome if isinstance(outcome, Outcome) else None, status)
         flow.statuses[status] = flow.statuses.get(status, 0) + 1

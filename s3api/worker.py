@@ -30,6 +30,7 @@ from s3api.deleter import Deleter
 from s3api.expiring import Expiring
 from s3api.freshness import Freshness
 from s3api.identities import Identities
+from s3api.log_delivery import LogDelivery
 from s3api.plan import READY, Plan
 from s3api.service import Application
 from s3api.settings import SettingsReader
@@ -96,6 +97,9 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
     )
     counters = Counters()
     recorder = Recorder(counters)
+    delivery = LogDelivery(store, service.settings, plan.region, identities.administrator)
+    # Responses are shown to it from the first bucket on that is logged.
+    service.settings.logged = partial(recorder.tell_too, delivery.record)
     stop = trio.Event()
     serving = partial(
         serve,
@@ -112,11 +116,13 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
         nursery.start_soon(service.teller.run)
         nursery.start_soon(service.deleter.run)
         nursery.start_soon(service.freshness.run)
+        nursery.start_soon(delivery.run, plan.log_delivery_s)
         nursery.start_soon(Expiring(store, plan.lifecycle_day_s).run)
         async with trio.open_nursery() as requests:
             await requests.start(serving)
             await _attend_while_it_lives(recorder, plan.supervisor)
             stop.set()
+        await delivery.finish()
         nursery.cancel_scope.cancel()
 
 

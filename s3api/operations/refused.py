@@ -17,7 +17,6 @@ _EMPTY: Final[Mapping[str, Mapping[str, Any]]] = {
     "DeleteBucketReplication": {},
     "DeleteBucketWebsite": {},
     "GetBucketAccelerateConfiguration": {},
-    "GetBucketLogging": {},
     "GetBucketNotificationConfiguration": {},
     "GetBucketRequestPayment": {"Payer": "BucketOwner"},
     "ListBucketAnalyticsConfigurations": {"IsTruncated": False},
@@ -58,7 +57,7 @@ async def _refuse(call: Call) -> Response:
 
 
 async def _put_none(call: Call, member: str, what: str) -> Response:
-    """Set nothing, as when logging is switched off."""
+    """Set nothing, as when notification is switched off."""
     if any(call.params[member].values()):
         raise _not_implemented(what)
     return answer(call)
@@ -78,9 +77,6 @@ HANDLERS: Final[dict[str, Handler]] = {
     **dict.fromkeys(_EMPTY, _answer_empty),
     **dict.fromkeys(_ABSENT, _answer_absent),
     **dict.fromkeys(REFUSED, _refuse),
-    "PutBucketLogging": partial(
-        _put_none, member="BucketLoggingStatus", what="Server access logging into buckets"
-    ),
     "PutBucketNotificationConfiguration": partial(
         _put_none, member="NotificationConfiguration", what="Event notification"
     ),
@@ -93,7 +89,6 @@ FATES: Final[Mapping[str, str]] = {
     **_ABSENT,
     **dict.fromkeys(REFUSED, "NotImplemented"),
     "GetBucketRequestPayment": "answers BucketOwner",
-    "PutBucketLogging": _ONLY_NONE,
     "PutBucketNotificationConfiguration": _ONLY_NONE,
     "PutBucketRequestPayment": "supported for BucketOwner, else NotImplemented",
 }

@@ -503,6 +503,8 @@ EXAMINED = {
     "s3 TLS",
     "s3 sendfile",
     "s3 hardware CRC",
+    "s3 symbolic links",
+    "s3 SSE",
     "transport rdma",
     "cuda",
     "torch with CUDA",

@@ -229,15 +229,9 @@ def test_configurations_that_nothing_carries_out(s3: S3, bucket: str) -> None:
         Bucket=bucket, RequestPaymentConfiguration={"Payer": "BucketOwner"}
     )
     client.put_bucket_notification_configuration(Bucket=bucket, NotificationConfiguration={})
-    client.put_bucket_logging(Bucket=bucket, BucketLoggingStatus={})
     with refused(501, "NotImplemented"):
         client.put_bucket_request_payment(
             Bucket=bucket, RequestPaymentConfiguration={"Payer": "Requester"}
-        )
-    with refused(501, "NotImplemented"):
-        client.put_bucket_logging(
-            Bucket=bucket,
-            BucketLoggingStatus={"LoggingEnabled": {"TargetBucket": bucket, "TargetPrefix": "l"}},
         )
     with refused(501, "NotImplemented"):
         client.put_bucket_notification_configuration(

@@ -1,0 +1,145 @@
+"""Server access logs into buckets: what PutBucketLogging asks for.
+
+Each worker gathers the lines of buckets that are logged, and puts those of one bucket as an object
+into its target now and then. As with S3 it is done at best effort: a worker that is killed takes
+what it has gathered with it, one that ends in order delivers first. Deliveries are no requests,
+and are not logged.
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from kvfs.errors import KvfsError, NotFound
+from kvfs.objects.store import ObjectStore
+from kvfs.wire.http import Head
+from s3api.access_log import line
+from s3api.outcome import Outcome
+from s3api.settings import LOGGING, OWNER, Settings, SettingsReader
+
+_MOST_BYTES: Final = 8 << 20
+"""Gathered in a worker; beyond it lines are lost, which its log says."""
+_SOON_BYTES: Final = 1 << 20
+"""Gathered, it is delivered without waiting for the next time."""
+_LAST_S: Final = 5.0
+"""For the last delivery of a worker that ends."""
+log = logging.getLogger(__name__)
+
+
+class LogDelivery:
+    """Of one worker; `run` is its task, `record` is told of each response."""
+
+    def __init__(
+        self, store: ObjectStore, settings: SettingsReader, region: str, administrator: str
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._region = region
+        self._administrator = administrator
+        self._lines: dict[bytes, list[str]] = {}
+        self._bytes = self._lost = 0
+        self._limiter = trio.CapacityLimiter(1)
+        self._is_due = trio.Event()
+
+    def record(self, head: Head | None, status: int, sent_bytes: int, seconds: float) -> None:
+        """Gather the line of one response, where its bucket is logged."""
+        outcome = None if head is None else head.handled
+        if head is None or not isinstance(outcome, Outcome) or outcome.call is None:
+            return
+        try:
+            wanted = outcome.call.settings.get(LOGGING) if outcome.call.bucket else None
+        except KvfsError:
+            return  # there is no such bucket
+        if wanted is None:
+            return
+        if self._bytes >= _MOST_BYTES:
+            self._lost += 1
+            return
+        told = line(head, status, sent_bytes, seconds, time.time())
+        self._lines.setdefault(outcome.call.raw_bucket, []).append(told)
+        self._bytes += len(told)
+        if self._bytes >= _SOON_BYTES:
+            self._is_due.set()
+
+    async def run(self, period_s: float) -> None:
+        """Deliver every so often, until cancelled."""
+        while True:
+            with trio.move_on_after(period_s):
+                await self._is_due.wait()
+            self._is_due = trio.Event()
+            await self.deliver()
+
+    async def finish(self) -> None:
+        """Deliver what is left, within a few seconds."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_S):
+            await self.deliver()
+
+    async def deliver(self) -> None:
+        """Put what is gathered into its targets. What fails is tried again, unless the target is
+        gone or another's; it is logged."""
+        gathered, self._lines, self._bytes = self._lines, {}, 0
+        if self._lost:
+            log.warning("%d lines of buckets' access logs were lost: too many came", self._lost)
+            self._lost = 0
+        for bucket, lines in gathered.items():
+            try:
+                put = partial(self._put, bucket, lines)
+                await trio.to_thread.run_sync(put, limiter=self._limiter)
+            except NotFound:
+                log.warning("access log of %s: its target is gone", bucket.decode())
+            except (KvfsError, OSError) as error:
+                log.warning("access log of %s: %s", bucket.decode(), ascii(str(error)))
+                self._lines.setdefault(bucket, [])[:0] = lines
+                self._bytes += sum(map(len, lines))
+
+    def _put(self, source: bytes, lines: list[str]) -> None:
+        of_source = self._settings.of(source)
+        wanted = of_source.get(LOGGING)
+        if wanted is None:
+            return  # it was switched off meanwhile
+        target = wanted["TargetBucket"].encode()
+        of_target, owner = self._settings.of(target), self._owner_of(of_source)
+        if self._owner_of(of_target) != owner:
+            log.warning("access log of %s: its target is another's now", source.decode())
+            return
+        data = "".join(lines).encode()
+        key = key_of(wanted, owner, self._region, source.decode(), time.time())
+        draft = self._store.begin(target, key.encode(), len(data))
+        try:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(draft.fd, data[done:], done)
+            tag = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            said = {"content-type": "text/plain"}
+            self._store.commit(draft, tag, said, versioning=of_target.versioning)
+        finally:
+            self._store.discard(draft)
+
+    def _owner_of(self, settings: Settings) -> str:
+        return settings.get(OWNER) or self._administrator
+
+
+def key_of(
+    wanted: dict[str, Any],
+    owner: str,
+    region: str,
+    bucket: str,
+    now: float,
+    unique: Callable[[], str] = lambda: secrets.token_hex(8).upper(),
+) -> str:
+    """The key of a log object, in one of S3's two forms."""
+    moment, prefix = time.gmtime(now), str(wanted["TargetPrefix"])
+    partitioned = (wanted.get("TargetObjectKeyFormat") or {}).get("PartitionedPrefix")
+    if partitioned is None:
+        return prefix + time.strftime("%Y-%m-%d-%H-%M-%S-", moment) + unique()
+    by_event = partitioned.get("PartitionDateSource") == "EventTime"
+    stamp = time.strftime("%Y-%m-%d-00-00-00-" if by_event else "%Y-%m-%d-%H-%M-%S-", moment)
+    day = time.strftime("%Y/%m/%d", moment)
+    return f"{prefix}{owner}/{region}/{bucket}/{day}/{stamp}{unique()}"

@@ -1,0 +1,53 @@
+"""Where a bucket's access logs go."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvfs.errors import NotFound
+from kvfs.wire.http import Response
+from s3api.call import Call, Handler
+from s3api.errors import S3Error
+from s3api.model.addressing import is_bucket_name
+from s3api.operations.answers import answer
+from s3api.operations.kept import forget, keep
+from s3api.settings import LOGGING, OWNER
+
+
+async def get_bucket_logging(call: Call) -> Response:
+    kept = call.settings.get(LOGGING)
+    return answer(call, {} if kept is None else {"LoggingEnabled": kept})
+
+
+async def put_bucket_logging(call: Call) -> Response:
+    """Into a bucket of the same owner; without a target it is switched off."""
+    wanted = call.params["BucketLoggingStatus"].get("LoggingEnabled")
+    if wanted is None:
+        await forget(call, LOGGING)
+        return answer(call)
+    _check(call, wanted)
+    await keep(call, LOGGING, wanted)
+    return answer(call)
+
+
+def _check(call: Call, wanted: Mapping[str, Any]) -> None:
+    if wanted.get("TargetGrants"):
+        raise S3Error("NotImplemented", "Grants on log objects are not implemented: use a policy")
+    forms = wanted.get("TargetObjectKeyFormat") or {}
+    if len(forms) > 1:
+        raise S3Error("MalformedXML")
+    target: str = wanted["TargetBucket"]
+    if not is_bucket_name(target):
+        raise S3Error("InvalidTargetBucketForLogging")
+    try:
+        settings = call.service.settings.of(target.encode())
+    except NotFound:
+        raise S3Error("InvalidTargetBucketForLogging") from None
+    owner = settings.get(OWNER) or call.service.identities.administrator
+    if owner != call.owner or settings.has_lock:
+        raise S3Error("InvalidTargetBucketForLogging")
+
+
+HANDLERS: Final[dict[str, Handler]] = {
+    "GetBucketLogging": get_bucket_logging,
+    "PutBucketLogging": put_bucket_logging,
+}
