@@ -179,7 +179,7 @@ class Locks:
         """Keys that others changed in the engine: who waits for their locks asks again."""
         lost = 0
         for key in changed:
-            if key[:1] == b"K":
+            if key[:1] == b"K" and not keys.is_append_lease(key):
                 place = Place(keys.unpack_u64(key, 1), key[9:] == b"f")
                 lost += self._look_for_lost(place)
                 self._wake(place)

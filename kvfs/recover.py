@@ -35,7 +35,7 @@ from typing import Final
 import trio
 
 from kvfs.background.quarantine import Kinds, kinds_of, put_away
-from kvfs.background.versions import Overtaken, publish_anew
+from kvfs.background.versions import Overtaken, check_follows, publish_anew
 from kvfs.meta import keys
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
@@ -197,14 +197,7 @@ class Recovery:
             if not inode.flags & Flag.ASSEMBLY and not self._is_sound(ino, inode):
                 record = partial(_publish, each)
                 with contextlib.suppress(Overtaken):
-                    await publish_anew(
-                        self._engine,
-                        self._files,
-                        ino,
-                        inode.version,
-                        record,
-                        follows=inode.version,
-                    )
+                    await publish_anew(self._engine, self._files, ino, inode.version, record)
 
     async def _judge_present(self, inos: list[int]) -> None:
         """After a power cut: whether each record has its data file."""
@@ -364,6 +357,8 @@ def _refresh(t: Transaction, grown: list[tuple[int, Inode, os.stat_result]]) -> 
 
 def _publish(grown: tuple[int, Inode, os.stat_result], t: Transaction, version: int | None) -> None:
     ino, inode, stat = grown
+    if version is not None:
+        check_follows(t, ino, inode.version)
     # The sealer, killed at it, leaves a file more blocks than its record knows: that is no change.
     lifecycle.publish(
         t,

@@ -131,7 +131,7 @@ class Backing:
         """(open flags, backing id) of a reply that opens this handle."""
         file = handle.file
         flags = 0 if handle.writable or self.keeps_locks else Fopen.NOFLUSH
-        if file.handles == 1 and not file.backing_id and self._may_pass(file):
+        if file.handles == 1 and not file.backing_id and self.may_pass(file):
             try:
                 file.backing_id = dev.backing_open(self.device, file.fd)
             except OSError:
@@ -144,7 +144,7 @@ class Backing:
             flags |= Fopen.DIRECT_IO
         return flags if handle.replaced else flags | Fopen.KEEP_CACHE, 0
 
-    def _may_pass(self, file: OpenFile) -> bool:
+    def may_pass(self, file: OpenFile) -> bool:
         """Whether the kernel may read and write it without asking: not what is still coming."""
         return self.passthrough and not file.set_ids and file.incoming is None
 

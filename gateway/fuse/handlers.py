@@ -255,7 +255,7 @@ class Handlers:
 
     async def open(self, r: Request) -> bytes:
         flags, fuse_flags = protocol.OPEN_IN.unpack_from(r.body)
-        handle = await self._ops.open(r.nodeid, flags, r.uid)
+        handle = await self._ops.open(r.nodeid, flags, r.uid, r.pid)
         if fuse_flags & protocol.OPEN_KILL_SUIDGID:
             await self._ops.setattr(r.nodeid, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
         return self._opened(handle)

@@ -23,6 +23,7 @@ from gateway.fuse.open_file import Handle, OpenFile, signature_of, turn
 from gateway.fuse.publishing import Publishing, differs, unsealed_here
 from gateway.fuse.renewing import Renewing
 from kvfs import stepping
+from kvfs.append_leases import AppendLeases
 from kvfs.bringing import Bringing
 from kvfs.descriptors import OpenFileShares
 from kvfs.errors import Conflict, Corrupt, IsADirectory, KvfsError, Stale
@@ -79,6 +80,10 @@ class OpenFiles:
         """Inodes whose content others replaced, of which the kernel may keep pages."""
         self.forget_attributes: Callable[[int], None] = _nothing
         """Has the kernel ask anew for attributes that it was to believe for long."""
+        self.appends: AppendLeases | None = None
+        """In a cluster: who may append."""
+        self.may_pass: Callable[[OpenFile], bool] = lambda file: False
+        """Whether the kernel reads and writes an open file's data file itself."""
         volume.holders.let_go = self.let_go
         volume.holders.is_changed = self.is_changed
 
@@ -118,18 +123,50 @@ class OpenFiles:
     def __len__(self) -> int:
         return len(self._handles)
 
-    async def open(self, ino: int, flags: int, owner: int | None) -> Handle:
+    async def open(self, ino: int, flags: int, owner: int | None, thread: int = 0) -> Handle:
         """Open a regular file. O_TRUNC cuts it to nothing. What is not here is brought first; of a
         large file that is only read, what has come by the time it is read. `owner`: the user among
-        whose open files it counts; None: it is the node's own, for a moment.
+        whose open files it counts; None: it is the node's own, for a moment. `thread`: the one that
+        asks.
 
-        Raises Stale (removed, or a cache file whose data have gone: a miss), NotFound (a miss that
+        Raises Stale (removed, or a cache file whose data have gone: a miss; the kernel has to look
+        it up again first), NotFound (a miss that
         other nodes may have had), Corrupt (a durable one whose data have gone), Busy (it is being
         written on another node), TooManyOpenFiles, Unavailable, NoSpace, OSError.
         """
         writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
         while (waiting := self._making.get(ino)) is not None:
             await turn(waiting)
+        if self.is_leased(ino, flags):
+            return await self._open_to_append(ino, flags, owner, thread)
+        return await self._open(ino, flags, owner, writable)
+
+    def is_leased(self, ino: int, flags: int) -> bool:
+        """Whether what opens a file there so appends to it, and others may do so on other nodes."""
+        if self.appends is None or not flags & os.O_APPEND:
+            return False
+        return flags & os.O_ACCMODE != os.O_RDONLY and self.appends.is_strict(ino)
+
+    async def _open_to_append(self, ino: int, flags: int, owner: int | None, thread: int) -> Handle:
+        """Once this node has the lease. Where the daemon writes, the kernel says where the file
+        ends: after others have appended it has to look that up, which it does after ESTALE."""
+        appends = self.appends
+        assert appends is not None
+        await appends.take(ino)
+        try:
+            handle = await self._open(ino, flags, owner, True)
+        except BaseException:
+            appends.give_back(ino)
+            raise
+        if not appends.knows_end(ino, thread) and not self.may_pass(handle.file):
+            await self.release(handle.fh)
+            appends.give_back_later(ino, thread)
+            raise Stale("other nodes have appended to the file: look it up again")
+        handle.appends = handle.file.is_appended = True
+        return handle
+
+    async def _open(self, ino: int, flags: int, owner: int | None, writable: bool) -> Handle:
+        """Once it may be opened. Raises as `open`."""
         file = self._files.get(ino)
         if file is None and ino in self._idle:
             file = self._revive(ino, owner)
@@ -184,6 +221,9 @@ class OpenFiles:
         self._files[ino] = file
         handle = self._add(file, flags, flags & os.O_ACCMODE != os.O_RDONLY)
         handle.creating = True
+        if self.appends is not None and self.is_leased(ino, flags):
+            self.appends.made(ino)
+            handle.appends = file.is_appended = True
         return handle
 
     def _revive(self, ino: int, owner: int | None) -> OpenFile:
@@ -436,6 +476,8 @@ class OpenFiles:
                     await self.publishing.publish(file)
         finally:
             file.users -= 1
+            if handle.appends and self.appends is not None:
+                self.appends.give_back(file.ino)
             if not file.handles and not file.users:
                 self._note_atime(file)
                 self._close_unused(file)

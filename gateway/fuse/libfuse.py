@@ -177,7 +177,7 @@ class LibfuseOperations(pyfuse3.Operations):
 
     @_translated
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> Any:
-        handle = await self._ops.open(inode, flags, ctx.uid)
+        handle = await self._ops.open(inode, flags, ctx.uid, ctx.pid)
         if flags & os.O_TRUNC and ctx.uid != 0:
             # the kernel leaves it to the server, and libfuse does not pass on that it does
             await self._ops.setattr(inode, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)

@@ -129,6 +129,7 @@ async def _serve_device(
     backing.direct_reads = probe.direct_reads().available
     open_files = _open_files(node, backing.closed)
     operations = Operations(node, open_files)
+    open_files.may_pass = backing.may_pass
     if node.locks is not None and node.locks.any_reaches_cluster():
         operations.locks, backing.keeps_locks = node.locks, True
     fast = FastPath(device, ours, operations, backing)

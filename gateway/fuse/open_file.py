@@ -24,6 +24,7 @@ class OpenFile:
         "handles",
         "incoming",
         "ino",
+        "is_appended",
         "is_draft",
         "is_mappable",
         "is_new",
@@ -62,6 +63,8 @@ class OpenFile:
         """The recorded version that what is written here builds on."""
         self.lapses = 0
         """How often this node had lost its lease when writing began."""
+        self.is_appended = False
+        """Whether somebody appends to it who must not lose others' lines."""
         self.refused = ""
         """Why what was written is not published, and will not be."""
         self.overwriters = 0
@@ -106,13 +109,15 @@ class OpenFile:
 class Handle:
     """One open of a file."""
 
-    __slots__ = ("creating", "fh", "file", "flags", "readahead", "replaced", "writable")
+    __slots__ = ("appends", "creating", "fh", "file", "flags", "readahead", "replaced", "writable")
 
     def __init__(self, fh: int, file: OpenFile, flags: int, writable: bool) -> None:
         self.fh = fh
         self.file = file
         self.flags = flags
         self.writable = writable
+        self.appends = False
+        """Whether it has the file's append lease."""
         self.creating = False
         """Whether it made the file."""
         self.readahead: Readahead | None = None

@@ -53,6 +53,7 @@ class Operations:
         """Where the kernel leaves locks to this mount."""
         self.open_files = open_files
         self.publishing = open_files.publishing
+        open_files.appends = node.appends
         self.ranges = Ranges(open_files)
         self._settling = trio.CapacityLimiter(_SETTLING)
         self.orphans = Orphans(node.volume, open_files)
@@ -201,9 +202,10 @@ class Operations:
         rdev: int = 0,
         target: bytes = b"",
         private: bool = False,
+        is_leased: bool = False,
     ) -> tuple[int, Inode]:
         """Give a new inode a name. `ino`: its number; 0: the next one. `private`: nobody else has
-        to know of it yet."""
+        to know of it yet. `is_leased`: it is made by who appends to it."""
         _check_name(name)
         top = parent == ROOT_INODE  # a new namespace numbers its directory itself
         if not top and not ino:
@@ -227,6 +229,8 @@ class Operations:
                 boot=self.node.boot if stat.S_ISREG(mode) else 0,
             )
             made = tree.add(t, parent, name, ino, inode)
+            if is_leased and self.node.appends is not None:
+                self.node.appends.put(t, made)
             if stat.S_ISDIR(mode):
                 self.known.add(made)
             return made, tree.read_inode(t, made) if top else inode
@@ -392,12 +396,13 @@ class Operations:
 
     # ---- files
 
-    async def open(self, ino: int, flags: int, owner: int | None) -> Handle:
-        """Open a regular file, as one of this user's open files (None: the node's). Raises NoLocks
-        where its locks could not be kept, TooManyOpenFiles."""
+    async def open(self, ino: int, flags: int, owner: int | None, thread: int = 0) -> Handle:
+        """Open a regular file, as one of this user's open files (None: the node's), for a thread of
+        this host (0: for nobody). Raises NoLocks where its locks could not be kept,
+        TooManyOpenFiles."""
         self._check_locks(ino)
         try:
-            return await self.open_files.open(ino, flags, owner)
+            return await self.open_files.open(ino, flags, owner, thread)
         except NotFound:  # its name stays: who has the data may come back
             self.misses.count("unavailable")
             raise
@@ -417,8 +422,11 @@ class Operations:
         ino = 0 if parent == ROOT_INODE else await self.volume.allocate(namespace_id)
         self.open_files.begin_making(ino, caller.uid)
         try:
-            private = not flags & os.O_EXCL
-            ino, inode = await self._add(parent, name, mode, caller, ino=ino, private=private)
+            is_leased = self.open_files.is_leased(parent, flags)
+            private = not flags & os.O_EXCL and not is_leased
+            ino, inode = await self._add(
+                *(parent, name, mode, caller), ino=ino, private=private, is_leased=is_leased
+            )
             handle = await self._make_data_file(parent, name, ino, inode, flags, caller.uid)
         except Exists:
             if flags & os.O_EXCL:
@@ -427,7 +435,7 @@ class Operations:
             return handle, ino, inode
         finally:
             self.open_files.end_making(ino, caller.uid)
-        return await self._open_existing(parent, name, flags, caller.uid)
+        return await self._open_existing(parent, name, flags, caller)
 
     async def _make_data_file(
         self, parent: int, name: bytes, ino: int, inode: Inode, flags: int, owner: int
@@ -441,17 +449,29 @@ class Operations:
         return self.open_files.created(ino, inode, fd, flags, owner)
 
     async def _open_existing(
-        self, parent: int, name: bytes, flags: int, owner: int
+        self, parent: int, name: bytes, flags: int, caller: Caller
     ) -> tuple[Handle, int, Inode]:
         """Somebody made the file after the kernel looked for it: open theirs. Raises Busy while it
-        is another node's, which has reserved the name and not closed the file yet."""
+        is another node's, which has reserved the name and not closed the file yet; who appends
+        waits for that."""
+        if self.open_files.is_leased(parent, flags):
+            await self._await_lease(parent, name)
         try:
             ino, inode = await self.lookup(parent, name)
         except NotFound:
             raise Busy("another node is making a file of this name, or removed it") from None
         if not stat.S_ISREG(inode.mode):
             raise Exists("the name is taken by something that is no regular file")
-        return await self.open(ino, flags, owner), ino, inode
+        return await self.open(ino, flags, caller.uid, caller.pid), ino, inode
+
+    async def _await_lease(self, parent: int, name: bytes) -> None:
+        """Until nobody on another node appends to the file of this name. Raises Busy."""
+        appends = self.node.appends
+        assert appends is not None
+        found = await self.engine.read(lambda t: tree.find(t, parent, name))
+        if found is not None:
+            await appends.take(found[0])
+            appends.give_back(found[0])
 
     async def tmpfile(
         self, parent: int, mode: int, flags: int, caller: Caller

@@ -14,7 +14,7 @@ import trio
 
 from gateway.fuse.open_file import OpenFile, copy_over, signature_of, turn
 from kvfs import stepping
-from kvfs.background.versions import Overtaken, name_draft, publish_anew
+from kvfs.background.versions import Overtaken, check_follows, name_draft, publish_anew
 from kvfs.bringing import Bringing
 from kvfs.errors import Stale
 from kvfs.meta import keys
@@ -34,8 +34,8 @@ _UNPLACED: Final = (
     " written is kept nowhere"
 )
 _OVERTAKEN: Final = (
-    "this node had lost its lease while the file was open for writing, and another node has"
-    " published newer content: what was written here is kept nowhere"
+    "another node has published newer content since the file was opened for writing here: what was"
+    " written is kept nowhere"
 )
 
 
@@ -52,6 +52,7 @@ class Publishing:
         """From here on the data file may change: the record says so before the first byte does."""
         volume = self._volume
         file.lapses, file.base, file.refused = volume.lapses(), file.version, ""
+        file.is_appended = False
         if file.incoming is not None:
             await stepping.aside()
             await file.incoming.whole()
@@ -87,7 +88,6 @@ class Publishing:
             return
         boot = 0 if synced else self._boot
         lapses = self._volume.lapses()
-        has_lapsed = file.lapses != lapses
         now_ns = time.time_ns()
 
         def fn(t: Transaction, version: int | None = None) -> bool:
@@ -101,18 +101,20 @@ class Publishing:
                 boot=boot,
                 version=version,
             )
-            return not t.node or not file.is_new or settle(t, file.ino, now_ns, late=has_lapsed)
+            if not t.node or not file.is_new:
+                return True
+            return settle(t, file.ino, now_ns, late=self._has_lapsed(file))
 
         waiting: list[trio.Event] = []
         file.publishing = waiting
         try:
             await self._fix(file)
             if file.is_new or not self._bringing.is_shared:
-                known = synced or has_lapsed
+                known = synced or self._has_lapsed(file)
                 if not await self._volume.publish_new(file.ino, fn, known=known):
                     raise self._refusal(file, _UNPLACED)
             else:
-                await self._publish_anew(file, fn, has_lapsed=has_lapsed, synced=synced)
+                await self._publish_anew(file, fn, synced=synced)
                 # Its names changed, and with them its ctime.
                 signature = (*signature[:2], os.fstat(file.fd).st_ctime_ns)
             file.is_new = False
@@ -155,32 +157,30 @@ class Publishing:
         if not inode.nlink:
             raise self._refusal(file, _UNPLACED)
 
+    def _has_lapsed(self, file: OpenFile) -> bool:
+        """Whether others may have taken this node for dead since the file was opened."""
+        return file.lapses != self._volume.lapses()
+
     async def _publish_anew(
-        self,
-        file: OpenFile,
-        record: Callable[[Transaction, int], object],
-        *,
-        has_lapsed: bool,
-        synced: bool,
+        self, file: OpenFile, record: Callable[[Transaction, int], object], *, synced: bool
     ) -> None:
-        """As a version that nobody had. A node that was taken for dead meanwhile goes past nobody:
-        others went on from what they had."""
+        """As a version that nobody had. What is appended goes past nobody, nor does a node that was
+        taken for dead meanwhile: others went on from what they had."""
         volume = self._volume
+
+        def follow(t: Transaction, version: int) -> None:
+            if file.is_appended or self._has_lapsed(file):
+                check_follows(t, file.ino, file.base)
+            record(t, version)
+
         if file.is_draft:
             file.version = await name_draft(volume.engine, volume.files, file.ino, file.version)
             file.is_draft = False
         elif not self._is_named(file):
             await self._name_anew(file)
-        follows = file.base if has_lapsed else None
         try:
             file.version = await publish_anew(
-                volume.engine,
-                volume.files,
-                file.ino,
-                file.version,
-                record,
-                follows=follows,
-                synced=synced,
+                volume.engine, volume.files, file.ino, file.version, follow, synced=synced
             )
         except Overtaken:
             raise self._refusal(file, _OVERTAKEN) from None

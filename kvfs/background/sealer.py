@@ -31,7 +31,7 @@ import trio
 
 from kvfs.background import sealing
 from kvfs.background.persist import Persistence
-from kvfs.background.versions import Overtaken, publish_anew
+from kvfs.background.versions import Overtaken, check_follows, publish_anew
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, namespace_of
 from kvfs.namespace import lifecycle, spaces
@@ -267,12 +267,7 @@ class Sealer:
             record = partial(_publish, each)
             try:
                 version = await publish_anew(
-                    self._engine,
-                    self._files,
-                    each.ino,
-                    each.version,
-                    record,
-                    follows=each.version,
+                    self._engine, self._files, each.ino, each.version, record
                 )
             except Overtaken:
                 continue
@@ -308,6 +303,7 @@ class Sealer:
 
 
 def _publish(each: sealing.Read, t: Transaction, version: int) -> None:
+    check_follows(t, each.ino, each.version)
     sealing.publish(t, each, version)
 
 

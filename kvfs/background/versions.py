@@ -44,6 +44,13 @@ class Overtaken(KvfsError):
     """Others have published since the version that content builds on."""
 
 
+def check_follows(t: Transaction, ino: int, version: int) -> None:
+    """Raises Overtaken where another node than this one has published since that version."""
+    last = read_inode(t, ino).version
+    if last != version and last & _NODE_MASK != unpack_node(t.node):
+        raise Overtaken("another node has published newer content of the file")
+
+
 def next_version(version: int, node: bytes) -> int:
     """The first one above it that is a node's own."""
     return ((version >> _NODE_BITS) + 1) << _NODE_BITS | unpack_node(node)
@@ -70,23 +77,16 @@ async def publish_anew(
     version: int,
     record: Callable[[Transaction, int], object],
     *,
-    follows: int | None = None,
     synced: bool = False,
 ) -> int:
     """Give the data file of a version the next one, by `record(t, version)`, which raises Conflict
     where the record has that or a later one: whoever publishes last has the last one. Returns it.
 
     `synced`: the record will count as on disk, so the name is on disk before it, which may be
-    another one. `follows`: only as long as no other node has published since that version. Raises
-    Overtaken (one has), Stale, Conflict (others publish all the time), Unavailable, OSError. Where
-    it is not known whether the engine took it, the data file keeps both names.
+    another one. Raises Overtaken (by `record`, see `check_follows`), Stale, Conflict (others
+    publish all the time), Unavailable, OSError. Where it is not known whether the engine took it,
+    the data file keeps both names.
     """
-
-    def follow(t: Transaction, new: int) -> None:
-        if follows is not None and _is_overtaken(t, ino, follows):
-            raise Overtaken("another node has published newer content of the file")
-        record(t, new)
-
     for _ in range(_ATTEMPTS):
         inode, node, lasts = await engine.read(
             lambda t: (read_inode(t, ino), t.node, spaces.is_durable(t, ino))
@@ -101,7 +101,7 @@ async def publish_anew(
             await stepping.aside()
             await trio.to_thread.run_sync(files.sync_name, ino, new)
         try:
-            await engine.transact(lambda t, new=new: follow(t, new))  # type: ignore[misc]
+            await engine.transact(lambda t, new=new: record(t, new))  # type: ignore[misc]
         except (Conflict, Overtaken) as error:
             was_recorded = await engine.read(lambda t, new=new: _is_at(t, ino, new))  # type: ignore[misc]
             files.unlink(ino, version if was_recorded else new)
@@ -129,9 +129,3 @@ def _counts_as_synced(inode: Inode) -> bool:
 def _is_at(t: Transaction, ino: int, version: int) -> bool:
     (inode,) = read_inodes(t, [ino])
     return inode is not None and inode.version == version
-
-
-def _is_overtaken(t: Transaction, ino: int, version: int) -> bool:
-    """Whether another node than this one has published since that version."""
-    last = read_inode(t, ino).version
-    return last != version and last & _NODE_MASK != unpack_node(t.node)

@@ -34,6 +34,7 @@ the values above.
 | `h` node inode (8) | empty: the same, by node |
 | `N` node | Node |
 | `K` inode (8) `f` or `r` | the locks on a file, of flock or on ranges, that reach all nodes |
+| `K` inode (8) `a` | Holder: the run of a node that may append to the file |
 | `L` name | Claim: which node does what one at a time may do |
 """
 
@@ -159,6 +160,14 @@ def node(number: int) -> bytes:
 
 def locks(ino: int, whole: bool) -> bytes:
     return b"K" + pack_u64(ino) + (b"f" if whole else b"r")
+
+
+def append_lease(ino: int) -> bytes:
+    return b"K" + pack_u64(ino) + b"a"
+
+
+def is_append_lease(key: bytes) -> bool:
+    return key[:1] == b"K" and key[9:] == b"a"
 
 
 def claim(name: str) -> bytes:

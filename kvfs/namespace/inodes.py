@@ -218,7 +218,8 @@ def outdate_cold(t: Transaction, ino: int, inode: Inode) -> None:
 
 
 def _drop_of_cluster(t: Transaction, ino: int) -> None:
-    for key in (keys.times(ino), keys.locks(ino, True), keys.locks(ino, False)):
+    leases = (keys.locks(ino, True), keys.locks(ino, False), keys.append_lease(ino))
+    for key in (keys.times(ino), *leases):
         t.delete(key)
     prefix = keys.placements(ino)
     for key in [key for key, _ in t.scan(prefix, keys.after(prefix))]:

@@ -149,6 +149,8 @@ async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:
         nursery.start_soon(node.strays.run)
     if node.locks is not None:
         nursery.start_soon(node.locks.run)
+    if node.appends is not None:
+        nursery.start_soon(node.appends.run)
     nursery.start_soon(node.scrubber.run)
     if node.cold is not None:
         await nursery.start(node.cold.run)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvfs import descriptors
+from kvfs.append_leases import AppendLeases
 from kvfs.background.accounting import STORE, Accounting, Local, Space
 from kvfs.background.cold import ColdTier, connect
 from kvfs.background.damage import Damage
@@ -35,6 +36,7 @@ from kvfs.holders import Holders
 from kvfs.locks import Locks
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Engine
+from kvfs.meta.records import namespace_of
 from kvfs.namespace.inodes import read_inodes
 from kvfs.namespace.lifecycle import Evicted
 from kvfs.node.mounts import Mounts
@@ -85,6 +87,7 @@ class Node:
         self.open_file_shares = OpenFileShares(descriptors.limit(), is_shared=config.allow_other)
         self.locks = _locks(cluster) if cluster else None
         """In a cluster: those of the mount's processes."""
+        self.appends = self._append_leases(cluster) if cluster else None
         self.known = known
         self.volume = Volume(engine, self.files, self.index, self.holders)
         self.mounts = Mounts(local, known, self.holders)
@@ -168,6 +171,16 @@ class Node:
         self.reports: dict[str, Report] = {"cluster": cluster.report} if cluster else {}
         """What others beside the node say of themselves in its status, by name."""
         self.started = time.monotonic()
+
+    def _append_leases(self, cluster: "Clustered") -> AppendLeases:
+        member, coherence = cluster.member, Coherence(cluster.engine)
+        return AppendLeases(
+            self.engine,
+            member.node,
+            member.incarnation,
+            member.roster.lives,
+            lambda ino: coherence.is_strict(namespace_of(ino)),
+        )
 
     def _cold_tier(self) -> ColdTier | None:
         """Where the settings name one. Raises NotSupported, Invalid."""
@@ -268,6 +281,8 @@ class Node:
             self.locks.applied(each.key for each in written)
         if self.replicas is not None:
             self.replicas.heard(written)
+        if self.appends is not None:
+            self.appends.applied(each.key for each in written)
         self.mounts.tell_soon(written)
 
     def _lost(self, lost: Evicted) -> None:

@@ -60,7 +60,7 @@ def test_a_new_file_whose_directory_goes_is_not_said_to_be_kept(
             os.fsync(fd)
         with refused(errno.ESTALE):
             os.close(fd)
-        assert not there.exists()
+        wait_until(lambda: not there.exists(), "the directory is gone there too")  # noqa: B023
 
 
 @pytest.mark.parametrize("kind", ["free", "taken", "directory"])
@@ -80,7 +80,7 @@ def test_of_two_hosts_that_rename_one_name_to_one_other_one_does(
             (root / f"to{number}").write_bytes(b"old")
     done: list[int] = []
     failed: list[int | None] = []
-    ready = threading.Barrier(2)
+    ready = threading.Barrier(2, timeout=60)
 
     def move(mount: Path) -> None:
         where = os.open(mount / "models" / root.name, os.O_RDONLY)
@@ -103,6 +103,71 @@ def test_of_two_hosts_that_rename_one_name_to_one_other_one_does(
         each.join()
     assert sorted(done) == list(range(rounds))
     assert set(failed) == {errno.ENOENT}
+
+
+# ---- appends
+
+
+def append(path: Path, line: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(fd, line)
+    finally:
+        os.close(fd)
+
+
+def test_no_line_that_hosts_append_is_lost(a: Path, b: Path) -> None:
+    """From the first one on, which makes the file."""
+    rounds, files = 25, 3
+    (a / "models" / "logs").mkdir()
+    ready = threading.Barrier(4, timeout=60)
+    written: list[tuple[int, bytes]] = []
+
+    def work(mount: Path, who: str) -> None:
+        for number in range(rounds):
+            ready.wait()
+            line = f"{who} {number}\n".encode()
+            append(mount / "models" / "logs" / str(number % files), line)
+            written.append((number % files, line))
+
+    workers = [(a, "a1"), (b, "b1"), (a, "a2"), (b, "b2")]
+    threads = [threading.Thread(target=work, args=each) for each in workers]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(written) == rounds * len(workers)
+    for number in range(files):
+        lines = sorted(line for at, line in written if at == number)
+        for mount in (a, b):
+            path = mount / "models" / "logs" / str(number)
+            assert sorted(path.read_bytes().splitlines(keepends=True)) == lines
+
+
+def test_who_appends_waits_for_the_host_that_does(a: Path, b: Path) -> None:
+    path = Path("models", "log")
+    first = os.open(a / path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(first, b"one\n")
+    os.fsync(first)
+    second = threading.Thread(target=append, args=(b / path, b"three\n"))
+    second.start()
+    append(a / path, b"two\n")  # of its own host it waits for nobody
+    assert (b / path).read_bytes() in (b"one\n", b"one\ntwo\n")  # readers neither
+    os.close(first)
+    second.join()
+    assert (a / path).read_bytes() == b"one\ntwo\nthree\n"
+
+
+def test_what_is_appended_goes_past_no_newer_close(a: Path, b: Path) -> None:
+    path = Path("models", "mixed")
+    append(a / path, b"one\n")
+    fd = os.open(a / path, os.O_WRONLY | os.O_APPEND)
+    os.write(fd, b"two\n")
+    (b / path).write_bytes(b"other\n")
+    with refused(errno.ESTALE):
+        os.close(fd)
+    for mount in (a, b):
+        assert (mount / path).read_bytes() == b"other\n"
 
 
 # ---- a host that was away
