@@ -86,6 +86,32 @@ def test_a_damaged_copy_is_replaced_by_a_good_one(cluster: Several) -> None:
     assert one.status()["quarantine"]["files"] == 0
 
 
+def test_what_a_drain_left_without_copies_is_said_and_copied_when_a_node_returns(
+    cluster: Several,
+) -> None:
+    one = cluster.nodes[0]
+    place = namespace(one, "left", "--replicas", "1")
+    (place / "a").write_bytes(b"x" * 100_000)
+    ino = (place / "a").stat().st_ino
+    until(lambda: len(copies(cluster, ino)) == 2, "a second copy")
+    drained = copies(cluster, ino)[1]
+    away = cluster.nodes[3 - drained]
+    away.down()
+    drain = ("node", "drain", f"n{drained + 1}", "--store", str(one.store))
+    assert kvfs(*drain).returncode == 0
+    until(lambda: copies(cluster, ino) == [0], "the drained node has given it up")
+    until(lambda: lacking(one) > 0, "it is said to lack copies")
+    away.up()
+    until(lambda: copies(cluster, ino) == [0, 3 - drained], "a copy on the node that returned")
+    assert kvfs(*drain, "--stop").returncode == 0
+    until(lambda: lacking(one) == 0, "all files have their copies")
+
+
+def lacking(node: Node) -> int:
+    """Files that lack copies, as a node's status says."""
+    return sum(each["lacking_files"] for each in node.status()["cluster"]["nodes"])
+
+
 def test_after_a_kill_reads_go_on_and_lost_copies_are_made_again(cluster: Several) -> None:
     one, two, three = cluster.nodes
     place = namespace(two, "lost", "--replicas", "1")
