@@ -6,6 +6,7 @@
 | foreign_file | a file among the data that is none | none: look at it, and move it away |
 | missing_data | a record without a data file | the name goes: there is nothing behind it |
 | quarantined_data | likewise, it is in quarantine | whole: it comes back. damaged: none |
+| foreign_data | a link, or another user's file, lies in place of a data file | by hand |
 | wrong_size | a sealed record and its data differ | cache: it goes. durable: the data count |
 | wrong_checksum | likewise, by reading all data (`checksums=True`) | as for wrong_size |
 | dangling_entry | a name that leads to nothing | the name goes |
@@ -126,7 +127,10 @@ class Fsck:
                 return
             yield self._of_missing(ino, inode)
             return
-        if inode.flags & Flag.SEALED:
+        if not self._files.is_ours(found):
+            detail = "what lies in place of its data is a link, or another user's: look into it"
+            yield Problem("foreign_data", self._files.path(ino, inode.version), detail, None)
+        elif inode.flags & Flag.SEALED:
             yield from self._of_sealed(ino, inode, found)
 
     def _of_missing(self, ino: int, inode: Inode) -> Problem:

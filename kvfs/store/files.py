@@ -20,6 +20,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
@@ -284,6 +285,10 @@ class DataFiles:
     def stat(self, ino: int, version: int) -> os.stat_result:
         """The data file's own attributes. FileNotFoundError when there is none."""
         return os.lstat(f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}", dir_fd=self._directory)
+
+    def is_ours(self, found: os.stat_result) -> bool:
+        """Whether a file of these attributes is opened as a data file."""
+        return stat.S_ISREG(found.st_mode) and found.st_uid in self._owners
 
     def medium(self, ino: int, version: int) -> str:
         """On what a data file lies, as namespaces name it; empty when there is none."""

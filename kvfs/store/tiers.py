@@ -103,6 +103,9 @@ class TieredFiles(DataFiles):
         except FileNotFoundError:
             return self._elsewhere(lambda files: files.stat(ino, version))
 
+    def is_ours(self, found: os.stat_result) -> bool:
+        return super().is_ours(found) or any(each.is_ours(found) for each in self._others.values())
+
     def medium(self, ino: int, version: int) -> str:
         found = self.own.medium(ino, version)
         for place in self._known:

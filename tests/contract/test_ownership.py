@@ -15,6 +15,7 @@ from kvfs.store import beneath, places
 from kvfs.store.files import DataFiles
 from kvfs.store.layout import create_store, open_store
 from kvfs.store.tiers import TieredFiles
+from tests.integration.harness import Node, best_mode, kvfs
 from tests.integration.posix import ALICE, needs_root, refused
 
 pytestmark = needs_root
@@ -210,6 +211,28 @@ def test_a_link_to_a_store_counts_by_where_it_leads(tmp_path: Path) -> None:
     os.lchown(common / "link", ALICE, ALICE)
     with pytest.raises(AccessDenied, match=f"{common / 'link'} belongs to uid {ALICE}"):
         open_store(common / "link")
+
+
+def test_fsck_takes_no_link_for_a_data_file(tmp_path: Path, secret: Path) -> None:
+    node = Node.make(best_mode())
+    try:
+        node.up()
+        path = node.mount / "models" / "file"
+        path.write_bytes(b"x" * secret.stat().st_size)
+        name = f"{path.stat().st_ino:016x}.0"
+        node.down()
+        (data,) = (node.store / "data").glob(f"???/{name}")
+        data.rename(tmp_path / "away")
+        data.symlink_to(secret)
+        done = kvfs("fsck", "--repair", "--store", str(node.store))
+        assert done.returncode == 1, done
+        assert f"foreign_data: {data}" in done.stdout
+        data.unlink()
+        (tmp_path / "away").rename(data)
+        done = kvfs("fsck", "--repair", "--store", str(node.store))
+        assert done.returncode == 0, done
+    finally:
+        node.remove()
 
 
 def test_a_secret_of_somebody_else_is_refused(tmp_path: Path) -> None:
