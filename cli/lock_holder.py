@@ -6,13 +6,15 @@ import signal
 from pathlib import Path
 from typing import Final
 
+from kvfs.store.ownership import require_directory, trusted
+
 _LOCKS: Final = Path("/proc/locks")
 
 
 def find(lock: Path, table: Path = _LOCKS) -> int | None:
     """Its number; None: nobody holds it, or a process that cannot be seen from here (of another
     container). Raises OSError of the lock itself."""
-    found = os.stat(lock)
+    found = os.lstat(lock)
     where = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     for line in table.read_text().splitlines():
         fields = line.split()
@@ -25,7 +27,9 @@ def find(lock: Path, table: Path = _LOCKS) -> int | None:
 def ask_to_stop(lock: Path) -> bool:
     """Send SIGTERM to the node that holds the lock, which ends it in order, also while it waits
     for its engine. False: no node may be told. A process that holds the lock and did not write its
-    number into it is no node: a backup, say."""
+    number into it is no node: a backup, say. Raises AccessDenied: the store is somebody else's, who
+    may have put another program's lock there."""
+    require_directory(lock.parent, "the store", trusted())
     try:
         pid = find(lock)
         if pid is None or pid != int(lock.read_text("ascii")):

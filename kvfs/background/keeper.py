@@ -6,6 +6,7 @@
 | another node gives up its copy | this file |
 | a node's lease ends | all that it held |
 | a node is drained, removed or given data again | all that this node holds |
+| this node has its lease again | likewise |
 | a node comes, or a minute passes | all that lacked copies |
 | ten minutes pass | all that this node holds |
 
@@ -156,7 +157,7 @@ class Keeper:
         for number in sorted(self._owed - {self._me}):
             await self._look_at_held(number)
             self._owed.discard(number)
-        if self._owes_own and not self._is_draining():
+        if self._owes_own and self._sees_to_own():
             self._owes_own = False
             try:
                 await self._look_at_held(self._me)
@@ -166,10 +167,10 @@ class Keeper:
         if trio.current_time() >= self._again_at:
             self._try_again()
 
-    def _is_draining(self) -> bool:
-        """Then all that is here is seen to by `draining`."""
+    def _sees_to_own(self) -> bool:
+        """Of a node that drains, `draining` sees to all that is here."""
         own = self._copies.snapshot().get(self._me)
-        return own is not None and own.state == "draining"
+        return own is not None and own.alive and own.state != "draining"
 
     def _compare(self, seen: dict[int, tuple[bool, str]]) -> None:
         """With what was seen before."""
@@ -182,6 +183,8 @@ class Keeper:
         self._without = {number: n for number, n in self._without.items() if number in dead}
         states = {number: state for number, (_, state) in seen.items()}
         self._owes_own |= any(states.get(number) != state for number, (_, state) in before.items())
+        if self._me in dead:  # what it judges meanwhile, it judges as a node that is not there
+            self._owes_own = True
         self._try_again()
 
     def _try_again(self) -> None:

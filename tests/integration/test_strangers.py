@@ -123,3 +123,23 @@ def test_the_store_that_another_users_mount_names_is_not_entered() -> None:
         assert (node.mount / "models" / "new").read_bytes() == b"new"
     finally:
         node.remove()
+
+
+def test_no_process_is_ended_for_a_lock_that_somebody_else_put_there(common: Path) -> None:
+    lock, command = common / "pidfile", ("sh", "-c", "echo held; exec sleep 60")
+    holder = subprocess.Popen(["flock", "--no-fork", str(lock), *command], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        lock.write_text(f"{holder.pid}\n")
+        store = common / "store"
+        with as_user(ALICE):
+            store.mkdir()
+        os.link(lock, store / "lock")
+        done = kvfs("down", "--store", str(store), "--timeout", "1")
+        assert done.returncode == 5, done
+        assert f"{store} belongs to uid {ALICE}" in done.stderr
+        assert holder.poll() is None
+    finally:
+        holder.kill()
+        holder.communicate()
