@@ -45,10 +45,12 @@ def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     yield from _modes(directory, status)
     yield from _direct(status)
     yield _cache_drop()
+    yield _watchdog(status)
     yield _access_lists()
     yield _readahead(status)
     yield _priority(status)
     yield from _store(directory)
+    yield _leases(directory)
     yield _engine(status)
     yield from _locks(status)
     yield _transport(status)
@@ -118,6 +120,38 @@ def _cache_drop() -> Line:
         active=None,
         reason=found.reason,
         remedy=found.remedy,
+    )
+
+
+def _watchdog(status: dict[str, Any] | None) -> Line:
+    from gateway.fuse import probe
+
+    found = probe.watchdog()
+    return Line(
+        name=found.name,
+        available=found.available,
+        active=None if status is None else found.available and status["mount"] is not None,
+        reason=found.reason,
+        remedy=found.remedy,
+    )
+
+
+def _leases(directory: Path) -> Line:
+    from kvfs.store import lease
+    from kvfs.store.layout import translate
+
+    try:
+        supported = lease.supported(str(directory))
+    except OSError as error:
+        raise translate(error, directory) from error
+    return Line(
+        name="leases",
+        available=supported,
+        active=None,
+        reason="the kernel says whether a data file is open or mapped, by whomever"
+        if supported
+        else "who writes by a mapping, or by a mount that is gone, is not seen",
+        remedy="" if supported else "a store on ext4, xfs, btrfs or tmpfs",
     )
 
 

@@ -193,6 +193,17 @@ def open_abort(mountpoint: str) -> int | None:
         os.close(connections)
 
 
+def can_abort() -> str:
+    """By what means a watchdog may end a mount's connection here; empty: by none."""
+    if os.path.ismount("/sys/fs/fuse/connections"):
+        return "the kernel's list of connections"
+    try:
+        os.close(_connections())
+    except OSError:
+        return "its mountpoint" if os.geteuid() == 0 else ""
+    return "the kernel's list of connections"
+
+
 def _connections() -> int:
     """The kernel's list of FUSE connections, mounted nowhere (containers seldom have it). Raises
     OSError."""

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.fuse import device as dev
 from kvfs.errors import NotSupported
 from kvfs.store.probe import filesystem_type
 
@@ -156,6 +157,19 @@ def cache_drop() -> Capability:
         if available
         else f"{known} forgets names one by one: a change waits for locks, or is answered with 503",
         remedy="" if available else "boot Linux 6.16 or newer",
+    )
+
+
+def watchdog() -> Capability:
+    """Whether a mount's watchdog can end it when the node was killed."""
+    way = dev.can_abort()
+    return Capability(
+        name="watchdog",
+        available=bool(way),
+        reason=f"a killed node's mount is ended through {way}"
+        if way
+        else "a killed node that the kernel cannot let go of leaves its mount hanging",
+        remedy="" if way else "root, or mount -t fusectl fusectl /sys/fs/fuse/connections",
     )
 
 
