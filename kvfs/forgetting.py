@@ -3,6 +3,7 @@
 | message | forgotten | waits for |
 |---|---|---|
 | `entry` | one name, its absence too | the lock of its directory |
+| `removed` | likewise, and that its inode is there: who watches that is told | its lock too |
 | `inode` | attributes | nothing |
 | `inode` with `pages` | a directory's listing too | who copies that listing to a program |
 | `EVERY_NAME` (Linux 6.16) | all names, absences too, at the next look at each | nothing |
@@ -23,8 +24,11 @@ HEADER: Final = struct.Struct("=IiQ")
 _INODE: Final = struct.Struct("=Qqq")
 """inode, offset (negative: attributes alone), length (0: to the end)."""
 _ENTRY: Final = struct.Struct("=QII")
+_REMOVED: Final = struct.Struct("=QQII")
+"""directory, inode, length of the name, padding; the name follows."""
 _INVAL_INODE: Final = 2
 _INVAL_ENTRY: Final = 3
+_DELETE: Final = 6
 _INC_EPOCH: Final = 8
 
 
@@ -40,6 +44,12 @@ def entry(parent: int, name: bytes) -> bytes:
     return _message(_INVAL_ENTRY, _ENTRY.pack(parent, len(name), 0) + name + b"\0")
 
 
+def removed(parent: int, name: bytes, ino: int) -> bytes:
+    """As `entry`, of a name that was an inode's last: inotify's watches of it end, with
+    IN_DELETE_SELF and IN_IGNORED."""
+    return _message(_DELETE, _REMOVED.pack(parent, ino, len(name), 0) + name + b"\0")
+
+
 def inode(ino: int, *, pages: bool) -> bytes:
     """The kernel forgets an inode's attributes and, with `pages`, its content: of a directory, the
     listing."""
@@ -48,7 +58,8 @@ def inode(ino: int, *, pages: bool) -> bytes:
 
 def is_of_entry(message: bytes) -> bool:
     """Whether `EVERY_NAME` says what this message says."""
-    return len(message) > HEADER.size and HEADER.unpack_from(message)[1] == _INVAL_ENTRY
+    kinds = (_INVAL_ENTRY, _DELETE)
+    return len(message) > HEADER.size and HEADER.unpack_from(message)[1] in kinds
 
 
 def at_once(changes: Sequence[Change]) -> list[bytes]:

@@ -49,8 +49,10 @@ def heard(
         if key[0] == _ENTRY:
             parent = keys.unpack_u64(key, 1)
             if old != new and knows(parent):
+                before = 0 if old is None else keys.unpack_u64(old)
+                ino = before if holds(before) else 0
                 names = odd.all_shown(t, parent, key[_NAME:])
-                found.changes.extend(Change(parent, name, 0) for name in names)
+                found.changes.extend(Change(parent, name, ino) for name in names)
         elif key[0] == _INODE:
             ino = keys.unpack_u64(key, 1)
             if holds(ino):

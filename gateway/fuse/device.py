@@ -329,9 +329,12 @@ class Notifier:
         written. Raises Unavailable when the queue is full."""
         self._offer((b"", done))
 
-    def abandon(self) -> list[Item]:
-        """Take away what is queued; the thread ends when the kernel lets go of it."""
+    def abandon(self, last: bytes = b"") -> list[Item]:
+        """Take away what is queued; the thread ends when the kernel lets go of it, with a `last`
+        message."""
         left = self._drain()
+        if last:
+            self._queue.put((last, None))
         self._queue.put(None)
         return left
 

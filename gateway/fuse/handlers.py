@@ -348,6 +348,8 @@ class Handlers:
     async def readdirplus(self, r: Request) -> bytes:
         fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(r.body)
         out = bytearray()
+        if not offset:
+            return await self._first_entries(fh, size)
         live, looked_up = self._ops.live, self._holders.looked_up
         limit = size // (_LEAST_DIRENT + protocol.ENTRY_BYTES)
         page = await self._ops.read_directory(fh, offset, limit)
@@ -364,6 +366,18 @@ class Handlers:
                 looked_up(ino)
                 out += self._shown(ino, live(ino, inode))
             out += one
+        return bytes(out)
+
+    async def _first_entries(self, fh: int, size: int) -> bytes:
+        """The first reply of a READDIRPLUS: names and types alone, since the kernel does not know
+        yet whether anybody wants more of them."""
+        out = bytearray()
+        limit = size // (_LEAST_DIRENT + protocol.ENTRY_BYTES)
+        for following, name, ino, inode in await self._ops.directories.read(fh, 0, limit):
+            one = protocol.dirent(ino, following, name, inode.mode)
+            if len(out) + protocol.ENTRY_BYTES + len(one) > size:
+                break
+            out += protocol.BARE_ENTRY + one
         return bytes(out)
 
     async def fsyncdir(self, r: Request) -> bytes:

@@ -49,6 +49,13 @@ class KernelNotifier:
         held = self._is_held()
         self._notifier.tell(forgetting.EVERY_NAME if held else forgetting.entry(parent, name))
 
+    def removed(self, parent: int, name: bytes, ino: int) -> None:
+        """As `entry`, of a name that was the inode's last. Raises Unavailable."""
+        if self._is_held():
+            self._notifier.tell(forgetting.EVERY_NAME)
+        else:
+            self._notifier.tell(forgetting.removed(parent, name, ino))
+
     def inode(self, ino: int, *, pages: bool) -> None:
         """The kernel forgets the attributes; with `pages` a directory's listing too. Raises
         Unavailable."""
@@ -93,7 +100,9 @@ class KernelNotifier:
             raise Unavailable(_TOO_SLOW)
         log.warning("%s: its caches are dropped", _TOO_SLOW)
         self._held = self._notifier
-        left = [each for each in self._held.abandon() if not forgetting.is_of_entry(each[0])]
+        # Whoever holds the lock may list the directory, and link what the listing said before.
+        queued = self._held.abandon(forgetting.EVERY_NAME)
+        left = [each for each in queued if not forgetting.is_of_entry(each[0])]
         self._notifier = Notifier(self._device, [(forgetting.EVERY_NAME, None), *left])
 
     async def _taken(self, deadline_s: float) -> bool:
@@ -122,12 +131,14 @@ class Invalidator:
         Directories are named too: a name that the kernel does not know is in none of its entries,
         but missing in its listing.
         """
-        for change in changes:
-            if change.name:
-                self._notifier.entry(change.parent, change.name)
-            if change.ino:
-                self._notifier.inode(change.ino, pages=False)
-                await self._operations.orphans.lost_link(change.ino)
+        for parent, name, ino in changes:
+            gone = bool(ino) and await self._operations.orphans.lost_link(ino)
+            if name and gone:
+                self._notifier.removed(parent, name, ino)
+            elif name:
+                self._notifier.entry(parent, name)
+            if ino:
+                self._notifier.inode(ino, pages=False)
         for parent in {change.parent for change in changes if change.parent}:
             self._notifier.inode(parent, pages=True)
         await self._notifier.settled()

@@ -54,15 +54,16 @@ class Orphans:
         for ino in list(self._versions):
             self.let_go(ino)
 
-    async def lost_link(self, ino: int) -> None:
-        """Another process of the node took a link of the inode away; if it was the last, the inode
-        goes with its last holder. Raises Unavailable."""
+    async def lost_link(self, ino: int) -> bool:
+        """Somebody else took a link of the inode away; whether it was the last. Then the inode goes
+        with its last holder. Raises Unavailable."""
 
-        def find(t: Transaction) -> Inode | None:
-            if t.node and t.get(keys.placement(ino, t.node)) is None:
-                return None  # its data are other nodes', who drop it
-            return tree.read_inodes(t, [ino])[0]
+        def find(t: Transaction) -> tuple[Inode | None, bool]:
+            # Of what this node has no data of, other nodes have them, and drop it.
+            is_ours = not t.node or t.get(keys.placement(ino, t.node)) is not None
+            return tree.read_inodes(t, [ino])[0], is_ours
 
-        inode = await self._volume.engine.read(find)
-        if inode is not None:
+        inode, is_ours = await self._volume.engine.read(find)
+        if inode is not None and is_ours:
             self.removed(Removed(ino, inode, False))
+        return inode is None or not inode.nlink

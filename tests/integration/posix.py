@@ -5,6 +5,7 @@ import ctypes
 import errno
 import faulthandler
 import os
+import select
 import signal
 import stat
 import struct
@@ -254,3 +255,44 @@ def birth_of(path: Path) -> float | None:
 def mode_alone(path: Path) -> int:
     """The mode as the kernel has it for who starts the program: nothing else is asked for."""
     return stat.S_IMODE(int.from_bytes(statx(path, STATX_MODE)[28:30], "little"))
+
+
+IN_ATTRIB, IN_DELETE_SELF, IN_IGNORED = 0x4, 0x400, 0x8000
+_IN_ALL = 0xFFF
+_EVENT = struct.Struct("iIII")
+_PATIENCE_S = 30
+
+
+class Watch:
+    """inotify(7) of one file or directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = check(libc.inotify_init1(os.O_CLOEXEC))
+        check(libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_ALL), path)
+
+    def next(self) -> int:
+        """What happened to it next."""
+        ready, _, _ = select.select([self._fd], [], [], _PATIENCE_S)
+        assert ready, "nothing happened"
+        _, kinds, _, _ = _EVENT.unpack(os.read(self._fd, _EVENT.size))
+        return int(kinds)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@contextlib.contextmanager
+def watched(path: Path) -> Iterator[Watch]:
+    watch = Watch(path)
+    try:
+        yield watch
+    finally:
+        watch.close()
+
+
+def its_watch_ends(path: Path, change: Callable[[], object]) -> None:
+    """Who watches what is at `path` is told that it went by the change, and that its watch ends."""
+    path.stat()
+    with watched(path) as watch:
+        change()
+        assert [watch.next(), watch.next()] == [IN_DELETE_SELF, IN_IGNORED]

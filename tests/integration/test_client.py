@@ -11,6 +11,7 @@ import kvfs
 from kvfs.errors import NotFound
 from tests.contract import client_store
 from tests.integration.conftest import NATIVE, Place
+from tests.integration.posix import IN_ATTRIB, its_watch_ends, watched
 
 pytestmark = pytest.mark.skipif(bool(NATIVE), reason="a plain directory has no store")
 
@@ -50,6 +51,25 @@ def test_a_replaced_file_is_seen_at_once(client: kvfs.Client, here: Path, path: 
             assert (here / "a").stat().st_size == len(data)
             assert (here / "a").read_bytes() == data
         assert before.read() == b"first"
+
+
+def test_who_watches_a_file_is_told_that_it_went(
+    client: kvfs.Client, here: Path, path: str
+) -> None:
+    for name in ("replaced", "removed", "renamed over"):
+        client.put(f"{path}/{name}", b"first")
+    client.put(f"{path}/other", b"second")
+    (here / "directory").mkdir()
+    its_watch_ends(here / "replaced", lambda: client.put(f"{path}/replaced", b"second"))
+    its_watch_ends(here / "removed", lambda: client.remove(f"{path}/removed"))
+    its_watch_ends(
+        here / "renamed over", lambda: client.rename(f"{path}/other", f"{path}/renamed over")
+    )
+    (here / "link").hardlink_to(here / "replaced")
+    with watched(here / "link") as watch:
+        client.remove(f"{path}/replaced")
+        (here / "link").chmod(0o600)
+        assert watch.next() == IN_ATTRIB, "it has another name"
 
 
 def test_many_at_once(client: kvfs.Client, here: Path, path: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import kvfs
 from tests.integration.harness import kvfs as command
+from tests.integration.posix import its_watch_ends
 from tests.integration.s3 import S3, refused
 from tests.integration.test_client import sealed
 
@@ -191,6 +192,14 @@ def test_a_deleted_object_has_gone_from_the_mount(s3: S3, bucket: str) -> None:
     s3.client("main").delete_object(Bucket=bucket, Key="dir/file")
     assert not path.exists()
     assert keys(s3, bucket) == []
+
+
+def test_who_watches_an_object_is_told_that_it_went(s3: S3, bucket: str) -> None:
+    path = s3.mount / bucket / "file"
+    put(s3, bucket, "file", b"old")
+    its_watch_ends(path, lambda: put(s3, bucket, "file", b"new"))
+    client = s3.client("main")
+    its_watch_ends(path, lambda: client.delete_object(Bucket=bucket, Key="file"))
 
 
 def test_a_bucket_is_a_directory_at_once(s3: S3) -> None:

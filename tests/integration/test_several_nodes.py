@@ -14,7 +14,7 @@ from kvfs.client import Client
 from kvfs.errors import Exists, NoSpace
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs
-from tests.integration.posix import refused
+from tests.integration.posix import its_watch_ends, refused
 from tests.integration.several import Several, several
 
 
@@ -57,6 +57,22 @@ def test_names_in_a_strict_namespace_are_seen_at_once(a: Path, b: Path) -> None:
         each.unlink()
     here.rmdir()
     assert not there.exists()
+
+
+@pytest.mark.parametrize("namespace", ["models", "cache"])
+def test_who_watches_a_file_is_told_that_another_node_removed_it(
+    a: Path, b: Path, namespace: str
+) -> None:
+    here, there = a / namespace / "watched", b / namespace / "watched"
+    for change in (there.unlink, lambda: there.with_name("other").rename(there)):
+        here.write_bytes(b"watched")
+        there.with_name("other").write_bytes(b"other")
+        wait_until(there.exists, "it is there")
+        its_watch_ends(here, change)
+    wait_until(lambda: here.read_bytes() == b"other", "its place is another file's")
+    (a / namespace / "directory").mkdir()
+    wait_until((b / namespace / "directory").exists, "it is there")
+    its_watch_ends(a / namespace / "directory", (b / namespace / "directory").rmdir)
 
 
 def test_a_namespace_is_there_for_all_at_once(a: Path, b: Path) -> None:
