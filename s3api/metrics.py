@@ -111,6 +111,8 @@ def _of_workers(status: dict[str, Any], tally: Tally) -> Iterator["Metric"]:
     yield _gauge("kvfs_s3_workers", "Workers that run.", len(s3.get("workers", ())))
     yield _counter("kvfs_s3_worker_restarts", "Dead workers replaced.", s3.get("restarts", 0))
     yield _gauge("kvfs_s3_open_connections", "Connections now.", tally.open_connections)
+    waiting = tally.waiting_connections
+    yield _gauge("kvfs_s3_waiting_connections", "Connections that wait for others.", waiting)
     yield _counter("kvfs_s3_connections", "Connections accepted.", tally.connections)
     yield _counter("kvfs_s3_refused", "Answers to what was no proper request.", tally.refused)
     yield _counter("kvfs_s3_cut", "Responses that did not go out whole.", tally.failed)

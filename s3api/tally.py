@@ -75,6 +75,8 @@ class Tally(msgspec.Struct):
 
     flows: list[Flow] = []
     open_connections: int = 0
+    waiting_connections: int = 0
+    """Accepted, and not served before others end."""
     connections: int = 0
     refused: int = 0
     """What was no proper request."""
@@ -147,6 +149,7 @@ class Recorder:
         return Tally(
             list(self._flows.values()),
             counters.open_connections,
+            counters.waiting_connections,
             counters.connections,
             counters.refused,
             counters.failed,
@@ -164,7 +167,7 @@ class Merger:
     def bury(self, last: Tally) -> None:
         """Keep the last counts of a worker that has died."""
         self._past = self.total([last])
-        self._past.open_connections = 0
+        self._past.open_connections = self._past.waiting_connections = 0
 
     def total(self, living: Iterable[Tally]) -> Tally:
         """The counts of all."""
@@ -172,6 +175,7 @@ class Merger:
         flows: dict[tuple[str, str], Flow] = {}
         for tally in (self._past, *living):
             total.open_connections += tally.open_connections
+            total.waiting_connections += tally.waiting_connections
             total.connections += tally.connections
             total.refused += tally.refused
             total.failed += tally.failed

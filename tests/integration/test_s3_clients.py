@@ -317,6 +317,14 @@ def test_rclone(shop: Shop) -> None:
     assert (shop.mount / "moved here").read_bytes() == content(20 * MIB)
     assert not (shop.mount / "large").exists()
     rclone("deletefile", f"{remote}/streamed")
+    # What another client put, in one piece and without a digest, is compared by its content, too.
+    other, (size, when) = tree / "other", (MIB, 1_700_000_000)
+    plain = shop.s3.client("main", request_checksum_calculation="when_required")
+    plain.put_object(Bucket=shop.bucket, Key="other", Body=b"a" * size)
+    other.write_bytes(b"b" * size)
+    os.utime(other, (when, when))
+    rclone("sync", "--checksum", tree, remote)
+    assert (shop.mount / "other").read_bytes() == b"b" * size
     rclone("purge", f"{remote}/sub")
     assert not (shop.mount / "sub").exists()
     rclone("delete", remote)

@@ -407,6 +407,7 @@ def test_health_and_metrics(fresh: S3) -> None:
     put = {"operation": "PutObject", "bucket": bucket}
     assert value("kvfs_s3_received_bytes_total", **put) >= 5
     assert value("kvfs_s3_workers") >= 1
+    assert value("kvfs_s3_waiting_connections") == 0
     assert not any(("bucket", "never-seen-before") in labels for _, labels in found)
     assert value("kvfs_mounted") == 1
     assert value("kvfs_namespace_inodes", namespace=bucket) == 1
