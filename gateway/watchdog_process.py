@@ -33,9 +33,10 @@ def main() -> None:
     while not ended.poll(_LOOK_MS) and not has_ended(pid):
         pass
     _say(f"the daemon (process {pid}) has died: its mount at {mountpoint} is ended")
-    if abort < 0:
+    if abort >= 0:
+        os.write(abort, b"1")
+    elif not ended.poll(0):  # else its device is closed, and who is mounted there may be another
         _abort_by_path(packages, device, mountpoint)
-    os.write(abort, b"1")
 
 
 def has_ended(pid: int) -> bool:
