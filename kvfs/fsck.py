@@ -262,7 +262,7 @@ class Fsck:
 def _is_whole(kept: Quarantined, inode: Inode) -> bool:
     """Whether a data file in quarantine is what this record says."""
     try:
-        fd = os.open(kept.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(kept.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:

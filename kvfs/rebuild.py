@@ -18,6 +18,8 @@ Invariants
 """
 
 import contextlib
+import errno
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +38,7 @@ from kvfs.store.files import DataFiles, Description, description
 from kvfs.store.index import Index, Sealed
 from kvfs.store.quarantine import Reason
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 _BATCH: Final = 64
 _THREADS: Final = 4
@@ -154,6 +157,11 @@ class Rebuild:
         try:
             fd = self._files.open_unseen(*name)
         except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            log.error("%s is left out: %s", self._files.path(*name), error.strerror)
             return None
         try:
             found, said = os.fstat(fd), description(fd)

@@ -6,17 +6,19 @@
 import logging
 import os
 import time
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of
 from kvfs.namespace import lifecycle, spaces, tree
-from kvfs.namespace.inodes import get_xattr, list_xattrs
+from kvfs.namespace.inodes import xattrs_within
 from kvfs.store import files as data
 from kvfs.store.checksum import Checksum
 from kvfs.store.files import DataFiles, Description
 
 log = logging.getLogger(__name__)
+_DESCRIBED_BYTES: Final = 4096
+"""Of attributes: more find no room in a data file's own (`files.fitting`)."""
 
 
 class Read(NamedTuple):
@@ -163,7 +165,7 @@ def described(
         namespace=namespace.name,
         kind=namespace.kind,
         others=others,
-        xattrs={name: get_xattr(t, ino, name) for name in list_xattrs(t, ino)},
+        xattrs=xattrs_within(t, ino, _DESCRIBED_BYTES),
     )
 
 

@@ -178,6 +178,17 @@ def list_xattrs(t: Transaction, ino: int) -> list[bytes]:
     return [key[len(prefix) :] for key in t.scan_keys(prefix, keys.after(prefix))]
 
 
+def xattrs_within(t: Transaction, ino: int, limit: int) -> dict[bytes, bytes]:
+    """All attributes; empty where they have more bytes than that."""
+    prefix, found, total = keys.xattrs(ino), {}, 0
+    for key, value in t.scan(prefix, keys.after(prefix)):
+        found[key[len(prefix) :]] = value
+        total += len(key) - len(prefix) + 1 + len(value)
+        if total > limit:
+            return {}
+    return found
+
+
 def _exceeds(t: Transaction, ino: int, limit: int) -> bool:
     """Whether the attributes have more bytes than that; it reads no more than it has to."""
     prefix, total = keys.xattrs(ino), 0

@@ -278,3 +278,21 @@ def test_more_than_a_description_holds_is_left_out_and_the_rest_stays(node: Smal
     rebuilt = lose_and_rebuild(node)
     assert len(rebuilt.names("/kept")) == 1
     assert rebuilt.problems() == []
+
+
+def test_a_link_in_place_of_a_data_file_is_left_out_and_the_rest_comes_back(
+    node: SmallNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = node.namespace("kept", kind="durable")
+    node.write(kept, "a", b"first")
+    other = node.write(kept, "b", b"second")
+    settle(node)
+    data = Path(node.files.path(other, 0))
+    rebuilt = lose(node)
+    (tmp_path / "secret").write_bytes(b"root's alone")
+    data.unlink()
+    data.symlink_to(tmp_path / "secret")
+    rebuilt.run()
+    assert rebuilt.read("/kept/a") == b"first"
+    assert rebuilt.names("/kept") == ["a"]
+    assert f"{data} is left out" in caplog.text
