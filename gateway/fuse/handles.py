@@ -170,6 +170,9 @@ class OpenFiles:
         file = self._files.get(ino)
         if file is None and ino in self._idle:
             file = self._revive(ino, owner)
+        elif file is not None and file.owner is None and owner is not None:
+            self._shares.take(owner)
+            file.owner = owner
         if file is not None and self._bringing.is_shared:
             file = await self._renewed(file)
         if file is None:
