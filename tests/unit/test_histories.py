@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.cluster.histories.events import ABSENT, EMPTY, TORN, Action, Event
-from tests.cluster.histories.models import Violation, check_cache, check_strict
+from tests.cluster.histories.models import Violation, check_appended, check_cache, check_strict
 from tests.cluster.histories.values import content, value_of
 
 UNKNOWN = math.inf
@@ -246,3 +246,26 @@ def test_contents_tell_what_they_are() -> None:
         assert value_of(data[:-16] + content(value + 1)[:16]) == TORN
     assert value_of(b"") == EMPTY
     assert value_of(bytes(4096)) == TORN
+
+
+def appended(value: int, began: float, ended: float) -> Event:
+    return Event(1, "append", "d/log", value, began, ended)
+
+
+APPENDED = [
+    appended(1, 0, 1),
+    appended(2, 2, 5),
+    appended(3, 3, 4),
+    appended(4, 6, math.inf),
+]
+
+
+@pytest.mark.parametrize("lines", [[1, 2, 3], [1, 3, 2, 4]])
+def test_lines_that_were_appended_stand_in_an_order_that_may_be(lines: list[int]) -> None:
+    check_appended(APPENDED, "d/log", lines)
+
+
+@pytest.mark.parametrize("lines", [[1, 2], [2, 1, 3], [1, 2, 3, 3], [1, 2, 3, 9], [4, 1, 2, 3]])
+def test_lines_that_are_lost_twice_strange_or_late_are_found(lines: list[int]) -> None:
+    with pytest.raises(Violation):
+        check_appended(APPENDED, "d/log", lines)

@@ -1,9 +1,9 @@
 """Random operations from several hosts by all ways, under faults, all drawn from one seed; what
 came of them is judged in the end.
 
-Three kinds of names: `files` are put and written in place, `moves` are renamed too, `new` ones are
-made by many at once. Each directory is judged by itself, and has so few operations that this is
-quick.
+Four kinds of names: `files` are put and written in place, `moves` are renamed too, `new` ones are
+made by many at once, `logs` are appended to. Each directory is judged by itself, and has so few
+operations that this is quick.
 """
 
 import contextlib
@@ -20,7 +20,8 @@ from tests.cluster import engine
 from tests.cluster.cluster import S3_PORT, Cluster, Host
 from tests.cluster.histories.events import History
 from tests.cluster.histories.fronts import ByClient, ByS3, Front, Mount
-from tests.cluster.histories.models import Violation, check_cache, check_strict
+from tests.cluster.histories.models import Violation, check_appended, check_cache, check_strict
+from tests.cluster.histories.values import values_of
 from tests.cluster.network import Ways
 from tests.cluster.waiting import wait_until
 
@@ -33,6 +34,7 @@ _CALM_S: Final = 90.0
 _WAYS: Final[tuple[Ways, ...]] = ("both", "in", "out")
 _FRONTS: Final = 3
 """Mount, client, S3: a worker for each."""
+_LOGS: Final = 2
 _NEW_EACH: Final = 6
 """Operations of a worker before it goes on to the next new name."""
 
@@ -65,6 +67,7 @@ class Campaign:
         self._plan = plan
         self._stop = threading.Event()
         self._errors: list[BaseException] = []
+        self._logs = [f"logs-{n}" for n in range(_LOGS)] if plan.with_moves else []
         kinds = ("files", "moves") if plan.with_moves else ("files",)
         self._directories = [f"{kind}-{n}" for kind in kinds for n in range(plan.directories)]
 
@@ -74,7 +77,7 @@ class Campaign:
         """Raises what a worker raised, TimeoutError where it does not calm down."""
         first = self._root(self._cluster[1])
         news = -(-self._plan.operations // _NEW_EACH) if self._plan.with_moves else 0
-        for name in (*self._directories, *(f"new-{n}" for n in range(news))):
+        for name in (*self._logs, *self._directories, *(f"new-{n}" for n in range(news))):
             (first / name).mkdir()
         for host in self._cluster:
             wait_until((self._root(host) / self._directories[-1]).is_dir, "all hosts see it")
@@ -100,6 +103,11 @@ class Campaign:
 
     def check_strict(self) -> None:
         check_strict(self.history.events)
+        for host in self._cluster:
+            for name in self._logs:
+                path = self._root(host) / name / "a"
+                lines = values_of(path.read_bytes()) if path.exists() else []
+                check_appended(self.history.events, f"{name}/a", lines)
 
     def check_cache(self, bound_s: float) -> None:
         check_cache(self.history.events, bound_s)
@@ -199,7 +207,11 @@ class Campaign:
         values: Iterator[int],
     ) -> None:
         kinds = ["files", "moves", "new"] if self._plan.with_moves else ["files"]
+        if self._logs and isinstance(front, Mount):
+            kinds.append("logs")
         kind = draw.choice(kinds)
+        if kind == "logs" and isinstance(front, Mount):
+            return self._append(host, front, f"{draw.choice(self._logs)}/a", next(values))
         if kind == "new":
             return self._on_new(host, front, draw, f"new-{turn // _NEW_EACH}/a", values)
         directory = f"{kind}-{draw.randrange(self._plan.directories)}"
@@ -246,6 +258,10 @@ class Campaign:
         with self.history.asking(host.number, front.name, "put", name, value):
             front.put(name, value)
 
+    def _append(self, host: Host, front: Mount, name: str, value: int) -> None:
+        with self.history.asking(host.number, front.name, "append", name, value):
+            front.append(name, value)
+
     def _on_new(
         self, host: Host, front: Front, draw: random.Random, name: str, values: Iterator[int]
     ) -> None:
@@ -269,7 +285,7 @@ class Campaign:
     def look_at_all(self) -> None:
         """Each host reads each name by each way, as soon as it can; all list the same names.
         Raises TimeoutError, Violation."""
-        names = sorted({event.name for event in self.history.events})
+        names = sorted({each.name for each in self.history.events if each.action != "append"})
         end = time.monotonic() + _CALM_S
         for host in self._cluster:
             for number in range(_FRONTS):

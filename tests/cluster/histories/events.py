@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Action = Literal[
-    "put", "write", "put_new", "reserve", "publish", "read", "remove", "drop", "rename"
+    "put", "write", "put_new", "reserve", "publish", "read", "remove", "drop", "rename", "append"
 ]
 """
 put      the name has this value afterwards, at once, whatever it had
@@ -23,6 +23,7 @@ reserve  an exclusive create: the name is taken, its value comes with `publish`
 read     the value, or that the name is absent
 remove   absent afterwards; refused where it was
 drop     absent afterwards, and nobody says whether it was
+append   a line of this value stands at the end
 rename   `other` has what the name had, which is absent afterwards; refused where it was
 """
 ABSENT: Final = 0

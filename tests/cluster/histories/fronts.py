@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import boto3
 import urllib3
@@ -22,6 +22,9 @@ from s3api.auth.credentials import Credentials
 from tests.cluster.histories.events import ABSENT, Failed, Refused, Unknown
 from tests.cluster.histories.hand import Hand
 from tests.cluster.histories.values import content, value_of
+
+_PART_BYTES: Final = 5 << 20
+_FAILURES: Final = (BotoCoreError, ClientError, urllib3.exceptions.HTTPError, OSError)
 
 
 class Front(Protocol):
@@ -75,6 +78,10 @@ class Mount:
         with _changing():
             number = self._hand.open(self._root / name)
         self.publish(number, value)
+
+    def append(self, name: str, value: int) -> None:
+        with _changing():
+            self._hand.append(self._root / name, value)
 
     def reserve(self, name: str) -> int:
         """The number of a file that nobody else may make."""
@@ -172,7 +179,27 @@ class ByS3:
         )
 
     def put(self, name: str, value: int) -> None:
-        self._change("put_object", name, Body=content(value))
+        data = content(value)
+        if len(data) > _PART_BYTES:
+            self._put_parts(name, data)
+        else:
+            self._change("put_object", name, Body=data)
+
+    def _put_parts(self, name: str, data: bytes) -> None:
+        """Until it is completed nothing has changed."""
+        where = {"Bucket": self._bucket, "Key": self._prefix + name}
+        done = []
+        try:
+            upload = self._s3.create_multipart_upload(**where)["UploadId"]
+            for number, start in enumerate(range(0, len(data), _PART_BYTES), 1):
+                part = {**where, "UploadId": upload, "PartNumber": number}
+                body = data[start : start + _PART_BYTES]
+                tag = self._s3.upload_part(**part, Body=body)["ETag"]
+                done.append({"PartNumber": number, "ETag": tag})
+        except _FAILURES as error:
+            raise Failed(type(error).__name__) from None
+        parts = {"Parts": done}
+        self._change("complete_multipart_upload", name, UploadId=upload, MultipartUpload=parts)
 
     def put_new(self, name: str, value: int) -> None:
         self._change("put_object", name, Body=content(value), IfNoneMatch="*")

@@ -6,6 +6,7 @@ programs all the time: it would show others halves of what its threads are writi
 """
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -13,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.cluster.histories.values import content
+from tests.cluster.histories.values import content, line
 
-_CREATE: Final = os.O_WRONLY | os.O_CREAT
+_CREATE: Final = os.O_RDWR | os.O_CREAT
 
 
 class Hand:
@@ -42,6 +43,10 @@ class Hand:
         """Fill a file and close it."""
         self._ask("publish", number, value)
 
+    def append(self, path: Path, value: int) -> None:
+        """A line at the end of a file, which is made where it is not there."""
+        self._ask("append", str(path), value)
+
     def close(self) -> None:
         self._process.communicate()
 
@@ -65,19 +70,44 @@ def _reserve(path: str) -> int:
 
 
 def _publish(fd: int, value: int) -> int:
+    """Written, through a mapping, or written longer and cut: by the value."""
     data = content(value)
     try:
-        while data:
-            data = data[os.write(fd, data) :]
+        if value % 4 == 1:
+            os.ftruncate(fd, len(data))
+            with mmap.mmap(fd, len(data)) as mapped:
+                mapped[:] = data
+        else:
+            _write(fd, data + bytes(5000 if value % 4 == 2 else 0))
+            os.ftruncate(fd, len(data))
+    finally:
+        os.close(fd)
+    return 0
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _append(path: str, value: int) -> int:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(fd, line(value))
     finally:
         os.close(fd)
     return 0
 
 
 def _main() -> None:
-    verbs: dict[str, Callable[..., int]] = {"open": _open, "reserve": _reserve, "publish": _publish}
-    for line in sys.stdin:
-        verb, *arguments = json.loads(line)
+    verbs: dict[str, Callable[..., int]] = {
+        "open": _open,
+        "reserve": _reserve,
+        "publish": _publish,
+        "append": _append,
+    }
+    for request in sys.stdin:
+        verb, *arguments = json.loads(request)
         answer = [0, 0]
         try:
             answer[1] = verbs[verb](*arguments)

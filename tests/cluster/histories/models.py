@@ -32,7 +32,7 @@ class Violation(Exception):
 def check_strict(events: Iterable[Event]) -> None:
     """Names below one directory are judged together: renames are between them. Raises Violation."""
     groups: dict[str, list[Event]] = defaultdict(list)
-    for event in _judged(list(events)):
+    for event in _judged([each for each in events if each.action != "append"]):
         groups[event.name.rpartition("/")[0]].append(event)
     for name, group in groups.items():
         step = _Steps(group)
@@ -77,6 +77,8 @@ class _Steps:
                 return [names] if value == ABSENT else []
             case "remove":
                 return [_with(there, event.name, ABSENT)] if value != ABSENT else []
+            case "append":  # judged by itself
+                return [names]
             case "rename" if value == ABSENT:
                 return []
             case "rename":
@@ -110,6 +112,23 @@ def _may_show_parts(read: Event, in_place: Iterable[Event]) -> bool:
     if any(each.host == read.host for each in of_it):
         return True
     return read.value in (TORN, EMPTY) and not all(each.is_known for each in of_it)
+
+
+def check_appended(events: Iterable[Event], name: str, lines: Sequence[int]) -> None:
+    """The lines of a file in the end: each that was acknowledged once, no other but of those of
+    which nobody knows, and in the order in which they were appended. Raises Violation."""
+    appended = {each.value: each for each in events if each.name == name}
+    for value in lines:
+        if value not in appended or lines.count(value) != 1:
+            raise Violation(f"{name}: a line that was not appended, or twice: {value}")
+    for value, event in appended.items():
+        if event.is_known and value not in lines:
+            raise Violation(f"{name}: a line was lost: {event}")
+    latest = -math.inf
+    for value in lines:
+        if appended[value].ended < latest:
+            raise Violation(f"{name}: a line stands behind a later one: {appended[value]}")
+        latest = max(latest, appended[value].began)
 
 
 # ---- cache

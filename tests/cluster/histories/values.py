@@ -9,8 +9,8 @@ from tests.cluster.histories.events import EMPTY, TORN
 _WIDTH: Final = 16
 _SMALL: Final = 4096 // _WIDTH
 _MIDDLING: Final = 300_000 // _WIDTH
-_LARGE: Final = 5_000_000 // _WIDTH
-"""More than a chunk."""
+_LARGE: Final = 5_500_000 // _WIDTH
+"""More than a chunk, and than the least part of an upload."""
 
 
 def content(value: int) -> bytes:
@@ -19,6 +19,24 @@ def content(value: int) -> bytes:
     kind = value % 16
     times = _LARGE if kind == 0 else _MIDDLING if kind < 4 else _SMALL
     return b"%016x" % value * (times + value % 7)
+
+
+def line(value: int) -> bytes:
+    """One that is appended."""
+    return b"%016x\n" % value
+
+
+def values_of(data: bytes) -> list[int]:
+    """Those of the lines of a file; TORN for what is none."""
+    lines = data.split(b"\n")
+    return [_value(each) for each in lines if each]
+
+
+def _value(text: bytes) -> int:
+    with contextlib.suppress(ValueError):
+        if len(text) == _WIDTH:
+            return int(text, 16)
+    return TORN
 
 
 def value_of(data: bytes | bytearray) -> int:
