@@ -92,6 +92,8 @@ def _run(config: Config, fresh: Fresh, *, mounted: bool, on_ready: OnReady) -> N
     from gateway import service
     from s3api.serving import Serving, is_wanted
 
+    # What a full disk does not take is dropped: a traceback for each line would fill it again.
+    logging.raiseExceptions = False
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -56,6 +56,8 @@ def main() -> None:
     plan = msgspec.json.decode(line, type=Plan)
     os.chdir("/")
     priority.follow()
+    # What a full disk does not take is dropped: a traceback for each line would fill it again.
+    logging.raiseExceptions = False
     logging.basicConfig(
         level=plan.log_level.upper(),
         format=f"%(asctime)s %(levelname)s s3[{os.getpid()}] %(name)s: %(message)s",

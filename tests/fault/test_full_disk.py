@@ -216,6 +216,7 @@ def test_a_full_disk_is_emptied_through_every_door(tmp_path: Path, kind: str) ->
         node.up()
         assert (models / "new").read_bytes() == bytes(MIB)
         assert "10" not in os.listdir(models)
+        assert "Logging error" not in node.log
 
 
 _WRITE = """
