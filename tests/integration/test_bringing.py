@@ -13,7 +13,7 @@ import pytest
 from kvfs.client import Client
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import MODES, Node
-from tests.integration.posix import mapping_alone, refused
+from tests.integration.posix import link_descriptor, mapping_alone, refused
 from tests.integration.several import Several, several
 
 MIB = 1 << 20
@@ -174,6 +174,26 @@ def test_who_has_a_copy_of_what_was_closed_last_reads_that(a: Path, b: Path) -> 
         file.write(b"NEW CONTENT, longer")
         assert there.read_bytes() == b"old content"
     assert there.read_bytes() == b"NEW CONTENT, longer"
+
+
+@pytest.mark.parametrize("namespace", ["models", "cache"])
+@pytest.mark.parametrize("synced", [True, False])
+def test_a_nameless_file_that_got_a_name_is_read_there(
+    a: Path, b: Path, namespace: str, *, synced: bool
+) -> None:
+    try:
+        fd = os.open(a / namespace, os.O_TMPFILE | os.O_RDWR)
+    except OSError as error:
+        assert error.errno == errno.EOPNOTSUPP  # libfuse
+        return
+    os.write(fd, b"nameless")
+    if synced:
+        os.fsync(fd)
+    name = f"named{synced}"
+    link_descriptor(fd, a / namespace / name)
+    os.close(fd)
+    there = b / namespace / name
+    wait_until(lambda: there.exists() and there.read_bytes() == b"nameless", "it is there")
 
 
 def test_what_is_held_open_unchanged_is_read(a: Path, b: Path) -> None:
