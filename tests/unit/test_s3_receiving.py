@@ -1,7 +1,10 @@
 """Bodies on their way: what one takes, others must not lack."""
 
 import contextlib
+import hashlib
 import os
+import random
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,10 +13,11 @@ import pytest
 import trio
 
 from s3api import receiving
-from s3api.beside import Hashing
+from s3api.beside import Beside, Hashing
 from s3api.buffers import BUFFER_BYTES, Buffers
 from s3api.call import Call
 from s3api.receiving import Receiver
+from s3api.rules.checksums import Digests, Hasher
 
 BODIES = 64
 
@@ -57,7 +61,63 @@ class Trickle:
         return count
 
 
-async def receive(body: Trickle, fd: int) -> None:
+class Pieces:
+    """A body that comes in these pieces, with a pause before each that is None."""
+
+    trailers: tuple[()] = ()
+
+    def __init__(self, pieces: list[bytes | None]) -> None:
+        self._pieces = pieces
+        self.remaining = sum(len(each) for each in pieces if each is not None)
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        while self._pieces and self._pieces[0] is None:
+            del self._pieces[0]
+        return self.receive_soon(buffer, 0) or 0
+
+    def receive_soon(self, buffer: memoryview, patience_ms: int) -> int | None:
+        piece = self._pieces.pop(0) if self._pieces else b""
+        if piece is None:
+            return None
+        buffer[: len(piece)] = piece
+        self.remaining -= len(piece)
+        return len(piece)
+
+
+class Late(Beside):
+    """Takes bytes at the last moment at which it may."""
+
+    def __init__(self) -> None:
+        self._left: list[tuple[Hasher, Sequence[memoryview]]] = []
+
+    def update(self, hasher: Hasher, parts: Sequence[memoryview]) -> None:
+        self.wait()
+        self._left.append((hasher, parts))
+
+    def wait(self) -> None:
+        for hasher, parts in self._left:
+            for part in parts:
+                hasher.update(part)
+        self._left.clear()
+
+
+def test_a_digest_that_is_computed_beside_the_write_is_of_what_was_sent(tmp_path: Path) -> None:
+    """However its bytes come: none is overwritten before it was hashed."""
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    pieces: list[bytes | None] = [
+        chance.choice([None, chance.randbytes(chance.randint(1, BUFFER_BYTES))]) for _ in range(120)
+    ]
+    body = b"".join(each for each in pieces if each is not None)
+    hashing = SimpleNamespace(body=lambda: contextlib.nullcontext(Late()))
+    with open(tmp_path / "body", "wb") as file:
+        digests = trio.run(receive, Pieces(pieces), file.fileno(), hashing)
+    assert digests.etag == hashlib.md5(body).hexdigest()
+    assert (tmp_path / "body").read_bytes() == body
+
+
+async def receive(body: "Trickle | Pieces", fd: int, hashing: Any = None) -> Digests:
     call: Any = SimpleNamespace(
         headers=dict,
         fields={},
@@ -66,10 +126,10 @@ async def receive(body: Trickle, fd: int) -> None:
         head=SimpleNamespace(content_length=body.remaining),
         body=body,
         store=SimpleNamespace(written=lambda *_: None),
-        service=SimpleNamespace(buffers=Buffers(), hashing=Hashing()),
+        service=SimpleNamespace(buffers=Buffers(), hashing=hashing or Hashing()),
         blocking=trio.to_thread.run_sync,
     )
-    await Receiver(cast("Call", call)).into(
+    return await Receiver(cast("Call", call)).into(
         cast("Any", SimpleNamespace(fd=fd, offset=0, fast_etag=False))
     )
 
