@@ -1,5 +1,6 @@
 """Memory and further disks beside the store's own directory, on a real node with its mount."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -168,3 +169,19 @@ def test_a_durable_namespace_is_on_disk(media: Media) -> None:
 def test_what_cannot_be_kept_is_refused(media: Media, options: list[str], message: str) -> None:
     done = kvfs("namespace", "create", "no", *options, "--store", str(media.node.store))
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+def test_a_writer_from_before_a_kill_changes_nothing_in_memory_either(media: Media) -> None:
+    top = settled(media, media.namespace("old", "--kind", "cache", "--media", "ram,ssd"))
+    path = top / "held"
+    path.write_bytes(b"before")
+    with path.open("r+b", buffering=0) as file:
+        media.node.kill()
+        media.node.up()
+        assert path.read_bytes() == b"before"
+        with contextlib.suppress(OSError):  # relayed: its mount has gone
+            os.pwrite(file.fileno(), b"LATE", 0)
+        assert path.read_bytes() == b"before"
+        assert media.places_of(path) == [media.ram]
+        with contextlib.suppress(OSError):
+            file.close()
