@@ -57,8 +57,9 @@ class Volume:
         """Called with a file that was forgotten because nobody has its data."""
         self.may_lag: Callable[[int], bool] = lambda namespace_id: False
         """Whether others may hear of a new file in a namespace after its close."""
-        self.lapses: Callable[[], int] = lambda: 0
-        """How often this node has lost its lease, so that others may have taken it for dead."""
+        self.lapses: Callable[[], int] | None = None
+        """In a cluster: how often this node has lost its lease, so that others may have taken it
+        for dead."""
         self.acknowledge: Callable[[Sequence[int]], Awaitable[None]] = _nothing
         """Returns when files that were published have the copies that a close of theirs promises.
         Raises Unavailable."""

@@ -123,50 +123,18 @@ class OpenFiles:
     def __len__(self) -> int:
         return len(self._handles)
 
-    async def open(self, ino: int, flags: int, owner: int | None, thread: int = 0) -> Handle:
+    async def open(self, ino: int, flags: int, owner: int | None) -> Handle:
         """Open a regular file. O_TRUNC cuts it to nothing. What is not here is brought first; of a
         large file that is only read, what has come by the time it is read. `owner`: the user among
-        whose open files it counts; None: it is the node's own, for a moment. `thread`: the one that
-        asks.
+        whose open files it counts; None: it is the node's own, for a moment.
 
-        Raises Stale (removed, or a cache file whose data have gone: a miss; the kernel has to look
-        it up again first), NotFound (a miss that
+        Raises Stale (removed, or a cache file whose data have gone: a miss), NotFound (a miss that
         other nodes may have had), Corrupt (a durable one whose data have gone), Busy (it is being
         written on another node), TooManyOpenFiles, Unavailable, NoSpace, OSError.
         """
         writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
         while (waiting := self._making.get(ino)) is not None:
             await turn(waiting)
-        if self.is_leased(ino, flags):
-            return await self._open_to_append(ino, flags, owner, thread)
-        return await self._open(ino, flags, owner, writable)
-
-    def is_leased(self, ino: int, flags: int) -> bool:
-        """Whether what opens a file there so appends to it, and others may do so on other nodes."""
-        if self.appends is None or not flags & os.O_APPEND:
-            return False
-        return flags & os.O_ACCMODE != os.O_RDONLY and self.appends.is_strict(ino)
-
-    async def _open_to_append(self, ino: int, flags: int, owner: int | None, thread: int) -> Handle:
-        """Once this node has the lease. Where the daemon writes, the kernel says where the file
-        ends: after others have appended it has to look that up, which it does after ESTALE."""
-        appends = self.appends
-        assert appends is not None
-        await appends.take(ino)
-        try:
-            handle = await self._open(ino, flags, owner, True)
-        except BaseException:
-            appends.give_back(ino)
-            raise
-        if not appends.knows_end(ino, thread) and not self.may_pass(handle.file):
-            await self.release(handle.fh)
-            appends.give_back_later(ino, thread)
-            raise Stale("other nodes have appended to the file: look it up again")
-        handle.appends = handle.file.is_appended = True
-        return handle
-
-    async def _open(self, ino: int, flags: int, owner: int | None, writable: bool) -> Handle:
-        """Once it may be opened. Raises as `open`."""
         file = self._files.get(ino)
         if file is None and ino in self._idle:
             file = self._revive(ino, owner)
@@ -196,6 +164,32 @@ class OpenFiles:
             if not file.handles:
                 self._close_unused(file)
 
+    def is_leased(self, ino: int, flags: int) -> bool:
+        """Whether what opens a file there so appends to it, and others may do so on other nodes."""
+        if self.appends is None or not flags & os.O_APPEND:
+            return False
+        is_writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
+        return is_writable and self.appends.is_strict(ino)
+
+    async def open_to_append(self, ino: int, flags: int, owner: int | None, thread: int) -> Handle:
+        """As `open`, for a thread of this host, once this node has the file's append lease. Where
+        the daemon writes, the kernel says where the file ends: after others have appended it has to
+        look that up, which it does after ESTALE. Raises Busy, Stale, and as `open`."""
+        appends = self.appends
+        assert appends is not None
+        await appends.take(ino)
+        try:
+            handle = await self.open(ino, flags, owner)
+        except BaseException:
+            appends.give_back(ino)
+            raise
+        if not appends.knows_end(ino, thread) and not self.may_pass(handle.file):
+            appends.give_back_later(ino, thread)
+            await self.release(handle.fh)
+            raise Stale("other nodes have appended to the file: look it up again")
+        handle.appends = handle.file.is_appended = True
+        return handle
+
     def begin_making(self, ino: int, owner: int) -> None:
         """The inode gets its record, and then its data file: until `end_making` its openers wait.
         `owner`: the user among whose open files it counts. Raises TooManyOpenFiles."""
@@ -220,7 +214,9 @@ class OpenFiles:
     def created(self, ino: int, inode: Inode, fd: int, flags: int, owner: int) -> Handle:
         """The first handle of a file just made, whose data file is open at `fd`."""
         file = OpenFile(ino, 0, fd, True, inode.mode)
-        file.is_new, file.owner, file.lapses = True, owner, self._volume.lapses()
+        file.is_new, file.owner = True, owner
+        if self._volume.lapses is not None:
+            file.lapses = self._volume.lapses()
         self._files[ino] = file
         handle = self._add(file, flags, flags & os.O_ACCMODE != os.O_RDONLY)
         handle.creating = True

@@ -402,7 +402,9 @@ class Operations:
         TooManyOpenFiles."""
         self._check_locks(ino)
         try:
-            return await self.open_files.open(ino, flags, owner, thread)
+            if flags & os.O_APPEND and self.open_files.is_leased(ino, flags):
+                return await self.open_files.open_to_append(ino, flags, owner, thread)
+            return await self.open_files.open(ino, flags, owner)
         except NotFound:  # its name stays: who has the data may come back
             self.misses.count("unavailable")
             raise
@@ -422,7 +424,7 @@ class Operations:
         ino = 0 if parent == ROOT_INODE else await self.volume.allocate(namespace_id)
         self.open_files.begin_making(ino, caller.uid)
         try:
-            is_leased = self.open_files.is_leased(parent, flags)
+            is_leased = bool(flags & os.O_APPEND) and self.open_files.is_leased(parent, flags)
             private = not flags & os.O_EXCL and not is_leased
             ino, inode = await self._add(
                 *(parent, name, mode, caller), ino=ino, private=private, is_leased=is_leased

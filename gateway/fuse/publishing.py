@@ -51,7 +51,9 @@ class Publishing:
     async def begin_writing(self, file: OpenFile) -> None:
         """From here on the data file may change: the record says so before the first byte does."""
         volume = self._volume
-        file.lapses, file.base, file.refused = volume.lapses(), file.version, ""
+        if volume.lapses is not None:
+            file.lapses = volume.lapses()
+        file.base, file.refused = file.version, ""
         file.is_appended = False
         if file.incoming is not None:
             await stepping.aside()
@@ -87,8 +89,7 @@ class Publishing:
             await self._record_synced(file)
             return
         boot = 0 if synced else self._boot
-        lapses = self._volume.lapses()
-        now_ns = time.time_ns()
+        lapses = file.lapses if self._volume.lapses is None else self._volume.lapses()
 
         def fn(t: Transaction, version: int | None = None) -> bool:
             lifecycle.publish(
@@ -103,14 +104,14 @@ class Publishing:
             )
             if not t.node or not file.is_new:
                 return True
-            return settle(t, file.ino, now_ns, late=self._has_lapsed(file))
+            return settle(t, file.ino, time.time_ns(), late=self._has_lapsed(file))
 
         waiting: list[trio.Event] = []
         file.publishing = waiting
         try:
             await self._fix(file)
             if file.is_new or not self._bringing.is_shared:
-                known = synced or self._has_lapsed(file)
+                known = synced or file.lapses != lapses
                 if not await self._volume.publish_new(file.ino, fn, known=known):
                     raise self._refusal(file, _UNPLACED)
             else:
@@ -159,7 +160,8 @@ class Publishing:
 
     def _has_lapsed(self, file: OpenFile) -> bool:
         """Whether others may have taken this node for dead since the file was opened."""
-        return file.lapses != self._volume.lapses()
+        lapses = self._volume.lapses
+        return lapses is not None and file.lapses != lapses()
 
     async def _publish_anew(
         self, file: OpenFile, record: Callable[[Transaction, int], object], *, synced: bool
