@@ -4,7 +4,7 @@ connection to the kernel.
     python -I -S watchdog_process.py PID PIDFD ABORT PACKAGES DEVICE MOUNTPOINT
 
 PIDFD (of the daemon) and ABORT (see `device.open_abort`; -1: there is none) are inherited. Started,
-and ended in order, by `watchdog`. It imports nothing of KVFS, so that it takes 3 MB of memory of
+and ended in order, by `watchdog`. It imports nothing of KVFS, so that it takes 4 MB of memory of
 its own: whoever lacks ABORT asks a new interpreter.
 
 A killed daemon is not always gone: while the kernel holds one of its threads in a lock, its
