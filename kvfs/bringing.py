@@ -39,6 +39,7 @@ from kvfs.meta.records import Flag, Inode, unpack_inode
 from kvfs.namespace import cold, lifecycle, placements, spaces
 from kvfs.namespace.inodes import read_inode, read_inodes
 from kvfs.store import files as data
+from kvfs.store import syncing
 from kvfs.store.checksum import combine
 from kvfs.store.files import DataFiles
 from kvfs.store.index import Index, Sealed
@@ -489,8 +490,13 @@ class Bringing:
         try:
             if description is not None:
                 data.describe(fd, description)
-            os.fsync(fd)
+            syncing.sync(fd)
             return _Settled(*name, os.fstat(fd).st_blocks)
+        except OSError:
+            if not syncing.is_lost(fd):
+                raise
+            self._files.unlink(*name)  # a copy: whoever it came from has it
+            return None
         finally:
             os.close(fd)
 

@@ -7,7 +7,7 @@
 | missing_data | a record without a data file | the name goes: there is nothing behind it |
 | quarantined_data | likewise, it is in quarantine | whole: it comes back. damaged: none |
 | foreign_data | a link, or another user's file, lies in place of a data file | by hand |
-| wrong_size | a sealed record and its data differ | cache: it goes. durable: the data count |
+| wrong_size | a sealed record and its data differ | cache: it goes. durable: into quarantine |
 | wrong_checksum | likewise, by reading all data (`checksums=True`) | as for wrong_size |
 | dangling_entry | a name that leads to nothing | the name goes |
 | unreachable_inode | an inode without its name | it gets a name again |
@@ -38,7 +38,6 @@ from kvfs.background.quarantine import kinds_of, put_away
 from kvfs.errors import Corrupt
 from kvfs.fsck_records import RecordCheck, name_of
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
 from kvfs.namespace import lifecycle, spaces, tree
 from kvfs.problem import Problem
@@ -171,7 +170,7 @@ class Fsck:
         return _where(found, entry)
 
     def _damaged(self, kind: str, ino: int, detail: str) -> Problem:
-        mend = self._drop if self._is_cache(ino) else self._accept
+        mend = self._drop if self._is_cache(ino) else self._quarantine
         return self._lost(kind, ino, detail, partial(mend, ino))
 
     def _lost(self, kind: str, ino: int, detail: str, mend: Callable[[], None]) -> Problem:
@@ -236,13 +235,11 @@ class Fsck:
         self._index.remove([ino])
         self._engine.transact_now(lambda t: tree.reap(t, ino))
 
-    def _accept(self, ino: int) -> None:
-        """Let the data file count: unsealed, of its present size; the sealer will seal it."""
+    def _quarantine(self, ino: int) -> None:
+        """The name stays: what is left of its data is never taken for what it was sealed as."""
         inode = self._record(ino)
-        if inode is None:
-            return
-        found = self._files.stat(ino, inode.version)
-        self._engine.transact_now(lambda t: _accept(t, ino, found))
+        if inode is not None:
+            self._files.quarantine(ino, inode.version, Reason.DAMAGED)
 
     def _add_to_index(self, ino: int, version: int) -> None:
         inode = self._record(ino)
@@ -290,16 +287,4 @@ def _where(found: Checksum | None, entry: Entry | None) -> str:
     ]
     return (
         f"its data do not match its checksum, in the chunks of 4 MiB number {', '.join(wrong[:8])}"
-    )
-
-
-def _accept(t: Transaction, ino: int, found: os.stat_result) -> None:
-    lifecycle.publish(
-        t,
-        ino,
-        size=found.st_size,
-        blocks=found.st_blocks,
-        mtime_ns=found.st_mtime_ns,
-        ctime_ns=found.st_ctime_ns,
-        boot=0,
     )

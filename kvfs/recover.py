@@ -95,6 +95,8 @@ class Recovery:
         if compare_all:
             await self._remove_leaked()
             await self._each(_held if self._clustered else _regular_files, self._judge_present)
+        # Else a power cut could undo what made orphans of them, and find their data gone.
+        await self._engine.sync()
         await self._each(lifecycle.orphans, self._drop_orphans)
 
     async def _each(
@@ -170,6 +172,8 @@ class Recovery:
             lambda t: [ino for ino in doubtful if placements.leave_to_others(t, ino)]
         )
         records = await self._read(left)
+        if left:
+            await self._engine.sync()
         for ino, inode in records.items():
             if inode is not None:
                 self._files.unlink(ino, inode.version)

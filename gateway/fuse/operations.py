@@ -8,6 +8,7 @@ translates them.
 
 import os
 import stat
+from functools import partial
 from typing import Final
 
 import trio
@@ -31,6 +32,7 @@ from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
 from kvfs.namespace import inodes, lifecycle, published, tree
 from kvfs.namespace.tree import Removed
 from kvfs.node import Node
+from kvfs.store import syncing
 
 _TARGET_MAX: Final = 4095
 _SETTLING: Final = 40
@@ -326,7 +328,7 @@ class Operations:
         except FileNotFoundError:
             return False
         try:
-            await trio.to_thread.run_sync(os.fdatasync, fd)
+            await trio.to_thread.run_sync(partial(syncing.sync, fd, datasync=True))
         finally:
             os.close(fd)
         return True

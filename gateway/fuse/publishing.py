@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import trio
@@ -23,7 +24,7 @@ from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import inodes, lifecycle, tree
 from kvfs.namespace.inodes import read_inodes
 from kvfs.namespace.private import settle
-from kvfs.store import writeback
+from kvfs.store import syncing, writeback
 from kvfs.volume import Volume
 
 _SYNCS: Final = 40
@@ -229,7 +230,7 @@ class Publishing:
         async with self._syncs:
             fd = os.dup(file.fd)
             try:
-                await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, fd)
+                await trio.to_thread.run_sync(partial(syncing.sync, fd, datasync=datasync))
             finally:
                 os.close(fd)
         if file.writable:

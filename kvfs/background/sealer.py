@@ -8,6 +8,9 @@
 | 4 description written, data synced | all on disk | same | sealed again |
 | 5 the record says so | same | sealed, not listed | - |
 
+Where the disk refuses the sync of step 4 the seal is taken back, and the file is not sealed again:
+what can be read now may not be there later (`store/syncing.py`).
+
 Invariants
 - The data file was quiet (nobody had it open or mapped for writing) before it was read and after,
   with the same size, mtime and ctime; on an embedded engine nothing runs between the last look and
@@ -37,7 +40,7 @@ from kvfs.meta.records import Flag, namespace_of
 from kvfs.namespace import lifecycle, spaces
 from kvfs.namespace.inodes import read_inodes
 from kvfs.priority import at_ordinary
-from kvfs.store import lease
+from kvfs.store import lease, syncing
 from kvfs.store.checksum import checksum
 from kvfs.store.files import DataFiles
 from kvfs.store.index import Index, Sealed
@@ -226,7 +229,9 @@ class Sealer:
         try:
             before = os.fstat(fd)
             found = None
-            if lease.is_quiet(fd) is False:
+            if syncing.is_lost(fd):
+                pass  # what it reads like now, it may not read like later
+            elif lease.is_quiet(fd) is False:
                 self._mapped.add(ino)
             else:
                 found = checksum(fd, before.st_size)
@@ -253,8 +258,12 @@ class Sealer:
         self._keep(read, [each for each, done in zip(read, sealed, strict=True) if done])
         described = await self._engine.read(lambda t: [sealing.describe(t, each) for each in read])
         settled = await trio.to_thread.run_sync(sealing.settle_on_disk, read, described)
+        on_disk = {each.ino for each in settled}
+        lost = [each for each in read if each.ino not in on_disk and syncing.is_lost(each.fd)]
         await self._engine.transact(lambda t: [sealing.confirm(t, each) for each in settled])
-        self._keep(read, [each for each in read if each.ino in {one.ino for one in settled}])
+        if lost:
+            await self._engine.transact(lambda t: sealing.take_back(t, lost))
+        self._keep(read, [each for each in read if each.ino in on_disk])
         self.counters["sealed_files"] += len(read)
         self.counters["sealed_bytes"] += sum(each.stat.st_size for each in read)
 

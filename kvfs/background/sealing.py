@@ -13,6 +13,7 @@ from kvfs.meta.records import Flag, Inode, namespace_of
 from kvfs.namespace import lifecycle, spaces, tree
 from kvfs.namespace.inodes import xattrs_within
 from kvfs.store import files as data
+from kvfs.store import syncing
 from kvfs.store.checksum import Checksum
 from kvfs.store.files import DataFiles, Description
 
@@ -108,6 +109,14 @@ def confirm(t: Transaction, each: Read) -> bool:
     return _seal_record(t, each, synced=True)
 
 
+def take_back(t: Transaction, lost: list[Read]) -> None:
+    """Undo step 3 where step 4 found that the data may not be on the disk."""
+    for each in lost:
+        inode = tree.read_inodes(t, [each.ino])[0]
+        if inode is not None and inode.checksum == each.checksum.combined:
+            lifecycle.reopen(t, each.ino)
+
+
 def synced(files: DataFiles, wanted: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Sync data files, in a thread; of which (inode number, version) that was done."""
     done = []
@@ -115,7 +124,7 @@ def synced(files: DataFiles, wanted: list[tuple[int, int]]) -> list[tuple[int, i
         try:
             fd = files.open(ino, version, os.O_RDONLY)
             try:
-                os.fsync(fd)
+                syncing.sync(fd)
             finally:
                 os.close(fd)
         except OSError as error:
@@ -177,10 +186,10 @@ def settle_on_disk(read: list[Read], described: list[Description | None]) -> lis
         try:
             if description is not None:
                 data.describe(each.fd, description)
-            os.fsync(each.fd)
+            syncing.sync(each.fd)
             blocks = os.fstat(each.fd).st_blocks
         except OSError as error:
-            log.warning("inode %#x cannot be synced, it will be tried again: %s", each.ino, error)
+            log.error("inode %#x cannot be synced: %s", each.ino, error)
             continue
         settled.append(each._replace(blocks=blocks))
     return settled

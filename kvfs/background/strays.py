@@ -40,6 +40,7 @@ from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag
 from kvfs.namespace import placements
 from kvfs.namespace.inodes import read_inodes
+from kvfs.store import syncing
 from kvfs.store.checksum import Checksum, checksum
 from kvfs.store.files import DataFiles
 from kvfs.store.index import Index, Sealed
@@ -196,7 +197,7 @@ class Strays:
         """Checksums and blocks; None where it is not as long as its record says."""
         fd = self._files.open_unseen(*name)
         try:
-            os.fsync(fd)
+            syncing.sync(fd)
             stat = os.fstat(fd)
             found = checksum(fd, size) if stat.st_size == size else None
         finally:

@@ -33,7 +33,7 @@ from kvfs.namespace import spaces
 from kvfs.namespace.inodes import BLOCK, read_inodes
 from kvfs.policy import tiers as policy
 from kvfs.policy.tiers import Room
-from kvfs.store import lease, places
+from kvfs.store import lease, places, syncing
 from kvfs.store.checksum import checksum
 from kvfs.store.files import DataFiles, copy_description
 from kvfs.store.index import Index
@@ -278,7 +278,7 @@ def _copy(fd: int, target: DataFiles, each: _Seen, inode: Inode) -> bool:
         copy_description(fd, copy)
         os.utime(copy, ns=(source.st_atime_ns, source.st_mtime_ns))
         if not inode.boot:
-            os.fsync(copy)
+            syncing.sync(copy)
         return True
     finally:
         os.close(copy)

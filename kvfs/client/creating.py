@@ -13,6 +13,7 @@ from kvfs.client.local import written_destination
 from kvfs.client.mount_store import AnyPath, require_believed, told_store
 from kvfs.client.paths import joined, parse
 from kvfs.errors import AccessDenied, IsADirectory, KvfsError, NotADirectory, NotFound, ReadOnly
+from kvfs.store import syncing
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def new_file(path: AnyPath, size_bytes: int) -> Iterator[int]:
         yield fd
         with _naming(given, inside):
             if synced:
-                os.fsync(fd)
+                syncing.sync(fd)
             stack.close()
 
 

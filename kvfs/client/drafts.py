@@ -35,6 +35,7 @@ from kvfs.errors import Conflict, KvfsError, NoSpace
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.namespace import tree
+from kvfs.store import syncing
 from kvfs.store.layout import translate
 
 T = TypeVar("T")
@@ -143,7 +144,7 @@ class Drafts:
     def sync(self, draft: Draft) -> None:
         """Of a durable file: its data survive power loss when this returns. Raises OSError."""
         if draft.durable:
-            os.fdatasync(draft.fd)
+            syncing.sync(draft.fd, datasync=True)
 
     def failed(self, draft: Draft, error: OSError) -> Exception:
         """What to raise for what the system said about its data file."""

@@ -20,6 +20,7 @@ from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import lifecycle, odd, published, tree
 from kvfs.namespace.inodes import is_directory, read_inodes
 from kvfs.namespace.spaces import MAX_NAME
+from kvfs.store import syncing
 
 T = TypeVar("T")
 Parts = tuple[bytes, ...]
@@ -151,7 +152,7 @@ class Names:
             self._link.bring(found.ino)  # it is on disk when it has come
             return
         try:
-            os.fsync(fd)
+            syncing.sync(fd)
         finally:
             os.close(fd)
 

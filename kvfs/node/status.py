@@ -14,6 +14,7 @@ from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.namespace import lifecycle, spaces
 from kvfs.namespace.inodes import BLOCK, read_inodes
 from kvfs.node.parts import Node
+from kvfs.store import syncing
 from kvfs.store.probe import filesystem_type
 from kvfs.version import VERSION
 
@@ -136,7 +137,8 @@ def _counters(node: Node) -> dict[str, int]:
         node.cold,
         node.tiering,
     )
-    return {name: count for each in counting if each for name, count in each.counters.items()}
+    counts = {name: count for each in counting if each for name, count in each.counters.items()}
+    return counts | syncing.counters
 
 
 def _resident_bytes() -> int:

@@ -34,6 +34,7 @@ from kvfs.namespace import reserving, spaces, tree
 from kvfs.namespace.inodes import BLOCK
 from kvfs.objects.changing import FILE_MODE
 from kvfs.objects.finding import Bucket
+from kvfs.store import syncing
 
 T = TypeVar("T")
 SMALL_BYTES: Final = 1 << 20
@@ -118,7 +119,7 @@ class Bodies:
     def sync(self, body: Body) -> None:
         """Of a durable bucket: the data survive power loss when this returns. Raises OSError."""
         if body.bucket.durable:
-            os.fdatasync(body.fd)
+            syncing.sync(body.fd, datasync=True)
 
     def written(self, body: Body) -> Written:
         """The data file as it is now."""

@@ -39,6 +39,7 @@ from kvfs.objects.changing import Moment
 from kvfs.objects.finding import Bucket
 from kvfs.objects.gathering import Gathering
 from kvfs.objects.uploads import Part, Upload
+from kvfs.store import syncing
 
 _MOST_BYTES: Final = 5 << 40
 """The largest object."""
@@ -102,7 +103,7 @@ class Slots:
     def sync(self, slot: Slot) -> None:
         """Step 4's sync. Raises OSError."""
         if slot.bucket.durable:
-            os.fdatasync(slot.fd)
+            syncing.sync(slot.fd, datasync=True)
 
     def discard(self, slot: Slot) -> None:
         """Undo `begin` where the part was not recorded; idempotent. What cannot be undone now is
@@ -147,7 +148,7 @@ class Slots:
                 return
             self._put_together(fd, target, parts, gathering, step)
             if bucket.durable:
-                os.fdatasync(fd)
+                syncing.sync(fd, datasync=True)
             yield _written(fd, target, synced=bucket.durable)
         finally:
             os.close(fd)

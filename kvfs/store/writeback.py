@@ -12,16 +12,19 @@ not know writing back, and there stores go unseen.
 
 import contextlib
 import ctypes
+import errno
 import os
 from typing import Final
 
+from kvfs.store import syncing
 from kvfs.store.cachestat import cachestat
 
 _WAIT_BEFORE: Final = 1
 _WRITE: Final = 2
 _FEW_PAGES: Final = 4096
 """Dirty pages whose writing is begun within a millisecond."""
-_call = getattr(ctypes.CDLL(None), "sync_file_range", None)
+_REFUSED: Final = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+_call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
 if _call is not None:
     _call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
@@ -54,7 +57,8 @@ def clean(fd: int) -> None:
     with contextlib.suppress(OSError):
         own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if _call is not None:
-                _call(own, 0, 0, _WAIT_BEFORE | _WRITE)
+            failed = _call is not None and _call(own, 0, 0, _WAIT_BEFORE | _WRITE)
+            if failed and ctypes.get_errno() in _REFUSED:
+                syncing.mark_lost(fd)  # a descriptor that is opened later is not told
         finally:
             os.close(own)

@@ -110,10 +110,6 @@ def wrong_size(p: Planted) -> None:
     os.truncate(p.node.files.path(p.block, 0), 3)
 
 
-def wrong_size_durable(p: Planted) -> None:
-    os.truncate(p.node.files.path(p.weights, 0), 3)
-
-
 def dangling_entry(p: Planted) -> None:
     key = keys.file_entry(p.directory, b"ghost")
     p.change(lambda t: t.put(key, keys.pack_u64(p.block + 500)))
@@ -206,7 +202,6 @@ def no_index_order(p: Planted) -> None:
         (old_version, "leaked_data"),
         (missing_data, "missing_data"),
         (wrong_size, "wrong_size"),
-        (wrong_size_durable, "wrong_size"),
         (dangling_entry, "dangling_entry"),
         (entry_of_a_missing_directory, "dangling_entry"),
         (entry_its_inode_does_not_know, "dangling_entry"),
@@ -292,17 +287,21 @@ def test_rot_is_found_by_reading_and_located(planted: Planted) -> None:
     assert "number 1" in problems[0].detail
 
 
-def test_a_rotten_cache_file_goes_and_a_durable_one_stays(planted: Planted) -> None:
-    corrupt(planted.node.files.path(planted.block, 0), 0)
-    corrupt(planted.node.files.path(planted.weights, 0), 0)
+def test_a_rotten_cache_file_goes_and_a_durable_one_is_kept_apart(planted: Planted) -> None:
+    node = planted.node
+    corrupt(node.files.path(planted.block, 0), 0)
+    corrupt(node.files.path(planted.weights, 0), 0)
+    os.truncate(node.files.path(planted.linked, 0), 3)
     planted.repair(checksums=True)
-    assert planted.check(checksums=True) == []
-    assert planted.node.names(planted.cache) == set()
-    assert "weights" in planted.node.names(planted.models)
-    trio.run(planted.node.sealer.settle)
-    inode = planted.node.record(planted.weights)
-    assert inode is not None
-    assert inode.flags & Flag.SEALED
+    assert planted.check(checksums=True) == ["quarantined_data"] * 2
+    assert node.names(planted.cache) == set()
+    assert {"weights", "linked"} <= node.names(planted.models)
+    kept = list(node.files.quarantined())
+    assert {each.ino for each in kept} == {planted.weights, planted.linked}
+    assert {each.reason for each in kept} == {Reason.DAMAGED}
+    for ino in (planted.weights, planted.linked):
+        with pytest.raises(FileNotFoundError):
+            node.files.stat(ino, 0)
 
 
 def test_a_lost_name_comes_back_under_its_namespace(planted: Planted) -> None:

@@ -51,6 +51,22 @@ STEPS: Final = {
         write(durable, "young")
         die()
     """,
+    "a start: what was removed is unlinked, the directories on disk": """
+        write(durable, "removed")
+        seal()
+        from kvfs.meta.records import namespace_root
+        from kvfs.namespace import tree
+        top = namespace_root(durable)
+        node.engine.transact_now(lambda t: tree.unlink(t, top, b"removed", 1, lambda _: True))
+        def fsync_then_die(*_):
+            os.fsync(os.open(mountpoint, os.O_RDONLY))
+            for each in os.scandir(node.files.root):
+                os.fsync(os.open(each.path, os.O_RDONLY))
+            die()
+        node.index.remove = fsync_then_die
+        from tests.fault.victim import start_again
+        start_again(node)
+    """,
     "evicting: names removed": """
         fill()
         seal()
@@ -95,5 +111,11 @@ def test_a_power_cut_at_each_step(tmp_path: Path, kind: str, step: str) -> None:
                 os.close(fd)
                 assert found is not None
                 assert found.combined == inode.checksum
-                expected = {b"kept": set(b"kept"), b"young": set(b"x"), b"acknowledged": set(b"x")}
+                xs = set(b"x")
+                expected = {
+                    b"kept": set(b"kept"),
+                    b"young": xs,
+                    b"acknowledged": xs,
+                    b"removed": xs,
+                }
                 assert content == expected.get(inode.name, {0}), "whole, or not there"

@@ -1,0 +1,126 @@
+"""A disk that refuses some data once: what it lost is never said to be on it, though it takes
+everything again later."""
+
+import errno
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.background import sealing
+from kvfs.client import Client
+from kvfs.meta.records import Flag
+from tests.cluster.waiting import wait_until
+from tests.contract.small_node import small_node
+from tests.fault.disks import disk
+from tests.fault.machine import Machine, write
+from tests.integration.harness import kvfs
+
+_MIB = 1 << 20
+FIRST, SECOND = b"1" * _MIB, b"2" * _MIB
+
+
+@contextmanager
+def thin_machine(directory: Path) -> Iterator[Machine]:
+    """Its disk is a file in a memory of 160 MiB, so that a full memory is a disk that refuses what
+    needs new space there."""
+    thin, home = directory / "thin", directory / "home"
+    thin.mkdir()
+    (home / "mnt").mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "tmpfs", thin], check=True)
+    try:
+        with disk(thin, "ext4", 128 * _MIB, mountpoint=home / "store") as store:
+            with store.image.open("r+b") as image:  # all of it is there, so only holes can fail
+                os.posix_fallocate(image.fileno(), 0, 128 * _MIB)
+            made = Machine(home, store, None)
+            try:
+                yield made
+            finally:
+                made.end()
+                subprocess.run(["chattr", "-i", home / "mnt"], check=False, capture_output=True)
+    finally:
+        subprocess.run(["umount", thin], check=True)
+
+
+def refuse(made: Machine, data: Path) -> Path:
+    """From now on the disk refuses the data of this file alone; the file that is to be removed for
+    it to take them again."""
+    subprocess.run(["sync", "--file-system", data], check=True)
+    shown = subprocess.check_output(["filefrag", "-v", "-b4096", data], text=True)
+    image = made.disks[0].image
+    extents = re.findall(r"^ *\d+: +\d+\.\. +\d+: +(\d+)\.\. +\d+: +(\d+):", shown, re.MULTILINE)
+    assert extents, shown
+    filler = image.with_name("filler")
+    for start, length in extents:
+        place = ["--offset", str(int(start) * 4096), "--length", str(int(length) * 4096)]
+        subprocess.run(["fallocate", "--punch-hole", *place, image], check=True)
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+def data_of(made: Machine, name: str) -> Path:
+    ino = (made.models / name).stat().st_ino
+    [found] = (made.node.store / "data").glob(f"???/{ino:016x}.*")
+    return found
+
+
+def refused(fd: int) -> None:
+    """With whatever the disk says of it."""
+    with pytest.raises(OSError, match=r"Input/output error|No space left"):
+        os.fsync(fd)
+
+
+def test_a_sync_that_failed_is_not_taken_back_by_a_later_one(tmp_path: Path) -> None:
+    with thin_machine(tmp_path) as made:
+        made.node.up()
+        for name in ("target", "lost"):
+            write(made.models / name, FIRST)
+        wait_until(lambda: made.node.status()["counters"]["sealed_files"] == 2, "sealed", 60)
+        filler = refuse(made, data_of(made, "lost"))
+        with (made.models / "lost").open("r+b", buffering=0) as file:
+            file.write(SECOND)
+            refused(file.fileno())
+            filler.unlink()
+            refused(file.fileno())
+        with (made.models / "lost").open("r+b", buffering=0) as file:
+            refused(file.fileno())
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            os.rename(made.models / "lost", made.models / "target")
+        with Client(made.node.store) as client, pytest.raises(OSError, match="refused"):
+            client.rename("/models/lost", "/models/target")
+        assert (made.models / "target").read_bytes() == FIRST
+        assert made.node.status()["counters"]["failed_syncs"] == 1
+
+        write(made.models / "copy", (made.models / "lost").read_bytes())
+        os.rename(made.models / "copy", made.models / "lost")
+        made.node.down()
+        checked = kvfs("fsck", "--checksums", "--store", str(made.node.store))
+        assert checked.returncode == 0, checked.stdout
+
+
+def test_what_the_sealer_could_not_sync_is_not_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_node(tmp_path / "store") as node:
+        ino = node.write(node.namespace("models", kind="durable"), "lost", FIRST)
+
+        def fail(fd: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", fail)
+            trio.run(node.sealer.settle)
+        for _ in range(2):
+            inode = node.record(ino)
+            assert inode is not None
+            assert not inode.flags & Flag.SEALED
+            assert inode.boot, "it does not count as synced"
+            trio.run(node.sealer.settle)
+        assert sealing.synced(node.files, [(ino, 0)]) == []
