@@ -129,7 +129,9 @@ def test_who_is_killed_after_another_signal_does_not_wait_for_the_engine() -> No
                 for child in (first, second):
                     say(child)
                     assert heard(child) == "closing"
-                    wait_until(lambda: state_of(child.pid) == "S", "its close waits")  # noqa: B023
+                    wait_until(lambda: asks_a_mount(child.pid), "its close waits")  # noqa: B023
+                    if child is first:
+                        cluster.nodes[0].status()  # its request has gone to the engine by then
                 second.send_signal(signal.SIGUSR1)
                 wait_until(lambda: state_of(second.pid) == "D", "the mount is told of the signal")
                 second.kill()
@@ -200,6 +202,11 @@ def heard(child: "subprocess.Popen[str]") -> str:
 def state_of(pid: int) -> str:
     """S: it sleeps; D: it waits, and no signal wakes it; Z: it has ended."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def asks_a_mount(pid: int) -> bool:
+    """Whether it waits for the answer of a FUSE server."""
+    return Path(f"/proc/{pid}/wchan").read_text() == "request_wait_answer"
 
 
 def can(step: Callable[[], object]) -> bool:
