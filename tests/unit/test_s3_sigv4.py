@@ -3,10 +3,10 @@
 import calendar
 import hashlib
 import time
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from s3api.auth.authenticate import authenticate
@@ -175,6 +175,7 @@ def test_a_changed_byte_is_refused(signer: str, data: st.DataObject) -> None:
     changed[position] = data.draw(
         st.sampled_from(b"abcXYZ019").filter(lambda b: b != changed[position])
     )
+    assume(unquote_to_bytes(bytes(changed)) != unquote_to_bytes(fields[index]))  # %3B is %3b
     fields[index] = bytes(changed)
     names = [name for name, _ in headers]
     try:
