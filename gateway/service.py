@@ -134,8 +134,13 @@ async def run(
     of the start.
     """
     descriptors.allow_most()
-    if refused := priority.raise_to(config.priority):
-        log.info("the node has no raised priority: %s", refused)
+    refused = priority.raise_to(config.priority)
+
+    def ready(status: dict[str, Any]) -> None:
+        on_ready(status)
+        if refused:  # not before: the message of a start that fails stands alone
+            log.info("the node has no raised priority: %s", refused)
+
     stopping, opening = trio.Event(), _Opening()
     # Outside the nursery: a start that fails at once ends the task that listens, not the receiver
     # under it.
@@ -145,7 +150,7 @@ async def run(
             with opening.scope:
                 async with open_node(config) as node:
                     opening.is_over = True
-                    await _serve(node, stopping, mounted, on_ready, companions)
+                    await _serve(node, stopping, mounted, ready, companions)
             listening.cancel_scope.cancel()
 
 

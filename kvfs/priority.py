@@ -34,8 +34,10 @@ def raise_to(nice: int) -> str:
 
 
 def follow() -> str:
-    """Give the session's group, where there is such a thing, the nice value of this process. As
-    `raise_to`."""
+    """Give the session's group, where there is such a thing and this process leads it, its nice
+    value: a terminal's session has the user's other programs in it too. As `raise_to`."""
+    if os.getsid(0) != os.getpid():
+        return ""
     try:
         with open(_GROUP, "w", encoding="ascii") as group:
             group.write(str(current()))
