@@ -172,7 +172,8 @@ class Scrubber:
             sums += some
         if combine(sums) != inode.checksum:
             return False
-        self._index.store([Sealed(ino, entry.version, sums, entry.blocks)])
+        if await self._still(ino, fd, inode):  # what was removed meanwhile has left the index
+            self._index.store([Sealed(ino, entry.version, sums, entry.blocks)])
         return True
 
     async def _still(self, ino: int, fd: int, before: Inode) -> bool:

@@ -247,6 +247,9 @@ class Sealer:
 
     async def _record(self, read: list[sealing.Read]) -> None:
         """Steps 2 to 5; files that were touched meanwhile fall out of `read`."""
+        # What was removed while it was read has left the index, and is not to come back.
+        there = await self._engine.read(lambda t: [sealing.is_there(t, each) for each in read])
+        self._keep(read, [each for each, so in zip(read, there, strict=True) if so])
         self._index.store(
             Sealed(each.ino, each.version, each.checksum.chunks, each.blocks) for each in read
         )

@@ -58,6 +58,12 @@ def seal(t: Transaction, each: Read) -> bool:
     return _seal_record(t, each, synced=False)
 
 
+def is_there(t: Transaction, each: Read) -> bool:
+    """Whether the file has a name still, and this data file."""
+    inode = tree.read_inodes(t, [each.ino])[0]
+    return inode is not None and inode.nlink > 0 and inode.version == each.version
+
+
 def is_changed(t: Transaction, each: Read) -> bool:
     """Whether the data file was changed through a mapping after its last close."""
     inode = tree.read_inodes(t, [each.ino])[0]

@@ -11,10 +11,12 @@ import trio
 import trio.testing
 
 from kvfs.background import sealer
-from kvfs.meta.records import Flag
-from kvfs.namespace import lifecycle
-from kvfs.store.checksum import checksum
+from kvfs.fsck import Fsck
+from kvfs.meta.records import Flag, namespace_root
+from kvfs.namespace import lifecycle, tree
+from kvfs.store.checksum import Checksum, checksum
 from kvfs.store.files import description
+from kvfs.volume import Volume
 from tests.contract.small_node import SmallNode, small_node
 from tests.jumping import jumping_clock
 
@@ -270,3 +272,27 @@ def test_what_was_removed_holds_nobody_up(node: SmallNode, space: int) -> None:
     with jumping_clock() as clock:
         took_s = trio.run(main, clock=clock)
     assert took_s < 10, "in its place behind the others it takes 40"
+
+
+def test_what_is_removed_while_it_is_read_does_not_come_back_into_the_index(
+    node: SmallNode, space: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, stays = node.write(space, "gone", b"x"), node.write(space, "stays", b"x")
+    volume = Volume(node.engine, node.files, node.index, node.holders)
+
+    async def remove() -> None:
+        root = namespace_root(space)
+        node.engine.transact_now(lambda t: tree.unlink(t, root, b"gone", 1, lambda _: True))
+        await volume.drop([(gone, 0)])
+
+    def read_then_remove(fd: int, size: int) -> Checksum | None:
+        found = checksum(fd, size)
+        if node.record(gone) is not None:
+            trio.from_thread.run(remove)
+        return found
+
+    monkeypatch.setattr(sealer, "checksum", read_then_remove)
+    trio.run(node.sealer.settle)
+    assert is_sealed(node, stays)
+    assert [ino for ino, _ in node.index.entries()] == [stays]
+    assert list(Fsck(node.engine, node.files, node.index, checksums=True).check()) == []
