@@ -28,6 +28,9 @@ for number, handler in _AS_A_TERMINAL.items():
 # Kept in the environment, so that processes that share the tests draw the same.
 SEED = int(os.environ.setdefault("KVFS_TEST_SEED", str(random.SystemRandom().randrange(1 << 32))))
 
+LONG = "KVFS_TEST_LONG" in os.environ
+"""Whether tests run what a suite has no time for: `./dev test --long`."""
+
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
     "kvfs", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -56,6 +59,7 @@ LONGEST = (
     "fault/test_s3_kill_deletes.py",
     "integration/test_s3_mount.py",
     "fault/test_power_cut.py",
+    "fault/test_power_campaign.py",
     "fault/test_engine_away.py",
     "integration/test_s3_objects.py",
     "cluster/test_dev_cluster.py",

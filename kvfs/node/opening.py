@@ -127,7 +127,9 @@ def _mark_clean(store: layout.Store) -> None:
 def _boots_before(store: layout.Store) -> set[int]:
     """What the store's last process took for the running boot, if its disks were there all the
     time: of the places as they were told then, or, of an earlier version, the kernel's id alone."""
-    boots = {places.boot_of(store)}
+    boots = set()
+    with contextlib.suppress(Corrupt):
+        boots.add(places.boot_of(store))
     if store.recovered_boot() == boot_id():
         boots.add(boot_id())
     return boots

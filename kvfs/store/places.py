@@ -16,13 +16,14 @@ Invariants
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from kvfs.errors import ConfigError, Invalid
+from kvfs import private_file
+from kvfs.errors import ConfigError, Corrupt, Invalid
 from kvfs.media import Place
 from kvfs.meta import boot
 from kvfs.store import quarantine
@@ -47,7 +48,7 @@ def prepare(store: Store, places: Sequence[Place], owner: str) -> None:
     roots = [place.root for place in places]
     if len(set(roots)) < len(roots) or os.fspath(store.data) in roots:
         raise ConfigError("each tier and each shared store is a directory of its own")
-    for old in known(store):
+    for old in _told_before(store):
         if old.root not in roots and _holds_data(old.root):
             raise ConfigError(
                 f"data files lie in {old.root}, which an earlier start was told of: name it again "
@@ -55,16 +56,27 @@ def prepare(store: Store, places: Sequence[Place], owner: str) -> None:
             )
     for place in places:
         guarded(Path(place.root), lambda place=place: _claim(place, store, owner))  # type: ignore[misc]
-    if places or known(store):
-        _write(store.root / "places", places)
+    if places or (store.root / "places").exists():
+        private_file.replace(store.root / "places", msgspec.json.encode(places))
 
 
 def known(store: Store) -> list[Place]:
-    """The places as the last start was told them."""
+    """The places as the last start was told them. Raises Corrupt."""
     try:
         return _decode_places((store.root / "places").read_bytes())
     except FileNotFoundError:
         return []
+    except msgspec.MsgspecError:
+        raise Corrupt(
+            f"{store.root / 'places'} cannot be read: start the node once with all its --tier and "
+            "--shared, which writes it anew"
+        ) from None
+
+
+def _told_before(store: Store) -> list[Place]:
+    with contextlib.suppress(Corrupt):
+        return known(store)
+    return []
 
 
 def boot_of(store: Store) -> int:
@@ -107,11 +119,15 @@ def _mark(root: Path, owner: str) -> None:
     if not (root / MARK).exists() and (others := os.listdir(root)):
         raise Invalid(f"{root} holds files that are not of KVFS ('{min(others)}' for one)")
     draft = root / f".{MARK}.{os.getpid()}"
-    draft.write_bytes(msgspec.json.encode(_Mark(1, owner)))
     try:
+        with draft.open("wb") as file:
+            file.write(msgspec.json.encode(_Mark(1, owner)))
+            file.flush()
+            os.fsync(file.fileno())
         os.link(draft, root / MARK)
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
+    private_file.sync_directory(root)
 
 
 def _holds_data(root: str) -> bool:
@@ -119,15 +135,13 @@ def _holds_data(root: str) -> bool:
     return any(Path(root).glob("???/*")) or any(Path(root, quarantine.DIRECTORY).glob("*"))
 
 
-def _write(path: Path, value: Iterable[Place] | dict[int, str]) -> None:
-    draft = path.with_name(f".{path.name}.new")
-    draft.write_bytes(msgspec.json.encode(value))
-    os.rename(draft, path)
-
-
 def write_targets(store: Store, targets: dict[int, str]) -> None:
-    """By namespace id, the root of the place where its new files go now."""
-    _write(store.run / "targets", targets)
+    """By namespace id, the root of the place where its new files go now. Nobody needs it after a
+    power cut."""
+    path = store.run / "targets"
+    draft = path.with_name(f".{path.name}.new")
+    draft.write_bytes(msgspec.json.encode(targets))
+    os.rename(draft, path)
 
 
 _decode_places = msgspec.json.Decoder(list[Place]).decode

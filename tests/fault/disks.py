@@ -18,7 +18,10 @@ from tests.cluster.waiting import wait_until
 
 _GOING_DOWN: Final = 0x8004587D
 """EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN are one number."""
-_NO_LOG_FLUSH: Final = 2
+EVERYTHING: Final = 0
+LOG_FLUSHED: Final = 1
+NO_LOG_FLUSH: Final = 2
+"""What still reaches the disk: all that was written; the filesystem's own log; nothing."""
 _MIB: Final = 1 << 20
 SIZES: Final = {"ext4": 256 * _MIB, "xfs": 512 * _MIB}
 
@@ -64,11 +67,11 @@ class Disk:
         self.mount()
 
 
-def cut(mountpoint: Path) -> None:
+def cut(mountpoint: Path, flags: int = NO_LOG_FLUSH) -> None:
     """From now on nothing reaches the disk, and what had not been flushed never will."""
     fd = os.open(mountpoint, os.O_RDONLY)
     try:
-        fcntl.ioctl(fd, _GOING_DOWN, struct.pack("I", _NO_LOG_FLUSH))
+        fcntl.ioctl(fd, _GOING_DOWN, struct.pack("I", flags))
     finally:
         os.close(fd)
 

@@ -4,11 +4,11 @@ their power together, and are mounted again in the same boot of this machine."""
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.cluster.waiting import wait_until
-from tests.fault.disks import Disk, cut, disk
+from tests.fault.disks import NO_LOG_FLUSH, Disk, cut, disk
 from tests.integration.harness import Node, best_mode, is_mounted
 
 
@@ -42,10 +42,16 @@ class Machine:
         for each in self.disks:
             subprocess.run(["sync", "--file-system", each.mountpoint], check=True)
 
-    def lose_power(self) -> None:
-        """Nothing that is not on the disks by now ever will be; then they are mounted again."""
-        for each in self.disks:
-            cut(each.mountpoint)
+    def lose_power(
+        self, flags: Sequence[int] = (), ended: Callable[[], object] = lambda: None
+    ) -> None:
+        """Nothing that is not on the disks by now ever will be, but for what `flags` says for each;
+        then they are mounted again. `ended` returns when nobody uses the mount any more."""
+        for each, how in zip(self.disks, flags or [NO_LOG_FLUSH] * len(self.disks), strict=True):
+            cut(each.mountpoint, how)
+        if self.node.pid is not None:
+            self.node.kill()
+        ended()
         self.end()
         for each in self.disks:
             each.mount()

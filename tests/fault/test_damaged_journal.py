@@ -14,6 +14,7 @@ from kvfs.meta import bases
 from kvfs.meta import journal as journal_file
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.journal import generations
+from tests.conftest import LONG, SEED
 from tests.fault import engine_writer
 from tests.fault.engine_writer import COUNT
 from tests.fault.machine import Machine, machine, write
@@ -97,15 +98,13 @@ def test_a_journal_that_was_cut_short_is_no_torn_end(tmp_path: Path) -> None:
 
 
 _COMMITS = 200
-_SEED = int(os.environ.get("KVFS_TEST_SEED", "0")) or random.randrange(1 << 32)
-_CASES = 30
+_CASES = 300 if LONG else 30
 
 
 @pytest.fixture(scope="module")
 def synced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An engine's files of which each commit was acknowledged by a sync; the journal alone came to
     the disk."""
-    print(f"KVFS_TEST_SEED={_SEED}")
     path = tmp_path_factory.mktemp("engine") / "meta"
     engine = EmbeddedEngine(path, boot=1)
     for n in range(1, _COMMITS + 1):
@@ -127,7 +126,7 @@ def test_the_journal_is_whole_or_refused_or_told(
 ) -> None:
     """Wherever it is damaged: the last sync alone may go without a refusal, since a power cut in it
     looks the same; with more behind it, it is told."""
-    source = random.Random(f"{_SEED} {case} {damage}")
+    source = random.Random(f"{SEED} {case} {damage}")
     shutil.copytree(synced, path := tmp_path / "meta")
     (journal,) = path.glob("journal.*")
     size = journal.stat().st_size
