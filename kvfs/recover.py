@@ -37,6 +37,7 @@ import trio
 from kvfs.background.quarantine import Kinds, kinds_of, put_away
 from kvfs.background.versions import Overtaken, check_follows, publish_anew
 from kvfs.meta import keys
+from kvfs.meta.bases import damaged_journals
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
 from kvfs.namespace import lifecycle, placements, reserving, spaces, tree
@@ -70,6 +71,9 @@ class Recovery:
         self._intact = frozenset((0, *boots))
         self._now = now
         self._clustered = False
+        self.is_damaged = False
+        """Whether damage took the end of the journal: what looks unfinished or removed may have
+        been acknowledged then, and is kept apart."""
         self._is_cut = False
         self.found = {
             "unpublished_dropped": 0,
@@ -120,8 +124,11 @@ class Recovery:
 
     async def _drop_unpublished(self, inos: list[int]) -> None:
         records = await self._read(inos)
+        kinds = await self._engine.read(kinds_of)
         for ino, inode in records.items():
-            if inode is None:  # reserved by a process that then never made the record
+            if inode is None and self.is_damaged:
+                self._put_away(kinds, ino, 0, None)
+            elif inode is None:  # reserved by a process that then never made the record
                 self.found["data_files_removed"] += self._files.unlink(ino, 0)
 
         def fn(t: Transaction) -> None:
@@ -229,8 +236,13 @@ class Recovery:
             inos = await self._engine.read(
                 lambda t: [ino for ino in inos if t.get(keys.placement(ino, t.node)) is not None]
             )
+        kinds = await self._engine.read(kinds_of)
         for ino, inode in (await self._read(inos)).items():
-            if inode is not None and inode.mode & _FORMAT == _REGULAR:
+            if inode is None or inode.mode & _FORMAT != _REGULAR:
+                continue
+            if self.is_damaged:
+                self._put_away(kinds, ino, inode.version, None)
+            else:
                 self._files.unlink(ino, inode.version)
         self._index.remove(inos)
 
@@ -313,6 +325,8 @@ async def recover(
     boots = {boot, *before}
     recovery = Recovery(engine, files, index, boots, now)
     known = store.recovered_boot()
+    is_mended = not restored and known in boots
+    recovery.is_damaged = not is_mended and bool(damaged_journals(store.meta))
     await recovery.run(
         orderly=clean and not restored and known in boots,
         compare_all=restored or (not clean and known not in boots),

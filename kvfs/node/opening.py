@@ -71,7 +71,8 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         closing.callback(known.close)
         ears: list[Callable[[Sequence[Written]], object]] = []
         engine, cluster = await _open_engine(config, store, local, closing, ears)
-        await engine.transact(_first_start)
+        if await engine.transact(_first_start) and cluster is None:
+            local.rotate_now()  # what all else hangs on is in the base, not in a journal alone
         if cluster is not None:
             await cluster.share_key()
         before = _boots_before(store)
@@ -209,13 +210,14 @@ def _refuse_lost_metadata(engine: EmbeddedEngine, store: layout.Store) -> None:
         files.close()
 
 
-def _first_start(t: Transaction) -> None:
-    """Make what a new store begins with; nothing in an old one."""
+def _first_start(t: Transaction) -> bool:
+    """Make what a new store begins with; nothing in an old one. Whether it was new."""
     if t.get(keys.VERSION) is not None:
         spaces.check_format(t)
-        return
+        return False
     refuse_unfinished(t)
     now, uid, gid = time.time_ns(), os.geteuid(), os.getegid()
     spaces.format(t, now, uid, gid)
     for name, kind in FIRST_NAMESPACES:
         spaces.create(t, name, kind=kind, uid=uid, gid=gid, now=now)
+    return True
