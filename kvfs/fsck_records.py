@@ -223,7 +223,9 @@ def _count_links(t: Transaction, ino: int, inode: Inode) -> int:
         if not inode.nlink:
             return 0
         prefix = keys.entries(ino)
-        return 2 + sum(key.endswith(b"/") for key, _ in t.scan(prefix, keys.after(prefix)))
+        # Of the name alone: a file without one has no more of a key than its directory's number.
+        children = t.scan(prefix, keys.after(prefix))
+        return 2 + sum(key.endswith(b"/", len(prefix)) for key, _ in children)
     return len(_names(t, ino, inode))
 
 

@@ -24,7 +24,7 @@ from kvfs.node.status import status_of
 from tests.contract.small_node import new_inode
 from tests.fault.disks import cut, disk
 from tests.integration.harness import Node as Mounted
-from tests.integration.harness import best_mode, kvfs
+from tests.integration.harness import best_mode, kvfs, wait_for_exit, watchdog_of
 from tests.jumping import jumping_clock
 
 
@@ -77,6 +77,15 @@ def fetch(url: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
+def kill_with_watchdog(node: Mounted) -> None:
+    """The watchdog has the node's log open, on the disk that is to be unmounted."""
+    assert node.pid is not None
+    watchdog = os.pidfd_open(watchdog_of(node.pid))
+    node.kill()
+    wait_for_exit(watchdog)
+    os.close(watchdog)
+
+
 def test_a_disk_that_refused_a_sync_shows_at_every_place(tmp_path: Path) -> None:
     with disk(tmp_path, "ext4") as made:
         node = Mounted(best_mode(), made.mountpoint / "home", ("--admin", "127.0.0.1:0"))
@@ -102,5 +111,5 @@ def test_a_disk_that_refused_a_sync_shows_at_every_place(tmp_path: Path) -> None
             assert "the disk refused to sync" in shown
         finally:
             if node.pid is not None:
-                node.kill()
+                kill_with_watchdog(node)
             subprocess.run(["umount", "-l", node.mount], check=False)

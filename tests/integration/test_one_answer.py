@@ -155,6 +155,7 @@ def site() -> Iterator[Site]:
         with kvfs.Client(s3.node.store) as client, contextlib.ExitStack() as writers:
             fsspec = KvfsFileSystem(store=str(s3.node.store), skip_instance_cache=True)
             yield Site(s3, client, fsspec, writers)
+            fsspec.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import stat
 import pytest
 
 from kvfs.errors import Invalid, TooLarge
+from kvfs.fsck_records import RecordCheck
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag
 from kvfs.namespace import odd, spaces, tree
@@ -272,3 +273,15 @@ def test_self_copies_change_the_time_and_what_is_said(space: ObjectSpace) -> Non
     after = space.find(b"k")
     assert (after.ino, after.etag, after.metadata) == (before.ino, "e", {"meta.b": "2"})
     assert after.mtime_ns == moment.now
+
+
+def test_the_check_counts_links_whatever_number_a_directory_has(space: ObjectSpace) -> None:
+    """A key that ends with '/' has a directory of which its object has no name."""
+    directories = set()
+    for number in range(300):
+        made = space.put(b"d%d/" % number)
+        directories.add(space.do(lambda t, ino=made.ino: tree.read_inode(t, ino)).parent % 256)
+        if number % 3 == 0:
+            space.put(b"f%d" % number)
+    assert ord("/") in directories
+    assert [each.detail for each in RecordCheck(space.engine).problems()] == []
