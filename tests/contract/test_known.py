@@ -162,6 +162,7 @@ def test_a_change_beside_a_look_up_is_seen_by_it_or_told(
         volume=SimpleNamespace(atimes={}),
         holders=Holders(),
         mounts=SimpleNamespace(misses=Misses()),
+        appends=None,
         store=SimpleNamespace(root=Path("/")),
         files=None,
         known=serving,
