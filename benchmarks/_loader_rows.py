@@ -178,7 +178,7 @@ class Raw(Way):
         self._rates = Results()
         self.best: str = ""
 
-    def load(self, way: str, shards: Sequence[Path]) -> float:
+    def load(self, _way: str, _shards: Sequence[Path]) -> float:
         """Nothing is loaded by plain reads."""
         return 0.0
 

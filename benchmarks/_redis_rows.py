@@ -116,7 +116,7 @@ async def _sample(engine: RedisEngine, row: Row) -> Sample:
     )
 
 
-async def _read_known(engine: RedisEngine, task: int, calls: int) -> None:
+async def _read_known(engine: RedisEngine, _task: int, calls: int) -> None:
     for _ in range(calls):
         await _read(engine, 0)
 

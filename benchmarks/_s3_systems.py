@@ -132,7 +132,7 @@ class DurableBucket(Server):
         super().__init__(DURABLE, node.root, "durable")
         self._node = node
 
-    def start(self, guard: Guard) -> None:
+    def start(self, _guard: Guard) -> None:
         if self._node.daemon() is None:
             raise Unavailable("the node did not start")
         self.address, self.keys = self._node.address, self._node.keys
@@ -237,7 +237,8 @@ class Nginx(Program):
             return True
         return False
 
-    def target(self, method: str, key: str = "", query: Iterable[tuple[bytes, bytes]] = ()) -> str:
+    def target(self, _method: str, key: str = "", query: Iterable[tuple[bytes, bytes]] = ()) -> str:
+        assert not query, "plain files have none"
         return f"/{self.bucket}/{key}"
 
     def store(self, keys: Sequence[str], body: Any, times: int = 1) -> None:

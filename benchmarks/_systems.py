@@ -36,7 +36,7 @@ class System:
         self.name = name
         self.root = root
 
-    def start(self, guard: Guard) -> None:
+    def start(self, _guard: Guard) -> None:
         """Raises Unavailable."""
         self.root.mkdir(parents=True, exist_ok=True)
 

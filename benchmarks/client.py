@@ -54,7 +54,7 @@ class ByClient(System):
         self._node = node
         self._client: kvfs.Client | None = None
 
-    def start(self, guard: Guard) -> None:
+    def start(self, _guard: Guard) -> None:
         if self._node.daemon() is None:
             raise Unavailable("the node did not start")
         self._client = kvfs.Client(self._node.store)

@@ -29,10 +29,10 @@ class LazyGroup(Group):
         super().__init__(*arguments, **options)
         self._modules = modules
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(self._modules)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         module = self._modules.get(cmd_name)
         if module is None:
             return None

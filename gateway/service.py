@@ -218,7 +218,7 @@ def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event) -> N
     async def unmount(params: dict[str, Any]) -> dict[str, Any]:
         return {"mountpoint": await keeper.unmount(lazy=params.get("lazy") is True)}
 
-    async def stop(params: dict[str, Any]) -> dict[str, Any]:
+    async def stop(_params: dict[str, Any]) -> dict[str, Any]:
         stopping.set()
         return {"pid": os.getpid()}
 

@@ -43,7 +43,7 @@ def splits_of(config: Mapping[str, object] | None) -> Splits:
     found: dict[str, Cut] = {}
     if sizes is not None:
         found |= _heads(sizes)
-        found |= _stacked(kind, part, sizes)
+        found |= _stacked(kind, sizes)
     if kind in _DENSE:
         found |= _dense(kind)
     found |= _packed_rows(quantised)
@@ -94,7 +94,7 @@ def _heads(sizes: _Sizes) -> dict[str, Cut]:
     }
 
 
-def _stacked(kind: str, config: Mapping[str, object], sizes: _Sizes) -> dict[str, Cut]:
+def _stacked(kind: str, sizes: _Sizes) -> dict[str, Cut]:
     """Names of which the model's kind says in which order it stacks."""
     queries, keys, head = sizes
     name = r"\b(query_key_value|wqkv)" + _FLOATS

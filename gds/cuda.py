@@ -33,7 +33,7 @@ class CudaDevice:
     def __init__(
         self,
         device: torch.device,
-        pageable: Callable[[str], object] = lambda why: None,
+        pageable: Callable[[str], object] = lambda _why: None,
     ) -> None:
         """`device`: with its index. Made in the thread that asked for the load.
         `pageable` is called once where buffers cannot be pinned, with the reason, by a thread that

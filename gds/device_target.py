@@ -58,7 +58,7 @@ class DeviceTarget(Target):
         self._ready[~at] = self._device.ready()
         return made
 
-    def _start(self, number: int) -> int:
+    def _start(self, _number: int) -> int:
         return 0
 
     def ready(self, unit: int) -> Mark:

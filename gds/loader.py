@@ -95,7 +95,7 @@ class Loader:
     def tensors(self) -> Generator[tuple[int, torch.Tensor], None, None]:
         """Each tensor by its number in the plan, as they become whole. Raises what reading or
         memory raised; Invalid in a process that was forked since it began."""
-        threads = Aside(self._care, lambda nothing: None, self._arrived)
+        threads = Aside(self._care, lambda _nothing: None, self._arrived)
         try:
             threads.start()
             for _ in self._plan.wanted:

@@ -133,7 +133,7 @@ def open_target(
 ) -> Iterator[Opened]:
     """What a load reads into, until the block ends. `device`: by `device_of`. Called in the thread
     that the tensors are for. Raises NotSupported, Invalid, Unavailable."""
-    report = report or (lambda taken: None)
+    report = report or (lambda _taken: None)
     with contextlib.ExitStack() as stack:
         if device.type == "cpu":
             _tell(Taken(Way.HOST, "the device is the CPU"), report)

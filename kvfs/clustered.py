@@ -131,10 +131,10 @@ class Clustered:
             await told([Written(key, reads.get(key), new) for key, new in proposal.writes.items()])
             return True
 
-        async def catch_up(params: dict[str, Any]) -> None:
+        async def catch_up(_params: dict[str, Any]) -> None:
             await self.engine.catch_up()
 
-        async def sync(params: dict[str, Any]) -> None:
+        async def sync(_params: dict[str, Any]) -> None:
             await self.engine.sync()
 
         async def claim(params: dict[str, Any]) -> bool:

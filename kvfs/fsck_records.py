@@ -113,7 +113,7 @@ class RecordCheck:
         for key, _ in self.pages(b"w", b"x"):
             yield from self._stale(key, "unpublished", lambda i: not i.flags & Flag.PUBLISHED)
         for key, _ in self.pages(b"x", b"y"):
-            yield from self._stale(key, "extended attribute", lambda inode: True)
+            yield from self._stale(key, "extended attribute", lambda _inode: True)
         for key, _ in self.pages(b"b", b"c"):
             yield from self._stale(key, "link", lambda inode: inode.nlink > 1)
 

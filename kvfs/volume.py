@@ -53,9 +53,9 @@ class Volume:
         """Access times (ns) not yet written to the engine."""
         self.on_published: Callable[[int, int, int], None] = index.add
         """Called with inode number, data version and blocks after each publish."""
-        self.on_lost: Callable[[lifecycle.Evicted], None] = lambda lost: None
+        self.on_lost: Callable[[lifecycle.Evicted], None] = lambda _lost: None
         """Called with a file that was forgotten because nobody has its data."""
-        self.may_lag: Callable[[int], bool] = lambda namespace_id: False
+        self.may_lag: Callable[[int], bool] = lambda _namespace_id: False
         """Whether others may hear of a new file in a namespace after its close."""
         self.lapses: Callable[[], int] | None = None
         """In a cluster: how often this node has lost its lease, so that others may have taken it

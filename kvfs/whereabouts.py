@@ -125,7 +125,7 @@ class Whereabouts:
         async with trio.open_nursery() as self._nursery:
             await trio.sleep_forever()
 
-    async def tell(self, peer: object, params: Any) -> list[Any]:
+    async def tell(self, _peer: object, params: Any) -> list[Any]:
         """Another node asks what is here of these (inode, version)."""
         try:
             names = [(int(ino), int(version)) for ino, version in params][:_MOST]

@@ -39,7 +39,7 @@ class Admin:
         self._status = status
         self._tally = tally
 
-    async def handle(self, head: Head, body: Body) -> Response:
+    async def handle(self, head: Head, _body: Body) -> Response:
         """The answer to one request."""
         path = head.target.partition(b"?")[0]
         if head.method not in ("GET", "HEAD"):

@@ -284,7 +284,7 @@ class FastPath:
         if opcode == Op.READ:
             self._read(unique, pid, buffer)
         elif opcode == Op.WRITE:
-            self._write(unique, pid, buffer, n)
+            self._write(unique, pid, buffer)
         elif opcode == Op.FORGET:
             self._operations.forget(nodeid, protocol.FORGET_IN.unpack_from(buffer, _HEADER)[0])
         elif opcode == Op.BATCH_FORGET:
@@ -416,7 +416,7 @@ class FastPath:
         if not self._lane.reply_cached(unique, fd, offset, size):
             self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
 
-    def _write(self, unique: int, thread: int, buffer: memoryview, n: int) -> None:
+    def _write(self, unique: int, thread: int, buffer: memoryview) -> None:
         fh, offset, size, flags, _, _, _ = protocol.WRITE_IN.unpack_from(buffer, _HEADER)
         file = self._operations.file(fh)
         if flags & protocol.WRITE_KILL_SUIDGID:

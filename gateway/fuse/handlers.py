@@ -380,7 +380,7 @@ class Handlers:
             out += protocol.BARE_ENTRY + one
         return bytes(out)
 
-    async def fsyncdir(self, r: Request) -> bytes:
+    async def fsyncdir(self, _r: Request) -> bytes:
         await self._ops.sync_directory()
         return b""
 

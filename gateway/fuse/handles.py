@@ -82,7 +82,7 @@ class OpenFiles:
         """Has the kernel ask anew for attributes that it was to believe for long."""
         self.appends: AppendLeases | None = None
         """In a cluster: who may append."""
-        self.may_pass: Callable[[OpenFile], bool] = lambda file: False
+        self.may_pass: Callable[[OpenFile], bool] = lambda _file: False
         """Whether the kernel reads and writes an open file's data file itself."""
         volume.holders.let_go = self.let_go
         volume.holders.is_changed = self.is_changed

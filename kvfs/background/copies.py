@@ -94,7 +94,7 @@ class Copies:
         self.engine = engine
         self.snapshot = snapshot
         self.brings = brings
-        self.taken: Callable[[int], None] = lambda ino: None
+        self.taken: Callable[[int], None] = lambda _ino: None
         """Told of a file that was taken because it is hot."""
         self._call = call
         self._catch_up = catch_up
@@ -203,7 +203,7 @@ class Copies:
 
     # ---- taking
 
-    async def adopt(self, peer: object, params: Any) -> None:
+    async def adopt(self, _peer: object, params: Any) -> None:
         """Another node asks this one to answer for a file in a store that both share. Raises
         Invalid, and what `Brings.adopt` does."""
         try:
@@ -215,7 +215,7 @@ class Copies:
         except OSError as error:
             raise Unavailable(f"the file cannot be seen here: {error.strerror}") from error
 
-    async def take(self, peer: object, params: Any) -> bool:
+    async def take(self, _peer: object, params: Any) -> bool:
         """Another node asks: whether the file is here now, else it is on its way, and whoever
         asked asks again. Raises Busy, Invalid, and what `Brings.bring` does."""
         try:

@@ -84,13 +84,13 @@ class _Noting:
     def scan_keys(self, start: bytes, end: bytes, /) -> Iterator[bytes]:
         return (key for key, _ in self.scan(start, end))
 
-    def put(self, key: bytes, value: bytes, /) -> object:
+    def put(self, _key: bytes, _value: bytes, /) -> object:
         raise AssertionError("what is remembered is only read")
 
-    def delete(self, key: bytes, /) -> bool:
+    def delete(self, _key: bytes, /) -> bool:
         raise AssertionError("what is remembered is only read")
 
-    def merge(self, key: bytes, operand: bytes, /) -> None:
+    def merge(self, _key: bytes, _operand: bytes, /) -> None:
         raise AssertionError("what is remembered is only read")
 
     @property

@@ -102,7 +102,7 @@ class PeerServer:
         self._complained: set[str] = set()
         self.methods: dict[str, Method] = {"sums": self._sums}
         """By name: what a method gets and answers is of msgpack's types; it raises KvfsError."""
-        self.demanded: Callable[[int], None] = lambda ino: None
+        self.demanded: Callable[[int], None] = lambda _ino: None
         """Told of each file that a node begins to ask for."""
         self.lender: Lender | None = None
         self.counters = {"peers_refused": 0, "peers_redirected": 0, "peers_sent_bytes": 0}
@@ -240,7 +240,7 @@ class PeerServer:
             raise Invalid(f"these are no parameters: {error}") from None
         return Response(200, [], _encode(await method(peer, params)))
 
-    async def _sums(self, peer: Party, params: Any) -> bytes:
+    async def _sums(self, _peer: Party, params: Any) -> bytes:
         try:
             ino, version, size = map(int, params)
         except (TypeError, ValueError):

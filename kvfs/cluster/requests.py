@@ -66,7 +66,7 @@ class ClusterRequests:
             ],
         }
 
-    async def _on_nodes(self, params: dict[str, Any]) -> object:
+    async def _on_nodes(self, _params: dict[str, Any]) -> object:
         return await self.report()
 
     async def _on_drain(self, params: dict[str, Any]) -> str:
@@ -86,7 +86,7 @@ class ClusterRequests:
         if not asked.force:
             await self._refuse_loss(record)
         await self._engine.transact(
-            lambda t: set_state(t, record.number, lambda old: True, "removed")
+            lambda t: set_state(t, record.number, lambda _old: True, "removed")
         )
         await self._member.fence(record.number, record.store)
         return record.name

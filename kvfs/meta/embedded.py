@@ -160,7 +160,11 @@ class EmbeddedEngine:
         return self.read_now(fn)
 
     async def transact(
-        self, fn: Callable[[Transaction], T], *, private: int = 0, behind: bool = False
+        self,
+        fn: Callable[[Transaction], T],
+        *,
+        private: int = 0,  # noqa: ARG002 -- a mirror's alone
+        behind: bool = False,  # noqa: ARG002 -- a mirror's alone
     ) -> T:
         """Run `fn` and commit; never suspends, so it cannot be cancelled halfway."""
         return self.transact_now(fn)

@@ -156,7 +156,7 @@ def _records_in(data: "_Contents", offset: int, after: int) -> Iterator[tuple[in
     while (match := _PAYLOAD.search(data, at + _HEADER_BYTES)) is not None:
         at = match.start() - _HEADER_BYTES
         found = parse_record(data, at)
-        record = None if found is None else _decoded(*found)
+        record = None if found is None else _decoded(found[0], found[2])
         if found is None or record is None or record.sequence <= after:
             at += 1
             continue
@@ -164,7 +164,7 @@ def _records_in(data: "_Contents", offset: int, after: int) -> Iterator[tuple[in
         at += _HEADER_BYTES + found[0]
 
 
-def _decoded(length: int, digest: bytes, payload: bytes) -> Record | None:
+def _decoded(length: int, payload: bytes) -> Record | None:
     if len(payload) < length:
         return None
     try:

@@ -86,7 +86,11 @@ class MemoryEngine:
         return self.read_now(fn)
 
     async def transact(
-        self, fn: Callable[[Transaction], T], *, private: int = 0, behind: bool = False
+        self,
+        fn: Callable[[Transaction], T],
+        *,
+        private: int = 0,  # noqa: ARG002 -- a mirror's alone
+        behind: bool = False,  # noqa: ARG002 -- a mirror's alone
     ) -> T:
         """Run `fn` and commit. Cancelled: nothing was committed."""
         for _ in range(_ATTEMPTS):

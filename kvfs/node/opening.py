@@ -99,7 +99,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             log.info("mended what the last process left: %s", node.recovery)
         await node.quarantine.look()
 
-        async def answer_status(params: dict[str, Any]) -> dict[str, Any]:
+        async def answer_status(_params: dict[str, Any]) -> dict[str, Any]:
             return await status_of(node)
 
         async with trio.open_nursery() as nursery:

@@ -318,7 +318,7 @@ class Node:
             log.warning("the engine was not told what this node did last: %s", error)
             await self.local.sync()
 
-    async def _on_scrub(self, params: dict[str, Any]) -> dict[str, Any]:
+    async def _on_scrub(self, _params: dict[str, Any]) -> dict[str, Any]:
         self.scrubber.ask()
         return {}
 

@@ -108,7 +108,7 @@ def _remove_completed(t: Transaction, bucket: Bucket, moment: Moment, changed: C
     if value is not None:
         directory = keys.unpack_u64(value)
         for name, ino in uploads.notes(t, directory):
-            uploads.remove_note(t, directory, name, ino, moment)
+            uploads.remove_note(t, directory, name, ino)
         _remove_directory(t, bucket.root, COMPLETED, directory, moment, changed)
 
 

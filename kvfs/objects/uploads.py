@@ -329,7 +329,7 @@ def notes(t: Transaction, directory: int) -> list[tuple[bytes, int]]:
     ]
 
 
-def remove_note(t: Transaction, directory: int, name: bytes, ino: int, moment: Moment) -> None:
+def remove_note(t: Transaction, directory: int, name: bytes, ino: int) -> None:
     """Nobody but this module sees a note: it goes at once."""
     t.delete(keys.file_entry(directory, name))
     drop_inode(t, ino, read_inode(t, ino))
@@ -409,7 +409,7 @@ def _sweep(t: Transaction, bucket: Bucket, moment: Moment) -> None:
     directory = keys.unpack_u64(above)
     for name, ino in notes(t, directory)[:_SWEPT]:
         if read_inode(t, ino).ctime_ns + _KEPT_NS < moment.now:
-            remove_note(t, directory, name, ino, moment)
+            remove_note(t, directory, name, ino)
 
 
 def _missing(upload_id: str) -> NoSuchUpload:

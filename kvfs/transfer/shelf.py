@@ -43,7 +43,7 @@ class Shelf:
         files: DataFiles,
         index: Index,
         fetcher: Fetcher,
-        is_changed: Callable[[int], bool] = lambda ino: False,
+        is_changed: Callable[[int], bool] = lambda _ino: False,
     ) -> None:
         """`is_changed`: whether the file is open here, with other content than was published."""
         self._files = files

@@ -35,12 +35,12 @@ class OverTcp:
     def __init__(self) -> None:
         self._buffers = Buffers()
 
-    def mover(self, address: PeerAddress, ask: Ask) -> bytes:
+    def mover(self, _address: PeerAddress, _ask: Ask) -> bytes:
         return b""
 
     @contextmanager
     def taking(
-        self, address: PeerAddress, incoming: Incoming, sink: Sink, arrived: Arrived
+        self, _address: PeerAddress, incoming: Incoming, sink: Sink, arrived: Arrived
     ) -> Iterator[Taking]:
         with self._buffers.lent() as buffer:
             yield Receiving(incoming, sink, buffer, arrived)

@@ -58,7 +58,7 @@ def _said_root(root: Path) -> str:
     return "" if root == _ROOT else f" --root {shlex.quote(str(root))}"
 
 
-def _status(cluster: Cluster, options: argparse.Namespace) -> None:
+def _status(cluster: Cluster, _options: argparse.Namespace) -> None:
     said = "runs" if cluster.engine.is_running() else "does not run"
     print(f"engine  {cluster.engine.url}  {said}{_cut(cluster, engine.HOST)}")
     for host in cluster:
@@ -99,7 +99,7 @@ def _run(cluster: Cluster, options: argparse.Namespace) -> None:
     os.execvp(command[0], command)
 
 
-def _down(cluster: Cluster, options: argparse.Namespace) -> None:
+def _down(cluster: Cluster, _options: argparse.Namespace) -> None:
     cluster.down()
     print(f"What was stored is below {cluster.root} still; `up` goes on with it.")
 

@@ -13,8 +13,8 @@ from tests.contract.redis_servers import program
 from tests.integration.harness import base_directory
 
 
-@pytest.fixture(scope="session")
-def namespaces() -> None:
+def need_namespaces() -> None:
+    """Skips where no cluster can be: namespaces and a server are what it takes."""
     lacking = why_not()
     if lacking:
         pytest.skip(lacking)
@@ -22,8 +22,9 @@ def namespaces() -> None:
 
 
 @pytest.fixture(scope="module")
-def root(namespaces: None) -> Iterator[Path]:
+def root() -> Iterator[Path]:
     """Where a cluster of this module has all that it stores."""
+    need_namespaces()
     made = Path(tempfile.mkdtemp(prefix="kvfs-cluster-", dir=base_directory())).resolve()
     made.chmod(0o755)
     yield made

@@ -53,14 +53,16 @@ def test_each_node_has_a_mount(up: str, root: Path) -> None:
     assert set(lines(root)) == {"engine", "1", "2"}
 
 
-def test_all_mounts_are_of_one_namespace(up: str, root: Path) -> None:
+@pytest.mark.usefixtures("up")
+def test_all_mounts_are_of_one_namespace(root: Path) -> None:
     (root / "1" / "mnt" / "cache" / "shared").write_bytes(b"of node 1")
     other = root / "2" / "mnt" / "cache" / "shared"
     wait_until(other.exists, "node 2 sees the file")
     assert other.read_bytes() == b"of node 1"
 
 
-def test_metrics_tell_of_all_nodes(up: str, root: Path) -> None:
+@pytest.mark.usefixtures("up")
+def test_metrics_tell_of_all_nodes(root: Path) -> None:
     page = told(cluster(root, "run", "2", "curl", "-s", f"{Cluster(root)[1].admin}/metrics"))
     for name in ("1", "2"):
         assert f'kvfs_cluster_node_alive{{node="{name}",state="active"}} 1.0' in page
@@ -77,7 +79,8 @@ def test_the_commands_that_it_proposes_find_it(up: str, root: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [("--root", "{}"), ("--root={}",)])
-def test_root_may_stand_behind_the_host(up: str, root: Path, form: tuple[str, ...]) -> None:
+@pytest.mark.usefixtures("up")
+def test_root_may_stand_behind_the_host(root: Path, form: tuple[str, ...]) -> None:
     where = [each.format(root) for each in form]
     done = subprocess.run(
         [sys.executable, "-m", "tests.cluster", "run", "1", *where, "echo", "--root", "x"],
@@ -97,7 +100,8 @@ def test_up_again_changes_nothing(up: str, root: Path) -> None:
     assert lines(root) == before
 
 
-def test_a_killed_node_is_told_and_starts_again(up: str, root: Path) -> None:
+@pytest.mark.usefixtures("up")
+def test_a_killed_node_is_told_and_starts_again(root: Path) -> None:
     (root / "2" / "mnt" / "cache" / "kept").write_bytes(b"kept")
     told(cluster(root, "kill", "2"))
     assert "does not run" in lines(root)["2"]
@@ -106,7 +110,8 @@ def test_a_killed_node_is_told_and_starts_again(up: str, root: Path) -> None:
     assert (root / "2" / "mnt" / "cache" / "kept").read_bytes() == b"kept"
 
 
-def test_a_killed_engine_is_told_and_starts_again(up: str, root: Path) -> None:
+@pytest.mark.usefixtures("up")
+def test_a_killed_engine_is_told_and_starts_again(root: Path) -> None:
     told(cluster(root, "kill", "engine"))
     assert "does not run" in lines(root)["engine"]
     told(cluster(root, "start", "engine"))
@@ -120,7 +125,8 @@ def answer_of(root: Path, asked: str, asking: str, timeout_s: int) -> str:
     return cluster(root, "run", asking, *curl).stdout
 
 
-def test_a_partition_ends_with_heal(up: str, root: Path) -> None:
+@pytest.mark.usefixtures("up")
+def test_a_partition_ends_with_heal(root: Path) -> None:
     told(cluster(root, "partition", "2"))
     assert "CUT OFF" in lines(root)["2"]
     assert answer_of(root, "2", "1", 1) == "000"
@@ -130,13 +136,15 @@ def test_a_partition_ends_with_heal(up: str, root: Path) -> None:
     assert answer_of(root, "2", "1", 60) == "200"
 
 
-def test_who_is_not_there_is_told(up: str, root: Path) -> None:
+@pytest.mark.usefixtures("up")
+def test_who_is_not_there_is_told(root: Path) -> None:
     done = cluster(root, "kill", "9")
     assert done.returncode == 1
     assert done.stderr == "cluster: there is no '9'; there are: engine, 1, 2\n"
 
 
-def test_down_leaves_nothing_but_what_was_stored(up: str, root: Path) -> None:
+@pytest.mark.usefixtures("up")
+def test_down_leaves_nothing_but_what_was_stored(root: Path) -> None:
     network: Network = Cluster(root).network
     told(cluster(root, "down"))
     assert not network.exists

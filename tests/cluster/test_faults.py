@@ -42,6 +42,7 @@ def small_disk(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def running(root: Path, small_disk: Path) -> Iterator[Cluster]:
+    assert small_disk.is_mount()
     with Cluster(root, 3) as made:
         (made[1].mount / "kept").mkdir()
         sure = ("create", "sure", "--replicas", "1", "--acknowledge", "sync")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.conftest import need_namespaces
 from tests.cluster.network import Network, Ways, network
 
 _PORT = 7000
@@ -17,7 +18,8 @@ than a millisecond, and only `nothing comes` is concluded from it."""
 
 
 @pytest.fixture(scope="module")
-def net(namespaces: None) -> Iterator[Network]:
+def net() -> Iterator[Network]:
+    need_namespaces()
     with network(f"t{os.getpid()}", ["1", "2"]) as made:
         yield made
 
@@ -77,7 +79,8 @@ def test_a_limited_link_has_that_speed(net: Network) -> None:
     assert size * 8 / took_s < 110e6
 
 
-def test_removed_leaves_nothing(namespaces: None) -> None:
+def test_removed_leaves_nothing() -> None:
+    need_namespaces()
     with network(f"g{os.getpid()}", ["1"]) as made:
         assert made.hosts() == ["1"]
     assert not made.exists

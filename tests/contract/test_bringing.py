@@ -132,7 +132,7 @@ def test_the_cold_tier_has_what_no_node_has(tmp_path: Path) -> None:
         ino = there.put(data, space=site.durable)
         site.dead.add(2)
 
-        async def wrong(_: int, inode: Inode, fd: int) -> bytes:
+        async def wrong(_: int, _inode: Inode, _fd: int) -> bytes:
             return bytes(16)
 
         async def fill(_: int, inode: Inode, fd: int) -> bytes:

@@ -40,7 +40,7 @@ def test_it_takes_what_its_sister_takes_and_is_documented_as_she_is() -> None:
         assert (inspect.getdoc(namesake) or "").startswith(inspect.getdoc(method) or "?"), name
 
 
-def test_it_does_what_its_sister_does(store: Path, tmp_path: Path) -> None:
+def test_it_does_what_its_sister_does(store: Path) -> None:
     async def talk(client: kvfs.AsyncClient) -> None:
         await client.mkdir("/cache/all")
         await client.put("/cache/all/a", b"hello")

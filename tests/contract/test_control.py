@@ -19,15 +19,15 @@ async def echo(params: Params) -> Params:
     return params
 
 
-async def missing(params: Params) -> None:
+async def missing(_params: Params) -> None:
     raise NotFound("no such thing")
 
 
-async def broken(params: Params) -> None:
+async def broken(_params: Params) -> None:
     raise ZeroDivisionError
 
 
-async def forever(params: Params) -> None:
+async def forever(_params: Params) -> None:
     await trio.sleep_forever()
 
 

@@ -33,10 +33,10 @@ def serving(path: Path, talk: Callable[[], Awaitable[None]]) -> None:
             tasks.append(task)
         return {**params, "connection": tasks.index(task)}
 
-    async def missing(params: Params) -> None:
+    async def missing(_params: Params) -> None:
         raise NotFound("no such thing")
 
-    async def forever(params: Params) -> None:
+    async def forever(_params: Params) -> None:
         await trio.sleep_forever()
 
     async def main() -> None:
@@ -178,6 +178,6 @@ def test_what_the_node_may_have_done_is_not_asked_again(path: Path) -> None:
 
 
 def test_what_the_node_did_not_read_is_asked_again(path: Path) -> None:
-    assert asks(path, lambda peer: None) == [{}, {}, {}]
+    assert asks(path, lambda _peer: None) == [{}, {}, {}]
     path.unlink()
     assert asks(path, lambda peer: peer.recv(3)) == [{}, {}, {}]

@@ -403,7 +403,8 @@ except ReadOnly:
     assert contents(engine) == {b"k": b"v"}
 
 
-def test_a_reader_refuses_what_only_a_writer_can_mend(engine: EmbeddedEngine, path: Path) -> None:
+@pytest.mark.usefixtures("engine")
+def test_a_reader_refuses_what_only_a_writer_can_mend(path: Path) -> None:
     with pytest.raises(Unavailable, match="start the node once"):
         EmbeddedEngine(path / "nowhere", readonly=True)
     copy = copy_of(path, lambda _: None)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import trio
@@ -84,7 +85,7 @@ def test_no_eviction_waits_for_a_mount(node: SmallNode) -> None:
     """A create that waits for room may hold the lock which forgetting a name needs."""
     space = node.namespace("cache", capacity=8 * MIB)
 
-    async def never(evicted: object) -> None:
+    async def never(_evicted: object) -> None:
         await trio.sleep_forever()
 
     node.evictor._on_removed = never
@@ -350,10 +351,7 @@ def test_an_eviction_that_a_kill_cut_short_leaves_an_orphan(node: SmallNode) -> 
     inos = fill(node, space, "abcdefgh")
     unlink = node.files.unlink
 
-    def killed(ino: int, version: int) -> bool:
-        raise KeyboardInterrupt
-
-    node.files.unlink = killed  # type: ignore[method-assign]
+    node.files.unlink = Mock(side_effect=KeyboardInterrupt)  # type: ignore[method-assign]
     with pytest.raises(BaseExceptionGroup) as caught:
         keep_within(node, space)
     assert caught.group_contains(KeyboardInterrupt)

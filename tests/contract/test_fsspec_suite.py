@@ -25,7 +25,7 @@ class Fixtures(abstract.AbstractFixtures):
         fs.close()
 
     @pytest.fixture
-    def fs_path(self, fs: KvfsFileSystem, tmp_path: Path) -> str:
+    def fs_path(self, tmp_path: Path) -> str:
         return f"/models/{tmp_path.name}"
 
 

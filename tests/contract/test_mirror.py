@@ -45,7 +45,7 @@ def one(url: str, tmp_path: Path) -> Iterator[Mirror]:
 
 
 @pytest.fixture
-def other(url: str, one: Mirror, tmp_path: Path) -> Iterator[Mirror]:
+def other(url: str, tmp_path: Path) -> Iterator[Mirror]:
     mirror = Mirror(tmp_path / "other", url, node=2)
     yield mirror
     mirror.close()
@@ -343,9 +343,8 @@ def test_a_store_of_a_lone_node_is_no_mirror_nor_the_other_way(url: str, tmp_pat
         Mirror(tmp_path / "mirror", f"{url}other")
 
 
-def test_a_node_that_joins_again_under_another_number_reads_anew(
-    one: Mirror, url: str, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("one")
+def test_a_node_that_joins_again_under_another_number_reads_anew(url: str, tmp_path: Path) -> None:
     away = Mirror(tmp_path / "away", url, node=2)
     put(away, b"a", b"1")
     away.local.transact_now(lambda t: t.put(b"stray", b""))

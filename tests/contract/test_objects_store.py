@@ -250,7 +250,7 @@ def test_who_reads_goes_on_when_it_is_replaced_or_deleted(store: ObjectStore) ->
         store.open(B, b"k", "")
 
 
-def test_a_change_in_place_is_noticed(store: ObjectStore, root: Path) -> None:
+def test_a_change_in_place_is_noticed(store: ObjectStore) -> None:
     put(store, b"k", b"old")
     opened = store.open(B, b"k", "")
     data = store.session.files.path(opened.facts.ino, 0)

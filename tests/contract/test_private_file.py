@@ -16,7 +16,7 @@ def test_one_that_cannot_be_written_leaves_the_old_one_and_no_draft(
     path = tmp_path / "kept"
     assert private_file.make(path, b"old")
 
-    def fail(fd: int) -> None:
+    def fail(_fd: int) -> None:
         raise OSError(errno.ENOSPC, "the disk is full")
 
     monkeypatch.setattr(os, "fsync", fail)

@@ -186,7 +186,7 @@ def test_a_mover_that_cannot_be_says_why_and_what_helps(tmp_path: Path) -> None:
 
 
 def test_without_the_package_the_transport_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{mover.__name__}.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(f"{mover.__name__}.importlib.util.find_spec", lambda _name: None)
     with pytest.raises(NotSupported, match=r"pip install 'kvfs\[rdma\]'"):
         mover.require()
 

@@ -199,7 +199,7 @@ def test_the_scrubber_has_a_renamed_file_say_its_new_name(node: SmallNode) -> No
         lambda t: tree.rename(t, top, b"a", top, b"new", now=now, keep=lambda _: False)
     )
 
-    async def nothing(ino: int, inode: Inode) -> None:
+    async def nothing(ino: int, _inode: Inode) -> None:
         raise AssertionError(ino)
 
     scrubber = Scrubber(node.engine, node.files, node.index, nothing, 0)

@@ -159,7 +159,7 @@ class Site:
                 t, b"fast", kind="cache", replicas=1, uid=0, gid=0, now=OWNER.now
             )
         )
-        self.b.read(lambda t: None)
+        self.b.read(lambda _t: None)
 
     def stop(self) -> None:
         self.a.stop()
@@ -192,11 +192,11 @@ def names(node: MirrorNode, space: int) -> list[str]:
 
 def test_mirrors_put_all_back_and_nodes_go_on(site: Site) -> None:
     one = site.a.write(site.kept, "one", b"1" * 1000)
-    site.b.read(lambda t: None)
+    site.b.read(lambda _t: None)
     two = site.b.write(site.fast, "two", b"2")
     site.a.do(lambda t: tree.link(t, one, namespace_root(site.kept), b"linked", OWNER.now))
-    site.b.read(lambda t: None)
-    site.a.read(lambda t: None)
+    site.b.read(lambda _t: None)
+    site.a.read(lambda _t: None)
     before = site.all()
     site.lose_engine()
     site.a.rebuild()
@@ -215,7 +215,7 @@ def test_mirrors_put_all_back_and_nodes_go_on(site: Site) -> None:
 
 def test_the_newest_mirror_counts_in_whatever_order(site: Site) -> None:
     site.a.write(site.kept, "one", b"1")
-    site.b.read(lambda t: None)
+    site.b.read(lambda _t: None)
     site.b.stop()
     two = site.a.write(site.kept, "two", b"2")
     site.a.do(lambda t: spaces.set_policy(t, site.kept, capacity=1 << 40))
@@ -231,7 +231,7 @@ def test_the_newest_mirror_counts_in_whatever_order(site: Site) -> None:
 
 def test_without_mirrors_data_files_of_all_nodes_tell(site: Site) -> None:
     one = site.a.write(site.kept, "one", b"1" * 1000)
-    site.b.read(lambda t: None)
+    site.b.read(lambda _t: None)
     site.b.write(site.kept, "two", b"2")
     site.b.take_copy(one, site.a)
     shutil_description(site.a, site.b, one)
@@ -259,7 +259,7 @@ def test_what_was_written_after_the_mirror_stood_still_is_found_by_its_data_file
     site: Site,
 ) -> None:
     site.a.write(site.kept, "one", b"1")
-    site.b.read(lambda t: None)
+    site.b.read(lambda _t: None)
     site.b.stop()
     site.a.write(site.kept, "two", b"2")
     site.lose_engine()
@@ -317,7 +317,7 @@ def test_an_engine_that_went_back_is_replaced_when_asked_to(site: Site) -> None:
 def test_a_mirror_that_took_no_part_is_read_anew(site: Site) -> None:
     two = site.b.write(site.fast, "two", b"2")
     site.b.stop()
-    site.a.read(lambda t: None)
+    site.a.read(lambda _t: None)
     site.a.write(site.kept, "one", b"1")
     site.lose_engine()
     site.a.rebuild(finish=True)

@@ -47,10 +47,10 @@ class Asked:
             self._drop,
         )
 
-    async def _room(self, size: int) -> None:
+    async def _room(self, _size: int) -> None:
         raise AssertionError("nothing is brought")
 
-    async def _damaged(self, ino: int, inode: Inode) -> None:
+    async def _damaged(self, _ino: int, _inode: Inode) -> None:
         raise AssertionError("nothing is damaged")
 
     async def _tell(self, changes: Sequence[Change]) -> None:

@@ -27,7 +27,7 @@ class Scrubbed:
         self.found: list[int] = []
         self.forgotten: list[bytes] = []
         self.dropped: list[int] = []
-        node.holders.let_go = lambda ino: None
+        node.holders.let_go = lambda _ino: None
         self.damage = Damage(node.engine, node.files, node.holders, self._tell, self._drop)
         self.scrubber = Scrubber(node.engine, node.files, node.index, self._damaged, 0)
 
@@ -161,7 +161,7 @@ def test_a_file_that_is_written_meanwhile_is_nobodys_damage(
         scrubbed.spoil(ino, 7)
         return spend(size, now)
 
-    monkeypatch.setattr("kvfs.policy.pace.Pace.spend", lambda self, *a: reopen_first(*a))
+    monkeypatch.setattr("kvfs.policy.pace.Pace.spend", lambda _self, *a: reopen_first(*a))
     scrubbed.run()
     assert scrubbed.found == []
 

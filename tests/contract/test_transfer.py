@@ -593,22 +593,22 @@ LIES: dict[str, tuple[Callable[[Peer], Response], type[KvfsError]]] = {
         lambda peer: Response(200, [*_sums(peer), (peer_words.LENT, b"9 1 a b c d")], b""),
         Corrupt,
     ),
-    "no checksums": (lambda peer: Response(200, [], bytes(CHUNK_BYTES)), Corrupt),
+    "no checksums": (lambda _peer: Response(200, [], bytes(CHUNK_BYTES)), Corrupt),
     "odd checksums": (
-        lambda peer: Response(200, [(peer_words.SUMS, b"zz")], bytes(CHUNK_BYTES)),
+        lambda _peer: Response(200, [(peer_words.SUMS, b"zz")], bytes(CHUNK_BYTES)),
         Corrupt,
     ),
     "other bytes": (lambda peer: Response(200, _sums(peer), bytes(CHUNK_BYTES)), Corrupt),
     "less than it said": (_cut_short, Unavailable),
-    "an error that is none": (lambda peer: Response(500, [], b"oops"), Unavailable),
-    "no content": (lambda peer: Response(204), Unavailable),
-    "a redirect that is none": (lambda peer: Response(307, [], b"oops"), Invalid),
-    "go away": (lambda peer: _redirect(), Unavailable),
+    "an error that is none": (lambda _peer: Response(500, [], b"oops"), Unavailable),
+    "no content": (lambda _peer: Response(204), Unavailable),
+    "a redirect that is none": (lambda _peer: Response(307, [], b"oops"), Invalid),
+    "go away": (lambda _peer: _redirect(), Unavailable),
     "ask yourself": (lambda peer: _redirect(peer.address), Unavailable),
-    "ask nowhere": (lambda peer: _redirect(PeerAddress(8, "a..b", 1)), Unavailable),
-    "ask at no port": (lambda peer: _redirect(PeerAddress(8, "host", 70_000)), Invalid),
-    "ask the dead": (lambda peer: _redirect(dead()), Unavailable),
-    "later": (lambda peer: Response(202), Unavailable),
+    "ask nowhere": (lambda _peer: _redirect(PeerAddress(8, "a..b", 1)), Unavailable),
+    "ask at no port": (lambda _peer: _redirect(PeerAddress(8, "host", 70_000)), Invalid),
+    "ask the dead": (lambda _peer: _redirect(dead()), Unavailable),
+    "later": (lambda _peer: Response(202), Unavailable),
 }
 
 
@@ -749,7 +749,7 @@ def test_methods_answer_or_raise_what_they_raise(tmp_path: Path) -> None:
         async def double(peer: Party, params: object) -> object:
             return [peer.node, params]
 
-        async def fail(peer: Party, params: object) -> object:
+        async def fail(_peer: Party, _params: object) -> object:
             raise Busy("not now")
 
         asked.server.methods.update(double=double, fail=fail)
@@ -765,7 +765,7 @@ def test_methods_answer_or_raise_what_they_raise(tmp_path: Path) -> None:
 
 def test_a_method_that_takes_too_long_is_unavailable(tmp_path: Path) -> None:
     async def test(asked: Peer, asking: Peer) -> None:
-        async def wait(peer: Party, params: object) -> object:
+        async def wait(_peer: Party, _params: object) -> object:
             await trio.sleep(0.5)
             return None
 
@@ -778,7 +778,7 @@ def test_a_method_that_takes_too_long_is_unavailable(tmp_path: Path) -> None:
 
 def test_a_node_that_was_started_again_is_met_again(tmp_path: Path) -> None:
     async def test(asked: Peer, asking: Peer) -> None:
-        async def answer(peer: Party, params: object) -> object:
+        async def answer(_peer: Party, params: object) -> object:
             return params
 
         asked.server.methods["answer"] = answer

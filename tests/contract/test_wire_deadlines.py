@@ -304,7 +304,7 @@ def test_cancellation_is_as_graceful() -> None:
     address = listeners[0].getsockname()
     answers: list[bytes] = []
 
-    async def handler(head: Head, body: Body) -> Response:
+    async def handler(_head: Head, _body: Body) -> Response:
         await trio.sleep(0.2)
         return Response(200, [], b"done")
 

@@ -5,7 +5,6 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,7 +245,7 @@ def test_bytes_after_a_body_are_the_next_request(server: Server) -> None:
     assert statuses(answer) == [200, 400]
 
 
-def test_a_body_larger_than_a_handler_allows(server: Server) -> None:
+def test_a_body_larger_than_a_handler_allows() -> None:
     with running(Limits(body_bytes=4 << 20)) as roomy:
         large = put("/echo", f"Content-Length: {(1 << 20) + 1}")
         assert status_of(roomy.until_closed(large)) == 413
@@ -348,7 +347,7 @@ def test_failures_of_a_handler_are_the_servers(
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 4
 
 
-def test_what_is_counted_and_told(tmp_path: Path) -> None:
+def test_what_is_counted_and_told() -> None:
     with running(SMALL) as server:
         answer = server.exchange(put("/echo", "Content-Length: 3") + b"abc" + b"?")
         wait_until(lambda: len(server.answers) == 2, "both are answered")

@@ -111,7 +111,7 @@ def test_what_the_sealer_could_not_sync_is_not_sealed(
     with small_node(tmp_path / "store") as node:
         ino = node.write(node.namespace("models", kind="durable"), "lost", FIRST)
 
-        def fail(fd: int) -> None:
+        def fail(_fd: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         with monkeypatch.context() as patched:

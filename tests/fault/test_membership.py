@@ -91,8 +91,9 @@ def test_joining_over_lines_that_are_cut_counts_each_start_once(
     assert found == [(1, number) for number in range(1, 13)]
 
 
+@pytest.mark.usefixtures("short_terms")
 def test_who_is_cut_off_loses_its_lease_and_has_it_again(
-    server: RedisServer, tmp_path: Path, short_terms: None
+    server: RedisServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "p"
 
@@ -116,8 +117,9 @@ def test_who_is_cut_off_loses_its_lease_and_has_it_again(
     trio.run(main)
 
 
+@pytest.mark.usefixtures("short_terms")
 def test_an_engine_that_hangs_makes_nobody_look_dead_afterwards(
-    server: RedisServer, tmp_path: Path, short_terms: None
+    server: RedisServer, tmp_path: Path
 ) -> None:
     async def main() -> None:
         async with (
@@ -187,8 +189,9 @@ def test_an_engine_that_is_killed_and_comes_back_is_gone_on_with(tmp_path: Path)
         assert server.call("HGET", "{kvfs:0}h", "k") == b"third"
 
 
+@pytest.mark.usefixtures("short_terms")
 def test_a_password_that_is_changed_is_told_and_costs_no_node(
-    server: RedisServer, tmp_path: Path, short_terms: None
+    server: RedisServer, tmp_path: Path
 ) -> None:
     async def main() -> None:
         async with member_of(server.url, tmp_path / "a") as (member, engine):

@@ -340,9 +340,7 @@ def test_a_mirror_whose_cluster_has_gone_on_without_it_in_another_engine_is_refu
 # ---- the process
 
 
-def test_a_killed_process_goes_on_where_it_was(
-    server: RedisServer, tmp_path: Path, seed: int
-) -> None:
+def test_a_killed_process_goes_on_where_it_was(server: RedisServer, tmp_path: Path) -> None:
     """While it commits and applies what others commit; its mirror is right when it starts again."""
     with mirroring(tmp_path / "other", server.url, node=2) as other:
         counter = Counter(other, b"n")

@@ -55,7 +55,7 @@ def received(connection: socket.socket, size: int) -> bytes:
     return bytes(got)
 
 
-def test_what_comes_goes_on_as_it_is(proxy: Proxy, seed: int) -> None:
+def test_what_comes_goes_on_as_it_is(proxy: Proxy) -> None:
     block = bytes(range(256)) * 40_000
     with connected(proxy) as connection:
         sender = threading.Thread(target=lambda: connection.sendall(block))

@@ -60,7 +60,7 @@ def one(place: Place, tmp_path: Path) -> Iterator[Mirror]:
 
 
 @pytest.fixture
-def other(place: Place, one: Mirror, tmp_path: Path) -> Iterator[Mirror]:
+def other(place: Place, tmp_path: Path) -> Iterator[Mirror]:
     with mirroring(tmp_path / "other", place.url, node=12, deadline_s=FAIL_OVER_S) as mirror:
         yield mirror
 

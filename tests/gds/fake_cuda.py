@@ -98,6 +98,7 @@ class Cuda:
         return Stream(self, device)
 
     def Event(self, blocking: bool) -> Event:
+        assert blocking, "a thread that waits takes no CPU"
         return Event(self)
 
 

@@ -52,7 +52,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch, pinned: dict[int, int]) -> "Cuda":
     monkeypatch.setattr(cuda, "pin", pin)
     monkeypatch.setattr(cuda, "unpin", pinned.pop)
     monkeypatch.setattr(cuda, "_made_pool", functools.cache(cuda._made_pool.__wrapped__))
-    monkeypatch.setattr("gds.ways._gpus", lambda device: 2)
+    monkeypatch.setattr("gds.ways._gpus", lambda _device: 2)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.delenv("KVFS_GPU_READS", raising=False)
@@ -83,7 +83,7 @@ def kvikio(monkeypatch: pytest.MonkeyPatch, cuda: "Cuda") -> types.ModuleType:
         def __init__(self, path: str) -> None:
             self._fd = os.open(path, os.O_RDONLY)
 
-        def raw_read(self, buffer: "torch.Tensor", size: int | None, file_offset: int) -> int:
+        def raw_read(self, buffer: "torch.Tensor", _size: int | None, file_offset: int) -> int:
             if cuda.bound is None:
                 raise RuntimeError("cuFile: no context")
             return os.preadv(self._fd, [memoryview(buffer.numpy())], file_offset)
@@ -98,7 +98,7 @@ def kvikio(monkeypatch: pytest.MonkeyPatch, cuda: "Cuda") -> types.ModuleType:
     defaults.is_compat_mode_preferred = lambda: False  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kvikio", module)
     monkeypatch.setitem(sys.modules, "kvikio.defaults", defaults)
-    monkeypatch.setattr(Source, "is_cold", lambda self, begin, end: True)
+    monkeypatch.setattr(Source, "is_cold", lambda _self, _begin, _end: True)
     return module
 
 
@@ -123,10 +123,10 @@ def test_a_load_makes_a_context_on_its_gpu_alone(tmp_path: Path, cuda: "Cuda", i
 
 
 @pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.usefixtures("kvikio")
 def test_every_thread_has_the_context_that_cufile_reads_with(
     tmp_path: Path,
     cuda: "Cuda",
-    kvikio: types.ModuleType,
     mode: Callable[["Mode"], None],
     index: int,
 ) -> None:
@@ -164,7 +164,7 @@ def test_a_gpu_that_is_full_and_one_that_is_dead_are_told_apart(
 def test_a_gpu_that_others_have_for_themselves_is_unavailable(
     tmp_path: Path, cuda: "Cuda", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def busy(device: object) -> None:
+    def busy(_device: object) -> None:
         raise RuntimeError("CUDA-capable device(s) is/are busy or unavailable")
 
     monkeypatch.setattr(cuda, "mem_get_info", busy)
@@ -172,8 +172,9 @@ def test_a_gpu_that_others_have_for_themselves_is_unavailable(
     refused(Unavailable, tmp_path / "a.safetensors", "cuda:0", "busy")
 
 
+@pytest.mark.usefixtures("cuda")
 def test_a_process_that_cannot_start_cuda_is_told_so(
-    tmp_path: Path, cuda: "Cuda", monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -181,7 +182,9 @@ def test_a_process_that_cannot_start_cuda_is_told_so(
         raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with ...")
 
     monkeypatch.setattr(torch.cuda, "init", forked)
-    monkeypatch.setattr("gds.ways._gpus", lambda device: pytest.fail("the driver knows of no fork"))
+    monkeypatch.setattr(
+        "gds.ways._gpus", lambda _device: pytest.fail("the driver knows of no fork")
+    )
     write(tmp_path / "a.safetensors", BLOCKS)
     refused(NotSupported, tmp_path / "a.safetensors", "cuda:0", "forked", "kvfs doctor")
 
@@ -205,12 +208,13 @@ def test_nothing_is_under_way_of_work_that_failed_halfway(cuda: "Cuda") -> None:
 # ---- what will not do
 
 
+@pytest.mark.usefixtures("cuda")
 def test_memory_that_cannot_be_pinned_is_copied_from_all_the_same(
-    tmp_path: Path, cuda: "Cuda", monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gds.ways import Way
 
-    monkeypatch.setattr("gds.cuda.pin", lambda address, size: "operation not permitted")
+    monkeypatch.setattr("gds.cuda.pin", lambda _address, _size: "operation not permitted")
     *told, stages = load(tmp_path / "a.safetensors", "cuda:0", BLOCKS)
     assert [taken.way for taken in told] == [Way.PINNED, Way.PAGEABLE]
     assert "not permitted" in told[1].reason
@@ -219,9 +223,9 @@ def test_memory_that_cannot_be_pinned_is_copied_from_all_the_same(
 
 @pytest.mark.parametrize("fault", ["cannot be imported", "cannot start", "cannot open"])
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])
+@pytest.mark.usefixtures("cuda")
 def test_without_a_kvikio_that_works_loads_go_by_buffers(
     tmp_path: Path,
-    cuda: "Cuda",
     kvikio: types.ModuleType,
     mode: Callable[["Mode"], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -231,7 +235,7 @@ def test_without_a_kvikio_that_works_loads_go_by_buffers(
     from gds.capability import Mode
     from gds.ways import Way
 
-    def fails(*arguments: object) -> None:
+    def fails(*_arguments: object) -> None:
         raise kind("it has to be a positive integer")
 
     mode(Mode.GDS)
@@ -251,9 +255,9 @@ def test_without_a_kvikio_that_works_loads_go_by_buffers(
 
 
 @pytest.mark.parametrize("found", ["GDS", "COMPATIBILITY"])
+@pytest.mark.usefixtures("cuda")
 def test_what_kvikio_reads_without_cufile_is_not_said_to_be_read_by_cufile(
     tmp_path: Path,
-    cuda: "Cuda",
     kvikio: types.ModuleType,
     mode: Callable[["Mode"], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -272,9 +276,9 @@ def test_what_kvikio_reads_without_cufile_is_not_said_to_be_read_by_cufile(
     assert (stages.read.size_bytes, stages.copy.size_bytes) == (80 * MIB, 0)
 
 
+@pytest.mark.usefixtures("cuda")
 def test_cufile_is_not_opened_where_it_would_never_come_back(
     tmp_path: Path,
-    cuda: "Cuda",
     kvikio: types.ModuleType,
     mode: Callable[["Mode"], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -283,7 +287,7 @@ def test_cufile_is_not_opened_where_it_would_never_come_back(
     from gds.ways import Way
 
     mode(Mode.POSIX)  # as the probe has it without /proc/modules
-    kvikio.CuFile = lambda path: pytest.fail("cuFile was opened")  # type: ignore[attr-defined]
+    kvikio.CuFile = lambda _path: pytest.fail("cuFile was opened")  # type: ignore[attr-defined]
     path = tmp_path / "a.safetensors"
     told, _ = load(path, "cuda:0", BLOCKS)
     assert told.way is Way.PINNED
@@ -294,8 +298,9 @@ def test_cufile_is_not_opened_where_it_would_never_come_back(
 # ---- the benchmark's clock
 
 
+@pytest.mark.usefixtures("cuda")
 def test_copies_of_a_load_can_be_timed_one_by_one(
-    tmp_path: Path, cuda: "Cuda", monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -305,6 +310,7 @@ def test_copies_of_a_load_can_be_timed_one_by_one(
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
             self.at = -1
 
         def record(self) -> None:

@@ -102,7 +102,7 @@ def test_what_fails_leaves_nothing_lent(device: "LateDevice") -> None:
         read_into(parts, device, no_node)
     assert device.pending == device.lent == 0
 
-    def full(batch: slice, views: list[memoryview]) -> None:
+    def full(_batch: slice, _views: list[memoryview]) -> None:
         raise NoSpace("full")
 
     with pytest.raises(NoSpace):

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(1200)  # the first test may have to install tor
 Maker = Callable[[Any, "LateDevice", "torch.dtype | None", Sequence["Source"]], "Target"]
 
 
-def by_buffers(plan: Any, device: "LateDevice", dtype: Any, sources: Sequence["Source"]) -> Any:
+def by_buffers(plan: Any, device: "LateDevice", dtype: Any, _sources: Sequence["Source"]) -> Any:
     from gds.device_target import DeviceTarget
 
     return DeviceTarget(plan, device, dtype)
@@ -213,7 +213,7 @@ class FakeCuFile:
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDONLY)
 
-    def raw_read(self, buffer: "torch.Tensor", size: int | None, file_offset: int) -> int:
+    def raw_read(self, buffer: "torch.Tensor", _size: int | None, file_offset: int) -> int:
         if self.error:
             raise RuntimeError(self.error)
         if self.raises_at_end and file_offset + len(buffer) > os.fstat(self._fd).st_size:
@@ -235,7 +235,7 @@ def kvikio(monkeypatch: pytest.MonkeyPatch) -> type[FakeCuFile]:
     module.defaults = types.ModuleType("kvikio.defaults")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kvikio", module)
     monkeypatch.setitem(sys.modules, "kvikio.defaults", module.defaults)
-    monkeypatch.setattr(Source, "is_cold", lambda self, begin, end: True)
+    monkeypatch.setattr(Source, "is_cold", lambda _self, _begin, _end: True)
     return made
 
 
@@ -277,7 +277,7 @@ def test_cufile_leaves_what_the_page_cache_holds_to_buffers(
 ) -> None:
     from gds.source import Source
 
-    monkeypatch.setattr(Source, "is_cold", lambda self, begin, end: begin > 8 * MIB)
+    monkeypatch.setattr(Source, "is_cold", lambda _self, begin, _end: begin > 8 * MIB)
     write(tmp_path / "a.safetensors", EVERY_DTYPE)
     with cufile() as make:
         found = dict(tensors(tmp_path / "a.safetensors", device, make=make))
@@ -295,7 +295,7 @@ def test_cufile_reads_what_the_kernel_tells_nothing_of(
 ) -> None:
     from gds.source import Source
 
-    monkeypatch.setattr(Source, "is_cold", lambda self, begin, end: None)
+    monkeypatch.setattr(Source, "is_cold", lambda _self, _begin, _end: None)
     write(tmp_path / "a.safetensors", EVERY_DTYPE)
     with cufile() as make:
         found = dict(tensors(tmp_path / "a.safetensors", device, make=make))
@@ -368,7 +368,7 @@ def test_pinned_buffers_are_lent_again_and_kept_within_a_bound() -> None:
 
     registered: list[int] = []
     pool = PinnedPool(
-        lambda address, size: registered.append(address) or "",
+        lambda address, _size: registered.append(address) or "",
         registered.remove,
         kept_bytes=3 * MIB,
     )
@@ -388,7 +388,7 @@ def test_memory_that_cannot_be_pinned_is_lent_and_not_kept() -> None:
 
     refusals = ["no more pinned memory", ""]
     released: list[int] = []
-    pool = PinnedPool(lambda address, size: refusals.pop(0), released.append, kept_bytes=0)
+    pool = PinnedPool(lambda _address, _size: refusals.pop(0), released.append, kept_bytes=0)
     lent = pool.lend(MIB)
     assert (len(lent.memory), lent.refused) == (MIB, "no more pinned memory")
     pool.give_back(lent)

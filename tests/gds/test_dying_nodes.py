@@ -16,7 +16,7 @@ import pytest
 import gds
 from kvfs.errors import Unavailable
 from tests.cluster.cluster import Cluster
-from tests.cluster.conftest import namespaces, root  # noqa: F401  fixtures
+from tests.cluster.conftest import root  # noqa: F401  a fixture
 from tests.cluster.waiting import wait_until
 from tests.gds.checkpoints import assert_same, meant, write_shards
 from tests.integration.harness import ROOT

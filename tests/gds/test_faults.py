@@ -90,7 +90,7 @@ def test_a_disk_that_dies_under_a_mount_is_told_by_file_and_tensor(tmp_path: Pat
         made.power_cycle()
 
 
-def test_a_daemon_that_dies_holds_no_load_up(tmp_path: Path) -> None:
+def test_a_daemon_that_dies_holds_no_load_up() -> None:
     """The data file is open: what began is completed. What begins later is refused."""
     node = Node.make(best_mode()).up()
     try:

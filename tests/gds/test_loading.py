@@ -162,7 +162,7 @@ def test_what_progress_raises_ends_the_load(where: Path) -> None:
 
     write(where / "a.safetensors", llama(1, 256))
 
-    def refuse(done: int, of: int) -> None:
+    def refuse(done: int, _of: int) -> None:
         if done:
             raise KeyboardInterrupt
 

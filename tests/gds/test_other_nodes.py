@@ -40,7 +40,7 @@ def nodes() -> Iterator[Several]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind(nodes: Several) -> Iterator[None]:
+def _nothing_is_left_behind() -> Iterator[None]:
     opened = len(os.listdir("/proc/self/fd"))
     yield
     assert not [each for each in threading.enumerate() if each.name.startswith("kvfs-")]

@@ -93,9 +93,8 @@ def test_pieces_anywhere_come_as_they_are(path: Path, seed: int) -> None:
         assert_read(cold(path), data, spans)
 
 
-def test_the_disk_moves_little_more_than_pieces_and_the_page_cache_nothing(
-    path: Path, blocks: None
-) -> None:
+@pytest.mark.usefixtures("blocks")
+def test_the_disk_moves_little_more_than_pieces_and_the_page_cache_nothing(path: Path) -> None:
     source = cold(path)
     before = disk_bytes()
     read(source, SPANS)
@@ -106,7 +105,8 @@ def test_the_disk_moves_little_more_than_pieces_and_the_page_cache_nothing(
     assert held == 0
 
 
-def test_a_rank_reads_its_columns_alone(tmp_path: Path, blocks: None) -> None:
+@pytest.mark.usefixtures("blocks")
+def test_a_rank_reads_its_columns_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     tensors = {f"{n}.down_proj.weight": meant("BF16", (512, LINE // 2), n) for n in range(3)}
     write(path, tensors)
@@ -182,7 +182,7 @@ def through_the_page_cache(path: Path) -> None:
 def test_blocks_as_large_as_pages_are_no_reason_to_pass_the_page_cache(
     path: Path, asked: Alignment | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "alignment", lambda fd: asked)
+    monkeypatch.setattr(sources, "alignment", lambda _fd: asked)
     through_the_page_cache(path)
 
 

@@ -116,7 +116,7 @@ def test_a_header_that_rotted_is_found(node: Node, home: Path) -> None:
         gds.load_file(path, verify=True)
 
 
-def test_what_has_no_checksums_is_said(node: Node, home: Path, tmp_path: Path) -> None:
+def test_what_has_no_checksums_is_said(home: Path, tmp_path: Path) -> None:
     import gds
 
     write(tmp_path / "a.safetensors", TENSORS)

@@ -91,7 +91,8 @@ def test_every_dtype_comes_whole(tmp_path: Path, way: str, padding: int, device:
 
 
 @pytest.mark.parametrize("device", devices())
-def test_several_files_of_odd_sizes_come_whole(tmp_path: Path, way: str, device: str) -> None:
+@pytest.mark.usefixtures("way")
+def test_several_files_of_odd_sizes_come_whole(tmp_path: Path, device: str) -> None:
     shards = [
         {f"{n}.{t}": meant("U8", (17 * MIB + 3 * t + 1,), 10 * n + t) for t in range(8)}
         for n in range(3)
@@ -103,7 +104,8 @@ def test_several_files_of_odd_sizes_come_whole(tmp_path: Path, way: str, device:
 
 
 @pytest.mark.parametrize("strategy", ["auto", "slice", "strided"])
-def test_ranks_and_dtypes_are_as_on_the_cpu(tmp_path: Path, way: str, strategy: str) -> None:
+@pytest.mark.usefixtures("way")
+def test_ranks_and_dtypes_are_as_on_the_cpu(tmp_path: Path, strategy: str) -> None:
     import torch
 
     write_shards(tmp_path, [llama(1, 512), llama(1, 512, first=1)])
@@ -118,7 +120,8 @@ def test_ranks_and_dtypes_are_as_on_the_cpu(tmp_path: Path, way: str, strategy: 
             assert torch.equal(there, tensor.view(torch.uint8)), name
 
 
-def test_memory_that_a_stream_still_writes_to_is_waited_for(tmp_path: Path, way: str) -> None:
+@pytest.mark.usefixtures("way")
+def test_memory_that_a_stream_still_writes_to_is_waited_for(tmp_path: Path) -> None:
     """The allocator gives a block at once to the stream that freed it, whatever that stream has
     yet to do with it: a run of 64 MiB, for cuFile a little more, which is rounded up."""
     import torch
@@ -136,9 +139,8 @@ def test_memory_that_a_stream_still_writes_to_is_waited_for(tmp_path: Path, way:
     assert_same(found, dict.fromkeys(found, BLOCK), "cuda:0")
 
 
-def test_tensors_are_whole_to_every_stream_when_they_are_handed_over(
-    tmp_path: Path, way: str
-) -> None:
+@pytest.mark.usefixtures("way")
+def test_tensors_are_whole_to_every_stream_when_they_are_handed_over(tmp_path: Path) -> None:
     import torch
 
     path = tmp_path / "a.safetensors"
@@ -152,7 +154,8 @@ def test_tensors_are_whole_to_every_stream_when_they_are_handed_over(
             assert torch.equal(tensor, wanted), name
 
 
-def test_loads_of_several_threads_do_not_meet(tmp_path: Path, way: str) -> None:
+@pytest.mark.usefixtures("way")
+def test_loads_of_several_threads_do_not_meet(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     tensors = {f"t{n}": meant("U8", (9 * MIB + n,), n) for n in range(8)}
     write(path, tensors)
@@ -182,7 +185,8 @@ def memory() -> Iterator[Any]:
     assert torch.cuda.memory_allocated(0) == before
 
 
-def test_who_drops_tensors_has_few_in_memory(tmp_path: Path, way: str, memory: Any) -> None:
+@pytest.mark.usefixtures("way")
+def test_who_drops_tensors_has_few_in_memory(tmp_path: Path, memory: Any) -> None:
     path = tmp_path / "a.safetensors"
     write(path, {f"t{n:02d}": BLOCK for n in range(60)})
     make_cold(path)
@@ -193,7 +197,8 @@ def test_who_drops_tensors_has_few_in_memory(tmp_path: Path, way: str, memory: A
     assert most < 512 * MIB
 
 
-def test_who_stops_early_leaves_no_memory(tmp_path: Path, way: str, memory: Any) -> None:
+@pytest.mark.usefixtures("way", "memory")
+def test_who_stops_early_leaves_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write(path, {f"t{n}": BLOCK for n in range(20)})
     make_cold(path)
@@ -203,7 +208,8 @@ def test_who_stops_early_leaves_no_memory(tmp_path: Path, way: str, memory: Any)
     assert not [each for each in threading.enumerate() if each.name.startswith("kvfs-load")]
 
 
-def test_a_read_that_fails_leaves_no_memory(tmp_path: Path, way: str, memory: Any) -> None:
+@pytest.mark.usefixtures("way", "memory")
+def test_a_read_that_fails_leaves_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write(path, {f"t{n}": BLOCK for n in range(60)})
     make_cold(path)
@@ -215,7 +221,8 @@ def test_a_read_that_fails_leaves_no_memory(tmp_path: Path, way: str, memory: An
             del tensor
 
 
-def test_a_gpu_that_is_full_names_the_tensor(tmp_path: Path, way: str, memory: Any) -> None:
+@pytest.mark.usefixtures("way", "memory")
+def test_a_gpu_that_is_full_names_the_tensor(tmp_path: Path) -> None:
     import torch
 
     path = tmp_path / "a.safetensors"
@@ -341,7 +348,8 @@ def said(program: str, *arguments: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def test_a_load_makes_a_context_on_its_gpu_alone(tmp_path: Path, way: str) -> None:
+@pytest.mark.usefixtures("way")
+def test_a_load_makes_a_context_on_its_gpu_alone(tmp_path: Path) -> None:
     number = len(probe().cuda.gpus)
     if number < 2:
         pytest.skip("there is one GPU, so none that a load should leave alone")

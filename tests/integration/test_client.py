@@ -119,7 +119,7 @@ def sealed(client: kvfs.Client, name: str) -> None:
 
 
 def test_the_other_names_of_a_file_count_its_links_right(
-    client: kvfs.Client, place: Place, here: Path, path: str
+    client: kvfs.Client, here: Path, path: str
 ) -> None:
     (here / "a").write_bytes(b"shared")
     for name in "bcd":

@@ -13,8 +13,8 @@ from tests.integration.conftest import Place
 OPERATIONS = int(os.environ.get("KVFS_TEST_OPERATIONS", "3000"))
 
 
-@pytest.mark.parametrize("turn", range(3))
-def test_random_operations(here: Path, place: Place, seed: int, turn: int) -> None:
+@pytest.mark.parametrize("seed", range(3), indirect=True)
+def test_random_operations(here: Path, place: Place, seed: int) -> None:
     done = exerciser.exercise(here, seed, OPERATIONS)
     print(done)
     assert ("lacking" in done) == place.is_bare

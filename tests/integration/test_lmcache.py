@@ -43,7 +43,7 @@ def test_store_look_up_and_load(here: Path, python: Path, how: list[str]) -> Non
 
 @pytest.mark.parametrize("how", [[], ["--direct"]], ids=["buffered", "direct"])
 def test_processes_that_race_for_one_temporary_name(
-    here: Path, python: Path, mode: str, how: list[str]
+    here: Path, python: Path, how: list[str]
 ) -> None:
     rounds = 10
     arguments = (here, rounds, *how)

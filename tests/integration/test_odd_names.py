@@ -28,7 +28,7 @@ def store(node: Node) -> Iterator[ObjectStore]:
 
 
 @pytest.fixture
-def top(node: Node, store: ObjectStore) -> Path:
+def top(node: Node) -> Path:
     return node.mount / "odd"
 
 

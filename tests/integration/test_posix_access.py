@@ -262,10 +262,10 @@ def copy_some(fd: int, source: Path) -> None:
 
 
 WAYS_TO_WRITE: dict[str, Callable[[int, Path], object]] = {
-    "write": lambda fd, source: os.pwrite(fd, b"x", 1),
-    "large write": lambda fd, source: os.pwrite(fd, bytes(1 << 20), 0),
-    "truncate": lambda fd, source: os.ftruncate(fd, 1),
-    "fallocate": lambda fd, source: fallocate(fd, 0, 0, 20_000),
+    "write": lambda fd, _source: os.pwrite(fd, b"x", 1),
+    "large write": lambda fd, _source: os.pwrite(fd, bytes(1 << 20), 0),
+    "truncate": lambda fd, _source: os.ftruncate(fd, 1),
+    "fallocate": lambda fd, _source: fallocate(fd, 0, 0, 20_000),
     "copy_file_range": copy_some,
 }
 

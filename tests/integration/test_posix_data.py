@@ -634,7 +634,7 @@ def test_a_removed_directory_that_is_open(here: Path) -> None:
 # --- statvfs ---
 
 
-def test_statvfs(here: Path, place: Place) -> None:
+def test_statvfs(here: Path) -> None:
     found = os.statvfs(here)
     assert found.f_bsize == PAGE
     assert found.f_frsize == PAGE

@@ -47,7 +47,7 @@ def test_names_that_no_bucket_may_have(s3: S3, name: str) -> None:
         client.create_bucket(Bucket=name)
 
 
-def _allow_any_name(params: dict[str, object], context: dict[str, object], **_: object) -> None:
+def _allow_any_name(context: dict[str, object], **_: object) -> None:
     context["ignore_bucket_name"] = True
 
 

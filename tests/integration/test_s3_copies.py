@@ -222,7 +222,8 @@ def test_names_of_sources(s3: S3, bucket: str, key: str) -> None:
     assert client.get_object(Bucket=bucket, Key="copy")["Body"].read() == key.encode()
 
 
-def test_forms_of_sources(s3: S3, bucket: str, source: dict[str, str]) -> None:
+@pytest.mark.usefixtures("source")
+def test_forms_of_sources(s3: S3, bucket: str) -> None:
     for text in (f"{bucket}/source", f"/{bucket}/source", f"/{bucket}%2Fsource"):
         told = ask(s3, "PUT", f"/{bucket}/copy", b"", {"x-amz-copy-source": text})
         assert told.status == 200, text
@@ -246,7 +247,7 @@ def test_sources_that_are_not_there(s3: S3, bucket: str) -> None:
         )
 
 
-def test_between_owners(s3: S3, bucket: str, source: dict[str, str]) -> None:
+def test_between_owners(s3: S3, source: dict[str, str]) -> None:
     theirs = s3.new_bucket("alt")
     try:
         for user in ("main", "alt"):

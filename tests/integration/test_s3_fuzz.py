@@ -109,5 +109,5 @@ def test_any_request_is_answered(
     check(ask(s3, method, target, body, sent, user=user))
 
 
-def test_no_worker_died_of_it(s3: S3, place: str) -> None:
+def test_no_worker_died_of_it(s3: S3) -> None:
     assert s3.node.status()["s3"]["restarts"] == 0

@@ -180,7 +180,7 @@ def test_markers(s3: S3, fill: Any, marker: str, keys: list[str]) -> None:
     assert _keys(page) == keys
 
 
-def test_how_many(s3: S3, fill: Any, listing: Any) -> None:
+def test_how_many(fill: Any, listing: Any) -> None:
     bucket = fill("a", "b")
     page = listing(Bucket=bucket, MaxKeys=0)
     assert (page["MaxKeys"], page["IsTruncated"], _keys(page)) == (0, False, [])

@@ -144,7 +144,7 @@ def test_senseless_settings_are_refused(node: Node) -> None:
         assert message in done.stderr
 
 
-def test_requests_under_way_are_answered_before_the_end(node: Node) -> None:
+def test_requests_under_way_are_answered_before_the_end() -> None:
     with serving() as s3:
         client = s3.client("admin")
         body = os.urandom(32 << 20)
@@ -182,7 +182,7 @@ def test_a_worker_whose_start_is_given_up_ends_without_a_word(said: bytes) -> No
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_a_dead_worker_is_replaced_and_no_connection_is_refused(node: Node) -> None:
+def test_a_dead_worker_is_replaced_and_no_connection_is_refused() -> None:
     with serving("--s3-workers", "2") as s3:
         client = s3.client("admin")
         client.list_buckets()
@@ -202,7 +202,7 @@ def test_a_dead_worker_is_replaced_and_no_connection_is_refused(node: Node) -> N
         assert s3.node.log.count("killed by signal 9") == 2
 
 
-def test_a_mount_that_comes_and_goes_leaves_s3_alone(node: Node) -> None:
+def test_a_mount_that_comes_and_goes_leaves_s3_alone() -> None:
     with serving("--no-mount") as s3:
         client = s3.client("admin")
         client.put_object(Bucket="models", Key="k", Body=b"1")
@@ -413,7 +413,7 @@ def test_health_and_metrics(fresh: S3) -> None:
     assert value("kvfs_namespace_inodes", namespace=bucket) == 1
 
 
-def test_a_worker_that_hangs_does_not_hold_the_probes_up(node: Node) -> None:
+def test_a_worker_that_hangs_does_not_hold_the_probes_up() -> None:
     with serving("--s3-workers", "1") as s3:
         (worker,) = s3.node.status()["s3"]["workers"]
 

@@ -237,7 +237,7 @@ def test_rsync_in_place_and_appending(here: Path, tmp_path: Path) -> None:
 
 @needs_root
 @needs("tar")
-def test_tar_there_and_back(here: Path, tree: Path, tmp_path: Path) -> None:
+def test_tar_there_and_back(here: Path, tree: Path) -> None:
     before = contents(tree)
     archive = here / "tree.tar"
     run("tar", "--xattrs", "--sparse", "-cf", archive, "-C", tree, ".")

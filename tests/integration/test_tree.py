@@ -136,8 +136,8 @@ def walk(top: Path, directory: Path) -> Iterator[tuple[str, tuple[object, ...]]]
             yield from walk(top, path)
 
 
-@pytest.mark.parametrize("turn", range(2))
-def test_a_native_directory_does_the_same(here: Path, tmp_path: Path, seed: int, turn: int) -> None:
+@pytest.mark.parametrize("seed", range(2), indirect=True)
+def test_a_native_directory_does_the_same(here: Path, tmp_path: Path, seed: int) -> None:
     twins = Twins((here, tmp_path), seed)
     for n in range(OPERATIONS):
         twins.step()

@@ -194,7 +194,7 @@ def test_capabilities_are_kept_until_the_file_is_written(path: Path) -> None:
     for write in (
         lambda fd: os.write(fd, b"other content"),
         lambda fd: os.ftruncate(fd, 3),
-        lambda fd: os.chown(path, BOB, BOB),
+        lambda _fd: os.chown(path, BOB, BOB),
     ):
         os.setxattr(path, "security.capability", NET_RAW)
         assert os.getxattr(path, "security.capability") == NET_RAW

@@ -25,7 +25,7 @@ Sent = tuple[str, bytes, list[tuple[bytes, bytes]]]
 """Method, target, headers."""
 
 
-def secret_of(access_key: str, token: str) -> bytes | None:
+def secret_of(access_key: str, _token: str) -> bytes | None:
     return SECRET.encode() if access_key == ACCESS_KEY else None
 
 

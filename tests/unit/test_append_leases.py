@@ -26,7 +26,7 @@ class Site:
             return (node, incarnation) not in self.dead
 
         self.one, self.other = (
-            AppendLeases(engine, node, 1, lives, lambda ino: True) for node in (1, 2)
+            AppendLeases(engine, node, 1, lives, lambda _ino: True) for node in (1, 2)
         )
 
 

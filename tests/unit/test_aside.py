@@ -40,7 +40,7 @@ def _has_more(came: list[int], than: int) -> bool:
 def came() -> Iterator[list[int]]:
     found: list[int] = []
 
-    def raised(number: int, frame: object) -> None:
+    def raised(number: int, _frame: object) -> None:
         found.append(number)
         raise KeyboardInterrupt
 

@@ -19,13 +19,13 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _gpu_rows.Plain:
     """Two forms of reads that were made up, and one that fails."""
     fast, slow = iter(FAST), iter(SLOW)
 
-    def fails(path: Path) -> float:
+    def fails(_path: Path) -> float:
         raise ImportError("kvikio is not installed")
 
-    forms = [("fast", lambda path: next(fast)), ("slow", lambda path: next(slow)), ("no", fails)]
+    forms = [("fast", lambda _path: next(fast)), ("slow", lambda _path: next(slow)), ("no", fails)]
     monkeypatch.setattr(_gpu_rows, "_forms", lambda: iter(forms))
     monkeypatch.setattr(_gpu_rows, "copy_rate", lambda: 20.0)
-    monkeypatch.setattr(f"{_gpu_rows.__name__}._cold.make_cold", lambda paths: None)
+    monkeypatch.setattr(f"{_gpu_rows.__name__}._cold.make_cold", lambda _paths: None)
     (tmp_path / "a").write_bytes(b"x")
     return _gpu_rows.Plain(tmp_path / "a")
 
@@ -43,8 +43,8 @@ def measured(plain: _gpu_rows.Plain, rows: str) -> Results:
         results,
         rounds=3,
         deadline=float("inf"),
-        watch=lambda seconds: None,
-        say=lambda text: None,
+        watch=lambda _seconds: None,
+        say=lambda _text: None,
     )
     return results
 

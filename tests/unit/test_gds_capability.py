@@ -332,9 +332,9 @@ def test_the_benchmark_of_gpus_says_that_it_measured_nothing(
 ) -> None:
     from benchmarks import gpu
 
-    monkeypatch.setattr(gpu, "probe", lambda path: machine(NO_GPU, NO_KVIKIO, "", 1, ""))
+    monkeypatch.setattr(gpu, "probe", lambda _path: machine(NO_GPU, NO_KVIKIO, "", 1, ""))
     monkeypatch.setattr("sys.argv", ["gpu", "--dir", str(tmp_path)])
-    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    monkeypatch.setattr("signal.signal", lambda _number, _handler: None)
     assert gpu.main() == 0
     first, last = capsys.readouterr().out.splitlines()
     assert first == f"not measured: no CUDA device: {NO_GPU.reason}"

@@ -45,7 +45,7 @@ def test_who_only_claims_to_have_the_secret_is_refused_on_both_sides() -> None:
     class Pretender(Secrets):
         digests = OURS.digests
 
-        def common(self, wanted: object) -> secrets.Secret | None:
+        def common(self, _wanted: object) -> secrets.Secret | None:
             return self[0]
 
     pretender = Pretender(OTHERS)

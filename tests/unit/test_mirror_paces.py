@@ -86,10 +86,10 @@ class _Applier:
     def __init__(self) -> None:
         self.mark = Mark(cluster="", node=1, position=1, token=b"", filled=None)
 
-    def follows(self, entries: object) -> bool:
+    def follows(self, _entries: object) -> bool:
         return True
 
-    def apply(self, entries: object) -> bool:
+    def apply(self, _entries: object) -> bool:
         return False
 
 
@@ -101,12 +101,12 @@ class _Log:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def call(self, *command: object) -> Any:
+    async def call(self, *_command: object) -> Any:
         await trio.sleep(_TRIP_S)
         self.asked += 1
         return [[b"x", [[b"2-0", [b"t", b"", b"b", b"", b"w", msgspec.msgpack.encode([])]]]]]
 
-    async def script(self, *command: object) -> Any:
+    async def script(self, *_command: object) -> Any:
         await trio.sleep(_TRIP_S)
         return msgspec.msgpack.encode([b"ok", [], b""])
 

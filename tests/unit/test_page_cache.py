@@ -41,13 +41,13 @@ def fd() -> Iterator[int]:
         (8 * MIB, MIB, 0),
     ],
 )
-def test_all_of_a_file_in_memory_is_there(
-    kernel: str, fd: int, begin: int, length: int, held: int
-) -> None:
+@pytest.mark.usefixtures("kernel")
+def test_all_of_a_file_in_memory_is_there(fd: int, begin: int, length: int, held: int) -> None:
     assert cached_bytes(fd, begin, length) == held
 
 
-def test_what_was_never_written_is_not_there(kernel: str, fd: int) -> None:
+@pytest.mark.usefixtures("kernel")
+def test_what_was_never_written_is_not_there(fd: int) -> None:
     os.ftruncate(fd, 9 * MIB)
     os.pwrite(fd, b"x", 8 * MIB)
     assert cached_bytes(fd, 4 * MIB, 5 * MIB) == PAGE
@@ -60,5 +60,5 @@ def test_of_a_file_of_others_the_old_kernel_tells_nothing(
     monkeypatch.setattr("kvfs.store.cachestat._NUMBER", 100_000)
     monkeypatch.setattr(os, "geteuid", lambda: os.fstat(fd).st_uid + 1)
     assert cached_bytes(fd, 0, 0) is not None, "it may be written to"
-    monkeypatch.setattr(os, "access", lambda *asked, **how: False)
+    monkeypatch.setattr(os, "access", lambda *_asked, **_how: False)
     assert cached_bytes(fd, 0, 0) is None

@@ -120,7 +120,7 @@ def test_junk_is_no_token(token: str) -> None:
     assert code(Store(), Credentials("KVFTKEY", "secret", token)) == "InvalidToken"
 
 
-def test_sessions_have_limits(store: Store) -> None:
+def test_sessions_have_limits() -> None:
     for duration_s, policy, expected in (
         (899, "", "ValidationError"),
         (43201, "", "ValidationError"),

@@ -24,7 +24,7 @@ class Mirror:
     def read(self, fn: Callable[[None], bool]) -> bool:
         return fn(None)
 
-    def must_catch_up(self, t: Any, bucket: bytes) -> bool:
+    def must_catch_up(self, _t: Any, _bucket: bytes) -> bool:
         return self.look()
 
     def catch_up(self) -> None:

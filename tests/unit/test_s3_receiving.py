@@ -44,7 +44,7 @@ class Trickle:
         self.remaining, self._piece, self._each_s = size, piece, each_s
         self.now, self.in_thread, self.longest = 0.0, 0, 0
 
-    async def receive_into(self, buffer: memoryview) -> int:
+    async def receive_into(self, _buffer: memoryview) -> int:
         self.in_thread = 0
         return self._come()
 
@@ -75,7 +75,7 @@ class Pieces:
             del self._pieces[0]
         return self.receive_soon(buffer, 0) or 0
 
-    def receive_soon(self, buffer: memoryview, patience_ms: int) -> int | None:
+    def receive_soon(self, buffer: memoryview, _patience_ms: int) -> int | None:
         piece = self._pieces.pop(0) if self._pieces else b""
         if piece is None:
             return None

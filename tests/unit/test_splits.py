@@ -139,7 +139,7 @@ MODELS: Mapping[str, tuple[dict[str, Any], dict[str, Callable[[int, int], Part |
             "gpt_neox.layers.0.attention.dense.weight": lambda r, n: Part(
                 1, ((r * 16 // n, (r + 1) * 16 // n),)
             ),
-            "gpt_neox.layers.0.attention.dense.bias": lambda r, n: None,
+            "gpt_neox.layers.0.attention.dense.bias": lambda _r, _n: None,
         },
     ),
     "chatglm": (

@@ -56,8 +56,8 @@ class MirrorEngine:
         incarnation: int = 0,
         cluster: str | None = None,
         deadline_s: float = DEADLINE_S,
-        on_applied: Callable[[Sequence[Applied]], None] = lambda applied: None,
-        settle: Settle = lambda t, ino, published_at: None,
+        on_applied: Callable[[Sequence[Applied]], None] = lambda _applied: None,
+        settle: Settle = lambda _t, _ino, _published_at: None,
     ) -> None:
         """`settle` sees to the name of a private inode that is to be known. `on_applied` is told
         what others changed, when it is in the mirror; it must not wait. Raises Invalid,

@@ -92,7 +92,11 @@ class RedisEngine:
         return result
 
     async def transact(
-        self, fn: Callable[[Transaction], T], *, private: int = 0, behind: bool = False
+        self,
+        fn: Callable[[Transaction], T],
+        *,
+        private: int = 0,  # noqa: ARG002 -- a mirror's alone
+        behind: bool = False,  # noqa: ARG002 -- a mirror's alone
     ) -> T:
         """Run `fn` and commit. Cancelled: either nothing or everything was committed; it may have
         to wait until it is known, at most until the deadline."""

@@ -36,14 +36,14 @@ class Single:
     def __init__(self, location: Location, nursery: trio.Nursery) -> None:
         self._node = Node(location.addresses[0], location, nursery)
 
-    async def node_for(self, slot: int) -> Node:
+    async def node_for(self, _slot: int) -> Node:
         return self._node
 
     def again(self) -> None:
         # Its name may stand for another server by now.
         self._node.disconnect()
 
-    def redirected(self, slot: int, error: AskError) -> Node | None:
+    def redirected(self, _slot: int, _error: AskError) -> Node | None:
         return None
 
     def nodes(self) -> list[Node]:
@@ -61,7 +61,7 @@ class _Several:
     def nodes(self) -> list[Node]:
         return list(self._nodes.values())
 
-    def redirected(self, slot: int, error: AskError) -> Node | None:
+    def redirected(self, _slot: int, _error: AskError) -> Node | None:
         return None
 
     def node_at(self, address: Address) -> Node:
@@ -91,7 +91,7 @@ class Sentinels(_Several):
         self._sentinels = [Node(address, plain, nursery) for address in location.addresses]
         self._master: Node | None = None
 
-    async def node_for(self, slot: int) -> Node:
+    async def node_for(self, _slot: int) -> Node:
         if self._master is None:
             self._master = self.node_at(await self._first(self._sentinels, self._ask))
         return self._master
