@@ -231,8 +231,8 @@ def _engine(status: dict[str, Any] | None) -> Line:
     if status is None:
         return Line(name=name, available=True, active=None, reason="commits wait for no disk")
     failure = status["engine"]["journal_failure"]
-    if failure is None and (damaged := status["engine"]["damaged_journals"]):
-        reason = f"a start found it damaged, and gave up what its log says: {damaged[0]} keeps it"
+    if failure is None and (damaged := status["engine"]["damaged_metadata"]):
+        reason = f"a start found damage in it, and gave up what its log says: {damaged[0]} keeps it"
         remedy = "look at the disk, run `kvfs fsck` on the stopped node, then remove that file"
         return Line(name=name, available=True, active=True, reason=reason, remedy=remedy)
     if failure is None:

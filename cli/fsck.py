@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -34,19 +34,23 @@ def command(
     config = settings.resolve(config_file, store=store)
     with ExitStack() as closing:
         fsck, damaged = _open(config.store, closing, checksums=checksums, repair=repair)
-        repaired = _report(damaged, as_json, repaired=True)
+        gone_past = [problem for problem in damaged if problem.mend is None]
+        repaired = _report(gone_past, as_json, repaired=True)
+        waiting = [problem for problem in damaged if problem.mend is not None]
         if repair:
+            repaired += _report(_mended(waiting), as_json, repaired=True)
             repaired += _report(fsck.repair(), as_json, repaired=True)
-        left = _report(fsck.check(), as_json, repaired=False)
+        left = 0 if repair else _report(waiting, as_json, repaired=False)
+        left += _report(fsck.check(), as_json, repaired=False)
         kept = len(list(fsck.quarantined()))
     _conclude(repaired, left, kept, as_json)
 
 
 def _open(
     path: Path, closing: ExitStack, *, checksums: bool, repair: bool
-) -> "tuple[Fsck, Iterator[Problem]]":
-    """Everything that a check needs, with the store's lock held until `closing` closes; and what
-    opening the metadata had to give up. A damaged journal is gone past where `repair` says so."""
+) -> "tuple[Fsck, list[Problem]]":
+    """Everything that a check needs, with the store's lock held until `closing` closes; and what is
+    damaged of base and journal. It is gone past where `repair` says so."""
     from kvfs.fsck import Fsck
     from kvfs.meta import keys
     from kvfs.meta.embedded import EmbeddedEngine
@@ -67,12 +71,20 @@ def _open(
         engine.node = keys.pack_node(mark.node)
     files = data_files(store)
     closing.callback(files.close)
-    lost = engine.damage
-    damaged = iter([Problem("damaged_journal", str(path), lost, None)] if lost else [])
+    damaged = [Problem(kind, str(path), detail, None) for kind, detail in engine.damage.items()]
+    if detail := engine.find_base_damage():
+        damaged.append(Problem("damaged_base", str(path), detail, engine.rotate_now))
     return Fsck(engine, files, Index(engine.database(NAME)), checksums=checksums), damaged
 
 
-def _report(problems: "Iterator[Problem]", as_json: bool, *, repaired: bool) -> int:
+def _mended(problems: "list[Problem]") -> "Iterator[Problem]":
+    for problem in problems:
+        assert problem.mend is not None, "only what can be"
+        problem.mend()
+        yield problem
+
+
+def _report(problems: "Iterable[Problem]", as_json: bool, *, repaired: bool) -> int:
     """Show each problem as it is found; how many there were."""
     count = 0
     for problem in problems:

@@ -57,10 +57,10 @@ def _show(status: dict[str, Any]) -> None:
             " the metadata's reserve is left)\n",
             markup=False,
         )
-    for path in status["engine"]["damaged_journals"]:
+    for path in status["engine"]["damaged_metadata"]:
         console.print(
-            f"  a start found the metadata's journal DAMAGED, the log says what it gave up: {path}"
-            " keeps it until you remove it\n",
+            f"  a start found the metadata's journal or base DAMAGED, the log says what it gave up:"
+            f" {path} keeps it until you remove it\n",
             markup=False,
         )
     if (s3 := status.get("s3")) is not None:

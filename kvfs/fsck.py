@@ -17,6 +17,7 @@
 | stray_index_entry | an index entry without a file of that version | it goes |
 | missing_index_entry | a sealed file that the index does not know | it is added |
 | wrong_index_order | a file without its place in the access order, or with two | its entry counts |
+| damaged_base | the base of the metadata is not as it was taken | a new one is taken |
 | damaged_journal | the metadata's journal cannot be read to its end | what follows is taken |
 
 Of a member of a cluster the data files alone are checked, those that it holds: its metadata are the

@@ -37,8 +37,8 @@ import trio
 from kvfs.background.quarantine import Kinds, kinds_of, put_away
 from kvfs.background.versions import Overtaken, check_follows, publish_anew
 from kvfs.meta import keys
-from kvfs.meta.bases import damaged_journals
 from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.reconstruction import damaged_metadata
 from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
 from kvfs.namespace import lifecycle, placements, reserving, spaces, tree
 from kvfs.namespace.inodes import read_inodes
@@ -326,7 +326,7 @@ async def recover(
     recovery = Recovery(engine, files, index, boots, now)
     known = store.recovered_boot()
     is_mended = not restored and known in boots
-    recovery.is_damaged = not is_mended and bool(damaged_journals(store.meta))
+    recovery.is_damaged = not is_mended and bool(damaged_metadata(store.meta))
     await recovery.run(
         orderly=clean and not restored and known in boots,
         compare_all=restored or (not clean and known not in boots),

@@ -45,9 +45,9 @@ def _of_node(status: dict[str, Any]) -> Iterator["Metric"]:
     text = "What the metadata take of the store's disk; in no capacity."
     yield _gauge("kvfs_metadata_bytes", text, status["engine"]["bytes"])
     yield _gauge("kvfs_journal_failed", "Whether the disk refused a sync: fsync fails.", failed)
-    damaged = len(status["engine"]["damaged_journals"])
-    text = "Journals that a start found damaged, until removed."
-    yield _gauge("kvfs_damaged_journals", text, damaged)
+    damaged = len(status["engine"]["damaged_metadata"])
+    text = "Journals and bases that a start found damaged, until removed."
+    yield _gauge("kvfs_damaged_metadata", text, damaged)
     left = status["engine"]["reserve_left"]
     yield _gauge("kvfs_metadata_reserve", "Left of what is kept for a full disk; 1: all.", left)
     files = status["descriptors"]

@@ -24,6 +24,7 @@ import lmdb
 import trio
 
 from kvfs.errors import Invalid
+from kvfs.meta.bases import find_base_damage
 from kvfs.meta.interface import Transaction
 from kvfs.meta.journal import (
     GENERATION_KEY,
@@ -127,8 +128,8 @@ class EmbeddedEngine:
         self.path = Path(path)
         self.rebuilt: str | None = None
         """Why opening it had to rebuild the file from base and journal, or None."""
-        self.damage: str | None = None
-        """What its journals had then that is lost, or may be."""
+        self.damage: dict[str, str] = {}
+        """What is lost then of base and journals, or may be, by the kinds of `fsck`."""
         self.node = b""
         """What `Transaction.node` says: set by whoever uses the file as a cluster's mirror."""
         self._readonly = readonly
@@ -236,6 +237,14 @@ class EmbeddedEngine:
     def find_damage(self) -> str | None:
         """Look at every page's header; what is wrong, or None. Takes some 2 us a page of 4 KiB."""
         return look_for_damage(self.environment, self.path)
+
+    def find_base_damage(self) -> str | None:
+        """Read the base from which a start after a power cut would rebuild; what is wrong with it,
+        or None."""
+        try:
+            return find_base_damage(self.path)
+        except OSError as error:
+            raise translated(error, self.path) from error
 
     def close(self) -> None:
         """Sync, and release the file; idempotent. No transaction may be open."""

@@ -50,7 +50,7 @@ class Damage(NamedTuple):
     sequence: int
     """The commit's, as the chain counts."""
     synced: int
-    """The last commit that a mark says was on disk."""
+    """The last commit that is known to have been on disk."""
     following: int
     """How many whole records are behind it."""
     is_certain: bool
@@ -64,10 +64,10 @@ class Damage(NamedTuple):
         )
 
 
-def find(directory: Path, start: Position, reached: Position) -> Damage | None:
+def find(directory: Path, start: Position, reached: Position, least: int) -> Damage | None:
     """What is behind the last record of the chain that begins at `start`; None where that is a torn
-    end. Raises OSError."""
-    synced = max(start.sequence, *_marks(directory))
+    end. `least`: a commit that was on disk, besides what the marks say. Raises OSError."""
+    synced = max(start.sequence, least, *_marks(directory))
     path = journal_path(directory, reached.generation)
     following = 0
     for generation in generations(directory, "journal"):

@@ -20,10 +20,15 @@ two."""
 _META: Final = struct.Struct("=IIQQ48s48sQQ")
 _DB: Final = struct.Struct("=IHHQQQQQ")
 _NODE: Final = struct.Struct("=HHHH")
+_PAGE_NUMBER: Final = struct.Struct("=Q")
 _BRANCH: Final = 1
 _LEAF: Final = 2
+_OVERFLOW: Final = 4
+_ELSEWHERE: Final = 1
+"""The value has pages of its own."""
 _SUB_DATABASE: Final = 2
-_NO_PAGE: Final = (1 << 64) - 1
+NO_PAGE: Final = (1 << 64) - 1
+_MAX_KEY: Final = 511
 _PAGE_SIZES: Final = tuple(1 << bits for bits in range(9, 17))
 _UNWRITTEN_TAIL: Final = 64
 """Pages at the end that a transaction took and gave back without writing them."""
@@ -37,6 +42,24 @@ class Meta(NamedTuple):
     """Of the free pages' tree and of the unnamed database."""
     last_page: int
     txnid: int
+
+
+class Page(NamedTuple):
+    """Of a tree."""
+
+    raw: bytes
+    is_branch: bool
+    offsets: tuple[int, ...]
+    """Of its nodes."""
+
+
+class Leaf(NamedTuple):
+    """What a leaf's node holds."""
+
+    key: bytes
+    value: bytes
+    database: int | None
+    """The root of the database that has this name."""
 
 
 def parse(raw: bytes) -> Meta | None:
@@ -68,7 +91,7 @@ def find_damage(fd: int, meta: Meta, limit_pages: int) -> str | None:
     needed = (meta.last_page + 1 - _UNWRITTEN_TAIL) * meta.page_size
     if size < needed:
         return f"it has {size} bytes, its last page lies beyond {needed}"
-    waiting = deque(root for root in meta.roots if root != _NO_PAGE)
+    waiting = deque(root for root in meta.roots if root != NO_PAGE)
     for _ in range(limit_pages):
         if not waiting:
             break
@@ -80,28 +103,67 @@ def find_damage(fd: int, meta: Meta, limit_pages: int) -> str | None:
     return None
 
 
-def _read_children(fd: int, meta: Meta, pgno: int) -> list[int] | None:
-    """The pages that a page leads to; None when it is damaged."""
+def read_page(fd: int, meta: Meta, pgno: int) -> Page | None:
+    """A page of a tree; None when it is damaged. Raises OSError."""
     if not 1 < pgno <= meta.last_page:
         return None
-    page = os.pread(fd, meta.page_size, pgno * meta.page_size)
-    if len(page) < meta.page_size:
+    raw = os.pread(fd, meta.page_size, pgno * meta.page_size)
+    if len(raw) < meta.page_size:
         return None
-    number, _, flags, lower, upper = _HEADER.unpack_from(page)
+    number, _, flags, lower, upper = _HEADER.unpack_from(raw)
     sane = number == pgno and _HEADER.size <= lower <= upper <= meta.page_size
     if not sane or flags & (_BRANCH | _LEAF) not in (_BRANCH, _LEAF):
         return None
-    offsets = struct.unpack_from(f"={(lower - _HEADER.size) // 2}H", page, _HEADER.size)
+    offsets = struct.unpack_from(f"={(lower - _HEADER.size) // 2}H", raw, _HEADER.size)
     if any(not upper <= offset <= meta.page_size - _NODE.size for offset in offsets):
         return None
-    if flags & _BRANCH:
-        return [_child_of(page, offset) for offset in offsets]
-    return [root for offset in offsets for root in _sub_database(page, offset)]
+    return Page(raw, bool(flags & _BRANCH), offsets)
 
 
-def _child_of(page: bytes, offset: int) -> int:
-    low, high, top, _ = _NODE.unpack_from(page, offset)
+def child_of(page: Page, offset: int) -> int:
+    """The page that a branch's node leads to."""
+    low, high, top, _ = _NODE.unpack_from(page.raw, offset)
     return int(low | high << 16 | top << 32)
+
+
+def read_leaf(fd: int, meta: Meta, page: Page, offset: int) -> Leaf | None:
+    """What a leaf's node holds; None when it is damaged. Raises OSError."""
+    low, high, flags, key_size = _NODE.unpack_from(page.raw, offset)
+    start, size = offset + _NODE.size + key_size, low | high << 16
+    here = _PAGE_NUMBER.size if flags & _ELSEWHERE else size
+    if flags & ~(_ELSEWHERE | _SUB_DATABASE) or start + here > len(page.raw):
+        return None
+    if not 0 < key_size <= _MAX_KEY:
+        return None
+    key, value = page.raw[offset + _NODE.size : start], page.raw[start : start + here]
+    if flags & _SUB_DATABASE:
+        return Leaf(key, b"", _DB.unpack(value)[-1]) if size == _DB.size else None
+    if not flags & _ELSEWHERE:
+        return Leaf(key, value, None)
+    (pgno,) = _PAGE_NUMBER.unpack(value)
+    far = _read_overflow(fd, meta, pgno, size)
+    return None if far is None else Leaf(key, far, None)
+
+
+def _read_overflow(fd: int, meta: Meta, pgno: int, size: int) -> bytes | None:
+    """A value that has pages of its own; None when they are damaged."""
+    if not 1 < pgno <= meta.last_page or size > (meta.last_page - pgno + 1) * meta.page_size:
+        return None
+    raw = os.pread(fd, _HEADER.size + size, pgno * meta.page_size)
+    if len(raw) < _HEADER.size + size:
+        return None
+    number, _, flags, *_ = _HEADER.unpack_from(raw)
+    return raw[_HEADER.size :] if number == pgno and flags & _OVERFLOW else None
+
+
+def _read_children(fd: int, meta: Meta, pgno: int) -> list[int] | None:
+    """The pages that a page leads to; None when it is damaged."""
+    page = read_page(fd, meta, pgno)
+    if page is None:
+        return None
+    if page.is_branch:
+        return [child_of(page, offset) for offset in page.offsets]
+    return [root for offset in page.offsets for root in _sub_database(page.raw, offset)]
 
 
 def _sub_database(page: bytes, offset: int) -> tuple[int, ...]:
@@ -111,4 +173,4 @@ def _sub_database(page: bytes, offset: int) -> tuple[int, ...]:
     if not flags & _SUB_DATABASE or start + _DB.size > len(page):
         return ()
     root = _DB.unpack_from(page, start)[-1]
-    return () if root == _NO_PAGE else (int(root),)
+    return () if root == NO_PAGE else (int(root),)

@@ -22,11 +22,12 @@ from typing import Final, NamedTuple
 import lmdb
 
 from kvfs.errors import Corrupt, Unavailable
-from kvfs.meta.bases import read_position, rebuild, rotate
+from kvfs.meta.bases import read_position, rotate
 from kvfs.meta.boot import boot_of
 from kvfs.meta.journal import chained_records, cut_journal, generations
 from kvfs.meta.lmdb_errors import translated
 from kvfs.meta.lmdb_file import find_damage, read_metas
+from kvfs.meta.reconstruction import rebuild
 from kvfs.meta.state import State, StateFile, read_state
 
 _MIN_MAP_SIZE: Final = 1 << 30
@@ -49,8 +50,8 @@ class Opened(NamedTuple):
     state: StateFile
     rebuilt: str | None
     """Why it had to be rebuilt, if it had to."""
-    damage: str | None
-    """What its journals had then that is lost, or may be."""
+    damage: dict[str, str]
+    """What was damaged then, and what became of it, by its kind in `fsck`'s words."""
 
 
 class Opener:
@@ -62,7 +63,7 @@ class Opener:
         self.path = path
         self._map_size = map_size
         self._past_damage = past_damage
-        self._damage: str | None = None
+        self._damage: dict[str, str] = {}
         self._given_boot = boot
         self.boot = 0
         """The running boot, as the filesystem sees it; known once it is open."""

@@ -9,8 +9,8 @@ import trio
 
 from kvfs import priority
 from kvfs.background.accounting import Census
-from kvfs.meta.bases import damaged_journals
 from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.reconstruction import damaged_metadata
 from kvfs.namespace import lifecycle, spaces
 from kvfs.namespace.inodes import BLOCK, read_inodes
 from kvfs.node.parts import Node
@@ -38,7 +38,7 @@ async def status_of(node: Node) -> dict[str, Any]:
         "engine": {
             "name": "LMDB",
             "journal_failure": node.local.failure,
-            "damaged_journals": damaged_journals(node.store.meta),
+            "damaged_metadata": damaged_metadata(node.store.meta),
             "bytes": _metadata_bytes(node),
             "reserve_left": node.local.reserve_left,
             "durability": _durability(node.local),

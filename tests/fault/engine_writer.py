@@ -11,12 +11,13 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kvfs.meta import bases
+from kvfs.meta import bases, reconstruction
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from tests.fault.disks import cut
@@ -93,9 +94,9 @@ def _write(engine: EmbeddedEngine, commits: int) -> None:
             _say(f"s {n}")
 
 
-def _stop_at(name: str, before: bool, mount: Path | None) -> None:
-    """Stop this process, with the power where `mount` is given, when `bases` calls a function."""
-    original: Callable[..., Any] = getattr(bases, name)
+def _stop_at(module: ModuleType, name: str, before: bool, mount: Path | None) -> None:
+    """Stop this process, with the power where `mount` is given, when a module calls a function."""
+    original: Callable[..., Any] = getattr(module, name)
 
     def stopping(*arguments: Any) -> Any:
         result = None if before else original(*arguments)
@@ -104,7 +105,7 @@ def _stop_at(name: str, before: bool, mount: Path | None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    setattr(bases, name, stopping)
+    setattr(module, name, stopping)
 
 
 def main(path: str, boot: str, commits: str, then: str = "", mount: str = "") -> None:
@@ -113,12 +114,12 @@ def main(path: str, boot: str, commits: str, then: str = "", mount: str = "") ->
     words = then.split()
     power = Path(mount) if mount else None
     if words[:1] == ["open"]:
-        _stop_at(words[2], words[1] == "before", power)
+        _stop_at(reconstruction, words[2], words[1] == "before", power)
     journal_bytes = LONG_JOURNAL if then else SHORT_JOURNAL
     engine = EmbeddedEngine(path, boot=int(boot), journal_bytes=journal_bytes)
     _write(engine, int(commits))
     if words[:1] in (["before"], ["after"]):
-        _stop_at(words[1], words[0] == "before", power)
+        _stop_at(bases, words[1], words[0] == "before", power)
         engine.rotate_now()
     engine.close()
 

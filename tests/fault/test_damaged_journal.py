@@ -69,11 +69,11 @@ def test_one_flipped_bit_costs_one_commit_at_most(tmp_path: Path) -> None:
         assert set(made.data_files()) == data_files
         made.node.up()
         assert len(left(made)) >= len(_FILES) - 1
-        (kept,) = made.node.status()["engine"]["damaged_journals"]
+        (kept,) = made.node.status()["engine"]["damaged_metadata"]
         assert kept in kvfs("status", "--store", str(made.node.store)).stdout
         assert kept in kvfs("doctor", "--store", str(made.node.store)).stdout
         Path(kept).unlink()
-        assert not made.node.status()["engine"]["damaged_journals"]
+        assert not made.node.status()["engine"]["damaged_metadata"]
         write(made.models / "file-more", b"file-more")
         made.lose_power()
         made.node.up()
@@ -145,7 +145,7 @@ def test_the_journal_is_whole_or_refused_or_told(
         assert "is damaged at byte" in str(error)
         before = sorted(journal.parent.iterdir())
         engine = EmbeddedEngine(path, boot=2, past_damage=True)
-        assert engine.damage is not None
+        assert engine.damage
         assert [each for each in before if each.name.startswith("base") and not each.exists()]
     else:
         found = int(engine.read_now(lambda t: t.get(COUNT)) or b"0")

@@ -171,7 +171,7 @@ def test_what_was_acknowledged_outlives_the_power(
         if not damage:
             assert not wrong
         elif not refused:
-            told = bool(made.node.status()["engine"]["damaged_journals"])
+            told = bool(made.node.status()["engine"]["damaged_metadata"])
             assert told or wrong <= set(writer.acknowledged[-1:]), "the last sync's alone"
         kept = set(blobs(made)) | {None}
         for name, contents in allowed.items():

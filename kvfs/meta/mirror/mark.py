@@ -1,14 +1,16 @@
 """What says that an LMDB file is a mirror, whose, and how far it has come."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kvfs.errors import Conflict, Corrupt, NotSupported
 from kvfs.meta import keys
-from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.journal import MIRROR_KEY
+
+if TYPE_CHECKING:
+    from kvfs.meta.embedded import EmbeddedEngine
 
 
 class Mark(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
@@ -31,19 +33,26 @@ _decode: Final = msgspec.msgpack.Decoder(Mark).decode
 def read_mark(t: Transaction) -> Mark | None:
     """None: it is no mirror. Raises Corrupt."""
     packed = t.get(MIRROR_KEY)
-    if packed is None:
-        return None
-    try:
-        return _decode(packed)
-    except msgspec.DecodeError as error:
-        raise Corrupt(f"the mirror's mark is damaged: {error}") from None
+    return None if packed is None else _unpack(packed)
 
 
 def write_mark(t: Transaction, mark: Mark) -> None:
     t.put(MIRROR_KEY, _encode(mark))
 
 
-def refuse_mirror(local: EmbeddedEngine) -> None:
+def unfilled(packed: bytes) -> bytes:
+    """A mark, as of a mirror that is to be read anew. Raises Corrupt."""
+    return _encode(msgspec.structs.replace(_unpack(packed), filled=b""))
+
+
+def _unpack(packed: bytes) -> Mark:
+    try:
+        return _decode(packed)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"the mirror's mark is damaged: {error}") from None
+
+
+def refuse_mirror(local: "EmbeddedEngine") -> None:
     """For a lone node. Raises Conflict where its store's metadata are a cluster's."""
     mark = local.read_now(read_mark)
     if mark is not None:
@@ -53,7 +62,7 @@ def refuse_mirror(local: EmbeddedEngine) -> None:
         )
 
 
-def refuse_lone(local: EmbeddedEngine) -> None:
+def refuse_lone(local: "EmbeddedEngine") -> None:
     """For a node of a cluster, before it joins. Raises NotSupported where its store's metadata are
     a lone node's."""
     if local.read_now(read_mark) is None and local.read_now(lambda t: t.get(keys.VERSION)):
@@ -63,7 +72,7 @@ def refuse_lone(local: EmbeddedEngine) -> None:
         )
 
 
-def check_mirror(local: EmbeddedEngine, cluster: str, node: int) -> Mark | None:
+def check_mirror(local: "EmbeddedEngine", cluster: str, node: int) -> Mark | None:
     """For a node of a cluster; None where the file is new, or was another node's of the cluster, as
     which it was removed: it is to be read anew. Raises NotSupported where it holds a lone node's
     metadata, Conflict where another cluster's."""
