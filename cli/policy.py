@@ -21,7 +21,7 @@ _OPTIONS: Final = (
     ("replicas", "N", "Copies of each file on other nodes."),
     ("acknowledge", "WHEN", "Of a close: async, or sync when its replicas have it."),
     ("locks", "REACH", "How far locks reach: host or cluster."),
-    ("etag", "HOW", "S3's ETags: md5 of the content, or fast (another form)."),
+    ("etag", "HOW", "S3's ETags: md5 (of bodies), md5-all (of files too) or fast."),
 )
 NAMES: Final = tuple(name for name, _, _ in _OPTIONS)
 SHOWN: Final = tuple("--" + name for name in NAMES)

@@ -8,6 +8,7 @@
 | `bring` | `inode`; `offset`, `length` of what is wanted first | `state` of its data |
 | `borrow` | `inode`, `bytes`; `into`: a number of the client's own | the same |
 | `writers` | `inode` | `open`: whether a mount of this node has it open for writing |
+| `seal` | `inodes` | `tried`: whether each is sealed by now, or in use; else ask again |
 
 The data of a file whose data file is not here come when they are asked for (`bring`): `here` (what
 was asked for can be read), `coming` (ask again) or `nowhere` (this node has none to ask). `borrow`
@@ -33,7 +34,9 @@ from kvfs.bringing import Bringing
 from kvfs.changes import Change, from_wire
 from kvfs.control import Handler
 from kvfs.holders import Holders
-from kvfs.meta.interface import Engine
+from kvfs.meta import keys
+from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.records import Flag
 from kvfs.namespace import notices
 from kvfs.namespace.inodes import read_inodes
 from kvfs.store.index import Index
@@ -43,6 +46,7 @@ _PERIOD_S: Final = 1.0
 _OLD_NS: Final = 3_000_000_000
 """A client that is alive has told by then; and to be told twice does no harm."""
 _BATCH: Final = 256
+_LOOK_S: Final = 0.25
 _PATIENCE_S: Final = 5.0
 """Less than those who ask for data have."""
 log = logging.getLogger(__name__)
@@ -74,6 +78,10 @@ class _Bring(msgspec.Struct):
 
 class _Writers(msgspec.Struct):
     inode: int
+
+
+class _Seal(msgspec.Struct):
+    inodes: list[int]
 
 
 class _Borrow(msgspec.Struct):
@@ -121,6 +129,7 @@ class Requests:
             "bring": self._on_bring,
             "borrow": self._on_borrow,
             "writers": self._on_writers,
+            "seal": self._on_seal,
         }
 
     async def run(self) -> None:
@@ -182,6 +191,18 @@ class Requests:
     async def _on_writers(self, params: dict[str, Any]) -> dict[str, Any]:
         return {"open": self._holders.writes(msgspec.convert(params, _Writers).inode)}
 
+    async def _on_seal(self, params: dict[str, Any]) -> dict[str, Any]:
+        asked = msgspec.convert(params, _Seal).inodes
+        with trio.move_on_after(_PATIENCE_S):
+            here, elsewhere = await self._engine.read(lambda t: _unsealed(t, asked))
+            if here:
+                await self._sealer.seal_first(here)
+            while elsewhere:  # by the nodes that wrote them
+                await trio.sleep(_LOOK_S)
+                _, elsewhere = await self._engine.read(lambda t: _unsealed(t, asked))
+            return {"tried": True}
+        return {"tried": False}
+
     async def _act_on_notices(self) -> None:
         before = time.time_ns() - _OLD_NS
         while left := await self._engine.read(lambda t: notices.waiting(t, before, _BATCH)):
@@ -190,3 +211,13 @@ class Requests:
 
     async def _forget(self, keys: list[bytes]) -> None:
         await self._engine.transact(lambda t: notices.remove(t, keys))
+
+
+def _unsealed(t: Transaction, inos: list[int]) -> tuple[list[int], list[int]]:
+    """Those that this node is to seal, and those that other nodes are."""
+    here: list[int] = []
+    elsewhere: list[int] = []
+    for ino, inode in zip(inos, read_inodes(t, inos), strict=True):
+        if inode is not None and inode.nlink and not inode.flags & Flag.SEALED:
+            (here if t.get(keys.unsealed(ino)) == t.node else elsewhere).append(ino)
+    return here, elsewhere

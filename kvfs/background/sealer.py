@@ -22,11 +22,15 @@ Reading and syncing compete with those who use the disk: a file of a cache names
 nothing was published for a moment, though no longer than ten seconds, and the sealer rests nine
 times as long as it worked, or until that moment comes. What was written with O_DIRECT is not left
 in the page cache by the reading, where the kernel can (see `checksum`).
+
+Who waits for the ETag of files (`namespace.sealed_etags`) asks for their seal: they go before all
+others, settled or not, and before the rest.
 """
 
+import itertools
 import logging
 import os
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from functools import partial
 from typing import Final
 
@@ -37,7 +41,7 @@ from kvfs.background.persist import Persistence
 from kvfs.background.versions import Overtaken, check_follows, publish_anew
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, namespace_of
-from kvfs.namespace import lifecycle, spaces
+from kvfs.namespace import lifecycle, sealed_etags, spaces
 from kvfs.namespace.inodes import read_inodes
 from kvfs.priority import at_ordinary
 from kvfs.store import lease, syncing
@@ -74,6 +78,19 @@ class _Wait:
         self.due = now + delay_s
 
 
+class _Asked:
+    """Files whose seal somebody waits for."""
+
+    __slots__ = ("again", "done", "left")
+
+    def __init__(self, inos: Iterable[int]) -> None:
+        self.left = dict.fromkeys(inos)
+        self.again: list[int] = []
+        """Were in use, but published just now: their last user may be about to close them."""
+        self.done = trio.Event()
+        """All were tried."""
+
+
 class Sealer:
     """Seals what was published; one for each node. `writing` says whether this process has a file
     open for writing."""
@@ -91,6 +108,8 @@ class Sealer:
         self._scanned = 0
         self._mapped: set[int] = set()
         """Of the present batch, what was not quiet."""
+        self._asked: list[_Asked] = []
+        self._called = trio.Event()
         self.open_in: Set[int] = frozenset()
         """Namespaces of the files that it has open now: for so long nobody can evict those."""
         self.counters = {"sealed_files": 0, "sealed_bytes": 0, "not_quiet": 0}
@@ -105,11 +124,19 @@ class Sealer:
         if len(self._waiting) < _WAITING_LIMIT or ino in self._waiting:
             self._waiting[ino] = _Wait(now)
 
+    async def seal_first(self, inos: Iterable[int]) -> None:
+        """Returns when each of these was sealed, or tried: it is in use. `run` must be running.
+        Cancelled: they are tried all the same."""
+        asked = _Asked(inos)
+        self._asked.append(asked)
+        self._called.set()
+        await asked.done.wait()
+
     async def run(self) -> None:
         """Seal what is due, until cancelled. Cancelled: a file is sealed or it is not."""
         sealing_due = Persistence(log.warning, "sealing failed, it will be tried again")
         while True:
-            await trio.sleep(_PERIOD_S)
+            await self._pause(_PERIOD_S)
             began = trio.current_time()
             await sealing_due.attempt(self._seal_due)
             busy_s = trio.current_time() - began
@@ -119,12 +146,52 @@ class Sealer:
         """Leave the disk to those who publish, until they have paused."""
         end = trio.current_time() + longest_s
         while (now := trio.current_time()) < min(end, self._last_publish + _CALM_S):
-            await trio.sleep(min(end, self._last_publish + _CALM_S) - now)
+            if await self._pause(min(end, self._last_publish + _CALM_S) - now):
+                return
+
+    async def _pause(self, seconds: float) -> bool:
+        """Until somebody waits for a seal, and no longer than that; whether somebody does."""
+        with trio.move_on_after(seconds):
+            await self._called.wait()
+        return self._called.is_set()
 
     async def _seal_due(self) -> None:
+        await self._seal_asked()
         now = trio.current_time()
         await self._scan(now)
         await self._seal(await self._due(now))
+
+    async def _seal_asked(self) -> None:
+        """Seal what somebody waits for."""
+        self._called = trio.Event()
+        closing: list[_Asked] = []
+        while self._asked:
+            asked = self._asked[0]
+            if asked.left:
+                await self._try(asked)
+                continue
+            self._asked.pop(0)
+            if asked.again:
+                closing.append(asked)
+            else:
+                asked.done.set()
+        if closing:
+            await trio.sleep(_PERIOD_S)
+        for asked in closing:
+            while again := asked.again[:_BATCH]:
+                await self._seal(again)
+                del asked.again[: len(again)]
+            asked.done.set()
+
+    async def _try(self, asked: _Asked) -> None:
+        """As many as fit into one batch."""
+        part = list(itertools.islice(asked.left, _BATCH))
+        tried, sealed = await self._seal(part)
+        for ino in tried:
+            del asked.left[ino]
+            wait = self._waiting.get(ino)
+            if ino not in sealed and wait and trio.current_time() < wait.since + _SETTLED_S:
+                asked.again.append(ino)
 
     async def settle(self) -> None:
         """Seal at once everything that can be; for a stop in order and for tests."""
@@ -187,10 +254,12 @@ class Sealer:
             del self._waiting[ino]
         return named[:_BATCH]
 
-    async def _seal(self, inos: list[int]) -> None:
+    async def _seal(self, inos: list[int]) -> tuple[list[int], set[int]]:
+        """Seal as many of these as fit into one batch; which were tried, and which are sealed."""
         if not inos:
-            return
+            return [], set()
         inodes = await self._engine.read(lambda t: read_inodes(t, inos))
+        with_md5 = await self._engine.read(lambda t: sealed_etags.wanting_md5(t, inos))
         wanted = [
             (ino, inode.version)
             for ino, inode in zip(inos, inodes, strict=True)
@@ -201,7 +270,7 @@ class Sealer:
         self._mapped.clear()
         self.open_in = {namespace_of(ino) for ino, _ in wanted}
         try:
-            await trio.to_thread.run_sync(at_ordinary, self._read, wanted, read)
+            count = await trio.to_thread.run_sync(at_ordinary, self._read, wanted, with_md5, read)
             await self._record(read)
             sealed = {each.ino for each in read}
         finally:  # those of a batch that failed give way to others, too
@@ -209,19 +278,24 @@ class Sealer:
                 os.close(each.fd)
             self.open_in = frozenset()
             self._reschedule(inos, sealed)
+        left = {ino for ino, _ in wanted[count:]}
+        return [ino for ino in inos if ino not in left], sealed
 
-    def _read(self, wanted: list[tuple[int, int]], read: list[sealing.Read]) -> None:
-        """Step 1, in a thread: as many files as fit into one batch."""
+    def _read(
+        self, wanted: list[tuple[int, int]], with_md5: Set[int], read: list[sealing.Read]
+    ) -> int:
+        """Step 1, in a thread: as many files as fit into one batch, and how many those are."""
         budget = _BATCH_BYTES
-        for ino, version in wanted:
+        for count, (ino, version) in enumerate(wanted):
             if budget <= 0:
-                return
-            one = self._read_one(ino, version)
+                return count
+            one = self._read_one(ino, version, md5=ino in with_md5)
             if one is not None:
                 read.append(one)
                 budget -= one.stat.st_size
+        return len(wanted)
 
-    def _read_one(self, ino: int, version: int) -> sealing.Read | None:
+    def _read_one(self, ino: int, version: int, *, md5: bool) -> sealing.Read | None:
         try:
             fd = self._files.open_unseen(ino, version)
         except OSError:
@@ -234,7 +308,7 @@ class Sealer:
             elif lease.is_quiet(fd) is False:
                 self._mapped.add(ino)
             else:
-                found = checksum(fd, before.st_size)
+                found = checksum(fd, before.st_size, md5=md5)
         except OSError as error:
             log.warning(
                 "the data file %s cannot be read: %s", self._files.path(ino, version), error
@@ -306,8 +380,11 @@ class Sealer:
     def _reschedule(self, tried: list[int], sealed: set[int]) -> None:
         now = trio.current_time()
         for ino in tried:
-            wait = self._waiting.pop(ino, None)
-            if wait is not None and ino not in sealed and now >= wait.due:
+            wait = self._waiting.get(ino)
+            if wait is None or (ino not in sealed and now < wait.due):
+                continue
+            del self._waiting[ino]
+            if ino not in sealed:
                 longest_s = _MAPPED_DELAY_S if ino in self._mapped else _MAX_DELAY_S
                 again = _Wait(now, min(wait.delay_s * 2, longest_s))
                 again.since = wait.since

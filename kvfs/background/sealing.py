@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of
-from kvfs.namespace import lifecycle, spaces, tree
+from kvfs.namespace import lifecycle, sealed_etags, spaces, tree
 from kvfs.namespace.inodes import xattrs_within
 from kvfs.store import files as data
 from kvfs.store import syncing
@@ -46,16 +46,20 @@ def stamp(stat: os.stat_result) -> tuple[int, int, int]:
 
 
 def seal(t: Transaction, each: Read) -> bool:
-    """Step 3. What was changed through a mapping after its last close is published first; in a
-    cluster, by who calls this (`is_changed`)."""
+    """Step 3, with the MD5 as ETag where it was computed. What was changed through a mapping after
+    its last close is published first; in a cluster, by who calls this (`is_changed`)."""
     inode = tree.read_inodes(t, [each.ino])[0]
     if inode is None or not sealable(inode):
         return False
     if _differs(inode, each):
-        if t.node:
+        if t.node or not _is_as_read(each):
             return False
         publish(t, each)
-    return _seal_record(t, each, synced=False)
+    if not _seal_record(t, each, synced=False):
+        return False
+    if each.checksum.md5:
+        sealed_etags.give(t, each.ino, each.checksum.md5)
+    return True
 
 
 def is_there(t: Transaction, each: Read) -> bool:
@@ -69,7 +73,7 @@ def is_changed(t: Transaction, each: Read) -> bool:
     inode = tree.read_inodes(t, [each.ino])[0]
     if inode is None or not sealable(inode) or inode.version != each.version:
         return False
-    return _differs(inode, each)
+    return _differs(inode, each) and _is_as_read(each)
 
 
 def publish(t: Transaction, each: Read, version: int | None = None) -> None:
@@ -89,6 +93,11 @@ def publish(t: Transaction, each: Read, version: int | None = None) -> None:
 
 def _differs(inode: Inode, each: Read) -> bool:
     return (inode.size, inode.mtime_ns) != (each.stat.st_size, each.stat.st_mtime_ns)
+
+
+def _is_as_read(each: Read) -> bool:
+    """Whether the data file is as it was read: its times may have been set with the record's."""
+    return stamp(os.fstat(each.fd)) == stamp(each.stat)
 
 
 def _seal_record(t: Transaction, each: Read, *, synced: bool) -> bool:

@@ -7,6 +7,7 @@ remembers: then the client drops that itself.
 """
 
 import enum
+import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -45,6 +46,10 @@ class _Brought(msgspec.Struct):
 
 class _Writers(msgspec.Struct):
     open: bool
+
+
+class _Sealed(msgspec.Struct):
+    tried: bool
 
 
 class Told(enum.Enum):
@@ -150,6 +155,17 @@ class Link:
         run has none. Raises Unavailable."""
         answer = self._ask("writers", {"inode": ino}, _DEADLINE_S)
         return answer is not None and msgspec.convert(answer, _Writers).open
+
+    def seal(self, inos: Sequence[int], until: float) -> bool:
+        """Returns True when the node sealed each of these files, or tried to: then it is in use.
+        False: not by `until` (time.monotonic), or no node runs. Raises Unavailable."""
+        while time.monotonic() < until:
+            answer = self._ask("seal", {"inodes": inos}, _DEADLINE_S)
+            if answer is None:
+                return False
+            if msgspec.convert(answer, _Sealed).tried:
+                return True
+        return False
 
     def touched(self, inos: Iterable[int]) -> bool:
         """These files were read, in this order. False: no node runs, or it is busy."""

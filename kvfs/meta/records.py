@@ -96,8 +96,8 @@ class Namespace(msgspec.Struct, array_like=True, kw_only=True):
     locks: str = "host"
     """How far locks reach: 'host', or 'cluster'."""
     etag: str = "md5"
-    """The ETags of what comes by S3: 'md5' of the content, or of another form where that is
-    'fast'er. What comes by the mount has fast ones."""
+    """S3's ETags: 'md5' of the content for what comes by S3, 'md5-all' for files of the mount too,
+    or 'fast' ones of another form (`namespace.etags`)."""
 
     @property
     def is_strict(self) -> bool:

@@ -22,6 +22,7 @@ from kvfs.meta.records import (
     pack,
     unpack_inode,
 )
+from kvfs.namespace import etags
 
 XATTR_CREATE: Final = 1
 XATTR_REPLACE: Final = 2
@@ -109,6 +110,8 @@ def add_usage(t: Transaction, namespace_id: int, size_bytes: int, inodes: int) -
 def set_attributes(t: Transaction, ino: int, changes: Changes, now: int) -> Inode:
     """Apply `changes`; ctime becomes `now`. Returns the new record. Raises Stale."""
     inode = read_inode(t, ino)
+    if changes.mtime_ns is not None and changes.size is None and inode.flags & Flag.SEALED:
+        etags.follow(t, ino, inode, changes.mtime_ns)
     if changes.mode is not None:
         inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(changes.mode)
     if changes.uid is not None:

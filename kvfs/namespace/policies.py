@@ -15,7 +15,8 @@ COHERENCES: Final = ("strict", "cache")
 ACKNOWLEDGES: Final = ("async", "sync")
 _TOGETHER: Final[tuple[list[str], ...]] = ([], ["ssd"], ["ram", "ssd"])
 LOCKS: Final = ("host", "cluster")
-ETAGS: Final = ("md5", "fast")
+MD5_ALL: Final = "md5-all"
+ETAGS: Final = ("md5", "fast", MD5_ALL)
 MOST_REPLICAS: Final = 15
 _OF_CLUSTER: Final = ("coherence", "replicas", "acknowledge", "locks")
 

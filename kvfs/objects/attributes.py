@@ -6,7 +6,7 @@
 | `meta.NAME` (user metadata) | `user.s3.meta.NAME` | the header's |
 | `checksum.crc32`, ..., `checksum.type` | `user.s3.checksum.crc32` | base64 |
 | `tagging` | `user.s3.tagging` | the caller's encoding |
-| (ETag) | `user.s3.etag` | ETag, size, mtime in ns; believed while file and record agree |
+| (ETag) | `user.s3.etag` | see `namespace.etags` |
 | `retention` | `trusted.s3.retention` | mode, end in seconds since the epoch |
 | `legal-hold` | `trusted.s3.legal-hold` | `ON` |
 | `acl`, `owner`, `storage`, `encryption`, `parts` | `trusted.s3.NAME` | the caller's encoding |
@@ -22,17 +22,14 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import xxhash
-
 from kvfs.errors import TooLarge
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
-from kvfs.meta.records import Inode
+from kvfs.namespace.etags import ETAG
 from kvfs.namespace.inodes import MAX_XATTR_VALUE, MAX_XATTRS
 from kvfs.objects import sound
 
 Metadata = Mapping[str, str]
-ETAG: Final = b"user.s3.etag"
 VERSION: Final = b"trusted.s3.version"
 _USER: Final = b"user.s3."
 _TRUSTED: Final = b"trusted.s3."
@@ -121,26 +118,6 @@ def attribute(name: str) -> bytes:
     return (_TRUSTED if name in _PROTECTED else _USER) + raw
 
 
-def packed_etag(etag: str, inode: Inode) -> bytes:
-    """The value of the attribute."""
-    return b"%s %d %d" % (etag.encode(), inode.size, inode.mtime_ns)
-
-
-def etag_of(packed: bytes | None, ino: int, inode: Inode) -> str:
-    """The ETag, without quotes: the one that was given, where the file is what it was then; else
-    one that no client takes for an MD5 and that stays while nobody writes."""
-    if packed is not None and is_content_as_given(packed, inode):
-        given = packed.partition(b" ")[0]
-        if given.replace(b"-", b"").isalnum():  # else somebody on the mount wrote it
-            return given.decode()
-    return computed_etag(ino, inode)
-
-
-def is_content_as_given(packed: bytes, inode: Inode) -> bool:
-    """Whether nobody wrote to the file since this ETag was given to it."""
-    return packed.partition(b" ")[2] == b"%d %d" % (inode.size, inode.mtime_ns)
-
-
 def of_other_content(metadata: Metadata) -> dict[str, str]:
     """What is still true of an object that was written to on the mount: all but what was computed
     from its old content."""
@@ -149,12 +126,6 @@ def of_other_content(metadata: Metadata) -> dict[str, str]:
         for name, value in metadata.items()
         if name != "parts" and not name.startswith("checksum.")
     }
-
-
-def computed_etag(ino: int, inode: Inode) -> str:
-    """Of a file that nobody gave one, from its number, size and mtime."""
-    seed = b"%d %d %d" % (ino, inode.size, inode.mtime_ns)
-    return xxhash.xxh3_128_hexdigest(seed) + "-1"
 
 
 def _packed_all(metadata: Metadata) -> dict[bytes, bytes]:

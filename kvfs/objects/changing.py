@@ -27,7 +27,7 @@ from kvfs.client.placing import Dropped, Written
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of
-from kvfs.namespace import odd, placements, spaces
+from kvfs.namespace import etags, odd, placements, spaces
 from kvfs.namespace.entries import Removed, is_empty, lose_link, relocate, touch
 from kvfs.namespace.inodes import BLOCK, add_usage, read_inode, set_blocks, write_inode
 from kvfs.objects import attributes, finding, sound, versions
@@ -246,8 +246,8 @@ def restate(
     attributes.remove(t, found.ino, found.metadata)
     found.inode.mtime_ns = moment.now
     update(t, found, metadata, (), moment, changed)
-    packed = attributes.packed_etag(found.etag, found.inode)
-    t.put(keys.xattr(found.ino, attributes.ETAG), packed)
+    packed = etags.packed(found.etag, found.inode)
+    t.put(keys.xattr(found.ino, etags.ETAG), packed)
     if found.inode.parent:
         tell(t, changed, found.inode.parent, found.inode.name)
     return found._replace(metadata=dict(metadata))
@@ -313,7 +313,7 @@ def _add_file(
     inode = _publish(t, bucket, new.body, parent, name, moment)
     t.put(keys.file_entry(parent, name), keys.pack_u64(ino))
     touch(t, parent, read_inode(t, parent), moment.now)
-    t.put(keys.xattr(ino, attributes.ETAG), attributes.packed_etag(new.etag, inode))
+    t.put(keys.xattr(ino, etags.ETAG), etags.packed(new.etag, inode))
     attributes.write(t, ino, new.metadata)
     return inode
 

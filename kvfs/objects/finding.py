@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
-from kvfs.meta.records import Inode, namespace_root, unpack_inode
-from kvfs.namespace import published, spaces
+from kvfs.meta.records import Flag, Inode, namespace_root, unpack_inode
+from kvfs.namespace import etags, published, spaces
 from kvfs.namespace.inodes import read_inode
 from kvfs.namespace.odd import NUL
 from kvfs.objects import attributes, versions
@@ -170,14 +170,14 @@ def facts(
     raw = attributes.read_raw(t, ino)
     marker = is_marker(inode)
     version = raw.get(attributes.VERSION) if version is None else version
-    etag, metadata = raw.get(attributes.ETAG), attributes.split(raw)
-    if etag is not None and not marker and not attributes.is_content_as_given(etag, inode):
+    etag, metadata = raw.get(etags.ETAG), attributes.split(raw)
+    if etag is not None and not marker and not etags.is_content_as_given(etag, inode):
         metadata = attributes.of_other_content(metadata)
     return Facts(
         key,
         ino,
         inode,
-        "" if marker else attributes.etag_of(etag, ino, inode),
+        "" if marker else etags.etag_of(etag, ino, inode),
         metadata,
         versions.NULL if version is None else versions.outside(version),
         latest,
@@ -187,6 +187,13 @@ def facts(
 
 def is_object(t: Transaction, ino: int, inode: Inode, boot: int) -> bool:
     return stat.S_ISREG(inode.mode) and published.is_visible(t, ino, inode, boot)
+
+
+def is_awaited(t: Transaction, facts: Facts) -> bool:
+    """Whether the seal of a version is to give it another ETag, in a bucket of `MD5_ALL`."""
+    if facts.delete_marker or facts.inode.flags & Flag.SEALED:
+        return False
+    return etags.is_awaited(t.get(keys.xattr(facts.ino, etags.ETAG)), facts.inode)
 
 
 def is_marker(inode: Inode) -> bool:

@@ -15,6 +15,7 @@ from typing import Final
 from kvfs.errors import Invalid, NotPermitted
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
+from kvfs.namespace import etags
 from kvfs.objects import attributes, sound
 
 _SECOND: Final = 1_000_000_000
@@ -27,7 +28,7 @@ def check_set(t: Transaction, ino: int, attribute: bytes, value: bytes, now_ns: 
         return
     text = value.decode(errors="surrogateescape")
     shown = attribute.decode(errors="backslashreplace")
-    if not (sound.is_etag(text) if attribute == attributes.ETAG else sound.is_sound(name, text)):
+    if not (sound.is_etag(text) if attribute == etags.ETAG else sound.is_sound(name, text)):
         raise Invalid(f"{shown}: S3 could not read this value")
     _check_locks(t, ino, name, text, now_ns)
 

@@ -8,20 +8,24 @@ for are not read.
 Invariant: a scan's directory has its prefix, the start of all its keys.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import unpack_inode
+from kvfs.namespace import etags
 from kvfs.namespace.inodes import read_inode
 from kvfs.namespace.odd import NUL, is_continuation
+from kvfs.namespace.policies import MD5_ALL
 from kvfs.objects import attributes, finding, versions
 from kvfs.objects.facts import Facts
 from kvfs.objects.finding import Bucket
 from kvfs.objects.names import MAX_KEY, joined, place_of
 
 _BATCH: Final = 256
+NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
 _END: Final = b"\xff"
 """After every byte of an id."""
 
@@ -38,11 +42,13 @@ class Listed(NamedTuple):
 
 class Page(NamedTuple):
     """A part of a list. Objects and common prefixes are each in order; `following` is where to go
-    on after (`start_after`), empty at the end."""
+    on after (`start_after`), empty at the end. `awaited` are those whose ETags are not final (inode
+    numbers, and the ETags as they are now: `seals`)."""
 
     objects: list[Listed]
     prefixes: list[bytes]
     following: bytes
+    awaited: Mapping[int, str] = NOTHING
 
     @property
     def truncated(self) -> bool:
@@ -57,6 +63,7 @@ class VersionPage(NamedTuple):
     following: bytes
     following_version: str
     truncated: bool
+    awaited: Mapping[int, str] = NOTHING
 
 
 class _Frame(NamedTuple):
@@ -131,6 +138,7 @@ def list_objects(
     """Keys that start with `prefix`, and the common prefixes that end with the first `delimiter`
     after it, all greater than `start_after`, up to `max_keys` together."""
     found = _Gathered(t, prefix, delimiter, start_after, max_keys, boot)
+    found.seals_give_md5 = bucket.etag == MD5_ALL
     if max_keys > 0:
         found.gather(bucket)
     return found.page()
@@ -156,6 +164,8 @@ class _Gathered:
         self._boot = boot
         self._found: list[Listed | bytes] = []
         self._pending: list[tuple[bytes, bytes]] = []
+        self.seals_give_md5 = False
+        self._awaited: set[int] = set()
 
     def gather(self, bucket: Bucket) -> None:
         walk = Walk(self._t, bucket)
@@ -190,10 +200,14 @@ class _Gathered:
         if found and len(self._found) > self._limit:
             last = found[-1]
             following = last if isinstance(last, bytes) else last.key
+        objects = [each for each in found if not isinstance(each, bytes)]
         return Page(
-            [each for each in found if not isinstance(each, bytes)],
+            objects,
             [each for each in found if isinstance(each, bytes)],
             following,
+            {each.ino: each.etag for each in objects if each.ino in self._awaited}
+            if self._awaited
+            else NOTHING,
         )
 
     def _add_prefix(self, walk: Walk, common: bytes, packed: bytes) -> None:
@@ -212,14 +226,16 @@ class _Gathered:
         pending = self._pending
         if pending:
             records = self._t.get_many([b"i" + packed for _, packed in pending])
-            etags = self._t.get_many([b"x" + packed + attributes.ETAG for _, packed in pending])
-            for (key, packed), record, etag in zip(pending, records, etags, strict=True):
+            kept = self._t.get_many([b"x" + packed + etags.ETAG for _, packed in pending])
+            for (key, packed), record, etag in zip(pending, records, kept, strict=True):
                 if record is None:
                     continue
                 inode = unpack_inode(record)
                 ino = keys.unpack_u64(packed)
                 if finding.is_object(self._t, ino, inode, self._boot):
-                    tag = attributes.etag_of(etag, ino, inode)
+                    tag = etags.etag_of(etag, ino, inode)
+                    if self.seals_give_md5 and etags.is_awaited(etag, inode):
+                        self._awaited.add(ino)
                     self._found.append(Listed(key, ino, inode.size, inode.mtime_ns, tag))
             pending.clear()
         return len(self._found) <= self._limit
@@ -271,7 +287,12 @@ def list_versions(
             last = key
         if len(found) > max_keys:
             break
-    return _version_page(found, max_keys)
+    page = _version_page(found, max_keys)
+    if bucket.etag != MD5_ALL:
+        return page
+    return page._replace(
+        awaited={each.ino: each.etag for each in page.versions if finding.is_awaited(t, each)}
+    )
 
 
 def is_listable(key: bytes) -> bool:

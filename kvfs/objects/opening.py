@@ -19,7 +19,7 @@ from kvfs.errors import Conflict, Corrupt, KvfsError, NotFound, Stale
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, unpack_inode
-from kvfs.namespace import cold, spaces
+from kvfs.namespace import cold, etags, spaces
 from kvfs.namespace.inodes import read_inodes
 from kvfs.objects import attributes, finding
 from kvfs.objects.facts import Facts
@@ -225,6 +225,6 @@ def _as_data(found: Facts, data: os.stat_result) -> Facts:
     if (inode.size, inode.mtime_ns) == (data.st_size, data.st_mtime_ns):
         return _with_mtime(found, data)
     inode = msgspec.structs.replace(inode, size=data.st_size, mtime_ns=data.st_mtime_ns)
-    etag = attributes.computed_etag(found.ino, inode)
+    etag = etags.computed(found.ino, inode)
     metadata = attributes.of_other_content(found.metadata)
     return found._replace(inode=inode, etag=etag, metadata=metadata, data_mtime_ns=data.st_mtime_ns)

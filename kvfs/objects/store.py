@@ -33,6 +33,7 @@ from kvfs.objects.listing import Page, VersionPage
 from kvfs.objects.opening import Opener
 from kvfs.objects.problems import NoSuchKey
 from kvfs.objects.publishing import Publisher
+from kvfs.objects.seals import Seals
 from kvfs.objects.slots import Slots
 from kvfs.objects.upload_store import Uploads
 
@@ -64,6 +65,7 @@ class ObjectStore:
         self._bodies = Bodies(opened, Room(opened.files.root, self._link))
         self._publisher = Publisher(opened, self._finisher, self._bodies)
         opener = Opener(opened, self._touches, self._link)
+        self.seals = Seals(opened, self._link)
         slots = Slots(opened, self._bodies)
         drafts = Drafts(opened, self._bodies, slots)
         self.buckets = Buckets(opened, self._publisher)
@@ -368,11 +370,13 @@ class ObjectStore:
             if found.ino != facts.ino:
                 raise NoSuchKey("the object was replaced while it was copied onto itself")
             moment = Moment(time.time_ns(), author.boot)
-            return changing.restate(t, found._replace(etag=etag), metadata, moment, changed)
+            restated = changing.restate(t, found._replace(etag=etag), metadata, moment, changed)
+            # Before anybody sees the record: who seals would take the file's own time for newer.
+            times = (restated.inode.atime_ns, restated.inode.mtime_ns)
+            path = self._session.files.path(restated.ino, restated.inode.version)
+            os.utime(path, ns=times, follow_symlinks=False)
+            return restated
 
         result = self._publisher.change(fn)
-        times = (result.inode.atime_ns, result.inode.mtime_ns)
-        path = self._session.files.path(result.ino, result.inode.version)
-        os.utime(path, ns=times, follow_symlinks=False)
         self._publisher.sync_if_durable(result.ino)
         return result

@@ -24,6 +24,7 @@ from kvfs.errors import Invalid
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode
+from kvfs.namespace import etags
 from kvfs.namespace.entries import lose_link, touch
 from kvfs.namespace.inodes import drop_inode, read_inode
 from kvfs.objects import assembly, attributes, changing, finding
@@ -163,7 +164,7 @@ def put_part_in_place(
         raise InvalidPart("the upload's data were evicted")
     changing.remove_file(t, directory, name, moment, changed)
     ino, inode = assembly.add_part(t, bucket, directory, name, place, size, moment, synced=synced)
-    t.put(keys.xattr(ino, attributes.ETAG), attributes.packed_etag(etag, inode))
+    t.put(keys.xattr(ino, etags.ETAG), etags.packed(etag, inode))
     attributes.write(t, ino, metadata)
     return Part(number, ino, inode, etag, dict(metadata), place)
 
@@ -202,7 +203,7 @@ def _part(
         return None
     if place is not None and not (place.data in assemblies and _is_kept(t, place, inode, boot)):
         return None
-    etag = attributes.etag_of(raw.get(attributes.ETAG), ino, inode)
+    etag = etags.etag_of(raw.get(etags.ETAG), ino, inode)
     return Part(number, ino, inode, etag, attributes.split(raw), place or Place(ino, 0))
 
 

@@ -1,7 +1,10 @@
 """The version of an object that a request names, or S3's refusal where it is not there."""
 
 import functools
-from typing import Final
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final, TypeVar
 
 import trio
 
@@ -18,10 +21,13 @@ from s3api.rules import lifecycle
 from s3api.rules.tagging import parse_kept
 from s3api.settings import LIFECYCLE
 
+T = TypeVar("T")
 _DELETE_MARKER: Final = {"x-amz-delete-marker": "true"}
 _BRINGINGS: Final = 8
 _THREADS: Final = 64
 """That wait for other nodes, in each worker."""
+_WAITS: Final = 16
+"""Threads that wait for seals."""
 _NO_MARKER: Final = {"x-amz-delete-marker": "false"}
 """S3 leaves it out, Ceph's gateway says it."""
 
@@ -29,6 +35,11 @@ _NO_MARKER: Final = {"x-amz-delete-marker": "false"}
 @functools.cache
 def _bringings() -> trio.CapacityLimiter:
     return trio.CapacityLimiter(_THREADS)
+
+
+@functools.cache
+def _waits() -> trio.CapacityLimiter:
+    return trio.CapacityLimiter(_WAITS)
 
 
 def find(call: Call) -> Facts:
@@ -45,9 +56,41 @@ def find(call: Call) -> Facts:
     return facts
 
 
+async def find_to_tell(call: Call) -> Facts:
+    """As `find`, with an ETag that stays."""
+    facts = find(call)
+    if not call.store.seals.is_awaited(call.raw_bucket, facts):
+        return facts
+    return await settled(call, lambda: find(call), partial(_awaited, call))
+
+
+async def settled(
+    call: Call, look: Callable[[], T], awaited: Callable[[T], Mapping[int, str]]
+) -> T:
+    """See `Seals.settled`."""
+    step = partial(call.store.seals.settled, look, awaited)
+    return await trio.to_thread.run_sync(step, limiter=_waits())
+
+
+def _awaited(call: Call, facts: Facts) -> Mapping[int, str]:
+    if not call.store.seals.is_awaited(call.raw_bucket, facts):
+        return {}
+    return {facts.ino: facts.etag}
+
+
 async def open_for_reading(call: Call) -> Opened:
-    """As `find`, with a descriptor that the caller closes. Data that other nodes have are brought:
-    small ones first, large ones as they are read."""
+    """As `find`, with an ETag that stays and a descriptor that the caller closes. Data that other
+    nodes have are brought: small ones first, large ones as they are read."""
+    opened = await _open(call)
+    told = ""
+    while opened.facts.etag != told and call.store.seals.is_awaited(call.raw_bucket, opened.facts):
+        os.close(opened.fd)
+        told = (await find_to_tell(call)).etag
+        opened = await _open(call)
+    return opened
+
+
+async def _open(call: Call) -> Opened:
     for _ in range(_BRINGINGS):
         try:
             return open_here(call)

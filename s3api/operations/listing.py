@@ -13,6 +13,7 @@ from s3api.call import Call, Handler
 from s3api.errors import S3Error, invalid_argument
 from s3api.model import fast
 from s3api.model.serialising import url_encode
+from s3api.operations.finding import settled
 
 KEYS_LIMIT: Final = 1000
 _is_same_decoded: Final = re.compile(r"[^%+\x00-\x08\x0b-\x1f\x7f\ufffe\uffff]*").fullmatch
@@ -57,17 +58,18 @@ async def list_object_versions(call: Call) -> Response:
     if version and not marker:
         message = "A version-id marker cannot be specified without a key marker."
         raise invalid_argument("version-id-marker", version, message)
-    page = await call.blocking(
-        partial(
-            call.store.list_versions,
-            call.raw_bucket,
-            prefix=asked.prefix,
-            delimiter=asked.delimiter,
-            start_after=_after(marker),
-            start_version=version,
-            max_keys=asked.limit,
-        )
+    look = partial(
+        call.store.list_versions,
+        call.raw_bucket,
+        prefix=asked.prefix,
+        delimiter=asked.delimiter,
+        start_after=_after(marker),
+        start_version=version,
+        max_keys=asked.limit,
     )
+    page = await call.blocking(look)
+    if page.awaited:
+        page = await settled(call, look, lambda page: page.awaited)
     members = asked.members | {
         "KeyMarker": asked.shown(marker),
         "VersionIdMarker": version,
@@ -132,16 +134,16 @@ def _prefix_of_v1(encoded: str, plain: str) -> str:
 
 
 async def _page(call: Call, asked: _Asked, start_after: bytes) -> Page:
-    return await call.blocking(
-        partial(
-            call.store.list_objects,
-            call.raw_bucket,
-            prefix=asked.prefix,
-            delimiter=asked.delimiter,
-            start_after=start_after,
-            max_keys=asked.limit,
-        )
+    look = partial(
+        call.store.list_objects,
+        call.raw_bucket,
+        prefix=asked.prefix,
+        delimiter=asked.delimiter,
+        start_after=start_after,
+        max_keys=asked.limit,
     )
+    page = await call.blocking(look)
+    return await settled(call, look, lambda page: page.awaited) if page.awaited else page
 
 
 def _after(marker: str) -> bytes:

@@ -11,7 +11,7 @@ from s3api.errors import Headers, S3Error
 from s3api.model.fast import object_headers
 from s3api.model.timestamps import iso8601
 from s3api.operations.answers import stored_headers
-from s3api.operations.finding import expiration, find, open_for_reading, version_id
+from s3api.operations.finding import expiration, find_to_tell, open_for_reading, version_id
 from s3api.operations.locks import retention_of
 from s3api.repeating import file_range, remember
 from s3api.rules import actions, metadata
@@ -46,7 +46,7 @@ async def get_object(call: Call) -> Response:
 
 async def head_object(call: Call) -> Response:
     """As GetObject, without the body."""
-    response, chosen = _answer(call, find(call))
+    response, chosen = _answer(call, await find_to_tell(call))
     response.length = chosen.length
     return response
 

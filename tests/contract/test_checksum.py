@@ -1,6 +1,7 @@
 """Checksums of real files, against the definition."""
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def reference(content: bytes) -> bytes:
 def computed(path: Path, size: int) -> tuple[bytes, bytes] | None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return checksum(fd, size)
+        found = checksum(fd, size)
+        return None if found is None else found[:2]
     finally:
         os.close(fd)
 
@@ -43,6 +45,30 @@ def test_chunks_and_combination(tmp_path: Path, size: int) -> None:
     assert computed(tmp_path / "data", size) == (xxhash.xxh3_128_digest(expected), expected)
     assert len(expected) == DIGEST_BYTES * -(-size // CHUNK_BYTES)
     assert combine(expected) == xxhash.xxh3_128_digest(expected)
+
+
+@pytest.mark.parametrize("hole", [0, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES + 5])
+def test_the_md5_of_the_whole_beside(tmp_path: Path, hole: int) -> None:
+    path, content = tmp_path / "data", os.urandom(CHUNK_BYTES + 7)
+    with path.open("wb") as file:
+        file.write(content)
+        file.seek(hole, os.SEEK_CUR)
+        file.write(content)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        plain, found = checksum(file.fileno(), size), checksum(file.fileno(), size, md5=True)
+    assert plain is not None
+    assert plain.md5 == ""
+    assert found == plain._replace(md5=hashlib.md5(path.read_bytes()).hexdigest())
+
+
+def test_large_holes_have_no_md5(tmp_path: Path) -> None:
+    """It would be computed for hours."""
+    with (tmp_path / "data").open("w+b") as file:
+        file.truncate(64 << 30)
+        found = checksum(file.fileno(), 64 << 30, md5=True)
+    assert found is not None
+    assert found.md5 == ""
 
 
 def test_holes_count_as_zeros(tmp_path: Path) -> None:

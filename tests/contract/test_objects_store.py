@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import kvfs
+from kvfs.background import sealing
 from kvfs.errors import Conflict, Invalid
 from kvfs.meta.interface import Transaction
-from kvfs.namespace import lifecycle
+from kvfs.namespace import lifecycle, spaces
 from kvfs.objects import uploads
 from kvfs.objects.facts import Facts
 from kvfs.objects.problems import (
@@ -29,6 +30,7 @@ from kvfs.objects.problems import (
 )
 from kvfs.objects.store import Doomed, ObjectStore
 from kvfs.objects.uploads import Wanted
+from kvfs.store.checksum import checksum
 from tests.contract import client_store
 
 B = b"bucket"
@@ -521,3 +523,47 @@ def test_who_knows_of_no_versions_destroys_none(store: ObjectStore) -> None:
         store.open(B, b"k", "")
     found = [each.version for each in store.list_versions(B).versions]
     assert found == ["null", again.version, kept.version]
+
+
+def test_an_etag_that_no_seal_can_give_in_time_is_kept(store: ObjectStore, root: Path) -> None:
+    """Where no node runs nothing is sealed: the ETag that is told then is one for life."""
+
+    def look() -> Facts:
+        return store.find(B, b"k", "")
+
+    def awaited(facts: Facts) -> dict[int, str]:
+        return {facts.ino: facts.etag} if store.seals.is_awaited(B, facts) else {}
+
+    store.session.write(lambda t: spaces.set_policy(t, spaces.by_name(t, B)[0], etag="md5-all"))
+    with kvfs.Client(root) as client:
+        client.put("/bucket/k", b"content")
+    assert store.seals.is_awaited(B, look())
+    told = store.seals.settled(look, awaited)
+    assert told.etag.endswith("-1")
+    assert not store.seals.is_awaited(B, look())
+    assert look().etag == told.etag
+    put(store, b"k", b"by S3", etag="given")
+    assert not store.seals.is_awaited(B, look())
+    assert store.seals.settled(look, awaited).etag == "given"
+
+
+def test_an_object_that_is_sealed_while_it_is_restated_keeps_its_etag(store: ObjectStore) -> None:
+    """The sealer has read it, with its times of before."""
+    facts = put(store, b"k", b"content", etag="given")
+    fd = store.session.files.open(facts.ino, facts.inode.version, os.O_RDONLY)
+    try:
+        found, stat = checksum(fd, 7), os.fstat(fd)
+        assert found is not None
+        seen = sealing.Read(facts.ino, facts.inode.version, fd, stat, found, stat.st_blocks)
+        named = (B, b"k", ""), (B, b"k")
+        restated = store.copy(*named, metadata={"meta.a": "b"})
+        assert restated.mtime_ns > facts.mtime_ns
+        assert not store.session.write(lambda t: sealing.is_changed(t, seen))
+        assert not store.session.write(lambda t: sealing.seal(t, seen))
+        assert store.find(B, b"k", "").etag == "given"
+        seen = seen._replace(stat=os.fstat(fd))
+        assert store.session.write(lambda t: sealing.seal(t, seen))
+        assert store.find(B, b"k", "")[3:5] == restated[3:5]
+        store.session.write(lambda t: lifecycle.reopen(t, facts.ino))  # no index has its checksum
+    finally:
+        os.close(fd)

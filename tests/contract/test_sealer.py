@@ -1,6 +1,7 @@
 """Sealing on real files: what is quiet gets its checksums, what is not stays as it is."""
 
 import errno
+import hashlib
 import mmap
 import os
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ import trio.testing
 
 from kvfs.background import sealer
 from kvfs.fsck import Fsck
+from kvfs.meta import keys
 from kvfs.meta.records import Flag, namespace_root
-from kvfs.namespace import lifecycle, tree
+from kvfs.namespace import etags, lifecycle, sealed_etags, spaces, tree
 from kvfs.store.checksum import Checksum, checksum
 from kvfs.store.files import description
 from kvfs.volume import Volume
@@ -176,9 +178,9 @@ def test_a_busy_file_is_tried_ever_more_rarely(node: SmallNode, space: int) -> N
     attempts = []
     read_one = node.sealer._read_one
 
-    def counted(ino: int, version: int) -> object:
+    def counted(ino: int, version: int, *, md5: bool) -> object:
         attempts.append(ino)
-        return read_one(ino, version)
+        return read_one(ino, version, md5=md5)
 
     async def main() -> None:
         ino = node.write(space, "busy", b"x")
@@ -285,8 +287,8 @@ def test_what_is_removed_while_it_is_read_does_not_come_back_into_the_index(
         node.engine.transact_now(lambda t: tree.unlink(t, root, b"gone", 1, lambda _: True))
         await volume.drop([(gone, 0)])
 
-    def read_then_remove(fd: int, size: int) -> Checksum | None:
-        found = checksum(fd, size)
+    def read_then_remove(fd: int, size: int, *, md5: bool) -> Checksum | None:
+        found = checksum(fd, size, md5=md5)
         if node.record(gone) is not None:
             trio.from_thread.run(remove)
         return found
@@ -296,3 +298,97 @@ def test_what_is_removed_while_it_is_read_does_not_come_back_into_the_index(
     assert is_sealed(node, stays)
     assert [ino for ino, _ in node.index.entries()] == [stays]
     assert list(Fsck(node.engine, node.files, node.index, checksums=True).check()) == []
+
+
+def with_md5(node: SmallNode, space: int) -> None:
+    node.engine.transact_now(lambda t: spaces.set_policy(t, space, etag="md5-all"))
+
+
+def etag(node: SmallNode, ino: int) -> str:
+    inode = node.record(ino)
+    assert inode is not None
+    kept = node.engine.read_now(lambda t: t.get(keys.xattr(ino, etags.ETAG)))
+    return etags.etag_of(kept, ino, inode)
+
+
+def test_a_seal_gives_the_md5_where_the_namespace_says_so(node: SmallNode, space: int) -> None:
+    other = node.write(node.namespace("other"), "other", b"x")
+    with_md5(node, space)
+    content = os.urandom((9 << 20) + 7)
+    ino = node.write(space, "block", content)
+    trio.run(node.sealer.settle)
+    assert etag(node, ino) == hashlib.md5(content).hexdigest()
+    assert etag(node, other).endswith("-1")
+
+
+def test_an_etag_that_was_told_before_the_seal_stays(node: SmallNode, space: int) -> None:
+    """For as long as its content: the next one gets its MD5."""
+    with_md5(node, space)
+    ino = node.write(space, "block", b"first")
+    told = etag(node, ino)
+    assert told.endswith("-1")
+    assert not node.engine.transact_now(lambda t: sealed_etags.keep(t, ino, "another"))
+    assert node.engine.transact_now(lambda t: sealed_etags.keep(t, ino, told))
+    trio.run(node.sealer.settle)
+    assert is_sealed(node, ino)
+    assert etag(node, ino) == told
+    fd = os.open(node.files.path(ino, 0), os.O_RDWR)
+    os.write(fd, b"second")
+    node.publish(ino, fd)
+    os.close(fd)
+    trio.run(node.sealer.settle)
+    assert etag(node, ino) == hashlib.md5(b"second").hexdigest()
+
+
+def test_what_somebody_waits_for_is_sealed_first(node: SmallNode, space: int) -> None:
+    """At once, though it was published just now and others rest; what is in use is tried."""
+
+    async def main() -> None:
+        inos = [node.write(space, f"block{number}", b"x") for number in range(100)]
+        used, fd = node.make(space, "in use")
+        node.publish(used, fd)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.sealer.run)
+            for ino in (*inos, used):
+                node.sealer.published(ino, 0, 0)
+            began = trio.current_time()
+            await node.sealer.seal_first(inos)
+            assert trio.current_time() == began
+            assert all(is_sealed(node, ino) for ino in inos)
+            await node.sealer.seal_first([used])
+            assert not is_sealed(node, used)
+            assert trio.current_time() < began + 1
+            nursery.cancel_scope.cancel()
+        node.close(used, fd)
+
+    with jumping_clock() as clock:
+        trio.run(main, clock=clock)
+
+
+def test_what_is_about_to_be_closed_is_waited_for(
+    node: SmallNode, space: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of a last close a moment after it was published."""
+    looks = []
+
+    def writing(ino: int) -> bool:
+        looks.append(ino)
+        if len(looks) == 1:
+            return True
+        if len(looks) == 2:
+            node.close(ino, fd)
+        return False
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.sealer.run)
+            node.sealer.published(ino, 0, 0)
+            await node.sealer.seal_first([ino])
+            assert is_sealed(node, ino)
+            nursery.cancel_scope.cancel()
+
+    ino, fd = node.make(space, "block")
+    node.publish(ino, fd)
+    monkeypatch.setattr(node.sealer, "_writing", writing)
+    with jumping_clock() as clock:
+        trio.run(main, clock=clock)

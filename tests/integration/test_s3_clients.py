@@ -47,6 +47,10 @@ class Shop:
         return self.s3.mount / self.bucket
 
     @property
+    def store(self) -> str:
+        return str(self.s3.node.store)
+
+    @property
     def url(self) -> str:
         return f"s3://{self.bucket}"
 
@@ -287,8 +291,8 @@ def test_rclone(shop: Shop) -> None:
         "RCLONE_RETRIES": "1",
     }
 
-    def rclone(*arguments: object, stdin: bytes = b"") -> str:
-        said = shop.run("rclone", *arguments, stdin=stdin, more=settings)
+    def rclone(*arguments: object, stdin: bytes = b"", code: int = 0) -> str:
+        said = shop.run("rclone", *arguments, stdin=stdin, more=settings, code=code)
         return said.decode("utf-8", "surrogateescape")
 
     remote = f"kvfs:{shop.bucket}"
@@ -325,6 +329,18 @@ def test_rclone(shop: Shop) -> None:
     os.utime(other, (when, when))
     rclone("sync", "--checksum", tree, remote)
     assert (shop.mount / "other").read_bytes() == b"b" * size
+    # So is what the mount wrote, in a bucket with MD5s of files, too.
+    kvfs("namespace", "set", f"/{shop.bucket}", "--etag", "md5-all", "--store", shop.store)
+    (shop.mount / "other").write_bytes(b"c" * size)
+    (shop.mount / "sub" / "one").write_bytes(files["sub/one"])
+    os.utime(shop.mount / "other", (when, when))
+    said = rclone("check", "--one-way", "--differ", "-", tree, remote, code=1)
+    assert said.split() == ["other"]
+    rclone("sync", "--checksum", tree, remote)
+    assert (shop.mount / "other").read_bytes() == b"b" * size
+    (shop.mount / "other").write_bytes(b"c" * size)
+    rclone("sync", "--checksum", remote, tree)
+    assert other.read_bytes() == b"c" * size
     rclone("purge", f"{remote}/sub")
     assert not (shop.mount / "sub").exists()
     rclone("delete", remote)
@@ -371,6 +387,13 @@ def test_s3cmd(shop: Shop, version: int) -> None:
     (shop.mount / "of the mount").write_bytes(b"m")
     s3cmd("get", f"{shop.url}/of the mount", back / "m")
     assert (back / "m").read_bytes() == b"m"
+    # In a bucket with MD5s of files, too, what the mount wrote is compared by its content.
+    kvfs("namespace", "set", f"/{shop.bucket}", "--etag", "md5-all", "--store", shop.store)
+    (shop.mount / "small").write_bytes(content(12)[1:])
+    s3cmd("sync", f"{shop.url}/", f"{back}/")
+    assert (back / "small").read_bytes() == content(12)[1:]
+    (shop.mount / "small").write_bytes(files["small"])
+    assert "upload:" not in s3cmd("sync", f"{tree}/small", f"{shop.url}/")
     url = s3cmd("signurl", f"{shop.url}/moved", "+60").strip()
     with urllib.request.urlopen(url) as response:
         assert response.read() == content(20 * MIB)

@@ -9,7 +9,7 @@ from kvfs.errors import Invalid, TooLarge
 from kvfs.fsck_records import RecordCheck
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag
-from kvfs.namespace import odd, spaces, tree
+from kvfs.namespace import etags, odd, spaces, tree
 from kvfs.objects import attributes, buckets, changing, finding, versions
 from kvfs.objects.facts import Facts
 from kvfs.objects.names import Place, check_key, joined, place_of
@@ -130,15 +130,15 @@ def test_what_is_not_published_is_no_object(space: ObjectSpace) -> None:
 
 def test_an_etag_is_believed_while_the_file_is_what_it_was(space: ObjectSpace) -> None:
     made = space.put(b"k", etag="given", size=3)
-    packed = attributes.packed_etag("given", made.inode)
-    assert attributes.etag_of(packed, made.ino, made.inode) == "given"
+    packed = etags.packed("given", made.inode)
+    assert etags.etag_of(packed, made.ino, made.inode) == "given"
     made.inode.size += 1
-    other = attributes.etag_of(packed, made.ino, made.inode)
+    other = etags.etag_of(packed, made.ino, made.inode)
     assert other.endswith("-1")
     assert len(other) == 34
-    assert other == attributes.etag_of(None, made.ino, made.inode)
+    assert other == etags.etag_of(None, made.ino, made.inode)
     made.inode.mtime_ns += 1
-    assert attributes.etag_of(packed, made.ino, made.inode) not in ("given", other)
+    assert etags.etag_of(packed, made.ino, made.inode) not in ("given", other)
 
 
 def test_metadata_are_kept_under_names_of_their_own(space: ObjectSpace) -> None:

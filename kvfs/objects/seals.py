@@ -1,0 +1,74 @@
+"""Files whose ETag is to be the MD5 that their seal gives them, when somebody asks for it before.
+
+In a namespace whose ETags are `md5-all` (`namespace.etags`) a file that was closed a moment ago has
+no ETag yet. Who is to tell one has the node seal the file at once, and waits:
+
+| the file | what is told |
+|---|---|
+| is sealed in time | its MD5 |
+| is in use: somebody has it open or mapped for writing | a computed ETag, until the last close |
+| is not sealed in time: it is long, or the node has much to do | a computed ETag, kept for good |
+
+What is open for writing may have other content at any moment, and is no version that lasts.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+from kvfs.client.link import Link
+from kvfs.client.session import Session
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Flag
+from kvfs.namespace import sealed_etags
+from kvfs.namespace.policies import MD5_ALL
+from kvfs.objects import finding
+from kvfs.objects.facts import Facts
+
+T = TypeVar("T")
+PATIENCE_S: Final = 20.0
+"""SDKs wait a minute for an answer."""
+_ATTEMPTS: Final = 8
+
+
+class Seals:
+    """Of one store; any thread."""
+
+    def __init__(self, session: Session, link: Link) -> None:
+        self._session = session
+        self._link = link
+
+    def is_awaited(self, bucket: bytes, facts: Facts) -> bool:
+        """Whether the ETag of a version is not final, and may be waited for."""
+        if facts.inode.flags & Flag.SEALED:
+            return False
+        return self._session.read(lambda t: _is_awaited(t, bucket, facts))
+
+    def settled(self, look: Callable[[], T], awaited: Callable[[T], Mapping[int, str]]) -> T:
+        """What `look` finds, with ETags that stay. `awaited` says of what was found which files
+        are not sealed (inode numbers), and the ETags that it tells of them. Blocking. Raises what
+        `look` raises, Unavailable."""
+        until = time.monotonic() + PATIENCE_S
+        in_use: set[int] = set()
+        found = look()
+        for _ in range(_ATTEMPTS):
+            waiting = {ino: tag for ino, tag in awaited(found).items() if ino not in in_use}
+            if not waiting:
+                break
+            if self._link.seal(list(waiting), until):
+                in_use.update(waiting)
+            elif self._keep(waiting):
+                break
+            found = look()
+        return found
+
+    def _keep(self, told: Mapping[int, str]) -> bool:
+        """Whether all of these are the ETags of their files from now on."""
+        kept = self._session.write(lambda t: [sealed_etags.keep(t, *each) for each in told.items()])
+        return all(kept)
+
+
+def _is_awaited(t: Transaction, bucket: bytes, facts: Facts) -> bool:
+    if finding.find_bucket(t, bucket).etag != MD5_ALL:
+        return False
+    return finding.is_awaited(t, facts)
