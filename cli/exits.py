@@ -9,6 +9,7 @@ import sys
 from typing import Final, NoReturn
 
 from kvfs import errors
+from kvfs.printable import printable
 
 USAGE: Final = 2
 BUG: Final = 70
@@ -83,8 +84,8 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         name = error.filename
         where = f"{os.fsdecode(name)}: " if isinstance(name, str | bytes) else ""
-        return f"{where}{error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+        return printable(f"{where}{error.strerror}")
+    return printable(" ".join(str(error).split())) or type(error).__name__
 
 
 def fail(error: BaseException) -> NoReturn:

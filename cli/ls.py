@@ -12,6 +12,7 @@ import click
 from cli import settings, store
 from cli.stat import as_json_object
 from kvfs.client import Stat
+from kvfs.printable import printable
 
 _RECENT_NS = 180 * 86_400 * 1_000_000_000
 
@@ -26,9 +27,10 @@ def command(
 ) -> None:
     """List a directory (default: the namespaces), or show one file.
 
-    Names are printed as they are stored; directories end with a slash.
+    Names are printed as they are stored, to a terminal with escapes; directories end with a slash.
     """
     config = settings.resolve(config_file, **flags)
+    is_terminal = sys.stdout.isatty()
     with store.client_of(config) as client:
         found = client.stat(os.fsencode(path))
         for entry in client.list(os.fsencode(path)) if found.is_directory else [found]:
@@ -36,8 +38,14 @@ def command(
                 line = json.dumps(as_json_object(entry)).encode()
             else:
                 line = _long(entry) if long else _shown(entry)
+                line = _printable(line) if is_terminal else line
             sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
+
+
+def _printable(line: bytes) -> bytes:
+    """For a terminal, as ls(1): what reads a pipe gets names as they are."""
+    return printable(os.fsdecode(line)).encode()
 
 
 def _shown(entry: Stat) -> bytes:

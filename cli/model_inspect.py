@@ -14,6 +14,7 @@ from gds.architecture import cutting_of
 from gds.checkpoint import config_beside, read_headers
 from gds.load_plan import Strategy, make_plan, parts_of
 from gds.safetensors import Header, TensorInfo
+from kvfs.printable import printable
 from kvfs.units import format_size
 
 MOST_RANKS: Final = 1024
@@ -120,7 +121,7 @@ def _show(files: Sequence[tuple[str, Header]], shares: Sequence[Share]) -> None:
         ("TENSOR", "DTYPE", "SHAPE", "SIZE"),
         [
             (
-                _printable(each.name),
+                printable(each.name),
                 each.dtype,
                 " x ".join(map(str, each.shape)),
                 format_size(_size(each)),
@@ -140,11 +141,6 @@ def _show(files: Sequence[tuple[str, Header]], shares: Sequence[Share]) -> None:
                 for each in shares
             ],
         )
-
-
-def _printable(name: str) -> str:
-    """A name of anybody's may hold what a terminal takes for orders, or ends the line."""
-    return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

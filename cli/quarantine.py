@@ -11,6 +11,7 @@ import click
 
 from cli import settings
 from kvfs.errors import Invalid
+from kvfs.printable import printable
 from kvfs.units import format_size
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _show(found: "list[Quarantined]") -> None:
         click.echo("nothing is in quarantine")
     for each in map(_facts, found):
         click.echo(each["path"])
-        name = each["last_name"] or "its name is not known"
+        name = printable(each["last_name"]) or "its name is not known"
         click.echo(f"  {name}, {format_size(each['size_bytes'])}")
         click.echo(f"  since {each['since']}: {_REASONS[each['reason']]}")
 
@@ -102,7 +103,7 @@ def _last_name(path: str) -> str:
     from kvfs.store.files import description
 
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return ""
     try:

@@ -11,6 +11,7 @@ import click
 
 from cli import settings, store
 from kvfs.client import Stat
+from kvfs.printable import printable
 from kvfs.units import format_size
 
 _KINDS = {
@@ -84,7 +85,7 @@ def kind(found: Stat) -> str:
 def _readable(path: str, found: Stat, bucket: bool | None) -> str:
     disk = format_size(found.blocks * 512)
     rows = [
-        ("path", path),
+        ("path", printable(path)),
         ("kind", kind(found)),
         ("size", f"{found.size} bytes, {disk} on disk"),
         ("mode", f"{stat.filemode(found.mode)} {found.uid}:{found.gid}"),
@@ -97,7 +98,7 @@ def _readable(path: str, found: Stat, bucket: bool | None) -> str:
         absent = "absent: not a legal name of a bucket (3 to 63 of a-z 0-9 . -)"
         rows.append(("s3", "a bucket" if bucket else absent))
     if found.is_symlink:
-        rows.append(("target", os.fsdecode(found.target)))
+        rows.append(("target", printable(os.fsdecode(found.target))))
     if found.is_file:
         rows.append(("xxh3-128", found.checksum.hex() or "not computed yet"))
     return "\n".join(f"{name:<10}{value}" for name, value in rows)

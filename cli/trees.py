@@ -11,6 +11,7 @@ import click
 from cli import interrupts, progress, store
 from kvfs.config import Config
 from kvfs.errors import NotSupported
+from kvfs.printable import printable
 from kvfs.units import format_size
 
 if TYPE_CHECKING:
@@ -79,6 +80,6 @@ def tell(done: str, moved: "Moved") -> None:
     there = f"; {moved.there} were there" if moved.there else ""
     click.echo(f"{done} {moved.files} files, {format_size(moved.bytes)}{there}")
     for each in moved.left_out:
-        click.echo(f"left out: {each}", err=True)
+        click.echo(f"left out: {printable(str(each))}", err=True)
     if moved.left_out_files:
         raise NotSupported(f"{moved.left_out_files} were left out")

@@ -14,6 +14,7 @@ import click
 
 from cli import exits, settings
 from cli.fresh import Fresh
+from kvfs import log_lines
 from kvfs.config import Config
 from kvfs.errors import Corrupt, Unavailable
 from kvfs.units import format_size
@@ -92,11 +93,7 @@ def _run(config: Config, fresh: Fresh, *, mounted: bool, on_ready: OnReady) -> N
     from gateway import service
     from s3api.serving import Serving, is_wanted
 
-    # What a full disk does not take is dropped: a traceback for each line would fill it again.
-    logging.raiseExceptions = False
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_lines.begin(config.log_level)
     serving = Serving(config)
 
     def ready(status: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from kvfs.meta.records import (
 )
 from kvfs.namespace import spaces
 from kvfs.namespace.inodes import BLOCK, drop_inode, write_inode
+from kvfs.printable import printable
 from kvfs.problem import Problem
 from kvfs.store.index import Table
 
@@ -174,8 +175,7 @@ def _path(t: Transaction, parent: int, name: bytes) -> str:
         parent = inode.parent
     else:
         parts.append(b"")
-    text = b"/".join(reversed(parts)).decode(errors="backslashreplace")
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return printable(b"/".join(reversed(parts)).decode(errors="backslashreplace"))
 
 
 def _page(t: Transaction, start: bytes, end: bytes) -> list[Pair]:

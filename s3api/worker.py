@@ -6,7 +6,6 @@ and when the supervisor has died and the kernel keeps its end open, for a thread
 """
 
 import contextlib
-import logging
 import os
 import socket
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Final
 import msgspec
 import trio
 
-from kvfs import priority
+from kvfs import log_lines, priority
 from kvfs.encryption import KEY_NAME, open_key
 from kvfs.objects.store import ObjectStore
 from kvfs.processes import OtherProcess
@@ -56,12 +55,7 @@ def main() -> None:
     plan = msgspec.json.decode(line, type=Plan)
     os.chdir("/")
     priority.follow()
-    # What a full disk does not take is dropped: a traceback for each line would fill it again.
-    logging.raiseExceptions = False
-    logging.basicConfig(
-        level=plan.log_level.upper(),
-        format=f"%(asctime)s %(levelname)s s3[{os.getpid()}] %(name)s: %(message)s",
-    )
+    log_lines.begin(plan.log_level, f"s3[{os.getpid()}] ")
     store = ObjectStore(Path(plan.store))
     try:
         trio.run(_serve, plan, store)

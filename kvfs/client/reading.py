@@ -210,6 +210,10 @@ class Reader:
             fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise Corrupt(f"{joined(path)}: {error.strerror}") from error
         size = os.fstat(fd).st_size
         if found.inode.flags & Flag.SEALED and size != found.inode.size and self._is_torn(found):
             os.close(fd)

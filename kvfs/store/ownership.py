@@ -66,8 +66,15 @@ def require_directory(
     if found.st_mode & _OTHERS_WRITE:
         raise AccessDenied(
             f"others may write in {what} {here} (mode {stat.S_IMODE(found.st_mode):04o}), and so "
-            f"change what lies there: chmod go-w {here}, or name another directory"
+            f"change what lies there: {_remedy(here, found)}"
         )
+
+
+def _remedy(here: str, found: os.stat_result) -> str:
+    """A tmpfs of a container, or /dev/shm, is for all users on purpose."""
+    if found.st_mode & stat.S_ISVTX and found.st_uid == 0:
+        return f"name a directory below it, such as {os.path.join(here, 'kvfs')}"
+    return f"chmod go-w {here}, or name another directory"
 
 
 def _found(path: str, *, make_mode: int | None) -> os.stat_result:

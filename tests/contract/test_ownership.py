@@ -1,8 +1,12 @@
 """Whose the directories of a store may be, and which files in them are opened."""
 
 import errno
+import fcntl
 import os
+import signal
+import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ from kvfs.store.files import DataFiles
 from kvfs.store.layout import create_store, open_store
 from kvfs.store.tiers import TieredFiles
 from tests.integration.harness import Node, best_mode, kvfs
-from tests.integration.posix import ALICE, needs_root, refused
+from tests.integration.posix import ALICE, make_of, needs_root, refused
 
 pytestmark = needs_root
 INO = 3 << 48 | 5
@@ -90,13 +94,47 @@ def test_a_file_of_somebody_else_is_no_data_file(
     assert f"uid {ALICE}" in caplog.text
 
 
-def test_a_directory_is_no_data_file(files: DataFiles, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_DIRECT])
+@pytest.mark.parametrize("kind", ["directory", "fifo", "socket", "device", "lost device"])
+def test_what_is_no_regular_file_is_no_data_file(
+    files: DataFiles, kind: str, flags: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A FIFO has whoever opens it wait for the other side."""
     path = Path(files.path(INO, 0))
     path.unlink()
-    path.mkdir()
+    if kind == "lost device":
+        os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(254, 9))
+    else:
+        make_of(kind, path)
     with refused(errno.EIO):
-        files.open(INO, 0, os.O_RDONLY)
-    assert "no regular file" in caplog.text
+        files.open(INO, 0, flags)
+    assert f"the data file {path} is no regular file" in caplog.text
+
+
+def test_a_descriptor_of_a_data_file_waits_where_its_reader_has_to(files: DataFiles) -> None:
+    fd = files.open(INO, 0, os.O_RDONLY)
+    assert os.get_blocking(fd)
+    os.close(fd)
+
+
+def test_a_leased_data_file_is_opened_once_the_lease_is_given_back(files: DataFiles) -> None:
+    leased = files.open(INO, 0, os.O_RDWR)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGIO})
+    try:
+        fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with pytest.raises(BlockingIOError):
+            files.open(INO, 0, os.O_RDONLY | os.O_NONBLOCK)
+        assert signal.sigwait({signal.SIGIO}) == signal.SIGIO
+        with ThreadPoolExecutor(1) as pool:
+            opened = pool.submit(files.open, INO, 0, os.O_RDONLY)
+            fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            fd = opened.result()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert os.pread(fd, 10, 0) == b"ours"
+    assert os.get_blocking(fd)
+    os.close(fd)
+    os.close(leased)
 
 
 def test_the_owner_that_a_shared_directory_declares_is_believed(tmp_path: Path) -> None:
@@ -139,7 +177,7 @@ def test_a_tier_that_somebody_else_made_since_the_start_is_not_used(tmp_path: Pa
         TieredFiles(store)
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1775])
+@pytest.mark.parametrize("mode", [0o777, 0o775])
 def test_a_tier_that_others_may_write_in_is_refused(tmp_path: Path, mode: int) -> None:
     store = create_store(tmp_path / "store")
     root = tmp_path / "tier"

@@ -113,6 +113,27 @@ def test_names_are_bytes(node: Node, local: Path) -> None:
     assert ODD not in os.listdir(os.fsencode(node.mount / "cache"))
 
 
+def test_a_terminal_gets_no_orders_from_names(node: Node) -> None:
+    (node.mount / "cache" / "t").mkdir()
+    (node.mount / "cache" / "t" / "a\x1b[2Jb").symlink_to("c\nd")
+    assert good(node, "ls", "/cache/t") == b"a\x1b[2Jb\n"
+    assert rb"c\nd" in good(node, "stat", "/cache/t/a\x1b[2Jb")
+    assert rb"/cache/t/a\x1b[2Jc" in refused(node, "stat", "/cache/t/a\x1b[2Jc")[1]
+    leader, terminal = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, "ls", "-l", "/cache/t"],
+        env={**os.environ, "KVFS_STORE": str(node.store), "KVFS_CONFIG": os.devnull},
+        stdout=terminal,
+        timeout=60,
+        check=False,
+    )
+    os.close(terminal)
+    told = os.read(leader, 1000)
+    os.close(leader)
+    assert done.returncode == 0
+    assert told.endswith(rb"a\x1b[2Jb -> c\nd" + b"\r\n")
+
+
 def test_ls_shows_directories_and_details(node: Node) -> None:
     top = node.mount / "cache" / "listed"
     (top / "sub").mkdir(parents=True)

@@ -18,6 +18,7 @@ from gds.blocks import Outcome, read_blocks
 from kvfs.errors import Corrupt, KvfsError, NotFound
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs as command
+from tests.integration.posix import make_of
 from tests.integration.s3 import S3, serving
 from tests.integration.s3_raw import ask
 
@@ -135,6 +136,17 @@ def remove(site: Site, path: str) -> None:
     (site.s3.mount / path).unlink()
 
 
+def put_in_place(kind: str) -> Callable[[Site, str], None]:
+    """Something that is no data file of the node's stands under its name."""
+
+    def step(site: Site, path: str) -> None:
+        data = site.data_file(path)
+        data.unlink()
+        make_of(kind, data)
+
+    return step
+
+
 STATES: Final[dict[str, tuple[Callable[[Site, str], None], Answer, Answer]]] = {
     "whole": (nothing, WHOLE, WHOLE),
     "removed": (remove, MISS, MISS),
@@ -143,6 +155,10 @@ STATES: Final[dict[str, tuple[Callable[[Site, str], None], Answer, Answer]]] = {
     "longer than its record": (lengthen, MISS, DAMAGED),
     ROTTEN: (nothing, MISS, DAMAGED),
     "replaced a moment ago": (replace, NEW, NEW),
+    **{
+        f"a {kind} in its place": (put_in_place(kind), DAMAGED, DAMAGED)
+        for kind in ("symlink", "fifo", "socket")
+    },
     "being written": (write_in_place, NEW[:10] + WHOLE[10:], NEW[:10] + WHOLE[10:]),
 }
 """What makes the state of a sealed file; the answers in a cache, and in a durable namespace."""

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,24 @@ def test_what_the_disk_damaged_is_a_miss_or_an_error_and_never_read(node: Node) 
     assert node.status()["quarantine"] == {"files": 0, "used_bytes": 0}
     assert quarantined(node) == []
     assert "models/kept is damaged" in node.log
+
+
+def test_a_name_gives_no_orders_to_terminals_and_no_lines_to_the_log(node: Node) -> None:
+    """Whoever may create files chooses their names; root reads them."""
+    path = node.mount / "models" / "a\n2026 ERROR forged\x1b[2J"
+    before = node.status()["counters"]
+    path.write_bytes(bytes(100_000))
+    until(node, "sealed_files", before["sealed_files"] + 1)
+    spoil(node, path)
+    assert kvfs("scrub", "--store", str(node.store)).returncode == 0
+    until(node, "scrub_damaged", before["scrub_damaged"] + 1)
+    wait_until(lambda: node.status()["quarantine"]["files"] == 1, "it is quarantined", LATEST_S)
+    assert r"models/a\n2026 ERROR forged\x1b[2J is damaged" in node.log
+    [left] = quarantined(node)
+    os.mkfifo(
+        Path(left["path"]).with_name(f"{1:016x}.1.1.damaged")
+    )  # who opens it for reading waits
+    shown = kvfs("quarantine", "--store", str(node.store))
+    assert shown.returncode == 0
+    assert r"  /models/a\n2026 ERROR forged\x1b[2J, 97.7 KiB" in shown.stdout
+    assert kvfs("quarantine", "--store", str(node.store), "--empty").returncode == 0

@@ -52,6 +52,28 @@ def test_a_tier_made_by_another_user_is_refused(common: Path) -> None:
         node.remove()
 
 
+@pytest.mark.parametrize("options", ["size=64m,mode=0700", "size=64m"], ids=["ours", "everybody's"])
+def test_a_tmpfs_is_lent_as_it_is_or_a_directory_below_it(common: Path, options: str) -> None:
+    """One that is mounted as README says, and one as containers have it: all users may write."""
+    hot = common / "hot"
+    hot.mkdir()
+    node = Node.make(best_mode(), "--tier", f"ram={hot}:32MiB")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "kvfs", hot], check=True)
+    try:
+        if "mode" not in options:
+            with pytest.raises(CannotStart, match="others may write in the tier") as told:
+                node.up()
+            assert f"name a directory below it, such as {hot}/kvfs" in str(told.value)
+            hot = hot / "kvfs"
+            node.flags = ("--tier", f"ram={hot}:32MiB")
+        node.up()
+        assert hot.stat().st_mode & 0o777 == 0o700
+        assert (hot / "kvfs-place").exists()
+    finally:
+        node.remove()
+        subprocess.run(["umount", common / "hot"], check=True)
+
+
 def test_a_data_file_that_became_a_link_is_opened_at_no_door(s3: S3, bucket: str) -> None:
     secret = s3.node.home / "secret"
     secret.write_bytes(SECRET)
