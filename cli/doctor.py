@@ -49,6 +49,7 @@ def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     yield _access_lists()
     yield _readahead(status)
     yield _priority(status)
+    yield _descriptors(status)
     yield from _store(directory)
     yield _leases(directory)
     yield _engine(status)
@@ -198,6 +199,27 @@ def _priority(status: dict[str, Any] | None) -> Line:
         reason += ": its users wait for other programs where the CPU is busy"
         remedy = remedy or "the setting `priority`"
     return Line(name="priority", available=may, active=nice < 0, reason=reason, remedy=remedy)
+
+
+def _descriptors(status: dict[str, Any] | None) -> Line:
+    """How many files programs may hold open."""
+    from kvfs import descriptors
+
+    most = descriptors.most_of_system()
+    had = status["descriptors"]["limit"] if status else None
+    may = descriptors.may_raise() or descriptors.hard_limit() >= most
+    limit = had or (most if may else descriptors.hard_limit())
+    is_raised = limit >= most
+    reason = f"the node {'may have' if status is None else 'has'} {limit:,}"
+    if not is_raised:
+        reason += f", its hard limit, of {most:,}: a higher one needs CAP_SYS_RESOURCE"
+    return Line(
+        name="descriptors",
+        available=may,
+        active=None if status is None else is_raised,
+        reason=reason,
+        remedy="" if is_raised else f"run as root, or with LimitNOFILE={most} (ulimit -n {most})",
+    )
 
 
 def _store(directory: Path) -> Iterator[Line]:

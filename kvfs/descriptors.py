@@ -18,18 +18,40 @@ _KEPT_LEAST: Final = 320
 """The control socket's connections and a margin."""
 _KEPT_MOST: Final = 4096
 _IDLE_MOST: Final = 512
+_CAP_SYS_RESOURCE: Final = 24
 
 
 def allow_most() -> int:
     """Raise this process's limit as far as the system lets it; the limit then."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for most in (max(hard, _most_of_system()), hard):
+    hard = hard_limit()
+    for most in (max(hard, most_of_system()), hard):
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         except (OSError, ValueError):  # raising it needs CAP_SYS_RESOURCE
             continue
         break
     return limit()
+
+
+def hard_limit() -> int:
+    """How many this process may allow itself without a right of its own."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+def most_of_system() -> int:
+    """How many the kernel lets any process have; no more than a node can use."""
+    try:
+        with open("/proc/sys/fs/nr_open", encoding="ascii") as file:
+            return min(_MOST, int(file.read()))
+    except (OSError, ValueError):
+        return 0
+
+
+def may_raise() -> bool:
+    """Whether this process may go past its hard limit."""
+    with open("/proc/self/status", "rb") as status:
+        (mask,) = (line.split()[1] for line in status if line.startswith(b"CapEff:"))
+    return bool(int(mask, 16) >> _CAP_SYS_RESOURCE & 1)
 
 
 def limit() -> int:
@@ -79,11 +101,3 @@ class OpenFileShares:
     def describe(self) -> dict[str, int]:
         """What status shows."""
         return {"limit": self.limit, "files": self.held, "most_files": self.most}
-
-
-def _most_of_system() -> int:
-    try:
-        with open("/proc/sys/fs/nr_open", encoding="ascii") as file:
-            return min(_MOST, int(file.read()))
-    except (OSError, ValueError):
-        return 0

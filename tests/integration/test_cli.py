@@ -495,6 +495,7 @@ EXAMINED = {
     "access lists",
     "readahead",
     "priority",
+    "descriptors",
     "reflink",
     "spare data files",
     "copy_file_range",

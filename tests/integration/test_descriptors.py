@@ -1,6 +1,7 @@
 """Files that programs hold open on the mount, and the descriptors that the node has for them."""
 
 import errno
+import json
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import Node, best_mode
+from tests.integration.harness import Node, best_mode, kvfs
 from tests.integration.posix import ALICE, BOB, as_user, refused, touch
 
 FEW = 1024
@@ -97,10 +98,30 @@ def test_a_node_takes_all_the_descriptors_that_it_may_have(limited: Callable[...
     assert node.status()["descriptors"]["limit"] >= hard
 
 
+def doctor(node: Node) -> dict[str, object]:
+    done = kvfs("doctor", "--json", "--store", str(node.store))
+    (line,) = (each for each in json.loads(done.stdout)["paths"] if each["name"] == "descriptors")
+    assert isinstance(line, dict)
+    return line
+
+
 def test_root_raises_its_limit_of_descriptors(limited: Callable[..., Node]) -> None:
     if not may_raise():
         pytest.skip("raising a hard limit needs CAP_SYS_RESOURCE")
-    assert limited().status()["descriptors"]["limit"] > FEW
+    node = limited()
+    limit = node.status()["descriptors"]["limit"]
+    assert limit > FEW
+    line = doctor(node)
+    assert (line["active"], line["reason"]) == (True, f"the node has {limit:,}")
+
+
+def test_who_may_not_go_past_the_hard_limit_goes_as_far(limited: Callable[..., Node]) -> None:
+    node = limited(*MAY_NOT_RAISE, nofile=f"{FEW // 2}:{FEW}")
+    assert node.status()["descriptors"]["limit"] == FEW
+    line = doctor(node)
+    assert line["active"] is False
+    assert str(line["reason"]).startswith(f"the node has {FEW:,}, its hard limit, of ")
+    assert "LimitNOFILE=" in str(line["remedy"])
 
 
 def may_raise() -> bool:
