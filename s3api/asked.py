@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kvfs.wire.http import Head
-from s3api.auth.authenticate import hoisted
+from s3api.auth.authenticate import hoisted, is_presigned
 from s3api.auth.verified import Verified
 from s3api.model.addressing import Address, address, split_target, with_hoisted
 from s3api.model.routing import STS, route
@@ -68,7 +68,9 @@ def asked_of(head: Head, domains: tuple[str, ...]) -> Asked:
 def _asked(head: Head, domains: tuple[str, ...]) -> Asked:
     host = head.get(b"host") or b""
     where, query, moved = _meaning(head.target, host, domains)
-    fields = with_hoisted(head.fields, query)
+    fields = head.fields
+    if "X-Amz-Signature" in query and is_presigned(head.target.partition(b"?")[2]):
+        fields = with_hoisted(fields, query)
     if moved:
         fields = {**moved, **fields}
     if where.bucket is None and _is_for_sts(head):

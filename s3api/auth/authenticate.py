@@ -32,7 +32,7 @@ def authenticate(
     path, _, query = target.partition(b"?")
     request = Request(method.encode(), path, query, by_name(headers))
     authorization = request.headers.get(b"authorization")
-    if _is_version_4(query):
+    if is_presigned(query):
         _check_single(authorization)
         return sigv4.verify_query(request, secret_of, now, region)
     if _is_version_2(query):
@@ -52,12 +52,14 @@ def authenticate(
 def hoisted(query: bytes) -> dict[bytes, bytes]:
     """The headers that presigning of version 2 moved into a query: what `authenticate` verifies as
     headers, and nothing where it verifies no such query. Raises InvalidArgument."""
-    if _is_version_2(query) and not _is_version_4(query):
+    if _is_version_2(query) and not is_presigned(query):
         return sigv2.hoisted(query)
     return {}
 
 
-def _is_version_4(query: bytes) -> bool:
+def is_presigned(query: bytes) -> bool:
+    """Whether `authenticate` verifies a signature of version 4 in the query: by names as they are
+    sent, since no client escapes these."""
     return b"X-Amz-" in query and (
         b"X-Amz-Algorithm=" in query
         or b"X-Amz-Signature=" in query

@@ -135,13 +135,11 @@ def check_bucket_name(name: str) -> None:
 def with_hoisted(headers: Mapping[bytes, bytes], query: Mapping[str, str]) -> Mapping[bytes, bytes]:
     """The headers of a request with those that presigning of version 4 moved into its query, as
     some SDKs do with every x-amz- header; one that was sent as a header wins. Version 2 signs other
-    ones: `auth.authenticate.hoisted`.
+    ones: `auth.authenticate.hoisted`. Only for a query whose signature is verified: nothing vouches
+    for another.
 
-    Where the query holds no signature nothing vouches for it, and `headers` come back unchanged.
     Raises InvalidArgument for a value that no header could have.
     """
-    if "X-Amz-Signature" not in query:
-        return headers
     hoisted: dict[bytes, bytes] = {}
     for sent, value in query.items():
         name = sent.lower()

@@ -50,6 +50,8 @@ _HEADERS: Final = {
     "content-type": b"content-type",
     "expires": b"expires",
 }
+_OF_BROWSER: Final = (b"referer", b"user-agent")
+"""Headers of the request itself that policies may ask about."""
 _OF_SIGNATURE: Final = frozenset(
     f"x-amz-{name}" for name in ("algorithm", "credential", "date", "security-token", "signature")
 )
@@ -129,7 +131,8 @@ def _as_put(call: Call, form: Mapping[str, str], file_name: str) -> tuple[Call, 
     check_headers(form, encrypted=call.service.encrypted)
     fields = _as_headers(form)
     params = parse(_PUT, call.bucket, key, {}, fields)
-    put = dataclasses.replace(call, operation=_PUT, key=key, fields=fields, params=params)
+    said = {name: call.fields[name] for name in _OF_BROWSER if name in call.fields}
+    put = dataclasses.replace(call, operation=_PUT, key=key, fields=said | fields, params=params)
     signed = post_policy.verify(
         form,
         call.bucket,

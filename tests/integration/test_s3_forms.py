@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.integration.s3 import S3
+from tests.integration.test_s3_policies import allow, document
 
 BOUNDARY = "----0123456789abcdef"
 Fields = list[tuple[str, str]]
@@ -40,9 +41,11 @@ def form(fields: Fields, file: bytes = b"bar", file_name: str = "foo.txt") -> by
     return b"".join([*parts, part("file", file, file_name), f"--{BOUNDARY}--\r\n".encode()])
 
 
-def post(url: str, body: bytes) -> tuple[int, Any, bytes]:
+def post(url: str, body: bytes, referer: str = "") -> tuple[int, Any, bytes]:
     """Status, headers and body of the answer."""
     request = urllib.request.Request(url, data=body, method="POST")
+    if referer:
+        request.add_header("Referer", referer)
     request.add_header("Content-Type", f"multipart/form-data; boundary={BOUNDARY}")
     try:
         with urllib.request.build_opener(Stay).open(request, timeout=30) as response:
@@ -114,6 +117,15 @@ def test_anybody_where_the_bucket_is_open_to_all(s3: S3, bucket: str, url: str) 
     assert found["ContentType"] == "text/plain"
     assert headers["ETag"] == found["ETag"] == f'"{hashlib.md5(b"bar").hexdigest()}"'
     assert (s3.mount / bucket / "foo.txt").read_bytes() == b"bar"
+
+
+def test_policies_see_the_headers_of_the_browser(s3: S3, bucket: str, url: str) -> None:
+    ours = {"StringLikeIfExists": {"aws:Referer": "https://ours.example/*"}}
+    statement = allow("s3:PutObject", f"{bucket}/*", Condition=ours)
+    s3.client().put_bucket_policy(Bucket=bucket, Policy=document(statement))
+    body = form([("key", "foo.txt")])
+    assert code(post(url, body, "https://theirs.example/")) == (403, "AccessDenied")
+    assert post(url, body, "https://ours.example/upload")[0] == 204
 
 
 def test_boto3_presigns_forms(s3: S3, bucket: str) -> None:

@@ -141,7 +141,6 @@ def test_names_that_no_bucket_has(name: str) -> None:
 def test_headers_that_presigning_moved_into_the_query() -> None:
     sent = {b"host": b"h", b"x-amz-acl": b"private"}
     query = {"X-Amz-Meta-A": "\xe9", "x-amz-acl": "public-read", "x-id": "1", "X-Amz-Date": "d"}
-    assert with_hoisted(sent, query) is sent
     merged = with_hoisted(sent, query | {"X-Amz-Signature": "s"})
     assert merged == sent | {b"x-amz-meta-a": b"\xc3\xa9"}
     assert with_hoisted(sent, {"X-Amz-Signature": "s"}) is sent
