@@ -8,13 +8,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.nfs import ganesha
+from tests.nfs import ganesha, v4
+from tests.nfs import v4_operations as op
 from tests.nfs.ganesha import Ganesha
 from tests.nfs.mount import Export
 from tests.nfs.rpc import AuthSys, RpcError
 from tests.nfs.status import NfsError
 from tests.nfs.v3 import Client
 from tests.nfs.v3_types import SERVER, Access, Kind, SetAttributes, Stability, Time
+from tests.nfs.v4_attributes import (
+    FILEHANDLE,
+    FILEID,
+    LEASE_TIME,
+    MAXREAD,
+    MODE,
+    NUMLINKS,
+    OWNER,
+    OWNER_GROUP,
+    SIZE,
+    SPACE_TOTAL,
+    SUPPORTED,
+    TIME_ACCESS_SET,
+    TIME_MODIFY,
+    TIME_MODIFY_SET,
+    TYPE,
+    USUAL,
+)
+from tests.nfs.v4_operations import LockKind, Share
 
 LACKING = ganesha.why_not()
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
@@ -167,3 +187,210 @@ def test_v3_who_calls_is_asked_for_permission(server: Ganesha, room: Room) -> No
     member = server.v3(AuthSys(uid=1000, gid=1000, groups=range(62, 78)))
     assert member.access(file) == Access.READ
     assert member.read(file, 0, 1).eof
+
+
+# ---- version 4
+
+
+@dataclass
+class Room4:
+    """An empty directory of the export's, by version 4."""
+
+    path: Path
+    client: v4.Client
+    handle: bytes
+    another: v4.Client
+
+
+@pytest.fixture(params=[v4.Client40, v4.Client41])
+def room4(server: Ganesha, request: pytest.FixtureRequest) -> Room4:
+    name = request.node.name.translate(str.maketrans("[]", "--"))
+    path = server.exports["plain"] / name
+    path.mkdir()
+    client = request.param(server.connection())
+    handle = client.walk(f"plain/{name}")
+    return Room4(path, client, handle, request.param(server.connection()))
+
+
+def test_v4_a_file_is_written_committed_and_read(room4: Room4) -> None:
+    client, owner = room4.client, v4.Owner()
+    made = client.open(room4.handle, "a", owner, creation=op.Guarded((MODE.to(0o640),)))
+    unstable = client.write(made.handle, 0, b"x" * 100_001, Stability.UNSTABLE, made.stateid)
+    stable = client.write(made.handle, 100_001, b"end", stateid=made.stateid)
+    assert (unstable.count, stable.count) == (100_001, 3)
+    assert stable.committed is Stability.FILE_SYNC
+    assert client.commit(made.handle) == unstable.verifier == stable.verifier
+    assert (room4.path / "a").read_bytes() == b"x" * 100_001 + b"end"
+    assert client.read(made.handle, 100_000, 1 << 16, made.stateid) == op.ReadResult(b"xend", True)
+    client.close(made)
+    again = client.open(room4.handle, "a", owner, Share.READ)
+    assert again.handle == made.handle
+    assert not client.read(again.handle, 0, 10, again.stateid).eof
+    with pytest.raises(NfsError, match="NFS4ERR_OPENMODE"):
+        client.write(again.handle, 0, b"x", stateid=again.stateid)
+    client.close(again)
+    with pytest.raises(NfsError, match="NFS4ERR_BAD_STATEID"):
+        client.read(again.handle, 0, 10, again.stateid)
+    assert client.read(made.handle, 0, 1).data == b"x"
+
+
+def test_v4_attributes(room4: Room4) -> None:
+    client = room4.client
+    (room4.path / "a").touch()
+    file = client.lookup(room4.handle, "a")
+    set_ = client.setattr(
+        file,
+        MODE.to(0o604),
+        OWNER.to("7"),
+        OWNER_GROUP.to("8"),
+        SIZE.to(5),
+        TIME_MODIFY_SET.to(Time(10, 20)),
+        TIME_ACCESS_SET.to(SERVER),
+    )
+    assert MODE.number in set_
+    told, there = client.getattr(file), (room4.path / "a").stat()
+    assert (told[TYPE], told[MODE], told[SIZE]) == (Kind.REGULAR, 0o604, 5)
+    assert (told[OWNER], told[OWNER_GROUP]) == ("7", "8")
+    assert (told[FILEID], told[NUMLINKS]) == (there.st_ino, 1)
+    assert told[TIME_MODIFY].ns == there.st_mtime_ns == 10_000_000_020
+    assert TIME_MODIFY_SET not in told
+    client.call(op.putfh(file), op.verify([SIZE.to(5)]), op.nverify([SIZE.to(6)]))
+    with pytest.raises(NfsError, match="VERIFY: NFS4ERR_NOT_SAME"):
+        client.call(op.putfh(file), op.verify([SIZE.to(6)]))
+    limits = client.getattr(file, (SUPPORTED, FILEHANDLE, MAXREAD, LEASE_TIME, SPACE_TOTAL))
+    assert limits[FILEHANDLE] == file
+    supported = limits[SUPPORTED]
+    assert set(supported) >= {each.number for each in USUAL}
+    assert limits[MAXREAD] >= 1 << 20
+    volume = os.statvfs(room4.path)
+    assert limits[SPACE_TOTAL] == volume.f_frsize * volume.f_blocks
+
+
+def test_v4_creates(room4: Room4) -> None:
+    client, owner = room4.client, v4.Owner()
+    client.open(room4.handle, "a", owner, creation=op.Guarded())
+    client.open(room4.handle, "a", owner, creation=op.Unchecked())
+    with pytest.raises(NfsError, match="NFS4ERR_EXIST"):
+        client.open(room4.handle, "a", owner, creation=op.Guarded())
+    with pytest.raises(NfsError, match="NFS4ERR_NOENT"):
+        client.open(room4.handle, "b", owner)
+
+
+def test_v4_an_exclusive_create_that_is_sent_again_succeeds(room4: Room4) -> None:
+    client, owner = room4.client, v4.Owner()
+    made = client.open(room4.handle, "a", owner, creation=op.Exclusive(b"verifier"))
+    again = client.open(room4.handle, "a", owner, creation=op.Exclusive(b"verifier"))
+    assert again.handle == made.handle
+    with pytest.raises(NfsError, match="NFS4ERR_EXIST"):
+        client.open(room4.handle, "a", owner, creation=op.Exclusive(b"anothers"))
+
+
+def test_v4_names(room4: Room4) -> None:
+    client, top = room4.client, room4.handle
+    below = client.mkdir(top, "below", MODE.to(0o755))
+    file = client.open(top, "a", v4.Owner(), creation=op.Guarded()).handle
+    client.rename(top, "a", below, "b")
+    client.link(file, top, "c")
+    assert client.getattr(file)[NUMLINKS] == 2
+    assert client.readlink(client.symlink(top, "s", "below/b")) == "below/b"
+    assert client.lookup(below, "b") == file == client.lookup(top, "c")
+    assert client.lookup_parent(below) == top
+    with pytest.raises(NfsError, match="NFS4ERR_NOTEMPTY"):
+        client.remove(top, "below")
+    client.remove(below, "b")
+    client.remove(top, "below")
+    client.remove(top, "s")
+    assert os.listdir(room4.path) == client.names(top) == ["c"]
+    assert client.access(file, Access.READ) == Access.READ
+    assert client.call(op.putfh(top), flavors := op.secinfo("c")).of(flavors) == [1]
+
+
+def test_v4_a_directory_of_2000_names(room4: Room4) -> None:
+    for name in NAMES:
+        (room4.path / name).touch()
+    entries = list(room4.client.entries(room4.handle, (FILEID, FILEHANDLE)))
+    assert {each.name for each in entries} == NAMES
+    assert len(entries) == len(NAMES) == len({each.cookie for each in entries})
+    told = next(each for each in entries if each.name == "name-0007")
+    assert told.attributes[FILEHANDLE] == room4.client.lookup(room4.handle, told.name)
+    assert told.attributes[FILEID] == (room4.path / told.name).stat().st_ino
+
+
+def test_v4_a_handle_of_a_file_that_is_gone_is_stale(room4: Room4) -> None:
+    (room4.path / "a").touch()
+    file = room4.client.lookup(room4.handle, "a")
+    room4.client.remove(room4.handle, "a")
+    with pytest.raises(NfsError, match="NFS4ERR_STALE"):
+        room4.client.getattr(file)
+
+
+def test_v4_locks_of_two_owners(room4: Room4) -> None:
+    client, another = room4.client, room4.another
+    (room4.path / "a").touch()
+    mine = client.open(room4.handle, "a", v4.Owner())
+    theirs = another.open(room4.handle, "a", v4.Owner())
+    owner = v4.Owner()
+    locked = client.lock(mine, owner, offset=10, length=10)
+    with pytest.raises(v4.LockDenied) as caught:
+        another.lock(theirs, v4.Owner(), LockKind.READ, offset=19)
+    held = caught.value.held
+    assert (held.offset, held.length, held.kind) == (10, 10, LockKind.WRITE)
+    with pytest.raises(v4.LockDenied):
+        another.lock_test(theirs.handle, v4.Owner(), offset=0, length=11)
+    another.lock_test(theirs.handle, v4.Owner(), offset=20)
+    client.lock_test(mine.handle, owner)
+    client.lock_more(locked, LockKind.READ, offset=0, length=10)
+    client.unlock(locked, offset=15, length=5)
+    beside = another.lock(theirs, v4.Owner(), offset=15, length=5)
+    client.unlock(locked)
+    another.lock_more(beside, offset=0, length=20)
+    another.unlock(beside)
+    another.close(theirs)
+    client.close(mine)
+
+
+def test_v4_a_share_denies(room4: Room4) -> None:
+    (room4.path / "a").touch()
+    mine = room4.client.open(room4.handle, "a", v4.Owner(), Share.READ, deny=Share.WRITE)
+    with pytest.raises(NfsError, match="NFS4ERR_SHARE_DENIED"):
+        room4.another.open(room4.handle, "a", v4.Owner())
+    room4.client.close(mine)
+    room4.another.open(room4.handle, "a", v4.Owner())
+
+
+def test_v40_a_client_renews_its_lease(server: Ganesha) -> None:
+    client = v4.Client40(server.connection())
+    client.renew()
+    with pytest.raises(NfsError, match="NFS4ERR_STALE_CLIENTID"):
+        client.call(op.renew(client.clientid ^ (1 << 40)))
+
+
+def test_v41_a_session(server: Ganesha) -> None:
+    client = v4.Client41(server.connection())
+    client.renew()
+    with pytest.raises(NfsError, match="SEQUENCE: NFS4ERR_SEQ_MISORDERED"):
+        client.call_as(client.sequence + 5, op.putrootfh())
+    made = op.create(Kind.DIRECTORY, "made-once")
+    number = client.sequence
+    first = client.call_as(number, op.putrootfh(), op.lookup("plain"), made, cache=True).of(made)
+    assert (
+        client.call_as(number, op.putrootfh(), op.lookup("plain"), made, cache=True).of(made)
+        == first
+    )
+    client.end()
+    with pytest.raises(NfsError, match="SEQUENCE: NFS4ERR_BADSESSION"):
+        client.renew()
+
+
+def test_v41_an_exclusive_create_with_attributes(server: Ganesha) -> None:
+    client, owner = v4.Client41(server.connection()), v4.Owner()
+    top = client.walk("plain")
+    how = op.ExclusiveWith(b"verifier", (MODE.to(0o640),))
+    made = client.open(top, "exclusive", owner, creation=how)
+    assert client.open(top, "exclusive", owner, creation=how).handle == made.handle
+    assert client.getattr(made.handle)[MODE] == 0o640
+
+
+def test_v4_minor_versions_that_are_not_spoken(server: Ganesha) -> None:
+    with pytest.raises(NfsError, match="NFS4ERR_MINOR_VERS_MISMATCH"):
+        v4.compound(server.connection(), 2, (op.putrootfh(),))
