@@ -12,12 +12,13 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from tests.nfs.mount import MountClient
+from tests.nfs.nlm import Locker
 from tests.nfs.rpc import ROOT, AuthSys, Connection, framed
 from tests.nfs.v3 import Client
 from tests.nfs.xdr import Packer, Unpacker
@@ -49,6 +50,7 @@ class Ganesha:
     exports: dict[str, Path]
     port: int
     mount_port: int
+    lock_port: int
     process: "subprocess.Popen[bytes]"
     _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -62,6 +64,11 @@ class Ganesha:
     def mounts(self) -> MountClient:
         return MountClient(self._open.enter_context(Connection("127.0.0.1", self.mount_port)))
 
+    def locker(self, host: str, process: int) -> Locker:
+        """An owner of locks of version 3."""
+        connection = self._open.enter_context(Connection("127.0.0.1", self.lock_port))
+        return Locker(connection, host, process)
+
     def log(self) -> str:
         return (self.root / "log").read_text(errors="replace")
 
@@ -74,10 +81,10 @@ class Ganesha:
 @contextlib.contextmanager
 def serving(root: Path, exports: dict[str, Path], more: str = "") -> Iterator[Ganesha]:
     """`root`: an empty directory for all that is the server's; `more`: blocks of configuration."""
-    port, mount_port = _free_ports(2)
+    port, mount_port, lock_port = ports = _free_ports(3)
     for name in ("run", "recovery"):
         (root / name).mkdir()
-    (root / "conf").write_text(configuration(root, exports, port, mount_port) + more)
+    (root / "conf").write_text(configuration(root, exports, ports) + more)
     with _registrar(root / "run" / "rpcbind.sock"):
         command = 'mount --bind "$1/run" /run && exec "$2" -F -f "$1/conf" -L "$1/log" -p "$1/pid"'
         process = subprocess.Popen(
@@ -86,7 +93,7 @@ def serving(root: Path, exports: dict[str, Path], more: str = "") -> Iterator[Ga
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        server = Ganesha(root, exports, port, mount_port, process)
+        server = Ganesha(root, exports, port, mount_port, lock_port, process)
         try:
             _await(server, lambda: _READY in server.log())
             yield server
@@ -94,12 +101,15 @@ def serving(root: Path, exports: dict[str, Path], more: str = "") -> Iterator[Ga
             server.end()
 
 
-def configuration(root: Path, exports: dict[str, Path], port: int, mount_port: int) -> str:
-    """Without a grace period, and with nothing cached that the directory itself would tell."""
+def configuration(root: Path, exports: dict[str, Path], ports: Sequence[int]) -> str:
+    """Without a grace period, and with nothing cached that the directory itself would tell.
+
+    `ports`: of NFS, MOUNT and the lock manager.
+    """
     blocks = [
         f"""NFS_CORE_PARAM {{
-    Protocols = 3, 4; NFS_Port = {port}; MNT_Port = {mount_port}; Bind_addr = 127.0.0.1;
-    Enable_UDP = false; Enable_NLM = false; Enable_RQUOTA = false; mount_path_pseudo = true;
+    Protocols = 3, 4; NFS_Port = {ports[0]}; MNT_Port = {ports[1]}; NLM_Port = {ports[2]};
+    Bind_addr = 127.0.0.1; Enable_UDP = false; Enable_RQUOTA = false; mount_path_pseudo = true;
 }}
 NFSv4 {{
     Graceless = true; Minor_Versions = 0, 1; Only_Numeric_Owners = true;

@@ -12,6 +12,7 @@ from tests.nfs import ganesha, v4
 from tests.nfs import v4_operations as op
 from tests.nfs.ganesha import Ganesha
 from tests.nfs.mount import Export
+from tests.nfs.nlm import Holder, Range
 from tests.nfs.rpc import AuthSys, RpcError
 from tests.nfs.status import NfsError
 from tests.nfs.v3 import Client
@@ -168,6 +169,21 @@ def test_v3_a_handle_of_a_file_that_is_gone_is_stale(room: Room) -> None:
     room.client.remove(room.handle, "a")
     with pytest.raises(NfsError, match="NFS3ERR_STALE"):
         room.client.getattr(file)
+
+
+def test_v3_locks_of_two_owners(server: Ganesha, room: Room) -> None:
+    file = room.client.create(room.handle, "a").handle
+    mine, theirs = server.locker("one", 1), server.locker("another", 2)
+    mine.null()
+    mine.lock(Range(file, 0, 10), monitored=False)
+    assert theirs.test(Range(file, 5, 10)) == Holder(True, 1, b"1", 0, 10)
+    with pytest.raises(NfsError, match="NLM4_DENIED"):
+        theirs.lock(Range(file, 9, 1, exclusive=False), monitored=False)
+    theirs.lock(Range(file, 10), monitored=False)
+    mine.unlock(Range(file, 0, 10))
+    assert theirs.test(Range(file, 0, 10)) is None
+    theirs.lock(Range(file, 0, 10), monitored=False)
+    theirs.unlock(Range(file))
 
 
 def test_v3_the_filesystem(room: Room) -> None:
