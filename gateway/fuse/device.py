@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from kvfs.errors import AccessDenied, Busy, NotFound, NotSupported, Unavailable
+from kvfs.errors import AccessDenied, Busy, KvfsError, NotFound, NotSupported, Unavailable
 
 log = logging.getLogger(__name__)
 DEVICE: Final = "/dev/fuse"
@@ -143,6 +143,20 @@ def unmount(mountpoint: str, *, lazy: bool) -> None:
     if error in (errno.EINVAL, errno.ENOENT):
         raise NotFound(f"nothing is mounted at {mountpoint}")
     raise Unavailable(f"unmount of {mountpoint} failed: {os.strerror(error)}")
+
+
+def detach(mountpoint: str) -> None:
+    """Unmount a mount of ours where it is there; where files are open, lazily: they lose their
+    mount with us."""
+    if not is_ours(mountpoint):
+        return
+    try:
+        unmount(mountpoint, lazy=False)
+    except Busy:
+        log.warning("%s is in use: detached; files open there are closed", mountpoint)
+        unmount(mountpoint, lazy=True)
+    except KvfsError as e:
+        log.warning("%s", e)
 
 
 def abort(mountpoint: str) -> None:

@@ -39,6 +39,7 @@ from gateway.fuse.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
 from kvfs import stepping
 from kvfs.errors import KvfsError
 from kvfs.incoming import Incoming
+from kvfs.meta.records import ROOT_INODE
 
 _WORKERS_DEADLINE_S: Final = 10.0
 _INLINE_BYTES: Final = 64 << 10
@@ -119,8 +120,9 @@ class Backing:
         self.direct_reads = False
         """Whether files that are still coming are read past the mount's page cache: their bytes go
         to the reader as they come, and need no second set of pages."""
-        self.keeps_locks = False
-        """Whether the mount, and not the kernel, keeps locks: then it hears of every close."""
+        self.lock_flags = 0
+        """Init's flags for the locks that the mount keeps, and not the kernel: then it hears of
+        every close."""
 
     @property
     def direct_writes(self) -> bool:
@@ -130,8 +132,9 @@ class Backing:
     def flags(self, handle: Handle) -> tuple[int, int]:
         """(open flags, backing id) of a reply that opens this handle."""
         file = handle.file
-        flags = 0 if handle.writable or self.keeps_locks else Fopen.NOFLUSH
-        if file.handles == 1 and not file.backing_id and self.may_pass(file):
+        flags = 0 if handle.writable or self.lock_flags else Fopen.NOFLUSH
+        is_first = file.handles - file.viewed == 1
+        if is_first and not file.backing_id and self.may_pass(file):
             try:
                 file.backing_id = dev.backing_open(self.device, file.fd)
             except OSError:
@@ -166,15 +169,18 @@ class FastPath:
     def __init__(
         self,
         device: int,
-        server: socket.socket,
+        server: socket.socket | None,
         operations: Operations,
         backing: Backing,
+        handlers: Handlers | None = None,
     ) -> None:
+        """`server`: libfuse's socket; None: what is not answered here is not supported."""
         self._device = device
         self._server = server
         self._operations = operations
         self._backing = backing
-        self._handlers = Handlers(operations, backing)
+        self._handlers = handlers or Handlers(operations, backing)
+        self._root = self._handlers.root
         if operations.locks is not None:
             self._handlers.waiting.update(LockHandlers(operations.locks).table())
         self._steps = operations.engine.reads_immediate
@@ -204,13 +210,19 @@ class FastPath:
         self.relayed = 0
         self.initialised = trio.Event()
 
+    @property
+    def handlers(self) -> Handlers:
+        """Those of this mount."""
+        return self._handlers
+
     async def run(self) -> None:
         """Serve until the mount is gone. Cancelled: stops reading; the mount stays until it is
         unmounted."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                nursery.start_soon(self._from_server)
+                if self._server is not None:
+                    nursery.start_soon(self._from_server, self._server)
                 nursery.start_soon(self._watch_signalled)
                 await self._serve()
                 nursery.cancel_scope.cancel()
@@ -266,6 +278,8 @@ class FastPath:
         buffer = self._buffer
         _, opcode, unique, nodeid, uid, gid, pid, _, _ = IN_HEADER.unpack_from(buffer)
         self.requests += 1
+        if nodeid == ROOT_INODE:
+            nodeid = self._root
         if nodeid in self._deferred:
             self._release_of(nodeid)
         elif opcode == Op.UNLINK:  # the kernel keeps what is not released: a handle would find it
@@ -286,7 +300,7 @@ class FastPath:
         elif opcode == Op.WRITE:
             self._write(unique, pid, buffer)
         elif opcode == Op.FORGET:
-            self._operations.forget(nodeid, protocol.FORGET_IN.unpack_from(buffer, _HEADER)[0])
+            self._forget(nodeid, protocol.FORGET_IN.unpack_from(buffer, _HEADER)[0])
         elif opcode == Op.BATCH_FORGET:
             self._forget_many(buffer)
         elif (waiting := self._handlers.waiting.get(opcode)) is not None:
@@ -457,7 +471,10 @@ class FastPath:
         at = _HEADER + protocol.BATCH_FORGET_IN.size
         one = protocol.FORGET_ONE
         for ino, lookups in one.iter_unpack(buffer[at : at + count * one.size]):
-            self._operations.forget(ino, lookups)
+            self._forget(ino, lookups)
+
+    def _forget(self, ino: int, lookups: int) -> None:
+        self._operations.forget(ino, lookups)
 
     # ---- relaying
 
@@ -473,18 +490,28 @@ class FastPath:
                 self._backing.passthrough, self._backing.stack_depth = False, 0
             if not flags2 << 32 & Init.DIRECT_IO_ALLOW_MMAP:
                 self._backing.direct_reads = False
+        if self._server is None:
+            self._answer_alone(opcode, unique)
+            return
         self.relayed += 1
         try:
             self._server.send(self._buffer[:n])
         except BlockingIOError:
             payload.reply_error(self._device, unique, errno.EAGAIN)
 
-    async def _from_server(self) -> None:
+    def _answer_alone(self, opcode: int, unique: int) -> None:
+        if opcode == Op.INIT:
+            self._reply(unique, self._init_reply())
+            self.initialised.set()
+        else:
+            payload.reply_error(self._device, unique, errno.ENOSYS)
+
+    async def _from_server(self, server: socket.socket) -> None:
         buffer = bytearray(protocol.BUFFER_BYTES)
         view = memoryview(buffer)
         while True:
-            await trio.lowlevel.wait_readable(self._server)
-            n = self._server.recv_into(buffer)
+            await trio.lowlevel.wait_readable(server)
+            n = server.recv_into(buffer)
             if n == 0:
                 return
             _, error, unique = OUT_HEADER.unpack_from(buffer)
@@ -500,8 +527,7 @@ class FastPath:
             # In relay mode a write is several requests: the kernel must truncate under the lock
             # that it holds for all of them, or another's O_TRUNC falls between two of them.
             wanted |= Init.PASSTHROUGH | Init.ATOMIC_O_TRUNC
-        if self._backing.keeps_locks:
-            wanted |= Init.POSIX_LOCKS | Init.FLOCK_LOCKS
+        wanted |= self._backing.lock_flags
         return protocol.INIT_OUT.pack(
             7,
             min(self.kernel_minor, protocol.MINOR),

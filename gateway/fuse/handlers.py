@@ -14,13 +14,16 @@ from typing import Any, Final, Protocol
 from gateway.fuse import protocol
 from gateway.fuse.attributes import NO_ATTRIBUTES, Attributes
 from gateway.fuse.caller import Caller
+from gateway.fuse.directories import Entry
+from gateway.fuse.neighbours import Neighbour
 from gateway.fuse.open_file import Handle
 from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import Fattr, Fopen, Op
 from kvfs import stepping
+from kvfs.changes import Change
 from kvfs.errors import KvfsError, NotFound
 from kvfs.locks import Place
-from kvfs.meta.records import Inode, namespace_of
+from kvfs.meta.records import ROOT_INODE, Inode, namespace_of
 
 _SECOND: Final = 1_000_000_000
 _LEAST_DIRENT: Final = 32
@@ -33,6 +36,26 @@ class Registrar(Protocol):
 
     def flags(self, handle: Handle) -> tuple[int, int]:
         """(open flags, backing id)."""
+
+
+class LookupCounts(Protocol):
+    """Takes note of what the kernel is told of: see `kvfs.holders.Holders`."""
+
+    def looked_up(self, ino: int, count: int = 1) -> None:
+        """The kernel was given this inode number in `count` replies."""
+
+
+class Streams(Protocol):
+    """Open directories: see `directories.DirectoryStreams`."""
+
+    async def open(self, ino: int) -> int:
+        """A number for the open directory."""
+
+    async def read(self, fh: int, offset: int, limit: int) -> list[Entry]:
+        """A page of it."""
+
+    def close(self, fh: int) -> None:
+        """It is open no more."""
 
 
 class Request:
@@ -74,11 +97,16 @@ class Request:
 class Handlers:
     """The opcode tables of one mount."""
 
-    def __init__(self, operations: Operations, backing: Registrar) -> None:
+    def __init__(self, operations: Operations, backing: Registrar, root: int = ROOT_INODE) -> None:
+        """`root`: the inode that the kernel knows as the root."""
         self._ops = operations
-        self._holders = operations.holders
+        self.root = root
+        self._holders: LookupCounts = operations.holders
         self._backing = backing
         self._coherence = operations.coherence
+        self._directories: Streams = operations.directories
+        self.beside: Neighbour | None = None
+        """Where other connections of the node are told what is changed through this one."""
         self.inline: dict[int, Handler] = {
             Op.LOOKUP: self.lookup,
             Op.GETATTR: self.getattr,
@@ -109,6 +137,7 @@ class Handlers:
             Op.STATX: self.statx,
         }
         self.waiting: dict[int, Handler] = {
+            Op.MKNOD: self.mknod,
             Op.FSYNC: self.fsync,
             Op.FSYNCDIR: self.fsyncdir,
             Op.FALLOCATE: self.fallocate,
@@ -139,9 +168,13 @@ class Handlers:
             return False
 
     def _replaces_what_lasts(self, r: Request, layout: struct.Struct) -> bool:
-        target = layout.unpack_from(r.body)[0]
+        target = self._node(layout.unpack_from(r.body)[0])
         old, new = r.names(layout.size)
         return stepping.finish(self._ops.at_risk(r.nodeid, old, target, new)) is not None
+
+    def _node(self, number: int) -> int:
+        """The inode that the kernel means by this number in a request's body."""
+        return self.root if number == ROOT_INODE else number
 
     def _entry(self, ino: int, inode: Inode) -> bytes:
         self._holders.looked_up(ino)
@@ -163,6 +196,24 @@ class Handlers:
         flags, backing = self._backing.flags(handle)
         return protocol.OPEN_OUT.pack(handle.fh, flags, backing)
 
+    def _told(self, parent: int, name: bytes, ino: int = 0) -> None:
+        """A caller has changed what this name stands for, the last link of an inode maybe, or
+        something about the inode alone (no name, parent 0)."""
+        beside = self.beside
+        if beside is not None and beside.others:
+            beside.tell(Change(parent, name, ino))
+
+    def _tells_of(self, fh: int) -> bool:
+        """Whether others are to hear of the end of this handle."""
+        beside = self.beside
+        if beside is None or not beside.others:
+            return False
+        return self._ops.open_files.handle(fh).writable
+
+    def _told_of_data(self, ino: int) -> None:
+        """What a caller wrote is published. Others have no pages of it: it was read past them."""
+        self._told(0, b"", ino)
+
     # ---- names
 
     async def lookup(self, r: Request) -> bytes:
@@ -177,39 +228,60 @@ class Handlers:
     async def mkdir(self, r: Request) -> bytes:
         mode, _ = protocol.MKDIR_IN.unpack_from(r.body)
         name = r.name(protocol.MKDIR_IN.size)
-        return self._entry(*await self._ops.make_directory(r.nodeid, name, mode, r.caller))
+        made = await self._ops.make_directory(r.nodeid, name, mode, r.caller)
+        self._told(r.nodeid, name)
+        return self._entry(*made)
+
+    async def mknod(self, r: Request) -> bytes:
+        mode, rdev, _, _ = protocol.MKNOD_IN.unpack_from(r.body)
+        name = r.name(protocol.MKNOD_IN.size)
+        made = await self._ops.make_node(r.nodeid, name, mode, rdev, r.caller)
+        self._told(r.nodeid, name)
+        return self._entry(*made)
 
     async def symlink(self, r: Request) -> bytes:
         name, target = r.names()
-        return self._entry(*await self._ops.make_symlink(r.nodeid, name, target, r.caller))
+        made = await self._ops.make_symlink(r.nodeid, name, target, r.caller)
+        self._told(r.nodeid, name)
+        return self._entry(*made)
 
     async def readlink(self, r: Request) -> bytes:
         return await self._ops.readlink(r.nodeid)
 
     async def link(self, r: Request) -> bytes:
-        (ino,) = protocol.LINK_IN.unpack_from(r.body)
-        inode = await self._ops.link(ino, r.nodeid, r.name(protocol.LINK_IN.size))
+        ino = self._node(protocol.LINK_IN.unpack_from(r.body)[0])
+        name = r.name(protocol.LINK_IN.size)
+        inode = await self._ops.link(ino, r.nodeid, name)
+        self._told(r.nodeid, name, ino)
         return self._entry(ino, inode)
 
     async def unlink(self, r: Request) -> bytes:
-        await self._ops.unlink(r.nodeid, r.name())
+        name = r.name()
+        self._told(r.nodeid, name, await self._ops.unlink(r.nodeid, name))
         return b""
 
     async def rmdir(self, r: Request) -> bytes:
-        await self._ops.rmdir(r.nodeid, r.name())
+        name = r.name()
+        self._told(r.nodeid, name, await self._ops.rmdir(r.nodeid, name))
         return b""
 
     async def rename(self, r: Request) -> bytes:
         (target,) = protocol.RENAME_IN.unpack_from(r.body)
         old, new = r.names(protocol.RENAME_IN.size)
-        await self._ops.rename(r.nodeid, old, target, new, 0, r.caller)
+        await self._rename(r, old, target, new, 0)
         return b""
 
     async def rename2(self, r: Request) -> bytes:
         target, flags, _ = protocol.RENAME2_IN.unpack_from(r.body)
         old, new = r.names(protocol.RENAME2_IN.size)
-        await self._ops.rename(r.nodeid, old, target, new, flags, r.caller)
+        await self._rename(r, old, target, new, flags)
         return b""
+
+    async def _rename(self, r: Request, old: bytes, target: int, new: bytes, flags: int) -> None:
+        target = self._node(target)
+        replaced = await self._ops.rename(r.nodeid, old, target, new, flags, r.caller)
+        self._told(r.nodeid, old)
+        self._told(target, new, replaced)
 
     # ---- attributes
 
@@ -230,6 +302,7 @@ class Handlers:
             mode, uid, gid, size, atime * _SECOND + atime_ns, mtime * _SECOND + mtime_ns
         )
         inode = await self._ops.setattr(r.nodeid, valid, wanted)
+        self._told(0, b"", r.nodeid)
         return self._attributes(r.nodeid, inode)
 
     async def getxattr(self, r: Request) -> bytes:
@@ -245,10 +318,12 @@ class Handlers:
         size, flags = protocol.SETXATTR_IN.unpack_from(r.body)
         name, value = bytes(r.body[protocol.SETXATTR_IN.size :]).split(b"\0", 1)
         await self._ops.xattrs.setxattr(r.nodeid, name, value[:size], flags)
+        self._told(0, b"", r.nodeid)
         return b""
 
     async def removexattr(self, r: Request) -> bytes:
         await self._ops.xattrs.removexattr(r.nodeid, r.name())
+        self._told(0, b"", r.nodeid)
         return b""
 
     # ---- files
@@ -264,6 +339,7 @@ class Handlers:
         flags, mode, _, _ = protocol.CREATE_IN.unpack_from(r.body)
         name = r.name(protocol.CREATE_IN.size)
         handle, ino, inode = await self._ops.create(r.nodeid, name, mode, flags, r.caller)
+        self._told(r.nodeid, name)
         return self._entry(ino, inode) + self._opened(handle)
 
     async def tmpfile(self, r: Request) -> bytes:
@@ -275,14 +351,18 @@ class Handlers:
         fh, _, _, owner = protocol.FLUSH_IN.unpack_from(r.body)
         try:
             await self._ops.flush(fh)
+            self._told_of_data(r.nodeid)
         finally:
             await self._ops.unlock(Place(r.nodeid, False), owner)
         return b""
 
     async def release(self, r: Request) -> bytes:
         fh, _, flags, owner = protocol.RELEASE_IN.unpack_from(r.body)
+        tells = self._tells_of(fh)
         try:
             await self._ops.release(fh)
+            if tells:
+                self._told_of_data(r.nodeid)
         finally:
             if flags & protocol.RELEASE_FLOCK_UNLOCK:
                 await self._ops.unlock(Place(r.nodeid, True), owner)
@@ -291,11 +371,13 @@ class Handlers:
     async def fsync(self, r: Request) -> bytes:
         fh, flags, _ = protocol.FSYNC_IN.unpack_from(r.body)
         await self._ops.fsync(fh, datasync=bool(flags & protocol.FSYNC_FDATASYNC))
+        self._told_of_data(r.nodeid)
         return b""
 
     async def fallocate(self, r: Request) -> bytes:
         fh, offset, length, mode, _ = protocol.FALLOCATE_IN.unpack_from(r.body)
         await self._ops.ranges.fallocate(fh, mode, offset, length)
+        self._told_of_data(r.nodeid)
         return b""
 
     async def lseek(self, r: Request) -> bytes:
@@ -306,6 +388,7 @@ class Handlers:
         fh_in, at_in, _, fh_out, at_out, length, _ = protocol.COPY_IN.unpack_from(r.body)
         length = min(length, 0x7FFFF000)  # the reply holds 32 bits
         copied = await self._ops.ranges.copy(fh_in, at_in, fh_out, at_out, length)
+        self._told_of_data(self._ops.file(fh_out).ino)
         return protocol.WRITE_OUT.pack(copied, 0)
 
     async def statfs(self, r: Request) -> bytes:
@@ -325,20 +408,20 @@ class Handlers:
     # ---- directories
 
     async def opendir(self, r: Request) -> bytes:
-        fh = await self._ops.directories.open(r.nodeid)
+        fh = await self._directories.open(r.nodeid)
         # What others change is in no listing that the kernel keeps.
         kept = Fopen.CACHE_DIR | Fopen.KEEP_CACHE if self._coherence is None else 0
         return protocol.OPEN_OUT.pack(fh, kept, 0)
 
     async def releasedir(self, r: Request) -> bytes:
-        self._ops.directories.close(protocol.RELEASE_IN.unpack_from(r.body)[0])
+        self._directories.close(protocol.RELEASE_IN.unpack_from(r.body)[0])
         return b""
 
     async def readdir(self, r: Request) -> bytes:
         fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(r.body)
         out = bytearray()
         limit = size // _LEAST_DIRENT
-        for following, name, ino, inode in await self._ops.directories.read(fh, offset, limit):
+        for following, name, ino, inode in await self._directories.read(fh, offset, limit):
             one = protocol.dirent(ino, following, name, inode.mode)
             if len(out) + len(one) > size:
                 break
@@ -352,7 +435,8 @@ class Handlers:
             return await self._first_entries(fh, size)
         live, looked_up = self._ops.live, self._holders.looked_up
         limit = size // (_LEAST_DIRENT + protocol.ENTRY_BYTES)
-        page = await self._ops.read_directory(fh, offset, limit)
+        page = await self._directories.read(fh, offset, limit)
+        page = await self._ops.introductions.page(page)
         for at, entry in enumerate(page):
             following, name, ino, inode = entry
             one = protocol.dirent(ino, following, name, inode.mode)
@@ -373,7 +457,7 @@ class Handlers:
         yet whether anybody wants more of them."""
         out = bytearray()
         limit = size // (_LEAST_DIRENT + protocol.ENTRY_BYTES)
-        for following, name, ino, inode in await self._ops.directories.read(fh, 0, limit):
+        for following, name, ino, inode in await self._directories.read(fh, 0, limit):
             one = protocol.dirent(ino, following, name, inode.mode)
             if len(out) + protocol.ENTRY_BYTES + len(one) > size:
                 break

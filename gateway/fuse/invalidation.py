@@ -12,7 +12,7 @@ orphans to drop.
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import trio
@@ -22,6 +22,8 @@ from gateway.fuse.operations import Operations
 from kvfs import forgetting
 from kvfs.changes import Change
 from kvfs.errors import Unavailable
+from kvfs.meta.interface import Engine
+from kvfs.namespace import inodes
 
 _DEADLINE_S: Final = 5.0
 _DROP_DEADLINE_S: Final = 2.0
@@ -72,6 +74,30 @@ class KernelNotifier:
         Unavailable after a deadline."""
         self.inode(ino, pages=True)
         await self.settled()
+
+    async def forget(self, changes: Sequence[Change], gone: Collection[int]) -> None:
+        """The kernel has forgotten every named entry, and what follows from it, when this returns.
+        `gone`: the inodes among them whose last link went. Raises Unavailable.
+
+        Directories are named too: a name that the kernel does not know is in none of its entries,
+        but missing in its listing."""
+        for parent, name, ino in changes:
+            if name and ino in gone:
+                self.removed(parent, name, ino)
+            elif name:
+                self.entry(parent, name)
+            if ino:
+                self.inode(ino, pages=False)
+        for parent in {change.parent for change in changes if change.parent}:
+            self.inode(parent, pages=True)
+        await self.settled()
+
+    def every_name(self) -> None:
+        """The kernel forgets all names, where it can. Raises Unavailable."""
+        if self._drops:
+            self._notifier.tell(forgetting.EVERY_NAME)
+        else:
+            log.error("a mount may show names that went until it is mounted anew")
 
     async def settled(self) -> None:
         """Returns when all that was said before has been taken, or every name was dropped because
@@ -125,20 +151,23 @@ class Invalidator:
         self._notifier = notifier
 
     async def changed(self, changes: Sequence[Change]) -> None:
-        """The kernel has forgotten every named entry, and what follows from it, when this returns;
-        inodes that lost their last link are dropped once nobody holds them. Raises Unavailable.
+        """As `KernelNotifier.forget`; inodes that lost their last link are dropped once nobody
+        holds them. Raises Unavailable."""
+        lost_link = self._operations.orphans.lost_link
+        gone = {ino for _, _, ino in changes if ino and await lost_link(ino)}
+        await self._notifier.forget(changes, gone)
 
-        Directories are named too: a name that the kernel does not know is in none of its entries,
-        but missing in its listing.
-        """
-        for parent, name, ino in changes:
-            gone = bool(ino) and await self._operations.orphans.lost_link(ino)
-            if name and gone:
-                self._notifier.removed(parent, name, ino)
-            elif name:
-                self._notifier.entry(parent, name)
-            if ino:
-                self._notifier.inode(ino, pages=False)
-        for parent in {change.parent for change in changes if change.parent}:
-            self._notifier.inode(parent, pages=True)
-        await self._notifier.settled()
+    async def changed_beside(self, changes: Sequence[Change]) -> None:
+        """The same of changes made through another connection of this node, which sees to the
+        inodes."""
+        gone = await unlinked(self._operations.engine, changes)
+        await self._notifier.forget(changes, gone)
+
+
+async def unlinked(engine: Engine, changes: Sequence[Change]) -> set[int]:
+    """The inodes among these that have no link any more. Raises Unavailable."""
+    inos = [ino for _, _, ino in changes if ino]
+    if not inos:
+        return set()
+    found = await engine.read(lambda t: inodes.read_inodes(t, inos))
+    return {ino for ino, inode in zip(inos, found, strict=True) if inode is None or not inode.nlink}

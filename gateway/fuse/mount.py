@@ -9,7 +9,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, Literal
 
@@ -23,12 +23,15 @@ from gateway.fuse.fastpath import Backing, FastPath, server_socket
 from gateway.fuse.handles import OpenFiles
 from gateway.fuse.invalidation import Invalidator, KernelNotifier
 from gateway.fuse.libfuse import LibfuseOperations
+from gateway.fuse.neighbours import Neighbours
 from gateway.fuse.open_file import OpenFile
 from gateway.fuse.operations import Operations
+from gateway.fuse.protocol import Init
+from gateway.fuse.view import Views
 from gateway.watchdog import watched
 from kvfs import former_writers, fuse_device
 from kvfs.config import Config
-from kvfs.errors import Busy, KvfsError, Unavailable
+from kvfs.errors import KvfsError, Unavailable
 from kvfs.node import Node
 
 Mode = Literal["auto", "passthrough", "relay", "libfuse"]
@@ -131,18 +134,24 @@ async def _serve_device(
     operations = Operations(node, open_files)
     open_files.may_pass = backing.may_pass
     if node.locks is not None and node.locks.any_reaches_cluster():
-        operations.locks, backing.keeps_locks = node.locks, True
+        operations.locks = node.locks
+        backing.lock_flags = Init.POSIX_LOCKS | Init.FLOCK_LOCKS
     fast = FastPath(device, ours, operations, backing)
     pyfuse3.init(LibfuseOperations(operations), f"/dev/fd/{theirs.fileno()}", {"fsname=kvfs"})
     notifier = _notifier(device)
-    open_files.renewing.forget_content = notifier.content
-    open_files.forget_attributes = notifier.attributes
     invalidator = Invalidator(operations, notifier)
+    neighbours = Neighbours()
+    beside = fast.handlers.beside = neighbours.join(
+        lambda _: True, invalidator.changed_beside, notifier.every_name, notifier.attributes
+    )
+    open_files.renewing.forget_content = _forgetting_content(notifier, neighbours)
+    open_files.forget_attributes = neighbours.forget_attributes
     try:
         with node.mounts.mounted(invalidator.changed, open_files.replaced.add) as describe:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pyfuse3.main)
                 nursery.start_soon(_until_gone, fast, nursery.cancel_scope)
+                nursery.start_soon(beside.run)
                 with trio.fail_after(_START_DEADLINE_S):
                     await fast.initialised.wait()
                     await watched_from.wait()
@@ -160,13 +169,14 @@ async def _serve_device(
                     hides=options.hides,
                 )
                 describe(info)
-                task_status.started(info)
-                await trio.sleep_forever()
+                with node.mounts.viewed(Views(nursery, operations, backing, neighbours, where)):
+                    task_status.started(info)
+                    await trio.sleep_forever()
     except trio.TooSlowError:
         raise Unavailable(f"the kernel did not answer the mount of {where} in time") from None
     finally:
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(_detach, where)
+            await trio.to_thread.run_sync(dev.detach, where)
             await operations.close()
             if backing.passthrough:
                 await _part_from_writers(node)
@@ -175,6 +185,18 @@ async def _serve_device(
             ours.close()
             pyfuse3.close(unmount=False)
             theirs.detach()
+
+
+def _forgetting_content(
+    notifier: KernelNotifier, neighbours: Neighbours
+) -> Callable[[int], Awaitable[None]]:
+    """The mount alone has pages; sizes all have."""
+
+    async def forget(ino: int) -> None:
+        neighbours.forget_attributes(ino)
+        await notifier.content(ino)
+
+    return forget
 
 
 async def _part_from_writers(node: Node) -> None:
@@ -266,7 +288,7 @@ async def _serve_through_libfuse(
                 await trio.sleep_forever()
     finally:
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(_detach, where)
+            await trio.to_thread.run_sync(dev.detach, where)
             dev.retire(device, ended=await notifier.close())
             pyfuse3.close(unmount=False)
             await operations.close()
@@ -294,17 +316,3 @@ def _libfuse_options(options: MountOptions) -> set[str]:
     if os.geteuid() == 0:
         chosen |= {"suid" if options.suid else "nosuid", "dev" if options.dev else "nodev"}
     return chosen
-
-
-def _detach(mountpoint: str) -> None:
-    """Unmount if it is still ours and there; where files are open, lazily: they lose their mount
-    with us."""
-    if not dev.is_ours(mountpoint):
-        return
-    try:
-        dev.unmount(mountpoint, lazy=False)
-    except Busy:
-        log.warning("%s is in use: detached; files open there are closed", mountpoint)
-        dev.unmount(mountpoint, lazy=True)
-    except KvfsError as e:
-        log.warning("%s", e)

@@ -39,6 +39,7 @@ class OpenFile:
         "set_ids",
         "users",
         "version",
+        "viewed",
         "writable",
         "writers",
     )
@@ -50,6 +51,8 @@ class OpenFile:
         self.writable = writable
         self.handles = 0
         self.writers = 0
+        self.viewed = 0
+        """Handles among these that kernels of views have, not the mount's."""
         self.owner: int | None = None
         """The user among whose open files it counts; None: nobody's."""
         self.users = 0

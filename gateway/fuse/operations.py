@@ -254,18 +254,20 @@ class Operations:
         self.orphans.named(ino)
         return self.live(ino, inode)
 
-    async def unlink(self, parent: int, name: bytes) -> None:
-        """Remove a name; the file goes with its last name, once nobody holds it."""
+    async def unlink(self, parent: int, name: bytes) -> int:
+        """Remove a name; the file goes with its last name, once nobody holds it. The inode."""
         now = now_ns()
         removed = await self.engine.transact(lambda t: tree.unlink(t, parent, name, now, _keep))
         self.orphans.removed(removed)
+        return removed.ino
 
-    async def rmdir(self, parent: int, name: bytes) -> None:
-        """Remove an empty directory; at the top level a namespace."""
+    async def rmdir(self, parent: int, name: bytes) -> int:
+        """Remove an empty directory; at the top level a namespace. The inode."""
         now = now_ns()
         removed = await self.engine.transact(lambda t: tree.rmdir(t, parent, name, now, _keep))
         self.orphans.removed(removed)
         self.orphans.removed(removed.marker)
+        return removed.ino
 
     async def rename(
         self,
@@ -275,8 +277,9 @@ class Operations:
         new_name: bytes,
         flags: int,
         caller: Caller,
-    ) -> None:
-        """rename(2) with all its flags; atomic for every reader.
+    ) -> int:
+        """rename(2) with all its flags; atomic for every reader. The inode that was replaced; 0:
+        none.
 
         Over a file of a durable namespace it waits until the new file's present data are on disk: a
         power cut must not take both."""
@@ -298,7 +301,9 @@ class Operations:
                 t, old, new, whiteout, flags=flags, now=now, keep=_keep
             )
 
-        self.orphans.removed(await self.engine.transact(fn))
+        replaced = await self.engine.transact(fn)
+        self.orphans.removed(replaced)
+        return 0 if replaced is None else replaced.ino
 
     async def at_risk(
         self, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes

@@ -131,6 +131,7 @@ FORGET_ONE: Final = struct.Struct("<QQ")
 SETATTR_IN: Final = struct.Struct("<IIQQQqqqIIIIIIII")
 OPEN_IN: Final = struct.Struct("<II")
 CREATE_IN: Final = struct.Struct("<IIII")
+MKNOD_IN: Final = struct.Struct("<IIII")  # mode rdev umask padding
 MKDIR_IN: Final = struct.Struct("<II")
 RENAME_IN: Final = struct.Struct("<Q")
 RENAME2_IN: Final = struct.Struct("<QII")

@@ -10,7 +10,8 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 import trio
@@ -29,6 +30,19 @@ log = logging.getLogger(__name__)
 Changed = Callable[[Sequence[Change]], Awaitable[None]]
 
 
+class Views(Protocol):
+    """Mounts of single namespaces, beside the node's mount and belonging to it."""
+
+    def __contains__(self, namespace: int) -> bool:
+        """Whether it has one."""
+
+    async def add(self, namespace: int, directory: Path) -> None:
+        """Mount a namespace at a directory."""
+
+    async def remove(self, namespace: int) -> None:
+        """Unmount it."""
+
+
 class Mounts:
     """Those that there are now. `local`: the embedded engine, in a cluster the mirror's file."""
 
@@ -42,6 +56,10 @@ class Mounts:
         """Told at once: this inode's data are others now."""
         self._heard: list[Change] = []
         self._hearing = trio.Event()
+        self.views: Views | None = None
+        """While there is a mount that can have some."""
+        self.view_changes = trio.Event()
+        """Set, and replaced, when `views` comes or goes."""
         self.misses = Misses()
         self.description: dict[str, Any] | None = None
         """Of the mount, in JSON's types, once that is known."""
@@ -53,18 +71,40 @@ class Mounts:
     def mounted(
         self, changed: Changed, replaced: Callable[[int], None]
     ) -> Iterator[Callable[[object], None]]:
+        """As `listening`, for the node's mount. What it yields takes what describes the mount (a
+        msgspec Struct), once that is known."""
+        with self.listening(changed, replaced):
+            try:
+                yield self._describe
+            finally:
+                self.description = None
+
+    @contextlib.contextmanager
+    def listening(self, changed: Changed, replaced: Callable[[int], None]) -> Iterator[None]:
         """While it lasts, a mount hears of changes: let it begin before the mount's first reply,
         which the kernel may remember. `replaced` is told at once of inodes whose content others
-        replaced. What it yields takes what describes the mount (a msgspec Struct), once that is
-        known."""
+        replaced."""
         self._changed.append(changed)
         self._replaced.append(replaced)
         try:
-            yield self._describe
+            yield
         finally:
             self._changed.remove(changed)
             self._replaced.remove(replaced)
-            self.description = None
+
+    @contextlib.contextmanager
+    def viewed(self, views: Views) -> Iterator[None]:
+        """While it lasts, views can be had."""
+        self._set_views(views)
+        try:
+            yield
+        finally:
+            self._set_views(None)
+
+    def _set_views(self, views: Views | None) -> None:
+        self.views = views
+        self.view_changes.set()
+        self.view_changes = trio.Event()
 
     def _describe(self, info: object) -> None:
         self.description = msgspec.to_builtins(info)

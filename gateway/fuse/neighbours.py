@@ -1,0 +1,115 @@
+"""The connections of one node to the kernel: its mount, and views of single namespaces (`view`).
+Each has a superblock, and so names, attributes and pages, of its own. What programs change through
+one, the kernels' memory of the others forgets.
+
+| changed through one | the others forget |
+|---|---|
+| a name comes, goes or stands for another inode | the name, the listing, the inode's attributes |
+| attributes; what was written is published | the inode's attributes, pages where it has any |
+
+It is told behind the reply, within milliseconds; the other doors' changes come by `Mounts`.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import trio
+
+from kvfs.background.persist import Persistence
+from kvfs.changes import Change
+
+_MOST: Final = 16_384
+"""Changes that wait for one kernel; beyond, it forgets every name instead."""
+log = logging.getLogger(__name__)
+
+Forget = Callable[[Sequence[Change]], Awaitable[None]]
+
+
+class Neighbour:
+    """One connection."""
+
+    def __init__(
+        self,
+        group: "Neighbours",
+        shows: Callable[[int], bool],
+        forget: Forget,
+        forget_every_name: Callable[[], None],
+        forget_attributes: Callable[[int], None],
+    ) -> None:
+        """`shows`: whether an inode is among what it shows. `forget` returns when its kernel has
+        forgotten what these changes made untrue, and raises Unavailable."""
+        self._group = group
+        self._shows = shows
+        self._forget = forget
+        self._forget_every_name = forget_every_name
+        self._heard: dict[Change, None] = {}
+        self._hearing = trio.Event()
+        self.forget_attributes = forget_attributes
+        self.others: list[Neighbour] = []
+        """Empty where it is alone, which costs a request no call."""
+
+    def tell(self, *changes: Change) -> None:
+        """Callers of this connection have changed this."""
+        for other in self.others:
+            other._hear(changes)
+
+    def _hear(self, changes: Sequence[Change]) -> None:
+        heard = self._heard
+        for change in changes:
+            if self._shows(change.parent or change.ino):
+                heard[change] = None
+        if len(heard) > _MOST:
+            names = [each for each in heard if each.name]
+            for each in names:
+                del heard[each]
+            self._forget_every_name()
+        if heard:
+            self._hearing.set()
+
+    async def run(self) -> None:
+        """Have its kernel forget what the others tell, until cancelled."""
+        telling = Persistence(log.warning, "what was changed elsewhere may show late")
+        while True:
+            await self._hearing.wait()
+            self._hearing = trio.Event()
+            changes, self._heard = list(self._heard), {}
+            await telling.attempt(lambda changes=changes: self._forget(changes), pause_s=0)  # type: ignore[misc]
+
+    def leave(self) -> None:
+        """The connection has ended."""
+        self._group._leave(self)
+
+
+class Neighbours:
+    """Those of one node. Used from the event loop."""
+
+    def __init__(self) -> None:
+        self._all: list[Neighbour] = []
+
+    def join(
+        self,
+        shows: Callable[[int], bool],
+        forget: Forget,
+        forget_every_name: Callable[[], None],
+        forget_attributes: Callable[[int], None],
+    ) -> Neighbour:
+        """Another connection; until it leaves, it is told of the others' changes."""
+        made = Neighbour(self, shows, forget, forget_every_name, forget_attributes)
+        self._all.append(made)
+        self._introduce()
+        return made
+
+    def _leave(self, one: Neighbour) -> None:
+        if one in self._all:
+            self._all.remove(one)
+            self._introduce()
+
+    def _introduce(self) -> None:
+        for each in self._all:
+            each.others = [other for other in self._all if other is not each]
+
+    def forget_attributes(self, ino: int) -> None:
+        """Every kernel asks anew for the attributes of an inode."""
+        for each in self._all:
+            each.forget_attributes(ino)

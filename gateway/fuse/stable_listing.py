@@ -1,0 +1,182 @@
+"""Listings whose offsets outlive the stream that told them: what NFS needs, whose every request
+opens the directory anew.
+
+Names are listed in the order of their hashes, and an offset is the hash of the name before it, as
+in ext4. So it says where to go on whatever came or went meanwhile, in another stream, and after a
+restart: names that stay are neither skipped nor repeated. Two names of one directory whose hashes
+are equal (one pair in 10^19) may be listed once.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from functools import partial
+from typing import Final
+
+import trio
+import xxhash
+
+from gateway.fuse.directories import Entry
+from kvfs import stepping
+from kvfs.errors import NotADirectory, Stale
+from kvfs.meta import keys
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import Inode, unpack_inode
+from kvfs.namespace import published, tree
+from kvfs.node import Node
+
+_DOTS: Final = 2
+_LEAST: Final = _DOTS + 1
+_BITS: Final = 62
+"""NFS and the kernel count offsets with sign."""
+_BATCH: Final = 2_000
+"""Names that are read in one turn of the event loop, some 2 ms."""
+_KEPT_NAMES: Final = 500_000
+"""Names of unchanged directories that are kept sorted, some 100 bytes each."""
+
+
+def offset_of(name: bytes) -> int:
+    """Where a listing goes on after this name."""
+    return max(_LEAST, xxhash.xxh3_64_intdigest(name) >> (64 - _BITS))
+
+
+class Listing:
+    """The names of one directory, sorted, as of one state of it."""
+
+    __slots__ = ("inos", "names", "offsets", "state")
+
+    def __init__(self, state: tuple[int, int], found: list[tuple[int, bytes, int]]) -> None:
+        found.sort()
+        self.state = state
+        self.offsets = array("Q", [offset for offset, _, _ in found])
+        self.names = [name for _, name, _ in found]
+        self.inos = array("Q", [ino for _, _, ino in found])
+
+    def after(self, offset: int, limit: int) -> list[tuple[int, bytes, int]]:
+        """At most `limit` (offset, name, inode) that follow."""
+        start = bisect_right(self.offsets, offset)
+        end = start + limit
+        columns = self.offsets[start:end], self.names[start:end], self.inos[start:end]
+        return list(zip(*columns, strict=True))
+
+
+class StableListings:
+    """The open directories of one view. The same interface as `DirectoryStreams`."""
+
+    def __init__(self, node: Node) -> None:
+        self._engine = node.engine
+        self._coherence = node.coherence
+        self._streams: dict[int, int] = {}
+        """The inode of each open directory."""
+        self._next = 1
+        self._kept: OrderedDict[int, Listing] = OrderedDict()
+        self._outdated: set[int] = set()
+        """Directories that changed while they were read."""
+
+    def changed(self, ino: int) -> None:
+        """Names of this directory have changed, which its times may not tell: clocks of several
+        hosts differ."""
+        self._kept.pop(ino, None)
+        self._outdated.add(ino)
+
+    async def open(self, ino: int) -> int:
+        """Raises Stale, NotADirectory; Unavailable."""
+        if self._coherence is not None:
+            await self._coherence.fresh(ino)
+        inode = await self._engine.read(lambda t: tree.read_inode(t, ino))
+        if inode.mode & 0o170000 != 0o040000:
+            raise NotADirectory("not a directory")
+        fh = self._next
+        self._next += 1
+        self._streams[fh] = ino
+        return fh
+
+    def close(self, fh: int) -> None:
+        """Forget the stream."""
+        self._streams.pop(fh, None)
+
+    async def read(self, fh: int, offset: int, limit: int) -> list[Entry]:
+        """At most `limit` entries from `offset` on, `.` and `..` first. Fewer than asked for is not
+        the end; none is."""
+        ino = self._streams.get(fh)
+        if ino is None:
+            raise Stale("no such open directory")
+        listing = await self._listing(ino)
+        page = [] if offset >= _DOTS else await self._engine.read(lambda t: _dots(t, ino, offset))
+        at = max(offset, _DOTS)
+        while True:
+            following = listing.after(at, limit)
+            found = await self._engine.read(partial(_entries, following))
+            if found or not following:
+                return page + found
+            at = following[-1][0]  # all of these have gone
+
+    async def _listing(self, ino: int) -> Listing:
+        """As the directory is now; of what changes meanwhile, some."""
+        inode = await self._engine.read(lambda t: tree.read_inode(t, ino))
+        kept = self._kept.get(ino)
+        if kept is not None and kept.state == _state(inode):
+            self._kept.move_to_end(ino)
+            return kept
+        self._outdated.discard(ino)
+        listing = Listing(_state(inode), await self._scan(ino))
+        if ino not in self._outdated:
+            self._keep(ino, listing)
+        self._outdated.discard(ino)
+        return listing
+
+    async def _scan(self, ino: int) -> list[tuple[int, bytes, int]]:
+        found: list[tuple[int, bytes, int]] = []
+        last = b""
+        while True:
+            some = await self._engine.read(partial(_children, ino, last))
+            found += [(offset_of(child.name), child.name, child.ino) for child in some]
+            if len(some) < _BATCH:
+                return found
+            last = some[-1].key
+            await stepping.aside()
+            await trio.lowlevel.checkpoint()
+
+    def _keep(self, ino: int, listing: Listing) -> None:
+        kept = self._kept
+        kept.pop(ino, None)
+        kept[ino] = listing
+        names = sum(len(each.names) for each in kept.values())
+        while names > _KEPT_NAMES and len(kept) > 1:
+            names -= len(kept.popitem(last=False)[1].names)
+
+
+def _state(inode: Inode) -> tuple[int, int]:
+    """Changes with each name that comes or is another's by now. Of what went there is no record."""
+    return inode.mtime_ns, inode.ctime_ns
+
+
+def _dots(t: Transaction, ino: int, offset: int) -> list[Entry]:
+    this = tree.read_inode(t, ino)
+    parent = this.parent or ino
+    dots = [(b".", ino), (b"..", parent)]
+    return [
+        Entry(at, name, of, tree.read_inode(t, of))
+        for at, (name, of) in enumerate(dots, 1)
+        if at > offset
+    ]
+
+
+def _children(ino: int, last: bytes, t: Transaction) -> list[tree.Child]:
+    return tree.list_children(t, ino, last, _BATCH)
+
+
+def _entries(some: list[tuple[int, bytes, int]], t: Transaction) -> list[Entry]:
+    """Of these names, what is still there. Names may have come to stand for other inodes since the
+    listing: then a later look-up tells."""
+    records = t.get_many([keys.inode(ino) for _, _, ino in some])
+    found = [
+        Entry(offset, name, ino, unpack_inode(record))
+        for (offset, name, ino), record in zip(some, records, strict=True)
+        if record is not None
+    ]
+    return [
+        each
+        for each in found
+        if each.inode.nlink and (not t.node or published.is_here(t, each.ino, each.inode))
+    ]

@@ -1,0 +1,397 @@
+"""Views: one namespace mounted alone, as a filesystem with a superblock of its own.
+
+What exports files by their handles (an NFS server) needs that: a handle is decoded by a
+superblock, and nothing of another namespace has an inode in this one. A view belongs to the node's
+mount, and shares its operations and open files: there is one data file for an inode, and one truth
+about it, however many kernels' inodes lead there (`neighbours`).
+
+| | the mount | a view |
+|---|---|---|
+| its root | all namespaces | one namespace |
+| pages of relayed files | kept by the kernel | none: read and written past them |
+| attributes of what is not sealed | believed for a second | for a tenth |
+| offsets in listings | of one stream | of any (`stable_listing`) |
+"""
+
+import contextlib
+import errno
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import trio
+
+from gateway.fuse import device as dev
+from gateway.fuse import payload, probe, protocol
+from gateway.fuse.fastpath import Backing, FastPath
+from gateway.fuse.handlers import Handlers, Request
+from gateway.fuse.invalidation import KernelNotifier, unlinked
+from gateway.fuse.neighbours import Neighbours
+from gateway.fuse.open_file import Handle
+from gateway.fuse.operations import Operations
+from gateway.fuse.protocol import IN_HEADER, Fopen, Init, Op
+from gateway.fuse.stable_listing import StableListings
+from gateway.fuse.view_locks import ViewLocks
+from gateway.watchdog import watched
+from kvfs import stepping
+from kvfs.changes import Change
+from kvfs.errors import Busy, KvfsError, NotFound, Stale, Unavailable
+from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of, namespace_root
+from kvfs.namespace import tree
+
+_UNSEALED_S: Final = 0.1
+_START_DEADLINE_S: Final = 20.0
+log = logging.getLogger(__name__)
+
+
+class _Opened:
+    """What the view's kernel has open of one inode."""
+
+    __slots__ = ("backing_id", "handles")
+
+    def __init__(self) -> None:
+        self.handles = 0
+        self.backing_id = 0
+
+
+class ViewBacking(Backing):
+    """Registers data files with a view's kernel, which has its own numbers for them."""
+
+    def __init__(self, device: int, mount: Backing, replaced: set[int]) -> None:
+        """`replaced`: inodes whose content others replaced, as the mount will want to know."""
+        super().__init__(device, mount.passthrough, mount.stack_depth, direct_writes=False)
+        self.lock_flags = Init.POSIX_LOCKS
+        self._replaced = replaced
+        self._opened: dict[int, _Opened] = {}
+        self._handles: dict[int, Handle] = {}
+
+    def flags(self, handle: Handle) -> tuple[int, int]:
+        """(open flags, backing id) of a reply that opens this handle. The first handle of a
+        kernel's inode decides for all of them."""
+        file = handle.file
+        if handle.replaced:
+            self._replaced.add(file.ino)
+        opened = self._opened.setdefault(file.ino, _Opened())
+        opened.handles += 1
+        file.viewed += 1
+        self._handles[handle.fh] = handle
+        flags = 0 if handle.writable else Fopen.NOFLUSH
+        if opened.handles == 1 and self.may_pass(file):
+            with contextlib.suppress(OSError):  # it is relayed until its last handle closes
+                opened.backing_id = dev.backing_open(self.device, file.fd)
+        if opened.backing_id:
+            return flags | Fopen.PASSTHROUGH, opened.backing_id
+        return flags | Fopen.DIRECT_IO, 0
+
+    def released(self, fh: int) -> None:
+        """This handle is about to be released."""
+        handle = self._handles.pop(fh, None)
+        if handle is None:
+            return
+        file = handle.file
+        file.viewed -= 1
+        opened = self._opened[file.ino]
+        opened.handles -= 1
+        if not opened.handles:
+            del self._opened[file.ino]
+            if opened.backing_id:
+                with contextlib.suppress(OSError):
+                    dev.backing_close(self.device, opened.backing_id)
+
+    def left(self) -> list[int]:
+        """Handles that were not released."""
+        return list(self._handles)
+
+
+class Lookups:
+    """The lookup counts of a view's kernel, among those of the node."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self._counts: dict[int, int] = {}
+
+    def looked_up(self, ino: int, count: int = 1) -> None:
+        """As `Holders.looked_up`."""
+        self._counts[ino] = self._counts.get(ino, 0) + count
+        self._operations.holders.looked_up(ino, count)
+
+    def forget(self, ino: int, count: int) -> None:
+        """The kernel gives back lookups; never more than it was given."""
+        held = self._counts.get(ino, 0)
+        count = min(count, held)
+        if count == held:
+            self._counts.pop(ino, None)
+        else:
+            self._counts[ino] = held - count
+        if count:
+            self._operations.forget(ino, count)
+
+    def forget_all(self) -> None:
+        """The view has gone."""
+        for ino, count in list(self._counts.items()):
+            self.forget(ino, count)
+
+
+class ViewHandlers(Handlers):
+    """As `Handlers`, of one namespace."""
+
+    def __init__(
+        self, operations: Operations, backing: ViewBacking, root: int, locks: ViewLocks
+    ) -> None:
+        super().__init__(operations, backing, root)
+        self._locks = locks
+        self.waiting.update(locks.table())
+        self._view_backing = backing
+        self.lookups = Lookups(operations)
+        self._holders = self.lookups
+        self.listings = StableListings(operations.node)
+        self._directories = self.listings
+
+    def _entry(self, ino: int, inode: Inode) -> bytes:
+        if ino == self.root:  # the kernel holds its root without counting
+            return self._shown(ino, inode)
+        return super()._entry(ino, inode)
+
+    def _shown(self, ino: int, inode: Inode) -> bytes:
+        coherence = self._coherence
+        names_s = protocol.LONG_S if coherence is None else coherence.entry_s(ino)
+        body = protocol.entry_for(ino, inode, names_s, self._attributes_s(inode))
+        if ino == self.root:
+            return ROOT_INODE.to_bytes(8, "little") + body[8:]
+        return body
+
+    def _attributes(self, ino: int, inode: Inode) -> bytes:
+        return protocol.attr_reply_for(ino, inode, self._attributes_s(inode))
+
+    def _attributes_s(self, inode: Inode) -> float:
+        coherence = self._coherence
+        seconds = protocol.LONG_S if coherence is None else coherence.rest_s()
+        is_fixed = inode.flags & Flag.SEALED or inode.mode & 0o170000 != 0o100000
+        return seconds if is_fixed else min(seconds, _UNSEALED_S)
+
+    def _told_of_data(self, ino: int) -> None:
+        # The mount's kernel may have pages of what it relays.
+        self._told(ino, b"", ino)
+
+    async def lookup(self, r: Request) -> bytes:
+        if r.nodeid == self.root and bytes(r.body[:-1]) == b"..":
+            raise Stale("above the root of an export there is nothing")
+        return await super().lookup(r)
+
+    async def opendir(self, r: Request) -> bytes:
+        return protocol.OPEN_OUT.pack(await self._directories.open(r.nodeid), 0, 0)
+
+    async def release(self, r: Request) -> bytes:
+        fh = protocol.RELEASE_IN.unpack_from(r.body)[0]
+        self._view_backing.released(fh)
+        try:
+            return await super().release(r)
+        finally:
+            if self._locks.has_locked(fh):
+                await stepping.aside()
+                await self._locks.released(fh)
+
+
+class ViewPath(FastPath):
+    """Serves one view."""
+
+    def __init__(
+        self, device: int, operations: Operations, backing: ViewBacking, handlers: ViewHandlers
+    ) -> None:
+        super().__init__(device, None, operations, backing, handlers)
+        self._lookups = handlers.lookups
+        self._namespace = namespace_of(handlers.root)
+
+    def _dispatch(self, n: int) -> None:
+        """A handle may name any inode: what is of another namespace is not here."""
+        _, opcode, unique, nodeid, _, _, _, _, _ = IN_HEADER.unpack_from(self._buffer)
+        is_foreign = nodeid > ROOT_INODE and namespace_of(nodeid) != self._namespace
+        if not is_foreign:
+            super()._dispatch(n)
+        elif opcode != Op.FORGET:
+            payload.reply_error(self._device, unique, errno.ESTALE)
+
+    def _forget(self, ino: int, lookups: int) -> None:
+        self._lookups.forget(ino, lookups)
+
+
+class _Forgetting:
+    """What a view's kernel is told of changes."""
+
+    def __init__(
+        self, operations: Operations, notifier: KernelNotifier, handlers: ViewHandlers
+    ) -> None:
+        self._operations = operations
+        self._notifier = notifier
+        self._listings = handlers.listings
+        self._root = handlers.root
+        self._namespace = namespace_of(handlers.root)
+
+    def shows(self, ino: int) -> bool:
+        """Whether an inode is of this namespace."""
+        return namespace_of(ino) == self._namespace
+
+    async def changed(self, changes: Sequence[Change]) -> None:
+        """The kernel has forgotten what these made untrue when this returns. Raises
+        Unavailable."""
+        ours = [each for each in changes if self.shows(each.parent or each.ino)]
+        if not ours:
+            return
+        for each in ours:
+            self._listings.changed(each.parent)
+        gone = await unlinked(self._operations.engine, ours)
+        await self._notifier.forget(
+            [Change(self._number(parent), name, self._number(ino)) for parent, name, ino in ours],
+            gone,
+        )
+
+    def attributes(self, ino: int) -> None:
+        """As `KernelNotifier.attributes`."""
+        if self.shows(ino):
+            self._notifier.attributes(self._number(ino))
+
+    def replaced(self, ino: int) -> None:
+        """Others replaced the content of an inode; there are no pages of it here."""
+
+    def _number(self, ino: int) -> int:
+        return ROOT_INODE if ino == self._root else ino
+
+
+class _View(NamedTuple):
+    """One that is mounted."""
+
+    scope: trio.CancelScope
+    gone: trio.Event
+
+
+class Views:
+    """The views of a node's mount."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        operations: Operations,
+        backing: Backing,
+        neighbours: Neighbours,
+        mountpoint: str,
+    ) -> None:
+        """`nursery`: the mount's, with which they end."""
+        self._nursery = nursery
+        self.mountpoint = mountpoint
+        self.operations = operations
+        self.backing = backing
+        self.neighbours = neighbours
+        self._views: dict[int, _View] = {}
+        """By namespace."""
+
+    def __contains__(self, namespace: int) -> bool:
+        return namespace in self._views
+
+    async def add(self, namespace: int, directory: Path) -> None:
+        """Mount a namespace at an existing directory; returns when the view answers.
+
+        Raises Unavailable past a deadline, NotFound (no such namespace), Busy (it has a view
+        already), and what mounting raises. Cancelled: nothing stays mounted."""
+        if namespace in self._views:
+            raise Busy("the namespace has a view already")
+        view = _View(trio.CancelScope(), trio.Event())
+        self._views[namespace] = view
+        try:
+            with trio.fail_after(_START_DEADLINE_S):
+                await self._nursery.start(self._serve, namespace, str(directory), view)
+        except trio.TooSlowError:
+            raise Unavailable(f"the view at {directory} did not answer in time") from None
+
+    async def remove(self, namespace: int) -> None:
+        """Unmount; what is open there is closed. Nothing where there is none."""
+        view = self._views.get(namespace)
+        if view is not None:
+            view.scope.cancel()
+            await view.gone.wait()
+
+    async def _serve(
+        self,
+        namespace: int,
+        directory: str,
+        view: _View,
+        *,
+        task_status: trio.TaskStatus[None],
+    ) -> None:
+        try:
+            with view.scope:
+                await _serve(self, namespace, directory, task_status)
+        except (KvfsError, OSError) as error:
+            if view.scope.cancel_called:
+                log.warning("the view at %s: %s", directory, error)
+            else:
+                raise
+        finally:
+            del self._views[namespace]
+            view.gone.set()
+
+
+async def _serve(
+    views: Views, namespace: int, directory: str, task_status: trio.TaskStatus[None]
+) -> None:
+    operations, root = views.operations, namespace_root(namespace)
+    await _require(operations, root)
+    device = await trio.to_thread.run_sync(
+        lambda: dev.mount_device(directory, allow_other=True, nosuid=True, nodev=True)
+    )
+    backing = ViewBacking(device, views.backing, operations.open_files.replaced)
+    locks = ViewLocks(views.mountpoint, operations.open_files, operations.locks)
+    handlers = ViewHandlers(operations, backing, root, locks)
+    path = ViewPath(device, operations, backing, handlers)
+    notifier = KernelNotifier(device, drops=probe.cache_drop().available)
+    forgetting = _Forgetting(operations, notifier, handlers)
+    neighbour = views.neighbours.join(
+        forgetting.shows, forgetting.changed, notifier.every_name, forgetting.attributes
+    )
+    handlers.beside = neighbour
+    mounts = operations.node.mounts
+    try:
+        async with watched(directory) as begun:
+            handlers.lookups.looked_up(root)
+            await operations.introductions.read(
+                lambda t: operations.introductions.meet(root, tree.read_inode(t, root))
+            )
+            with mounts.listening(forgetting.changed, forgetting.replaced):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_until_gone, path, nursery.cancel_scope)
+                    nursery.start_soon(neighbour.run)
+                    await path.initialised.wait()
+                    await begun.wait()
+                    task_status.started()
+    finally:
+        neighbour.leave()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(dev.detach, directory)
+            await _release(operations, backing, locks)
+            handlers.lookups.forget_all()
+            told = await notifier.close()
+            dev.retire(device, ended=told and path.workers_ended)
+
+
+async def _require(operations: Operations, root: int) -> None:
+    """Raises NotFound where there is no such namespace."""
+    try:
+        await operations.engine.read(lambda t: tree.read_inode(t, root))
+    except Stale:
+        raise NotFound("there is no such namespace") from None
+
+
+async def _until_gone(path: ViewPath, scope: trio.CancelScope) -> None:
+    await path.run()
+    scope.cancel()
+
+
+async def _release(operations: Operations, backing: ViewBacking, locks: ViewLocks) -> None:
+    """Close what the kernel had open, publishing what was written."""
+    for fh in backing.left():
+        backing.released(fh)
+        try:
+            await operations.release(fh)
+            await locks.released(fh)
+        except (KvfsError, OSError) as error:
+            log.error("what was written through a view is not recorded: %s", error)

@@ -1,0 +1,155 @@
+"""Byte ranges that are locked through a view are locked on the mount, and the other way round.
+
+The mount's locks stay in its kernel, which knows nothing of a view's. So a view's kernel asks the
+node for each lock, and the node takes it on the mount, by a descriptor of its own for each open
+file of the view (locks of open files, fcntl(2)): in the way of programs there, and they in its.
+Where locks of the namespace reach the cluster, they are the cluster's.
+
+Only open files of the view have locks, not its processes: an NFS server's are so. They end with
+them.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from gateway.fuse import protocol
+from gateway.fuse.handlers import Handler, Request
+from gateway.fuse.handles import OpenFiles
+from gateway.fuse.locks import LockHandlers
+from gateway.fuse.protocol import Op
+from kvfs.locks import Locks, Place
+
+_OFD_GETLK, _OFD_SETLK = 36, 37
+_FLOCK: Final = struct.Struct("hhqqi4x")
+"""type, whence, start, length (0: to the end of any file), pid."""
+_HANDLE: Final = struct.Struct("=IiIII")
+"""Bytes of a file's handle and its kind, then FUSE's: inode, high half first, and generation."""
+_HANDLE_BYTES, _INO64_GEN = 12, 0x81
+_LAST: Final = (1 << 63) - 1
+_PAUSES_S: Final = (0.01, 0.25)
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class ViewLocks:
+    """The lock handlers of one view."""
+
+    def __init__(self, mountpoint: str, open_files: OpenFiles, cluster: Locks | None) -> None:
+        """`cluster`: the locks of the node's mount, where that keeps them."""
+        self._mountpoint = mountpoint
+        self._open_files = open_files
+        self._cluster = cluster
+        self._clusters = None if cluster is None else LockHandlers(cluster)
+        self._held: dict[int, int] = {}
+        """Descriptors on the mount, by the view's handles."""
+        self._owners: dict[int, set[tuple[Place, int]]] = {}
+        """Who has had locks of the cluster, by the view's handles."""
+
+    def table(self) -> dict[int, Handler]:
+        return {Op.GETLK: self.getlk, Op.SETLK: self.setlk, Op.SETLKW: self.setlkw}
+
+    async def getlk(self, r: Request) -> bytes:
+        clusters = self._of_cluster(r)
+        if clusters is not None:
+            return await clusters.getlk(r)
+        fh, start, end, _kind = _asked(r)
+        found = _FLOCK.unpack(fcntl.fcntl(await self._descriptor(fh), _OFD_GETLK, _wish(r)))
+        if found[0] == fcntl.F_UNLCK:
+            return protocol.LOCK.pack(start, end, fcntl.F_UNLCK, 0)
+        _, _, start, length, pid = found
+        end = start + length - 1 if length else _LAST
+        return protocol.LOCK.pack(start, end, found[0], max(pid, 0))
+
+    async def setlk(self, r: Request) -> bytes:
+        return await self._set(r, LockHandlers.setlk)
+
+    async def setlkw(self, r: Request) -> bytes:
+        pause_s, most_s = _PAUSES_S
+        while True:
+            try:
+                return await self._set(r, LockHandlers.setlkw)
+            except BlockingIOError:
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, most_s)
+
+    async def _set(
+        self, r: Request, by_cluster: Callable[[LockHandlers, Request], Awaitable[bytes]]
+    ) -> bytes:
+        clusters = self._of_cluster(r)
+        if clusters is not None:
+            return await by_cluster(clusters, r)
+        fcntl.fcntl(await self._descriptor(_asked(r)[0]), _OFD_SETLK, _wish(r))
+        return b""
+
+    async def released(self, fh: int) -> None:
+        """The handle is released, and with it what it has locked. Raises NoLocks."""
+        fd = self._held.pop(fh, None)
+        if fd is not None:
+            await trio.to_thread.run_sync(os.close, fd)
+        for place, owner in self._owners.pop(fh, ()):
+            assert self._cluster is not None
+            await self._cluster.closed(place, self._cluster.owner(owner))
+
+    def has_locked(self, fh: int) -> bool:
+        """Whether the handle may have locks."""
+        return fh in self._held or fh in self._owners
+
+    def _of_cluster(self, r: Request) -> LockHandlers | None:
+        """The handlers of cluster locks, where this file's are."""
+        if self._cluster is None or not self._cluster.reaches_cluster(r.nodeid):
+            return None
+        fh, owner = protocol.LK_IN.unpack_from(r.body)[:2]
+        self._owners.setdefault(fh, set()).add((Place(r.nodeid, False), owner))
+        return self._clusters
+
+    async def _descriptor(self, fh: int) -> int:
+        """A descriptor on the mount for the file that the view has open. In a thread: the mount's
+        kernel asks this loop for it."""
+        held = self._held.get(fh)
+        if held is not None:
+            return held
+        handle = self._open_files.handle(fh)
+        access = os.O_RDWR if handle.writable else os.O_RDONLY
+        fd = await trio.to_thread.run_sync(_open, self._mountpoint, handle.file.ino, access)
+        if fh in self._held:  # another request of it was quicker
+            await trio.to_thread.run_sync(os.close, fd)
+        return self._held.setdefault(fh, fd)
+
+
+def _asked(r: Request) -> tuple[int, int, int, int]:
+    """(handle, first and last byte, F_RDLCK, F_WRLCK or F_UNLCK)."""
+    fh, _, start, end, kind, _, _, _ = protocol.LK_IN.unpack_from(r.body)
+    return fh, start, end, kind
+
+
+def _wish(r: Request) -> bytes:
+    _, start, end, kind = _asked(r)
+    length = 0 if end >= _LAST else end - start + 1
+    return _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
+
+
+def _open(mountpoint: str, ino: int, access: int) -> int:
+    """Raises OSError."""
+    root = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        handle = _HANDLE.pack(_HANDLE_BYTES, _INO64_GEN, ino >> 32, ino & 0xFFFFFFFF, 0)
+        at = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+        try:
+            fd: int = _libc.open_by_handle_at(at, handle, access | os.O_CLOEXEC)
+        finally:
+            os.close(at)
+    finally:
+        os.close(root)
+    if fd < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return fd
+
+
+assert errno.EAGAIN == errno.EWOULDBLOCK, "BlockingIOError is what a lock in the way raises"
