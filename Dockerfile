@@ -1,9 +1,9 @@
 # A node of KVFS: docker build -t kvfs . ; docker-compose.yml says what a container of it is given.
 FROM python:3.11-slim-bookworm
-# fuse3 mounts where the container may not; the headers and the compiler build pyfuse3.
+# fuse3 mounts where the container may not; the headers and the compiler build pyfuse3; Ganesha serves NFS.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends \
-        fuse3 libfuse3-3 libfuse3-dev pkg-config gcc libc6-dev \
+        fuse3 libfuse3-3 libfuse3-dev pkg-config gcc libc6-dev nfs-ganesha nfs-ganesha-vfs \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/kvfs
 # What changes seldom first: a new commit installs no package again.

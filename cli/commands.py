@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "bench": "cli.bench",
     "namespace": "cli.namespace",
     "s3": "cli.s3",
+    "nfs": "cli.nfs",
     "node": "cli.nodes",
     "config": "cli.config",
     "fsck": "cli.fsck",

@@ -57,6 +57,7 @@ def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
     yield _transport(status)
     yield from _shared_engine(status)
     yield from _s3(status)
+    yield _nfs(status)
     from cli import doctor_loads
 
     yield from doctor_loads.lines(directory)
@@ -354,6 +355,28 @@ def _s3(status: dict[str, Any] | None) -> Iterator[Line]:
         reason=f"AES256 is accepted: {how}" if how else "the storage is not known to be encrypted",
         remedy="" if how else "the store on fscrypt or dm-crypt, or encrypted_storage = yes",
     )
+
+
+def _nfs(status: dict[str, Any] | None) -> Line:
+    """NFS-Ganesha, and what it needs."""
+    from gateway.nfs import requirements
+
+    name, lacks = "nfs", requirements.lacks()
+    nfs = status.get("nfs") if status else None
+    if lacks:
+        what = "; ".join(each.what for each in lacks)
+        remedy = "; ".join(each.remedy for each in lacks)
+        active = None if status is None else False
+        return Line(name=name, available=False, active=active, reason=what, remedy=remedy)
+    if nfs is None:
+        active, remedy = (None, "") if status is None else (False, "kvfs up --nfs")
+        reason = "NFS-Ganesha is installed; NFS is off" if status else "NFS-Ganesha is installed"
+        return Line(name=name, available=True, active=active, reason=reason, remedy=remedy)
+    served = bool(nfs["is_serving"])
+    exported = len(nfs["exports"])
+    reason = f"{nfs['endpoint']}, {exported} exports" if served else nfs["problem"]
+    remedy = "" if served else "the node's log says more"
+    return Line(name=name, available=True, active=served, reason=reason, remedy=remedy)
 
 
 def _s3_workers(served: bool | None, s3: dict[str, Any] | None) -> Line:

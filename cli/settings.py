@@ -7,7 +7,15 @@ from typing import Any, Final, TypeVar
 import click
 
 from kvfs import config as configuration
-from kvfs.config import ADMIN_USUAL, MODES, PEER_PORT, S3_USUAL, Config
+from kvfs.config import (
+    ADMIN_USUAL,
+    MODES,
+    NFS_MOUNT_PORT,
+    NFS_USUAL,
+    PEER_PORT,
+    S3_USUAL,
+    Config,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,6 +114,21 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         "--admin",
         metavar="HOST:PORT",
         help=f"Where health and metrics are told, or off (default: {ADMIN_USUAL}, with S3).",
+    ),
+    "nfs": click.option(
+        "--nfs",
+        is_flag=False,
+        flag_value="auto",
+        metavar="[HOST:PORT]",
+        help=f"Serve NFS 4.0 and 4.1 ({NFS_USUAL} where nothing is named); see kvfs nfs.",
+    ),
+    "nfs_v3": click.option(
+        "--nfs-v3/--no-nfs-v3", default=None, help="Serve version 3 of NFS as well."
+    ),
+    "nfs_mount_port": click.option(
+        "--nfs-mount-port",
+        metavar="PORT",
+        help=f"Where version 3's MOUNT protocol is served ({NFS_MOUNT_PORT}).",
     ),
     "engine": click.option(
         "--engine",

@@ -65,6 +65,8 @@ def _show(status: dict[str, Any]) -> None:
         )
     if (s3 := status.get("s3")) is not None:
         console.print(_served(s3), markup=False)
+    if (nfs := status.get("nfs")) is not None:
+        console.print(_exported(nfs), markup=False)
     if (cluster := status.get("cluster")) is not None:
         console.print(_membership(cluster), markup=False)
         if not cluster["holds_lease"]:
@@ -178,6 +180,23 @@ def _scrubbed(status: dict[str, Any]) -> str:
         size = format_size(kept["used_bytes"])
         lines.append(f"  in quarantine: {kept['files']} data files, {size}; see kvfs quarantine")
     return "\n".join(lines)
+
+
+def _exported(nfs: dict[str, Any]) -> str:
+    """What is exported over NFS, and whether it is served."""
+    names = [f"/{each['namespace']}" for each in nfs["exports"]]
+    what = ", ".join(names) if names else "nothing is exported"
+    if nfs["is_serving"]:
+        how = f"{nfs['clients']} clients, {nfs['connections']} connections"
+    else:
+        how = f"NOT SERVED: {nfs['problem']}"
+    lines = [f"  {'nfs':<8}{nfs['endpoint']}: {what}; {how}, {nfs['restarts']} restarts"]
+    lines += [
+        f"  {'':<8}/{each['namespace']} is NOT SERVED: {each['problem']}"
+        for each in nfs["exports"]
+        if each["problem"]
+    ]
+    return "\n".join([*lines, ""])
 
 
 def _served(s3: dict[str, Any]) -> str:

@@ -63,6 +63,8 @@ def command(
             raise click.UsageError(f"--no-passthrough does not go with --mode {flags['mode']}")
         flags["mode"] = "relay"
     config = settings.resolve(config_file, **flags)
+    if no_mount and config.nfs != "off":
+        raise click.UsageError("NFS is served over the mount: --nfs does not go with --no-mount")
     _refuse_place(config, mounted=not no_mount)
     fresh = Fresh(config, mounted=not no_mount)
     if daemon:
@@ -100,7 +102,11 @@ def _run(config: Config, fresh: Fresh, *, mounted: bool, on_ready: OnReady) -> N
         fresh.started()
         on_ready(status, welcome(config, serving.first))
 
-    companions = [serving] if is_wanted(config) else []
+    companions: list[service.Companion] = [serving] if is_wanted(config) else []
+    if config.nfs != "off":
+        from gateway.nfs.serving import Serving as NfsServing
+
+        companions.append(NfsServing(config))
     with fresh.kept_if_started():
         try:
             trio.run(
@@ -169,6 +175,10 @@ def _served(status: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if s3 is not None:
         rows.append(("s3", f"{s3['endpoint']} ({len(s3['workers'])} workers)"))
+    if (nfs := status.get("nfs")) is not None:
+        exported = ", ".join(f"/{each['namespace']}" for each in nfs["exports"])
+        where = f"{nfs['endpoint']} (version {', '.join(nfs['versions'])})"
+        rows.append(("nfs", f"{where}: {exported or 'nothing is exported, see kvfs nfs export'}"))
     if admin is not None:
         rows.append(("admin", f"{admin['endpoint']}/metrics, /health/live, /health/ready"))
     return rows

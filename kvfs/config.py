@@ -59,6 +59,8 @@ Listening = Address | Literal["auto", "off"]
 """`auto`: at the usual port, and where that is taken at any free one."""
 S3_USUAL: Final = Address("127.0.0.1", 9000)
 ADMIN_USUAL: Final = Address("127.0.0.1", 9001)
+NFS_USUAL: Final = Address("127.0.0.1", 2049)
+NFS_MOUNT_PORT: Final = 20048
 PEER_PORT: Final = 9002
 """Where peers are served, of the address by which this host reaches the engine."""
 ENGINES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
@@ -140,6 +142,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     0: as fast as it goes."""
     admin: Listening = "auto"
     """Where health and metrics are told: HOST:PORT, `off`, or `auto` (ADMIN_USUAL, with S3)."""
+    nfs: Listening = "off"
+    """Where NFS is served: HOST:PORT, `off`, or `auto` (NFS_USUAL)."""
+    nfs_v3: bool = False
+    """Whether version 3 is served beside 4.0 and 4.1."""
+    nfs_mount_port: int = NFS_MOUNT_PORT
+    """Where version 3's MOUNT protocol is served, at the host of `nfs`."""
     engine: str = ""
     """URL of the Redis or Valkey server that the nodes of a cluster share. Empty: a lone node, its
     metadata embedded in its store."""
@@ -227,7 +235,20 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
             raise ConfigError(f"{origins[given]}: needs {missing}, the other half of it")
     if isinstance(config.s3, Address) and config.s3 == config.admin and config.s3.port:
         raise ConfigError(f"{origins['admin']}: {config.admin} is where the S3 API listens")
+    _check_nfs(config, origins)
     _check_cluster(config, origins)
+
+
+def _check_nfs(config: Config, origins: Mapping[str, str]) -> None:
+    """That NFS has ports of its own."""
+    address = NFS_USUAL if config.nfs == "auto" else config.nfs
+    if not isinstance(address, Address):
+        return
+    for taken in ("s3", "admin"):
+        if getattr(config, taken) == address:
+            raise ConfigError(f"{origins['nfs']}: {address} is where {taken} listens")
+    if config.nfs_v3 and address.port == config.nfs_mount_port:
+        raise ConfigError(f"{origins['nfs_mount_port']}: NFS itself listens at that port")
 
 
 def _check_cluster(config: Config, origins: Mapping[str, str]) -> None:
@@ -241,7 +262,7 @@ def _check_cluster(config: Config, origins: Mapping[str, str]) -> None:
         return
     if config.peer == "off":
         raise ConfigError(f"{origins['peer']}: a node of a cluster serves its data to the others")
-    for taken in ("s3", "admin"):
+    for taken in ("s3", "admin", "nfs"):
         address = getattr(config, taken)
         if isinstance(address, Address) and address == config.peer and address.port:
             raise ConfigError(f"{origins['peer']}: {address} is where {taken} listens")
@@ -333,6 +354,14 @@ def _listening(value: object) -> Listening:
     if int(port) > 65535:
         raise Invalid(f"{port} is no port: there are 0 to 65535")
     return Address(host, int(port))
+
+
+def _port(value: object) -> int:
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 65535:
+        raise Invalid(f"must be a port from 1 to 65535, not {value!r}")
+    return value
 
 
 def _workers(value: object) -> int:
@@ -487,6 +516,9 @@ _CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
     "scrub_rate": _rate,
     "repair_rate": _rate,
     "admin": _listening,
+    "nfs": _listening,
+    "nfs_v3": _boolean,
+    "nfs_mount_port": _port,
     "engine": _engine,
     "node_name": _node_name,
     "peer": _listening,

@@ -2,7 +2,7 @@
 
 /health/live   the process answers
 /health/ready  the engine can be read, a node of a cluster holds its lease, what is committed
-               reaches the disk, the mount answers, and so do the workers
+               reaches the disk, the mount answers, so do the workers, and NFS is served
 /metrics       Prometheus' text format
 """
 
@@ -73,6 +73,8 @@ class Admin:
         mount, s3 = status["mount"], status.get("s3")
         if mount is not None and not await _answers(mount["mountpoint"]):
             return f"the mount at {mount['mountpoint']} does not answer"
+        if (nfs := status.get("nfs")) is not None and not nfs["is_serving"]:
+            return f"NFS is not served: {nfs['problem']}"
         if s3 is not None and s3["answering_workers"] < s3["wanted_workers"]:
             return f"{s3['answering_workers']} of {s3['wanted_workers']} S3 workers answer"
         return ""

@@ -27,6 +27,8 @@ def exposition(status: dict[str, Any], tally: Tally | None) -> bytes:
             yield from _of_node(status)
             if (cluster := status.get("cluster")) is not None:
                 yield from _of_cluster(cluster, status["engine"])
+            if (nfs := status.get("nfs")) is not None:
+                yield from _of_nfs(nfs)
             if tally is not None:
                 yield from _of_workers(status, tally)
 
@@ -102,6 +104,16 @@ def _of_cluster(cluster: dict[str, Any], engine: dict[str, Any]) -> Iterator["Me
             value = each["lease"] == "held" if name == "alive" else each[name]
             family.add_metric([each["name"], each["state"]], int(value))
         yield family
+
+
+def _of_nfs(nfs: dict[str, Any]) -> Iterator["Metric"]:
+    yield _gauge("kvfs_nfs_serving", "Whether NFS is served.", int(nfs["is_serving"]))
+    yield _gauge("kvfs_nfs_exports", "Namespaces that are exported.", len(nfs["exports"]))
+    failed = sum(bool(each["problem"]) for each in nfs["exports"])
+    yield _gauge("kvfs_nfs_failed_exports", "Those among them that are not served.", failed)
+    yield _gauge("kvfs_nfs_clients", "Hosts that have a connection.", nfs["clients"])
+    yield _gauge("kvfs_nfs_open_connections", "Their connections.", nfs["connections"])
+    yield _counter("kvfs_nfs_restarts", "Dead servers replaced.", nfs["restarts"])
 
 
 def _of_workers(status: dict[str, Any], tally: Tally) -> Iterator["Metric"]:

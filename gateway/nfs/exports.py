@@ -1,0 +1,115 @@
+"""Which namespaces are exported over NFS, to whom and how.
+
+An export is an attribute of its namespace's directory (`trusted.kvfs.nfs`, JSON), so it is alike on
+all nodes of a cluster, goes with its namespace, and changes in one transaction with it. Its number
+is the namespace's, which no other one ever gets: a handle leads to the same file on every node.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Final, Literal, NamedTuple, get_args
+
+import msgspec
+
+from kvfs.errors import Invalid, NoAttribute, NotFound, NotSupported
+from kvfs.meta.interface import Transaction
+from kvfs.meta.records import namespace_root
+from kvfs.namespace import inodes, spaces
+
+ATTRIBUTE: Final = b"trusted.kvfs.nfs"
+LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
+"""Who may enter where no network was named."""
+Squash = Literal["none", "root", "all"]
+SQUASHES: Final = get_args(Squash)
+Groups = Literal["client", "server"]
+GROUPS: Final = get_args(Groups)
+MOST_NETWORKS: Final = 256
+_is_plain: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}").fullmatch
+
+
+class Export(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one namespace is exported."""
+
+    allow: tuple[str, ...] = LOOPBACK
+    """Networks of the clients that may enter, as `network` writes them."""
+    squash: Squash = "root"
+    """Whose calls are made as nobody's: root's, everybody's, or no one's."""
+    read_only: bool = False
+    groups: Groups = "client"
+    """Who says which groups a user is in: the client, which can name 16, or this host."""
+
+
+class Exported(NamedTuple):
+    """A namespace that is exported."""
+
+    number: int
+    """The namespace's id, and the export's."""
+    name: str
+    export: Export
+
+
+def network(text: str) -> str:
+    """A network or an address in its usual form. Raises Invalid."""
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise Invalid(f"no network: {error}; write 10.1.0.0/16, or one address") from None
+
+
+def make(allow: Iterable[str], *, squash: Squash, read_only: bool, groups: Groups) -> Export:
+    """An export; without a network for this host alone. Raises Invalid."""
+    networks = tuple(dict.fromkeys(network(each) for each in allow)) or LOOPBACK
+    if len(networks) > MOST_NETWORKS:
+        raise Invalid(f"an export is for at most {MOST_NETWORKS} networks, not {len(networks)}")
+    return Export(allow=networks, squash=squash, read_only=read_only, groups=groups)
+
+
+def put(t: Transaction, name: bytes, export: Export, now: int) -> int:
+    """Export a namespace so from now on; its number. Raises NotFound, NotSupported for a name that
+    Ganesha's configuration could not hold."""
+    number, _ = spaces.by_name(t, name)
+    if not _is_plain(name.decode(errors="replace")):
+        raise NotSupported(
+            "a namespace that is exported has a name of letters, digits, '.', '_' and '-'"
+        )
+    value = msgspec.json.encode(export)
+    inodes.set_xattr(t, namespace_root(number), ATTRIBUTE, value, 0, now)
+    return number
+
+
+def take_away(t: Transaction, name: bytes, now: int) -> None:
+    """Export it no more. Raises NotFound, also where it was not exported."""
+    number, _ = spaces.by_name(t, name)
+    try:
+        inodes.remove_xattr(t, namespace_root(number), ATTRIBUTE, now)
+    except NoAttribute:
+        raise NotFound(f"{name.decode(errors='backslashreplace')} is not exported") from None
+
+
+def list_all(t: Transaction) -> list[Exported]:
+    """All of them, by number. What is not written by `put` exports nothing."""
+    found = []
+    for listed in spaces.list_all(t):
+        try:
+            value = inodes.get_xattr(t, namespace_root(listed.id), ATTRIBUTE)
+            export = _parse(value)
+        except (NoAttribute, Invalid):
+            continue
+        name = listed.namespace.name.decode(errors="replace")
+        if _is_plain(name):
+            found.append(Exported(listed.id, name, export))
+    return found
+
+
+def _parse(value: bytes) -> Export:
+    """Root may set the attribute to anything. Raises Invalid."""
+    try:
+        export = msgspec.json.decode(value, type=Export)
+    except msgspec.DecodeError as error:
+        raise Invalid(str(error)) from None
+    if not export.allow or len(export.allow) > MOST_NETWORKS:
+        raise Invalid("no networks")
+    for each in export.allow:
+        network(each)
+    return export

@@ -1,0 +1,148 @@
+"""One run of NFS-Ganesha: its jail's process, its log, and when it is ready."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from gateway.nfs import jail_process
+from kvfs.errors import Unavailable
+
+READY_S: Final = 30.0
+STOP_S: Final = 10.0
+_READY: Final = "NFS SERVER INITIALIZED"
+_REREAD: Final = "Reread exports complete"
+_LINE_LIMIT: Final = 64 << 10
+_REREAD_S: Final = 10.0
+_LEVELS: Final = {
+    "EVENT": logging.DEBUG,
+    "INFO": logging.DEBUG,
+    "DEBUG": logging.DEBUG,
+    "WARN": logging.WARNING,
+    "CRIT": logging.ERROR,
+    "MAJ": logging.ERROR,
+    "FATAL": logging.ERROR,
+}
+_split: Final = re.compile(r":([A-Z0-9 _]+) :([A-Z]+) :(.*)").search
+_HARMLESS: Final = re.compile(
+    r"gssd_|krb5|realm|keytab|ccache|dbus|DBUS|Cannot register NFS V4|__Register_program"
+    r"|No export entries|credential cache|RADOS|Setting log level"
+).search
+"""What it complains of though nothing is wrong: no Kerberos, no message bus, no port mapper."""
+log = logging.getLogger(__name__)
+
+
+class Ganesha:
+    """Begun by `start`; `run` relays its log until it ends."""
+
+    def __init__(self, root: Path, secrets: tuple[str, str], program: str) -> None:
+        """See `jail_process`."""
+        self._command = [
+            *(sys.executable, "-I", "-S", jail_process.__file__),
+            *(str(os.getpid()), str(root), *secrets, program),
+        ]
+        self._process: trio.Process | None = None
+        self._ready = trio.Event()
+        self._reread = trio.Event()
+        self.pid = 0
+        """Of Ganesha itself, once that is known."""
+        self.complaint = ""
+        """The last serious line of its log."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> int:
+        """Start it; started when it is ready. Returns its exit code when it has ended. Raises
+        Unavailable where it ends before it is ready, or is not in time. Cancelled: it is ended in
+        order."""
+        process = self._process = await trio.lowlevel.open_process(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._relay)
+                with trio.move_on_after(READY_S):
+                    await self._until_ready(process)
+                if not self._ready.is_set():
+                    raise Unavailable(f"NFS-Ganesha does not start: {self._why()}")
+                task_status.started()
+                code = await process.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._end(process)
+        return code
+
+    async def _until_ready(self, process: trio.Process) -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def until(wait: Callable[[], Awaitable[object]]) -> None:
+                await wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until, self._ready.wait)
+            nursery.start_soon(until, process.wait)
+
+    def _why(self) -> str:
+        return self.complaint or "it says nothing"
+
+    async def reread(self) -> None:
+        """Have it read its configuration again; returns when it has. Raises Unavailable."""
+        self._reread = trio.Event()
+        process = await trio.run_process(["kill", "-HUP", str(self.pid)], check=False)
+        if process.returncode:
+            raise Unavailable("NFS-Ganesha has ended")
+        with trio.move_on_after(_REREAD_S) as deadline:
+            await self._reread.wait()
+        if deadline.cancelled_caught:
+            raise Unavailable("NFS-Ganesha does not read its configuration again")
+
+    async def _relay(self) -> None:
+        """Its log goes into the daemon's."""
+        assert self._process is not None
+        assert self._process.stderr is not None
+        pending = b""
+        while part := await self._process.stderr.receive_some():
+            *lines, pending = (pending + part).split(b"\n")
+            pending = pending[-_LINE_LIMIT:]
+            for line in lines:
+                self._line(line.decode(errors="backslashreplace"))
+
+    def _line(self, line: str) -> None:
+        if not self.pid and line.startswith("pid "):
+            self.pid = int(line.removeprefix("pid "))
+            return
+        found = _split(line)
+        level, text = (logging.ERROR, line) if found is None else _told(found)
+        if _READY in text:
+            self._ready.set()
+        if _REREAD in text:
+            self._reread.set()
+        if level >= logging.ERROR and not _HARMLESS(text):
+            self.complaint = text
+        log.log(logging.DEBUG if _HARMLESS(text) else level, "%s", text)
+
+    async def _end(self, process: trio.Process) -> None:
+        """The jail's process ends Ganesha when its standard input does."""
+        assert process.stdin is not None
+        assert process.stderr is not None
+        await process.stdin.aclose()
+        with trio.move_on_after(STOP_S):
+            await process.wait()
+        if process.poll() is None:
+            log.error("NFS-Ganesha did not end: it is killed")
+            process.kill()
+            await process.wait()
+        await process.stderr.aclose()
+
+
+def _told(found: re.Match[str]) -> tuple[int, str]:
+    return _LEVELS.get(found[2], logging.INFO), found[3].strip()

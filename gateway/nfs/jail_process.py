@@ -1,0 +1,174 @@
+"""Runs NFS-Ganesha in a mount namespace in which nothing lies but the exports.
+
+    python -I -S jail_process.py PID ROOT EXPORTS SECRET GANESHA
+
+Why. Ganesha 4.3 checks no name of NFSv3 for slashes, so that `../x` and `/etc/x` lead out of an
+export, and takes any filesystem that it can see beside an export (the one of its mountpoint, even)
+for part of it, all of whose handles it then decodes. So what it must not give away is not there:
+its root is a read-only tmpfs with the system's programs, without /proc; its table of mounts lists
+the exports alone, each below a name of its own that nobody can guess, in the directory EXPORTS, and
+what can be written lies in SECRET: no protocol tells these names.
+
+PID is the daemon's. Ganesha ends with this process, which ends when its standard input does, when
+the daemon has ended, or with Ganesha, whose exit code it takes. It imports nothing of KVFS.
+
+Below ROOT, a directory of the daemon's, lie `jail` (empty), `etc`, `dev`, `run`, `conf`, `exports`
+(a shared mount, below which the daemon mounts and unmounts views) and `state`.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+
+_CLONE_NEWNS = 0x20000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
+_MS_BIND, _MS_REC, _MS_SLAVE = 4096, 16384, 1 << 19
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_KEPT = (0, 1, 2, 3, 4, 6, 7, 10, 24, 27)
+"""Capabilities: chown, DAC override and read-search, fowner, fsetid, setgid, setuid, binding low
+ports, resource limits, mknod."""
+_LAST_CAPABILITY = 63
+_LOOK_MS = 1000
+_STOP_S = 5
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> int:
+    """The exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    daemon = int(sys.argv[1])
+    root, exports, secret, program = sys.argv[2:6]
+    child = os.fork()
+    if child == 0:
+        try:
+            _become_ganesha(root, exports, secret, program)
+        except OSError as error:
+            _say(f"NFS-Ganesha cannot be started: {error}")
+        os._exit(70)
+    _say(f"pid {child}")
+    ended = os.pidfd_open(child)
+    waiting = select.poll()
+    waiting.register(ended, select.POLLIN)
+    waiting.register(0, select.POLLIN | select.POLLHUP)
+    while not (found := dict(waiting.poll(_LOOK_MS))) and not has_ended(daemon):
+        pass
+    if ended not in found:
+        os.kill(child, signal.SIGTERM)
+        end = select.poll()
+        end.register(ended, select.POLLIN)
+        if not end.poll(_STOP_S * 1000):
+            os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) & 0xFF
+
+
+def has_ended(pid: int) -> bool:
+    """Whether its first thread has ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+    except (OSError, IndexError):
+        return True
+
+
+def _say(text: str) -> None:
+    try:
+        os.write(2, f"{text}\n".encode())
+    except OSError:
+        pass
+
+
+def _become_ganesha(root: str, exports: str, secret: str, program: str) -> None:
+    """In the child. Raises OSError."""
+    parent = os.getppid()
+    _call(_libc.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(70)
+    _call(_libc.unshare, _CLONE_NEWNS)
+    _mount(None, "/", None, _MS_REC | _MS_SLAVE)
+    _furnish(root, f"{root}/jail", exports, secret)
+    _enter(f"{root}/jail")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    _give_up_capabilities()
+    place = f"/{secret}"
+    arguments = [program, "-F", "-L", "STDERR", "-N", "NIV_EVENT"]
+    arguments += ["-f", f"{place}/conf/ganesha.conf", "-p", f"{place}/state/ganesha.pid"]
+    nowhere = os.open("/dev/null", os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(2, 1)
+    os.closerange(3, 1024)
+    environment = {"PATH": "/usr/sbin:/usr/bin", "LANG": "C.UTF-8"}
+    os.execve(program, arguments, environment)  # noqa: S606  no shell
+
+
+def _furnish(root: str, jail: str, exports: str, secret: str) -> None:
+    _mount("kvfs-nfs", jail, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
+    for name in ("usr", "etc", "dev", "run", "tmp", "var", exports, secret):
+        os.mkdir(f"{jail}/{name}", 0o755)
+    os.symlink("/run", f"{jail}/var/run")
+    # A file there tells Ganesha that the kernel has locks of open files (F_OFD_SETLK).
+    _mount("kvfs-nfs", f"{jail}/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=700,size=64k")  # noqa: S108
+    _bind("/usr", f"{jail}/usr", _MS_RDONLY | _MS_NOSUID)
+    for name in ("lib", "lib64", "bin", "sbin"):
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{jail}/{name}")
+        elif os.path.isdir(f"/{name}"):
+            os.mkdir(f"{jail}/{name}")
+            _bind(f"/{name}", f"{jail}/{name}", _MS_RDONLY | _MS_NOSUID)
+    for name in ("etc", "dev", "run"):
+        _bind(f"{root}/{name}", f"{jail}/{name}", _MS_RDONLY | _MS_NODEV)
+    for name in ("null", "urandom"):
+        _mount(f"/dev/{name}", f"{jail}/dev/{name}", None, _MS_BIND)
+    for name in ("conf", "state"):
+        os.mkdir(f"{jail}/{secret}/{name}")
+    _bind(f"{root}/conf", f"{jail}/{secret}/conf", _MS_RDONLY)
+    _bind(f"{root}/state", f"{jail}/{secret}/state", _MS_NODEV)
+    _mount(f"{root}/exports", f"{jail}/{exports}", None, _MS_BIND | _MS_REC)
+    _mount(None, f"{jail}/{exports}", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY)
+
+
+def _enter(jail: str) -> None:
+    """Make it the root, and leave nothing of the old one."""
+    os.chdir(jail)
+    number = _SYS_PIVOT_ROOT[os.uname().machine]
+    _call(_libc.syscall, number, b".", b".")
+    _call(_libc.umount2, b".", _MNT_DETACH)
+    os.chdir("/")
+    _mount(None, "/", None, _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+
+
+def _give_up_capabilities() -> None:
+    for capability in range(_LAST_CAPABILITY + 1):
+        if capability not in _KEPT:
+            _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    _call(_libc.prctl, _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def _bind(source: str, target: str, flags: int) -> None:
+    _mount(source, target, None, _MS_BIND)
+    if flags:
+        _mount(None, target, None, _MS_REMOUNT | _MS_BIND | flags)
+
+
+def _mount(
+    source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
+) -> None:
+    texts = [None if each is None else os.fsencode(each) for each in (source, target, kind)]
+    _call(_libc.mount, *texts, flags, None if data is None else data.encode(), what=target)
+
+
+def _call(function: Callable[..., int], *arguments: object, what: str = "") -> None:
+    if function(*arguments) < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), what or getattr(function, "__name__", ""))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""The directory in which the door keeps what Ganesha sees: `run/nfs` of the store, of the daemon's
+user alone. What `jail_process` makes of it is its subject.
+
+| below it | what | lasts |
+|---|---|---|
+| jail | where Ganesha's root is mounted, in its own mount namespace | empty |
+| etc | the system's tables that a C library asks for, and the table of mounts | a run |
+| dev, run/blkid | a stable name for each view's device | a run |
+| run | the port mapper's socket | a run |
+| conf | Ganesha's configuration | a run |
+| exports | the views, mounted below names that nobody can guess; a shared mount | a run |
+| state (`nfs` of the store) | which clients had state, for their return after a restart | always |
+
+A handle of Ganesha's names the filesystem by what libblkid calls its UUID. So that it is the same
+after each start, and on each node, `dev` has a device file of the view's number and libblkid's
+cache a UUID for it. `dev` is mounted without devices: the cache is believed where such a file
+cannot be opened.
+"""
+
+import ctypes
+import os
+import secrets
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from gateway.fuse import device
+from kvfs.errors import KvfsError, Unavailable
+
+_TABLES: Final = (
+    *("passwd", "group", "nsswitch.conf", "ld.so.cache", "hosts", "netconfig"),
+    *("services", "protocols", "localtime", "idmapd.conf", "resolv.conf", "host.conf"),
+)
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_SHARED = 2, 4, 4096, 1 << 20
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Place:
+    """Of one node. `secrets`: what no client of NFS knows of the paths to exports, and to the rest
+    that can be written."""
+
+    def __init__(self, run: Path, state: Path) -> None:
+        """`run`: the store's directory of what a run needs; `state`: what outlasts it."""
+        self.root = run / "nfs"
+        self._state = state
+        self.secrets = secrets.token_hex(16), secrets.token_hex(16)
+        self.exports = self.root / "exports"
+        self._names: dict[int, str] = {}
+        """Of the views' directories, by the exports' numbers."""
+
+    def make(self) -> None:
+        """Make it, in the place of what a node that was killed left. Raises Unavailable where a
+        mount of that cannot be taken away, OSError."""
+        self.clear()
+        self.root.mkdir(mode=0o700)
+        for name in ("jail", "etc", "dev", "run", "run/blkid", "conf", "exports", "state"):
+            (self.root / name).mkdir(mode=0o755)
+        self._mount(b"kvfs-nfs", self.root / "dev", _MS_NOSUID | _MS_NODEV, "tmpfs", "size=1m")
+        for name in ("null", "urandom"):
+            (self.root / "dev" / name).touch()
+        self._state.mkdir(mode=0o700, exist_ok=True)
+        self._bind(self._state, self.root / "state")
+        self._bind(self.exports, self.exports)
+        self._mount(b"none", self.exports, _MS_SHARED)
+        self.copy_tables()
+        self.list_views({})
+
+    def clear(self) -> None:
+        """Unmount and remove all of it but the state. Raises Unavailable, OSError."""
+        if not self.root.exists():
+            return
+        for mounted in sorted(_mounted_below(self.root), key=len, reverse=True):
+            try:
+                device.unmount(mounted, lazy=True)
+            except KvfsError as error:
+                raise Unavailable(f"{mounted}: {error}") from error
+        shutil.rmtree(self.root)
+
+    def view(self, number: int) -> Path:
+        """The directory of an export's view, made."""
+        name = self._names.setdefault(number, secrets.token_hex(16))
+        directory = self.exports / name
+        directory.mkdir(mode=0o755, exist_ok=True)
+        return directory
+
+    def path(self, number: int) -> str:
+        """The same as Ganesha sees it."""
+        return f"/{self.secrets[0]}/{self._names[number]}"
+
+    def list_views(self, identities: Mapping[int, uuid.UUID]) -> None:
+        """The views of these exports, which are mounted, and what identifies their filesystems, are
+        all that Ganesha finds in its table of mounts (fstab(5)) and among block devices. Raises
+        OSError."""
+        mounts, devices = [], []
+        for number, identity in identities.items():
+            name = f"/dev/kvfs{number}"
+            device_number = os.lstat(self.exports / self._names[number]).st_dev
+            self._make_device(name, device_number)
+            mounts.append(f"{name} {self.path(number)} fuse.kvfs rw 0 0\n")
+            devices.append(
+                f'<device DEVNO="0x{device_number:04x}" TIME="{int(time.time())}.0"'
+                f' UUID="{identity}" TYPE="ext4">{name}</device>\n'
+            )
+        self._write("run/blkid/blkid.tab", "".join(devices))
+        self._write("etc/mtab", "".join(mounts))
+
+    def _make_device(self, name: str, number: int) -> None:
+        path = self.root / name.removeprefix("/")
+        path.unlink(missing_ok=True)
+        os.mknod(path, stat.S_IFBLK | 0o600, number)
+
+    def configure(self, text: str) -> None:
+        """Ganesha's configuration, whole at every moment: half of one would end all exports."""
+        self._write("conf/ganesha.conf", text)
+
+    def copy_tables(self) -> bool:
+        """The system's tables, as they are now; whether one had changed."""
+        changed = False
+        for name in _TABLES:
+            source = Path("/etc") / name
+            try:
+                content = source.read_bytes()
+            except OSError:
+                continue
+            target = self.root / "etc" / name
+            if not target.exists() or target.read_bytes() != content:
+                target.write_bytes(content)
+                changed = True
+        return changed
+
+    def _write(self, name: str, text: str) -> None:
+        target = self.root / name
+        fresh = target.with_name(f".{target.name}.new")
+        fresh.write_text(text)
+        fresh.replace(target)
+
+    def _bind(self, source: Path, target: Path) -> None:
+        self._mount(os.fsencode(source), target, _MS_BIND)
+
+    def _mount(
+        self, source: bytes, target: Path, flags: int, kind: str = "", options: str = ""
+    ) -> None:
+        arguments = source, os.fsencode(target), kind.encode(), flags, options.encode()
+        if _libc.mount(*arguments) < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), str(target))
+
+
+def _mounted_below(root: Path) -> list[str]:
+    """What is mounted there, by /proc/self/mountinfo (proc(5))."""
+    prefix = os.fsencode(os.path.realpath(root)) + b"/"
+    found = []
+    with open("/proc/self/mountinfo", "rb") as table:
+        for line in table:
+            where = line.split()[4].decode("unicode_escape").encode("latin-1")
+            if where.startswith(prefix):
+                found.append(os.fsdecode(where))
+    return found

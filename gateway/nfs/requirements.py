@@ -1,0 +1,74 @@
+"""What the NFS door needs of the machine, and how to get it."""
+
+import glob
+import os
+import shutil
+from typing import Final, NamedTuple
+
+from kvfs.errors import NotSupported
+
+PROGRAM: Final = "ganesha.nfsd"
+_PATH: Final = "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"
+_MODULES: Final = (
+    "/usr/lib/*/ganesha/libfsalvfs.so",
+    "/usr/lib/ganesha/libfsalvfs.so",
+    "/usr/lib64/ganesha/libfsalvfs.so",
+)
+_NEEDED: Final = {
+    "CAP_SYS_ADMIN": 21,
+    "CAP_DAC_READ_SEARCH": 2,
+    "CAP_SETUID": 7,
+    "CAP_SETGID": 6,
+}
+INSTALL: Final = "apt-get install nfs-ganesha nfs-ganesha-vfs"
+
+
+class Lack(NamedTuple):
+    """Something that is not there."""
+
+    what: str
+    remedy: str
+
+
+def lacks() -> list[Lack]:
+    """What is missing here; empty where the door can be opened."""
+    found = []
+    if program() is None:
+        found.append(Lack(f"{PROGRAM} is not installed", INSTALL))
+    elif not any(glob.glob(each) for each in _MODULES):
+        found.append(Lack("NFS-Ganesha's module for local filesystems is not installed", INSTALL))
+    missing = [name for name, bit in _NEEDED.items() if not _capabilities() >> bit & 1]
+    if missing:
+        found.append(
+            Lack(
+                f"the node lacks {', '.join(missing)}",
+                "run as root, a container with --cap-add for each of them",
+            )
+        )
+    return found
+
+
+def require() -> str:
+    """The path of Ganesha's program. Raises NotSupported, which names what is missing and how to
+    get it."""
+    missing = lacks()
+    if missing:
+        told = "; ".join(f"{each.what}: {each.remedy}" for each in missing)
+        raise NotSupported(f"no NFS: {told}")
+    path = program()
+    assert path is not None
+    return path
+
+
+def program() -> str | None:
+    """The path of Ganesha's program, where it is installed."""
+    return shutil.which(PROGRAM, path=_PATH)
+
+
+def _capabilities() -> int:
+    """Those in effect, as bits."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        for line in status:
+            if line.startswith("CapEff:"):
+                return int(line.split()[1], 16)
+    return -1 if os.geteuid() == 0 else 0

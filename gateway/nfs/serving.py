@@ -1,0 +1,300 @@
+"""The NFS door beside a node: a companion of its mount (`gateway.service.Companion`).
+
+It serves while the node has a mount that can have views: for each namespace that is exported a
+view, all of them given out by one NFS-Ganesha in a jail. Once a second it looks what is exported.
+
+| what happens | what it does |
+|---|---|
+| an export comes, changes or goes | view, configuration, Ganesha reads it again; clients stay |
+| Ganesha ends | started again, after 0.1 s and then twice as long each time, 5 s at most |
+| the mount goes | Ganesha ends, the views with the mount; all begin again with the next one |
+| the daemon ends, in order or not | Ganesha with it |
+"""
+
+import errno
+import logging
+import socket
+import time
+import uuid
+import zlib
+from typing import Any, Final
+
+import trio
+
+from gateway.nfs import connections, exports, port_mapper, requirements
+from gateway.nfs.exports import Exported
+from gateway.nfs.ganesha import Ganesha
+from gateway.nfs.ganesha_config import Server, render
+from gateway.nfs.place import Place
+from kvfs.cluster.kept import which_node
+from kvfs.config import NFS_USUAL, Address, Config
+from kvfs.errors import Busy, Invalid, KvfsError, Unavailable
+from kvfs.node import Node
+from kvfs.node.mounts import Views
+
+_LOOK_S: Final = 1.0
+_TABLES_S: Final = 60.0
+BACKOFF_S: Final = (0.1, 5.0)
+_HEALTHY_S: Final = 30.0
+_KVFS: Final = uuid.UUID("6f0f7a3e-6a0c-5d3c-9a52-5d1c5b8f7f11")
+log = logging.getLogger(__name__)
+
+
+def is_wanted(config: Config) -> bool:
+    """Whether the settings ask for NFS."""
+    return config.nfs != "off"
+
+
+class Serving:
+    """Of one node. A companion: call it."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        wanted = NFS_USUAL if config.nfs == "auto" else config.nfs
+        assert isinstance(wanted, Address)
+        self._address = wanted
+        self._served: dict[int, Exported] = {}
+        self._problems: dict[int, str] = {}
+        """Of exports that cannot be served, by number."""
+        self._ganesha: Ganesha | None = None
+        self._look = trio.Event()
+        self._looked = trio.Event()
+        self._restarts = 0
+        self._problem = "it has not started yet"
+
+    async def __call__(self, node: Node, *, task_status: trio.TaskStatus[None]) -> None:
+        """Raises NotSupported (something is missing), Busy (the port is taken), Invalid, OSError,
+        Unavailable (Ganesha does not start)."""
+        self._node = node
+        self._program = requirements.require()
+        self._identity = _identity(node)
+        self._address = await trio.to_thread.run_sync(_bound, self._address)
+        if self._config.nfs_v3:
+            mount_port = Address(self._address.host, self._config.nfs_mount_port)
+            await trio.to_thread.run_sync(_bound, mount_port)
+        self._place = Place(node.store.run, node.store.root / "nfs")
+        node.reports["nfs"] = self._report
+        node.control.handlers.update(nfs_look=self._answer_look, nfs_clients=self._answer_clients)
+        started = False
+        while True:
+            views = await self._views()
+            try:
+                await trio.to_thread.run_sync(self._place.make)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._until_without, views, nursery.cancel_scope)
+                    if self._config.nfs_v3:
+                        await nursery.start(port_mapper.serve, self._place.root / "run")
+                    await self._open(views, nursery)
+                    if not started:
+                        task_status.started()
+                        started = True
+                    await self._keep(views)
+            except* (KvfsError, OSError) as group:
+                if not started:
+                    raise
+                self._problem = str(group.exceptions[0])
+                log.error("NFS: %s", self._problem)
+                await trio.sleep(BACKOFF_S[1])
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._close(views)
+
+    # ---- the mount
+
+    async def _views(self) -> Views:
+        """Those of the mount, once there is one that can have some."""
+        mounts = self._node.mounts
+        while (views := mounts.views) is None:
+            self._problem = "the node has no mount in passthrough or relay mode"
+            await mounts.view_changes.wait()
+        return views
+
+    async def _until_without(self, views: Views, scope: trio.CancelScope) -> None:
+        mounts = self._node.mounts
+        while mounts.views is views:
+            await mounts.view_changes.wait()
+        scope.cancel()
+
+    # ---- Ganesha
+
+    async def _open(self, views: Views, nursery: trio.Nursery) -> None:
+        """Begin: what is exported, and a Ganesha that is ready."""
+        await self._apply(views, await self._wanted())
+        await nursery.start(self._run_ganesha)
+
+    async def _run_ganesha(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Keep one running. Raises Unavailable where the first does not start."""
+        status: trio.TaskStatus[None] = task_status
+        is_first, pause_s = True, BACKOFF_S[0]
+        while True:
+            began = time.monotonic()
+            ganesha = Ganesha(self._place.root, self._place.secrets, self._program)
+            try:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(self._run_one, ganesha)
+                    self._ganesha, self._problem = ganesha, ""
+                    status.started()
+                    status = trio.TASK_STATUS_IGNORED
+            except* Unavailable as group:
+                if is_first:
+                    raise
+                self._problem = str(group.exceptions[0])
+            finally:
+                self._ganesha = None
+            is_first = False
+            self._problem = self._problem or f"NFS-Ganesha ended: {ganesha.complaint or 'silently'}"
+            log.error("%s; it is started again", self._problem)
+            if time.monotonic() - began > _HEALTHY_S:
+                pause_s = BACKOFF_S[0]
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, BACKOFF_S[1])
+            self._restarts += 1
+
+    async def _run_one(self, ganesha: Ganesha, *, task_status: trio.TaskStatus[None]) -> None:
+        code = await ganesha.run(task_status=task_status)
+        log.error("NFS-Ganesha (process %d) ended with code %d", ganesha.pid, code)
+
+    # ---- exports
+
+    async def _keep(self, views: Views) -> None:
+        """Serve what is exported, until cancelled."""
+        tables_at = trio.current_time() + _TABLES_S
+        while True:
+            with trio.move_on_after(_LOOK_S):
+                await self._look.wait()
+            self._look = trio.Event()
+            try:
+                wanted = await self._wanted()
+                if wanted != list(self._served.values()) or self._problems:
+                    await self._apply(views, wanted)
+                if trio.current_time() > tables_at:
+                    tables_at = trio.current_time() + _TABLES_S
+                    await trio.to_thread.run_sync(self._place.copy_tables)
+            except (KvfsError, OSError) as error:
+                log.warning("NFS: what is exported could not be looked at: %s", error)
+            self._looked.set()
+            self._looked = trio.Event()
+
+    async def _wanted(self) -> list[Exported]:
+        return await self._node.engine.read(exports.list_all)
+
+    async def _apply(self, views: Views, wanted: list[Exported]) -> None:
+        """Have views and Ganesha serve these. What goes is given out no more before its view
+        goes. Raises Unavailable, OSError."""
+        self._problems = {}
+        ready = []
+        for each in wanted:
+            try:
+                await self._have_view(views, each)
+                ready.append(each)
+            except (KvfsError, OSError) as error:
+                self._problems[each.number] = str(error)
+                log.error("NFS: /%s cannot be exported: %s", each.name, error)
+        gone = self._served.keys() - {each.number for each in ready}
+        if ready != list(self._served.values()) or self._ganesha is None:
+            self._served = {each.number: each for each in ready}
+            await trio.to_thread.run_sync(self._write)
+            if self._ganesha is not None:
+                await self._ganesha.reread()
+        for number in gone:
+            await views.remove(number)
+
+    async def _have_view(self, views: Views, exported: Exported) -> None:
+        if exported.number not in views:
+            directory = await trio.to_thread.run_sync(self._place.view, exported.number)
+            await views.add(exported.number, directory)
+
+    def _write(self) -> None:
+        address, config, place = self._address, self._config, self._place
+        server = Server(
+            host=address.host,
+            port=address.port,
+            mount_port=config.nfs_mount_port,
+            with_v3=config.nfs_v3,
+            recovery=f"/{place.secrets[1]}/state",
+            identity=zlib.crc32(self._identity.encode()),
+        )
+        place.list_views({each: self._filesystem(each) for each in self._served})
+        served = [(each, place.path(number)) for number, each in self._served.items()]
+        place.configure(render(server, served))
+
+    def _filesystem(self, number: int) -> uuid.UUID:
+        """What handles name an export's filesystem by, the same at each start and on each node."""
+        return uuid.uuid5(_KVFS, f"{self._identity}/{number}")
+
+    async def _close(self, views: Views) -> None:
+        for number in list(self._served):
+            await views.remove(number)
+        self._served = {}
+        try:
+            await trio.to_thread.run_sync(self._place.clear)
+        except (KvfsError, OSError) as error:
+            log.warning("NFS: %s", error)
+
+    # ---- what others ask
+
+    async def _answer_look(self, _params: dict[str, Any]) -> dict[str, Any]:
+        """What is exported is looked at now."""
+        looked = self._looked
+        self._look.set()
+        with trio.fail_after(30.0):
+            await looked.wait()
+        return await self._report()
+
+    async def _answer_clients(self, _params: dict[str, Any]) -> dict[str, Any]:
+        return {"clients": await self._clients()}
+
+    async def _clients(self) -> dict[str, int]:
+        return await trio.to_thread.run_sync(connections.clients, self._address.port)
+
+    async def _report(self) -> dict[str, Any]:
+        ganesha = self._ganesha
+        found = await self._clients()
+        return {
+            "endpoint": str(self._address),
+            "versions": ["3", "4.0", "4.1"] if self._config.nfs_v3 else ["4.0", "4.1"],
+            "is_serving": ganesha is not None,
+            "problem": "" if ganesha is not None else self._problem,
+            "pid": ganesha.pid if ganesha is not None else 0,
+            "restarts": self._restarts,
+            "clients": len(found),
+            "connections": sum(found.values()),
+            "exports": [
+                {
+                    "namespace": each.name,
+                    "allow": list(each.export.allow),
+                    "squash": each.export.squash,
+                    "read_only": each.export.read_only,
+                    "groups": each.export.groups,
+                    "problem": self._problems.get(each.number, ""),
+                }
+                for each in await self._wanted()
+            ],
+        }
+
+
+def _identity(node: Node) -> str:
+    """Of the cluster, which all of its nodes know, else of the store."""
+    kept = which_node(node.store)
+    return node.store.identity.store if kept is None else kept.cluster
+
+
+def _bound(address: Address) -> Address:
+    """With numbers for both host and port, at which nobody listens now. Raises Busy, Invalid."""
+    kind = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.socket(kind, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((address.host, address.port))
+            host, port = trial.getsockname()[:2]
+    except socket.gaierror as error:
+        raise Invalid(f"{address.host}: {error.strerror}") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Busy(
+                f"another program listens at {address}: choose another port for NFS"
+            ) from error
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise Invalid(f"{address.host} is no address of this machine") from error
+        raise
+    return Address(host, port)

@@ -1,0 +1,22 @@
+"""A node that serves NFS, for the tests of that door."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.nfs import ganesha
+from tests.nfs.door import Door
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[Door]:
+    """Namespaces `open` (exported to this host, nobody squashed), `squashed`, `readonly` and
+    `hidden`, which is not exported."""
+    if lacking := ganesha.why_not():
+        pytest.skip(lacking)
+    with Door.make("--nfs-v3") as made:
+        made.exported("open", "--squash", "none")
+        made.exported("squashed")
+        made.exported("readonly", "--squash", "none", "--read-only")
+        (made.node.mount / "hidden").mkdir()
+        yield made

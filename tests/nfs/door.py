@@ -1,0 +1,74 @@
+"""A node with its NFS door, and clients of it."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.integration.harness import Node, best_mode, kvfs
+from tests.nfs.mount import MountClient
+from tests.nfs.rpc import ROOT, AuthSys, Connection
+from tests.nfs.v3 import Client
+from tests.nfs.v4 import Client40, Client41
+
+
+def free_port() -> int:
+    """One at which nobody listens on the loopback."""
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+class Door:
+    """Connections end with it."""
+
+    def __init__(self, node: Node, port: int, mount_port: int) -> None:
+        self.node = node
+        self.port = port
+        self.mount_port = mount_port
+        self._open = contextlib.ExitStack()
+
+    @classmethod
+    @contextlib.contextmanager
+    def make(cls, *flags: str, mode: str | None = None) -> Iterator["Door"]:
+        """A running node that exports nothing yet."""
+        port, mount_port = free_port(), free_port()
+        node = Node.make(
+            mode or best_mode(),
+            *("--nfs", f"127.0.0.1:{port}", "--nfs-mount-port", str(mount_port), *flags),
+        )
+        made = cls(node, port, mount_port)
+        try:
+            node.up()
+            yield made
+        finally:
+            made._open.close()
+            node.remove()
+
+    def kvfs(self, *arguments: str) -> str:
+        """What a command about this node's store prints."""
+        done = kvfs(*arguments, "--store", str(self.node.store))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def exported(self, name: str, *options: str) -> Path:
+        """The directory of a namespace, made and exported."""
+        directory = self.node.mount / name
+        directory.mkdir(exist_ok=True)
+        self.kvfs("nfs", "export", name, *options)
+        return directory
+
+    def connection(self, credentials: AuthSys | None = ROOT) -> Connection:
+        return self._open.enter_context(Connection("127.0.0.1", self.port, credentials))
+
+    def v3(self, credentials: AuthSys | None = ROOT) -> Client:
+        return Client(self.connection(credentials))
+
+    def mounts(self) -> MountClient:
+        return MountClient(self._open.enter_context(Connection("127.0.0.1", self.mount_port)))
+
+    def v40(self, credentials: AuthSys | None = ROOT) -> Client40:
+        return Client40(self.connection(credentials))
+
+    def v41(self, credentials: AuthSys | None = ROOT) -> Client41:
+        return Client41(self.connection(credentials))

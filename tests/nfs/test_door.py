@@ -1,0 +1,392 @@
+"""The NFS door: the same files as by the mount, at once, to whom they are exported and nobody
+else."""
+
+import os
+import signal
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.harness import is_mounted, kvfs
+from tests.nfs import ganesha
+from tests.nfs.door import Door
+from tests.nfs.rpc import AuthSys
+from tests.nfs.status import NfsError
+from tests.nfs.v4 import Owner
+from tests.nfs.v4_attributes import SIZE
+from tests.nfs.v4_operations import Share, Unchecked
+
+LACKING = ganesha.why_not()
+pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
+EVERY = ["v3", "v40", "v41"]
+SOON_S = 0.1
+
+
+def until(holds: object, deadline_s: float = 10.0) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + deadline_s
+    while not holds():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def home(door: Door, request: pytest.FixtureRequest) -> Path:
+    """An empty directory of an exported namespace, by the mount."""
+    path = door.node.mount / "open" / request.node.name.replace("/", "-")
+    path.mkdir()
+    return path
+
+
+class Side:
+    """What the tests do by either version."""
+
+    def __init__(self, door: Door, version: str, home: Path) -> None:
+        self.client = getattr(door, version)()
+        by_v3 = version == "v3"
+        root = door.mounts().mount("/open").handle if by_v3 else self.client.walk("open")
+        self.home = self.lookup(root, home.name)
+
+    def lookup(self, directory: bytes, name: str) -> bytes:
+        found = self.client.lookup(directory, name)
+        return found if isinstance(found, bytes) else found.handle
+
+    def read(self, handle: bytes) -> bytes:
+        data = self.client.read(handle, 0, 1 << 16).data
+        assert isinstance(data, bytes)
+        return data
+
+    def make(self, name: str, data: bytes) -> bytes:
+        """A new file with this content, committed."""
+        if hasattr(self.client, "minor"):
+            opened = self.client.open(self.home, name, Owner(), Share.BOTH, creation=Unchecked())
+            self.client.write(opened.handle, 0, data, stateid=opened.stateid)
+            self.client.close(opened)
+            return bytes(opened.handle)
+        handle = self.client.create(self.home, name).handle
+        self.client.write(handle, 0, data)
+        self.client.commit(handle)
+        return bytes(handle)
+
+
+@pytest.fixture(params=EVERY)
+def side(request: pytest.FixtureRequest, door: Door, home: Path) -> Side:
+    return Side(door, request.param, home)
+
+
+def test_files_are_the_mounts(side: Side, home: Path) -> None:
+    (home / "local").write_bytes(b"by the mount")
+    assert side.read(side.lookup(side.home, "local")) == b"by the mount"
+    side.make("remote", b"by NFS")
+    assert (home / "remote").read_bytes() == b"by NFS"
+
+
+def test_what_the_mount_changes_shows_at_once(side: Side, home: Path) -> None:
+    with pytest.raises(NfsError, match="NOENT"):
+        side.lookup(side.home, "later")
+    (home / "later").write_bytes(b"1")
+    until(lambda: side.read(side.lookup(side.home, "later")) == b"1", SOON_S)
+    (home / "later").unlink()
+
+    def has_gone() -> bool:
+        try:
+            side.lookup(side.home, "later")
+        except NfsError:
+            return True
+        return False
+
+    until(has_gone, SOON_S)
+
+
+def test_what_nfs_changes_shows_on_the_mount(side: Side, home: Path) -> None:
+    assert not (home / "later").exists()
+    side.make("later", b"12345")
+    until(lambda: (home / "later").exists() and (home / "later").stat().st_size == 5, SOON_S)
+    side.client.rename(side.home, "later", side.home, "other")
+    until(lambda: os.listdir(home) == ["other"], SOON_S)
+    side.client.remove(side.home, "other")
+    until(lambda: os.listdir(home) == [], SOON_S)
+
+
+def test_a_handle_of_what_was_removed_is_stale(side: Side, home: Path) -> None:
+    removed, unlinked = side.make("x", b"first"), side.make("y", b"first")
+    side.client.remove(side.home, "x")
+    (home / "x").write_bytes(b"second")
+    with pytest.raises(NfsError, match="STALE"):
+        side.read(removed)
+    (home / "y").unlink()
+    (home / "y").write_bytes(b"second")
+
+    def is_stale() -> bool:
+        """Ganesha may have it open for a second more, and reads what it was then."""
+        try:
+            assert side.read(unlinked) == b"first"
+        except NfsError as error:
+            return "STALE" in error.name
+        return False
+
+    until(is_stale, 5.0)
+
+
+def test_in_relay_mode_no_side_reads_what_was_before() -> None:
+    with Door.make(mode="relay") as door:
+        path = door.exported("open", "--squash", "none") / "x"
+        path.write_bytes(b"a" * 8192)
+        client = door.v41()
+        opened = client.open(client.walk("open"), "x", Owner(), Share.BOTH)
+        for turn in (b"b", b"c"):
+            client.write(opened.handle, 0, turn * 8192, stateid=opened.stateid)
+            until(lambda turn=turn: path.read_bytes() == turn * 8192, SOON_S)
+            with path.open("r+b") as file:
+                file.write(turn.upper())
+            assert client.read(opened.handle, 0, 2).data == turn.upper() + turn
+        client.close(opened)
+
+
+# ---- what is exported
+
+
+def test_nothing_is_there_but_what_is_exported(door: Door) -> None:
+    client = door.v41()
+    assert set(client.names(client.walk())) == {"open", "squashed", "readonly"}
+    with pytest.raises(NfsError, match="NOENT"):
+        client.walk("hidden")
+    with pytest.raises(NfsError):
+        door.mounts().mount("/hidden")
+    assert {each.path for each in door.mounts().exports()} >= {"/open", "/squashed"}
+
+
+def test_an_export_comes_and_goes_beside_an_open_client(door: Door) -> None:
+    client = door.v41()
+    root = client.walk("open")
+    opened = client.open(root, "held", Owner(), creation=Unchecked())
+    door.exported("passing", "--squash", "none")
+    assert "passing" in client.names(client.walk())
+    door.kvfs("nfs", "unexport", "passing")
+    assert "passing" not in client.names(client.walk())
+    client.write(opened.handle, 0, b"still", stateid=opened.stateid)
+    client.close(opened)
+    assert (door.node.mount / "open" / "held").read_bytes() == b"still"
+
+
+def test_a_read_only_export_changes_nothing(door: Door) -> None:
+    client = door.v41()
+    root = client.walk("readonly")
+    with pytest.raises(NfsError, match="ROFS"):
+        client.mkdir(root, "d")
+
+
+def test_root_is_squashed_unless_it_is_said_otherwise(door: Door) -> None:
+    (door.node.mount / "squashed").chmod(0o755)
+    client = door.v41()
+    with pytest.raises(NfsError, match="ACCES"):
+        client.mkdir(client.walk("squashed"), "d")
+    client.mkdir(client.walk("open"), "by-root")
+    assert (door.node.mount / "open" / "by-root").stat().st_uid == 0
+
+
+def test_users_are_who_they_say(door: Door) -> None:
+    directory = door.node.mount / "open" / "of-alice"
+    directory.mkdir()
+    os.chown(directory, 4001, 4001)
+    alice, bob = AuthSys(uid=4001, gid=4001), AuthSys(uid=4002, gid=4002)
+    with pytest.raises(NfsError, match="ACCES"):
+        client = door.v41(bob)
+        client.mkdir(client.walk("open/of-alice"), "d")
+    client = door.v41(alice)
+    client.mkdir(client.walk("open/of-alice"), "d")
+    assert (directory / "d").stat().st_uid == 4001
+
+
+def test_a_client_of_another_network_enters_nothing(door: Door) -> None:
+    door.exported("elsewhere", "--allow", "10.9.0.0/16")
+    client = door.v41()
+    assert "elsewhere" not in client.names(client.walk())
+    with pytest.raises(NfsError):
+        client.walk("elsewhere")
+    door.kvfs("nfs", "unexport", "elsewhere")
+
+
+# ---- no way out of an export
+
+
+def under(handle: bytes, of: bytes) -> bytes:
+    """The second handle under the first one's export, whose number lies in bytes 2 and 3 of what
+    Ganesha makes."""
+    return of[:2] + handle[2:4] + of[4:]
+
+
+def with_inode(handle: bytes, ino: int) -> bytes:
+    """The handle with another inode of the same filesystem: as FUSE encodes it, the number's high
+    half first, and generation 0, at the end of what byte 4 tells the length of."""
+    end = 5 + handle[4]
+    kernels = struct.pack("<III", ino >> 32, ino & 0xFFFFFFFF, 0)
+    assert handle[end - 4 : end] == kernels[-4:]
+    return handle[: end - 12] + kernels + handle[end:]
+
+
+@pytest.mark.parametrize("version", EVERY)
+def test_a_handle_leads_nowhere_else(door: Door, version: str) -> None:
+    (door.node.mount / "squashed" / "secret").write_bytes(b"secret")
+    (door.node.mount / "hidden" / "secret").write_bytes(b"secret")
+    client = getattr(door, version)()
+    if version == "v3":
+        mounts = door.mounts()
+        here, there = (mounts.mount(f"/{name}").handle for name in ("open", "squashed"))
+        secret = client.lookup(there, "secret").handle
+    else:
+        here, there = (client.walk(name) for name in ("open", "squashed"))
+        secret = client.lookup(there, "secret")
+    hidden, squashed = (door.node.mount / name / "secret" for name in ("hidden", "squashed"))
+    forged = [under(here, secret), under(here, there)]
+    forged += [with_inode(here, path.stat().st_ino) for path in (hidden, squashed)]
+    forged.append(with_inode(here, hidden.parent.stat().st_ino))
+    for each in forged:
+        with pytest.raises(NfsError, match=r"STALE|BADHANDLE"):
+            client.getattr(each)
+
+
+def test_above_an_export_is_nothing_of_the_host(door: Door) -> None:
+    client = door.v41()
+    root = client.walk("open")
+    above = client.lookup_parent(root)
+    assert set(client.names(above)) >= {"open", "squashed"}
+    with pytest.raises(NfsError, match="NOENT"):
+        client.lookup_parent(above)
+    old = door.v3()
+    handle = door.mounts().mount("/open").handle
+    try:
+        assert old.lookup(handle, "..").handle == handle
+    except NfsError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../squashed/secret",
+        "/etc/passwd",
+        "../../etc/passwd",
+        "/proc/self/environ",
+        "/proc/self/fd/0",
+        "../..",
+        "../.",
+        "/tmp",
+        "/",
+        "d/../../x",
+    ],
+)
+def test_no_name_of_version_3_leads_out_of_an_export(door: Door, name: str) -> None:
+    (door.node.mount / "open" / "d").mkdir(exist_ok=True)
+    client = door.v3()
+    root = door.mounts().mount("/open").handle
+    with pytest.raises(NfsError):
+        client.lookup(root, name)
+    with pytest.raises(NfsError):
+        client.read(client.create(root, name + ".new").handle, 0, 1)
+    assert not Path("/etc/passwd.new").exists()
+    with pytest.raises(NfsError):
+        client.mkdir(root, name + "-made")
+
+
+# ---- listings
+
+
+def test_a_listing_goes_on_while_its_directory_changes(side: Side, home: Path) -> None:
+    stays = {f"stays-{number}" for number in range(600)}
+    goes = {f"goes-{number}" for number in range(600)}
+    for name in stays | goes:
+        (home / name).touch()
+    seen: list[str] = []
+    page = side.client.page if hasattr(side.client, "minor") else side.client.readdir
+    cookie, verifier = 0, bytes(8)
+    while True:
+        found = page(side.home, cookie, verifier)
+        names = [each.name for each in found.entries]
+        seen += names
+        for name in goes & set(os.listdir(home)) if len(seen) < 400 else ():
+            (home / name).unlink()
+        if found.eof:
+            break
+        cookie, verifier = found.entries[-1].cookie, found.verifier
+    listed = [name for name in seen if name not in (".", "..")]
+    assert len(listed) == len(set(listed))
+    assert stays <= set(listed)
+
+
+# ---- kills
+
+
+def test_a_killed_server_is_replaced(door: Door) -> None:
+    before = door.node.status()["nfs"]
+    os.kill(before["pid"], signal.SIGKILL)
+    until(
+        lambda: (
+            door.node.status()["nfs"]["is_serving"]
+            and door.node.status()["nfs"]["pid"] != before["pid"]
+        )
+    )
+    assert door.node.status()["nfs"]["restarts"] == before["restarts"] + 1
+    client = door.v41()
+    assert "open" in client.names(client.walk())
+
+
+def test_handles_survive_a_kill_of_everything() -> None:
+    with Door.make() as door:
+        directory = door.exported("open", "--squash", "none")
+        (directory / "x").write_bytes(b"kept")
+        client = door.v41()
+        handle = client.walk("open/x")
+        served = door.node.status()["nfs"]["pid"]
+        door.node.kill()
+        until(lambda: not Path(f"/proc/{served}").exists())
+        door.node.up()
+        again = door.v41()
+        assert again.walk("open/x") == handle
+        assert again.read(handle, 0, 10).data == b"kept"
+        assert again.getattr(handle, (SIZE,))[SIZE] == 4
+
+
+def test_nothing_is_left_of_it() -> None:
+    with Door.make() as door:
+        door.exported("open")
+        pid = door.node.status()["nfs"]["pid"]
+        door.node.down()
+        assert not Path(f"/proc/{pid}").exists()
+        assert not (door.node.store / "run" / "nfs").exists()
+        with open("/proc/self/mountinfo") as table:
+            assert str(door.node.home) not in table.read()
+
+
+# ---- what is refused
+
+
+def test_what_cannot_be_exported_is_refused(door: Door) -> None:
+    place = ("--store", str(door.node.store))
+    for arguments, told in (
+        (("export", "nowhere"), "nowhere"),
+        (("export", "open", "--allow", "10.0.0.0/99"), "10.0.0.0/99"),
+        (("export", "open", "--allow", "10.0.0.1/8"), "host bits"),
+        (("unexport", "hidden"), "not exported"),
+    ):
+        done = kvfs("nfs", *arguments, *place)
+        assert done.returncode, arguments
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with Door.make() as door:
+        other = Door.make("--nfs", f"127.0.0.1:{door.port}")
+        with pytest.raises(Exception, match=f"another program listens at 127.0.0.1:{door.port}"):
+            other.__enter__()
+
+
+def test_who_is_connected_is_listed(door: Door) -> None:
+    client = door.v41()
+    client.walk()
+    assert "127.0.0.1" in door.kvfs("nfs", "clients")
+    assert is_mounted(door.node.mount)

@@ -1,0 +1,80 @@
+"""Byte ranges that clients of NFS lock are locked for programs on the mount, and for each other."""
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.nfs import ganesha
+from tests.nfs.door import Door
+from tests.nfs.status import NfsError
+from tests.nfs.v4 import Client, LockDenied, Owner
+from tests.nfs.v4_operations import LockKind
+
+LACKING = ganesha.why_not()
+pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
+
+
+@pytest.fixture
+def path(door: Door, request: pytest.FixtureRequest) -> Path:
+    made = door.node.mount / "open" / request.node.name
+    made.write_bytes(bytes(100))
+    return made
+
+
+@pytest.fixture(params=["v40", "v41"])
+def client(door: Door, request: pytest.FixtureRequest) -> Client:
+    made = getattr(door, request.param)()
+    assert isinstance(made, Client)
+    return made
+
+
+@pytest.fixture
+def local(path: Path) -> Iterator[int]:
+    """A descriptor of a program on the mount."""
+    fd = os.open(path, os.O_RDWR)
+    yield fd
+    os.close(fd)
+
+
+def ofd_lock(fd: int, kind: int, start: int, length: int) -> None:
+    """Raises BlockingIOError where another lock is in the way."""
+    fcntl.fcntl(fd, 37, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0))
+
+
+def test_a_clients_lock_is_in_the_way_of_a_program(client: Client, path: Path, local: int) -> None:
+    opened = client.open(client.walk("open"), path.name, Owner())
+    locked = client.lock(opened, Owner(), LockKind.WRITE, 10, 10)
+    with pytest.raises(BlockingIOError):
+        ofd_lock(local, fcntl.F_WRLCK, 15, 1)
+    ofd_lock(local, fcntl.F_WRLCK, 20, 5)
+    client.unlock(locked, 10, 10)
+    ofd_lock(local, fcntl.F_WRLCK, 15, 1)
+    client.close(opened)
+
+
+def test_a_programs_lock_is_in_the_way_of_a_client(client: Client, path: Path, local: int) -> None:
+    ofd_lock(local, fcntl.F_RDLCK, 0, 50)
+    opened = client.open(client.walk("open"), path.name, Owner())
+    with pytest.raises(LockDenied):
+        client.lock(opened, Owner(), LockKind.WRITE, 40, 20)
+    locked = client.lock(opened, Owner(), LockKind.READ, 40, 20)
+    with pytest.raises(BlockingIOError):
+        ofd_lock(local, fcntl.F_WRLCK, 45, 1)
+    client.unlock(locked, 40, 20)
+    client.close(opened)
+
+
+def test_locks_end_with_their_open_file(client: Client, path: Path, local: int) -> None:
+    opened = client.open(client.walk("open"), path.name, Owner())
+    locked = client.lock(opened, Owner())
+    with pytest.raises(BlockingIOError):
+        ofd_lock(local, fcntl.F_WRLCK, 0, 1)
+    with pytest.raises(NfsError, match="LOCKS_HELD"):
+        client.close(opened)
+    client.unlock(locked)
+    client.close(opened)
+    ofd_lock(local, fcntl.F_WRLCK, 0, 1)
