@@ -55,6 +55,7 @@ def _open(
     from kvfs.meta import keys
     from kvfs.meta.embedded import EmbeddedEngine
     from kvfs.meta.mirror.mark import read_mark
+    from kvfs.meta.reconstruction import damaged_metadata
     from kvfs.problem import Problem
     from kvfs.store import layout
     from kvfs.store.index import NAME, Index
@@ -67,14 +68,17 @@ def _open(
     closing.callback(engine.close)
     if damage := engine.find_damage():
         raise Corrupt(f"the metadata of {path} are damaged: {damage}; restore meta/ from a backup")
+    is_behind = False
     if (mark := engine.read_now(read_mark)) is not None:
         engine.node = keys.pack_node(mark.node)
+        is_behind = bool(damaged_metadata(store.meta))
     files = data_files(store)
     closing.callback(files.close)
     damaged = [Problem(kind, str(path), detail, None) for kind, detail in engine.damage.items()]
     if detail := engine.find_base_damage():
         damaged.append(Problem("damaged_base", str(path), detail, engine.rotate_now))
-    return Fsck(engine, files, Index(engine.database(NAME)), checksums=checksums), damaged
+    index = Index(engine.database(NAME))
+    return Fsck(engine, files, index, checksums=checksums, is_behind=is_behind), damaged
 
 
 def _mended(problems: "list[Problem]") -> "Iterator[Problem]":

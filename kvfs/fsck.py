@@ -22,7 +22,8 @@
 
 Of a member of a cluster the data files alone are checked, those that it holds: its metadata are the
 engine's. What is damaged there is named and not mended: the running node has it from others, where
-they have it, and says where they do not.
+they have it, and says where they do not. Where its mirror went back to damage in its journal, what
+it does not know may be known to the engine: that is the running node's to judge (`strays`).
 
 What a kill left for the next start (orphans, unpublished files) is no problem. Reads page by page:
 memory does not grow with the number of files.
@@ -57,13 +58,21 @@ class Fsck:
     """Checks and repairs one store."""
 
     def __init__(
-        self, engine: Table, files: DataFiles, index: Index, *, checksums: bool = False
+        self,
+        engine: Table,
+        files: DataFiles,
+        index: Index,
+        *,
+        checksums: bool = False,
+        is_behind: bool = False,
     ) -> None:
+        """`is_behind`: the engine is a mirror that may lack what its cluster has."""
         self._engine = engine
         self._files = files
         self._index = index
         self._checksums = checksums
         self._node = engine.read_now(lambda t: t.node)
+        self._is_behind = is_behind
         self._records = RecordCheck(engine)
         self._quarantined: dict[tuple[int, int], list[Quarantined]] = {}
 
@@ -111,7 +120,7 @@ class Fsck:
             yield Problem("foreign_file", path, "it is no data file; move it away", None)
         for ino, version in self._files.scan():
             inode = self._record(ino)
-            if inode is not None and inode.version == version:
+            if self._is_behind or (inode is not None and inode.version == version):
                 continue
             if inode is None and self._is_reserved(ino):
                 continue
@@ -191,6 +200,8 @@ class Fsck:
         while page := self._index.entries(start):
             for ino, entry in page:
                 inode = self._record(ino)
+                if self._is_behind and (inode is None or inode.version != entry.version):
+                    continue
                 if inode is None or inode.version != entry.version:
                     mend: Callable[[], None] = partial(self._index.remove, [ino])
                     detail = "the index has an entry for no such file"

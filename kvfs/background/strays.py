@@ -3,13 +3,17 @@ their file removed, while the node was away; or a kill came between a data file 
 
 | data file | record | done |
 |---|---|---|
-| of the record's version, held by this node | there | nothing: it is as it should be |
+| of the record's version, held by this node | there, in the index | it is as it should be |
+| the same | there, sealed, not in the index | it is read, and comes into the index |
 | the same, not recorded as held | another node has it, or the file was removed | it goes |
 | the same | nobody else has it, sealed | compared with its checksum: see below |
 | the same | nobody else has it, not sealed | put away |
 | of an older version | another node has the record's, or the file was removed | it goes |
 | of another version | else | put away |
 | any | none, and its number is not reserved | put away |
+
+A node that comes back after a power cut, or behind a damaged journal, has from its engine the
+records that its own journal lost, and not the entries of its index, by which it counts and evicts.
 
 What is compared is the record's content, and recorded as held; or it differs, and is put away; or
 nobody can tell now (no descriptor, no memory, an error of the disk): then it stays, and the next
@@ -66,6 +70,8 @@ class Holds(Protocol):
 class _Found(NamedTuple):
     """What is to become of data files."""
 
+    held: list[Name]
+    """Sealed, and as their records say."""
     gone: list[Name]
     alone: list[Name]
     """To be compared."""
@@ -120,6 +126,9 @@ class Strays:
 
     async def _judge(self, names: list[Name]) -> None:
         found = await self._engine.read(lambda t: _strays(t, names))
+        for name in found.held:
+            if not self._is_indexed(*name):
+                await self._enter(name)
         away = found.away
         for name in found.alone:
             try:
@@ -169,6 +178,23 @@ class Strays:
         entry = self._index.get(ino)
         return entry is not None and entry.version == version
 
+    async def _enter(self, name: Name) -> None:
+        """Have a sealed data file in the index. What differs from its record is in it without
+        checksums: it is the scrubber's to judge."""
+        ino, version = name
+        inode = await self._engine.read(lambda t: read_inodes(t, [ino])[0])
+        if inode is None or inode.version != version:
+            return
+        try:
+            found = await trio.to_thread.run_sync(self._read, name, inode.size)
+        except (OSError, MemoryError) as error:
+            self._complain(name, error)
+            return
+        if found is not None and found[0].combined == inode.checksum:
+            self._index.store([Sealed(ino, version, found[0].chunks, found[1])])
+        else:
+            self._index.add_missing(ino, version, inode.blocks)
+
     async def _adopt(self, name: Name) -> bool:
         """Record the data file as held, where it is what its record says; False where it differs.
         Raises OSError, MemoryError: nobody can tell."""
@@ -206,7 +232,7 @@ class Strays:
 
 
 def _strays(t: Transaction, names: list[Name]) -> _Found:
-    found = _Found([], [], [])
+    found = _Found([], [], [], [])
     inos = [ino for ino, _ in names]
     own = placements.holding(t, inos, t.node)
     for name, inode, held in zip(names, read_inodes(t, inos), own, strict=True):
@@ -214,7 +240,8 @@ def _strays(t: Transaction, names: list[Name]) -> _Found:
             if t.get(keys.reserved(name[0])) is None:
                 found.away.append(_Away(name, Reason.UNNAMED, -1))
         elif inode.version == name[1] and held is not None and held.version == name[1]:
-            continue
+            if inode.flags & Flag.SEALED:
+                found.held.append(name)
         elif not inode.nlink or _is_elsewhere(t, name[0], inode.version, at_least=name[1]):
             found.gone.append(name)
         elif inode.version == name[1] and inode.flags & Flag.SEALED:

@@ -84,6 +84,32 @@ def test_data_files_are_kept_as_their_records_say(tmp_path: Path) -> None:
     on_nodes(tmp_path, 2, test)
 
 
+def test_what_its_journal_lost_of_the_index_comes_back(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, _ = site.hosts
+        index = here.peer.index
+        whole, damaged = (here.put(content(5 << 20), space=site.durable) for _ in range(2))
+        sums = index.get(whole)
+        used = index.used_bytes()
+        assert sums is not None
+        assert sums.chunks
+        fd = here.files.open(damaged, 0, os.O_RDWR)
+        os.pwrite(fd, b"W", 0)
+        os.close(fd)
+        index.remove([whole, damaged])
+        await sweep(here)
+        index.flush()
+        again, other = index.get(whole), index.get(damaged)
+        assert again is not None
+        assert (again.chunks, again.blocks) == (sums.chunks, sums.blocks)
+        assert other is not None
+        assert other.chunks == b"", "the scrubber judges it"
+        assert index.used_bytes() == used
+        assert site.holders(damaged) == [1]
+
+    on_nodes(tmp_path, 2, test)
+
+
 def test_what_no_record_names_is_not_unlinked(tmp_path: Path) -> None:
     """The engine lost it, and the node had no turn when that was rebuilt."""
 

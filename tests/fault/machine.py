@@ -15,8 +15,10 @@ from tests.integration.harness import Node, best_mode, is_mounted
 class Machine:
     """A node and its disks. `tier`: of a second one, where new files of both namespaces go."""
 
-    def __init__(self, home: Path, store: Disk, tier: Disk | None) -> None:
-        flags = () if tier is None else ("--tier", f"ssd={tier.mountpoint}/data:64MiB")
+    def __init__(
+        self, home: Path, store: Disk, tier: Disk | None, flags: Sequence[str] = ()
+    ) -> None:
+        flags = (*flags, *(("--tier", f"ssd={tier.mountpoint}/data:64MiB") if tier else ()))
         self.node = Node(best_mode(), home, flags)
         self.disks = [each for each in (store, tier) if each is not None]
 
@@ -77,8 +79,11 @@ def _unmounted(there: Disk) -> bool:
 
 
 @contextlib.contextmanager
-def machine(directory: Path, kind: str, disks: int = 1) -> Iterator[Machine]:
-    """One whose node is not up yet. Skips the test, saying why, where disks cannot be had."""
+def machine(
+    directory: Path, kind: str, disks: int = 1, flags: Sequence[str] = ()
+) -> Iterator[Machine]:
+    """One whose node, of these flags, is not up yet. Skips the test, saying why, where disks cannot
+    be had."""
     home = directory / "home"
     (home / "mnt").mkdir(parents=True)
     with contextlib.ExitStack() as closing:
@@ -86,7 +91,7 @@ def machine(directory: Path, kind: str, disks: int = 1) -> Iterator[Machine]:
         tier = None
         if disks > 1:
             tier = closing.enter_context(disk(directory / "second", kind))
-        made = Machine(home, store, tier)
+        made = Machine(home, store, tier, flags)
         try:
             yield made
         finally:

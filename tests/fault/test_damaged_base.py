@@ -12,6 +12,8 @@ from kvfs.errors import Corrupt
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.journal import generations
 from tests.conftest import LONG, SEED
+from tests.contract.mirrors import Mirror, everything, in_redis
+from tests.contract.redis_servers import RedisServer, killed
 from tests.fault import engine_writer
 from tests.fault.engine_writer import COUNT
 from tests.fault.machine import Machine, machine, write
@@ -171,3 +173,19 @@ def test_a_journal_that_is_cut_before_the_base_is_missed(synced: Path, tmp_path:
     os.truncate(first, first.stat().st_size - 1)
     with pytest.raises(Corrupt, match=r"journal\.\d+ is damaged"):
         EmbeddedEngine(path, boot=2)
+
+
+def test_a_mirror_whose_base_is_damaged_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "meta"
+    with killed(RedisServer(tmp_path / "redis")) as server:
+        mirror = Mirror(path, server.url)
+        for n in range(50):
+            mirror.transact_now(lambda t, n=n: t.put(b"key-%d" % n, b"value-%d" % n))
+        mirror.local.rotate_now()
+        mirror.close()
+        (path / "data.mdb").unlink()
+        flip(base(path), base(path).read_bytes().index(b"value-17"))
+        EmbeddedEngine(path, past_damage=True).close()
+        again = Mirror(path, server.url)
+        assert everything(again) == in_redis(server.url)
+        again.close()

@@ -14,11 +14,13 @@ from kvfs.meta import bases
 from kvfs.meta import journal as journal_file
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.journal import generations
+from tests.cluster.waiting import wait_until
 from tests.conftest import LONG, SEED
 from tests.fault import engine_writer
 from tests.fault.engine_writer import COUNT
 from tests.fault.machine import Machine, machine, write
-from tests.integration.harness import CannotStart, kvfs
+from tests.integration.harness import CannotStart, Node, kvfs
+from tests.integration.several import several
 
 _FILES = [f"file-{number}" for number in range(200)]
 
@@ -95,6 +97,48 @@ def test_a_journal_that_was_cut_short_is_no_torn_end(tmp_path: Path) -> None:
         made.node.up()
         assert 50 < len(left(made)) < len(_FILES)
         assert set(made.data_files()) == data_files
+
+
+def count(node: Node, name: str) -> int:
+    return int(node.status()["counters"][name])
+
+
+def test_a_mirror_goes_back_to_the_damage_and_has_the_rest_from_its_engine(
+    tmp_path: Path,
+) -> None:
+    with several(1) as cluster, machine(tmp_path, "ext4", flags=cluster.flags("cut")) as made:
+        (other,), files = cluster.nodes, _FILES[:80]
+        made.node.up()
+        cached = {f"{number}": f"cached-{number}".encode() for number in range(20)}
+        for number, name in enumerate(files):
+            write((made.models, other.mount / "models")[number % 2] / name, name.encode())
+        for name, content in cached.items():
+            write(made.node.mount / "cache" / name, content)
+        wait_until(lambda: count(made.node, "sealed_files") >= 60, "what it wrote is sealed")
+        data_files, used_bytes = set(made.data_files()), made.node.status()["store"]["used_bytes"]
+        made.write_back()
+        made.lose_power()
+        flip(journal(made), journal(made).stat().st_size // 2)
+        with pytest.raises(CannotStart, match=r"journal\.\d+ is damaged.*commits follow.*fsck"):
+            made.node.up()
+        assert "damaged_journal" in repair(made)
+        assert set(made.data_files()) == data_files
+        made.node.up()
+        assert set(os.listdir(made.models)) == set(files)
+        for name in files[::2]:
+            assert (made.models / name).read_bytes() == name.encode()
+        for name, content in cached.items():
+            assert (made.node.mount / "cache" / name).read_bytes() == content
+        assert made.node.status()["quarantine"]["files"] == 0
+        wait_until(
+            lambda: made.node.status()["store"]["used_bytes"] >= used_bytes, "all counts again"
+        )
+        assert left(made) == set(files)
+        write(made.models / "file-more", b"file-more")
+        assert (other.mount / "models" / "file-more").read_bytes() == b"file-more"
+        made.node.down()
+        found = kvfs("fsck", "--checksums", "--store", str(made.node.store))
+        assert found.returncode == 0, found.stdout
 
 
 _COMMITS = 200
