@@ -30,7 +30,7 @@ from kvfs.errors import Conflict, Corrupt, IsADirectory, KvfsError, Stale
 from kvfs.incoming import SMALL_BYTES, Incoming
 from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import cold, inodes, tree
-from kvfs.store import lease, writeback
+from kvfs.store import lease, syncing, writeback
 from kvfs.vfs.missing import Missing, is_torn
 from kvfs.volume import Volume
 
@@ -204,9 +204,13 @@ class OpenFiles:
             each.set()
 
     async def cut(self, file: OpenFile, size: int) -> None:
-        """Set the data file's size; in a thread where giving back the blocks takes long."""
+        """Set the data file's size; in a thread where giving back the blocks takes long, or a sync
+        of it failed before: that ends with what was written till then."""
         file.rewritten = True
-        if _is_large(file.fd):
+        if size == 0 and syncing.is_lost(file.fd):
+            await stepping.aside()
+            await trio.to_thread.run_sync(syncing.truncate, file.fd, size)
+        elif _is_large(file.fd):
             await trio.to_thread.run_sync(os.ftruncate, file.fd, size)
         else:
             os.ftruncate(file.fd, size)

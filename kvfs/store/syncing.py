@@ -4,14 +4,23 @@ After a failed sync the kernel takes the pages for clean, though the disk does n
 tells each open file of it once: the next sync, or one of a descriptor that is opened later, finds
 nothing to write and succeeds. So the data file is marked, and every further sync of it fails: its
 content is known to be in memory alone, and for as long as that lasts. Whoever has it copies it to a
-file of another name, or writes it anew there.
+file of another name, or cuts it to nothing and writes it anew.
 
 The mark is an extended attribute, for other processes and later runs; where the disk refuses that
 too, this process remembers it.
+
+| `truncate` to nothing | the mark | then |
+|---|---|---|
+| cut: the kernel has waited for pages on their way, and has none of the old ones | stays | fails |
+| synced: the disk has the new length, and nothing it refused is wanted | stays | fails |
+| the sync failed, or somebody's sync failed since the cut began (another mark) | stays | fails |
+| else | goes | is believed |
 """
 
+import contextlib
 import errno
 import os
+import threading
 from typing import Final
 
 _ATTRIBUTE: Final = "user.kvfs.unsynced"
@@ -21,8 +30,11 @@ _PASSING: Final = (
     *(errno.EBADF, errno.EINVAL),
 )
 """Errors of a call, which lose nothing."""
-_failed: dict[str, None] = {}
-"""Paths of data files that could not be marked, the latest ones."""
+_failed: dict[str, bytes] = {}
+"""The marks of data files that could not be marked, by their paths; the latest ones."""
+_marking: Final = threading.Lock()
+"""So that no mark that was just made is taken for the one before it."""
+_TOKEN_BYTES: Final = 8
 counters: Final = {"failed_syncs": 0}
 """Data files that were marked by this process."""
 
@@ -47,22 +59,42 @@ def sync(fd: int, *, datasync: bool = False) -> None:
 
 def is_lost(fd: int) -> bool:
     """Whether a sync of the data file failed before."""
-    try:
-        os.getxattr(fd, _ATTRIBUTE)
-    except OSError:
-        return bool(_failed) and _path(fd) in _failed
-    return True
+    return _mark(fd) is not None
 
 
 def mark_lost(fd: int) -> None:
     """What was written to the data file may have been lost on its way to the disk."""
     counters["failed_syncs"] += 1
+    token = os.urandom(_TOKEN_BYTES)
+    with _marking:
+        try:
+            os.setxattr(fd, _ATTRIBUTE, token)
+        except OSError:
+            while len(_failed) >= _REMEMBERED:
+                del _failed[next(iter(_failed))]
+            _failed[_path(fd)] = token
+
+
+def truncate(fd: int, size: int) -> None:
+    """Set the data file's length. Cut to nothing it is rid of a sync that failed before, once the
+    disk has that: waits for it then, so call it in a thread where `is_lost`. Raises OSError, where
+    the length was not set."""
+    mark = _mark(fd) if size == 0 else None
+    os.ftruncate(fd, size)
+    if mark is None:
+        return
+    with contextlib.suppress(OSError):  # it stays as it was: every sync fails
+        os.fsync(fd)
+        with _marking:
+            if _mark(fd) == mark and _failed.pop(_path(fd), None) is None:
+                os.removexattr(fd, _ATTRIBUTE)
+
+
+def _mark(fd: int) -> bytes | None:
     try:
-        os.setxattr(fd, _ATTRIBUTE, b"")
+        return os.getxattr(fd, _ATTRIBUTE)
     except OSError:
-        while len(_failed) >= _REMEMBERED:
-            del _failed[next(iter(_failed))]
-        _failed[_path(fd)] = None
+        return _failed.get(_path(fd)) if _failed else None
 
 
 def _path(fd: int) -> str:

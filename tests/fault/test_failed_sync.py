@@ -15,6 +15,7 @@ import trio
 from kvfs.background import sealing
 from kvfs.client import Client
 from kvfs.meta.records import Flag
+from kvfs.store import syncing
 from tests.cluster.waiting import wait_until
 from tests.contract.small_node import small_node
 from tests.fault.disks import disk
@@ -47,18 +48,20 @@ def thin_machine(directory: Path) -> Iterator[Machine]:
         subprocess.run(["umount", thin], check=True)
 
 
-def refuse(made: Machine, data: Path) -> Path:
-    """From now on the disk refuses the data of this file alone; the file that is to be removed for
-    it to take them again."""
-    subprocess.run(["sync", "--file-system", data], check=True)
-    shown = subprocess.check_output(["filefrag", "-v", "-b4096", data], text=True)
+def refuse(made: Machine, *files: Path) -> Path:
+    """From now on the disk refuses the data of these files alone; the file that is to be removed
+    for it to take them again."""
     image = made.disks[0].image
-    extents = re.findall(r"^ *\d+: +\d+\.\. +\d+: +(\d+)\.\. +\d+: +(\d+):", shown, re.MULTILINE)
-    assert extents, shown
     filler = image.with_name("filler")
-    for start, length in extents:
-        place = ["--offset", str(int(start) * 4096), "--length", str(int(length) * 4096)]
-        subprocess.run(["fallocate", "--punch-hole", *place, image], check=True)
+    for data in files:
+        subprocess.run(["sync", "--file-system", data], check=True)
+        shown = subprocess.check_output(["filefrag", "-v", "-b4096", data], text=True)
+        row = r"^ *\d+: +\d+\.\. +\d+: +(\d+)\.\. +\d+: +(\d+):"
+        extents = re.findall(row, shown, re.MULTILINE)
+        assert extents, shown
+        for start, length in extents:
+            place = ["--offset", str(int(start) * 4096), "--length", str(int(length) * 4096)]
+            subprocess.run(["fallocate", "--punch-hole", *place, image], check=True)
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(4096))
@@ -103,6 +106,55 @@ def test_a_sync_that_failed_is_not_taken_back_by_a_later_one(tmp_path: Path) -> 
         made.node.down()
         checked = kvfs("fsck", "--checksums", "--store", str(made.node.store))
         assert checked.returncode == 0, checked.stdout
+
+
+def test_a_file_that_is_cut_to_nothing_is_synced_again(tmp_path: Path) -> None:
+    with thin_machine(tmp_path) as made:
+        made.node.up()
+        names = ("opened", "truncated", "shortened")
+        for name in names:
+            write(made.models / name, FIRST)
+        wait_until(lambda: made.node.status()["counters"]["sealed_files"] == 3, "sealed", 60)
+        filler = refuse(made, *(data_of(made, name) for name in names))
+        for name in names:
+            with (made.models / name).open("r+b", buffering=0) as file:
+                file.write(SECOND)
+                refused(file.fileno())
+        filler.unlink()
+        write(made.models / "opened", FIRST + b"opened")
+        for name, size in (("truncated", 0), ("shortened", 4096)):
+            os.truncate(made.models / name, size)
+        with (made.models / "truncated").open("r+b", buffering=0) as file:
+            file.write(FIRST + b"truncated")
+            os.fsync(file.fileno())
+        with (made.models / "shortened").open("r+b", buffering=0) as file:
+            refused(file.fileno())  # what is left of it is what the disk does not have
+        made.lose_power()
+        made.node.up()
+        for name in ("opened", "truncated"):
+            assert (made.models / name).read_bytes() == FIRST + name.encode()
+
+
+def test_a_sync_that_fails_while_a_file_is_cut_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written while the disk takes the new length is not that length."""
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    syncing.mark_lost(fd)
+    fsync = os.fsync
+
+    def fail_beside(beside: int) -> None:
+        fsync(beside)
+        syncing.mark_lost(fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail_beside)
+        syncing.truncate(fd, 0)
+    assert syncing.is_lost(fd)
+    syncing.truncate(fd, 0)
+    assert not syncing.is_lost(fd)
+    syncing.sync(fd)
+    os.close(fd)
 
 
 def test_what_the_sealer_could_not_sync_is_not_sealed(
