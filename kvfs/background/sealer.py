@@ -37,6 +37,7 @@ from typing import Final
 import trio
 
 from kvfs.background import sealing
+from kvfs.background.failing_files import FailingFiles
 from kvfs.background.persist import Persistence
 from kvfs.background.versions import Overtaken, check_follows, publish_anew
 from kvfs.meta.interface import Engine, Transaction
@@ -112,8 +113,10 @@ class Sealer:
         self._called = trio.Event()
         self.open_in: Set[int] = frozenset()
         """Namespaces of the files that it has open now: for so long nobody can evict those."""
-        self.counters = {"sealed_files": 0, "sealed_bytes": 0, "not_quiet": 0}
-        """Since the start; `not_quiet` counts attempts that met a writer."""
+        self.counters = {"sealed_files": 0, "sealed_bytes": 0, "not_quiet": 0, "seals_failed": 0}
+        """Since the start; `not_quiet` counts attempts that met a writer, `seals_failed` those that
+        the disk refused."""
+        self._failing = FailingFiles(log, "sealed")
 
     def published(self, ino: int, version: int, blocks: int) -> None:
         """A file was published: it takes its place in the access order, and is sealed when it has
@@ -211,7 +214,9 @@ class Sealer:
         ):
             after = inos[-1]
             doubtful = await self._engine.read(lambda t, inos=inos: _durable_unsynced(t, inos))  # type: ignore[misc]
-            synced = await trio.to_thread.run_sync(sealing.synced, self._files, doubtful)
+            synced = await trio.to_thread.run_sync(
+                sealing.synced, self._files, doubtful, self._failing.failed
+            )
             if synced:
                 await self._engine.transact(partial(_settle, synced))
 
@@ -278,6 +283,8 @@ class Sealer:
                 os.close(each.fd)
             self.open_in = frozenset()
             self._reschedule(inos, sealed)
+            self._failing.look(self._waiting)
+            self.counters["seals_failed"] = self._failing.failures
         left = {ino for ino, _ in wanted[count:]}
         return [ino for ino in inos if ino not in left], sealed
 
@@ -310,9 +317,7 @@ class Sealer:
             else:
                 found = checksum(fd, before.st_size, md5=md5)
         except OSError as error:
-            log.warning(
-                "the data file %s cannot be read: %s", self._files.path(ino, version), error
-            )
+            self._failing.failed(ino, error)
             found = None
         if found is None:
             os.close(fd)
@@ -334,7 +339,9 @@ class Sealer:
         )
         self._keep(read, [each for each, done in zip(read, sealed, strict=True) if done])
         described = await self._engine.read(lambda t: [sealing.describe(t, each) for each in read])
-        settled = await trio.to_thread.run_sync(sealing.settle_on_disk, read, described)
+        settled = await trio.to_thread.run_sync(
+            sealing.settle_on_disk, read, described, self._failing.failed
+        )
         on_disk = {each.ino for each in settled}
         lost = [each for each in read if each.ino not in on_disk and syncing.is_lost(each.fd)]
         await self._engine.transact(lambda t: [sealing.confirm(t, each) for each in settled])
@@ -374,7 +381,7 @@ class Sealer:
                 return False
             return sealing.stamp(os.fstat(each.fd)) == sealing.stamp(each.stat)
         except OSError as error:
-            log.warning("inode %#x cannot be sealed, it will be tried again: %s", each.ino, error)
+            self._failing.failed(each.ino, error)
             return False
 
     def _reschedule(self, tried: list[int], sealed: set[int]) -> None:

@@ -3,9 +3,9 @@
 `sealer` says in which order, and what a kill between leaves.
 """
 
-import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kvfs.meta.interface import Transaction
@@ -17,7 +17,8 @@ from kvfs.store import syncing
 from kvfs.store.checksum import Checksum
 from kvfs.store.files import DataFiles, Description
 
-log = logging.getLogger(__name__)
+Failed = Callable[[int, OSError], None]
+"""Told an inode number, and why its data file cannot be synced."""
 _DESCRIBED_BYTES: Final = 4096
 """Of attributes: more find no room in a data file's own (`files.fitting`)."""
 
@@ -132,7 +133,9 @@ def take_back(t: Transaction, lost: list[Read]) -> None:
             lifecycle.reopen(t, each.ino)
 
 
-def synced(files: DataFiles, wanted: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def synced(
+    files: DataFiles, wanted: list[tuple[int, int]], failed: Failed
+) -> list[tuple[int, int]]:
     """Sync data files, in a thread; of which (inode number, version) that was done."""
     done = []
     for ino, version in wanted:
@@ -143,7 +146,7 @@ def synced(files: DataFiles, wanted: list[tuple[int, int]]) -> list[tuple[int, i
             finally:
                 os.close(fd)
         except OSError as error:
-            log.warning("inode %#x cannot be synced: %s", ino, error)
+            failed(ino, error)
             continue
         done.append((ino, version))
     return done
@@ -193,7 +196,9 @@ def described(
     )
 
 
-def settle_on_disk(read: list[Read], described: list[Description | None]) -> list[Read]:
+def settle_on_disk(
+    read: list[Read], described: list[Description | None], failed: Failed
+) -> list[Read]:
     """Step 4, in a thread; what was read, with the blocks that it takes now: allocation was delayed
     until here, and on ext4 a description takes one block of its own."""
     settled = []
@@ -204,7 +209,7 @@ def settle_on_disk(read: list[Read], described: list[Description | None]) -> lis
             syncing.sync(each.fd)
             blocks = os.fstat(each.fd).st_blocks
         except OSError as error:
-            log.error("inode %#x cannot be synced: %s", each.ino, error)
+            failed(each.ino, error)
             continue
         settled.append(each._replace(blocks=blocks))
     return settled

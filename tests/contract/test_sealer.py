@@ -227,6 +227,35 @@ def test_an_error_of_the_disk_does_not_end_the_keeper(
     assert not failures
 
 
+def test_a_full_disk_is_one_line_in_the_log_however_many_files_it_is_met_with(
+    node: SmallNode, space: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.sealer.run)
+            with monkeypatch.context() as patched, trio.fail_after(600):
+                patched.setattr("kvfs.background.sealing.data.describe", full)
+                for number in range(20):
+                    node.sealer.published(node.write(space, f"block-{number}", b"x"), 0, 0)
+                while node.sealer.counters["seals_failed"] < 60:
+                    await trio.sleep(0.1)
+            with trio.fail_after(600):
+                while listed(node):
+                    await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+
+    with jumping_clock() as clock:
+        trio.run(main, clock=clock)
+    lines = [each.getMessage() for each in caplog.records]
+    assert len(lines) == 2
+    assert "cannot be sealed" in lines[0]
+    assert os.strerror(errno.ENOSPC) in lines[0]
+    assert f"after {node.sealer.counters['seals_failed']} failures" in lines[1]
+
+
 @pytest.mark.parametrize(("publishes_for_s", "rounds"), [(10.4, 6), (60, 1)])
 def test_who_writes_is_left_the_disk_while_he_writes(
     node: SmallNode, space: int, publishes_for_s: float, rounds: int

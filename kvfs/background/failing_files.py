@@ -1,0 +1,47 @@
+"""Files at which a task fails for a while: on a full disk, or one that fails, that may be each file
+that it tries, again and again. The log has a line when that begins, one for each other error, and
+one when it has ended; the rest is counted."""
+
+import logging
+from collections.abc import Container
+from typing import Final
+
+_REMEMBERED: Final = 65_536
+"""Files, so that memory does not grow: beyond it the end may be said early."""
+
+
+class FailingFiles:
+    """Those of one task. `what` is what is to become of a file, as a participle."""
+
+    def __init__(self, log: logging.Logger, what: str) -> None:
+        self.failures = 0
+        """Since the start."""
+        self._log = log
+        self._what = what
+        self._before = 0
+        self._inos: set[int] = set()
+        self._codes: set[int | None] = set()
+
+    def failed(self, ino: int, error: OSError) -> None:
+        """It will be tried again."""
+        self.failures += 1
+        if len(self._inos) < _REMEMBERED:
+            self._inos.add(ino)
+        if error.errno not in self._codes:
+            self._codes.add(error.errno)
+            self._log.warning(
+                "inode %#x cannot be %s, it will be tried again: %s; others are counted alone",
+                *(ino, self._what, error),
+            )
+
+    def look(self, waiting: Container[int]) -> None:
+        """`waiting`: files that are still to be tried."""
+        if not self._codes:
+            return
+        self._inos = {ino for ino in self._inos if ino in waiting}
+        if not self._inos:
+            count, self._before = self.failures - self._before, self.failures
+            self._codes.clear()
+            self._log.warning(
+                "what could not be %s is, or has gone, after %d failures", self._what, count
+            )
