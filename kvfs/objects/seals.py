@@ -20,7 +20,7 @@ from kvfs.client.link import Link
 from kvfs.client.session import Session
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag
-from kvfs.namespace import sealed_etags
+from kvfs.namespace import etags, sealed_etags
 from kvfs.namespace.policies import MD5_ALL
 from kvfs.objects import finding
 from kvfs.objects.facts import Facts
@@ -41,6 +41,8 @@ class Seals:
     def is_awaited(self, bucket: bytes, facts: Facts) -> bool:
         """Whether the ETag of a version is not final, and may be waited for."""
         if facts.inode.flags & Flag.SEALED:
+            return False
+        if facts.etag != etags.computed(facts.ino, facts.inode):  # it was given one
             return False
         return self._session.read(lambda t: _is_awaited(t, bucket, facts))
 

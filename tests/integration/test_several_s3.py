@@ -1,8 +1,10 @@
 """One namespace over S3 on two nodes: what one answered for is true on the other."""
 
+import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +12,11 @@ from botocore.exceptions import ClientError
 
 from s3api.identities import ADMINISTRATOR
 from tests.cluster.waiting import wait_until
+from tests.integration.harness import kvfs
 from tests.integration.s3 import S3, code_of, refused, users_of
 from tests.integration.several import several
 
+MIB = 1 << 20
 PART = 5 << 20
 
 
@@ -69,6 +73,32 @@ def test_what_one_answered_for_is_seen_on_the_other_at_once(servers: tuple[S3, S
     with refused(404, "404"):
         here.head_object(Bucket="strict", Key="k0")
     assert not (first.mount / "strict" / "k0").exists()
+
+
+def test_an_md5_that_the_other_node_computes_is_waited_for(servers: tuple[S3, S3]) -> None:
+    """A file is sealed where it was written; until then it has no ETag that stays."""
+    first, second = servers
+    there = second.client(ADMINISTRATOR)
+    first.client(ADMINISTRATOR).create_bucket(Bucket="summed")
+    done = kvfs(
+        "namespace", "set", "/summed", "--etag", "md5-all", "--store", str(first.node.store)
+    )
+    assert done.returncode == 0, done.stderr
+    for number, data in enumerate((b"first", bytes(MIB), b"third")):
+        (first.mount / "summed" / f"k{number}").write_bytes(data)
+        md5 = f'"{hashlib.md5(data).hexdigest()}"'
+        named = {"Bucket": "summed", "Key": f"k{number}"}
+        looks: list[Callable[[], str]] = [
+            partial(_etag, there.head_object, named),
+            partial(_etag, there.get_object, named),
+            lambda: str(there.list_objects_v2(Bucket="summed")["Contents"][-1]["ETag"]),
+        ]
+        for look in looks[number:] + looks[:number]:
+            assert look() == md5
+
+
+def _etag(operation: Any, named: dict[str, str]) -> str:
+    return str(operation(**named)["ETag"])
 
 
 def test_of_conditional_puts_on_both_one_wins(servers: tuple[S3, S3]) -> None:
