@@ -175,7 +175,10 @@ class Access:
             return True
         if action in _BY_INITIATOR:
             return _began(call)
-        return _allows_by_acl(call, block, request, facts)
+        if not _allows_by_acl(call, block, request, facts):
+            return False
+        call.by_acl = True
+        return True
 
 
 def object_acl(call: "Call", facts: Facts) -> Acl:

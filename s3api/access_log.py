@@ -10,11 +10,12 @@ import logging
 import os
 import re
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from kvfs.wire.http import FileRange, Head, Response
 from s3api.call import Call
-from s3api.outcome import Outcome
+from s3api.outcome import Entry, Outcome
 
 _REOPEN_S: Final = 1.0
 _HIDDEN: Final = re.compile(
@@ -81,7 +82,10 @@ class AccessLog:
             return
         try:
             self._reopen_if_moved()
-            os.write(self._fd, line(head, status, sent_bytes, seconds, time.time()).encode())
+            now = time.time()
+            os.write(self._fd, line(head, status, sent_bytes, seconds, now).encode())
+            for entry in entries_of(head):
+                os.write(self._fd, line_of(entry, head, now).encode())
         except OSError as error:
             log.warning("the access log %s lacks a line: %s", self._path, error.strerror)
 
@@ -111,18 +115,17 @@ def line(head: Head, status: int, sent_bytes: int, seconds: float, now: float) -
     """The line of one response, `now` (seconds since the epoch) being when it had been sent."""
     outcome = head.handled if isinstance(head.handled, Outcome) else Outcome("")
     call, response = outcome.call, outcome.response
-    verified = None if call is None else call.verified
     sending = time.monotonic() - outcome.answered if outcome.answered else 0.0
     fields = (
         _word(_owner(call)),
         _word(call.bucket) if call else "",
-        time.strftime("[%d/%b/%Y:%H:%M:%S +0000]", time.gmtime(now)),
+        _moment(now),
         _word(head.peer[0]),
         _word(call.caller.name or "") if call else "",
         outcome.request_id,
         _operation(head, outcome),
         _word(call.key) if call else "",
-        f'"{head.method} {_shown_target(head)} HTTP/1.{0 if head.http_1_0 else 1}"',
+        f'"{_request_line(head)}"',
         str(status),
         outcome.code,
         str(max(0, sent_bytes - (response.head_bytes if response else 0)) or ""),
@@ -133,15 +136,74 @@ def line(head: Head, status: int, sent_bytes: int, seconds: float, now: float) -
         _quoted(head.get(b"user-agent")),
         _word(_header(response, b"x-amz-version-id")),
         "kvfs",
+        *_end(head, call),
+    )
+    return _joined(fields)
+
+
+def entries_of(head: Head) -> Iterable[Entry]:
+    """What a request that was done did besides."""
+    outcome = head.handled
+    if not isinstance(outcome, Outcome) or outcome.call is None or outcome.code:
+        return ()
+    return () if outcome.call.entries is None else outcome.call.entries()
+
+
+def line_of(entry: Entry, head: Head, now: float) -> str:
+    """The line of something that a request did besides: of the request itself what S3 tells of it
+    there."""
+    assert isinstance(head.handled, Outcome), "it did something"
+    call = head.handled.call
+    assert call is not None, "it did something"
+    fields = (
+        _word(entry.owner),
+        _word(entry.bucket),
+        _moment(now),
+        _word(head.peer[0]),
+        _word(call.caller.name or ""),
+        head.handled.request_id,
+        entry.operation,
+        _word(entry.key),
+        f'"{_request_line(head)}"',
+        str(entry.status),
+        entry.code,
+        "",  # bytes sent
+        "" if entry.size is None else str(entry.size),
+        "",  # time, with and without sending
+        "",
+        _quoted(head.get(b"referer")),
+        _quoted(head.get(b"user-agent")),
+        _word(entry.version),
+        "kvfs",
+        *_end(head, call),
+    )
+    return _joined(fields)
+
+
+def _end(head: Head, call: Call | None) -> tuple[str, ...]:
+    """How it was signed and where it was sent."""
+    verified = None if call is None else call.verified
+    return (
         "" if verified is None else f"SigV{verified.version}",
         "",  # cipher suite
         "" if verified is None else _auth_type(verified.auth_type.value),
         _word((head.get(b"host") or b"").decode("latin-1")),
         "",  # version of TLS
         "",  # access point
-        "",  # whether an ACL was needed
+        "Yes" if call and call.by_acl else "",
     )
+
+
+def _joined(fields: tuple[str, ...]) -> str:
     return " ".join(field or "-" for field in fields) + "\n"
+
+
+def _moment(now: float) -> str:
+    return time.strftime("[%d/%b/%Y:%H:%M:%S +0000]", time.gmtime(now))
+
+
+def _request_line(head: Head) -> str:
+    return f"{head.method} {_shown_target(head)} HTTP/1.{0 if head.http_1_0 else 1}"
 
 
 def _operation(head: Head, outcome: Outcome) -> str:

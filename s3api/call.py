@@ -26,6 +26,7 @@ from s3api.errors import S3Error
 from s3api.freshness import Freshness
 from s3api.identities import Identities
 from s3api.model.addressing import is_bucket_name
+from s3api.outcome import Entries
 from s3api.rules.conditions import Target
 from s3api.rules.policy import Caller
 from s3api.settings import OWNER, Settings, SettingsReader
@@ -94,6 +95,10 @@ class Call:
     """As botocore names them."""
     generation: int | None = None
     """Of the metadata, when the request came; None: nobody asked."""
+    by_acl: bool = False
+    """Whether an ACL allowed something of it that nothing else did."""
+    entries: Entries | None = None
+    """What it did besides, for access logs; None: nothing."""
     _settings: Settings | None = None
 
     @property

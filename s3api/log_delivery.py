@@ -20,7 +20,8 @@ import trio
 from kvfs.errors import KvfsError, NotFound
 from kvfs.objects.store import ObjectStore
 from kvfs.wire.http import Head
-from s3api.access_log import line
+from s3api.access_log import entries_of, line, line_of
+from s3api.call import Call
 from s3api.outcome import Outcome
 from s3api.settings import LOGGING, OWNER, Settings, SettingsReader
 
@@ -49,21 +50,32 @@ class LogDelivery:
         self._is_due = trio.Event()
 
     def record(self, head: Head | None, status: int, sent_bytes: int, seconds: float) -> None:
-        """Gather the line of one response, where its bucket is logged."""
+        """Gather the lines of one response, where its bucket is logged, and those of what it did
+        besides where theirs are."""
         outcome = None if head is None else head.handled
         if head is None or not isinstance(outcome, Outcome) or outcome.call is None:
             return
+        now, call = time.time(), outcome.call
+        if call.bucket and self._is_logged(call.raw_bucket, call):
+            self._gather(call.raw_bucket, line(head, status, sent_bytes, seconds, now))
+        for entry in entries_of(head):
+            bucket = entry.bucket.encode()
+            if self._is_logged(bucket, call if bucket == call.raw_bucket else None):
+                self._gather(bucket, line_of(entry, head, now))
+
+    def _is_logged(self, bucket: bytes, call: Call | None) -> bool:
+        """`call`: one that has read its settings."""
         try:
-            wanted = outcome.call.settings.get(LOGGING) if outcome.call.bucket else None
+            settings = self._settings.of(bucket) if call is None else call.settings
         except KvfsError:
-            return  # there is no such bucket
-        if wanted is None:
-            return
+            return False  # there is no such bucket
+        return settings.get(LOGGING) is not None
+
+    def _gather(self, bucket: bytes, told: str) -> None:
         if self._bytes >= _MOST_BYTES:
             self._lost += 1
             return
-        told = line(head, status, sent_bytes, seconds, time.time())
-        self._lines.setdefault(outcome.call.raw_bucket, []).append(told)
+        self._lines.setdefault(bucket, []).append(told)
         self._bytes += len(told)
         if self._bytes >= _SOON_BYTES:
             self._is_due.set()

@@ -1,12 +1,32 @@
 """What became of a request, for those who count and log; kept with its head."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvfs.wire.http import Response
 
 if TYPE_CHECKING:
     from s3api.call import Call
+
+
+class Entry(NamedTuple):
+    """What a request did besides, and has a line of its own in access logs: one of many keys
+    deleted, the source of a copy that was read."""
+
+    operation: str
+    """S3's name in the log."""
+    bucket: str
+    owner: str
+    key: str
+    version: str = ""
+    status: int = 200
+    code: str = ""
+    size: int | None = None
+
+
+Entries = Callable[[], Iterable[Entry]]
+"""Asked for where a log is kept."""
 
 
 @dataclass(slots=True)

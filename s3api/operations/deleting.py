@@ -1,7 +1,7 @@
 """DeleteObject, DeleteObjects."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -18,10 +18,12 @@ from s3api.errors import S3Error
 from s3api.model.addressing import KEY_LIMIT_BYTES
 from s3api.operations.answers import answer
 from s3api.operations.finding import check_version_id
+from s3api.outcome import Entry
 from s3api.rules import actions
 from s3api.rules.conditions import check_delete
 
 KEYS_LIMIT: Final = 1000
+_OF_BATCH: Final = "BATCH.DELETE.OBJECT"
 _VERSIONED: Final = {"VersionId": ""}
 
 
@@ -58,6 +60,7 @@ async def delete_objects(call: Call) -> Response:
     results = await call.committing(lambda later: step(later=later))
     for at, result in zip(open_ones, results, strict=True):
         told[at] = result
+    call.entries = partial(_entries, call, wanted, told)
     quiet = bool(call.params["Delete"].get("Quiet"))
     deleted, errors = [], []
     for each, done in zip(wanted, told, strict=True):
@@ -123,6 +126,17 @@ def _bypasses(call: Call, key: str) -> bool:
     if not call.params.get("BypassGovernanceRetention"):
         return False
     return call.service.access.allows(call, actions.BYPASS_GOVERNANCE, key)
+
+
+def _entries(
+    call: Call, wanted: Sequence[Mapping[str, Any]], told: Sequence[Exception | Deleted | None]
+) -> Iterator[Entry]:
+    """A line for each key."""
+    for each, done in zip(wanted, told, strict=True):
+        error = s3_error(done) if isinstance(done, Exception) else None
+        status, code = (204, "") if error is None else (error.status, error.code)
+        version = each.get("VersionId") or ""
+        yield Entry(_OF_BATCH, call.bucket, call.owner, each["Key"], version, status, code)
 
 
 def _deleted(wanted: Mapping[str, Any], done: Deleted) -> dict[str, Any]:

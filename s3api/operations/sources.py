@@ -10,12 +10,14 @@ from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NoSuchVersion
 from s3api.access import Access
 from s3api.call import Call, target
 from s3api.errors import S3Error
-from s3api.operations.finding import check_version_id
+from s3api.operations.finding import check_version_id, version_id
+from s3api.outcome import Entry
 from s3api.rules import actions
 from s3api.rules.conditions import Conditions, check_copy_source
 from s3api.rules.copy_source import parse_copy_source
 
 T = TypeVar("T")
+_READ: Final = {"CopyObject": "REST.COPY.OBJECT_GET", "UploadPartCopy": "REST.COPY.PART_GET"}
 _ATTEMPTS: Final = 3
 
 
@@ -45,6 +47,7 @@ class Source:
         self.settings = reading.settings
         self._reading, self._access = reading, call.service.access
         self.facts = self._find(reading, self._access)
+        call.entries = self._entries
 
     def check(self, found: Facts | None) -> None:
         """Raises PreconditionFailed, and Conflict where it is another one than was allowed to be
@@ -57,6 +60,14 @@ class Source:
         """Raises AccessDenied unless the caller may read the tags too."""
         action = actions.needed_for_tags(self._reading.version or None)
         self._access.require(self._reading, (action,), self.facts)
+
+    def _entries(self) -> list[Entry]:
+        """That it was read, in the log of its own bucket."""
+        operation = _READ.get(self._reading.operation, "")
+        named = self._reading
+        version = version_id(named, self.facts) or ""
+        size = self.facts.size
+        return [Entry(operation, named.bucket, named.owner, named.key, version, size=size)]
 
     def _check_conditions(self, found: Facts | None) -> None:
         if found is not None and self._conditions:
