@@ -297,7 +297,17 @@ class Campaign:
             raise self._errors[0]
         lists = {host.number: self._listed(host) for host in self._cluster}
         if self._plan.with_moves and len(set(map(tuple, lists.values()))) > 1:
-            raise Violation(f"hosts list different names: {lists}")
+            raise Violation(self._differing(lists))
+
+    def _differing(self, lists: dict[int, list[str]]) -> str:
+        """The names that not all hosts list, and what was done to each."""
+        told = []
+        for name in sorted(set().union(*lists.values())):
+            listing = [host for host, names in lists.items() if name in names]
+            if len(listing) < len(lists):
+                of_it = [each for each in self.history.events if name in (each.name, each.other)]
+                told += [f"{name} is listed by hosts {listing}:", *map(str, of_it)]
+        return "\n".join(["hosts list different names", *told])
 
     def _look(self, host: Host, number: int, names: list[str], end: float) -> None:
         try:
