@@ -35,7 +35,7 @@ from kvfs.objects.attributes import Metadata
 from kvfs.objects.facts import Facts
 from kvfs.objects.finding import Bucket
 from kvfs.objects.names import Place, check_key, place_of
-from kvfs.objects.problems import Locked, NoSuchBucket, NotAnObject
+from kvfs.objects.problems import Locked, NoSuchBucket, NotAnObject, PreconditionFailed
 
 ENABLED: Final = "Enabled"
 SUSPENDED: Final = "Suspended"
@@ -98,7 +98,8 @@ def put(
     moment: Moment,
     changed: Changed,
 ) -> Facts:
-    """Put an object under its key. Raises what `check` raises, Invalid, TooLarge, NoSuchBucket, and
+    """Put an object under its key. Raises what `check` raises, PreconditionFailed (it passed where
+    nothing is, and a mount is making a file of that name), Invalid, TooLarge, NoSuchBucket, and
     NotAnObject, TooOld, `placing.Dropped` (a node that started took the body for a dead
     process's)."""
     check_key(key)
@@ -112,7 +113,10 @@ def put(
     parent = _make_directories(t, bucket, place.directories, moment, changed)
     name = place.name
     if check is not anything:
-        check(finding.find_file(t, parent, name, key, moment.boot))
+        there = finding.find_file(t, parent, name, key, moment.boot)
+        check(there)
+        if there is None and finding.is_being_made(t, parent, name):
+            raise PreconditionFailed("a file of this name is being made through a mount")
     removed, version = _make_way(t, parent, name, versioning, moment, changed)
     inode = _add_file(t, bucket, parent, name, new, moment)
     if version is not None:

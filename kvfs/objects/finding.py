@@ -139,6 +139,17 @@ def has_file(t: Transaction, parent: int, name: bytes, boot: int) -> bool:
     return is_object(t, keys.unpack_u64(value), unpack_inode(record), boot)
 
 
+def is_being_made(t: Transaction, parent: int, name: bytes) -> bool:
+    """Whether a mount has a file of this name that was never closed: S3 cannot see it, but whoever
+    made it with O_EXCL is to be the only one."""
+    value = t.get(keys.file_entry(parent, name))
+    record = None if value is None else t.get(b"i" + value)
+    if record is None:
+        return False
+    inode = unpack_inode(record)
+    return stat.S_ISREG(inode.mode) and not inode.flags & Flag.PUBLISHED
+
+
 def find_version(
     t: Transaction, parent: int, name: bytes, key: bytes, version: str, boot: int
 ) -> Facts | None:

@@ -9,15 +9,16 @@ from kvfs.objects.facts import Facts
 from kvfs.objects.problems import InvalidPart, NoSuchUpload
 from kvfs.objects.uploads import MAX_PARTS, Part, Upload, Wanted
 from kvfs.wire.http import Response
-from s3api.call import Call, Handler, target
+from s3api.call import Call, Handler
 from s3api.errors import S3Error
 from s3api.operations.finding import expiration
 from s3api.operations.lasting import Pace, answer_lasting
 from s3api.operations.multipart import checksum_of, said_of_object
+from s3api.operations.writing import check_of
 from s3api.rules import checksums, etag
 from s3api.rules import parts as kept_parts
 from s3api.rules.checksums import ALGORITHMS, COMPOSITE, Checksum
-from s3api.rules.conditions import Conditions, check_write
+from s3api.rules.conditions import Conditions
 
 
 async def complete_multipart_upload(call: Call) -> Response:
@@ -46,10 +47,7 @@ def _complete(call: Call, pace: Pace) -> dict[str, Any]:
 
 def _put_together(call: Call, upload: Upload, parts: Sequence[Part], pace: Pace) -> Facts:
     conditions = Conditions.of(call.params)
-
-    def check(found: Facts | None) -> None:
-        check_write(conditions, found and target(found))
-
+    check = check_of(conditions)
     checksum = _checksum(call, upload, parts)
     _check_size(call, parts)
     if conditions:

@@ -10,7 +10,7 @@ from kvfs.errors import Conflict
 from kvfs.objects.facts import Facts
 from kvfs.wire.http import Response
 from s3api.buffers import BUFFER_BYTES
-from s3api.call import Call, Handler, moment, target
+from s3api.call import Call, Handler, moment
 from s3api.errors import S3Error
 from s3api.operations.acls import acl_of_new
 from s3api.operations.answers import checksum_members, checksum_name, metadata_of
@@ -18,10 +18,10 @@ from s3api.operations.finding import expiration, version_id
 from s3api.operations.lasting import Pace, answer_lasting
 from s3api.operations.locks import lock_of_new
 from s3api.operations.sources import Source, copied
-from s3api.operations.writing import PUT_LIMIT_BYTES, tags_of_new
+from s3api.operations.writing import PUT_LIMIT_BYTES, check_of, tags_of_new
 from s3api.rules import actions, checksums, etag, metadata
 from s3api.rules.checksums import ALGORITHMS, FULL_OBJECT, Hasher
-from s3api.rules.conditions import Conditions, check_write
+from s3api.rules.conditions import Conditions
 
 _REPLACE: Final = "REPLACE"
 _CHANGES: Final = ("StorageClass", "WebsiteRedirectLocation", "ChecksumAlgorithm")
@@ -97,7 +97,6 @@ def _said(call: Call, source: Facts) -> dict[str, str]:
 
 def _copy(call: Call, source: Source, said: dict[str, str], pace: Pace) -> Facts:
     """Raises Conflict where the source is another one than was looked at. Blocking."""
-    conditions = Conditions.of(call.params)
     checksum, tag = _digests(call, source, pace)
     return call.store.copy(
         source.triple,
@@ -106,7 +105,7 @@ def _copy(call: Call, source: Source, said: dict[str, str], pace: Pace) -> Facts
         etag=tag,
         versioning=call.settings.versioning,
         check_source=source.check,
-        check=lambda found: check_write(conditions, found and target(found)),
+        check=check_of(Conditions.of(call.params)),
         step=pace.step,
     )
 

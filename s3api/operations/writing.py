@@ -46,7 +46,7 @@ async def put_object(call: Call) -> Response:
                 digests.etag,
                 said,
                 versioning=call.settings.versioning,
-                check=_check(conditions),
+                check=check_of(conditions),
                 later=later,
             ),
             waits=draft.durable or call.store.is_shared,
@@ -66,9 +66,10 @@ async def _begin(call: Call, size: int) -> Draft:
     return draft
 
 
-def _check(conditions: Conditions) -> Check:
+def check_of(conditions: Conditions) -> Check:
+    """Of a put: `anything` where there are none, since what is there need not be read then."""
     if not conditions:
-        return anything  # what is there need not be read
+        return anything
     return lambda found: check_write(conditions, found and target(found))
 
 

@@ -148,6 +148,33 @@ def test_what_s3_cannot_see_it_does_not_replace(
     assert path.read_bytes() == b"x"
 
 
+@pytest.mark.parametrize("how", ["put", "copied", "uploaded"])
+def test_a_name_that_the_mount_is_making_is_taken_for_a_put_of_what_is_not_there(
+    s3: S3, bucket: str, how: str
+) -> None:
+    client = s3.client("main")
+    put(s3, bucket, "other", b"other")
+    where = {"Bucket": bucket, "Key": "made", "IfNoneMatch": "*"}
+    path = s3.mount / bucket / "made"
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    try:
+        os.write(fd, b"of the mount")
+        with refused(412, "PreconditionFailed"):
+            if how == "put":
+                client.put_object(**where, Body=b"of S3")
+            elif how == "copied":
+                client.copy_object(**where, CopySource=f"{bucket}/other")
+            else:
+                upload = client.create_multipart_upload(Bucket=bucket, Key="made")["UploadId"]
+                part = {"Bucket": bucket, "Key": "made", "UploadId": upload, "PartNumber": 1}
+                tag = client.upload_part(**part, Body=b"of S3")["ETag"]
+                parts = {"Parts": [{"PartNumber": 1, "ETag": tag}]}
+                client.complete_multipart_upload(**where, UploadId=upload, MultipartUpload=parts)
+    finally:
+        os.close(fd)
+    assert get(s3, bucket, "made") == path.read_bytes() == b"of the mount"
+
+
 def test_a_name_that_the_kernel_knew_as_absent_is_found_after_a_put(s3: S3, bucket: str) -> None:
     path = s3.mount / bucket / "later"
     for _ in range(3):
