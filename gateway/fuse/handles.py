@@ -22,6 +22,7 @@ import trio
 from gateway.fuse.open_file import Handle, OpenFile, signature_of, turn
 from gateway.fuse.publishing import Publishing, differs, unsealed_here
 from gateway.fuse.renewing import Renewing
+from gateway.fuse.unrecorded import Unrecorded
 from kvfs import stepping
 from kvfs.append_leases import AppendLeases
 from kvfs.bringing import Bringing
@@ -70,6 +71,7 @@ class OpenFiles:
         self._on_closed = on_closed
         self.publishing = Publishing(volume, bringing, boot)
         self.renewing = Renewing(volume, bringing)
+        self.unrecorded = Unrecorded(self.publishing.publish, self._close_unused)
         self._files: dict[int, OpenFile] = {}
         self._handles: dict[int, Handle] = {}
         self._idle: OrderedDict[int, OpenFile] = OrderedDict()
@@ -141,6 +143,8 @@ class OpenFiles:
         elif file is not None and file.owner is None and owner is not None:
             self._shares.take(owner)
             file.owner = owner
+        if file is not None and ino in self.unrecorded and not file.writers:
+            file = await self._recorded(file)
         if file is not None and self._bringing.is_shared:
             file = await self._renewed(file)
         if file is None:
@@ -400,6 +404,13 @@ class OpenFiles:
         file.published = None
         return file
 
+    async def _recorded(self, file: OpenFile) -> OpenFile | None:
+        """The open file, recorded; None where it is to be opened anew, as others see it. Raises
+        NoSpace, Unavailable."""
+        with contextlib.suppress(Stale):
+            await self._in_use(file, self.unrecorded.record)
+        return self._files.get(file.ino)
+
     async def _renewed(self, file: OpenFile) -> OpenFile | None:
         """The open file, with the content that other nodes have published since; None where it is
         to be opened anew."""
@@ -477,6 +488,10 @@ class OpenFiles:
                     holders.not_writing(file.ino)
                 if file.writers == 0 or handle.maps:  # which may have stored after its last FLUSH
                     await self.publishing.publish(file)
+        except KvfsError as error:
+            if file.writers == 0:
+                self.unrecorded.add(file, error)
+            raise
         finally:
             file.users -= 1
             if handle.appends and self.appends is not None:
@@ -532,6 +547,7 @@ class OpenFiles:
                 await self.release(fh)
             except (KvfsError, OSError) as error:
                 log.error("inode %x: its last changes are not recorded: %s", handle.file.ino, error)
+        self.unrecorded.close()
         for ino in list(self._idle):
             self.let_go(ino)
 

@@ -149,6 +149,7 @@ async def _serve_device(
     try:
         with node.mounts.mounted(invalidator.changed, open_files.replaced.add) as describe:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(open_files.unrecorded.run)
                 nursery.start_soon(pyfuse3.main)
                 nursery.start_soon(_until_gone, fast, nursery.cancel_scope)
                 nursery.start_soon(beside.run)
@@ -268,6 +269,7 @@ async def _serve_through_libfuse(
     try:
         with node.mounts.mounted(invalidator.changed, open_files.replaced.add) as describe:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(open_files.unrecorded.run)
                 nursery.start_soon(_libfuse_main, nursery.cancel_scope)
                 with trio.fail_after(_START_DEADLINE_S):
                     await watched_from.wait()

@@ -22,6 +22,7 @@ class OpenFile:
         "base",
         "fd",
         "handles",
+        "in_doubt",
         "incoming",
         "ino",
         "is_appended",
@@ -66,6 +67,9 @@ class OpenFile:
         """The recorded version that what is written here builds on."""
         self.lapses = 0
         """How often this node had lost its lease when writing began."""
+        self.in_doubt = False
+        """What was to be published last failed: it may be recorded or not, and others may have gone
+        on since."""
         self.is_appended = False
         """Whether somebody appends to it who must not lose others' lines."""
         self.refused = ""

@@ -7,9 +7,8 @@ and at RELEASE where no FLUSH came. A file is published by one task at a time.
 import logging
 import os
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -40,6 +39,16 @@ _OVERTAKEN: Final = (
 )
 
 
+class _Record(Protocol):
+    """Records a state of a file, under a new version where one is given."""
+
+    def __call__(self, t: Transaction, version: int | None = None) -> bool: ...
+
+
+class _Recorded(Exception):
+    """What was made here was published by an earlier attempt, whose answer was lost."""
+
+
 class Publishing:
     """Of one mount's open files."""
 
@@ -55,7 +64,7 @@ class Publishing:
         if volume.lapses is not None:
             file.lapses = volume.lapses()
         file.base, file.refused = file.version, ""
-        file.is_appended = False
+        file.is_appended = file.in_doubt = False
         if file.incoming is not None:
             await stepping.aside()
             await file.incoming.whole()
@@ -92,7 +101,36 @@ class Publishing:
         boot = 0 if synced else self._boot
         lapses = file.lapses if self._volume.lapses is None else self._volume.lapses()
 
-        def fn(t: Transaction, version: int | None = None) -> bool:
+        record = self._recording(file, st, boot)
+        waiting: list[trio.Event] = []
+        file.publishing = waiting
+        try:
+            await self._fix(file)
+            if not await self._publish_first(file, record, known=synced or file.lapses != lapses):
+                await self._publish_anew(file, record, synced=synced)
+                # Its names changed, and with them its ctime.
+                signature = (*signature[:2], os.fstat(file.fd).st_ctime_ns)
+            file.is_new = file.in_doubt = False
+            file.published, file.base, file.lapses = signature, file.version, lapses
+            now = signature_of(os.fstat(file.fd))
+            file.rewritten = file.overwriters > 0 or now[:2] != signature[:2]
+        except BaseException:
+            file.in_doubt = True
+            raise
+        finally:
+            file.publishing = None
+            for each in waiting:
+                each.set()
+        self._volume.on_published(file.ino, file.version, st.st_blocks)
+        await self._volume.acknowledge([file.ino])
+
+    def _recording(self, file: OpenFile, st: os.stat_result, boot: int) -> _Record:
+        """What records this state of a file; False where it has no place any more."""
+
+        def record(t: Transaction, version: int | None = None) -> bool:
+            is_first = bool(t.node) and file.is_new
+            if is_first and file.in_doubt and _is_published(t, file.ino):
+                raise _Recorded
             lifecycle.publish(
                 t,
                 file.ino,
@@ -103,32 +141,23 @@ class Publishing:
                 boot=boot,
                 version=version,
             )
-            if not t.node or not file.is_new:
-                return True
-            return settle(t, file.ino, time.time_ns(), late=self._has_lapsed(file))
+            return not is_first or settle(t, file.ino, time.time_ns(), late=self._is_late(file))
 
-        waiting: list[trio.Event] = []
-        file.publishing = waiting
+        return record
+
+    async def _publish_first(self, file: OpenFile, record: _Record, *, known: bool) -> bool:
+        """Under the version that it has; whether it could be: others may have what was published
+        under that. Raises Stale where it has no place any more."""
+        if self._bringing.is_shared and not file.is_new:
+            return False
         try:
-            await self._fix(file)
-            if file.is_new or not self._bringing.is_shared:
-                known = synced or file.lapses != lapses
-                if not await self._volume.publish_new(file.ino, fn, known=known):
-                    raise self._refusal(file, _UNPLACED)
-            else:
-                await self._publish_anew(file, fn, synced=synced)
-                # Its names changed, and with them its ctime.
-                signature = (*signature[:2], os.fstat(file.fd).st_ctime_ns)
+            has_place = await self._volume.publish_new(file.ino, record, known=known)
+        except _Recorded:
             file.is_new = False
-            file.published, file.base, file.lapses = signature, file.version, lapses
-            now = signature_of(os.fstat(file.fd))
-            file.rewritten = file.overwriters > 0 or now[:2] != signature[:2]
-        finally:
-            file.publishing = None
-            for each in waiting:
-                each.set()
-        self._volume.on_published(file.ino, file.version, st.st_blocks)
-        await self._volume.acknowledge([file.ino])
+            return False
+        if not has_place:
+            raise self._refusal(file, _UNPLACED)
+        return True
 
     async def _fix(self, file: OpenFile) -> None:
         """Have whatever is stored through a mapping from here on change the signature. Only the
@@ -159,20 +188,19 @@ class Publishing:
         if not inode.nlink:
             raise self._refusal(file, _UNPLACED)
 
-    def _has_lapsed(self, file: OpenFile) -> bool:
-        """Whether others may have taken this node for dead since the file was opened."""
+    def _is_late(self, file: OpenFile) -> bool:
+        """Whether others may have gone on without what is published: they may have taken this node
+        for dead since the file was opened, or an earlier attempt failed."""
         lapses = self._volume.lapses
-        return lapses is not None and file.lapses != lapses()
+        return file.in_doubt or (lapses is not None and file.lapses != lapses())
 
-    async def _publish_anew(
-        self, file: OpenFile, record: Callable[[Transaction, int], object], *, synced: bool
-    ) -> None:
-        """As a version that nobody had. What is appended goes past nobody, nor does a node that was
-        taken for dead meanwhile: others went on from what they had."""
+    async def _publish_anew(self, file: OpenFile, record: _Record, *, synced: bool) -> None:
+        """As a version that nobody had. What is appended goes past nobody, nor does what is late:
+        others went on from what they had."""
         volume = self._volume
 
         def follow(t: Transaction, version: int) -> None:
-            if file.is_appended or self._has_lapsed(file):
+            if file.is_appended or self._is_late(file):
                 check_follows(t, file.ino, file.base)
             record(t, version)
 
@@ -246,6 +274,11 @@ def unsealed_here(t: Transaction, ino: int) -> Inode | None:
     if inode is None or inode.flags & Flag.ASSEMBLY or not inode.flags & Flag.PUBLISHED:
         return None
     return inode
+
+
+def _is_published(t: Transaction, ino: int) -> bool:
+    (inode,) = read_inodes(t, [ino])
+    return inode is not None and bool(inode.flags & Flag.PUBLISHED)
 
 
 def differs(inode: Inode, stat: os.stat_result) -> bool:

@@ -21,6 +21,8 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.engine import HOST as ENGINE
+from tests.cluster.histories.hand import Hand
+from tests.cluster.histories.values import content
 from tests.cluster.waiting import wait_until
 from tests.fault.disks import disk
 from tests.integration.harness import kvfs
@@ -198,6 +200,39 @@ def test_who_is_cut_off_serves_nothing_old(cluster: Cluster, ways: str) -> None:
     assert read(cluster, 3, kept) == errno.EIO
     cluster.heal(3)
     settles(cluster, 3, kept, new)
+
+
+def test_what_a_close_could_not_record_goes_past_nobody(cluster: Cluster) -> None:
+    """It is recorded when the node is heard again, where nobody else has written meanwhile."""
+    old, _ = made(cluster, "kept")
+    new, alone = (f"kept/file-{next(_numbers)}" for _ in range(2))
+    here, there = cluster[1].mount, cluster[2].mount
+    hands = [Hand() for _ in range(3)]  # this process has children, and each may close its files
+    files = [
+        hands[0].open(here / old),
+        hands[1].open(here / new),
+        hands[2].reserve(here / alone),
+    ]
+    cluster.partition(1)
+    with ThreadPoolExecutor() as pool:
+        work = [partial(hand.publish, file, 4) for hand, file in zip(hands, files, strict=True)]
+        assert list(pool.map(within, work)) == [errno.EIO] * len(files)
+    for name in (old, new):
+        wait_until(lambda: written_over(there / name, b"there"), "the others go on")  # noqa: B023
+    cluster.heal(1)
+    settles(cluster, 2, alone, content(4))
+    for host in cluster:
+        for name in (old, new):
+            settles(cluster, host.number, name, b"there")
+    for hand in hands:
+        hand.close()
+
+
+def written_over(path: Path, data: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        path.write_bytes(data)
+        return True
+    return False
 
 
 @pytest.mark.parametrize("ways", ["both", "in", "out"])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -72,26 +73,30 @@ def test_a_mount_goes_on_when_its_engine_is_there_again() -> None:
         assert (mount / "models" / "lasting").read_text() == "x"
 
 
-def test_what_a_close_could_not_record_is_never_read_as_what_was_there() -> None:
+def test_what_a_close_could_not_record_is_recorded_when_the_engine_is_there_again() -> None:
     old, new = b"o" * 1000, b"n" * 3000
     with several(2) as cluster:
-        here, there = (node.mount / "models" / "f" for node in cluster.nodes)
-        here.write_bytes(old)
-        fd = os.open(here, os.O_WRONLY)
-        os.pwrite(fd, new, 0)
+        here, there = (node.mount / "models" for node in cluster.nodes)
+        (here / "old").write_bytes(old)
+        kinds = {"old": 0, "made": os.O_CREAT, "made alone": os.O_CREAT | os.O_EXCL}
+        fds = [os.open(here / name, os.O_WRONLY | flags) for name, flags in kinds.items()]
+        for fd in fds:
+            os.pwrite(fd, new, 0)
         cluster.server.kill()
-        assert fails_with(errno.EIO, lambda: os.close(fd))
+        with ThreadPoolExecutor() as pool:
+            failed = pool.map(lambda fd: fails_with(errno.EIO, lambda: os.close(fd)), fds)
+            assert list(failed) == [True] * len(fds)
         cluster.server.start()
         found: list[bytes] = []
 
-        def is_there() -> bool:
+        def are_there() -> bool:
             with contextlib.suppress(OSError):
-                found.append(there.read_bytes())
-                found.append(here.read_bytes())
+                found.extend((there / name).read_bytes() for name in kinds)
+                found.append((here / "old").read_bytes())
                 return True
             return False
 
-        wait_until(is_there, "what was written is recorded after all")
+        wait_until(are_there, "what was written is recorded after all", 60)
         assert set(found) == {new}
 
 

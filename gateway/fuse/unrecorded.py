@@ -1,0 +1,98 @@
+"""Files of the mount whose last close could not be recorded, since the engine was away or had no
+room: they stay open, and are recorded as soon as that can be.
+
+Their closes failed (EIO, ENOSPC), so whoever wrote them does not count on it; but this host's mount
+shows what others do not, and their names are taken.
+
+Invariants
+- What is recorded late goes past nobody: where another node has published since, or has taken the
+  name, it is dropped (`Publishing`).
+- Nobody gets such a file before it is recorded, but for those who write to it: their close records
+  it.
+- What is not recorded when the daemon ends is what a kill leaves.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from gateway.fuse.open_file import OpenFile
+from kvfs.errors import KvfsError, NoSpace, Unavailable
+
+_PAUSE_S: Final = 0.25
+_PASSING: Final = (NoSpace, Unavailable)
+log = logging.getLogger(__name__)
+
+
+class Unrecorded:
+    """Those of one mount. Each counts among its file's users."""
+
+    def __init__(
+        self,
+        publish: Callable[[OpenFile], Awaitable[None]],
+        close_unused: Callable[[OpenFile], None],
+    ) -> None:
+        self._publish = publish
+        self._close_unused = close_unused
+        self._files: dict[int, OpenFile] = {}
+        self._arrived = trio.Event()
+
+    def __contains__(self, ino: int) -> bool:
+        return ino in self._files
+
+    def add(self, file: OpenFile, error: KvfsError) -> None:
+        """The close of its last writer failed; where it may go another time, it is tried again."""
+        if not isinstance(error, _PASSING) or file.ino in self._files:
+            return
+        log.warning("inode %x: its close is not recorded yet: %s", file.ino, error)
+        file.users += 1
+        self._files[file.ino] = file
+        self._arrived.set()
+
+    async def record(self, file: OpenFile) -> None:
+        """Before somebody gets it. Raises as `Publishing.publish`: where it is NoSpace or
+        Unavailable, it is tried again."""
+        try:
+            await self._publish(file)
+        except _PASSING:
+            raise
+        except (KvfsError, OSError):
+            self._end(file)
+            raise
+        self._end(file)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._arrived.wait()
+            await self._try_each()
+            if self._files:
+                await trio.sleep(_PAUSE_S)
+            else:
+                self._arrived = trio.Event()
+
+    def close(self) -> None:
+        """The mount has gone."""
+        for file in list(self._files.values()):
+            log.error("inode %x: its last close is not recorded", file.ino)
+            self._end(file)
+
+    async def _try_each(self) -> None:
+        for file in list(self._files.values()):
+            if file.writers:
+                self._end(file)
+                continue
+            try:
+                await self.record(file)
+            except Unavailable:
+                return
+            except (KvfsError, OSError) as error:
+                if not isinstance(error, _PASSING):
+                    log.error("inode %x: its last close is not recorded: %s", file.ino, error)
+
+    def _end(self, file: OpenFile) -> None:
+        if self._files.pop(file.ino, None) is not None:
+            file.users -= 1
+            self._close_unused(file)
