@@ -13,7 +13,13 @@ from kvfs.namespace import etags, odd, spaces, tree
 from kvfs.objects import attributes, buckets, changing, finding, versions
 from kvfs.objects.facts import Facts
 from kvfs.objects.names import Place, check_key, joined, place_of
-from kvfs.objects.problems import BucketNotEmpty, Locked, NoSuchKey, NoSuchVersion
+from kvfs.objects.problems import (
+    BucketNotEmpty,
+    Locked,
+    NoSuchKey,
+    NoSuchVersion,
+    PreconditionFailed,
+)
 from tests.unit.object_space import ObjectSpace
 from tests.unit.space import BOOT, new_inode
 
@@ -124,7 +130,9 @@ def test_what_is_not_published_is_no_object(space: ObjectSpace) -> None:
     def must_be_free(there: Facts | None) -> None:
         assert there is None
 
-    space.put(b"made", check=must_be_free)
+    with pytest.raises(PreconditionFailed):
+        space.put(b"made", check=must_be_free)
+    space.put(b"made")
     assert [each.key for each in space.list().objects] == [b"made"]
 
 
