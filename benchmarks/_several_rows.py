@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -13,6 +13,7 @@ from benchmarks._processes import together
 from benchmarks._several import FAR, NODES, STRICT, Level, Nodes, Plain, round_trips
 from benchmarks._systems import JuiceFs, Kvfs, System, settle
 from gds.measuring import back_memory
+from kvfs.meta.mirror.recalls import PAUSE_S
 
 _KEYS: Final = 10_000
 _THREADS: Final = 8
@@ -37,6 +38,7 @@ def groups(scale: Scale) -> list[Group]:
         _remote(64 * MIB),
         _remote(scale.large_bytes),
         _creates(scale),
+        _removals(scale),
         _exists(scale),
         _misses(scale),
         _trips(scale),
@@ -170,6 +172,45 @@ def _created(system: System, flags: int, processes: int, limit_s: float) -> floa
         return lambda: 1 / load.per_name(names, limit_s, create)[0]
 
     return float(sum(together([prepare] * processes)))
+
+
+def _removals(scale: Scale) -> Group:
+    """Of empty directories: where nobody has to be asked, and where the other node has just made
+    files beside."""
+    quiet = Row("rmdir", "ms", False, {})
+    asking = Row("rmdir after the other node made files beside it", "ms", False, {})
+    times = scale.times // 2
+
+    def measure(system: System) -> Mapping[str, float]:
+        nodes = system.nodes if isinstance(system, Level) else system
+        assert isinstance(nodes, Nodes)
+        names = [Path(name) for name in load.new_names(system.root, 2 * times)]
+        for path in names:
+            path.mkdir()
+        beside = nodes.reader.mountpoint / system.root.relative_to(nodes.writer.mountpoint)
+        settle([nodes], _SETTLE_S)
+        asked = [_removed_s(path, beside) for path in names[:times]]
+        alone = [_removed_s(path) for path in names[times:]]
+        return {quiet.name: _median_ms(alone), asking.name: _median_ms(asked)}
+
+    def applies(system: System) -> bool:
+        return isinstance(system, Nodes | Level)
+
+    return Group((quiet, asking), measure, applies=applies)
+
+
+def _removed_s(directory: Path, beside: Path | None = None) -> float:
+    if beside is not None:
+        time.sleep(2 * PAUSE_S)  # else the other node has nothing that it could be asked for
+        for name in load.new_names(beside, 2):
+            load.create(name)
+    began = time.perf_counter()
+    directory.rmdir()
+    return time.perf_counter() - began
+
+
+def _median_ms(times: Sequence[float]) -> float:
+    return sorted(times)[len(times) // 2] * 1e3
 
 
 def _exists(scale: Scale) -> Group:

@@ -79,6 +79,11 @@ class _Propose(msgspec.Struct):
     """As `asking.pack` makes it, in base64."""
 
 
+class _Recall(msgspec.Struct):
+    namespace: int
+    """In which a directory is to be removed."""
+
+
 class _Job(msgspec.Struct):
     job: str
     """That one node at a time may do."""
@@ -131,6 +136,9 @@ class Clustered:
             await told([Written(key, reads.get(key), new) for key, new in proposal.writes.items()])
             return True
 
+        async def recall(params: dict[str, Any]) -> None:
+            await self.engine.recall(msgspec.convert(params, _Recall).namespace)
+
         async def catch_up(_params: dict[str, Any]) -> None:
             await self.engine.catch_up()
 
@@ -140,8 +148,8 @@ class Clustered:
         async def claim(params: dict[str, Any]) -> bool:
             return await self.claims.take(msgspec.convert(params, _Job).job)
 
-        own = {"propose": propose, "catch_up": catch_up, "sync": sync, "claim": claim}
-        return {**own, **self._requests.handlers()}
+        own = {"propose": propose, "recall": recall, "catch_up": catch_up}
+        return {**own, "sync": sync, "claim": claim, **self._requests.handlers()}
 
     async def report(self) -> dict[str, object]:
         """What the node's status says of its cluster."""
@@ -301,6 +309,7 @@ async def joined_cluster(
             cluster=member.cluster,
             on_applied=heard,
             settle=_settle,
+            is_alive=member.roster.lives,
         )
         renewal = Renewal(member, engine)
         nursery = await stack.enter_async_context(trio.open_nursery())

@@ -30,11 +30,18 @@ from kvfs.locks import Locks, Place
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
 from kvfs.namespace import inodes, lifecycle, published, tree
+from kvfs.namespace.private import is_given_way, make_way
 from kvfs.namespace.tree import Removed
 from kvfs.node import Node
 from kvfs.store import syncing
 
 _TARGET_MAX: Final = 4095
+_KNOWN: Final = 0
+_PRIVATE: Final = 1
+_RESERVED: Final = 2
+_OVER: Final = 3
+"""What others are to know of a new name at once: all; nothing; that it is taken; that it is in the
+place of another node's that gives way."""
 _SETTLING: Final = 40
 """Files that are opened at a time to be synced before a rename."""
 
@@ -203,11 +210,11 @@ class Operations:
         size: int = 0,
         rdev: int = 0,
         target: bytes = b"",
-        private: bool = False,
+        kind: int = _KNOWN,
         is_leased: bool = False,
     ) -> tuple[int, Inode]:
-        """Give a new inode a name. `ino`: its number; 0: the next one. `private`: nobody else has
-        to know of it yet. `is_leased`: it is made by who appends to it."""
+        """Give a new inode a name. `ino`: its number; 0: the next one. `is_leased`: it is made by
+        who appends to it."""
         _check_name(name)
         top = parent == ROOT_INODE  # a new namespace numbers its directory itself
         if not top and not ino:
@@ -229,7 +236,10 @@ class Operations:
                 rdev=rdev,
                 target=target,
                 boot=self.node.boot if stat.S_ISREG(mode) else 0,
+                flags=Flag.RESERVED if kind == _RESERVED and t.node else 0,
             )
+            if kind == _OVER:
+                make_way(t, parent, name)
             made = tree.add(t, parent, name, ino, inode)
             if is_leased and self.node.appends is not None:
                 self.node.appends.put(t, made)
@@ -237,7 +247,7 @@ class Operations:
                 self.known.add(made)
             return made, tree.read_inode(t, made) if top else inode
 
-        return await self.engine.transact(fn, private=ino if private else 0)
+        return await self.engine.transact(fn, private=ino if kind == _PRIVATE else 0)
 
     async def readlink(self, ino: int) -> bytes:
         """The target. Raises Invalid where it is no symbolic link."""
@@ -431,11 +441,7 @@ class Operations:
         ino = 0 if parent == ROOT_INODE else await self.volume.allocate(namespace_id)
         self.open_files.begin_making(ino, caller.uid)
         try:
-            is_leased = bool(flags & os.O_APPEND) and self.open_files.is_leased(parent, flags)
-            private = not flags & os.O_EXCL and not is_leased
-            ino, inode = await self._add(
-                *(parent, name, mode, caller), ino=ino, private=private, is_leased=is_leased
-            )
+            ino, inode = await self._add_file(parent, name, mode, flags, ino, caller)
             handle = await self._make_data_file(parent, name, ino, inode, flags, caller.uid)
         except Exists:
             if flags & os.O_EXCL:
@@ -445,6 +451,28 @@ class Operations:
         finally:
             self.open_files.end_making(ino, caller.uid)
         return await self._open_existing(parent, name, flags, caller)
+
+    async def _add_file(
+        self, parent: int, name: bytes, mode: int, flags: int, ino: int, caller: Caller
+    ) -> tuple[int, Inode]:
+        """The first step of a create. Of two hosts that make one name, neither with O_EXCL, both
+        do."""
+        is_leased = bool(flags & os.O_APPEND) and self.open_files.is_leased(parent, flags)
+        is_reserved = bool(flags & os.O_EXCL) or is_leased
+        kind = _RESERVED if is_reserved else _PRIVATE
+        try:
+            return await self._add(
+                *(parent, name, mode, caller), ino=ino, kind=kind, is_leased=is_leased
+            )
+        except Exists:
+            if is_reserved or not await self._is_given_way(parent, name):
+                raise
+        return await self._add(*(parent, name, mode, caller), ino=ino, kind=_OVER)
+
+    async def _is_given_way(self, parent: int, name: bytes) -> bool:
+        if self.coherence is None:
+            return False
+        return await self.engine.read(lambda t: is_given_way(t, parent, name))
 
     async def _make_data_file(
         self, parent: int, name: bytes, ino: int, inode: Inode, flags: int, owner: int

@@ -7,14 +7,16 @@ what was there when it answers.
 """
 
 import base64
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from kvfs import control
 from kvfs.clock import now
 from kvfs.coherence import CACHE_S
-from kvfs.errors import Conflict, KvfsError, NotFound, TooLarge, Unavailable
+from kvfs.errors import Busy, Conflict, KvfsError, NotFound, TooLarge, Unavailable
 from kvfs.meta import keys
+from kvfs.meta.delegations import Delegated
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.mirror import asking
@@ -93,7 +95,20 @@ class Mirrored:
 
     def write(self, engine: EmbeddedEngine, fn: Callable[[Transaction], T]) -> T:
         """Run `fn` on the mirror, and have the node commit it. Raises what it raises, Unavailable
-        (it may be committed or not), Conflict, TooLarge."""
+        (it may be committed or not), Conflict, TooLarge; Busy where another node may be making
+        files in a directory that `fn` removes, and does not answer."""
+        end = time.monotonic() + _DEADLINE_S
+        while True:
+            try:
+                return self._write(engine, fn)
+            except Delegated as found:
+                if time.monotonic() >= end:
+                    raise Busy(
+                        "other nodes make files in the namespace all the time: try again"
+                    ) from None
+                self._ask("recall", {"namespace": found.namespace_id})
+
+    def _write(self, engine: EmbeddedEngine, fn: Callable[[Transaction], T]) -> T:
         try:
             return asking.ask(engine, fn, self._propose, most_bytes=_MOST_BYTES)
         except _OF_THE_ENGINE:

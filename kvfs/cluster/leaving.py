@@ -6,6 +6,7 @@
 | `u` | whoever else has the file seals it |
 | `r` | dropped: nobody makes a data file of that number any more |
 | `p`, `h` | dropped; a cache file that nobody else has is evicted, a durable one has no data then |
+| `d` | dropped |
 
 What is left is listed in a read, since the lists of all nodes change all the time; the transaction
 looks at each again.
@@ -13,7 +14,7 @@ looks at each again.
 
 from typing import NamedTuple
 
-from kvfs.meta import keys
+from kvfs.meta import delegations, keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import namespace_of
 from kvfs.namespace import lifecycle, placements, spaces, tree
@@ -22,12 +23,14 @@ from kvfs.namespace.listed import listed
 
 
 class Left(NamedTuple):
-    """Some of what a node left, by inode number."""
+    """Some of what a node left, by inode number but for the last."""
 
     unpublished: list[int]
     unsealed: list[int]
     reserved: list[int]
     held: list[int]
+    delegated: list[int]
+    """Namespaces."""
 
 
 class Gone(NamedTuple):
@@ -61,6 +64,7 @@ def list_left(t: Transaction, node: bytes, limit: int) -> Left:
         listed(t, keys.unsealed(0), b"v", limit, node),
         listed(t, keys.reserved(0), b"s", limit, node),
         placements.held_by(t, node, 0, limit),
+        delegations.of_node(t, node),
     )
 
 
@@ -78,6 +82,8 @@ def let_go(t: Transaction, node: bytes, left: Left, now: int) -> Gone:
     for ino in left.reserved:
         if t.get(keys.reserved(ino)) == node:
             t.delete(keys.reserved(ino))
+    for namespace_id in left.delegated:
+        t.delete(keys.delegation(namespace_id, node))
     lost = 0
     caches = _caches(t)
     for ino in left.held:

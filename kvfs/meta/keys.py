@@ -32,6 +32,7 @@ the values above.
 | `m` inode (8) | mtime (8) ctime (8) of a directory, where later than its record's |
 | `p` inode (8) node | Holding: what of the file's data this node has |
 | `h` node inode (8) | empty: the same, by node |
+| `d` namespace id (2) node | whether the node may make files there that nobody else knows of |
 | `N` node | Node |
 | `K` inode (8) `f` or `r` | the locks on a file, of flock or on ranges, that reach all nodes |
 | `K` inode (8) `a` | Holder: the run of a node that may append to the file |
@@ -43,10 +44,12 @@ from typing import Final
 
 SCHEMA: Final = 1
 VERSION: Final = b"V"
-OF_NAMESPACES: Final = tuple(bytes([kind]) for kind in b"Kbegcimnoprsuwxz")
+OF_NAMESPACES: Final = tuple(bytes([kind]) for kind in b"Kbdegcimnoprsuwxz")
 """Classes whose keys begin with a namespace's id, by itself or as the high bits of a number."""
 NODES: Final = b"N"
 """The class of the nodes' records."""
+DELEGATIONS: Final = (b"d", b"e")
+"""The range of them."""
 COPYING: Final = (b"C", b"D")
 """The range of marks of unfinished copies."""
 _u16 = struct.Struct(">H")
@@ -152,6 +155,23 @@ def placements(ino: int) -> bytes:
 
 def held(node: bytes, ino: int) -> bytes:
     return b"h" + node + pack_u64(ino)
+
+
+def delegation(namespace_id: int, node: bytes) -> bytes:
+    return b"d" + _u16.pack(namespace_id) + node
+
+
+def delegations(namespace_id: int) -> bytes:
+    return b"d" + _u16.pack(namespace_id)
+
+
+def is_delegation(key: bytes) -> bool:
+    return key.startswith(b"d")
+
+
+def parse_delegation(key: bytes) -> tuple[int, int]:
+    """Namespace and node."""
+    return int(_u16.unpack_from(key, 1)[0]), unpack_node(key[3:])
 
 
 def node(number: int) -> bytes:

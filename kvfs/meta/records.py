@@ -39,6 +39,9 @@ class Flag:
     """Parts of an upload are still received into it: it is not sealed."""
     COLD: Final = 16
     """Sealed, and the cold tier has its content (`namespace.cold`): the data file may go."""
+    RESERVED: Final = 32
+    """Not published yet, and its name is nobody else's all the same: made with O_EXCL in a cluster,
+    or by who appends."""
 
 
 class Inode(msgspec.Struct, array_like=True, kw_only=True):

@@ -87,7 +87,7 @@ def publish(
         t.delete(keys.unpublished(ino))
     if not made_here or version is not None:  # else the placement it was made with is the only one
         placements.hold_alone(t, ino, inode.version)
-    inode.flags = (inode.flags | Flag.PUBLISHED) & ~Flag.SEALED
+    inode.flags = (inode.flags | Flag.PUBLISHED) & ~(Flag.SEALED | Flag.RESERVED)
     inode.checksum = b""
     if seal is None:
         t.put(keys.unsealed(ino), t.node)

@@ -1,15 +1,18 @@
 """New files that only the node which made them knows of, when others are to know them.
 
-Others may have used the name meanwhile, or removed its directory: they could not see it. Of two
-files of one name that which is known last counts as closed last, unless its host was cut off in
-between: then it may be older, and gives way. No two hosts' clocks are compared.
+Others may have used the name meanwhile: they could not see it. Of two files of one name that which
+is known last counts as closed last, unless its host was cut off in between: then it may be older,
+and gives way. No two hosts' clocks are compared.
+
+What is not published yet takes its name from nobody, unless it is reserved: another file of that
+name may take the entry. It keeps its record, as if it were private, and its close sees to its name.
 """
 
 from typing import Final
 
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
-from kvfs.meta.records import unpack_inode
+from kvfs.meta.records import Flag, Inode, unpack_inode
 from kvfs.namespace.entries import find_entry, lose_link
 from kvfs.namespace.inodes import is_directory, read_inode, write_inode
 
@@ -42,7 +45,8 @@ def settle(t: Transaction, ino: int, now: int, *, late: bool = False) -> bool:
         if entry is None or not (entry.directory or late):
             if entry is not None:
                 other = read_inode(t, entry.ino)
-                lose_link(t, entry.ino, other, (inode.parent, inode.name), now, lambda _: True)
+                if not _gives_way(t, entry.ino, other):
+                    lose_link(t, entry.ino, other, (inode.parent, inode.name), now, lambda _: True)
             t.put(key, keys.pack_u64(ino))
             return True
     elif leads_to == keys.pack_u64(ino):
@@ -51,3 +55,24 @@ def settle(t: Transaction, ino: int, now: int, *, late: bool = False) -> bool:
     t.put(keys.orphan(ino), b"")
     write_inode(t, ino, inode)
     return False
+
+
+def is_given_way(t: Transaction, parent: int, name: bytes) -> bool:
+    """Whether a name is that of a file of another node which gives way to who makes one here."""
+    packed = t.get(keys.file_entry(parent, name))
+    if packed is None:
+        return False
+    ino = keys.unpack_u64(packed)
+    return _gives_way(t, ino, read_inode(t, ino))
+
+
+def make_way(t: Transaction, parent: int, name: bytes) -> None:
+    """Free a name that is given way."""
+    if is_given_way(t, parent, name):
+        t.delete(keys.file_entry(parent, name))
+
+
+def _gives_way(t: Transaction, ino: int, inode: Inode) -> bool:
+    if inode.flags & (Flag.PUBLISHED | Flag.RESERVED):
+        return False
+    return t.get(keys.unpublished(ino)) not in (None, t.node)

@@ -12,7 +12,7 @@ from kvfs.errors import (
     NotFound,
     NotPermitted,
 )
-from kvfs.meta import keys
+from kvfs.meta import delegations, keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE, namespace_of
 from kvfs.namespace import spaces
@@ -51,7 +51,7 @@ def rename(
     Two links of one inode: nothing happens, as POSIX has it. Between top-level names it renames the
     namespace. Raises NotFound, Exists (NOREPLACE), NotADirectory, IsADirectory, NotEmpty, Invalid
     (into itself, unknown flags), CrossNamespace, NotPermitted (a file to the top level),
-    NameTooLong.
+    NameTooLong; `delegations.Delegated`.
     """
     if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE) or flags == RENAME_NOREPLACE | RENAME_EXCHANGE:
         raise Invalid(f"rename does not know the flags {flags:#x}")
@@ -131,8 +131,11 @@ def _check_replace(t: Transaction, source: Entry, target: Entry) -> None:
         raise NotADirectory("a directory cannot replace a file")
     if target.directory and not source.directory:
         raise IsADirectory("a file cannot replace a directory")
-    if target.directory and not is_empty(t, target.ino):
+    if not target.directory:
+        return
+    if not is_empty(t, target.ino):
         raise NotEmpty("the directory at the new name is not empty")
+    delegations.check_none(t, namespace_of(target.ino))
 
 
 def _remove_target(

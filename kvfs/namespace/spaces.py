@@ -212,6 +212,8 @@ def forget(t: Transaction, namespace_id: int, name: bytes, now: int) -> None:
     t.delete(keys.usage(namespace_id))
     for key in settings(t, namespace_id):
         t.delete(keys.setting(namespace_id, key))
+    if t.node:
+        t.delete(keys.delegation(namespace_id, t.node))
     _touch_root(t, now, -1)
 
 

@@ -20,7 +20,7 @@ from kvfs.errors import (
     NotPermitted,
     Stale,
 )
-from kvfs.meta import keys
+from kvfs.meta import delegations, keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import (
     ROOT_INODE,
@@ -228,7 +228,7 @@ def rmdir(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Rem
     """Remove an empty directory; at the top level, a namespace. An object's empty marker in it
     (see `odd`) goes too: `Removed.marker`.
 
-    Raises NotFound, NotADirectory, NotEmpty, Invalid (`.`).
+    Raises NotFound, NotADirectory, NotEmpty, Invalid (`.`); `delegations.Delegated`.
     """
     if name == b"..":
         raise NotEmpty("the parent directory holds this one")
@@ -242,6 +242,7 @@ def rmdir(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Rem
     marker = _remove_marker(t, ino, now, keep)
     if not is_empty(t, ino):
         raise NotEmpty("the directory is not empty")
+    delegations.check_none(t, namespace_of(ino))
     if parent == ROOT_INODE:
         spaces.forget(t, namespace_of(ino), name, now)
     else:

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from kvfs.client.finish import Changed
 from kvfs.client.session import Author
 from kvfs.errors import Exists
-from kvfs.meta import keys
+from kvfs.meta import delegations, keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE
 from kvfs.namespace import spaces
@@ -45,10 +45,11 @@ def create(
 
 def remove(t: Transaction, name: bytes, moment: Moment, changed: Changed) -> None:
     """Remove a bucket that holds nothing but empty directories, and its settings. Raises
-    NoSuchBucket, BucketNotEmpty."""
+    NoSuchBucket, BucketNotEmpty, `delegations.Delegated`."""
     bucket = find_bucket(t, name)
     _remove_completed(t, bucket, moment, changed)
     _remove_empty(t, bucket.root, name, moment, changed)
+    delegations.check_none(t, bucket.id)
     spaces.forget(t, bucket.id, name, moment.now)
     top = read_inode(t, bucket.root)
     removed = lose_link(t, bucket.root, top, (ROOT_INODE, name), moment.now, lambda _: True)

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from kvfs.client.finish import Changed
 from kvfs.client.placing import Dropped, Written
-from kvfs.meta import keys
+from kvfs.meta import delegations, keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of
 from kvfs.namespace import etags, odd, placements, spaces
@@ -258,11 +258,13 @@ def restate(
 
 
 def prune(t: Transaction, bucket: Bucket, directory: int, moment: Moment, changed: Changed) -> None:
-    """Remove the directory if it was made for keys and is empty, and likewise those above it."""
+    """Remove the directory if it was made for keys and is empty, and likewise those above it.
+    Raises `delegations.Delegated`."""
     while directory != bucket.root and is_empty(t, directory):
         inode = read_inode(t, directory)
         if not inode.flags & Flag.IMPLIED:
             return
+        delegations.check_none(t, bucket.id)
         parent, name = inode.parent, inode.name
         t.delete(keys.directory_entry(parent, name))
         removed = lose_link(t, directory, inode, (parent, name), moment.now, _keep)

@@ -23,9 +23,17 @@ class Host:
     def __init__(self, path: Path, url: str, node: int) -> None:
         self.clock = now
         """Seconds since its boot."""
-        self._new: Callable[[], Mirror] = lambda: Mirror(path, url, node=node, settle=self._settle)
+        self.dead = set[int]()
+        """Nodes whose lease has ended."""
+        self._new: Callable[[], Mirror] = lambda: Mirror(
+            *(path, url),
+            node=node,
+            settle=self._settle,
+            is_alive=lambda other: other not in self.dead,
+        )
         self.mirror = self._new()
-        self._numbers: Iterator[int] = iter(())
+        self._numbers: dict[int, Iterator[int]] = {}
+        """Of each namespace."""
 
     def _settle(self, t: Transaction, ino: int, closed_at: float) -> None:
         settle(t, ino, NOW, late=is_late(closed_at, self.clock()))
@@ -45,12 +53,11 @@ class Host:
         return self.mirror.call(lambda: self.mirror.engine.transact(fn, **options))
 
     def number(self, namespace: int) -> int:
-        found: int | None = next(self._numbers, None)
+        found: int | None = next(self._numbers.get(namespace, iter(())), None)
         if found is None:
             first = self.write(lambda t: spaces.allocate_inodes(t, namespace, 64))
-            self._numbers = iter(range(first, first + 64))
-            found = next(self._numbers)
-        assert found is not None
+            self._numbers[namespace] = iter(range(first + 1, first + 64))
+            return int(first)
         return found
 
     def create(self, parent: int, name: bytes, *, exclusive: bool = False) -> int:
@@ -90,6 +97,9 @@ class Host:
             lifecycle.publish(t, ino, size=10, blocks=8, mtime_ns=NOW, ctime_ns=NOW, boot=7)
 
         self.write(fn, private=ino if behind else 0, behind=behind)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        self.write(lambda t: tree.rmdir(t, parent, name, NOW, lambda _: False))
 
     def unlink(self, parent: int, name: bytes) -> tree.Removed:
         removed: tree.Removed = self.write(

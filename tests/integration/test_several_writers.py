@@ -38,31 +38,6 @@ def b(nodes: Several) -> Path:
 # ---- directories
 
 
-@pytest.mark.parametrize("namespace", ["models", "cache"])
-def test_a_new_file_whose_directory_goes_is_not_said_to_be_kept(
-    a: Path, b: Path, namespace: str
-) -> None:
-    for number in range(10):
-        here, there = a / namespace / f"d{number}", b / namespace / f"d{number}"
-        here.mkdir()
-        wait_until(there.is_dir, "the other host sees the directory")
-        fd = os.open(there / "f", os.O_CREAT | os.O_WRONLY)
-        os.write(fd, b"content")
-        try:
-            here.rmdir()
-        except OSError as error:
-            assert error.errno == errno.ENOTEMPTY
-            os.fsync(fd)
-            os.close(fd)
-            assert (here / "f").read_bytes() == b"content"
-            continue
-        with refused(errno.ESTALE):
-            os.fsync(fd)
-        with refused(errno.ESTALE):
-            os.close(fd)
-        wait_until(lambda: not there.exists(), "the directory is gone there too")  # noqa: B023
-
-
 @pytest.mark.parametrize("kind", ["free", "taken", "directory"])
 def test_of_two_hosts_that_rename_one_name_to_one_other_one_does(
     a: Path, b: Path, kind: str
@@ -208,11 +183,19 @@ def test_a_host_that_wakes_up_goes_past_no_newer_close(nodes: Several, a: Path, 
         name: os.open(b / "models" / name, flags.get(name, os.O_CREAT | os.O_WRONLY))
         for name in names
     }
+    homeless = b / "models" / "homeless"
+    homeless.mkdir()
+    late["homeless"] = os.open(homeless / "f", os.O_CREAT | os.O_WRONLY)
     for fd in late.values():
         os.pwrite(fd, b"late", 0)
     with stopped(nodes.nodes[1], nodes.nodes[0]):
         for name in ("changed", "cut", "made"):
             (a / "models" / name).write_bytes(b"newer")
+        (a / "models" / "homeless").rmdir()  # for nobody waits who is dead
+    with refused(errno.ESTALE):
+        os.fsync(late["homeless"])
+    with refused(errno.ESTALE):
+        os.close(late["homeless"])
     os.fsync(late["alone"])  # nobody went past it
     os.close(late["alone"])
     assert (a / "models" / "alone").read_bytes().startswith(b"late")

@@ -89,6 +89,27 @@ GOOD: dict[str, Sequence[Event]] = {
         did("write", 0, UNKNOWN, 7),
         did("read", 2, 3, EMPTY, host=2),
     ],
+    "a directory that comes and goes": [
+        did("mkdir", 0, 1, name="d/"),
+        did("mkdir", 2, 3, name="d/", host=2, refused=True),
+        did("rmdir", 4, 5, name="d/"),
+        did("rmdir", 6, 7, name="d/", refused=True),
+        did("write", 6, 7, 7, refused=True),
+    ],
+    "a directory goes before a file is made, or after it went": [
+        did("mkdir", 0, 1, name="d/"),
+        did("write", 2, 5, 7),
+        did("rmdir", 3, 4, name="d/", host=2, refused=True),
+        did("remove", 6, 7),
+        did("rmdir", 8, 9, name="d/", host=2),
+    ],
+    "a directory that is made again under a file": [
+        did("mkdir", 0, 1, name="d/"),
+        did("rmdir", 2, 6, name="d/", host=2),
+        did("mkdir", 3, 6, name="d/", host=3),
+        did("write", 2, 7, 7),
+        did("read", 8, 9, 7, host=2),
+    ],
     "dropped twice": [did("put", 0, 1, 7), did("drop", 2, 3), did("drop", 4, 5)],
 }
 
@@ -130,6 +151,20 @@ BAD: dict[str, Sequence[Event]] = {
         did("put", 0, 1, 7),
         did("write", 2, 5, 8),
         did("read", 3, 4, EMPTY, host=2),
+    ],
+    "a directory that went with a file": [
+        did("mkdir", 0, 1, name="d/"),
+        did("write", 2, 5, 7),
+        did("rmdir", 3, 4, name="d/", host=2),
+    ],
+    "a file in a directory that is not there": [
+        did("mkdir", 0, 1, name="d/"),
+        did("rmdir", 2, 3, name="d/", host=2),
+        did("write", 4, 5, 7),
+    ],
+    "a directory made twice": [
+        did("mkdir", 0, 1, name="d/"),
+        did("mkdir", 2, 3, name="d/", host=2),
     ],
     "from nowhere": [did("read", 0, 1, 7)],
     "before it was written": [did("read", 0, 1, 7, host=2), did("put", 2, 3, 7)],

@@ -3,7 +3,7 @@
 import stat
 
 from kvfs.cluster import leaving
-from kvfs.meta import keys
+from kvfs.meta import delegations, keys
 from kvfs.meta.memory import MemoryTransaction, Snapshot
 from kvfs.meta.records import Inode, namespace_root
 from kvfs.namespace import lifecycle, placements, reserving, spaces, tree
@@ -140,3 +140,16 @@ def test_it_stops_where_another_took_a_file_over_meanwhile() -> None:
     cluster.commit(t)
     assert [each.node for each in placements.holders(cluster.on(A), ino)] == [A]
     assert lifecycle.unsealed(cluster.on(A), 0, 10) == [ino]
+
+
+def test_its_delegations_go_and_nobody_elses() -> None:
+    cluster = Metadata()
+    namespaces = [root >> 48 for root in cluster.roots.values()]
+    for node in (A, B):
+        t = cluster.on(node)
+        for namespace_id in namespaces:
+            delegations.take(t, namespace_id)
+        cluster.commit(t)
+    cluster.remove(B)
+    assert delegations.of_node(cluster.on(A), B) == []
+    assert delegations.of_node(cluster.on(A), A) == sorted(namespaces)

@@ -42,7 +42,11 @@ class Applier:
         is_ours: Callable[[bytes], bool],
         on_applied: Callable[[Sequence[Applied]], None],
         privates: Privates,
+        on_filled: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_applied` is told what others changed; `on_filled`, that more may have changed than it
+        was told."""
+        self._on_filled = on_filled
         self._local = local
         self._privates = privates
         self._is_ours = is_ours
@@ -111,6 +115,7 @@ class Applier:
         """It is whole."""
         mark = msgspec.structs.replace(self.mark, filled=None)
         self._commit(lambda t: write_mark(t, mark), mark)
+        self._on_filled()
 
     def _commit(self, fn: Callable[[Transaction], None], mark: Mark) -> None:
         try:

@@ -16,12 +16,13 @@ each node.
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import trio
 
 from kvfs.errors import Unavailable
 from kvfs.meta import keys
+from kvfs.meta.delegations import Delegated
 from kvfs.meta.embedded import Database, EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.mirror.applying import Applied, Applier
@@ -29,8 +30,9 @@ from kvfs.meta.mirror.behind import Behind
 from kvfs.meta.mirror.following import Follower
 from kvfs.meta.mirror.mark import Mark, check_mirror
 from kvfs.meta.mirror.private import Privates, Settle
-from kvfs.meta.mirror.proposing import Proposer
-from kvfs.meta.records import Namespace, unpack_namespace
+from kvfs.meta.mirror.proposing import Function, Proposer
+from kvfs.meta.mirror.recalls import PATIENCE_S, Recalls
+from kvfs.meta.records import Namespace, namespace_of, unpack_namespace
 from kvfs.meta.redis.calling import Caller, locate
 from kvfs.meta.redis.log import Proposal
 
@@ -58,10 +60,11 @@ class MirrorEngine:
         deadline_s: float = DEADLINE_S,
         on_applied: Callable[[Sequence[Applied]], None] = lambda _applied: None,
         settle: Settle = lambda _t, _ino, _published_at: None,
+        is_alive: Callable[[int], bool] = lambda _node: True,
     ) -> None:
         """`settle` sees to the name of a private inode that is to be known. `on_applied` is told
-        what others changed, when it is in the mirror; it must not wait. Raises Invalid,
-        NotSupported (the URL)."""
+        what others changed, when it is in the mirror; it must not wait. `is_alive`: whether another
+        node holds its lease. Raises Invalid, NotSupported (the URL)."""
         location = locate(url)
         self.local = local
         self.node = node
@@ -69,8 +72,10 @@ class MirrorEngine:
         self._callers = [Caller(location, deadline_s) for _ in range(4)]
         self._proposing, asking, following, self._keeping = self._callers
         self._privates = Privates(local)
+        self._on_applied = on_applied
         self._applier = Applier(
-            local, _new_mark("", node), self._is_ours, on_applied, self._privates
+            *(local, _new_mark("", node), self._is_ours, self._applied, self._privates),
+            on_filled=self._look_for_recalls,
         )
         self._follower = Follower(self._applier, asking, following)
         name = secrets.token_hex(8).encode()
@@ -85,6 +90,7 @@ class MirrorEngine:
             head,
         )
         self._behind = Behind(self._make_known)
+        self._recalls = Recalls(node, self._privates, self._proposer, is_alive)
         self._keep_lock = trio.Lock()
         self._is_closed = False
         local.node = keys.pack_node(node)
@@ -150,14 +156,17 @@ class MirrorEngine:
 
         Raises Unavailable (it may be committed or not), Conflict, TooLarge."""
         self._check_open()
+        wanted: Function = fn
         if private and not (behind and self._behind.is_full):
             self._follower.check()
-            is_done, found = self._privates.commit(fn, private, is_published=behind)
-            if is_done:
+            done = self._privates.commit(fn, private, is_published=behind)
+            if done.is_done:
                 if behind:
                     self._behind.add([private])
-                return cast("T", found)
-        result: T = await self._proposer.commit(fn)
+                return cast("T", done.result)
+            if done.lacks_delegation:
+                wanted = self._recalls.taking(namespace_of(private), fn)
+        result: T = await self._commit(wanted)
         return result
 
     async def propose(self, proposal: Proposal) -> bool:
@@ -165,6 +174,12 @@ class MirrorEngine:
         mirror as it is now. Cancelled, raises: as `transact`."""
         self._check_open()
         return await self._proposer.propose(proposal)
+
+    async def recall(self, namespace_id: int) -> None:
+        """Before another process removes a directory of the namespace: all that other nodes made
+        there is known. Raises Busy, Unavailable, Conflict, NoSpace."""
+        self._check_open()
+        await self._recalls.recall(namespace_id, trio.current_time() + PATIENCE_S)
 
     async def catch_up(self) -> None:
         """When this returns, the mirror holds all that was committed anywhere before the call: one
@@ -211,6 +226,8 @@ class MirrorEngine:
                 try:
                     await nursery.start(self._follower.run)
                     nursery.start_soon(self._behind.run)
+                    nursery.start_soon(self._recalls.run)
+                    self._look_for_recalls()
                     task_status.started()
                     await trio.sleep_forever()
                 finally:  # before its tasks are waited for: requests under way are not cancelled
@@ -238,6 +255,23 @@ class MirrorEngine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise Unavailable("the engine is closed")
+
+    async def _commit(self, fn: Function) -> Any:
+        """Where others have delegations that must go first, they are recalled. Raises Busy too."""
+        end = 0.0
+        while True:
+            try:
+                return await self._proposer.commit(fn)
+            except Delegated as found:
+                end = end or trio.current_time() + PATIENCE_S
+                await self._recalls.recall(found.namespace_id, end)
+
+    def _look_for_recalls(self) -> None:
+        self.local.read_now(self._recalls.found)
+
+    def _applied(self, applied: Sequence[Applied]) -> None:
+        self._recalls.applied(applied)
+        self._on_applied(applied)
 
     async def _make_known(self, inos: list[int]) -> None:
         private = [ino for ino in inos if ino in self._privates.groups]

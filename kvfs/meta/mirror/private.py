@@ -20,20 +20,22 @@ Invariants
   else may write: then theirs stands, and whoever takes the group along sees to its name (`Settle`).
 - What is at the server already others may move or remove by its name: then the names are theirs,
   and content and state this node's, until it is known.
+- What the server does not have at all is made, and published, with a delegation of its namespace
+  alone (`kvfs.meta.delegations`): so its directory stays until it is known.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from kvfs.clock import now
-from kvfs.meta import keys
+from kvfs.meta import delegations, keys
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Transaction
 from kvfs.meta.merging import merged, without
 from kvfs.meta.mirror.view import View
-from kvfs.meta.records import Flag, pack, unpack_inode
+from kvfs.meta.records import Flag, namespace_of, pack, unpack_inode
 
 Settle = Callable[[Transaction, int, float], None]
 """Sees to it that the name of a file that is to be known leads to it, and that its directory is
@@ -71,6 +73,21 @@ _decode_shadow: Final = msgspec.msgpack.Decoder(bytes | None).decode
 
 class _NotPrivate(Exception):
     """Others have to know at once."""
+
+    lacks_delegation = False
+
+
+class _Undelegated(_NotPrivate):
+    lacks_delegation = True
+
+
+class Committed(NamedTuple):
+    """What became of a transaction that was to be private."""
+
+    is_done: bool
+    result: object = None
+    lacks_delegation: bool = False
+    """It would have been done with one."""
 
 
 class Privates:
@@ -124,10 +141,11 @@ class Privates:
 
     def commit(
         self, fn: Callable[[Transaction], object], ino: int, *, is_published: bool
-    ) -> tuple[bool, object]:
+    ) -> Committed:
         """Run `fn` and commit it here; whether it could be, and what it returned. It could not
         where it did more than make an inode, change one that is private, or publish one that nobody
-        else sees. Errors of `fn` pass through. Raises NoSpace, Corrupt, Unavailable."""
+        else sees, nor without a delegation. Errors of `fn` pass through. Raises NoSpace, Corrupt,
+        Unavailable."""
 
         def body(t: Transaction) -> tuple[object, Group]:
             if ino in self.sent or not self._may_be(t, ino, is_published):
@@ -135,13 +153,16 @@ class Privates:
             view = View(t, self._local.node)
             result = fn(view)
             group = self._changed(t, view, ino, is_published)
+            binds = not group.before and (is_published or ino not in self.groups)
+            if binds and not delegations.is_held(t, namespace_of(ino)):
+                raise _Undelegated
             self._write(t, view, ino, group)
             return result, group
 
         try:
             result, group = self._local.transact_now(body)
-        except _NotPrivate:
-            return False, None
+        except _NotPrivate as reason:
+            return Committed(False, lacks_delegation=reason.lacks_delegation)
         except BaseException:
             self.load()
             raise
@@ -149,7 +170,18 @@ class Privates:
         for key in old.keys - group.keys if old is not None else ():
             del self.owners[key]
         self._remember(ino, group)
-        return True, result
+        return Committed(True, result)
+
+    def named_in(self, t: Transaction, namespace_id: int) -> list[int]:
+        """Groups whose place is to be sure before this node's delegation of their namespace ends:
+        those that are published, and those whose name nobody has taken and whose directory is
+        there. The others are not published but by a commit that says whether they have a place."""
+        return [
+            ino
+            for ino, group in self.groups.items()
+            if namespace_of(ino) == namespace_id
+            and (group.is_published or (_has_new_name(group) and _has_directory(t, ino)))
+        ]
 
     def touched(self, names: Iterable[bytes], ranges: Iterable[Span]) -> set[int]:
         """Groups of which somebody read or wrote something who does not know that they are
@@ -317,6 +349,18 @@ class Privates:
     def _with_pending(self, key: bytes, value: bytes | None) -> bytes | None:
         changed = merged(key, value, self._pending[key])
         return value if changed is None else changed
+
+
+def _has_new_name(group: Group) -> bool:
+    """Whether it has a name that the server has not."""
+    return any(key[0] == _ENTRY and key not in group.before for key in group.keys)
+
+
+def _has_directory(t: Transaction, ino: int) -> bool:
+    value = t.get(keys.inode(ino))
+    inode = None if value is None else unpack_inode(value)
+    above = None if inode is None else t.get(keys.inode(inode.parent))
+    return above is not None and unpack_inode(above).nlink > 0
 
 
 def inodes_among(names: Iterable[bytes]) -> list[int]:

@@ -1,6 +1,6 @@
 """Commits transactions that were run on the mirror: many in one request, refused ones run again."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ MOST_WAITING: Final = 4_096
 """Transactions: beyond it others are refused."""
 _DONE: Final = ord("1")
 Function = Callable[[Transaction], Any]
+Groups = Callable[[Transaction], Iterable[int]]
+"""Private groups that are to be known, looked for each time that a transaction is run."""
 
 
 class _Commit(Waiting):
@@ -39,11 +41,10 @@ class _Commit(Waiting):
         end: float,
         function: Function | None,
         given: Proposal | None = None,
-        inos: Iterable[int] = (),
+        groups: Groups = lambda _t: (),
     ) -> None:
-        """`inos`: private groups that are to be known."""
         super().__init__()
-        self.inos = inos
+        self.groups = groups
         self.is_aside = False
         """It goes before another one, which waits for both."""
         self.end = end
@@ -94,10 +95,11 @@ class Proposer:
         """Whether it is that of the request that is under way."""
         return self._is_asking and token == b"%b:%d" % (self._head[2], self._number)
 
-    async def commit(self, function: Function) -> Any:
-        """What the function returns, or its error, when what it wrote is committed. Raises
-        Unavailable: then it may be committed or not; Conflict, TooLarge."""
-        commit = _Commit(self._caller.end(), function)
+    async def commit(self, function: Function, groups: Groups = lambda _t: ()) -> Any:
+        """What the function returns, or its error, when what it wrote is committed, and what is
+        private of these groups. Raises Unavailable: then it may be committed or not; Conflict,
+        TooLarge."""
+        commit = _Commit(self._caller.end(), function, groups=groups)
         await self._wait(commit)
         return commit.outcome.get()
 
@@ -110,9 +112,7 @@ class Proposer:
 
     async def make_known(self, inos: Iterable[int]) -> None:
         """Commit what is private of these inodes, all of them or none. Raises as `commit`."""
-        commit = _Commit(self._caller.end(), _nothing, inos=inos)
-        await self._wait(commit)
-        commit.outcome.get()
+        await self.commit(_nothing, lambda _t: inos)
 
     def fail(self, error: Exception) -> None:
         """All that wait."""
@@ -198,7 +198,7 @@ class Proposer:
                 return [(given, None)]
             view.carry(self._settle, touched)
             return [(view.proposal(), view), (given, None)]
-        commit.outcome = _run(commit.function, view, self._settle, commit.inos)
+        commit.outcome = _run(commit.function, view, self._settle, list(commit.groups(t)))
         return [(view.proposal(), view)] if view.is_needed else []
 
     async def _ask(
@@ -267,7 +267,7 @@ def _nothing(t: Transaction) -> None:
     """Of who wants nothing changed."""
 
 
-def _run(function: Function, view: View, settle: Settle, inos: Iterable[int]) -> Outcome:
+def _run(function: Function, view: View, settle: Settle, inos: Sequence[int]) -> Outcome:
     try:
         result = function(view)
         if inos or view.is_needed:

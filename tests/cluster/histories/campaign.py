@@ -1,9 +1,10 @@
 """Random operations from several hosts by all ways, under faults, all drawn from one seed; what
 came of them is judged in the end.
 
-Four kinds of names: `files` are put and written in place, `moves` are renamed too, `new` ones are
-made by many at once, `logs` are appended to. Each directory is judged by itself, and has so few
-operations that this is quick.
+Five kinds of names: `files` are put and written in place, `moves` are renamed too, `new` ones are
+made by many at once, `logs` are appended to, and those in `homes` are written in a directory that
+is made and removed. Each directory is judged by itself, and has so few operations that this is
+quick.
 """
 
 import contextlib
@@ -69,6 +70,7 @@ class Campaign:
         self._errors: list[BaseException] = []
         self._logs = [f"logs-{n}" for n in range(_LOGS)] if plan.with_moves else []
         kinds = ("files", "moves") if plan.with_moves else ("files",)
+        self._homes = [f"homes-{n}" for n in range(plan.directories if plan.with_moves else 0)]
         self._directories = [f"{kind}-{n}" for kind in kinds for n in range(plan.directories)]
 
     # ---- all of it
@@ -77,7 +79,8 @@ class Campaign:
         """Raises what a worker raised, TimeoutError where it does not calm down."""
         first = self._root(self._cluster[1])
         news = -(-self._plan.operations // _NEW_EACH) if self._plan.with_moves else 0
-        for name in (*self._logs, *self._directories, *(f"new-{n}" for n in range(news))):
+        above = (*self._logs, *self._homes, *(f"new-{n}" for n in range(news)))
+        for name in (*above, *self._directories):
             (first / name).mkdir()
         for host in self._cluster:
             wait_until((self._root(host) / self._directories[-1]).is_dir, "all hosts see it")
@@ -208,10 +211,12 @@ class Campaign:
     ) -> None:
         kinds = ["files", "moves", "new"] if self._plan.with_moves else ["files"]
         if self._logs and isinstance(front, Mount):
-            kinds.append("logs")
+            kinds += ["logs", "homes"]
         kind = draw.choice(kinds)
         if kind == "logs" and isinstance(front, Mount):
             return self._append(host, front, f"{draw.choice(self._logs)}/a", next(values))
+        if kind == "homes" and isinstance(front, Mount):
+            return self._in_home(host, front, draw, f"{draw.choice(self._homes)}/d", values)
         if kind == "new":
             return self._on_new(host, front, draw, f"new-{turn // _NEW_EACH}/a", values)
         directory = f"{kind}-{draw.randrange(self._plan.directories)}"
@@ -258,6 +263,25 @@ class Campaign:
         with self.history.asking(host.number, front.name, "put", name, value):
             front.put(name, value)
 
+    def _in_home(
+        self, host: Host, front: Mount, draw: random.Random, home: str, values: Iterator[int]
+    ) -> None:
+        name, value = f"{home}/a", next(values)
+        match draw.choice(("mkdir", "write", "write", "read", "remove", "rmdir", "rmdir")):
+            case "mkdir":
+                with self.history.asking(host.number, front.name, "mkdir", f"{home}/"):
+                    front.mkdir(home)
+            case "rmdir":
+                with self.history.asking(host.number, front.name, "rmdir", f"{home}/"):
+                    front.rmdir(home)
+            case "write":
+                with self.history.asking(host.number, front.name, "write", name, value):
+                    front.write_below(name, value)
+            case "read":
+                self._read(host, front, name)
+            case "remove":
+                self._remove(host, front, name)
+
     def _append(self, host: Host, front: Mount, name: str, value: int) -> None:
         with self.history.asking(host.number, front.name, "append", name, value):
             front.append(name, value)
@@ -285,7 +309,8 @@ class Campaign:
     def look_at_all(self) -> None:
         """Each host reads each name by each way, as soon as it can; all list the same names.
         Raises TimeoutError, Violation."""
-        names = sorted({each.name for each in self.history.events if each.action != "append"})
+        told = [each for each in self.history.events if each.action != "append"]
+        names = sorted({each.name for each in told if not each.name.endswith("/")})
         end = time.monotonic() + _CALM_S
         for host in self._cluster:
             for number in range(_FRONTS):

@@ -13,17 +13,32 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Action = Literal[
-    "put", "write", "put_new", "reserve", "publish", "read", "remove", "drop", "rename", "append"
+    "put",
+    "write",
+    "put_new",
+    "reserve",
+    "publish",
+    "read",
+    "remove",
+    "drop",
+    "rename",
+    "append",
+    "mkdir",
+    "rmdir",
 ]
 """
 put      the name has this value afterwards, at once, whatever it had
-write    the same, in place: while it is going on, readers of its own host may see parts
+write    the same, in place: while it is going on, readers of its own host may see parts; refused
+         where the directory is not there
 put_new  as put where the name was absent; else it is refused
 reserve  an exclusive create: the name is taken, its value comes with `publish`
 read     the value, or that the name is absent
 remove   absent afterwards; refused where it was
 drop     absent afterwards, and nobody says whether it was
 append   a line of this value stands at the end
+mkdir    the directory is there, which its name with an empty last part stands for; refused where
+         it was
+rmdir    it is not; refused where it was not there, or not empty
 rename   `other` has what the name had, which is absent afterwards; refused where it was
 """
 ABSENT: Final = 0

@@ -79,6 +79,33 @@ class Mount:
             number = self._hand.open(self._root / name)
         self.publish(number, value)
 
+    def write_below(self, name: str, value: int) -> None:
+        """The same, in a directory that may not be there."""
+        with _changing(), self._mounted():
+            try:
+                number = self._hand.open(self._root / name)
+            except FileNotFoundError:
+                raise Refused from None
+        self.publish(number, value)
+
+    def mkdir(self, name: str) -> None:
+        with _changing(), self._mounted() as root:
+            try:
+                os.mkdir(name, dir_fd=root)
+            except FileExistsError:
+                raise Refused from None
+
+    def rmdir(self, name: str) -> None:
+        with _changing(), self._mounted() as root:
+            try:
+                os.rmdir(name, dir_fd=root)
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ENOTEMPTY):
+                    raise Refused from None
+                if error.errno == errno.EBUSY:
+                    raise Failed(_name(error)) from None
+                raise
+
     def append(self, name: str, value: int) -> None:
         with _changing():
             self._hand.append(self._root / name, value)

@@ -17,6 +17,8 @@ from tests.cluster.histories.linear import explain
 Names = frozenset[tuple[str, int]]
 """The names that are there, with their values."""
 _RECENT_S: Final = 10.0
+_MADE: Final = 1
+"""Of a directory."""
 _RESERVED: Final = -3
 _LOOSE: Final = -4
 """Reserved by somebody who may be gone: the name may be free again."""
@@ -47,12 +49,28 @@ class _Steps:
         self._published = {
             event.value for event in events if event.action == "publish" and event.is_known
         }
+        self._comes_and_goes = any(event.action in ("mkdir", "rmdir") for event in events)
+        """The directory itself: else it is there all the time."""
 
     def __call__(self, names: Names, event: Event) -> Collection[Names]:
         there = dict(names)
         value = there.get(event.name, ABSENT)
         is_free = value in (ABSENT, _LOOSE)
+        home = event.name.rpartition("/")[0] + "/"
+        has_home = home in there or not self._comes_and_goes
         match event.action:
+            case "mkdir" if event.is_refused:
+                return [names] if has_home else []
+            case "mkdir":
+                return [] if has_home else [_with(there, home, _MADE)]
+            case "rmdir" if event.is_refused:
+                return [names]  # what is being made there is seen by nobody else
+            case "rmdir":
+                return [Names()] if list(there) == [home] else []
+            case "write" if event.is_refused:
+                return [] if has_home else [names]
+            case "write" if not has_home:
+                return []
             case "read" if value in (_RESERVED, _LOOSE):
                 # It has no content yet, and need not be shown to others.
                 return [names] if event.value in (ABSENT, EMPTY) else []
