@@ -50,6 +50,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ganesha]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def many(server: Ganesha) -> Path:
+    """A directory of the export's that is only read."""
+    path = server.exports["plain"] / "many"
+    path.mkdir()
+    for name in NAMES:
+        (path / name).touch()
+    return path
+
+
 @dataclass
 class Room:
     """An empty directory of the export's, as the disk has it and by version 3."""
@@ -151,15 +161,15 @@ def test_v3_names(room: Room) -> None:
 
 
 @pytest.mark.parametrize("plus", [False, True])
-def test_v3_a_directory_of_2000_names(room: Room, plus: bool) -> None:
-    for name in NAMES:
-        (room.path / name).touch()
-    entries = list(room.client.entries(room.handle, plus))
+def test_v3_a_directory_of_2000_names(server: Ganesha, many: Path, plus: bool) -> None:
+    client = server.v3()
+    directory = client.lookup(server.mounts().mount("/plain").handle, many.name).handle
+    entries = list(client.entries(directory, plus))
     assert {each.name for each in entries} - {".", ".."} == NAMES
     assert len(entries) == len({each.cookie for each in entries})
     if plus:
         told = next(each for each in entries if each.name == "name-0007")
-        assert told.handle == room.client.lookup(room.handle, told.name).handle
+        assert told.handle == client.lookup(directory, told.name).handle
         assert told.attributes is not None
         assert told.fileid == told.attributes.fileid
 
@@ -254,7 +264,7 @@ def test_v4_attributes(room4: Room4) -> None:
     client = room4.client
     (room4.path / "a").touch()
     file = client.lookup(room4.handle, "a")
-    set_ = client.setattr(
+    changed = client.setattr(
         file,
         MODE.to(0o604),
         OWNER.to("7"),
@@ -263,7 +273,7 @@ def test_v4_attributes(room4: Room4) -> None:
         TIME_MODIFY_SET.to(Time(10, 20)),
         TIME_ACCESS_SET.to(SERVER),
     )
-    assert MODE.number in set_
+    assert MODE.number in changed
     told, there = client.getattr(file), (room4.path / "a").stat()
     assert (told[TYPE], told[MODE], told[SIZE]) == (Kind.REGULAR, 0o604, 5)
     assert (told[OWNER], told[OWNER_GROUP]) == ("7", "8")
@@ -321,15 +331,15 @@ def test_v4_names(room4: Room4) -> None:
     assert client.call(op.putfh(top), flavors := op.secinfo("c")).of(flavors) == [1]
 
 
-def test_v4_a_directory_of_2000_names(room4: Room4) -> None:
-    for name in NAMES:
-        (room4.path / name).touch()
-    entries = list(room4.client.entries(room4.handle, (FILEID, FILEHANDLE)))
+def test_v4_a_directory_of_2000_names(room4: Room4, many: Path) -> None:
+    client = room4.client
+    directory = client.walk(f"plain/{many.name}")
+    entries = list(client.entries(directory, (FILEID, FILEHANDLE)))
     assert {each.name for each in entries} == NAMES
     assert len(entries) == len(NAMES) == len({each.cookie for each in entries})
     told = next(each for each in entries if each.name == "name-0007")
-    assert told.attributes[FILEHANDLE] == room4.client.lookup(room4.handle, told.name)
-    assert told.attributes[FILEID] == (room4.path / told.name).stat().st_ino
+    assert told.attributes[FILEHANDLE] == client.lookup(directory, told.name)
+    assert told.attributes[FILEID] == (many / told.name).stat().st_ino
 
 
 def test_v4_a_handle_of_a_file_that_is_gone_is_stale(room4: Room4) -> None:
