@@ -71,6 +71,12 @@ def _show(status: dict[str, Any]) -> None:
         console.print(_membership(cluster), markup=False)
         if not cluster["holds_lease"]:
             console.print(_silent(status["engine"]), markup=False)
+        if (refusal := status["engine"]["mirror_refusal"]) is not None:
+            console.print(
+                "  the mirror of the metadata CANNOT TAKE what other nodes commit: strict"
+                f" namespaces are errors, caches are misses ({refusal})",
+                markup=False,
+            )
         if status["engine"]["is_full"]:
             console.print(
                 "  the engine's MEMORY IS FULL: what adds is refused, what removes goes on",

@@ -174,6 +174,7 @@ class Clustered:
             "position": engine.position,
             "round_trips": engine.round_trips,
             "is_full": engine.is_full,
+            "mirror_refusal": engine.refusal,
             "silent_s": max(0.0, now() - engine.heard_at),
         }
 

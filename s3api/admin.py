@@ -1,8 +1,9 @@
 """The admin port: health for probes, metrics for Prometheus. No secrets, no way to change anything.
 
 /health/live   the process answers
-/health/ready  the engine can be read, a node of a cluster holds its lease, what is committed
-               reaches the disk, the mount answers, so do the workers, and NFS is served
+/health/ready  the engine can be read, a node of a cluster holds its lease and learns what others
+               commit, what is committed reaches the disk, the mount answers, so do the workers,
+               and NFS is served
 /metrics       Prometheus' text format
 """
 
@@ -70,6 +71,8 @@ class Admin:
         if (cluster := status.get("cluster")) is not None and not cluster["holds_lease"]:
             silent_s = status["engine"]["silent_s"]
             return f"the engine does not renew this node's lease ({silent_s:.0f} s without a word)"
+        if (refusal := status["engine"].get("mirror_refusal")) is not None:
+            return f"the mirror of the metadata cannot take what other nodes commit ({refusal})"
         mount, s3 = status["mount"], status.get("s3")
         if mount is not None and not await _answers(mount["mountpoint"]):
             return f"the mount at {mount['mountpoint']} does not answer"

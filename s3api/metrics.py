@@ -90,6 +90,9 @@ def _of_cluster(cluster: dict[str, Any], engine: dict[str, Any]) -> Iterator["Me
     yield _gauge("kvfs_engine_position", "The last commit that is known here.", engine["position"])
     full = int(engine["is_full"])
     yield _gauge("kvfs_engine_full", "Whether the engine's memory is full.", full)
+    refused = int(engine["mirror_refusal"] is not None)
+    text = "Whether the mirror's disk refuses what others commit."
+    yield _gauge("kvfs_mirror_refused", text, refused)
     yield _gauge("kvfs_engine_silent_seconds", "Since it was heard last.", engine["silent_s"])
     yield _counter("kvfs_engine_requests", "Sent to the engine.", engine["round_trips"])
     families = {

@@ -55,7 +55,7 @@ def _opened(opener: Opener) -> Opened:
     try:
         return opener.open_to_write()
     except (OSError, lmdb.Error) as error:
-        if is_full(error) and give_up(opener.path):
+        if is_full(error, opener.path) and give_up(opener.path):
             return opener.open_to_write()
         raise
 
@@ -99,7 +99,7 @@ class Database:
                 finally:
                     raw.abort()
         except lmdb.Error as error:
-            if is_full(error) and give_up(self._path):
+            if is_full(error, self._path) and give_up(self._path):
                 return self.transact_now(fn)
             raise translated(error, self._path) from error
 
@@ -289,7 +289,7 @@ class EmbeddedEngine:
         try:
             position = self._journal.append(before, name, writes)
         except OSError as error:
-            if not (is_full(error) and give_up(self.path)):
+            if not (is_full(error, self.path) and give_up(self.path)):
                 raise translated(error, self.path) from error
             position = self._append_again(before, name, writes)
         try:

@@ -8,6 +8,7 @@ from typing import Final
 import lmdb
 
 from kvfs.errors import Busy, Corrupt, KvfsError, NoSpace, ReadOnly, Unavailable
+from kvfs.meta.reserve import is_full
 
 _DAMAGE: Final = (
     lmdb.CorruptedError,
@@ -36,7 +37,7 @@ def _of_lmdb(error: lmdb.Error, path: Path) -> KvfsError:
         )
     if isinstance(error, lmdb.MapFullError):
         return NoSpace(f"the metadata file {file} has reached its largest size: {what}")
-    if isinstance(error, lmdb.DiskError) or "No space left" in what:
+    if is_full(error, path):
         return NoSpace(f"no space for the metadata in {path}: free some space on that filesystem")
     if isinstance(error, lmdb.ReadonlyError) or "Read-only file system" in what:
         return ReadOnly(

@@ -78,7 +78,7 @@ def rebuild(
     try:
         return _rebuild(directory, open_environment, past_damage)
     except (OSError, lmdb.Error) as error:
-        if not is_full(error):
+        if not is_full(error, directory):
             raise
     shutil.rmtree(directory / _REBUILD, ignore_errors=True)
     (directory / "data.mdb").unlink(missing_ok=True)

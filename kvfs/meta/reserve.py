@@ -44,16 +44,29 @@ _ADDED_BYTES: Final = 128
 _KEEP_SIZE: Final = 1
 _NAME: Final = "reserve"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_SHORT_WRITE: Final = os.strerror(errno.EIO)
 _UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS)
 _fallocate: Final = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether it says that there is no space on the disk."""
+def is_full(error: BaseException, directory: Path) -> bool:
+    """Whether it says that there is no space on the disk. LMDB calls a write of which a part found
+    none an I/O error: that it was one of space shows in what is left."""
     if isinstance(error, OSError):
         return error.errno in _FULL
-    return isinstance(error, lmdb.DiskError) or "No space left" in str(error)
+    what = str(error)
+    if isinstance(error, lmdb.DiskError) or "No space left" in what:
+        return True
+    return _SHORT_WRITE in what and _has_no_space(directory)
+
+
+def _has_no_space(directory: Path) -> bool:
+    try:
+        disk = os.statvfs(directory)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _SLICE_BYTES
 
 
 def permitted(growth: Growth, left: float) -> bool:
@@ -183,7 +196,5 @@ def give_up(directory: Path) -> bool:
 def give_up_where_full(directory: Path) -> None:
     """Before what needs space for small files: let some of the file's be used where there is no
     other."""
-    with contextlib.suppress(OSError):
-        disk = os.statvfs(directory)
-        if disk.f_bavail * disk.f_frsize < _SLICE_BYTES:
-            give_up(directory)
+    if _has_no_space(directory):
+        give_up(directory)

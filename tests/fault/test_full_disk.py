@@ -15,11 +15,13 @@ from kvfs.errors import KvfsError, NoSpace
 from kvfs.fsck import Fsck
 from kvfs.meta.embedded import EmbeddedEngine
 from s3api.identities import ADMINISTRATOR
+from tests.cluster.waiting import wait_until
 from tests.contract.small_node import SmallNode, small_node
 from tests.fault.disks import Disk, disk
 from tests.integration.harness import ROOT, Node, best_mode, kvfs
 from tests.integration.s3 import S3, users_of
 from tests.integration.several import several
+from tests.integration.test_s3_serving import fetch
 
 MIB = 1 << 20
 
@@ -251,6 +253,27 @@ def test_metadata_are_rebuilt_on_a_full_disk(small_disk: Disk) -> None:
     engine.close()
 
 
+def test_a_large_commit_that_finds_half_its_space_uses_the_reserve(small_disk: Disk) -> None:
+    """LMDB calls that an I/O error."""
+    path = small_disk.mountpoint / "meta"
+    engine = EmbeddedEngine(path, boot=1)
+    engine.node = b"1"  # a mirror refuses nothing before the space has gone
+    engine.transact_now(lambda t: t.put(b"first", b"1"))
+    foreign = fill(small_disk.mountpoint)
+
+    def put(number: int) -> None:
+        values = [(b"%d %d" % (number, place), bytes(60_000)) for place in range(4)]
+        engine.transact_now(lambda t: [t.put(*each) for each in values])
+
+    with pytest.raises(NoSpace):
+        for number in range(1000):
+            put(number)
+    assert (path / "reserve").stat().st_size == 0
+    foreign.unlink()
+    put(1000)
+    engine.close()
+
+
 def test_a_node_of_a_cluster_reads_on_with_a_full_disk(small_disk: Disk) -> None:
     """What others commit goes on coming into its mirror: look-ups in a strict namespace wait for
     that."""
@@ -270,3 +293,35 @@ def test_a_node_of_a_cluster_reads_on_with_a_full_disk(small_disk: Disk) -> None
             (mine / f"{number}").unlink()
             (mine / f"new{number}").unlink()
         assert len(os.listdir(theirs)) == 190
+
+
+def test_a_mirror_whose_reserve_is_used_up_says_so_and_goes_on_with_space(small_disk: Disk) -> None:
+    with (
+        several(1) as cluster,
+        mounted(small_disk, *cluster.flags("full"), *("--admin", "127.0.0.1:0"), s3=()) as node,
+    ):
+        (other,) = cluster.nodes
+        strict = ("namespace", "set", "models", "--coherence", "strict")
+        assert kvfs(*strict, "--store", str(node.store)).returncode == 0
+        ready = f"{node.status()['admin']['endpoint']}/health/ready"
+        (other.mount / "models" / "before").write_bytes(b"x")
+        assert os.listdir(node.mount / "models") == ["before"]
+        assert fetch(ready)[0] == 200
+        foreign = fill(small_disk.mountpoint)
+        for number in range(1000):
+            for name in range(20):
+                file = other.mount / "models" / f"{number}-{name}"
+                file.touch()
+                os.setxattr(file, "user.large", os.urandom(60_000))
+            if node.status()["engine"]["mirror_refusal"] is not None:
+                break
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            os.listdir(node.mount / "models")
+        status, text = fetch(ready)
+        assert status == 503
+        assert "no space for the metadata" in text
+        shown = kvfs("status", "--store", str(node.store)).stdout
+        assert "CANNOT TAKE what other nodes commit" in shown
+        foreign.unlink()
+        wait_until(lambda: fetch(ready)[0] == 200, "it has taken what was committed", 60)
+        assert set(os.listdir(node.mount / "models")) == set(os.listdir(other.mount / "models"))

@@ -52,6 +52,8 @@ class Applier:
         self._is_ours = is_ours
         self._on_applied = on_applied
         self.mark = mark
+        self.refusal: str | None = None
+        """Why the local file did not take what the log says, the last time."""
         self.namespaces: dict[int, Namespace | None] = {}
         """Records of the mirror that were decoded, until one of them changes."""
 
@@ -120,9 +122,11 @@ class Applier:
     def _commit(self, fn: Callable[[Transaction], None], mark: Mark) -> None:
         try:
             self._local.transact_now(fn)
-        except BaseException:
+        except BaseException as error:
             self._privates.load()
+            self.refusal = str(error)
             raise
+        self.refusal = None
         self.mark = mark
 
     def _write(

@@ -113,6 +113,11 @@ class MirrorEngine:
         return self._proposer.is_full
 
     @property
+    def refusal(self) -> str | None:
+        """Why the mirror cannot take what others commit (its disk is full, for one), or None."""
+        return self._applier.refusal
+
+    @property
     def heard_at(self) -> float:
         """When the mirror held all that was committed, at least, by `clock.now`; 0: it is not
         fit for use."""
