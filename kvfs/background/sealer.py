@@ -21,7 +21,8 @@ Invariants
 Reading and syncing compete with those who use the disk: a file of a cache namespace waits until
 nothing was published for a moment, though no longer than ten seconds, and the sealer rests nine
 times as long as it worked, or until that moment comes. What was written with O_DIRECT is not left
-in the page cache by the reading, where the kernel can (see `checksum`).
+in the page cache by the reading, where the kernel can (see `checksum`). A node that stops waits for
+one chunk of it at most.
 
 Who waits for the ETag of files (`namespace.sealed_etags`) asks for their seal: they go before all
 others, settled or not, and before the rest.
@@ -307,20 +308,22 @@ class Sealer:
             fd = self._files.open_unseen(ino, version)
         except OSError:
             return None
+        found = None
         try:
             before = os.fstat(fd)
-            found = None
             if syncing.is_lost(fd):
                 pass  # what it reads like now, it may not read like later
             elif lease.is_quiet(fd) is False:
                 self._mapped.add(ino)
             else:
-                found = checksum(fd, before.st_size, md5=md5)
+                go_on = trio.from_thread.check_cancelled
+                found = checksum(fd, before.st_size, md5=md5, step=go_on)
         except OSError as error:
             self._failing.failed(ino, error)
-            found = None
+        finally:
+            if found is None:
+                os.close(fd)
         if found is None:
-            os.close(fd)
             return None
         return sealing.Read(ino, version, fd, before, found, before.st_blocks)
 

@@ -38,10 +38,12 @@ class Checksum(NamedTuple):
     """Of the whole, in hexadecimal; empty where it was not computed."""
 
 
-def checksum(fd: int, size: int, *, md5: bool = False) -> Checksum | None:
+def checksum(
+    fd: int, size: int, *, md5: bool = False, step: Callable[[], None] | None = None
+) -> Checksum | None:
     """Of the first `size` bytes; None when the file turned out shorter. Holes are not read. With
     `md5` it takes ten times as long, holes included; where they are larger than a GiB together
-    there is none."""
+    there is none. `step` is called before each chunk; what it raises ends it."""
     buffer = memoryview(bytearray(_BUFFER_BYTES))
     digests = bytearray()
     flags = _read_flags(fd)
@@ -49,6 +51,8 @@ def checksum(fd: int, size: int, *, md5: bool = False) -> Checksum | None:
     whole = hashlib.md5(usedforsecurity=False) if md5 else None
     also = None if whole is None else whole.update
     for start, end, is_hole in _chunks(fd, size):
+        if step is not None:
+            step()
         if is_hole:
             digest: bytes | None = _zeros(end - start, also)
         else:

@@ -4,8 +4,9 @@ import errno
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -316,8 +317,8 @@ def test_what_is_removed_while_it_is_read_does_not_come_back_into_the_index(
         node.engine.transact_now(lambda t: tree.unlink(t, root, b"gone", 1, lambda _: True))
         await volume.drop([(gone, 0)])
 
-    def read_then_remove(fd: int, size: int, *, md5: bool) -> Checksum | None:
-        found = checksum(fd, size, md5=md5)
+    def read_then_remove(fd: int, size: int, **options: Any) -> Checksum | None:
+        found = checksum(fd, size, **options)
         if node.record(gone) is not None:
             trio.from_thread.run(remove)
         return found
@@ -421,3 +422,35 @@ def test_what_is_about_to_be_closed_is_waited_for(
     monkeypatch.setattr(node.sealer, "_writing", writing)
     with jumping_clock() as clock:
         trio.run(main, clock=clock)
+
+
+def test_a_stop_does_not_wait_for_a_long_file(
+    node: SmallNode, space: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ino = node.write(space, "long", b"x" * (9 << 20))
+    chunks = []
+
+    def read(fd: int, size: int, *, md5: bool, step: Callable[[], None]) -> Checksum | None:
+        def stopping() -> None:
+            chunks.append(fd)
+            if len(chunks) == 2:
+                trio.from_thread.run_sync(stop.cancel)
+            step()
+
+        return checksum(fd, size, md5=md5, step=stopping)
+
+    async def main() -> None:
+        with stop:
+            await node.sealer.settle()
+
+    monkeypatch.setattr(sealer, "checksum", read)
+    stop = trio.CancelScope()
+    trio.run(main)
+    assert stop.cancelled_caught
+    assert len(chunks) == 2
+    assert not is_sealed(node, ino)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(chunks[0])
+    monkeypatch.undo()
+    trio.run(node.sealer.settle)
+    assert is_sealed(node, ino)
