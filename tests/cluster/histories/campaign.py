@@ -9,6 +9,7 @@ quick.
 
 import contextlib
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -56,6 +57,8 @@ class Plan:
     """How long one lasts: drawn from between."""
     with_moves: bool = True
     """Whether names move and are made exclusively: a cache promises nothing of these."""
+    with_stops: bool = True
+    """Whether nodes stand still for a while: a cache is later then, by as long as that lasts."""
 
 
 class Campaign:
@@ -158,7 +161,20 @@ class Campaign:
                 lambda: network.heal(engine.HOST),
                 f"cut the engine off ({ways})",
             ),
+            (
+                lambda: server.signal(signal.SIGSTOP),
+                lambda: server.signal(signal.SIGCONT),
+                "stop the engine",
+            ),
         ]
+        if self._plan.with_stops:
+            faults.append(
+                (
+                    lambda: host.signal(signal.SIGSTOP),
+                    lambda: host.signal(signal.SIGCONT),
+                    f"stop node {host.number}",
+                )
+            )
         return draw.choice(faults)
 
     # ---- work

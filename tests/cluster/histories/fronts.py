@@ -6,6 +6,8 @@ have been made), Failed (nothing was learnt, nothing changed). Used by one threa
 
 import contextlib
 import errno
+import io
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +52,7 @@ class Mount:
         """`root`: the namespace's directory."""
         self._root = root
         self._hand = Hand()
+        self._reads = 0
 
     def put(self, name: str, value: int) -> None:
         draft = self._drafted(value)
@@ -140,7 +143,9 @@ class Mount:
             except FileNotFoundError:
                 return ABSENT
             with open(fd, "rb") as file:
-                return value_of(file.read())
+                self._reads += 1
+                whole = _mapped if self._reads % 3 == 0 else io.BufferedReader.read
+                return value_of(whole(file))
 
     def remove(self, name: str) -> None:
         with _changing(), self._mounted() as root:
@@ -158,6 +163,29 @@ class Mount:
 
     def close(self) -> None:
         self._hand.close()
+
+
+def _mapped(file: io.BufferedReader) -> bytes:
+    """Through a mapping. Where the file is cut meanwhile, it is EFAULT: no signal for this process,
+    which does not touch it itself."""
+    size = os.fstat(file.fileno()).st_size
+    if not size:
+        return b""
+    with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as mapped, _scratch() as copy:
+        done = 0
+        while done < size:
+            with memoryview(mapped) as whole, whole[done:] as rest:
+                done += os.write(copy, rest)
+        return os.pread(copy, size, 0)
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[int]:
+    fd = os.memfd_create("copy")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -209,8 +237,20 @@ class ByS3:
         data = content(value)
         if len(data) > _PART_BYTES:
             self._put_parts(name, data)
+        elif value % 4 == 2:
+            self._put_copy(name, value)
         else:
             self._change("put_object", name, Body=data)
+
+    def _put_copy(self, name: str, value: int) -> None:
+        """Of another object, which is nobody's else: until it is copied nothing has changed."""
+        draft = f"{self._prefix}.draft-{value}"
+        try:
+            self._s3.put_object(Bucket=self._bucket, Key=draft, Body=content(value))
+        except _FAILURES as error:
+            raise Failed(type(error).__name__) from None
+        source = {"Bucket": self._bucket, "Key": draft}
+        self._change("copy_object", name, CopySource=source)
 
     def _put_parts(self, name: str, data: bytes) -> None:
         """Until it is completed nothing has changed."""

@@ -17,6 +17,7 @@ from typing import Final
 from tests.cluster.histories.values import content, line
 
 _CREATE: Final = os.O_RDWR | os.O_CREAT
+_MORE: Final = 5000
 
 
 class Hand:
@@ -70,24 +71,42 @@ def _reserve(path: str) -> int:
 
 
 def _publish(fd: int, value: int) -> int:
-    """Written, through a mapping, or written longer and cut: by the value."""
-    data = content(value)
+    """In a way that follows from the value."""
     try:
-        if value % 4 == 1:
-            os.ftruncate(fd, len(data))
-            with mmap.mmap(fd, len(data)) as mapped:
-                mapped[:] = data
-        else:
-            _write(fd, data + bytes(5000 if value % 4 == 2 else 0))
-            os.ftruncate(fd, len(data))
+        _WAYS[value % len(_WAYS)](fd, content(value))
     finally:
         os.close(fd)
     return 0
 
 
+def _mapped(fd: int, data: bytes) -> None:
+    os.ftruncate(fd, len(data))
+    with mmap.mmap(fd, len(data)) as mapped:
+        mapped[:] = data
+
+
+def _cut(fd: int, data: bytes) -> None:
+    _write(fd, data + bytes(_MORE))
+    os.ftruncate(fd, len(data))
+
+
+def _cut_by_name(fd: int, data: bytes) -> None:
+    """No file is named to the mount, but an inode."""
+    _write(fd, data + bytes(_MORE))
+    os.truncate(f"/proc/self/fd/{fd}", len(data))
+
+
+def _synced(fd: int, data: bytes) -> None:
+    _write(fd, data)
+    os.fsync(fd)
+
+
 def _write(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
+
+
+_WAYS: Final = (_write, _mapped, _cut, _cut_by_name, _synced)
 
 
 def _append(path: str, value: int) -> int:
