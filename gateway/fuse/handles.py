@@ -155,6 +155,8 @@ class OpenFiles:
             self._volume.holders.opened(ino)
         try:
             if writable and file.writers == 0:
+                # Before its seal is taken away: one that another node puts on it later is heard of.
+                self._volume.holders.writing(ino, file.fd)
                 await self.publishing.begin_writing(file)
                 if file.set_ids:
                     self._begin_taking(file)
@@ -163,6 +165,8 @@ class OpenFiles:
             return self._add(file, flags, writable)
         finally:
             file.users -= 1
+            if not file.writers:
+                self._volume.holders.not_writing(ino)
             if is_shared:
                 self._volume.holders.released(ino)
             if not file.handles:

@@ -135,13 +135,25 @@ class Operations:
     def live(self, ino: int, inode: Inode) -> Inode:
         """The record, completed by the data file's own stat where that is the truth. Changes
         `inode`."""
-        if inode.flags & Flag.SEALED or not stat.S_ISREG(inode.mode):
+        if not stat.S_ISREG(inode.mode) or self._is_as_sealed(ino, inode):
             atime = self.volume.atimes.get(ino)
             if atime is not None:
                 inode.atime_ns = atime
             return inode
         st = self._data_stat(ino, inode.version)
         return inode if st is None else completed(inode, st)
+
+    def _is_as_sealed(self, ino: int, inode: Inode) -> bool:
+        """Whether a file is what its record was sealed as. Who has it open for writing here sees
+        what that changes, whatever another node has published and sealed since: then it counts as
+        not sealed. Changes `inode`."""
+        if not inode.flags & Flag.SEALED:
+            return False
+        file = self.open_files.get(ino)
+        if file is None or not file.writers:
+            return True
+        inode.flags &= ~Flag.SEALED
+        return False
 
     def _data_stat(self, ino: int, version: int) -> os.stat_result | None:
         """The data file's own stat; None where it is not here, not all of it, or what is open is of
@@ -167,7 +179,7 @@ class Operations:
         st = self._data_stat(ino, inode.version)
         if st is None:
             return inode
-        if inode.flags & Flag.SEALED:
+        if self._is_as_sealed(ino, inode):
             inode.atime_ns = st.st_atime_ns
             return inode
         return completed(inode, st)

@@ -150,6 +150,7 @@ async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:
     nursery.start_soon(node.whereabouts.run)
     if node.cluster is not None:
         nursery.start_soon(node.strays.run)
+        nursery.start_soon(node.unsealer.run)
     if node.locks is not None:
         nursery.start_soon(node.locks.run)
     if node.appends is not None:

@@ -22,6 +22,7 @@ from kvfs.background.sealer import Sealer
 from kvfs.background.spare import Spare
 from kvfs.background.strays import Strays
 from kvfs.background.tiering import Tiering
+from kvfs.background.unsealer import Unsealer
 from kvfs.borrowing import Borrowing
 from kvfs.bringing import Bringing
 from kvfs.changes import Change
@@ -124,12 +125,14 @@ class Node:
         self.strays = Strays(engine, self.files, self.index, self.holders)
         tell_damaged = partial(self.mounts.tell_evicted, reason="damaged")
         self.damage = Damage(engine, self.files, self.holders, tell_damaged, self.drop)
+        self.unsealer = Unsealer(engine, self.files, self.holders.writes)
         self.missing = Missing(
             engine,
             self.files,
             self.volume,
             self.damage.found,
             lambda: self.bringing.is_possible,
+            self.unsealer.is_written,
         )
         self.requests = Requests(
             engine,
@@ -283,6 +286,7 @@ class Node:
             self.replicas.heard(written)
         if self.appends is not None:
             self.appends.applied(each.key for each in written)
+        self.unsealer.applied(written)
         self.mounts.tell_soon(written)
 
     def _lost(self, lost: Evicted) -> None:

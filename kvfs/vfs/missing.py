@@ -28,9 +28,15 @@ def is_torn(inode: Inode, stat: os.stat_result) -> bool:
     return bool(inode.flags & Flag.SEALED) and stat.st_size != inode.size
 
 
+async def _never(_: int) -> bool:
+    """Nobody writes."""
+    return False
+
+
 class Missing:
     """Settles such files for one node. `damaged` sees to a data file that is not what was sealed;
-    `is_elsewhere` says whether data may be fetched from other nodes or a cold tier."""
+    `is_elsewhere` says whether data may be fetched from other nodes or a cold tier. `is_written`:
+    whether a file is open for writing here; then it has no seal when that returns."""
 
     def __init__(
         self,
@@ -39,12 +45,14 @@ class Missing:
         volume: Volume,
         damaged: Callable[[int, Inode], Awaitable[None]],
         is_elsewhere: Callable[[], bool],
+        is_written: Callable[[int], Awaitable[bool]] = _never,
     ) -> None:
         self._engine = engine
         self._files = files
         self._volume = volume
         self._damaged = damaged
         self._is_elsewhere = is_elsewhere
+        self._is_written = is_written
 
     async def settle(self, ino: int) -> None:
         """Bring record and data file together, as the table says; nothing where they agree.
@@ -60,7 +68,9 @@ class Missing:
             if not self._is_elsewhere():
                 await self._volume.discard_lost(ino)
             return
-        if is_torn(inode, stat) and await self._record(ino) == inode:
+        if not is_torn(inode, stat) or await self._is_written(ino):
+            return
+        if await self._record(ino) == inode:
             await self._damaged(ino, inode)
 
     async def _record(self, ino: int) -> Inode | None:

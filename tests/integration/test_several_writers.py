@@ -3,6 +3,7 @@ what it wrote."""
 
 import contextlib
 import errno
+import mmap
 import os
 import signal
 import threading
@@ -12,11 +13,13 @@ from typing import Any
 
 import pytest
 
+import kvfs
 from kvfs import control
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node
 from tests.integration.posix import refused
 from tests.integration.several import Several, several
+from tests.integration.test_client import sealed
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +81,49 @@ def test_of_two_hosts_that_rename_one_name_to_one_other_one_does(
         each.join()
     assert sorted(done) == list(range(rounds))
     assert set(failed) == {errno.ENOENT}
+
+
+# ---- one file, written in place
+
+
+def test_what_another_host_sealed_is_not_what_a_writer_here_has(
+    nodes: Several, a: Path, b: Path
+) -> None:
+    path = Path("models", "sealed elsewhere")
+    (a / path).write_bytes(b"first")
+    with (b / path).open("r+b", buffering=0) as file:
+        (a / path).write_bytes(b"second " * 100)
+        with kvfs.Client(nodes.nodes[0].store) as client:
+            sealed(client, f"/{path}")
+        file.write(b"own, and longer")
+        assert os.fstat(file.fileno()).st_size == len(b"own, and longer")
+        assert (b / path).stat().st_size == len(b"own, and longer")
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            assert mapped[:] == b"own, and longer"
+        file.truncate(3)
+        assert os.fstat(file.fileno()).st_size == 3
+    for mount in (a, b):
+        assert (mount / path).read_bytes() == b"own"
+
+
+def test_what_another_host_sealed_while_it_is_written_here_is_not_damaged(
+    nodes: Several, a: Path, b: Path
+) -> None:
+    path = Path("models", "cut here")
+    (a / path).write_bytes(b"first " * 100)
+    assert (b / path).read_bytes() == b"first " * 100
+    with (b / path).open("r+b", buffering=0) as file, kvfs.Client(nodes.nodes[1].store) as client:
+        file.truncate(3)
+        (a / "models" / "later").write_bytes(b"x")
+        with kvfs.Client(nodes.nodes[0].store) as there:
+            sealed(there, "/models/later")  # with it, or before it, that file
+        assert client.get(f"/{path}") == b"fir"
+        wait_until(lambda: not client.stat(f"/{path}").checksum, "it has no seal")
+        file.write(b"sec")
+        assert client.get(f"/{path}") == b"sec"
+        assert "damage" not in nodes.nodes[1].log
+    for mount in (a, b):
+        assert (mount / path).read_bytes() == b"sec"
 
 
 # ---- appends
