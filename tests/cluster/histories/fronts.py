@@ -6,8 +6,6 @@ have been made), Failed (nothing was learnt, nothing changed). Used by one threa
 
 import contextlib
 import errno
-import io
-import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +50,6 @@ class Mount:
         """`root`: the namespace's directory."""
         self._root = root
         self._hand = Hand()
-        self._reads = 0
 
     def put(self, name: str, value: int) -> None:
         draft = self._drafted(value)
@@ -143,9 +140,7 @@ class Mount:
             except FileNotFoundError:
                 return ABSENT
             with open(fd, "rb") as file:
-                self._reads += 1
-                whole = _mapped if self._reads % 3 == 0 else io.BufferedReader.read
-                return value_of(whole(file))
+                return value_of(file.read())
 
     def remove(self, name: str) -> None:
         with _changing(), self._mounted() as root:
@@ -163,29 +158,6 @@ class Mount:
 
     def close(self) -> None:
         self._hand.close()
-
-
-def _mapped(file: io.BufferedReader) -> bytes:
-    """Through a mapping. Where the file is cut meanwhile, it is EFAULT: no signal for this process,
-    which does not touch it itself."""
-    size = os.fstat(file.fileno()).st_size
-    if not size:
-        return b""
-    with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as mapped, _scratch() as copy:
-        done = 0
-        while done < size:
-            with memoryview(mapped) as whole, whole[done:] as rest:
-                done += os.write(copy, rest)
-        return os.pread(copy, size, 0)
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[int]:
-    fd = os.memfd_create("copy")
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager
