@@ -225,7 +225,7 @@ class OpenFiles:
 
     def created(self, ino: int, inode: Inode, fd: int, flags: int, owner: int) -> Handle:
         """The first handle of a file just made, whose data file is open at `fd`."""
-        file = OpenFile(ino, 0, fd, True, inode.mode)
+        file = OpenFile(ino, 0, fd, True, inode)
         file.is_new, file.owner = True, owner
         if self._volume.lapses is not None:
             file.lapses = self._volume.lapses()
@@ -321,7 +321,7 @@ class OpenFiles:
     def _opened(
         self, ino: int, inode: Inode, fd: int, stat: os.stat_result, writable: bool
     ) -> OpenFile:
-        file = OpenFile(ino, inode.version, fd, writable, inode.mode)
+        file = OpenFile(ino, inode.version, fd, writable, inode)
         file.atime_ns = inode.atime_ns
         if inode.flags & Flag.PUBLISHED:
             file.published = signature_of(stat)

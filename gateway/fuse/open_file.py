@@ -6,6 +6,7 @@ import trio
 
 from kvfs import stepping
 from kvfs.incoming import Incoming
+from kvfs.meta.records import Inode
 from kvfs.namespace import inodes
 from kvfs.policy.readahead import Readahead
 
@@ -35,6 +36,7 @@ class OpenFile:
         "owner",
         "published",
         "publishing",
+        "record",
         "refused",
         "rewritten",
         "set_ids",
@@ -45,7 +47,7 @@ class OpenFile:
         "writers",
     )
 
-    def __init__(self, ino: int, version: int, fd: int, writable: bool, mode: int) -> None:
+    def __init__(self, ino: int, version: int, fd: int, writable: bool, record: Inode) -> None:
         self.ino = ino
         self.version = version
         self.fd = fd
@@ -82,7 +84,9 @@ class OpenFile:
         """Of the kernel's registration; 0: none."""
         self.atime_ns = 0
         """As the record has it, or will soon."""
-        self.set_ids = inodes.without_set_ids(mode) != mode
+        self.record = record
+        """As it was when the file was opened."""
+        self.set_ids = inodes.without_set_ids(record.mode) != record.mode
         """A write takes mode bits away, so the daemon must see each write: no passthrough."""
         self.armed: tuple[int, int, int] | None = None
         """Set-id bits came while the file was open for writing: the data file as it was then. Once

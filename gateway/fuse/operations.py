@@ -11,6 +11,7 @@ import stat
 from functools import partial
 from typing import Final
 
+import msgspec
 import trio
 
 from gateway.fuse.attributes import Attributes, changes_of, completed
@@ -169,11 +170,17 @@ class Operations:
             return None
 
     async def getattr(self, ino: int) -> Inode:
-        """Attributes, with the access time that reads by passthrough left on the data file."""
-        inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
+        """Attributes, with the access time that reads by passthrough left on the data file. Of what
+        is open also where another node has dropped its record."""
+        file = self.open_files.get(ino)
+        try:
+            inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
+        except Stale:
+            if file is None:
+                raise
+            return _removed(file)
         if not stat.S_ISREG(inode.mode):
             return inode
-        file = self.open_files.get(ino)
         if file and file.armed and await self.publishing.disarm(file):
             inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
         st = self._data_stat(ino, inode.version)
@@ -608,3 +615,9 @@ def _new(mode: int, caller: Caller, now: int) -> Inode:
 def _check_name(name: bytes) -> None:
     if len(name) > NAME_MAX:
         raise NameTooLong(f"a name holds at most {NAME_MAX} bytes")
+
+
+def _removed(file: OpenFile) -> Inode:
+    """Of an open file whose record has gone."""
+    inode = msgspec.structs.replace(file.record, nlink=0, flags=file.record.flags & ~Flag.SEALED)
+    return inode if file.is_partial else completed(inode, os.fstat(file.fd))

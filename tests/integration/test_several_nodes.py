@@ -75,6 +75,30 @@ def test_who_watches_a_file_is_told_that_another_node_removed_it(
     its_watch_ends(a / namespace / "directory", (b / namespace / "directory").rmdir)
 
 
+def test_who_has_a_file_open_that_another_node_removed_is_told_its_attributes(
+    nodes: Several, a: Path, b: Path
+) -> None:
+    """Also where that node dropped the record: it was the only holder that was known."""
+    store = nodes.nodes[0].store / "data"
+    (a / "models" / "open").mkdir()
+    for number in range(5):
+        here, there = (mount / "models" / "open" / str(number) for mount in (a, b))
+        here.write_bytes(b"content")
+        data = f"???/{here.stat().st_ino:016x}.*"
+        with there.open("rb", buffering=0) as file:
+            here.unlink()
+            wait_until(lambda: not list(store.glob(data)), "its data are gone there")  # noqa: B023
+            later = a / "models" / "open" / "later"
+            later.write_bytes(b"x")
+            data = f"???/{later.stat().st_ino:016x}.*"
+            later.unlink()
+            wait_until(lambda: not list(store.glob(data)), "the record before it too")  # noqa: B023
+            wait_until(lambda: not there.exists(), "it is heard of")  # noqa: B023
+            found = os.fstat(file.fileno())
+            assert (found.st_size, found.st_nlink) == (7, 0)
+            assert file.read() == b"content"
+
+
 def test_a_namespace_is_there_for_all_at_once(a: Path, b: Path) -> None:
     assert not (b / "made").exists()
     (a / "made").mkdir()

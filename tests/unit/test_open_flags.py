@@ -8,13 +8,14 @@ from gateway.fuse.fastpath import Backing
 from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.protocol import Fopen
 from kvfs.incoming import Incoming
+from tests.unit.space import new_inode
 
 NO_DEVICE = -1
 
 
 def opened(*, coming: bool, whole: bool = False) -> Handle:
     """A handle of a file that came, or comes, from another node, or was here."""
-    file = OpenFile(7, 1, NO_DEVICE, False, 0o100644)
+    file = OpenFile(7, 1, NO_DEVICE, False, new_inode())
     if coming:
         file.incoming = Incoming(7, 1, 1 << 30)
         if whole:
