@@ -11,14 +11,13 @@ Invariants
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import trio
 
 from kvfs.background.persist import Persistence
 from kvfs.errors import KvfsError
-from kvfs.hearing import Written
 from kvfs.meta import keys
 from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag, Inode
@@ -40,11 +39,11 @@ class Unsealer:
         self._heard: set[int] = set()
         self._hearing = trio.Event()
 
-    def applied(self, written: Sequence[Written]) -> None:
-        """Others committed this."""
-        for each in written:
-            if each.key[0] == _INODE and each.new is not None:
-                ino = keys.unpack_u64(each.key, 1)
+    def applied(self, changed: Iterable[bytes]) -> None:
+        """Others committed changes of these keys."""
+        for key in changed:
+            if key[0] == _INODE:
+                ino = keys.unpack_u64(key, 1)
                 if self._writes(ino):
                     self._heard.add(ino)
                     self._hearing.set()

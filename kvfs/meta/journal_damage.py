@@ -3,6 +3,8 @@
 A power cut leaves a torn end, behind which nothing was acknowledged: replay ends there. Damage (a
 bit that flipped, a sector that was lost, a file cut short) looks alike at its first byte. Two
 things tell it: a mark says up to which commit the journals were on disk, and whole records follow.
+Where the sector of the mark was lost itself, the header has gone with it, which no power cut leaves
+of the journal that a base was made with.
 
 The way past one record is the stored chain: the next record's digest covers this one's. Where a
 digest was damaged the record's own is tried, where a length was damaged the places of the records
@@ -75,11 +77,18 @@ def find(directory: Path, start: Position, reached: Position, least: int) -> Dam
             offset = reached.end + 1 if generation == reached.generation else 0
             data = _contents(journal_path(directory, generation))
             following += sum(1 for _ in _records_in(data, offset, reached.sequence))
-    is_cut = not path.exists() or path.stat().st_size < reached.end
-    is_certain = is_cut or synced > reached.sequence
+    size = path.stat().st_size if path.exists() else -1
+    is_beheaded = size > reached.end and _is_beheaded(journal_path(directory, start.generation))
+    is_certain = size < reached.end or synced > reached.sequence or is_beheaded
     if not following and not is_certain:
         return None
     return Damage(path, reached.end, reached.sequence + 1, synced, following, is_certain)
+
+
+def _is_beheaded(path: Path) -> bool:
+    """Whether the journal of a base has lost its header, and perhaps the mark behind it. It was on
+    disk before the base had its name."""
+    return path.exists() and read_start(path) is None
 
 
 def records_past_damage(

@@ -286,7 +286,7 @@ class Node:
             self.replicas.heard(written)
         if self.appends is not None:
             self.appends.applied(each.key for each in written)
-        self.unsealer.applied(written)
+        self.unsealer.applied(each.key for each in written)
         self.mounts.tell_soon(written)
 
     def _lost(self, lost: Evicted) -> None:

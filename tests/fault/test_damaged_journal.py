@@ -163,6 +163,19 @@ def synced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+def test_a_journal_without_its_first_sector_is_refused(synced: Path, tmp_path: Path) -> None:
+    """With it goes the mark that says how far the journal was on disk."""
+    shutil.copytree(synced, path := tmp_path / "meta")
+    (journal,) = path.glob("journal.*")
+    with journal.open("r+b") as file:
+        file.write(bytes(512))
+    with pytest.raises(Corrupt, match="is damaged at byte"):
+        EmbeddedEngine(path, boot=2)
+    engine = EmbeddedEngine(path, boot=2, past_damage=True)
+    assert engine.damage
+    engine.close()
+
+
 @pytest.mark.parametrize("case", range(_CASES))
 @pytest.mark.parametrize("damage", ["flip", "cut", "lost sector"])
 def test_the_journal_is_whole_or_refused_or_told(
