@@ -26,6 +26,9 @@ LONG_ONES: Final = int(os.environ.get("KVFS_TEST_HISTORIES", "0"))
 SHORT_ONES: Final = int(os.environ.get("KVFS_TEST_SHORT_HISTORIES", "0"))
 SEEDS: Final = [SEED + n for n in range(LONG_ONES + SHORT_ONES)] or [22, 27]
 SHORT: Final[dict[str, Any]] = {"operations": 40, "directories": 2, "faults": 2}
+pytestmark = pytest.mark.timeout(1_200)
+"""Each step of a campaign has a deadline of its own; how long all of it takes says how busy the
+machine is."""
 BOUND_S: Final = 2.0 + 2.0
 """A node believes its mirror for two seconds, its kernel what it was told for two more at most."""
 
