@@ -156,6 +156,14 @@ def test_once_given_back_a_removal_asks_nobody(hosts: Hosts) -> None:
     assert other.find(TOP, b"first") is not None
 
 
+def test_a_recall_costs_one_request_of_each_host(hosts: Hosts) -> None:
+    one, other = hosts
+    other.create(TOP, b"open")
+    asked, there = one.trips, other.trips
+    remove(one)
+    assert (one.trips, other.trips) == (asked + 2, there + 1)
+
+
 def test_a_file_whose_name_was_taken_takes_it_back_when_it_is_closed_not_before(
     hosts: Hosts, url: str
 ) -> None:
