@@ -350,7 +350,7 @@ async def _join(
 
 
 def _settle(t: Transaction, ino: int, closed_at: float) -> None:
-    settle(t, ino, time.time_ns(), late=is_late(closed_at, now()))
+    settle(t, ino, time.time_ns(), yields=is_late(closed_at, now()))
 
 
 def _media(config: Config) -> tuple[str, ...]:

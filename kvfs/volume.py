@@ -20,7 +20,7 @@ import trio
 from kvfs.background.persist import Persistence
 from kvfs.background.unlinking import Name, unlink_each
 from kvfs.holders import Holders
-from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.interface import Engine, T, Transaction
 from kvfs.meta.records import namespace_of
 from kvfs.namespace import inodes, lifecycle, spaces, tree
 from kvfs.store.files import DataFiles
@@ -82,8 +82,8 @@ class Volume:
         return following
 
     async def publish_new(
-        self, ino: int, fn: Callable[[Transaction], bool], *, known: bool = False
-    ) -> bool:
+        self, ino: int, fn: Callable[[Transaction], T], *, known: bool = False
+    ) -> T:
         """Commit what publishes a file that was made here and that nobody else has; what `fn`
         returned. Others may hear of it a moment later where its namespace's coherence allows, and
         it need not be `known` when this returns."""

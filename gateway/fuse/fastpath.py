@@ -45,6 +45,8 @@ _WORKERS_DEADLINE_S: Final = 10.0
 _INLINE_BYTES: Final = 64 << 10
 """WRITEs up to this size are always served by the loop."""
 _HEADER: Final = IN_HEADER.size
+_APPENDS: Final = os.O_APPEND | os.O_DIRECT
+"""Of what goes past the page cache several parts may come at a time, in any order."""
 _SOCKET_BYTES: Final = 4 * protocol.BUFFER_BYTES
 _SO_SNDBUFFORCE: Final = 32
 _WANTED: Final = (
@@ -431,9 +433,11 @@ class FastPath:
             self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
 
     def _write(self, unique: int, thread: int, buffer: memoryview) -> None:
-        fh, offset, size, flags, _, _, _ = protocol.WRITE_IN.unpack_from(buffer, _HEADER)
+        fh, offset, size, how, _, flags, _ = protocol.WRITE_IN.unpack_from(buffer, _HEADER)
         file = self._operations.file(fh)
-        if flags & protocol.WRITE_KILL_SUIDGID:
+        if flags & _APPENDS == os.O_APPEND and not self._immediate:
+            offset = self._operations.ranges.end(file, offset)
+        if how & protocol.WRITE_KILL_SUIDGID:
             stripping = stepping.begin(
                 self._operations.setattr(file.ino, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
             )

@@ -82,6 +82,8 @@ class OpenFiles:
         """Inodes whose content others replaced, of which the kernel may keep pages."""
         self.forget_attributes: Callable[[int], None] = _nothing
         """Has the kernel ask anew for attributes that it was to believe for long."""
+        self.forget_content: Callable[[int], None] = _nothing
+        """Has the kernel forget, soon, what it keeps of a file's content, and its attributes."""
         self.appends: AppendLeases | None = None
         """In a cluster: who may append."""
         self.may_pass: Callable[[OpenFile], bool] = lambda _file: False
@@ -215,6 +217,7 @@ class OpenFiles:
         """Set the data file's size; in a thread where giving back the blocks takes long, or a sync
         of it failed before: that ends with what was written till then."""
         file.rewritten = True
+        file.replaces = file.replaces or not size
         if size == 0 and syncing.is_lost(file.fd):
             await stepping.aside()
             await trio.to_thread.run_sync(syncing.truncate, file.fd, size)
@@ -227,6 +230,7 @@ class OpenFiles:
         """The first handle of a file just made, whose data file is open at `fd`."""
         file = OpenFile(ino, 0, fd, True, inode)
         file.is_new, file.owner = True, owner
+        file.replaces = bool(flags & os.O_TRUNC)
         if self._volume.lapses is not None:
             file.lapses = self._volume.lapses()
         self._files[ino] = file

@@ -19,7 +19,7 @@ from gateway.fuse.caller import Caller
 from gateway.fuse.errno_map import errno_of
 from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import Fattr
-from kvfs.errors import KvfsError
+from kvfs.errors import KvfsError, Stale
 from kvfs.meta.records import ROOT_INODE, Inode
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,10 @@ class LibfuseOperations(pyfuse3.Operations):
 
     @_translated
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> Any:
-        return os.pwrite(self._ops.file(fh).fd, buf, off)
+        handle = self._ops.open_files.handle(fh)
+        if handle.appends and off != self._ops.ranges.end(handle.file, off):
+            raise Stale("other nodes have appended to the file: open it again")
+        return os.pwrite(handle.file.fd, buf, off)
 
     @_translated
     async def flush(self, fh: FileHandleT) -> None:

@@ -10,6 +10,7 @@
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -146,6 +147,7 @@ async def _serve_device(
     )
     open_files.renewing.forget_content = _forgetting_content(notifier, neighbours)
     open_files.forget_attributes = neighbours.forget_attributes
+    open_files.forget_content = partial(notifier.inode, pages=True)
     try:
         with node.mounts.mounted(invalidator.changed, open_files.replaced.add) as describe:
             async with trio.open_nursery() as nursery:
@@ -265,6 +267,7 @@ async def _serve_through_libfuse(
     notifier = _notifier(device)
     open_files.renewing.forget_content = notifier.content
     open_files.forget_attributes = notifier.attributes
+    open_files.forget_content = partial(notifier.inode, pages=True)
     invalidator = Invalidator(operations, notifier)
     try:
         with node.mounts.mounted(invalidator.changed, open_files.replaced.add) as describe:

@@ -38,6 +38,7 @@ class OpenFile:
         "publishing",
         "record",
         "refused",
+        "replaces",
         "rewritten",
         "set_ids",
         "users",
@@ -74,6 +75,9 @@ class OpenFile:
         on since."""
         self.is_appended = False
         """Whether somebody appends to it who must not lose others' lines."""
+        self.replaces = False
+        """Whether it was cut to nothing since writing began, or was last published: it builds on
+        nothing that was there."""
         self.refused = ""
         """Why what was written is not published, and will not be."""
         self.overwriters = 0

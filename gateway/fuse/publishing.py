@@ -7,6 +7,7 @@ and at RELEASE where no FLUSH came. A file is published by one task at a time.
 import logging
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
@@ -22,7 +23,7 @@ from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import inodes, lifecycle, tree
 from kvfs.namespace.inodes import read_inodes
-from kvfs.namespace.private import settle
+from kvfs.namespace.private import Place, settle
 from kvfs.store import syncing, writeback
 from kvfs.volume import Volume
 
@@ -42,7 +43,7 @@ _OVERTAKEN: Final = (
 class _Record(Protocol):
     """Records a state of a file, under a new version where one is given."""
 
-    def __call__(self, t: Transaction, version: int | None = None) -> bool: ...
+    def __call__(self, t: Transaction, version: int | None = None) -> Place: ...
 
 
 class _Recorded(Exception):
@@ -57,6 +58,8 @@ class Publishing:
         self._bringing = bringing
         self._boot = boot
         self._syncs = trio.CapacityLimiter(_SYNCS)
+        self.is_strict: Callable[[int], bool] = lambda _ino: False
+        """Whether other nodes see each change of a file at once: then nobody goes past it."""
 
     async def begin_writing(self, file: OpenFile) -> None:
         """From here on the data file may change: the record says so before the first byte does."""
@@ -64,7 +67,7 @@ class Publishing:
         if volume.lapses is not None:
             file.lapses = volume.lapses()
         file.base, file.refused = file.version, ""
-        file.is_appended = file.in_doubt = False
+        file.is_appended = file.replaces = file.in_doubt = False
         if file.incoming is not None:
             await stepping.aside()
             await file.incoming.whole()
@@ -106,11 +109,13 @@ class Publishing:
         file.publishing = waiting
         try:
             await self._fix(file)
-            if not await self._publish_first(file, record, known=synced or file.lapses != lapses):
+            known = synced or file.lapses != lapses
+            place = await self._publish_first(file, record, known=known)
+            if place is None:
                 await self._publish_anew(file, record, synced=synced)
                 # Its names changed, and with them its ctime.
                 signature = (*signature[:2], os.fstat(file.fd).st_ctime_ns)
-            file.is_new = file.in_doubt = False
+            file.is_new = file.replaces = file.in_doubt = False
             file.published, file.base, file.lapses = signature, file.version, lapses
             now = signature_of(os.fstat(file.fd))
             file.rewritten = file.overwriters > 0 or now[:2] != signature[:2]
@@ -121,13 +126,15 @@ class Publishing:
             file.publishing = None
             for each in waiting:
                 each.set()
+        if place is Place.TAKEN:
+            return
         self._volume.on_published(file.ino, file.version, st.st_blocks)
         await self._volume.acknowledge([file.ino])
 
     def _recording(self, file: OpenFile, st: os.stat_result, boot: int) -> _Record:
-        """What records this state of a file; False where it has no place any more."""
+        """What records this state of a file, and says what has become of its name."""
 
-        def record(t: Transaction, version: int | None = None) -> bool:
+        def record(t: Transaction, version: int | None = None) -> Place:
             is_first = bool(t.node) and file.is_new
             if is_first and file.in_doubt and _is_published(t, file.ino):
                 raise _Recorded
@@ -141,23 +148,28 @@ class Publishing:
                 boot=boot,
                 version=version,
             )
-            return not is_first or settle(t, file.ino, time.time_ns(), late=self._is_late(file))
+            if not is_first:
+                return Place.OWN
+            return settle(t, file.ino, time.time_ns(), yields=self._follows(file))
 
         return record
 
-    async def _publish_first(self, file: OpenFile, record: _Record, *, known: bool) -> bool:
-        """Under the version that it has; whether it could be: others may have what was published
-        under that. Raises Stale where it has no place any more."""
+    async def _publish_first(self, file: OpenFile, record: _Record, *, known: bool) -> Place | None:
+        """Under the version that it has; None where it cannot be: others may have what was
+        published under that. TAKEN: it holds nothing, and there is another file of its name. Raises
+        Stale where it has no place any more."""
         if self._bringing.is_shared and not file.is_new:
-            return False
+            return None
         try:
-            has_place = await self._volume.publish_new(file.ino, record, known=known)
+            place = await self._volume.publish_new(file.ino, record, known=known)
         except _Recorded:
             file.is_new = False
-            return False
-        if not has_place:
-            raise self._refusal(file, _UNPLACED)
-        return True
+            return None
+        if place is not Place.OWN:
+            refusal = self._refusal(file, _UNPLACED)
+            if place is not Place.TAKEN or os.fstat(file.fd).st_size:
+                raise refusal
+        return place
 
     async def _fix(self, file: OpenFile) -> None:
         """Have whatever is stored through a mapping from here on change the signature. Only the
@@ -188,6 +200,14 @@ class Publishing:
         if not inode.nlink:
             raise self._refusal(file, _UNPLACED)
 
+    def _follows(self, file: OpenFile) -> bool:
+        """Whether what is written builds on what was there, and goes past nobody: what is appended;
+        what changes a file of a strict namespace that was not cut to nothing; and what is late,
+        since others went on from what they had."""
+        if file.is_appended or self._is_late(file):
+            return True
+        return not file.replaces and self.is_strict(file.ino)
+
     def _is_late(self, file: OpenFile) -> bool:
         """Whether others may have gone on without what is published: they may have taken this node
         for dead since the file was opened, or an earlier attempt failed."""
@@ -195,12 +215,11 @@ class Publishing:
         return file.in_doubt or (lapses is not None and file.lapses != lapses())
 
     async def _publish_anew(self, file: OpenFile, record: _Record, *, synced: bool) -> None:
-        """As a version that nobody had. What is appended goes past nobody, nor does what is late:
-        others went on from what they had."""
+        """As a version that nobody had."""
         volume = self._volume
 
         def follow(t: Transaction, version: int) -> None:
-            if file.is_appended or self._is_late(file):
+            if self._follows(file):
                 check_follows(t, file.ino, file.base)
             record(t, version)
 

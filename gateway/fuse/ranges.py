@@ -6,6 +6,7 @@ import os
 import trio
 
 from gateway.fuse.handles import OpenFiles
+from gateway.fuse.open_file import OpenFile
 from kvfs.incoming import Incoming
 from kvfs.policy.readahead import Readahead
 from kvfs.store import allocate
@@ -29,6 +30,14 @@ class Ranges:
         if file.is_partial:
             return _seek_in_data(offset, whence, os.fstat(file.fd).st_size)
         return os.lseek(file.fd, offset, whence)
+
+    def end(self, file: OpenFile, offset: int) -> int:
+        """Where the file ends: what is appended goes there, wherever the kernel takes the end to
+        be. Of what other nodes append it hears, but may not have asked for the new length yet."""
+        end = os.fstat(file.fd).st_size
+        if end != offset:
+            self._open_files.forget_content(file.ino)
+        return end
 
     def coming(self, fh: int, offset: int, size: int) -> Incoming | None:
         """What a read of these bytes has to wait for; None: they are here."""

@@ -8,16 +8,28 @@ What is not published yet takes its name from nobody, unless it is reserved: ano
 name may take the entry. It keeps its record, as if it were private, and its close sees to its name.
 """
 
+from enum import Enum
 from typing import Final
 
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
-from kvfs.meta.records import Flag, Inode, unpack_inode
+from kvfs.meta.records import Flag, unpack_inode
 from kvfs.namespace.entries import find_entry, lose_link
 from kvfs.namespace.inodes import is_directory, read_inode, write_inode
 
 _LATE_S: Final = 2.0
 """As long as a cache may lag behind."""
+
+
+class Place(Enum):
+    """What has become of the name of a file that is to be known."""
+
+    OWN = "own"
+    """It leads to the file."""
+    TAKEN = "taken"
+    """It leads to another file now."""
+    GONE = "gone"
+    """Its directory was removed, or it is a directory's now."""
 
 
 def is_late(closed_at: float, now: float) -> bool:
@@ -27,34 +39,37 @@ def is_late(closed_at: float, now: float) -> bool:
     return bool(closed_at) and not 0.0 <= now - closed_at <= _LATE_S
 
 
-def settle(t: Transaction, ino: int, now: int, *, late: bool = False) -> bool:
+def settle(t: Transaction, ino: int, now: int, *, yields: bool = False) -> Place:
     """Before an inode is known to others: the file has its name, in place of a file of another host
     that took it meanwhile, as the one that was closed last. Where its directory is gone, the name
-    is a directory's now, or another file's and this one is late, it is as if removed: False."""
+    is a directory's now, or another file's and this one `yields`, it is as if removed."""
     value = t.get(keys.inode(ino))
     inode = None if value is None else unpack_inode(value)
     if inode is None or not inode.nlink or is_directory(inode):
-        return True
+        return Place.OWN
     key = keys.file_entry(inode.parent, inode.name)
     parent = t.get(keys.inode(inode.parent))
     leads_to = t.get(key)
+    place = Place.GONE
     if parent is not None and unpack_inode(parent).nlink:
         if leads_to == keys.pack_u64(ino):
-            return True
+            return Place.OWN
         entry = find_entry(t, inode.parent, inode.name)
-        if entry is None or not (entry.directory or late):
-            if entry is not None:
-                other = read_inode(t, entry.ino)
-                if not _gives_way(t, entry.ino, other):
-                    lose_link(t, entry.ino, other, (inode.parent, inode.name), now, lambda _: True)
+        if entry is None or (not entry.directory and _gives_way(t, entry.ino)):
             t.put(key, keys.pack_u64(ino))
-            return True
+            return Place.OWN
+        if not (entry.directory or yields):
+            other = read_inode(t, entry.ino)
+            lose_link(t, entry.ino, other, (inode.parent, inode.name), now, lambda _: True)
+            t.put(key, keys.pack_u64(ino))
+            return Place.OWN
+        place = Place.GONE if entry.directory else Place.TAKEN
     elif leads_to == keys.pack_u64(ino):
         t.delete(key)
     inode.nlink, inode.parent, inode.ctime_ns = 0, 0, now
     t.put(keys.orphan(ino), b"")
     write_inode(t, ino, inode)
-    return False
+    return place
 
 
 def is_given_way(t: Transaction, parent: int, name: bytes) -> bool:
@@ -62,8 +77,7 @@ def is_given_way(t: Transaction, parent: int, name: bytes) -> bool:
     packed = t.get(keys.file_entry(parent, name))
     if packed is None:
         return False
-    ino = keys.unpack_u64(packed)
-    return _gives_way(t, ino, read_inode(t, ino))
+    return _gives_way(t, keys.unpack_u64(packed))
 
 
 def make_way(t: Transaction, parent: int, name: bytes) -> None:
@@ -72,7 +86,7 @@ def make_way(t: Transaction, parent: int, name: bytes) -> None:
         t.delete(keys.file_entry(parent, name))
 
 
-def _gives_way(t: Transaction, ino: int, inode: Inode) -> bool:
-    if inode.flags & (Flag.PUBLISHED | Flag.RESERVED):
+def _gives_way(t: Transaction, ino: int) -> bool:
+    if read_inode(t, ino).flags & (Flag.PUBLISHED | Flag.RESERVED):
         return False
     return t.get(keys.unpublished(ino)) not in (None, t.node)

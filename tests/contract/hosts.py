@@ -36,7 +36,7 @@ class Host:
         """Of each namespace."""
 
     def _settle(self, t: Transaction, ino: int, closed_at: float) -> None:
-        settle(t, ino, NOW, late=is_late(closed_at, self.clock()))
+        settle(t, ino, NOW, yields=is_late(closed_at, self.clock()))
 
     def restart(self) -> None:
         self.mirror.close()

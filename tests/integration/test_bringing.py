@@ -229,15 +229,21 @@ def test_both_write_to_one_file_in_turn(a: Path, b: Path) -> None:
     assert there.read_bytes() == b"anew"
 
 
-def test_of_two_writers_at_once_the_last_to_close_wins(a: Path, b: Path) -> None:
-    here, there = a / "models" / "both", b / "models" / "both"
+@pytest.mark.parametrize(("namespace", "how"), [("models", "wb"), ("cache", "r+b")])
+def test_of_two_writers_at_once_the_last_to_close_wins(
+    a: Path, b: Path, namespace: str, how: str
+) -> None:
+    """In a strict namespace one that builds on nothing that was there."""
+    here, there = a / namespace / "both", b / namespace / "both"
     here.write_bytes(b"." * 100)
+    wait_until(there.exists, "the other host sees the file")
     assert there.read_bytes() == b"." * 100
-    with open(here, "r+b") as first, open(there, "r+b") as last:
+    with open(here, how) as first, open(there, how) as last:
         first.write(b"a" * 100)
         last.write(b"b" * 100)
         first.close()
-    assert here.read_bytes() == there.read_bytes() == b"b" * 100
+    for path in (here, there):
+        wait_until(lambda: path.read_bytes() == b"b" * 100, "the last content")  # noqa: B023
 
 
 def test_what_is_written_counts_though_its_data_file_lost_its_name(

@@ -63,7 +63,8 @@ def seen(node: Node, other: Node, path: str) -> tuple[Path, Path]:
 
 
 def plain(path: Path) -> int:
-    return os.open(path, os.O_CREAT | os.O_WRONLY)
+    """It takes the place of what another one makes meanwhile."""
+    return os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
 
 
 def exclusive(path: Path) -> int:

@@ -3,6 +3,7 @@ what it wrote."""
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import signal
@@ -189,6 +190,105 @@ def test_what_is_appended_goes_past_no_newer_close(a: Path, b: Path) -> None:
         os.close(fd)
     for mount in (a, b):
         assert (mount / path).read_bytes() == b"other\n"
+
+
+# ---- what builds on what was there
+
+
+def set_to_append(fd: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+
+
+@pytest.mark.parametrize("path", ["passthrough", "relay"])
+def test_no_line_is_lost_of_files_that_are_set_to_append_later(path: str) -> None:
+    """Each is there, or its close failed."""
+    rounds, files = 12, 2
+    with several(2, mode=path) as cluster:
+        mounts = [each.mount for each in cluster.nodes]
+        for number in range(files):
+            (mounts[0] / "models" / str(number)).touch()
+        ready = threading.Barrier(2, timeout=60)
+        kept: list[tuple[int, bytes]] = []
+        lost: list[int | None] = []
+
+        def work(mount: Path, who: str) -> None:
+            for number in range(rounds):
+                ready.wait()
+                line = f"{who} {number}\n".encode()
+                try:
+                    fd = os.open(mount / "models" / str(number % files), os.O_WRONLY)
+                    try:
+                        set_to_append(fd)
+                        os.write(fd, line)
+                    finally:
+                        os.close(fd)
+                except OSError as error:
+                    lost.append(error.errno)
+                else:
+                    kept.append((number % files, line))
+
+        threads = [
+            threading.Thread(target=work, args=each) for each in zip(mounts, "ab", strict=True)
+        ]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert len(kept) >= rounds
+        assert set(lost) <= {errno.ESTALE}
+        for number in range(files):
+            lines = sorted(line for at, line in kept if at == number)
+            for mount in mounts:
+                found = (mount / "models" / str(number)).read_bytes()
+                assert sorted(found.splitlines(keepends=True)) == lines
+
+
+def test_what_changes_a_file_in_place_goes_past_no_newer_close(a: Path, b: Path) -> None:
+    path = Path("models", "in place")
+    (a / path).write_bytes(b"first " * 10)
+    early, late = os.open(a / path, os.O_RDWR), os.open(b / path, os.O_RDWR)
+    os.pwrite(late, b"late", 0)
+    os.pwrite(early, b"early", 0)
+    os.fsync(early)
+    with refused(errno.ESTALE):
+        os.fsync(late)
+    with refused(errno.ESTALE):
+        os.close(late)
+    os.pwrite(early, b"EARLY", 0)
+    os.close(early)
+    for mount in (a, b):
+        assert (mount / path).read_bytes() == b"EARLY" + (b"first " * 10)[5:]
+
+
+@pytest.mark.parametrize("flags", [0, os.O_TRUNC])
+def test_of_two_hosts_that_make_a_file_none_loses_what_it_wrote_in_silence(
+    a: Path, b: Path, flags: int
+) -> None:
+    """Where one of them is to cut what it finds, it may have come last."""
+    path = Path("models", f"made by both {flags}")
+    early, late, empty = (
+        os.open(mount / path, os.O_CREAT | os.O_WRONLY | flags, 0o644) for mount in (a, b, b)
+    )
+    os.write(early, b"early")
+    os.close(early)
+    os.write(late, b"late")
+    if flags:
+        os.close(late)
+    else:
+        with refused(errno.ESTALE):
+            os.close(late)
+    with contextlib.suppress(OSError):
+        os.close(empty)
+    for mount in (a, b):
+        assert (mount / path).read_bytes() == (b"late" if flags else b"early")
+
+
+def test_a_file_that_both_make_and_nobody_fills_is_there(a: Path, b: Path) -> None:
+    path = Path("models", "empty")
+    early, late = (os.open(mount / path, os.O_CREAT | os.O_RDWR, 0o644) for mount in (a, b))
+    os.close(early)
+    os.close(late)
+    assert (a / path).stat().st_ino == (b / path).stat().st_ino
 
 
 # ---- a host that was away
