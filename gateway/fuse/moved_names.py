@@ -51,6 +51,12 @@ class MovedNames:
         """It looked up a name that is not there."""
         self._last.pop(thread, None)
 
+    def has_just_found(self, thread: int, ino: int) -> bool:
+        """Whether a thread opens what it looked up last. It has to look it up again for the next
+        time: a descriptor is opened anew, by /proc or a file handle, without."""
+        last = self._last.pop(thread, None)
+        return last is not None and last.ino == ino
+
     async def found(self, thread: int, parent: int, name: bytes, ino: int) -> None:
         """It looked up a name that leads to this inode. Raises Stale where it has to begin anew."""
         last = self._last.pop(thread, None)

@@ -438,6 +438,8 @@ class Operations:
         this host (0: for nobody). Raises NoLocks where its locks could not be kept,
         TooManyOpenFiles."""
         self._check_locks(ino)
+        if owner is not None and self._is_strict(ino):
+            await self._find_anew(thread, ino)
         try:
             if flags & os.O_APPEND and self.open_files.is_leased(ino, flags):
                 return await self.open_files.open_to_append(ino, flags, owner, thread)
@@ -445,6 +447,11 @@ class Operations:
         except NotFound:  # its name stays: who has the data may come back
             self.misses.count("unavailable")
             raise
+
+    async def _find_anew(self, thread: int, ino: int) -> None:
+        """Have the mirror be as new as an open demands that follows no look-up."""
+        if not self.moved_names.has_just_found(thread, ino) and self.coherence is not None:
+            await self.coherence.fresh(ino)
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller

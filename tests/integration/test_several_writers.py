@@ -192,6 +192,29 @@ def test_what_is_appended_goes_past_no_newer_close(a: Path, b: Path) -> None:
         assert (mount / path).read_bytes() == b"other\n"
 
 
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_APPEND])
+def test_a_descriptor_that_is_opened_anew_has_what_was_closed_before(
+    a: Path, b: Path, flags: int
+) -> None:
+    """No name is looked up then."""
+    path = Path("models", f"anew {flags}")
+    (a / path).write_bytes(b"0\n")
+    held = os.open(a / path, os.O_PATH)
+    for number in range(1, 20):
+        append(b / path, b"%d\n" % number)
+        again = os.open(f"/proc/self/fd/{held}", flags)
+        try:
+            assert os.pread(again, 100, 0).endswith(b"\n%d\n" % number)
+            if flags & os.O_APPEND:
+                os.write(again, b"+\n")
+        finally:
+            os.close(again)
+    os.close(held)
+    lines = (b / path).read_bytes().split()
+    assert [line for line in lines if line != b"+"] == [b"%d" % each for each in range(20)]
+    assert lines.count(b"+") == (19 if flags & os.O_APPEND else 0)
+
+
 # ---- what builds on what was there
 
 
