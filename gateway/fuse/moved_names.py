@@ -9,18 +9,24 @@ Invariants
 - Only whoever looks up two names of one file one right after the other, of which the first does not
   lead to it any more, is told so; twice at most, since the kernel asks again for a name that it
   remembers. Other system calls begin anew as well, and get their file.
+- Of callers in a PID namespace that the node does not see nobody knows what one thread looked up:
+  there whoever of them looks up a second name of a file is told so, soon after the first one.
 - What is remembered is bounded, and of strict namespaces alone: a cache promises nothing of moves.
 """
 
 import platform
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from kvfs.errors import Stale
 from kvfs.meta.interface import Engine
 from kvfs.namespace import tree
 
+K = TypeVar("K")
+V = TypeVar("V")
 _THREADS: Final = 1024
+_UNSEEN: Final = 256
+"""Files, and names, that callers looked up last whose threads are not seen."""
 _TELL: Final = 2
 _RENAMES: Final[dict[str, frozenset[int]]] = {
     "x86_64": frozenset({82, 264, 316}),
@@ -37,6 +43,12 @@ class _LookedUp:
     name: bytes
     ino: int
     told: int = 0
+    again: bool = False
+    """Whether the kernel asks again at once, since it had remembered the other name."""
+
+    def may_be_told(self, parent: int, name: bytes) -> bool:
+        """Whether who looks up this name may be told that the former one has moved."""
+        return (self.parent, self.name) != (parent, name) and (not self.told or self.again)
 
 
 class MovedNames:
@@ -46,6 +58,10 @@ class MovedNames:
         self._engine = engine
         self._last: dict[int, _LookedUp] = {}
         """By thread, the one that looked last at the end."""
+        self._unseen: dict[int, _LookedUp] = {}
+        """By inode, what callers looked up whose threads are not seen."""
+        self._remembered: dict[tuple[int, bytes], None] = {}
+        """Names that the kernel may remember from them, with what they led to."""
 
     def absent(self, thread: int) -> None:
         """It looked up a name that is not there."""
@@ -67,12 +83,32 @@ class MovedNames:
                 self._last[thread] = last
                 raise Stale("another host has just renamed this: look it up again")
         self._last[thread] = _LookedUp(parent, name, ino)
-        if len(self._last) > _THREADS:
-            del self._last[next(iter(self._last))]
+        _bound(self._last, _THREADS)
+
+    async def found_unseen(self, parent: int, name: bytes, ino: int) -> None:
+        """As `found`, by a caller whose thread is not seen."""
+        is_remembered = (parent, name) in self._remembered
+        self._remembered.pop((parent, name), None)
+        last = self._unseen.pop(ino, None)
+        if last is not None and last.may_be_told(parent, name) and await self._has_moved(last):
+            last.told += 1
+            last.again = is_remembered
+            self._unseen[ino] = last
+            raise Stale("another host has renamed this: look it up again")
+        self._unseen[ino] = _LookedUp(parent, name, ino)
+        self._remembered[parent, name] = None
+        _bound(self._unseen, _UNSEEN)
+        _bound(self._remembered, _UNSEEN)
 
     async def _has_moved(self, last: _LookedUp) -> bool:
         there = await self._engine.read(lambda t: tree.find(t, last.parent, last.name))
         return there is None or there[0] != last.ino
+
+
+def _bound(found: dict[K, V], most: int) -> None:
+    """Drop the oldest one where there are more."""
+    if len(found) > most:
+        del found[next(iter(found))]
 
 
 def _is_renaming(thread: int) -> bool:

@@ -75,13 +75,15 @@ class Operations:
 
     # ---- names
 
-    async def lookup(self, parent: int, name: bytes, thread: int = 0) -> tuple[int, Inode]:
-        """The inode under a name, looked up by a thread of this host (0: by nobody). Raises
-        NotFound, NameTooLong, Stale; Unavailable."""
+    async def lookup(
+        self, parent: int, name: bytes, thread: int | None = None
+    ) -> tuple[int, Inode]:
+        """The inode under a name, looked up by a thread of this host (0: by one that is not seen
+        from here; None: by nobody). Raises NotFound, NameTooLong, Stale; Unavailable."""
         if self.coherence is not None:
             await self._catch_up(self.coherence, parent, name)
         try:
-            if thread and parent != ROOT_INODE and self._is_strict(parent):
+            if thread is not None and parent != ROOT_INODE and self._is_strict(parent):
                 ino, inode = await self._find_for(thread, parent, name)
             else:
                 ino, inode = await self.engine.read(lambda t: self._find(t, parent, name))
@@ -105,7 +107,10 @@ class Operations:
         except NotFound:
             self.moved_names.absent(thread)
             raise
-        await self.moved_names.found(thread, parent, name, ino)
+        if thread:
+            await self.moved_names.found(thread, parent, name, ino)
+        else:
+            await self.moved_names.found_unseen(parent, name, ino)
         return ino, inode
 
     async def _catch_up(self, coherence: Coherence, parent: int, name: bytes) -> None:

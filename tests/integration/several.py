@@ -30,10 +30,12 @@ class Several:
         assert self._server is not None
         return self._server
 
-    def add(self, *flags: str, mode: str | None = None) -> Node:
-        """Start one more node; skips where this machine cannot do its mode."""
+    def add(self, *flags: str, mode: str | None = None, inside: tuple[str, ...] = ()) -> Node:
+        """Start one more node, `inside` what runs its command; skips where this machine cannot do
+        its mode."""
         number = len(self.nodes) + 1
         node = Node.make(mode or best_mode(), *self.flags(f"n{number}"), *flags)
+        node.inside = inside
         self.nodes.append(node)
         return start(node)
 

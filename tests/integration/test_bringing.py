@@ -166,6 +166,29 @@ def test_what_is_stored_through_a_mapping_after_the_close_is_read_there(
     assert here.read_bytes() == second
 
 
+@pytest.mark.parametrize("flags", [os.O_WRONLY | os.O_APPEND, os.O_WRONLY])
+def test_stores_through_a_mapping_beside_another_writer_are_read_there(
+    a: Path, b: Path, flags: int
+) -> None:
+    here, there = a / "models" / f"beside {flags}", b / "models" / f"beside {flags}"
+    first = content(3 * mmap.PAGESIZE, 3)
+    with mapping_alone(here, first) as view:
+        assert there.read_bytes() == first
+        fd = os.open(here, flags)
+        os.lseek(fd, 0, os.SEEK_END)
+        os.write(fd, b"more")
+        os.fsync(fd)
+        assert there.read_bytes() == first + b"more"
+        view[:5] = b"early"
+        assert there.read_bytes()[5:] == first[5:] + b"more"
+        os.close(fd)
+        assert there.read_bytes() == b"early" + first[5:] + b"more"
+        view[:5] = b"later"
+    after = b"later" + first[5:] + b"more"
+    wait_until(lambda: there.read_bytes() == after, "what was stored after the last close")
+    assert here.read_bytes() == after
+
+
 def test_who_has_a_copy_of_what_was_closed_last_reads_that(a: Path, b: Path) -> None:
     here, there = a / "models" / "copy", b / "models" / "copy"
     here.write_bytes(b"old content")

@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,12 +43,42 @@ def b(nodes: Several) -> Path:
 # ---- directories
 
 
-@pytest.mark.parametrize("kind", ["free", "taken", "directory"])
+KINDS = ("free", "taken", "directory")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_of_two_hosts_that_rename_one_name_to_one_other_one_does(
     a: Path, b: Path, kind: str
 ) -> None:
     """The kernel of the slower one may find the file under both names, which it takes for links."""
-    rounds = 60
+    rename_on_both(a, b, kind, rounds=60)
+
+
+@contextlib.contextmanager
+def process_namespace() -> Iterator[int]:
+    """A PID namespace without a process of this test; its first process, with which all others of
+    it end."""
+    holder = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "sleep", "600"])
+    children = Path("/proc", str(holder.pid), "task", str(holder.pid), "children")
+    try:
+        wait_until(lambda: bool(children.read_text()), "the namespace has its first process")
+        yield int(children.read_text())
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_one_does_it_also_where_the_nodes_do_not_see_who_asks() -> None:
+    with process_namespace() as first, several(0) as cluster:
+        for _ in range(2):
+            node = cluster.add(inside=("nsenter", f"--pid=/proc/{first}/ns/pid"))
+            node.pid = None  # it is the number of another process here
+        a, b = (each.mount for each in cluster.nodes)
+        for kind in KINDS:
+            rename_on_both(a, b, kind, rounds=30)
+
+
+def rename_on_both(a: Path, b: Path, kind: str, *, rounds: int) -> None:
     root = a / "models" / f"renames-{kind}"
     root.mkdir()
     for number in range(rounds):

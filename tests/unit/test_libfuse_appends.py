@@ -19,7 +19,9 @@ def test_a_line_goes_nowhere_but_to_the_end(tmp_path: Path) -> None:
         data.write(b"theirs")
         file = SimpleNamespace(fd=data.fileno(), ino=7)
         handle = SimpleNamespace(file=file, appends=True)
-        open_files: Any = SimpleNamespace(handle=lambda fh: handle, forget_content=forgotten.append)
+        open_files: Any = SimpleNamespace(
+            handle=lambda _fh: handle, forget_content=forgotten.append
+        )
         operations: Any = SimpleNamespace(open_files=open_files, ranges=Ranges(open_files))
         adapter: Any = LibfuseOperations(operations)
         with pytest.raises(FUSEError) as refused:
