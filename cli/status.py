@@ -99,6 +99,13 @@ def _show(status: dict[str, Any]) -> None:
             str(space["inodes"]),
         )
     console.print(table)
+    if (written := status["former_writers"])["files"]:
+        size = format_size(written["bytes"])
+        console.print(
+            f"  {written['files']} files, {size}, that programs write by a mount that is gone are "
+            "being copied: who opens them waits\n",
+            markup=False,
+        )
     if (held := status["held"])["files"]:
         size = format_size(held["bytes"])
         console.print(f"  removed, but held open by programs: {held['files']} files, {size}")

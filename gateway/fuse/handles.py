@@ -28,6 +28,7 @@ from kvfs.append_leases import AppendLeases
 from kvfs.bringing import Bringing
 from kvfs.descriptors import OpenFileShares
 from kvfs.errors import Conflict, Corrupt, IsADirectory, KvfsError, Stale
+from kvfs.former_writers import FormerWriters
 from kvfs.incoming import SMALL_BYTES, Incoming
 from kvfs.meta.records import Flag, Inode
 from kvfs.namespace import cold, inodes, tree
@@ -86,6 +87,8 @@ class OpenFiles:
         """Has the kernel forget, soon, what it keeps of a file's content, and its attributes."""
         self.appends: AppendLeases | None = None
         """In a cluster: who may append."""
+        self.former_writers: FormerWriters | None = None
+        """Of the store: what they write is not opened."""
         self.may_pass: Callable[[OpenFile], bool] = lambda _file: False
         """Whether the kernel reads and writes an open file's data file itself."""
         volume.holders.let_go = self.let_go
@@ -98,6 +101,8 @@ class OpenFiles:
     def is_changed(self, ino: int) -> bool:
         """Whether what was published of a file may be overwritten by now: others are to wait until
         it is closed, or until what its last close could not record is."""
+        if self.former_writers is not None and ino in self.former_writers:
+            return True
         file = self._files.get(ino)
         if file is not None and (file.writers or not file.is_mappable):
             return file.is_changed
@@ -139,6 +144,8 @@ class OpenFiles:
         writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
         while (waiting := self._making.get(ino)) is not None:
             await turn(waiting)
+        if self.former_writers is not None and ino in self.former_writers:
+            await self.former_writers.parted(ino)
         file = self._files.get(ino)
         if file is None and ino in self._idle:
             file = self._revive(ino, owner)

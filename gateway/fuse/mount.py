@@ -30,7 +30,7 @@ from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import Init
 from gateway.fuse.view import Views
 from gateway.watchdog import watched
-from kvfs import former_writers, fuse_device
+from kvfs import fuse_device
 from kvfs.config import Config
 from kvfs.errors import KvfsError, Unavailable
 from kvfs.node import Node
@@ -205,7 +205,7 @@ def _forgetting_content(
 async def _part_from_writers(node: Node) -> None:
     """Where it was unmounted in use, programs may go on writing past it."""
     try:
-        await former_writers.part(node.engine, node.files)
+        await node.former_writers.part(at_once=True)
     except KvfsError as error:
         log.error("files that programs still write may be changed by them later: %s", error)
 

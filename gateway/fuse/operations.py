@@ -64,6 +64,7 @@ class Operations:
         self.open_files = open_files
         self.publishing = open_files.publishing
         open_files.appends = node.appends
+        open_files.former_writers = node.former_writers
         self.publishing.is_strict = self._is_strict
         self.ranges = Ranges(open_files)
         self._settling = trio.CapacityLimiter(_SETTLING)

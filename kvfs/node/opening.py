@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from kvfs import former_writers
 from kvfs.cluster.kept import which_node
 from kvfs.config import Config
 from kvfs.errors import Conflict, Corrupt
@@ -83,7 +82,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         node.files.keep_spares()
         clean = store.take_clean()
         if not clean and store.recovered_boot() in before:
-            await former_writers.part(engine, node.files)
+            await node.former_writers.part(at_once=False)
         node.recovery = await recover(
             store,
             engine,
@@ -139,6 +138,7 @@ def _boots_before(store: layout.Store) -> set[int]:
 async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:
     """What runs in the background while the node does."""
     nursery.start_soon(node.volume.run)
+    nursery.start_soon(node.former_writers.run)
     nursery.start_soon(node.index.run)
     nursery.start_soon(node.sealer.run)
     nursery.start_soon(node.evictor.run)

@@ -32,6 +32,7 @@ from kvfs.config import Config
 from kvfs.control import ControlServer
 from kvfs.descriptors import OpenFileShares
 from kvfs.errors import Unavailable
+from kvfs.former_writers import FormerWriters
 from kvfs.hearing import Written
 from kvfs.holders import Holders
 from kvfs.locks import Locks
@@ -83,6 +84,7 @@ class Node:
         """Of a node of a cluster; a lone one believes itself."""
         self.boot = places.boot_of(store)
         self.files = data_files(store)
+        self.former_writers = FormerWriters(engine, self.files)
         self.index = Index(local.database(INDEX_NAME))
         self.holders = Holders()
         self.open_file_shares = OpenFileShares(descriptors.limit(), is_shared=config.allow_other)

@@ -46,6 +46,7 @@ async def status_of(node: Node) -> dict[str, Any]:
         },
         "recovery": node.recovery,
         "held": await _held(node),
+        "former_writers": node.former_writers.describe(),
         "namespaces": [_namespace(each, census.namespaces[each.id].space.used) for each in listed],
         "scrub": node.scrubber.report(),
         "quarantine": {

@@ -1,5 +1,6 @@
 """What a restart keeps: after a clean stop everything, after a kill everything acknowledged."""
 
+import contextlib
 import errno
 import hashlib
 import mmap
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.former_writers import AT_ONCE_BYTES
 from tests.integration.harness import Node, is_mounted, kvfs, wait_for_exit
 from tests.integration.posix import (
     check,
@@ -209,6 +211,23 @@ def test_what_was_open_when_the_daemon_died(new_node: NewNode) -> None:
     assert (top / "mapped").stat().st_size == MIB
     node.down()
     fsck_finds_nothing(node)
+
+
+def test_a_large_file_that_was_open_before_is_opened_once_it_is_copied(new_node: NewNode) -> None:
+    node = new_node()
+    path, content = node.mount / "models" / "large", b"first" * (AT_ONCE_BYTES // 5 + MIB)
+    path.write_bytes(content)
+    old = os.open(path, os.O_RDWR)
+    node.kill()
+    node.up()
+    with open(path, "r+b") as new:
+        assert node.status()["former_writers"] == {"files": 0, "bytes": 0}
+        with contextlib.suppress(OSError):  # relayed: the mount has gone
+            os.pwrite(old, b"LATE!", 0)
+        assert new.read(5) == b"first"
+    with contextlib.suppress(OSError):
+        os.close(old)
+    assert path.stat().st_size == len(content)
 
 
 OLD_WRITERS = """
