@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -26,12 +26,35 @@ from s3api.outcome import Outcome
 from s3api.settings import LOGGING, OWNER, Settings, SettingsReader
 
 _MOST_BYTES: Final = 8 << 20
-"""Gathered in a worker; beyond it lines are lost, which its log says."""
+"""Gathered in a worker, and as much again of what could not be delivered; beyond it lines are lost,
+which its log says."""
 _SOON_BYTES: Final = 1 << 20
 """Gathered, it is delivered without waiting for the next time."""
 _LAST_S: Final = 5.0
 """For the last delivery of a worker that ends."""
 log = logging.getLogger(__name__)
+
+
+class _Gathered:
+    """Lines by bucket. One bucket has no more than is left for the others, so none makes another
+    lose its own."""
+
+    def __init__(self) -> None:
+        self.lines: dict[bytes, list[str]] = {}
+        self.bytes = 0
+        self._of_bucket: dict[bytes, int] = {}
+
+    def add(self, bucket: bytes, lines: list[str]) -> int:
+        """For how many of them there was no room."""
+        own = self._of_bucket.get(bucket, 0)
+        for at, each in enumerate(lines):
+            own += len(each)
+            if own > _MOST_BYTES - self.bytes - len(each):
+                return len(lines) - at
+            self._of_bucket[bucket] = own
+            self.bytes += len(each)
+            self.lines.setdefault(bucket, []).append(each)
+        return 0
 
 
 class LogDelivery:
@@ -44,8 +67,10 @@ class LogDelivery:
         self._settings = settings
         self._region = region
         self._administrator = administrator
-        self._lines: dict[bytes, list[str]] = {}
-        self._bytes = self._lost = 0
+        self._fresh = _Gathered()
+        self._failed = _Gathered()
+        """Lines that could not be delivered: they take no room from fresh ones."""
+        self._lost = 0
         self._limiter = trio.CapacityLimiter(1)
         self._is_due = trio.Event()
 
@@ -72,12 +97,8 @@ class LogDelivery:
         return settings.get(LOGGING) is not None
 
     def _gather(self, bucket: bytes, told: str) -> None:
-        if self._bytes >= _MOST_BYTES:
-            self._lost += 1
-            return
-        self._lines.setdefault(bucket, []).append(told)
-        self._bytes += len(told)
-        if self._bytes >= _SOON_BYTES:
+        self._lost += self._fresh.add(bucket, [told])
+        if self._fresh.bytes >= _SOON_BYTES:
             self._is_due.set()
 
     async def run(self, period_s: float) -> None:
@@ -96,11 +117,13 @@ class LogDelivery:
     async def deliver(self) -> None:
         """Put what is gathered into its targets. What fails is tried again, unless the target is
         gone or another's; it is logged."""
-        gathered, self._lines, self._bytes = self._lines, {}, 0
+        failed, fresh = self._failed.lines, self._fresh.lines
+        self._failed, self._fresh = _Gathered(), _Gathered()
         if self._lost:
             log.warning("%d lines of buckets' access logs were lost: too many came", self._lost)
             self._lost = 0
-        for bucket, lines in gathered.items():
+        for bucket in failed | fresh:
+            lines = [*failed.get(bucket, ()), *fresh.get(bucket, ())]
             try:
                 put = partial(self._put, bucket, lines)
                 await trio.to_thread.run_sync(put, limiter=self._limiter)
@@ -108,8 +131,7 @@ class LogDelivery:
                 log.warning("access log of %s: its target is gone", bucket.decode())
             except (KvfsError, OSError) as error:
                 log.warning("access log of %s: %s", bucket.decode(), ascii(str(error)))
-                self._lines.setdefault(bucket, [])[:0] = lines
-                self._bytes += sum(map(len, lines))
+                self._lost += self._failed.add(bucket, lines)
 
     def _put(self, source: bytes, lines: list[str]) -> None:
         of_source = self._settings.of(source)
@@ -139,7 +161,7 @@ class LogDelivery:
 
 
 def key_of(
-    wanted: dict[str, Any],
+    wanted: Mapping[str, Any],
     owner: str,
     region: str,
     bucket: str,

@@ -7,7 +7,8 @@ from kvfs.errors import NotFound
 from kvfs.wire.http import Response
 from s3api.call import Call, Handler
 from s3api.errors import S3Error
-from s3api.model.addressing import is_bucket_name
+from s3api.log_delivery import key_of
+from s3api.model.addressing import KEY_LIMIT_BYTES, is_bucket_name
 from s3api.operations.answers import answer
 from s3api.operations.kept import forget, keep
 from s3api.settings import LOGGING, OWNER
@@ -48,6 +49,9 @@ def _check(call: Call, wanted: Mapping[str, Any]) -> None:
     owner = settings.get(OWNER) or call.service.identities.administrator
     if owner != call.owner or settings.has_lock:
         raise S3Error("InvalidTargetBucketForLogging")
+    key = key_of(wanted, owner, call.service.region, call.bucket, 0.0)
+    if len(key.encode()) > KEY_LIMIT_BYTES:  # no object could have it: nothing would be delivered
+        raise S3Error("KeyTooLongError")
 
 
 HANDLERS: Final[dict[str, Handler]] = {

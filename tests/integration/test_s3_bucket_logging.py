@@ -243,6 +243,16 @@ def test_an_orderly_end_delivers_what_was_gathered() -> None:
         assert any(" REST.PUT.OBJECT k " in each.read_text() for each in found)
 
 
+def test_a_prefix_that_leaves_no_key_is_refused(server: S3) -> None:
+    client, source, target = server.client(), server.new_bucket(), server.new_bucket()
+    switch_on(client, source, target, TargetPrefix="p" * 900)
+    with refused(400, "KeyTooLongError"):
+        switch_on(client, source, target, TargetPrefix="p" * 1000)
+    partitioned = {"PartitionedPrefix": {"PartitionDateSource": "EventTime"}}
+    with refused(400, "KeyTooLongError"):
+        switch_on(client, source, target, TargetPrefix="p" * 960, TargetObjectKeyFormat=partitioned)
+
+
 @pytest.mark.parametrize(
     ("source", "stamp"),
     [("DeliveryTime", "2026-11-23-09-08-07-X"), ("EventTime", "2026-11-23-00-00-00-X")],
