@@ -4,6 +4,7 @@ A configuration is a list of rules in botocore's names (CORSRule). Rules and mes
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/ManageCorsUsing.html.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ from s3api.rules.glob import literal, matches
 _RULES: Final = 100
 _ID_CHARACTERS: Final = 255
 _METHODS: Final = frozenset({"GET", "PUT", "POST", "DELETE", "HEAD"})
+_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'+.^_`|~-]+")
+"""Of a header (RFC 9110, 5.6.2), without the star."""
 _VARY: Final = "Origin, Access-Control-Request-Headers, Access-Control-Request-Method"
 
 Rules = Sequence[Mapping[str, Any]]
@@ -118,6 +121,8 @@ def _validate_rule(rule: Mapping[str, Any]) -> None:
                 f'ExposeHeader "{header}" contains wildcard. We currently do not support wildcard'
                 " for ExposeHeader."
             )
+        if not _NAME.fullmatch(header):
+            raise _invalid(f'ExposeHeader "{header}" is no name of a header.')
 
 
 def _invalid(message: str) -> S3Error:
