@@ -1,6 +1,7 @@
 """Uploads in parts: begin, list, abort."""
 
 from typing import Any, Final
+from urllib.parse import quote
 
 from kvfs.objects.uploads import Part, Upload
 from kvfs.wire.http import Response
@@ -146,7 +147,10 @@ def _told_end(call: Call, upload: Upload) -> dict[str, Any]:
     if rules is None:
         return {}
     found = lifecycle.upload_expiry(rules, call.key, moment(upload.begun_ns))
-    return {} if found is None else {"AbortDate": found[0], "AbortRuleId": found[1]}
+    if found is None:
+        return {}
+    # A rule may have any name, and a header holds no line break.
+    return {"AbortDate": found[0], "AbortRuleId": quote(found[1], safe="")}
 
 
 def _told_people(call: Call, upload: Upload) -> dict[str, dict[str, str]]:

@@ -217,7 +217,7 @@ def test_when_an_upload_and_its_object_end_is_told(s3: S3, bucket: str) -> None:
     put(
         client,
         bucket,
-        rule("later", AbortIncompleteMultipartUpload={"DaysAfterInitiation": 9}),
+        rule("later\r\nx: \xe9", AbortIncompleteMultipartUpload={"DaysAfterInitiation": 9}),
         rule("abort", "a/", AbortIncompleteMultipartUpload={"DaysAfterInitiation": 2}),
         rule("end", "a/", Expiration={"Days": 3}),
     )
@@ -234,7 +234,7 @@ def test_when_an_upload_and_its_object_end_is_told(s3: S3, bucket: str) -> None:
     assert 'rule-id="end"' in done["Expiration"]
     assert client.head_object(Bucket=bucket, Key="a/b")["Expiration"] == done["Expiration"]
     other = client.create_multipart_upload(Bucket=bucket, Key="other")
-    assert other["AbortRuleId"] == "later"
+    assert other["AbortRuleId"] == "later%0D%0Ax%3A%20%C3%A9"
     put(client, bucket, rule("end", Expiration={"Days": 3}))
     assert "AbortDate" not in client.create_multipart_upload(Bucket=bucket, Key="none")
 
