@@ -21,6 +21,8 @@ EXIT_CODES: Final[dict[type[errors.KvfsError], int]] = {
     errors.NotSupported: USAGE,
     errors.TooLarge: USAGE,
     errors.NotFound: 3,
+    errors.OtherVersion: 3,
+    errors.Unreached: 3,
     errors.NoAttribute: 3,
     errors.Stale: 3,
     errors.Exists: 4,

@@ -9,12 +9,7 @@ import click
 from cli import node, nodes, settings
 from kvfs.units import format_size
 
-_MISSED = {
-    "never_stored": "never stored",
-    "evicted": "evicted",
-    "damaged": "damaged",
-    "unavailable": "unavailable",
-}
+_DOORS: Final = {"mount": "by the mount", "s3": "by S3", "client": "by clients"}
 _EVICTED: Final = {
     "namespace_full": "namespace full",
     "store_full": "store full",
@@ -114,8 +109,13 @@ def _show(status: dict[str, Any]) -> None:
         if files := counters[f"evicted_files_{reason}"]:
             size = format_size(counters[f"evicted_bytes_{reason}"])
             console.print(f"  evicted {files} files, {size}: {meaning}")
-    missed = [f"{counters[f'misses_{reason}']} {text}" for reason, text in _MISSED.items()]
-    console.print(f"  names that were looked for and not there: {', '.join(missed)}")
+    for door, meaning in _DOORS.items():
+        counts = status["misses"].get(door, {})
+        missed = [
+            f"{count} {reason.replace('_', ' ')}" for reason, count in counts.items() if count
+        ]
+        if missed:
+            console.print(f"  looked for {meaning} and not there: {', '.join(missed)}")
     if refused := counters["refused_no_space"]:
         console.print(f"  refused {refused} creates: no space")
     if (replicas := status.get("replicas")) is not None:

@@ -30,7 +30,17 @@ import trio
 
 from kvfs.background import sealing
 from kvfs.background.persist import Persistence
-from kvfs.errors import Busy, Conflict, Corrupt, KvfsError, NotFound, Stale, Unavailable
+from kvfs.errors import (
+    Busy,
+    Conflict,
+    Corrupt,
+    KvfsError,
+    NotFound,
+    OtherVersion,
+    Stale,
+    Unavailable,
+    Unreached,
+)
 from kvfs.incoming import Arriving, Incoming
 from kvfs.media import is_shared
 from kvfs.meta import keys
@@ -433,7 +443,9 @@ class Bringing:
         if inode.flags & Flag.COLD and self.cold is None:
             return await self._engine.read(lambda t: cold.out_of_reach(t, ino, shown))
         if await self._volume.discard_lost(ino):
-            return NotFound(f"{shown}: its data have gone; it is forgotten")
+            gone = NotFound(f"{shown}: its data have gone; it is forgotten")
+            gone.at = keys.file_entry(inode.parent, inode.name)
+            return gone
         if found.nodes:
             nodes = ", ".join(map(str, found.nodes))
             return Unavailable(f"{shown}: the nodes that have its data do not run: {nodes}")
@@ -501,9 +513,10 @@ class Bringing:
             os.close(fd)
 
 
-def _miss(error: KvfsError) -> KvfsError:
-    """What a cache namespace says where nobody answers."""
-    return NotFound(str(error))
+def _miss(error: KvfsError) -> NotFound:
+    """What a cache namespace says where nobody answers, or the file is written elsewhere."""
+    kind = OtherVersion if isinstance(error, Busy) else Unreached
+    return kind(str(error))
 
 
 def _found(t: Transaction, ino: int, version: int) -> Found:

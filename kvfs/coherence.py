@@ -14,7 +14,7 @@ so that a mount can be looked at and taken away.
 from typing import Final, Protocol
 
 from kvfs.clock import now
-from kvfs.errors import NotFound, Unavailable
+from kvfs.errors import Unavailable, Unreached
 from kvfs.meta.records import Namespace, namespace_of, namespace_root
 
 CACHE_S: Final = 2.0
@@ -55,7 +55,7 @@ class Coherence:
     async def fresh(self, directory: int) -> None:
         """Before names are looked up in a directory, or it is listed.
 
-        Raises Unavailable (strict), NotFound (a cache: all is a miss). Cancelled: nothing
+        Raises Unavailable (strict), Unreached (a cache: all is a miss). Cancelled: nothing
         happened."""
         namespace_id = namespace_of(directory)
         if namespace_id == _TOP:
@@ -63,7 +63,7 @@ class Coherence:
         if self.is_strict(namespace_id):
             await self._mirror.catch_up()
         elif not self.is_believed:
-            raise NotFound("the engine is not heard, and a cache's names may be outdated")
+            raise Unreached("the engine is not heard, and a cache's names may be outdated")
 
     async def fresh_root(self) -> None:
         """Before a name is said not to be at the root; where the engine is not heard, it is not."""

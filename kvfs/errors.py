@@ -13,6 +13,17 @@ class KvfsError(Exception):
 class NotFound(KvfsError):
     """No such file, namespace or key."""
 
+    at: bytes | None = None
+    """The name that is missing, as the engine's key of a file's entry; None: it is not said."""
+
+
+class OtherVersion(NotFound):
+    """What is there is another version than the one that was asked for."""
+
+
+class Unreached(NotFound):
+    """A cache's file, or its names, cannot be had now: nobody who has them answers."""
+
 
 class Exists(KvfsError):
     """The name is taken."""

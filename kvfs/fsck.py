@@ -241,7 +241,7 @@ class Fsck:
     def _drop(self, ino: int) -> None:
         """Remove a file as everywhere: names, data file, index entry, record."""
         now = time.time_ns()
-        gone = self._engine.transact_now(lambda t: lifecycle.evict(t, ino, now))
+        gone = self._engine.transact_now(lambda t: lifecycle.evict(t, ino, now, "damaged"))
         if gone is not None:
             self._files.unlink(ino, gone.inode.version)
         self._index.remove([ino])

@@ -5,14 +5,15 @@ A commit is told key by key. Of names only those are of interest that a kernel m
 directory that it knows. Of inodes, those that it holds. Pure.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from kvfs.changes import Change
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode, unpack_inode
-from kvfs.namespace import odd
+from kvfs.namespace import lifecycle, odd
+from kvfs.policy.misses import Lost
 
 _ENTRY: Final = ord("e")
 _INODE: Final = ord("i")
@@ -57,6 +58,27 @@ def heard(
             ino = keys.unpack_u64(key, 1)
             if holds(ino):
                 _inode(ino, old, new, found)
+    return found
+
+
+def lost(t: Transaction, written: Sequence[Written]) -> list[tuple[bytes, Lost]]:
+    """Names that went for a reason: entries as a mount is asked for them (`NotFound.at`)."""
+    removed = [
+        (each.key, each.old)
+        for each in written
+        if each.key[0] == _ENTRY and each.new is None and each.old is not None
+    ]
+    if not removed:
+        return []
+    records = {each.key[1:]: each.new for each in written if each.key[0] == _INODE}
+    found: list[tuple[bytes, Lost]] = []
+    for key, ino in removed:
+        record = records.get(ino)
+        reason = None if record is None else lifecycle.reason_of(unpack_inode(record))
+        if reason is not None:
+            parent = keys.unpack_u64(key, 1)
+            names = odd.all_shown(t, parent, key[_NAME:])
+            found += [(keys.file_entry(parent, name), reason) for name in names]
     return found
 
 

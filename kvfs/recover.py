@@ -136,7 +136,7 @@ class Recovery:
                 if inode is None:
                     t.delete(keys.unpublished(ino))
                 else:
-                    lifecycle.evict(t, ino, self._now)
+                    lifecycle.evict(t, ino, self._now, "damaged")
 
         await self._engine.transact(fn)
         self.found["unpublished_dropped"] += len(inos)
@@ -291,7 +291,7 @@ class Recovery:
 
     def _evict(self, t: Transaction, inos: list[int]) -> None:
         for ino in inos:
-            lifecycle.evict(t, ino, self._now)
+            lifecycle.evict(t, ino, self._now, "damaged")
 
     def _stat(self, ino: int, inode: Inode) -> os.stat_result | None:
         try:

@@ -4,7 +4,7 @@
 |---|---|---|
 | `changed` | `changes`: names; `published`, `dropped`: inodes | nothing, when mounts forgot them |
 | `room` | `namespace`, `bytes` | `capacity_bytes` of the store, when so much is free |
-| `touched` | `inodes`, in the order of their use | nothing |
+| `touched` | `inodes`, in the order of their use; `misses` by reason | nothing |
 | `bring` | `inode`; `offset`, `length` of what is wanted first | `state` of its data |
 | `borrow` | `inode`, `bytes`; `into`: a number of the client's own | the same |
 | `writers` | `inode` | `open`: whether a mount of this node has it open for writing |
@@ -39,7 +39,9 @@ from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Flag
 from kvfs.namespace import notices
 from kvfs.namespace.inodes import read_inodes
+from kvfs.policy.misses import Reason
 from kvfs.store.index import Index
+from kvfs.vfs.misses import no_misses
 from kvfs.vfs.missing import Missing
 
 _PERIOD_S: Final = 1.0
@@ -66,6 +68,7 @@ class _Room(msgspec.Struct):
 
 class _Touched(msgspec.Struct):
     inodes: list[int]
+    misses: dict[Reason, int] = {}
 
 
 class _Bring(msgspec.Struct):
@@ -119,6 +122,8 @@ class Requests:
         self._capacity = capacity
         self._tell_mounts = tell_mounts
         self._drop = drop
+        self.misses = no_misses()
+        """That clients told of."""
 
     def handlers(self) -> dict[str, Handler]:
         """By method name, for a ControlServer."""
@@ -160,8 +165,11 @@ class Requests:
         return {"capacity_bytes": self._capacity(), "others_bytes": census.others}
 
     async def _on_touched(self, params: dict[str, Any]) -> dict[str, Any]:
-        for ino in msgspec.convert(params, _Touched).inodes:
+        asked = msgspec.convert(params, _Touched)
+        for ino in asked.inodes:
             self._index.touch(ino)
+        for reason, count in asked.misses.items():
+            self.misses[reason] += count
         return {}
 
     async def _on_bring(self, params: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from kvfs.holders import Holders
 from kvfs.meta.interface import Engine, T, Transaction
 from kvfs.meta.records import namespace_of
 from kvfs.namespace import inodes, lifecycle, spaces, tree
+from kvfs.policy.misses import Lost
 from kvfs.store.files import DataFiles
 from kvfs.store.index import Index
 
@@ -55,6 +56,8 @@ class Volume:
         """Called with inode number, data version and blocks after each publish."""
         self.on_lost: Callable[[lifecycle.Evicted], None] = lambda _lost: None
         """Called with a file that was forgotten because nobody has its data."""
+        self.why_lost: Lost = "damaged"
+        """On a lone node the data file itself is missing; elsewhere nobody who lives has it."""
         self.may_lag: Callable[[int], bool] = lambda _namespace_id: False
         """Whether others may hear of a new file in a namespace after its close."""
         self.lapses: Callable[[], int] | None = None
@@ -131,7 +134,7 @@ class Volume:
         def fn(t: Transaction) -> tuple[bool, lifecycle.Evicted | None]:
             if spaces.get(t, namespace_id).kind != "cache":
                 return False, None
-            return True, lifecycle.evict(t, ino, now)
+            return True, lifecycle.evict(t, ino, now, self.why_lost)
 
         discarded, lost = await self.engine.transact(fn)
         if discarded:

@@ -32,11 +32,13 @@ CODES: Final[Mapping[type[errors.KvfsError], str]] = {
     errors.NotFound: "NoSuchKey",
     errors.NotPermitted: "AccessDenied",
     errors.NotSupported: "NotImplemented",
+    errors.OtherVersion: "NoSuchKey",
     errors.ReadOnly: "AccessDenied",
     errors.Stale: "NoSuchKey",
     errors.TooLarge: "MetadataTooLarge",
     errors.TooManyOpenFiles: "SlowDown",
     errors.Unavailable: "ServiceUnavailable",
+    errors.Unreached: "NoSuchKey",
     problems.BucketExists: "BucketAlreadyOwnedByYou",
     problems.BucketNotEmpty: "BucketNotEmpty",
     problems.InvalidPart: "InvalidPart",
@@ -51,6 +53,8 @@ CODES: Final[Mapping[type[errors.KvfsError], str]] = {
     problems.PartOrder: "InvalidPartOrder",
     problems.PartTooSmall: "EntityTooSmall",
     problems.PreconditionFailed: "PreconditionFailed",
+    problems.Unheld: "NoSuchKey",
+    problems.WrittenElsewhere: "NoSuchKey",
 }
 
 _SYSTEM_CODES: Final = {

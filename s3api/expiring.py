@@ -181,7 +181,7 @@ class Expiring:
 
     async def _delete(self, bucket: bytes, doomed: list[Doomed], versioning: str) -> None:
         results = await self._step(
-            partial(self._store.delete_many, bucket, doomed, versioning=versioning)
+            partial(self._store.delete_many, bucket, doomed, versioning=versioning, expired=True)
         )
         failed = [each for each in results if isinstance(each, KvfsError)]
         log.info(

@@ -8,7 +8,7 @@ what is asked of one waits there too.
 
 from collections.abc import Sequence
 
-from kvfs.errors import NotFound
+from kvfs.errors import Unreached
 from kvfs.objects.store import ObjectStore
 from s3api.errors import S3Error
 from s3api.together import Together
@@ -31,6 +31,7 @@ class Freshness:
 
     def __init__(self, store: ObjectStore) -> None:
         self._session = store.session
+        self._misses = store.misses
         self._mirrored = store.session.mirrored
         self._together: Together[None, None] = Together(self._catch_up)
         self.run = self._together.run
@@ -51,8 +52,9 @@ class Freshness:
         behind = operation in _OF_UPLOADS
         try:
             behind |= self._session.read(lambda t: mirrored.must_catch_up(t, bucket))
-        except NotFound:
+        except Unreached as error:
             if operation in _OF_OBJECTS:
+                self._misses.found_nothing(error)
                 raise S3Error("NoSuchKey") from None
         if behind:
             await self._together.do(None)

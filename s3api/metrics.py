@@ -79,6 +79,13 @@ def _of_node(status: dict[str, Any]) -> Iterator["Metric"]:
     for name, value in status["counters"].items():
         events.add_metric([name], value)
     yield events
+    misses = CounterMetricFamily(
+        "kvfs_misses", "What was looked for and is not there.", labels=["door", "reason"]
+    )
+    for door, counts in status["misses"].items():
+        for reason, count in counts.items():
+            misses.add_metric([door, reason], count)
+    yield misses
 
 
 def _of_cluster(cluster: dict[str, Any], engine: dict[str, Any]) -> Iterator["Metric"]:

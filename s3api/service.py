@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kvfs.errors import KvfsError
+from kvfs.objects.problems import NoSuchBucket
 from kvfs.wire.http import Body, Head, Response
 from s3api import access
 from s3api.asked import Attested, asked_of
@@ -171,6 +172,8 @@ class Application:
 
     def _refusal(self, head: Head, error: Exception, outcome: Outcome) -> Response:
         told = s3_error(error)
+        if isinstance(error, NoSuchBucket) and _is_of_object(outcome):
+            self._service.store.misses.found_nothing(error)
         outcome.code, request_id = told.code, outcome.request_id
         if not isinstance(error, S3Error | KvfsError | OSError):
             log.error("request %s failed by a bug", request_id, exc_info=error)
@@ -193,6 +196,11 @@ def _is_attested(call: Call) -> bool:
         return False
     call.take_signer(verified, known)
     return True
+
+
+def _is_of_object(outcome: Outcome) -> bool:
+    """Whether an object was asked for that should be there."""
+    return outcome.call is not None and outcome.call.operation in OF_EXISTING_OBJECTS
 
 
 def _check_named(call: Call) -> None:

@@ -147,6 +147,7 @@ class Serving:
             "requests": tally.responses,
             "sent_bytes": tally.sent_bytes,
             "received_bytes": tally.received_bytes,
+            "misses": tally.misses,
         }
 
     async def _report_admin(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from kvfs.vfs.misses import Misses, no_misses
 from kvfs.wire.http import Counters, Head, OnResponse
 from s3api.outcome import Outcome
 
@@ -82,6 +83,8 @@ class Tally(msgspec.Struct):
     """What was no proper request."""
     failed: int = 0
     """Responses that did not go out whole."""
+    misses: dict[str, int] = {}
+    """What was asked for and is not there, by reason."""
 
     @property
     def responses(self) -> int:
@@ -99,8 +102,9 @@ class Tally(msgspec.Struct):
 class Recorder:
     """Counts for one worker. `record` is the server's `on_response`."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, misses: Misses) -> None:
         self._counters = counters
+        self._misses = misses
         self._flows: dict[tuple[str, str], Flow] = {}
         self._buckets = {""}
         self._further: OnResponse | None = None
@@ -153,6 +157,7 @@ class Recorder:
             counters.connections,
             counters.refused,
             counters.failed,
+            dict(self._misses.counts),
         )
 
 
@@ -171,7 +176,7 @@ class Merger:
 
     def total(self, living: Iterable[Tally]) -> Tally:
         """The counts of all."""
-        total = Tally([])
+        total = Tally([], misses=no_misses())
         flows: dict[tuple[str, str], Flow] = {}
         for tally in (self._past, *living):
             total.open_connections += tally.open_connections
@@ -179,6 +184,8 @@ class Merger:
             total.connections += tally.connections
             total.refused += tally.refused
             total.failed += tally.failed
+            for reason, count in tally.misses.items():
+                total.misses[reason] += count
             for flow in tally.flows:
                 bucket = self._admitted(flow.bucket)
                 place = flow.operation, bucket

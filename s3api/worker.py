@@ -92,7 +92,7 @@ async def _serve(plan: Plan, store: ObjectStore) -> None:
         server_context(Path(plan.certificate), Path(plan.private_key)) if plan.certificate else None
     )
     counters = Counters()
-    recorder = Recorder(counters)
+    recorder = Recorder(counters, store.misses)
     delivery = LogDelivery(store, service.settings, plan.region, identities.administrator)
     # Responses are shown to it from the first bucket on that is logged.
     service.settings.logged = partial(recorder.tell_too, delivery.record)

@@ -7,6 +7,8 @@ from kvfs import errors
 
 ERRNO: Final[dict[type[errors.KvfsError], int]] = {
     errors.NotFound: errno.ENOENT,
+    errors.OtherVersion: errno.ENOENT,
+    errors.Unreached: errno.ENOENT,
     errors.Exists: errno.EEXIST,
     errors.NotADirectory: errno.ENOTDIR,
     errors.IsADirectory: errno.EISDIR,

@@ -26,8 +26,9 @@ from gateway.fuse.protocol import NAME_MAX, Fattr
 from gateway.fuse.ranges import Ranges
 from gateway.fuse.xattrs import Xattrs
 from kvfs.coherence import Coherence
-from kvfs.errors import Busy, Exists, Invalid, NameTooLong, NoLocks, NotFound, Stale
+from kvfs.errors import Busy, Exists, Invalid, NameTooLong, NoLocks, NotFound, Stale, Unreached
 from kvfs.locks import Locks, Place
+from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
 from kvfs.namespace import inodes, lifecycle, published, tree
@@ -81,15 +82,18 @@ class Operations:
     ) -> tuple[int, Inode]:
         """The inode under a name, looked up by a thread of this host (0: by one that is not seen
         from here; None: by nobody). Raises NotFound, NameTooLong, Stale; Unavailable."""
-        if self.coherence is not None:
-            await self._catch_up(self.coherence, parent, name)
         try:
+            if self.coherence is not None:
+                await self._catch_up(self.coherence, parent, name)
             if thread is not None and parent != ROOT_INODE and self._is_strict(parent):
                 ino, inode = await self._find_for(thread, parent, name)
             else:
                 ino, inode = await self.engine.read(lambda t: self._find(t, parent, name))
+        except Unreached as error:
+            self.misses.found_nothing(error)
+            raise
         except NotFound:
-            self.misses.missed(parent, name)
+            self.misses.missed(keys.file_entry(parent, name))
             raise
         if stat.S_ISDIR(inode.mode) and ino not in self.known:
             ino, inode = await self.introductions.read(lambda t: self._meet(t, parent, name))
@@ -450,8 +454,8 @@ class Operations:
             if flags & os.O_APPEND and self.open_files.is_leased(ino, flags):
                 return await self.open_files.open_to_append(ino, flags, owner, thread)
             return await self.open_files.open(ino, flags, owner)
-        except NotFound:  # its name stays: who has the data may come back
-            self.misses.count("unavailable")
+        except NotFound as error:
+            self.misses.found_nothing(error)
             raise
 
     async def _find_anew(self, thread: int, ino: int) -> None:

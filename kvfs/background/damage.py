@@ -117,4 +117,4 @@ def _evict(t: Transaction, ino: int, now: int) -> lifecycle.Evicted | None:
     """Nothing where the file is durable."""
     if spaces.get(t, namespace_of(ino)).kind != "cache":
         return None
-    return lifecycle.evict(t, ino, now)
+    return lifecycle.evict(t, ino, now, "damaged")

@@ -89,6 +89,8 @@ class Evictor:
         self._index = index
         self._holders = holders
         self._on_removed = on_removed
+        self.on_evicted: Callable[[Evicted], None] = lambda _evicted: None
+        """Told at once, where mounts are told soon."""
         self._stuck: set[int] = set()
         self.spare: Spare | None = None
         """In a cluster: what others have too goes without its names."""
@@ -230,6 +232,7 @@ class Evictor:
 
     async def _evicted(self, evicted: Evicted, reason: str) -> int:
         """What follows step 1; the bytes freed."""
+        self.on_evicted(evicted)
         self._tell(evicted)
         await self._drop(evicted)
         freed = sum(each.inode.blocks for each in evicted) * BLOCK

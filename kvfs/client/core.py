@@ -49,7 +49,7 @@ class Core:
         self._touches = Touches(opened, link, known=reads_known)
         self._drafts = Drafts(opened, Room(opened.files.root, link), self._finisher)
         self._reader = Reader(opened, self._touches, link)
-        self._names = Names(opened, self._finisher, link)
+        self._names = Names(opened, self._touches, self._finisher, link)
 
     def close(self) -> None:
         """See `Client.close`."""

@@ -8,7 +8,7 @@ remembers: then the client drops that itself.
 
 import enum
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -167,13 +167,16 @@ class Link:
                 return True
         return False
 
-    def touched(self, inos: Iterable[int]) -> bool:
-        """These files were read, in this order. False: no node runs, or it is busy."""
+    def touched(self, inos: Iterable[int], misses: Mapping[str, int]) -> bool:
+        """These files were read, in this order, and so many names were missed. False: no node runs,
+        or it is busy."""
         rest = iter(inos)
         try:
-            while part := list(islice(rest, _NUMBERS_IN_A_REQUEST)):
-                if self._ask("touched", {"inodes": part}, _DEADLINE_S) is None:
+            while (part := list(islice(rest, _NUMBERS_IN_A_REQUEST))) or misses:
+                params = {"inodes": part, "misses": misses}
+                if self._ask("touched", params, _DEADLINE_S) is None:
                     return False
+                misses = {}
         except Unavailable:
             return False
         return True

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from kvfs import control
 from kvfs.clock import now
 from kvfs.coherence import CACHE_S
-from kvfs.errors import Busy, Conflict, KvfsError, NotFound, TooLarge, Unavailable
+from kvfs.errors import Busy, Conflict, KvfsError, TooLarge, Unavailable, Unreached
 from kvfs.meta import keys
 from kvfs.meta.delegations import Delegated
 from kvfs.meta.embedded import EmbeddedEngine
@@ -59,14 +59,14 @@ class _Checked:
         return value
 
     def _look(self, entry: bytes | None) -> None:
-        """At a namespace. Raises NotFound where all in it is a miss."""
+        """At a namespace. Raises Unreached where all in it is a miss."""
         if entry is None:
             raise _Behind
         record = self._t.get(keys.namespace(namespace_of(keys.unpack_u64(entry))))
         if record is None or unpack_namespace(record).is_strict:
             raise _Behind
         if not self._is_believed():
-            raise NotFound("the engine is not heard, and a cache's names may be outdated")
+            raise Unreached("the engine is not heard, and a cache's names may be outdated")
 
     def put(self, key: bytes, value: bytes, /) -> object:
         return self._t.put(key, value)
@@ -86,7 +86,7 @@ class Mirrored:
         self._node = control.Caller(store.socket)
 
     def read(self, engine: EmbeddedEngine, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` on the mirror `engine`. Raises what it raises, NotFound, Unavailable."""
+        """Run `fn` on the mirror `engine`. Raises what it raises, Unreached, Unavailable."""
         try:
             return engine.read_now(lambda t: fn(_Checked(t, self.is_believed)))
         except _Behind:
@@ -127,8 +127,8 @@ class Mirrored:
         self._ask("catch_up", {})
 
     def must_catch_up(self, t: Transaction, name: bytes) -> bool:
-        """Whether what is looked for in a namespace asks for that. Raises NotFound where all in it
-        is a miss."""
+        """Whether what is looked for in a namespace asks for that. Raises Unreached where all in
+        it is a miss."""
         try:
             _Checked(t, self.is_believed).get(keys.directory_entry(ROOT_INODE, name))
         except _Behind:

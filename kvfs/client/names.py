@@ -13,6 +13,7 @@ from kvfs.client.link import Link
 from kvfs.client.paths import Path, naming
 from kvfs.client.placing import Options, Target
 from kvfs.client.session import Session, now_ns
+from kvfs.client.touches import Touches
 from kvfs.errors import NotADirectory, NotFound
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
@@ -35,8 +36,9 @@ class _Following(bytes):
 class Names:
     """Of one client; any thread."""
 
-    def __init__(self, session: Session, finisher: Finisher, link: Link) -> None:
+    def __init__(self, session: Session, touches: Touches, finisher: Finisher, link: Link) -> None:
         self._session = session
+        self._touches = touches
         self._finisher = finisher
         self._link = link
 
@@ -49,7 +51,10 @@ class Names:
     def exist(self, wanted: Sequence[Path]) -> list[bool]:
         """See `Client.exists`."""
         raw = paths.encode_all(wanted)
-        return self._session.read(lambda t: _exist(t, raw, self._session.boot))
+        answers, missing = self._session.read(lambda t: _exist(t, raw, self._session.boot))
+        if missing:
+            self._touches.missed(missing)
+        return answers
 
     def entries(self, path: Parts, after: bytes) -> Iterator[Stat]:
         """See `Client.list`."""
@@ -177,8 +182,12 @@ class Names:
         self._finisher.finish(changed)
 
     def _read(self, path: Parts, fn: Callable[[Transaction], T]) -> T:
-        with naming(path):
-            return self._session.read(fn)
+        try:
+            with naming(path):
+                return self._session.read(fn)
+        except NotFound as error:
+            self._touches.found_nothing(error)
+            raise
 
     def _find(self, t: Transaction, path: Parts) -> published.Found:
         return published.find(t, path, self._session.boot)
@@ -207,10 +216,14 @@ def _place(t: Transaction, directory: int, key: bytes) -> bytes:
     return key if place is None else place or odd.NUL
 
 
-def _exist(t: Transaction, wanted: list[bytes], boot: int) -> list[bool]:
-    """Paths of one directory cost one look-up of it; then an entry each."""
+def _exist(
+    t: Transaction, wanted: list[bytes], boot: int
+) -> tuple[list[bool], list[bytes | NotFound]]:
+    """Whether each is there, and the entries that are not, or why their directory is not. Paths of
+    one directory cost one look-up of it; then an entry each."""
     answers = [False] * len(wanted)
-    prefixes: dict[bytes, bytes | None] = {}
+    missing: list[bytes | NotFound] = []
+    prefixes: dict[bytes, bytes | NotFound] = {}
     entries: list[bytes] = []
     places: list[int] = []
     for at, path in enumerate(wanted):
@@ -218,27 +231,33 @@ def _exist(t: Transaction, wanted: list[bytes], boot: int) -> list[bool]:
         if directory not in prefixes:
             prefixes[directory] = _prefix(t, directory, boot)
         prefix = prefixes[directory]
-        if prefix is None or len(name) > MAX_NAME:
+        if type(prefix) is not bytes:
+            missing.append(prefix)
+            continue
+        if len(name) > MAX_NAME:
+            missing.append(NotFound("no such name"))
             continue
         if name in _ODD or b"%" in name:
-            answers[at] = _leads_somewhere(t, path, boot)
+            (found,) = published.find_many(t, [paths.parse(path)], boot)
+            if isinstance(found, published.Found):
+                answers[at] = True
+            else:
+                missing.append(found)
             continue
         entries.append(prefix + name)
         places.append(at)
-    for at, there in zip(places, published.exist(t, entries), strict=True):
-        answers[at] = there
-    return answers
+    there = published.exist(t, entries)
+    for at, is_there in zip(places, there, strict=True):
+        answers[at] = is_there
+    if not all(there):
+        missing += (entry for entry, is_there in zip(entries, there, strict=True) if not is_there)
+    return answers, missing
 
 
-def _prefix(t: Transaction, directory: bytes, boot: int) -> bytes | None:
-    """Of the entries of a directory; None where there is no such directory."""
+def _prefix(t: Transaction, directory: bytes, boot: int) -> bytes | NotFound:
+    """Of the entries of a directory; the error where there is no such directory."""
     ino = published.find_directory(t, paths.parse(directory), boot)
-    return None if ino is None else keys.entries(ino)
-
-
-def _leads_somewhere(t: Transaction, path: bytes, boot: int) -> bool:
-    (found,) = published.find_many(t, [paths.parse(path)], boot)
-    return found is not None
+    return ino if isinstance(ino, NotFound) else keys.entries(ino)
 
 
 def _is_still(t: Transaction, found: published.Found) -> bool:

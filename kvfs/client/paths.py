@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kvfs import errors
-from kvfs.errors import Invalid
+from kvfs.errors import Invalid, KvfsError, NotFound
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """Like `/cache/a/b`; the leading slash is optional. Text becomes bytes as in `os.fsencode`."""
@@ -96,4 +96,14 @@ def naming(*paths: tuple[bytes, ...]) -> Iterator[None]:
         named, text = [joined(parts) for parts in paths], str(error)
         if any(path in text for path in named):
             raise
-        raise type(error)(f"{' to '.join(named)}: {text}") from None
+        raise _renamed(error, f"{' to '.join(named)}: {text}") from None
+
+
+def _renamed(error: KvfsError, text: str) -> KvfsError:
+    """The same with another message. Whoever raises it has no name for it: the error would hold his
+    frame, which held the error, and a view of the engine with it until the garbage collector
+    came."""
+    renamed = type(error)(text)
+    if isinstance(error, NotFound):
+        renamed.at = error.at  # type: ignore[attr-defined]
+    return renamed

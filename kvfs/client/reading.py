@@ -29,10 +29,13 @@ from kvfs.errors import (
     NotADirectory,
     NotFound,
     NotSupported,
+    OtherVersion,
     Stale,
     TooLarge,
     Unavailable,
+    Unreached,
 )
+from kvfs.meta import keys
 from kvfs.meta.records import Flag
 from kvfs.namespace import cold, published, spaces
 from kvfs.namespace.inodes import read_inodes
@@ -72,6 +75,14 @@ class Reader:
         Raises NotFound, NotADirectory, NameTooLong, IsADirectory, NotSupported (a symbolic link),
         Invalid (another kind), Corrupt, Unavailable, NoSpace, OSError.
         """
+        try:
+            return self._open(path, found)
+        except NotFound as error:
+            self._touches.found_nothing(error)
+            raise
+
+    def _open(self, path: Parts, found: Found | None) -> Opened:
+        """See `open`."""
         found = found or self._find(path)
         opened = self._open_found(found, path)
         if opened is None:
@@ -87,9 +98,12 @@ class Reader:
         return opened
 
     def _bring(self, found: Found) -> bool:
-        """The data may be on another node: whether another look is worth while."""
+        """The data may be on another node: whether another look is worth while. Raises OtherVersion
+        or Unreached where a cache's are there, and cannot be had."""
         try:
             return self._link.bring(found.ino)
+        except (OtherVersion, Unreached):
+            raise
         except (NotFound, Stale, Conflict):
             return True
 
@@ -138,11 +152,13 @@ class Reader:
     ) -> list[T | KvfsError | None]:
         """None for a path that is not there, and for others the error where there is one."""
         found = self._session.read(lambda t: published.find_many(t, paths, self._session.boot))
+        if missing := [each for each in found if not isinstance(each, Found)]:
+            self._touches.missed(missing)
         results: list[T | KvfsError | None] = [None] * len(paths)
 
         def job(at: int) -> None:
             try:
-                results[at] = read(at, self.open(paths[at], found[at]), paths[at])
+                results[at] = read(at, self.open(paths[at], there[at]), paths[at])
             except (NotFound, NotADirectory):
                 pass
             except KvfsError as error:
@@ -150,9 +166,11 @@ class Reader:
             except OSError as error:
                 results[at] = Unavailable(f"{joined(paths[at])}: {error.strerror}")
 
-        there = [at for at, each in enumerate(found) if each is not None]
-        sizes = [each.inode.size for each in found if each is not None]
-        sharing.each(self._session, there, job, sizes=sizes, alone_below=_ALONE_BYTES, step=step)
+        there = {at: each for at, each in enumerate(found) if isinstance(each, Found)}
+        sizes = [each.inode.size for each in there.values()]
+        sharing.each(
+            self._session, list(there), job, sizes=sizes, alone_below=_ALONE_BYTES, step=step
+        )
         return results
 
     def _read(
@@ -233,7 +251,9 @@ class Reader:
             return self._session.read(lambda t: cold.out_of_reach(t, found.ino, joined(path)))
         if self._session.read(lambda t: spaces.is_durable(t, found.ino)):
             return Corrupt(f"{joined(path)}: its data file is missing or torn: run `kvfs fsck`")
-        return NotFound(f"{joined(path)}: its data have gone")
+        gone = Unreached(f"{joined(path)}: its data have gone")
+        gone.at = keys.file_entry(found.inode.parent, found.inode.name)  # the node may know why
+        return gone
 
 
 def _require_file(found: Found, path: Parts) -> None:

@@ -31,6 +31,7 @@ from kvfs.meta.interface import Transaction
 from kvfs.meta.mirror.mark import read_mark
 from kvfs.namespace import spaces
 from kvfs.store import layout, places
+from kvfs.store.gone import GoneNames
 from kvfs.store.index import NAME as INDEX_NAME
 from kvfs.store.index import Index
 from kvfs.store.tiers import TieredFiles
@@ -66,6 +67,8 @@ class Session:
         self.store = store
         self.boot = places.boot_of(store)
         self.files = TieredFiles(store)
+        self.gone = GoneNames(store.gone)
+        """Why names went, as the node and other processes of this store have it."""
         self.clients = 0
         """How many share it; `acquire` and `release` count."""
         self._engine: EmbeddedEngine | None = None
@@ -88,7 +91,7 @@ class Session:
 
     def read(self, fn: Callable[[Transaction], T]) -> T:
         """Run `fn` on a read-only view. Raises what `fn` raises, Busy, Unavailable, Corrupt; beside
-        a node of a cluster also NotFound (see `Mirrored.read`)."""
+        a node of a cluster also Unreached (see `Mirrored.read`)."""
         engine = self._enter(write=False)
         try:
             if self._mirrored is None or not self.checks_itself:
@@ -268,6 +271,7 @@ class Session:
         if pool is not None:
             pool.shutdown()
         self.files.close()
+        self.gone.close()
         if self._mirrored is not None:
             self._mirrored.close()
         if engine is not None:

@@ -42,6 +42,12 @@ class Flag:
     RESERVED: Final = 32
     """Not published yet, and its name is nobody else's all the same: made with O_EXCL in a cluster,
     or by who appends."""
+    EVICTED: Final = 64
+    EXPIRED: Final = 128
+    UNAVAILABLE: Final = 256
+    DAMAGED: Final = 512
+    """Why the last name of an orphan went; none of these: its users removed it."""
+    LOST: Final = EVICTED | EXPIRED | UNAVAILABLE | DAMAGED
 
 
 class Inode(msgspec.Struct, array_like=True, kw_only=True):

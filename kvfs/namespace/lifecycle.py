@@ -14,7 +14,7 @@ a `u` key (`is_settled`).
 """
 
 import stat
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvfs.errors import Conflict, Stale
 from kvfs.meta import keys
@@ -25,14 +25,17 @@ from kvfs.namespace.entries import find_entry, links, touch
 from kvfs.namespace.inodes import outdate_cold, read_inode, set_blocks, write_inode
 from kvfs.namespace.listed import listed
 from kvfs.namespace.tree import find, replace
+from kvfs.policy.misses import Lost
 
 __all__ = [
     "Evicted",
     "brought",
     "evict",
     "is_settled",
+    "lose",
     "orphans",
     "publish",
+    "reason_of",
     "reopen",
     "replace",
     "seal",
@@ -43,6 +46,14 @@ __all__ = [
 ]
 
 
+_LOST: Final[dict[Lost, int]] = {
+    "evicted": Flag.EVICTED,
+    "expired": Flag.EXPIRED,
+    "unavailable": Flag.UNAVAILABLE,
+    "damaged": Flag.DAMAGED,
+}
+
+
 class Evicted(NamedTuple):
     """A file whose names were all removed."""
 
@@ -50,6 +61,12 @@ class Evicted(NamedTuple):
     inode: Inode
     names: list[tuple[int, bytes]]
     """(parent, name as mounts show it, empty for a hidden one) of each: what they must forget."""
+    reason: Lost
+
+    @property
+    def entries(self) -> list[bytes]:
+        """By which names that are looked for are known to be these (`NotFound.at`)."""
+        return [keys.file_entry(*name) for name in self.names]
 
 
 def publish(
@@ -173,7 +190,7 @@ def seal(
     return True
 
 
-def evict(t: Transaction, ino: int, now: int) -> Evicted | None:
+def evict(t: Transaction, ino: int, now: int, reason: Lost = "evicted") -> Evicted | None:
     """Remove every name of a file. It stays as an orphan until `tree.reap`, so that its data file
     can go in between; None when it is gone or an orphan already."""
     try:
@@ -193,8 +210,20 @@ def evict(t: Transaction, ino: int, now: int) -> Evicted | None:
         t.delete(keys.backlink(ino, parent, name))
     inode.nlink, inode.parent, inode.ctime_ns = 0, 0, now
     t.put(keys.orphan(ino), b"")
+    lose(t, ino, inode, reason)
+    return Evicted(ino, inode, shown, reason)
+
+
+def lose(t: Transaction, ino: int, inode: Inode, reason: Lost) -> None:
+    """Write the record of an orphan: other nodes learn from it why its names went."""
+    inode.flags |= _LOST[reason]
     write_inode(t, ino, inode)
-    return Evicted(ino, inode, shown)
+
+
+def reason_of(inode: Inode) -> Lost | None:
+    """Why the last name of an orphan went; None: it was removed."""
+    lost = inode.flags & Flag.LOST
+    return next((reason for reason, flag in _LOST.items() if flag & lost), None) if lost else None
 
 
 def brought(t: Transaction, ino: int, version: int, blocks: int) -> bool:

@@ -60,26 +60,38 @@ def is_visible(t: Transaction, ino: int, inode: Inode, boot: int) -> bool:
 def find(t: Transaction, path: Sequence[bytes], boot: int) -> Found:
     """Walk a path from the root of the mount; symbolic links are not followed.
 
-    Raises NotFound, NotADirectory (a part of the path is none), NameTooLong; their messages do not
-    name the path.
+    Raises NotFound (with its `at`), NotADirectory (a part of the path is none), NameTooLong; their
+    messages do not name the path.
     """
+    above = ROOT_INODE
     ino, inode = ROOT_INODE, read_inode(t, ROOT_INODE)
     for name in path:
         if not is_directory(inode):
             raise NotADirectory("a part of the path is not a directory")
         found = tree.find(t, ino, name)
         if found is None:
-            raise NotFound("no such file or directory")
+            raise missing(ino, name)
+        above = ino
         ino, inode = found
     if not is_visible(t, ino, inode, boot):
-        raise NotFound("no such file or directory")
+        raise missing(above, path[-1])
     return Found(ino, inode)
 
 
-def find_many(t: Transaction, paths: Sequence[tuple[bytes, ...]], boot: int) -> list[Found | None]:
-    """As `find`, None for a path that leads nowhere; each directory is looked up once."""
-    directories: dict[tuple[bytes, ...], int | None] = {}
-    found: list[Found | None] = []
+def missing(directory: int, name: bytes) -> NotFound:
+    """The error of a name that is not there."""
+    error = NotFound("no such file or directory")
+    error.at = keys.file_entry(directory, name)
+    return error
+
+
+def find_many(
+    t: Transaction, paths: Sequence[tuple[bytes, ...]], boot: int
+) -> list[Found | bytes | NotFound]:
+    """As `find`; for a path that leads nowhere the entry that is missing (`NotFound.at`), or why
+    its directory is. Each directory is looked up once."""
+    directories: dict[tuple[bytes, ...], int | NotFound] = {}
+    found: list[Found | bytes | NotFound] = []
     for path in paths:
         above = path[:-1]
         if above not in directories:
@@ -89,23 +101,26 @@ def find_many(t: Transaction, paths: Sequence[tuple[bytes, ...]], boot: int) -> 
 
 
 def _find_in(
-    t: Transaction, directory: int | None, path: tuple[bytes, ...], boot: int
-) -> Found | None:
-    if directory is None or (path and len(path[-1]) > MAX_NAME):
-        return None
-    found = tree.find(t, directory, path[-1] if path else b".")
+    t: Transaction, directory: int | NotFound, path: tuple[bytes, ...], boot: int
+) -> Found | bytes | NotFound:
+    if isinstance(directory, NotFound):
+        return directory
+    name = path[-1] if path else b"."
+    found = tree.find(t, directory, name) if len(name) <= MAX_NAME else None
     if found is None or not is_visible(t, *found, boot):
-        return None
+        return keys.file_entry(directory, name)
     return Found(*found)
 
 
-def find_directory(t: Transaction, path: Sequence[bytes], boot: int) -> int | None:
-    """The inode of a directory; None where the path leads to none."""
+def find_directory(t: Transaction, path: Sequence[bytes], boot: int) -> int | NotFound:
+    """The inode of a directory; the error where the path leads to none."""
     try:
         found = find(t, path, boot)
-    except (NotFound, NotADirectory, NameTooLong):
-        return None
-    return found.ino if is_directory(found.inode) else None
+    except NotFound as error:
+        return error.with_traceback(None)  # which holds what its callers had
+    except (NotADirectory, NameTooLong) as error:
+        return NotFound(str(error))
+    return found.ino if is_directory(found.inode) else NotFound("not a directory")
 
 
 def exist(t: Transaction, entries: Sequence[bytes]) -> list[bool]:

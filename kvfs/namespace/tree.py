@@ -200,6 +200,7 @@ def link(t: Transaction, ino: int, parent: int, name: bytes, now: int) -> Inode:
     if inode.nlink == 0:
         t.delete(keys.orphan(ino))
         inode.parent, inode.name = parent, name
+        inode.flags &= ~Flag.LOST
     else:
         if inode.nlink == 1:
             t.put(keys.backlink(ino, inode.parent, inode.name), b"")

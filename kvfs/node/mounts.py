@@ -18,12 +18,13 @@ import trio
 
 from kvfs.background.persist import Persistence
 from kvfs.changes import Change
-from kvfs.hearing import Written, heard
+from kvfs.hearing import Written, heard, lost
 from kvfs.holders import Holders
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.namespace.lifecycle import Evicted
-from kvfs.policy.misses import Misses, Reason
+from kvfs.store.gone import GoneNames
 from kvfs.store.known import KnownDirectories
+from kvfs.vfs.misses import Misses
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +47,11 @@ class Views(Protocol):
 class Mounts:
     """Those that there are now. `local`: the embedded engine, in a cluster the mirror's file."""
 
-    def __init__(self, local: EmbeddedEngine, known: KnownDirectories, holders: Holders) -> None:
+    def __init__(
+        self, local: EmbeddedEngine, known: KnownDirectories, gone: GoneNames, holders: Holders
+    ) -> None:
         self._local = local
+        self._gone = gone
         self._known = known
         self._holders = holders
         self._changed: list[Changed] = []
@@ -60,7 +64,7 @@ class Mounts:
         """While there is a mount that can have some."""
         self.view_changes = trio.Event()
         """Set, and replaced, when `views` comes or goes."""
-        self.misses = Misses()
+        self.misses = Misses(gone)
         self.description: dict[str, Any] | None = None
         """Of the mount, in JSON's types, once that is known."""
 
@@ -114,16 +118,26 @@ class Mounts:
         for changed in list(self._changed):
             await changed(changes)
 
-    async def tell_evicted(self, evicted: Sequence[Evicted], reason: Reason = "evicted") -> None:
-        """The same for files that were evicted, for this reason. Raises Unavailable."""
+    def remember(self, evicted: Sequence[Evicted]) -> None:
+        """Whoever misses these files' names learns why they went."""
         for each in evicted:
-            self.misses.gone(each.names, reason)
+            self._gone.add(each.entries, each.reason)
+
+    async def tell_evicted(self, evicted: Sequence[Evicted]) -> None:
+        """As `tell`, the names of files that were evicted. Raises Unavailable."""
         await self.tell(
             [Change(parent, name, each.ino) for each in evicted for parent, name in each.names]
         )
 
+    async def tell_lost(self, evicted: Sequence[Evicted]) -> None:
+        """As `remember` and `tell_evicted`. Raises Unavailable."""
+        self.remember(evicted)
+        await self.tell_evicted(evicted)
+
     def tell_soon(self, written: Sequence[Written]) -> None:
         """Others committed this, and it is in the mirror: `run` tells of it."""
+        for entry, reason in self._local.read_now(lambda t: lost(t, written)):
+            self._gone.add([entry], reason)
         if changes := self.follows(written):
             self._heard += changes
             self._hearing.set()

@@ -41,6 +41,7 @@ from kvfs.node.parts import Node, owner_of
 from kvfs.node.status import status_of
 from kvfs.recover import recover
 from kvfs.store import layout, places
+from kvfs.store.gone import made_ready
 from kvfs.store.known import KnownDirectories
 from kvfs.store.tiers import data_files
 
@@ -68,6 +69,8 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         closing.callback(local.close)
         known = layout.guarded(store.root, lambda: KnownDirectories(store.known))
         closing.callback(known.close)
+        gone = made_ready(store.gone)
+        closing.callback(gone.close)
         ears: list[Callable[[Sequence[Written]], object]] = []
         engine, cluster = await _open_engine(config, store, local, closing, ears)
         if await engine.transact(_first_start) and cluster is None:
@@ -76,7 +79,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             await cluster.share_key()
         before = _boots_before(store)
         places.prepare(store, [*config.tier, *config.shared], owner_of(store, cluster))
-        node = Node(config, store, engine, local, known, cluster)
+        node = Node(config, store, engine, local, known, gone, cluster)
         closing.callback(node.files.close)
         ears.append(node.hear)
         node.files.keep_spares()
@@ -164,7 +167,7 @@ async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:
     if node.cluster is not None:
         nursery.start_soon(node.keep_copies(node.cluster).run)
         nursery.start_soon(node.mounts.run)
-        await nursery.start(node.cluster.run, node.own_space, node.mounts.tell_evicted)
+        await nursery.start(node.cluster.run, node.own_space, node.mounts.tell_lost)
 
 
 async def _open_engine(

@@ -40,11 +40,10 @@ from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Engine
 from kvfs.meta.records import namespace_of
 from kvfs.namespace.inodes import read_inodes
-from kvfs.namespace.lifecycle import Evicted
 from kvfs.node.mounts import Mounts
-from kvfs.policy.misses import Reason
 from kvfs.requests import Requests
 from kvfs.store import layout, places
+from kvfs.store.gone import GoneNames
 from kvfs.store.index import NAME as INDEX_NAME
 from kvfs.store.index import Index
 from kvfs.store.known import KnownDirectories
@@ -72,6 +71,7 @@ class Node:
         engine: Engine,
         local: EmbeddedEngine,
         known: KnownDirectories,
+        gone: GoneNames,
         cluster: "Clustered | None",
     ) -> None:
         """`local`: the embedded engine itself, which in a cluster is the mirror's file."""
@@ -93,12 +93,13 @@ class Node:
         self.appends = self._append_leases(cluster) if cluster else None
         self.known = known
         self.volume = Volume(engine, self.files, self.index, self.holders)
-        self.mounts = Mounts(local, known, self.holders)
-        self.volume.on_lost = self._lost
+        self.mounts = Mounts(local, known, gone, self.holders)
+        self.volume.on_lost = lambda lost: self.mounts.remember([lost])
         self.accounting = Accounting(self.files.root, config.capacity, self.holders.writers)
         self.evictor = Evictor(
             engine, self.files, self.index, self.holders, self.accounting, self.mounts.tell_evicted
         )
+        self.evictor.on_evicted = self.mounts.remember
         self.quarantine = Quarantine(self.files, self.index)
         self.accounting.quarantined = lambda: self.quarantine.used.beside
         self.sealer = Sealer(engine, self.files, self.index, self.holders.writes)
@@ -124,9 +125,10 @@ class Node:
             self.accounting.local = lambda: Local(
                 self.index.used_bytes(), self.bringing.coming_bytes, self.bringing.settles
             )
+        if self.bringing.is_possible:
+            self.volume.why_lost = "unavailable"
         self.strays = Strays(engine, self.files, self.index, self.holders)
-        tell_damaged = partial(self.mounts.tell_evicted, reason="damaged")
-        self.damage = Damage(engine, self.files, self.holders, tell_damaged, self.drop)
+        self.damage = Damage(engine, self.files, self.holders, self.mounts.tell_lost, self.drop)
         self.unsealer = Unsealer(engine, self.files, self.holders.writes)
         self.missing = Missing(
             engine,
@@ -290,11 +292,6 @@ class Node:
             self.appends.applied(each.key for each in written)
         self.unsealer.applied(each.key for each in written)
         self.mounts.tell_soon(written)
-
-    def _lost(self, lost: Evicted) -> None:
-        """On a lone node the data file itself is missing; in a cluster nobody who lives has it."""
-        reason: Reason = "unavailable" if self.bringing.is_possible else "damaged"
-        self.mounts.misses.gone(lost.names, reason)
 
     def _capacity(self) -> int:
         disk = os.statvfs(self.files.root)

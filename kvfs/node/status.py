@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import trio
@@ -17,6 +18,7 @@ from kvfs.node.parts import Node
 from kvfs.store import syncing
 from kvfs.store.probe import filesystem_type
 from kvfs.version import VERSION
+from kvfs.vfs.misses import Counts
 
 _BATCH: Final = 256
 
@@ -24,6 +26,7 @@ _BATCH: Final = 256
 async def status_of(node: Node) -> dict[str, Any]:
     """In JSON's types; sizes in bytes. Raises Unavailable."""
     await node.quarantine.look()
+    reports = {name: await report() for name, report in node.reports.items()}
     listed, census = await node.engine.read(
         lambda t: (spaces.list_all(t), node.accounting.census(t))
     )
@@ -59,7 +62,8 @@ async def status_of(node: Node) -> dict[str, Any]:
         "nice": priority.current(),
         "descriptors": node.open_file_shares.describe(),
         "counters": _counters(node),
-        **{name: await report() for name, report in node.reports.items()},
+        **reports,
+        "misses": _misses(node, reports),
     }
 
 
@@ -123,11 +127,16 @@ def _cold(node: Node) -> dict[str, Any] | None:
     return {"place": node.config.cold, "answers": not node.cold.is_away}
 
 
+def _misses(node: Node, reports: Mapping[str, dict[str, Any]]) -> dict[str, Counts]:
+    """By door and reason; what else serves beside the node reports its own."""
+    beside = {name: each.pop("misses") for name, each in reports.items() if "misses" in each}
+    return {"mount": node.mounts.misses.counts, "client": node.requests.misses, **beside}
+
+
 def _counters(node: Node) -> dict[str, int]:
     counting = (
         node.evictor,
         node.open_file_shares,
-        node.mounts.misses,
         node.sealer,
         node.scrubber,
         node.bringing,

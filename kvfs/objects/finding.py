@@ -13,7 +13,7 @@ from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_root, unpack_inode
 from kvfs.namespace import etags, published, spaces
 from kvfs.namespace.inodes import read_inode
-from kvfs.namespace.odd import NUL
+from kvfs.namespace.odd import NUL, is_odd, spelled
 from kvfs.objects import attributes, versions
 from kvfs.objects.facts import Facts
 from kvfs.objects.names import Place, check_key, place_of
@@ -69,7 +69,7 @@ def descend(t: Transaction, root: int, directories: Sequence[bytes]) -> int | No
 def find(t: Transaction, bucket: Bucket, key: bytes, version: str, boot: int) -> Facts:
     """One version; the current one where `version` is empty, which may be a delete marker.
 
-    Raises NoSuchKey, NoSuchVersion, Invalid (no possible key).
+    Raises NoSuchKey and NoSuchVersion (with their `at`), Invalid (no possible key).
     """
     check_key(key)
     place = place_of(key)
@@ -81,11 +81,47 @@ def find(t: Transaction, bucket: Bucket, key: bytes, version: str, boot: int) ->
         else:
             found = find_current(t, parent, place.name, key, boot)
     if found is None:
-        shown = key.decode(errors="backslashreplace")
-        if version:
-            raise NoSuchVersion(f"{shown}: there is no version {version}")
-        raise NoSuchKey(f"there is no object {shown}")
+        raise _missing(t, bucket, key, place, version)
     return found
+
+
+def version_entry(bucket: Bucket, key: bytes, version: str) -> bytes:
+    """By which a version that went is known (`NotFound.at`)."""
+    return keys.file_entry(bucket.root, key + NUL + version.encode(errors="replace"))
+
+
+def current_entry(facts: Facts) -> bytes:
+    """Likewise, of the current version that a delete marker stands for."""
+    return keys.file_entry(facts.inode.parent, _shown(place_of(facts.key).name))
+
+
+def _missing(
+    t: Transaction, bucket: Bucket, key: bytes, place: Place, version: str
+) -> NoSuchKey | NoSuchVersion:
+    shown = key.decode(errors="backslashreplace")
+    if version:
+        other = NoSuchVersion(f"{shown}: there is no version {version}")
+        other.at = version_entry(bucket, key, version)
+        return other
+    missing = NoSuchKey(f"there is no object {shown}")
+    missing.at = _first_missing(t, bucket.root, place)
+    return missing
+
+
+def _first_missing(t: Transaction, root: int, place: Place) -> bytes:
+    """What a mount is asked for that is not there: the object's own name, or a directory's."""
+    ino = root
+    for name in place.directories:
+        value = t.get(keys.directory_entry(ino, name))
+        if value is None:
+            return keys.file_entry(ino, _shown(name))
+        ino = keys.unpack_u64(value)
+    return keys.file_entry(ino, _shown(place.name))
+
+
+def _shown(name: bytes) -> bytes:
+    """As the mount has it, where nothing else stands beside it."""
+    return spelled(name) if is_odd(name) else name
 
 
 def find_many(

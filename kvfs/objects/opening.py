@@ -15,7 +15,15 @@ from kvfs.client.link import Link
 from kvfs.client.remembering import Remembering
 from kvfs.client.session import Session
 from kvfs.client.touches import Touches
-from kvfs.errors import Conflict, Corrupt, KvfsError, NotFound, Stale
+from kvfs.errors import (
+    Conflict,
+    Corrupt,
+    KvfsError,
+    NotFound,
+    OtherVersion,
+    Stale,
+    Unreached,
+)
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Flag, unpack_inode
@@ -23,7 +31,7 @@ from kvfs.namespace import cold, etags, spaces
 from kvfs.namespace.inodes import read_inodes
 from kvfs.objects import attributes, finding
 from kvfs.objects.facts import Facts
-from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NotHere
+from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NotHere, Unheld, WrittenElsewhere
 
 _ATTEMPTS: Final = 3
 _BRINGINGS: Final = 8
@@ -91,6 +99,8 @@ class Opener:
         try:
             if self._link.bring(facts.ino):
                 return
+        except (OtherVersion, Unreached) as missed:
+            raise _as_key(missed) from None
         except (NotFound, Stale, Conflict):
             return
         if self._is_still(facts):
@@ -110,6 +120,8 @@ class Opener:
                 fd = self._session.files.open_arriving(ino, version)
                 self._touches.add(ino)
                 return Opened(fd, facts, coming)
+        except (OtherVersion, Unreached) as missed:
+            raise _as_key(missed) from None
         except (NotFound, Stale, Conflict, FileNotFoundError):
             return None
         if self._is_still(facts):
@@ -144,7 +156,9 @@ class Opener:
             if facts.inode.flags & Flag.COLD:
                 return self._session.read(lambda t: cold.out_of_reach(t, facts.ino, shown))
             return Corrupt(f"{shown}: its data file is missing or torn: run `kvfs fsck`")
-        return NoSuchKey(f"{shown}: its data have gone")
+        gone = Unheld(f"{shown}: its data have gone")
+        gone.at = keys.file_entry(facts.inode.parent, facts.inode.name)  # the node may know why
+        return gone
 
     def is_same(self, bucket: bytes, key: bytes, facts: Facts) -> bool:
         """Whether these facts, which somebody was told, are still those of the current version.
@@ -194,8 +208,7 @@ class Opener:
     def _open(self, found: Facts) -> Opened | None:
         """None when the data file has gone, or is not what the record says."""
         if found.delete_marker:
-            shown = found.key.decode(errors="backslashreplace")
-            raise MarkedDeleted(f"{shown} is deleted", found.version, latest=found.latest)
+            raise marked_deleted(found)
         try:
             fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
         except FileNotFoundError:
@@ -207,6 +220,20 @@ class Opener:
             os.close(fd)
             return None
         return Opened(fd, _as_data(found, data))
+
+
+def marked_deleted(marker: Facts) -> MarkedDeleted:
+    """The error of who asks for the object that this delete marker stands for."""
+    shown = marker.key.decode(errors="backslashreplace")
+    deleted = MarkedDeleted(f"{shown} is deleted", marker.version, latest=marker.latest)
+    deleted.at = finding.current_entry(marker)
+    return deleted
+
+
+def _as_key(missed: OtherVersion | Unreached) -> NoSuchKey:
+    """The node's answer, as an answer about an object."""
+    kind = WrittenElsewhere if isinstance(missed, OtherVersion) else Unheld
+    return kind(str(missed))
 
 
 def _is_short(facts: Facts) -> bool:

@@ -1,6 +1,16 @@
 """What is refused to who works with objects; each is a kind of the core's errors."""
 
-from kvfs.errors import AccessDenied, Conflict, Exists, Invalid, NotEmpty, NotFound, Unavailable
+from kvfs.errors import (
+    AccessDenied,
+    Conflict,
+    Exists,
+    Invalid,
+    NotEmpty,
+    NotFound,
+    OtherVersion,
+    Unavailable,
+    Unreached,
+)
 from kvfs.objects.facts import Facts
 
 
@@ -16,7 +26,7 @@ class NoSuchKey(NotFound):
     """The bucket has no object of that key."""
 
 
-class NoSuchVersion(NotFound):
+class NoSuchVersion(OtherVersion):
     """The object has no version of that id."""
 
 
@@ -24,7 +34,15 @@ class NoSuchUpload(NotFound):
     """The upload was never begun, or is completed or aborted."""
 
 
-class MarkedDeleted(NoSuchKey):
+class WrittenElsewhere(NoSuchKey, OtherVersion):
+    """Its content is being changed on another node, in a bucket where that is a miss."""
+
+
+class Unheld(NoSuchKey, Unreached):
+    """Nobody who has its data answers, in a bucket where that is a miss."""
+
+
+class MarkedDeleted(NoSuchKey, OtherVersion):
     """A delete marker is what was asked for, or stands for the object."""
 
     def __init__(self, message: str, version: str, *, latest: bool) -> None:

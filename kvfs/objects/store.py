@@ -20,7 +20,9 @@ from kvfs.client.room import Room
 from kvfs.client.touches import Touches
 from kvfs.client.transfer import Step, go_on
 from kvfs.errors import Conflict, KvfsError
+from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
+from kvfs.namespace import lifecycle
 from kvfs.objects import changing, finding, listing
 from kvfs.objects.attributes import Metadata
 from kvfs.objects.bodies import Bodies, Body
@@ -36,6 +38,7 @@ from kvfs.objects.publishing import Publisher
 from kvfs.objects.seals import Seals
 from kvfs.objects.slots import Slots
 from kvfs.objects.upload_store import Uploads
+from kvfs.vfs.misses import Misses
 
 _DELETED_AT_ONCE: Final = 256
 _OWN: Final = frozenset(("retention", "legal-hold", "acl", "owner", "parts", "part-checksums"))
@@ -87,6 +90,7 @@ class ObjectStore:
         self.bring = opener.bring
         self.reopen = opener.reopen
         self.is_same = opener.is_same
+        self.misses = Misses(opened.gone)
         opened.files.keep_spares()
 
     def close(self) -> None:
@@ -287,9 +291,11 @@ class ObjectStore:
         *,
         versioning: str = "",
         bypass: bool = False,
+        expired: bool = False,
         later: list[Changed] | None = None,
     ) -> list[Deleted | KvfsError]:
-        """As `delete` for each, with the error in its place. Raises NoSuchBucket."""
+        """As `delete` for each, with the error in its place. `expired`: whoever looks for them is
+        to be told that their time had come. Raises NoSuchBucket."""
         results: list[Deleted | KvfsError] = []
         durable = False
         for start in range(0, len(doomed), _DELETED_AT_ONCE):
@@ -301,7 +307,14 @@ class ObjectStore:
                 nonlocal durable
                 found = finding.find_bucket(t, bucket)
                 durable = found.durable
-                return [self._delete(t, found, each, versioning, bypass, changed) for each in part]
+                deleted = [
+                    self._delete(t, found, each, versioning, bypass, changed) for each in part
+                ]
+                if expired:  # before the commit: nobody misses them earlier
+                    self._session.gone.add(_entries_of(found, part, changed), "expired")
+                    for ino, inode in changed.orphans:
+                        lifecycle.lose(t, ino, inode, "expired")
+                return deleted
 
             results += self._publisher.change(fn, later)
         if durable:
@@ -380,3 +393,13 @@ class ObjectStore:
         result = self._publisher.change(fn)
         self._publisher.sync_if_durable(result.ino)
         return result
+
+
+def _entries_of(bucket: Bucket, doomed: Sequence[Doomed], changed: Changed) -> list[bytes]:
+    """By which what was deleted is known: the names that changed, directories that went with them
+    too, and versions."""
+    names = [keys.file_entry(each.parent, each.name) for each in changed.changes]
+    versions = [
+        finding.version_entry(bucket, each.key, each.version) for each in doomed if each.version
+    ]
+    return names + versions

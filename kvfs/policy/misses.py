@@ -1,41 +1,65 @@
-"""Why a name that a mount was asked for is not there: counted by reason.
+"""Why a name that was asked for is not there. Pure.
 
-A name is remembered with the reason for which its file went, for the newest of those that went; a
-name that nobody remembers was never stored, or removed by its users.
+| reason | what was asked for |
+|---|---|
+| `never_stored` | nobody stored it here, its users removed it, or why it went is forgotten |
+| `evicted` | for space, or with the node that had it |
+| `expired` | a lifecycle rule ended it |
+| `other_version` | there is one, but not the one that was asked for |
+| `unavailable` | nobody who has it answers, or the engine does not |
+| `damaged` | its data were not what was stored |
+
+A name that went is remembered as a word in a table: the reason, and enough of the name's hash to
+tell it from others. A newer name takes the place of an older one.
 """
 
-from collections.abc import Iterable
 from typing import Final, Literal
 
-Reason = Literal["never_stored", "evicted", "damaged", "unavailable"]
-_REMEMBERED: Final = 65_536
-"""Names, some 200 bytes each."""
+import xxhash
+
+from kvfs.errors import NotFound, OtherVersion, Unreached
+
+Reason = Literal["never_stored", "evicted", "expired", "other_version", "unavailable", "damaged"]
+Lost = Literal["evicted", "expired", "unavailable", "damaged"]
+"""Reasons for which names go."""
+REASONS: Final[tuple[Reason, ...]] = (
+    "never_stored",  # first: what a word of zeroes says
+    "evicted",
+    "expired",
+    "other_version",
+    "unavailable",
+    "damaged",
+)
+SLOTS: Final = 1 << 19
+"""Words of the table, of 32 bits each: of the 65,536 names that went last it has lost one in
+sixteen."""
+_CODE_BITS: Final = 3
+_HASH_SHIFT: Final = 64 - 32 + _CODE_BITS
 
 
-class Misses:
-    """Of one node; one thread."""
+hash_of: Final = xxhash.xxh3_64_intdigest
+"""Of a name, by the engine's key of a file's entry; its lowest bits are its slot."""
 
-    def __init__(self) -> None:
-        self._gone: dict[tuple[int, bytes], Reason] = {}
-        self.counters = {
-            "misses_never_stored": 0,
-            "misses_evicted": 0,
-            "misses_damaged": 0,
-            "misses_unavailable": 0,
-        }
 
-    def gone(self, names: Iterable[tuple[int, bytes]], reason: Reason) -> None:
-        """The files under these names (directory, name) went for this reason."""
-        for name in names:
-            self._gone.pop(name, None)  # the newest are last
-            self._gone[name] = reason
-        while len(self._gone) > _REMEMBERED:
-            del self._gone[next(iter(self._gone))]
+def word_of(hashed: int, reason: Lost) -> int:
+    """What is remembered of a name with this hash."""
+    return hashed >> _HASH_SHIFT << _CODE_BITS | REASONS.index(reason)
 
-    def missed(self, parent: int, name: bytes) -> None:
-        """Somebody looked for a name that is not there."""
-        self.count(self._gone.get((parent, name), "never_stored"))
 
-    def count(self, reason: Reason) -> None:
-        """Somebody found nothing, for this reason."""
-        self.counters["misses_" + reason] += 1
+def reason_in(word: int, hashed: int) -> Reason:
+    """What a word says of the name with this hash; `never_stored`: nothing."""
+    if word >> _CODE_BITS != hashed >> _HASH_SHIFT:
+        return "never_stored"
+    code = word & (1 << _CODE_BITS) - 1
+    return REASONS[code] if code < len(REASONS) else "never_stored"
+
+
+def reason_of(error: NotFound) -> Reason:
+    """Where nothing is remembered of the name."""
+    match error:
+        case OtherVersion():
+            return "other_version"
+        case Unreached():
+            return "unavailable"
+        case _:
+            return "never_stored"

@@ -6,7 +6,7 @@
 | `lock` | flock held by the daemon, its pid inside |
 | `meta/` | the embedded engine |
 | `data/xxx/` | data files, 4,096 directories made when first needed |
-| `run/` | control socket, log, which directories the kernel knows, when the engine was heard |
+| `run/` | control socket, log, what processes tell each other: `known`, `heard`, `gone` |
 | `clean` | there while no daemon runs and the last one stopped in order |
 | `recovered` | id of the boot in which data files and records were last known to agree |
 | `node`, `cluster.key` | which node of a cluster it is, the cluster's secrets |
@@ -78,6 +78,7 @@ class Store:
         self.socket = self.run / "control.sock"
         self.known = self.run / "known"
         self.heard = self.run / "heard"
+        self.gone = self.run / "gone"
         self._clean = root / "clean"
         self._recovered = root / "recovered"
         self._lock_fd = -1

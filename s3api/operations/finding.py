@@ -12,7 +12,7 @@ from kvfs.errors import Busy
 from kvfs.incoming import SMALL_BYTES
 from kvfs.objects import versions
 from kvfs.objects.facts import Facts
-from kvfs.objects.opening import Opened
+from kvfs.objects.opening import Opened, marked_deleted
 from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NoSuchVersion, NotHere
 from s3api.call import Call, moment
 from s3api.errors import S3Error, invalid_argument
@@ -47,10 +47,10 @@ def find(call: Call) -> Facts:
     delete marker, AccessDenied for a missing key where the caller may not list the bucket."""
     try:
         facts = call.store.find(call.raw_bucket, call.raw_key, call.version)
-    except NoSuchVersion:
-        raise _no_such_version(call) from None
-    except NoSuchKey:
-        raise _absent(call) from None
+    except NoSuchVersion as error:
+        raise _no_such_version(call, error) from None
+    except NoSuchKey as error:
+        raise _absent(call, error) from None
     if facts.delete_marker:
         raise marked(call, facts)
     return facts
@@ -109,8 +109,8 @@ def _bring(call: Call, facts: Facts) -> Opened | None:
         if facts.size > SMALL_BYTES:
             return call.store.open_coming(facts)
         call.store.bring(facts)
-    except NoSuchKey:
-        raise _absent(call) from None
+    except NoSuchKey as error:
+        raise _absent(call, error) from None
     except Busy:  # clients ask again by themselves
         raise S3Error("ServiceUnavailable") from None
     return None
@@ -120,19 +120,20 @@ def open_here(call: Call) -> Opened:
     """As `open_for_reading`, of what is on this host. Raises NotHere besides."""
     try:
         return call.store.open_here(call.raw_bucket, call.raw_key, call.version)
-    except NoSuchVersion:
-        raise _no_such_version(call) from None
+    except NoSuchVersion as error:
+        raise _no_such_version(call, error) from None
     except MarkedDeleted:
         find(call)
         raise
-    except NoSuchKey:
-        raise _absent(call) from None
+    except NoSuchKey as error:
+        raise _absent(call, error) from None
 
 
 def marked(call: Call, facts: Facts) -> S3Error:
     """The answer to who asks for a delete marker: by its id it can be deleted, and no more."""
     told = _DELETE_MARKER | {"x-amz-version-id": facts.version}
     if not call.version:
+        call.store.misses.found_nothing(marked_deleted(facts))
         if not call.service.access.allows(call, "s3:ListBucket"):
             return S3Error("AccessDenied")
         return S3Error("NoSuchKey", extra={"Key": call.key}, headers=told)
@@ -174,12 +175,14 @@ def version_of(facts: Facts) -> lifecycle.Version:
     )
 
 
-def _absent(call: Call) -> S3Error:
+def _absent(call: Call, error: NoSuchKey) -> S3Error:
     """That a key is missing is told to who may list the bucket."""
+    call.store.misses.found_nothing(error)
     if not call.service.access.allows(call, "s3:ListBucket"):
         return S3Error("AccessDenied")
     return S3Error("NoSuchKey", extra={"Key": call.key}, headers=_NO_MARKER)
 
 
-def _no_such_version(call: Call) -> S3Error:
+def _no_such_version(call: Call, error: NoSuchVersion) -> S3Error:
+    call.store.misses.found_nothing(error)
     return S3Error("NoSuchVersion", extra={"Key": call.key, "VersionId": call.version})

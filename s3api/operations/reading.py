@@ -58,7 +58,7 @@ def _answer(call: Call, facts: Facts) -> tuple[Response, ByteRange]:
     headers = _headers(call, facts)
     whole = ByteRange(0, facts.size)
     conditional = not _CONDITIONS.isdisjoint(call.params)
-    if conditional and is_not_modified(Conditions.of(call.params), target(facts)):
+    if conditional and _is_not_modified(call, facts):
         return Response(304, [each for each in headers if each[0] in _NOT_MODIFIED]), whole
     chosen = _chosen(call, facts)
     if chosen is None:
@@ -66,6 +66,15 @@ def _answer(call: Call, facts: Facts) -> tuple[Response, ByteRange]:
     told = chosen.content_range(facts.size)
     further = [] if told is None else [(b"content-range", told.encode())]
     return Response(206, headers, further=further), chosen
+
+
+def _is_not_modified(call: Call, facts: Facts) -> bool:
+    """Raises PreconditionFailed: what is there is another version than the caller wants."""
+    try:
+        return is_not_modified(Conditions.of(call.params), target(facts))
+    except S3Error:
+        call.store.misses.count("other_version")
+        raise
 
 
 def _chosen(call: Call, facts: Facts) -> ByteRange | None:

@@ -6,6 +6,7 @@ from typing import Final, TypeVar
 
 from kvfs.errors import Conflict
 from kvfs.objects.facts import Facts
+from kvfs.objects.opening import marked_deleted
 from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NoSuchVersion
 from s3api.access import Access
 from s3api.call import Call, target
@@ -77,10 +78,12 @@ class Source:
         action = actions.needed_of_source(reading.version or None)
         try:
             found = reading.store.find(*self.triple)
-        except NoSuchVersion:
+        except NoSuchVersion as error:
+            reading.store.misses.found_nothing(error)
             access.require(reading, (action,))
             raise
         except NoSuchKey as error:
+            reading.store.misses.found_nothing(error)
             access.require(reading, (action,))
             if isinstance(error, MarkedDeleted) or access.allows(reading, "s3:ListBucket"):
                 raise S3Error("NoSuchKey", extra={"Key": reading.key}) from None
@@ -93,8 +96,13 @@ class Source:
                 " version id.",
             )
         if found.delete_marker:
+            reading.store.misses.found_nothing(marked_deleted(found))
             raise S3Error("NoSuchKey", extra={"Key": reading.key})
-        self._check_conditions(found)
+        try:
+            self._check_conditions(found)
+        except S3Error:
+            reading.store.misses.count("other_version")
+            raise
         return found
 
 

@@ -19,8 +19,9 @@ from kvfs.meta.interface import Transaction
 from kvfs.meta.records import ROOT_INODE, namespace_root
 from kvfs.namespace import spaces, tree
 from kvfs.namespace.inodes import Changes, set_attributes
-from kvfs.policy.misses import Misses
+from kvfs.store.gone import GoneNames
 from kvfs.store.known import Known, KnownDirectories
+from kvfs.vfs.misses import Misses
 from tests.unit.space import new_inode
 
 DIRECTORY = 1 << 48 | 4711
@@ -161,7 +162,7 @@ def test_a_change_beside_a_look_up_is_seen_by_it_or_told(
         engine=Meeting(engine, change),
         volume=SimpleNamespace(atimes={}),
         holders=Holders(),
-        mounts=SimpleNamespace(misses=Misses()),
+        mounts=SimpleNamespace(misses=Misses(GoneNames(tmp_path / "gone"))),
         appends=None,
         store=SimpleNamespace(root=Path("/")),
         files=None,

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from kvfs.errors import NotFound
+from kvfs.errors import NotFound, Unreached
 from kvfs.objects.store import ObjectStore
 from s3api.errors import S3Error
 from s3api.freshness import Freshness
@@ -20,6 +20,11 @@ class Mirror:
         self.checks_itself = True
         self.look = look
         self.caught_up = 0
+        self.misses = self
+        self.missed: list[NotFound] = []
+
+    def found_nothing(self, error: NotFound) -> None:
+        self.missed.append(error)
 
     def read(self, fn: Callable[[None], bool]) -> bool:
         return fn(None)
@@ -40,7 +45,7 @@ def _cache() -> bool:
 
 
 def _unheard_cache() -> bool:
-    raise NotFound("the engine is not heard")
+    raise Unreached("the engine is not heard")
 
 
 def _caught_up(look: Callable[[], bool], operation: str) -> int:
@@ -59,7 +64,9 @@ def _caught_up(look: Callable[[], bool], operation: str) -> int:
             nursery.cancel_scope.cancel()
 
     trio.run(main)
+    assert len(mirror.missed) == len(refused), "each miss is counted, by its reason"
     if refused:
+        assert isinstance(mirror.missed[0], Unreached)
         raise refused[0]
     return mirror.caught_up
 
