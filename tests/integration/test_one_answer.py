@@ -15,6 +15,7 @@ import pytest
 import kvfs
 from gateway.fsspec.filesystem import KvfsFileSystem
 from gds.blocks import Outcome, read_blocks
+from kvfs.client.backing import open_backing
 from kvfs.errors import Corrupt, KvfsError, NotFound
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs as command
@@ -26,6 +27,7 @@ SIZE: Final = 10_000
 WHOLE: Final = bytes(range(250)) * 40
 NEW: Final = WHOLE[::-1]
 ROTTEN: Final = "found by the scrubber"
+PUT_AWAY: Final = "in quarantine"
 MISS, DAMAGED = "miss", "damaged"
 Answer = bytes | str
 
@@ -87,6 +89,28 @@ def by_fsspec(site: Site, path: str) -> Answer:
         return DAMAGED if error.errno == errno.EIO else str(error)
 
 
+def by_stream(site: Site, path: str) -> Answer:
+    try:
+        with site.fsspec.open(f"/{path}", "rb") as file:
+            return bytes(file.read())
+    except FileNotFoundError:
+        return MISS
+    except OSError as error:
+        return DAMAGED if error.errno == errno.EIO else str(error)
+
+
+def by_load(site: Site, path: str) -> Answer:
+    """As loads of weights open a file of a mount."""
+    try:
+        backing = open_backing(site.s3.mount / path)
+    except Corrupt:
+        return DAMAGED
+    except OSError as error:
+        return {errno.ENOENT: MISS, errno.EIO: DAMAGED}.get(error.errno or 0, str(error))
+    with open(backing.fd, "rb") as file:
+        return file.read()
+
+
 def by_blocks(site: Site, path: str) -> Answer:
     buffer = bytearray(SIZE)
     (block,) = read_blocks([f"/{path}"], [buffer], client=site.client)
@@ -100,7 +124,9 @@ DOORS: Final[dict[str, Callable[[Site, str], Answer]]] = {
     "Client": by_client,
     "Client, a batch": by_batch,
     "fsspec": by_fsspec,
-    "gds": by_blocks,
+    "fsspec, a stream": by_stream,
+    "gds, blocks": by_blocks,
+    "gds, a load": by_load,
 }
 
 
@@ -147,13 +173,41 @@ def put_in_place(kind: str) -> Callable[[Site, str], None]:
     return step
 
 
+def remove_while_open(site: Site, path: str) -> None:
+    """Whoever has it open keeps its data; its name leads nowhere."""
+    site.writers.enter_context((site.s3.mount / path).open("rb"))
+    remove(site, path)
+
+
+def delete(site: Site, path: str) -> None:
+    """By S3."""
+    assert ask(site.s3, "DELETE", f"/{path}").status == 204
+
+
+def rename_away(site: Site, path: str) -> None:
+    source = site.s3.mount / path
+    source.rename(source.with_name(f"{source.name}.moved"))
+
+
+def put_away(site: Site, path: str) -> None:
+    """As an administrator has it, or a start: the data file is whole, and not in its place."""
+    data = site.data_file(path)
+    kept = site.s3.node.store / "data" / "quarantine"
+    kept.mkdir(mode=0o700, exist_ok=True)
+    data.rename(kept / data.name)
+
+
 STATES: Final[dict[str, tuple[Callable[[Site, str], None], Answer, Answer]]] = {
     "whole": (nothing, WHOLE, WHOLE),
     "removed": (remove, MISS, MISS),
+    "removed while it is open": (remove_while_open, MISS, MISS),
+    "deleted": (delete, MISS, MISS),
+    "renamed away": (rename_away, MISS, MISS),
     "no data here": (lose_the_data, MISS, DAMAGED),
     "shorter than its record": (shorten, MISS, DAMAGED),
     "longer than its record": (lengthen, MISS, DAMAGED),
     ROTTEN: (nothing, MISS, DAMAGED),
+    PUT_AWAY: (put_away, MISS, DAMAGED),
     "replaced a moment ago": (replace, NEW, NEW),
     **{
         f"a {kind} in its place": (put_in_place(kind), DAMAGED, DAMAGED)
@@ -201,6 +255,16 @@ def let_rot(site: Site, paths: list[str]) -> None:
     wait_until(
         lambda: site.s3.node.status()["counters"]["scrub_damaged"] >= len(paths), "found", 60
     )
+
+
+def test_what_the_scrubber_found_is_in_quarantine_where_it_is_durable(
+    site: Site, buckets: dict[str, str]
+) -> None:
+    kept = list((site.s3.node.store / "data" / "quarantine").iterdir())
+    for door in DOORS:
+        rotten = site.s3.mount / name_of(buckets["durable"], ROTTEN, door)
+        assert [each for each in kept if f"{rotten.stat().st_ino:016x}" in each.name]
+        assert not (site.s3.mount / name_of(buckets["cache"], ROTTEN, door)).exists()
 
 
 def name_of(bucket: str, state: str, door: str) -> str:
