@@ -183,7 +183,7 @@ class FastPath:
         self._backing = backing
         self._handlers = handlers or Handlers(operations, backing)
         self._root = self._handlers.root
-        if operations.locks is not None:
+        if handlers is None and operations.locks is not None:
             self._handlers.waiting.update(LockHandlers(operations.locks).table())
         self._steps = operations.engine.reads_immediate
         self._immediate = operations.engine.immediate

@@ -18,6 +18,7 @@ import trio
 
 from kvfs.background.persist import Persistence
 from kvfs.changes import Change
+from kvfs.errors import Unavailable
 
 _MOST: Final = 16_384
 """Changes that wait for one kernel; beyond, it forgets every name instead."""
@@ -45,6 +46,8 @@ class Neighbour:
         self._forget_every_name = forget_every_name
         self._heard: dict[Change, None] = {}
         self._hearing = trio.Event()
+        self._overheard = False
+        """Whether there was more than could be kept."""
         self.forget_attributes = forget_attributes
         self.others: list[Neighbour] = []
         """Empty where it is alone, which costs a request no call."""
@@ -60,10 +63,9 @@ class Neighbour:
             if self._shows(change.parent or change.ino):
                 heard[change] = None
         if len(heard) > _MOST:
-            names = [each for each in heard if each.name]
-            for each in names:
-                del heard[each]
-            self._forget_every_name()
+            # Of what is left the listings are forgotten, and every name.
+            self._overheard = True
+            self._heard = dict.fromkeys(Change(each, b"", 0) for each in {c.parent for c in heard})
         if heard:
             self._hearing.set()
 
@@ -73,8 +75,21 @@ class Neighbour:
         while True:
             await self._hearing.wait()
             self._hearing = trio.Event()
-            changes, self._heard = list(self._heard), {}
-            await telling.attempt(lambda changes=changes: self._forget(changes), pause_s=0)  # type: ignore[misc]
+            await telling.attempt(self._forget_heard)
+
+    async def _forget_heard(self) -> None:
+        """What it could not is tried again. Raises Unavailable."""
+        changes, self._heard = self._heard, {}
+        overheard, self._overheard = self._overheard, False
+        try:
+            if overheard:
+                self._forget_every_name()
+            await self._forget(list(changes))
+        except Unavailable:
+            self._heard = changes | self._heard
+            self._overheard = self._overheard or overheard
+            self._hearing.set()
+            raise
 
     def leave(self) -> None:
         """The connection has ended."""

@@ -9,7 +9,7 @@ are equal (one pair in 10^19) may be listed once.
 
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from functools import partial
 from typing import Final
 
@@ -70,14 +70,17 @@ class StableListings:
         """The inode of each open directory."""
         self._next = 1
         self._kept: OrderedDict[int, Listing] = OrderedDict()
+        self._reading: Counter[int] = Counter()
+        """Directories that are read now, how often."""
         self._outdated: set[int] = set()
-        """Directories that changed while they were read."""
+        """Those among them that changed since."""
 
     def changed(self, ino: int) -> None:
         """Names of this directory have changed, which its times may not tell: clocks of several
         hosts differ."""
         self._kept.pop(ino, None)
-        self._outdated.add(ino)
+        if ino in self._reading:
+            self._outdated.add(ino)
 
     async def open(self, ino: int) -> int:
         """Raises Stale, NotADirectory; Unavailable."""
@@ -118,11 +121,16 @@ class StableListings:
         if kept is not None and kept.state == _state(inode):
             self._kept.move_to_end(ino)
             return kept
-        self._outdated.discard(ino)
-        listing = Listing(_state(inode), await self._scan(ino))
-        if ino not in self._outdated:
-            self._keep(ino, listing)
-        self._outdated.discard(ino)
+        self._reading[ino] += 1
+        try:
+            listing = Listing(_state(inode), await self._scan(ino))
+            if ino not in self._outdated:
+                self._keep(ino, listing)
+        finally:
+            self._reading[ino] -= 1
+            if not self._reading[ino]:
+                del self._reading[ino]
+                self._outdated.discard(ino)
         return listing
 
     async def _scan(self, ino: int) -> list[tuple[int, bytes, int]]:

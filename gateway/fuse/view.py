@@ -18,7 +18,7 @@ import errno
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import trio
 
@@ -174,6 +174,10 @@ class ViewHandlers(Handlers):
         # The mount's kernel may have pages of what it relays.
         self._told(ino, b"", ino)
 
+    async def statx(self, r: Request) -> bytes:
+        inode = await self._ops.getattr(r.nodeid)
+        return protocol.statx_reply(r.nodeid, inode, self._attributes_s(inode))
+
     async def lookup(self, r: Request) -> bytes:
         if r.nodeid == self.root and bytes(r.body[:-1]) == b"..":
             raise Stale("above the root of an export there is nothing")
@@ -258,11 +262,13 @@ class _Forgetting:
         return ROOT_INODE if ino == self._root else ino
 
 
-class _View(NamedTuple):
-    """One that is mounted."""
+class _View:
+    """One that is mounted, or about to be."""
 
-    scope: trio.CancelScope
-    gone: trio.Event
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.gone = trio.Event()
+        self.is_served = False
 
 
 class Views:
@@ -295,13 +301,16 @@ class Views:
         already), and what mounting raises. Cancelled: nothing stays mounted."""
         if namespace in self._views:
             raise Busy("the namespace has a view already")
-        view = _View(trio.CancelScope(), trio.Event())
+        view = _View()
         self._views[namespace] = view
         try:
             with trio.fail_after(_START_DEADLINE_S):
                 await self._nursery.start(self._serve, namespace, str(directory), view)
         except trio.TooSlowError:
             raise Unavailable(f"the view at {directory} did not answer in time") from None
+        except RuntimeError as error:  # it was unmounted before it answered, or the mount has gone
+            raise Unavailable(f"the view at {directory} has gone: {error}") from None
+        view.is_served = True
 
     async def remove(self, namespace: int) -> None:
         """Unmount; what is open there is closed. Nothing where there is none."""
@@ -321,11 +330,11 @@ class Views:
         try:
             with view.scope:
                 await _serve(self, namespace, directory, task_status)
-        except (KvfsError, OSError) as error:
-            if view.scope.cancel_called:
-                log.warning("the view at %s: %s", directory, error)
-            else:
-                raise
+        except* (KvfsError, OSError) as group:
+            error = innermost(group)
+            if not view.is_served:
+                raise error from None
+            log.error("the view at %s has ended: %s", directory, error)
         finally:
             del self._views[namespace]
             view.gone.set()
@@ -390,8 +399,14 @@ async def _release(operations: Operations, backing: ViewBacking, locks: ViewLock
     """Close what the kernel had open, publishing what was written."""
     for fh in backing.left():
         backing.released(fh)
-        try:
-            await operations.release(fh)
-            await locks.released(fh)
-        except (KvfsError, OSError) as error:
-            log.error("what was written through a view is not recorded: %s", error)
+        for release in (operations.release, locks.released):
+            try:
+                await release(fh)
+            except (KvfsError, OSError) as error:
+                log.error("what was written through a view is not recorded: %s", error)
+
+
+def innermost(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error in it that is no group."""
+    first = group.exceptions[0]
+    return innermost(first) if isinstance(first, BaseExceptionGroup) else first

@@ -3,7 +3,7 @@
 The mount's locks stay in its kernel, which knows nothing of a view's. So a view's kernel asks the
 node for each lock, and the node takes it on the mount, by a descriptor of its own for each open
 file of the view (locks of open files, fcntl(2)): in the way of programs there, and they in its.
-Where locks of the namespace reach the cluster, they are the cluster's.
+Where the mount itself leaves locks to the node (`kvfs.locks`), so does the view.
 
 Only open files of the view have locks, not its processes: an NFS server's are so. They end with
 them.
@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import struct
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -40,24 +41,22 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 class ViewLocks:
     """The lock handlers of one view."""
 
-    def __init__(self, mountpoint: str, open_files: OpenFiles, cluster: Locks | None) -> None:
-        """`cluster`: the locks of the node's mount, where that keeps them."""
+    def __init__(self, mountpoint: str, open_files: OpenFiles, node_locks: Locks | None) -> None:
+        """`node_locks`: where the mount leaves locks to the node."""
         self._mountpoint = mountpoint
         self._open_files = open_files
-        self._cluster = cluster
-        self._clusters = None if cluster is None else LockHandlers(cluster)
+        self._node_locks = node_locks
         self._held: dict[int, int] = {}
         """Descriptors on the mount, by the view's handles."""
         self._owners: dict[int, set[tuple[Place, int]]] = {}
-        """Who has had locks of the cluster, by the view's handles."""
+        """Who has asked the node for locks, by the view's handles."""
 
     def table(self) -> dict[int, Handler]:
         return {Op.GETLK: self.getlk, Op.SETLK: self.setlk, Op.SETLKW: self.setlkw}
 
     async def getlk(self, r: Request) -> bytes:
-        clusters = self._of_cluster(r)
-        if clusters is not None:
-            return await clusters.getlk(r)
+        if self._node_locks is not None:
+            return await self._by_node(r).getlk(r)
         fh, start, end, _kind = _asked(r)
         found = _FLOCK.unpack(fcntl.fcntl(await self._descriptor(fh), _OFD_GETLK, _wish(r)))
         if found[0] == fcntl.F_UNLCK:
@@ -79,11 +78,10 @@ class ViewLocks:
                 pause_s = min(2 * pause_s, most_s)
 
     async def _set(
-        self, r: Request, by_cluster: Callable[[LockHandlers, Request], Awaitable[bytes]]
+        self, r: Request, by_node: Callable[[LockHandlers, Request], Awaitable[bytes]]
     ) -> bytes:
-        clusters = self._of_cluster(r)
-        if clusters is not None:
-            return await by_cluster(clusters, r)
+        if self._node_locks is not None:
+            return await by_node(self._by_node(r), r)
         fcntl.fcntl(await self._descriptor(_asked(r)[0]), _OFD_SETLK, _wish(r))
         return b""
 
@@ -91,22 +89,21 @@ class ViewLocks:
         """The handle is released, and with it what it has locked. Raises NoLocks."""
         fd = self._held.pop(fh, None)
         if fd is not None:
-            await trio.to_thread.run_sync(os.close, fd)
+            _let_go(fd)
         for place, owner in self._owners.pop(fh, ()):
-            assert self._cluster is not None
-            await self._cluster.closed(place, self._cluster.owner(owner))
+            assert self._node_locks is not None
+            await self._node_locks.closed(place, self._node_locks.owner(owner))
 
     def has_locked(self, fh: int) -> bool:
         """Whether the handle may have locks."""
         return fh in self._held or fh in self._owners
 
-    def _of_cluster(self, r: Request) -> LockHandlers | None:
-        """The handlers of cluster locks, where this file's are."""
-        if self._cluster is None or not self._cluster.reaches_cluster(r.nodeid):
-            return None
+    def _by_node(self, r: Request) -> LockHandlers:
+        """The handlers of the node's locks; who asks gives back what it has with its handle."""
+        assert self._node_locks is not None
         fh, owner = protocol.LK_IN.unpack_from(r.body)[:2]
         self._owners.setdefault(fh, set()).add((Place(r.nodeid, False), owner))
-        return self._clusters
+        return LockHandlers(self._node_locks)
 
     async def _descriptor(self, fh: int) -> int:
         """A descriptor on the mount for the file that the view has open. In a thread: the mount's
@@ -118,8 +115,15 @@ class ViewLocks:
         access = os.O_RDWR if handle.writable else os.O_RDONLY
         fd = await trio.to_thread.run_sync(_open, self._mountpoint, handle.file.ino, access)
         if fh in self._held:  # another request of it was quicker
-            await trio.to_thread.run_sync(os.close, fd)
+            _let_go(fd)
         return self._held.setdefault(fh, fd)
+
+
+def _let_go(fd: int) -> None:
+    """Unlock at once, and close by a thread that nobody waits for: a close asks the mount, which
+    may have ended."""
+    fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+    threading.Thread(target=os.close, args=(fd,), name="kvfs-unlock", daemon=True).start()
 
 
 def _asked(r: Request) -> tuple[int, int, int, int]:

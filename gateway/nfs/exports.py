@@ -38,6 +38,8 @@ class Export(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     read_only: bool = False
     groups: Groups = "client"
     """Who says which groups a user is in: the client, which can name 16, or this host."""
+    namespace: int = 0
+    """Whose it is: with a copy of the attribute no other directory is exported."""
 
 
 class Exported(NamedTuple):
@@ -51,6 +53,8 @@ class Exported(NamedTuple):
 
 def network(text: str) -> str:
     """A network or an address in its usual form. Raises Invalid."""
+    if "%" in text:
+        raise Invalid("a network has no scope ('%')")
     try:
         return str(ipaddress.ip_network(text))
     except ValueError as error:
@@ -73,7 +77,7 @@ def put(t: Transaction, name: bytes, export: Export, now: int) -> int:
         raise NotSupported(
             "a namespace that is exported has a name of letters, digits, '.', '_' and '-'"
         )
-    value = msgspec.json.encode(export)
+    value = msgspec.json.encode(msgspec.structs.replace(export, namespace=number))
     inodes.set_xattr(t, namespace_root(number), ATTRIBUTE, value, 0, now)
     return number
 
@@ -93,7 +97,7 @@ def list_all(t: Transaction) -> list[Exported]:
     for listed in spaces.list_all(t):
         try:
             value = inodes.get_xattr(t, namespace_root(listed.id), ATTRIBUTE)
-            export = _parse(value)
+            export = _parse(value, listed.id)
         except (NoAttribute, Invalid):
             continue
         name = listed.namespace.name.decode(errors="replace")
@@ -102,7 +106,7 @@ def list_all(t: Transaction) -> list[Exported]:
     return found
 
 
-def _parse(value: bytes) -> Export:
+def _parse(value: bytes, number: int) -> Export:
     """Root may set the attribute to anything. Raises Invalid."""
     try:
         export = msgspec.json.decode(value, type=Export)
@@ -110,6 +114,9 @@ def _parse(value: bytes) -> Export:
         raise Invalid(str(error)) from None
     if not export.allow or len(export.allow) > MOST_NETWORKS:
         raise Invalid("no networks")
+    if export.namespace != number:
+        raise Invalid("another namespace's")
     for each in export.allow:
-        network(each)
+        if network(each) != each:
+            raise Invalid("not as it is written here")
     return export

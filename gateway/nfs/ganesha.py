@@ -1,8 +1,10 @@
 """One run of NFS-Ganesha: its jail's process, its log, and when it is ready."""
 
+import contextlib
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -20,6 +22,7 @@ _READY: Final = "NFS SERVER INITIALIZED"
 _REREAD: Final = "Reread exports complete"
 _LINE_LIMIT: Final = 64 << 10
 _REREAD_S: Final = 10.0
+_LAST_WORDS_S: Final = 2.0
 _LEVELS: Final = {
     "EVENT": logging.DEBUG,
     "INFO": logging.DEBUG,
@@ -50,6 +53,8 @@ class Ganesha:
         self._process: trio.Process | None = None
         self._ready = trio.Event()
         self._reread = trio.Event()
+        self._silent = trio.Event()
+        """Its log has ended."""
         self.pid = 0
         """Of Ganesha itself, once that is known."""
         self.complaint = ""
@@ -71,11 +76,15 @@ class Ganesha:
                 nursery.start_soon(self._relay)
                 with trio.move_on_after(READY_S):
                     await self._until_ready(process)
-                if not self._ready.is_set():
-                    raise Unavailable(f"NFS-Ganesha does not start: {self._why()}")
-                task_status.started()
-                code = await process.wait()
+                if self._ready.is_set():
+                    task_status.started()
+                    await process.wait()
+                with trio.move_on_after(_LAST_WORDS_S):
+                    await self._silent.wait()
                 nursery.cancel_scope.cancel()
+            if not self._ready.is_set():
+                raise Unavailable(f"NFS-Ganesha does not start: {self._why()}")
+            code = await process.wait()
         finally:
             with trio.CancelScope(shield=True):
                 await self._end(process)
@@ -94,12 +103,19 @@ class Ganesha:
     def _why(self) -> str:
         return self.complaint or "it says nothing"
 
+    def end(self) -> None:
+        """Have it end; `run` returns then."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
     async def reread(self) -> None:
         """Have it read its configuration again; returns when it has. Raises Unavailable."""
         self._reread = trio.Event()
-        process = await trio.run_process(["kill", "-HUP", str(self.pid)], check=False)
-        if process.returncode:
-            raise Unavailable("NFS-Ganesha has ended")
+        try:
+            os.kill(self.pid or -1 << 30, signal.SIGHUP)
+        except ProcessLookupError:
+            raise Unavailable("NFS-Ganesha has ended") from None
         with trio.move_on_after(_REREAD_S) as deadline:
             await self._reread.wait()
         if deadline.cancelled_caught:
@@ -115,6 +131,7 @@ class Ganesha:
             pending = pending[-_LINE_LIMIT:]
             for line in lines:
                 self._line(line.decode(errors="backslashreplace"))
+        self._silent.set()
 
     def _line(self, line: str) -> None:
         if not self.pid and line.startswith("pid "):

@@ -85,13 +85,16 @@ def _client(network: str) -> str:
 def _export(server: Server, exported: Exported, directory: str) -> str:
     export = exported.export
     access = "RO" if export.read_only else "RW"
+    # Of version 3 Ganesha checks no name for slashes; whoever is not root is stopped by the
+    # directory above the exports.
+    protocols = "4" if export.squash == "none" else _protocols(server)
     return f"""\
 EXPORT {{
     Export_Id = {exported.number};
     Path = "{directory}";
     Pseudo = "/{exported.name}";
     Filesystem_Id = {server.identity}.{exported.number};
-    Protocols = {_protocols(server)};
+    Protocols = {protocols};
     Transports = TCP;
     SecType = sys;
     Access_Type = None;
@@ -99,7 +102,7 @@ EXPORT {{
     UseCookieVerifier = false;
     CLIENT {{
         Clients = {", ".join(map(_client, export.allow))};
-        Protocols = {_protocols(server)};
+        Protocols = {protocols};
         Access_Type = {access};
         Squash = {_SQUASH[export.squash]};
         Anonymous_Uid = {_NOBODY};

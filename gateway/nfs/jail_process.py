@@ -6,8 +6,9 @@ Why. Ganesha 4.3 checks no name of NFSv3 for slashes, so that `../x` and `/etc/x
 export, and takes any filesystem that it can see beside an export (the one of its mountpoint, even)
 for part of it, all of whose handles it then decodes. So what it must not give away is not there:
 its root is a read-only tmpfs with the system's programs, without /proc; its table of mounts lists
-the exports alone, each below a name of its own that nobody can guess, in the directory EXPORTS, and
-what can be written lies in SECRET: no protocol tells these names.
+the exports alone, each below a name of its own in the directory EXPORTS, which root alone may
+enter, as it alone may enter SECRET, where what can be written lies. Nobody whom Ganesha acts for is
+root there: exports in which root is not squashed are not served by version 3 (`ganesha_config`).
 
 PID is the daemon's. Ganesha ends with this process, which ends when its standard input does, when
 the daemon has ended, or with Ganesha, whose exit code it takes. It imports nothing of KVFS.
@@ -27,7 +28,7 @@ _CLONE_NEWNS = 0x20000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_SLAVE = 4096, 16384, 1 << 19
 _MNT_DETACH = 2
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
+_PR_SET_PDEATHSIG, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 23, 24, 38
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _KEPT = (0, 1, 2, 3, 4, 6, 7, 10, 24, 27)
 """Capabilities: chown, DAC override and read-search, fowner, fsetid, setgid, setuid, binding low
@@ -110,8 +111,10 @@ def _become_ganesha(root: str, exports: str, secret: str, program: str) -> None:
 
 def _furnish(root: str, jail: str, exports: str, secret: str) -> None:
     _mount("kvfs-nfs", jail, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
-    for name in ("usr", "etc", "dev", "run", "tmp", "var", exports, secret):
+    for name in ("usr", "etc", "dev", "run", "tmp", "var"):
         os.mkdir(f"{jail}/{name}", 0o755)
+    for name in (exports, secret):
+        os.mkdir(f"{jail}/{name}", 0o700)
     os.symlink("/run", f"{jail}/var/run")
     # A file there tells Ganesha that the kernel has locks of open files (F_OFD_SETLK).
     _mount("kvfs-nfs", f"{jail}/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=700,size=64k")  # noqa: S108
@@ -146,8 +149,9 @@ def _enter(jail: str) -> None:
 
 def _give_up_capabilities() -> None:
     for capability in range(_LAST_CAPABILITY + 1):
-        if capability not in _KEPT:
-            _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+        if capability in _KEPT or _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) < 0:
+            continue  # the kernel knows no such capability
+        _call(_libc.prctl, _PR_CAPBSET_DROP, capability, 0, 0, 0)
     _call(_libc.prctl, _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 

@@ -8,7 +8,7 @@ user alone. What `jail_process` makes of it is its subject.
 | dev, run/blkid | a stable name for each view's device | a run |
 | run | the port mapper's socket | a run |
 | conf | Ganesha's configuration | a run |
-| exports | the views, mounted below names that nobody can guess; a shared mount | a run |
+| exports | the views; a shared mount of a tmpfs, which root alone may enter | a run |
 | state (`nfs` of the store) | which clients had state, for their return after a restart | always |
 
 A handle of Ganesha's names the filesystem by what libblkid calls its UUID. So that it is the same
@@ -64,7 +64,8 @@ class Place:
             (self.root / "dev" / name).touch()
         self._state.mkdir(mode=0o700, exist_ok=True)
         self._bind(self._state, self.root / "state")
-        self._bind(self.exports, self.exports)
+        flags = _MS_NOSUID | _MS_NODEV
+        self._mount(b"kvfs-nfs", self.exports, flags, "tmpfs", "mode=700,size=1m")
         self._mount(b"none", self.exports, _MS_SHARED)
         self.copy_tables()
         self.list_views({})
@@ -78,6 +79,8 @@ class Place:
                 device.unmount(mounted, lazy=True)
             except KvfsError as error:
                 raise Unavailable(f"{mounted}: {error}") from error
+        if left := _mounted_below(self.root):  # never remove what is mounted there
+            raise Unavailable(f"{left[0]} is mounted still: unmount it")
         shutil.rmtree(self.root)
 
     def view(self, number: int) -> Path:
@@ -87,6 +90,15 @@ class Place:
         directory.mkdir(mode=0o755, exist_ok=True)
         return directory
 
+    def mounted(self) -> set[int]:
+        """The exports whose views are mounted now."""
+        found = set(_mounted_below(self.exports))
+        return {
+            number
+            for number, name in self._names.items()
+            if os.path.join(os.path.realpath(self.exports), name) in found
+        }
+
     def path(self, number: int) -> str:
         """The same as Ganesha sees it."""
         return f"/{self.secrets[0]}/{self._names[number]}"
@@ -94,11 +106,14 @@ class Place:
     def list_views(self, identities: Mapping[int, uuid.UUID]) -> None:
         """The views of these exports, which are mounted, and what identifies their filesystems, are
         all that Ganesha finds in its table of mounts (fstab(5)) and among block devices. Raises
-        OSError."""
+        OSError; Unavailable where one is not mounted."""
         mounts, devices = [], []
         for number, identity in identities.items():
             name = f"/dev/kvfs{number}"
-            device_number = os.lstat(self.exports / self._names[number]).st_dev
+            directory = self.exports / self._names[number]
+            if not device.is_ours(str(directory)):
+                raise Unavailable(f"the view of export {number} has gone")
+            device_number = os.lstat(directory).st_dev
             self._make_device(name, device_number)
             mounts.append(f"{name} {self.path(number)} fuse.kvfs rw 0 0\n")
             devices.append(

@@ -19,6 +19,9 @@ _NEEDED: Final = {
     "CAP_DAC_READ_SEARCH": 2,
     "CAP_SETUID": 7,
     "CAP_SETGID": 6,
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_SETPCAP": 8,
+    "CAP_MKNOD": 27,
 }
 INSTALL: Final = "apt-get install nfs-ganesha nfs-ganesha-vfs"
 

@@ -17,10 +17,12 @@ import socket
 import time
 import uuid
 import zlib
+from collections.abc import Mapping
 from typing import Any, Final
 
 import trio
 
+from gateway.fuse.view import innermost
 from gateway.nfs import connections, exports, port_mapper, requirements
 from gateway.nfs.exports import Exported
 from gateway.nfs.ganesha import Ganesha
@@ -28,7 +30,7 @@ from gateway.nfs.ganesha_config import Server, render
 from gateway.nfs.place import Place
 from kvfs.cluster.kept import which_node
 from kvfs.config import NFS_USUAL, Address, Config
-from kvfs.errors import Busy, Invalid, KvfsError, Unavailable
+from kvfs.errors import Busy, Invalid, KvfsError, NotSupported, Unavailable
 from kvfs.node import Node
 from kvfs.node.mounts import Views
 
@@ -36,6 +38,7 @@ _LOOK_S: Final = 1.0
 _TABLES_S: Final = 60.0
 BACKOFF_S: Final = (0.1, 5.0)
 _HEALTHY_S: Final = 30.0
+_ANSWER_S: Final = 20.0
 _KVFS: Final = uuid.UUID("6f0f7a3e-6a0c-5d3c-9a52-5d1c5b8f7f11")
 log = logging.getLogger(__name__)
 
@@ -60,6 +63,12 @@ class Serving:
         self._look = trio.Event()
         self._looked = trio.Event()
         self._restarts = 0
+        self._began = False
+        """Whether there has been a mount that could have views."""
+        self._told: Ganesha | None = None
+        """Which Ganesha has read what `_served` says."""
+        self._looks = 0
+        """How often it was begun to look what is exported."""
         self._problem = "it has not started yet"
 
     async def __call__(self, node: Node, *, task_status: trio.TaskStatus[None]) -> None:
@@ -84,15 +93,15 @@ class Serving:
                     nursery.start_soon(self._until_without, views, nursery.cancel_scope)
                     if self._config.nfs_v3:
                         await nursery.start(port_mapper.serve, self._place.root / "run")
-                    await self._open(views, nursery)
+                    await nursery.start(self._run_ganesha, views)
                     if not started:
                         task_status.started()
                         started = True
                     await self._keep(views)
             except* (KvfsError, OSError) as group:
                 if not started:
-                    raise
-                self._problem = str(group.exceptions[0])
+                    raise innermost(group) from None
+                self._problem = str(innermost(group))
                 log.error("NFS: %s", self._problem)
                 await trio.sleep(BACKOFF_S[1])
             finally:
@@ -102,11 +111,16 @@ class Serving:
     # ---- the mount
 
     async def _views(self) -> Views:
-        """Those of the mount, once there is one that can have some."""
+        """Those of the mount, once there is one that can have some. Raises NotSupported where the
+        first cannot."""
         mounts = self._node.mounts
         while (views := mounts.views) is None:
             self._problem = "the node has no mount in passthrough or relay mode"
+            description = mounts.description
+            if description is not None and description["mode"] == "libfuse" and not self._began:
+                raise NotSupported(f"no NFS: {self._problem} (its mode is libfuse)")
             await mounts.view_changes.wait()
+        self._began = True
         return views
 
     async def _until_without(self, views: Views, scope: trio.CancelScope) -> None:
@@ -117,28 +131,25 @@ class Serving:
 
     # ---- Ganesha
 
-    async def _open(self, views: Views, nursery: trio.Nursery) -> None:
-        """Begin: what is exported, and a Ganesha that is ready."""
-        await self._apply(views, await self._wanted())
-        await nursery.start(self._run_ganesha)
-
-    async def _run_ganesha(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Keep one running. Raises Unavailable where the first does not start."""
+    async def _run_ganesha(self, views: Views, *, task_status: trio.TaskStatus[None]) -> None:
+        """Keep one running, over the views that there are then. Raises Unavailable, OSError where
+        the first does not start."""
         status: trio.TaskStatus[None] = task_status
         is_first, pause_s = True, BACKOFF_S[0]
         while True:
             began = time.monotonic()
             ganesha = Ganesha(self._place.root, self._place.secrets, self._program)
             try:
+                await self._apply(views, await self._wanted())
                 async with trio.open_nursery() as nursery:
                     await nursery.start(self._run_one, ganesha)
                     self._ganesha, self._problem = ganesha, ""
                     status.started()
                     status = trio.TASK_STATUS_IGNORED
-            except* Unavailable as group:
+            except* (KvfsError, OSError) as group:
                 if is_first:
                     raise
-                self._problem = str(group.exceptions[0])
+                self._problem = str(innermost(group))
             finally:
                 self._ganesha = None
             is_first = False
@@ -163,10 +174,9 @@ class Serving:
             with trio.move_on_after(_LOOK_S):
                 await self._look.wait()
             self._look = trio.Event()
+            self._looks += 1
             try:
-                wanted = await self._wanted()
-                if wanted != list(self._served.values()) or self._problems:
-                    await self._apply(views, wanted)
+                await self._look_once(views)
                 if trio.current_time() > tables_at:
                     tables_at = trio.current_time() + _TABLES_S
                     await trio.to_thread.run_sync(self._place.copy_tables)
@@ -175,27 +185,48 @@ class Serving:
             self._looked.set()
             self._looked = trio.Event()
 
+    async def _look_once(self, views: Views) -> None:
+        """What is exported is served when this returns. Raises KvfsError, OSError."""
+        if self._ganesha is None:
+            return  # the next one begins with what is exported then
+        present = await trio.to_thread.run_sync(self._place.mounted)
+        lost = [each for each in self._served if each not in views or each not in present]
+        if lost:
+            # Ganesha must not find what lies beneath a view that has gone.
+            log.error("NFS: views have gone: NFS-Ganesha is started anew over others")
+            self._ganesha.end()
+            for number in lost:
+                await views.remove(number)
+            return
+        wanted = await self._wanted()
+        is_served = wanted == list(self._served.values()) and self._told is self._ganesha
+        if not is_served or self._problems:
+            await self._apply(views, wanted)
+
     async def _wanted(self) -> list[Exported]:
         return await self._node.engine.read(exports.list_all)
 
     async def _apply(self, views: Views, wanted: list[Exported]) -> None:
         """Have views and Ganesha serve these. What goes is given out no more before its view
         goes. Raises Unavailable, OSError."""
-        self._problems = {}
-        ready = []
+        problems: dict[int, str] = {}
+        ready = {}
         for each in wanted:
             try:
                 await self._have_view(views, each)
-                ready.append(each)
+                ready[each.number] = each
             except (KvfsError, OSError) as error:
-                self._problems[each.number] = str(error)
-                log.error("NFS: /%s cannot be exported: %s", each.name, error)
-        gone = self._served.keys() - {each.number for each in ready}
-        if ready != list(self._served.values()) or self._ganesha is None:
-            self._served = {each.number: each for each in ready}
-            await trio.to_thread.run_sync(self._write)
-            if self._ganesha is not None:
-                await self._ganesha.reread()
+                problems[each.number] = str(error)
+                if self._problems.get(each.number) != str(error):
+                    log.error("NFS: /%s cannot be exported: %s", each.name, error)
+        self._problems = problems
+        ganesha = self._ganesha
+        if ready != self._served or ganesha is None or self._told is not ganesha:
+            await trio.to_thread.run_sync(self._write, ready)
+            if ganesha is not None:
+                await ganesha.reread()
+        gone = self._served.keys() - ready.keys()
+        self._served, self._told = ready, ganesha
         for number in gone:
             await views.remove(number)
 
@@ -204,7 +235,7 @@ class Serving:
             directory = await trio.to_thread.run_sync(self._place.view, exported.number)
             await views.add(exported.number, directory)
 
-    def _write(self) -> None:
+    def _write(self, exported: Mapping[int, Exported]) -> None:
         address, config, place = self._address, self._config, self._place
         server = Server(
             host=address.host,
@@ -214,8 +245,8 @@ class Serving:
             recovery=f"/{place.secrets[1]}/state",
             identity=zlib.crc32(self._identity.encode()),
         )
-        place.list_views({each: self._filesystem(each) for each in self._served})
-        served = [(each, place.path(number)) for number, each in self._served.items()]
+        place.list_views({each: self._filesystem(each) for each in exported})
+        served = [(each, place.path(number)) for number, each in exported.items()]
         place.configure(render(server, served))
 
     def _filesystem(self, number: int) -> uuid.UUID:
@@ -234,12 +265,18 @@ class Serving:
     # ---- what others ask
 
     async def _answer_look(self, _params: dict[str, Any]) -> dict[str, Any]:
-        """What is exported is looked at now."""
-        looked = self._looked
+        """What is exported is looked at, from now on. Raises Unavailable where nothing is
+        served."""
+        begun = self._looks
         self._look.set()
-        with trio.fail_after(30.0):
-            await looked.wait()
-        return await self._report()
+        with trio.move_on_after(_ANSWER_S):
+            while self._ganesha is not None:
+                looked = self._looked
+                if self._looks > begun:
+                    await looked.wait()
+                    return await self._report()
+                await looked.wait()
+        raise Unavailable(f"NFS is not served: {self._problem or 'it takes too long'}")
 
     async def _answer_clients(self, _params: dict[str, Any]) -> dict[str, Any]:
         return {"clients": await self._clients()}

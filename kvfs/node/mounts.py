@@ -63,7 +63,7 @@ class Mounts:
         self.views: Views | None = None
         """While there is a mount that can have some."""
         self.view_changes = trio.Event()
-        """Set, and replaced, when `views` comes or goes."""
+        """Set, and replaced, when `views` comes or goes, and when a mount is described."""
         self.misses = Misses(gone)
         self.description: dict[str, Any] | None = None
         """Of the mount, in JSON's types, once that is known."""
@@ -107,11 +107,15 @@ class Mounts:
 
     def _set_views(self, views: Views | None) -> None:
         self.views = views
+        self._look_at_views()
+
+    def _look_at_views(self) -> None:
         self.view_changes.set()
         self.view_changes = trio.Event()
 
     def _describe(self, info: object) -> None:
         self.description = msgspec.to_builtins(info)
+        self._look_at_views()
 
     async def tell(self, changes: Sequence[Change]) -> None:
         """Every mount has forgotten these names when it returns. Raises Unavailable."""

@@ -10,12 +10,14 @@ from tests.nfs.door import Door
 
 @pytest.fixture(scope="module")
 def door() -> Iterator[Door]:
-    """Namespaces `open` (exported to this host, nobody squashed), `squashed`, `readonly` and
-    `hidden`, which is not exported."""
+    """Namespaces `open` (exported to this host, nobody squashed, so not by version 3), `shared`
+    (everybody may write there, root is squashed), `squashed`, `readonly`, and `hidden`, which is
+    not exported."""
     if lacking := ganesha.why_not():
         pytest.skip(lacking)
     with Door.make("--nfs-v3") as made:
         made.exported("open", "--squash", "none")
+        made.exported("shared").chmod(0o777)
         made.exported("squashed")
         made.exported("readonly", "--squash", "none", "--read-only")
         (made.node.mount / "hidden").mkdir()

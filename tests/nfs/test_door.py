@@ -4,6 +4,7 @@ else."""
 import os
 import signal
 import struct
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from tests.integration.harness import is_mounted, kvfs
 from tests.nfs import ganesha
 from tests.nfs.door import Door
-from tests.nfs.rpc import AuthSys
+from tests.nfs.rpc import ROOT, AuthSys, RpcError
 from tests.nfs.status import NfsError
 from tests.nfs.v4 import Owner
 from tests.nfs.v4_attributes import SIZE
@@ -21,7 +22,8 @@ from tests.nfs.v4_operations import Share, Unchecked
 LACKING = ganesha.why_not()
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 EVERY = ["v3", "v40", "v41"]
-SOON_S = 0.1
+SOON_S = 10.0
+ALICE = AuthSys(uid=4001, gid=4001)
 
 
 def until(holds: object, deadline_s: float = 10.0) -> None:
@@ -34,9 +36,10 @@ def until(holds: object, deadline_s: float = 10.0) -> None:
 
 @pytest.fixture
 def home(door: Door, request: pytest.FixtureRequest) -> Path:
-    """An empty directory of an exported namespace, by the mount."""
-    path = door.node.mount / "open" / request.node.name.replace("/", "-")
+    """An empty directory of an exported namespace, by the mount: everybody's."""
+    path = door.node.mount / "shared" / request.node.name.replace("/", "-")
     path.mkdir()
+    path.chmod(0o777)
     return path
 
 
@@ -44,9 +47,9 @@ class Side:
     """What the tests do by either version."""
 
     def __init__(self, door: Door, version: str, home: Path) -> None:
-        self.client = getattr(door, version)()
+        self.client = getattr(door, version)(ALICE)
         by_v3 = version == "v3"
-        root = door.mounts().mount("/open").handle if by_v3 else self.client.walk("open")
+        root = door.mounts().mount("/shared").handle if by_v3 else self.client.walk("shared")
         self.home = self.lookup(root, home.name)
 
     def lookup(self, directory: bytes, name: str) -> bytes:
@@ -150,12 +153,20 @@ def test_in_relay_mode_no_side_reads_what_was_before() -> None:
 
 def test_nothing_is_there_but_what_is_exported(door: Door) -> None:
     client = door.v41()
-    assert set(client.names(client.walk())) == {"open", "squashed", "readonly"}
+    assert set(client.names(client.walk())) == {"open", "shared", "squashed", "readonly"}
     with pytest.raises(NfsError, match="NOENT"):
         client.walk("hidden")
     with pytest.raises(NfsError):
         door.mounts().mount("/hidden")
-    assert {each.path for each in door.mounts().exports()} >= {"/open", "/squashed"}
+    assert {"/shared", "/squashed"} <= {each.path for each in door.mounts().exports()}
+
+
+def test_version_3_does_not_serve_exports_whose_root_is_root(door: Door) -> None:
+    with pytest.raises(NfsError):
+        door.mounts().mount("/open")
+    handle = door.v41().walk("open")
+    with pytest.raises((NfsError, RpcError)):
+        door.v3().getattr(handle)
 
 
 def test_an_export_comes_and_goes_beside_an_open_client(door: Door) -> None:
@@ -191,11 +202,11 @@ def test_users_are_who_they_say(door: Door) -> None:
     directory = door.node.mount / "open" / "of-alice"
     directory.mkdir()
     os.chown(directory, 4001, 4001)
-    alice, bob = AuthSys(uid=4001, gid=4001), AuthSys(uid=4002, gid=4002)
+    bob = AuthSys(uid=4002, gid=4002)
     with pytest.raises(NfsError, match="ACCES"):
         client = door.v41(bob)
         client.mkdir(client.walk("open/of-alice"), "d")
-    client = door.v41(alice)
+    client = door.v41(ALICE)
     client.mkdir(client.walk("open/of-alice"), "d")
     assert (directory / "d").stat().st_uid == 4001
 
@@ -234,10 +245,10 @@ def test_a_handle_leads_nowhere_else(door: Door, version: str) -> None:
     client = getattr(door, version)()
     if version == "v3":
         mounts = door.mounts()
-        here, there = (mounts.mount(f"/{name}").handle for name in ("open", "squashed"))
+        here, there = (mounts.mount(f"/{name}").handle for name in ("shared", "squashed"))
         secret = client.lookup(there, "secret").handle
     else:
-        here, there = (client.walk(name) for name in ("open", "squashed"))
+        here, there = (client.walk(name) for name in ("shared", "squashed"))
         secret = client.lookup(there, "secret")
     hidden, squashed = (door.node.mount / name / "secret" for name in ("hidden", "squashed"))
     forged = [under(here, secret), under(here, there)]
@@ -256,7 +267,7 @@ def test_above_an_export_is_nothing_of_the_host(door: Door) -> None:
     with pytest.raises(NfsError, match="NOENT"):
         client.lookup_parent(above)
     old = door.v3()
-    handle = door.mounts().mount("/open").handle
+    handle = door.mounts().mount("/shared").handle
     try:
         assert old.lookup(handle, "..").handle == handle
     except NfsError:
@@ -279,16 +290,54 @@ def test_above_an_export_is_nothing_of_the_host(door: Door) -> None:
     ],
 )
 def test_no_name_of_version_3_leads_out_of_an_export(door: Door, name: str) -> None:
-    (door.node.mount / "open" / "d").mkdir(exist_ok=True)
-    client = door.v3()
-    root = door.mounts().mount("/open").handle
-    with pytest.raises(NfsError):
-        client.lookup(root, name)
-    with pytest.raises(NfsError):
-        client.read(client.create(root, name + ".new").handle, 0, 1)
+    (door.node.mount / "shared" / "d").mkdir(exist_ok=True)
+    root = door.mounts().mount("/shared").handle
+    for credentials in (ROOT, ALICE):
+        client = door.v3(credentials)
+        with pytest.raises(NfsError):
+            client.lookup(root, name)
+        with pytest.raises(NfsError):
+            client.create(root, name + ".new")
+        with pytest.raises(NfsError):
+            client.mkdir(root, name + "-made")
     assert not Path("/etc/passwd.new").exists()
-    with pytest.raises(NfsError):
-        client.mkdir(root, name + "-made")
+
+
+def test_whoever_knows_where_the_other_export_lies_does_not_get_there(door: Door) -> None:
+    with open("/proc/self/mountinfo") as table:
+        mounted = [line.split()[4] for line in table if "/run/nfs/exports/" in line]
+    names = [each.rpartition("/")[2] for each in mounted if str(door.node.home) in each]
+    assert len(names) == 4
+    root = door.mounts().mount("/shared").handle
+    for credentials in (ROOT, ALICE):
+        client = door.v3(credentials)
+        for name in names:
+            with pytest.raises(NfsError):
+                client.mkdir(root, f"../{name}/made")
+            with pytest.raises(NfsError):
+                client.create(root, f"../{name}/made")
+            with pytest.raises(NfsError):
+                client.remove(root, f"../{name}/secret")
+
+
+def test_beneath_a_view_that_has_gone_is_nothing_of_the_host() -> None:
+    with Door.make() as door:
+        directory = door.exported("open", "--squash", "none")
+        (directory / "x").write_bytes(b"kept")
+        before = door.node.status()["nfs"]["pid"]
+        (view,) = (door.node.store / "run/nfs/exports").iterdir()
+        subprocess.run(["umount", "--lazy", view], check=True)
+        until(lambda: door.node.status()["nfs"]["pid"] not in (0, before), 30.0)
+        client = door.v41()
+        assert client.read(client.walk("open/x"), 0, 10).data == b"kept"
+
+
+def test_a_copy_of_a_directory_is_not_exported(door: Door) -> None:
+    value = os.getxattr(door.node.mount / "open", "trusted.kvfs.nfs")
+    copy = door.node.mount / "copied"
+    copy.mkdir()
+    os.setxattr(copy, "trusted.kvfs.nfs", value)
+    assert "copied" not in door.kvfs("nfs", "list")
 
 
 # ---- listings
@@ -369,6 +418,7 @@ def test_what_cannot_be_exported_is_refused(door: Door) -> None:
         (("export", "nowhere"), "nowhere"),
         (("export", "open", "--allow", "10.0.0.0/99"), "10.0.0.0/99"),
         (("export", "open", "--allow", "10.0.0.1/8"), "host bits"),
+        (("export", "open", "--allow", "fe80::1%a; }"), "scope"),
         (("unexport", "hidden"), "not exported"),
     ):
         done = kvfs("nfs", *arguments, *place)

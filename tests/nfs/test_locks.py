@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.harness import CannotStart
 from tests.nfs import ganesha
 from tests.nfs.door import Door
 from tests.nfs.status import NfsError
@@ -78,3 +79,20 @@ def test_locks_end_with_their_open_file(client: Client, path: Path, local: int) 
     client.unlock(locked)
     client.close(opened)
     ofd_lock(local, fcntl.F_WRLCK, 0, 1)
+
+
+def test_a_mount_that_is_taken_away_waits_for_no_lock() -> None:
+    with Door.make() as door:
+        directory = door.exported("open", "--squash", "none")
+        (directory / "x").write_bytes(bytes(10))
+        client = door.v41()
+        opened = client.open(client.walk("open"), "x", Owner())
+        client.lock(opened, Owner())
+        door.kvfs("umount", "--lazy")
+        assert not door.node.status()["nfs"]["is_serving"]
+        door.node.down()
+
+
+def test_nfs_over_libfuse_is_refused_at_once() -> None:
+    with pytest.raises(CannotStart, match="passthrough or relay"), Door.make(mode="libfuse"):
+        pass
