@@ -8,7 +8,7 @@ from typing import Any
 from kvfs.clock import now
 from kvfs.errors import NotFound
 from kvfs.meta.interface import Transaction
-from kvfs.meta.records import Inode, namespace_of, namespace_root
+from kvfs.meta.records import Flag, Inode, namespace_of, namespace_root
 from kvfs.namespace import inodes, lifecycle, spaces, tree
 from kvfs.namespace.private import is_late, settle
 from tests.contract.mirrors import Mirror
@@ -73,6 +73,7 @@ class Host:
             parent=0,
             name=b"",
             boot=7,
+            flags=Flag.RESERVED if exclusive else 0,
         )
         private = 0 if exclusive else ino
         return int(self.write(lambda t: tree.add(t, parent, name, ino, inode), private=private))
