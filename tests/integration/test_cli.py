@@ -503,6 +503,7 @@ EXAMINED = {
     "O_DIRECT",
     "leases",
     "journal",
+    "nfs",
     "s3 workers",
     "s3 TLS",
     "s3 sendfile",
