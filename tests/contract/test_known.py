@@ -164,13 +164,14 @@ def test_a_change_beside_a_look_up_is_seen_by_it_or_told(
         holders=Holders(),
         mounts=SimpleNamespace(misses=Misses(GoneNames(tmp_path / "gone"))),
         appends=None,
+        former_writers=None,
         store=SimpleNamespace(root=Path("/")),
         files=None,
         known=serving,
         coherence=None,
     )
 
-    open_files = SimpleNamespace(publishing=None)
+    open_files = SimpleNamespace(publishing=SimpleNamespace())
 
     async def main() -> int:
         operations = Operations(node, open_files)  # type: ignore[arg-type]
