@@ -6,9 +6,10 @@ skipped nor repeated (POSIX readdir)."""
 
 from typing import Final, NamedTuple
 
+from kvfs.coherence import Coherence
 from kvfs.errors import NotADirectory, Stale
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
+from kvfs.meta.interface import Engine, Transaction
 from kvfs.meta.records import Inode, unpack_inode
 from kvfs.namespace import published, tree
 from kvfs.node import Node
@@ -50,11 +51,7 @@ class DirectoryStreams:
 
     async def open(self, ino: int) -> int:
         """Raises Stale, NotADirectory; Unavailable."""
-        if self._coherence is not None:
-            await self._coherence.fresh(ino)
-        inode = await self._engine.read(lambda t: tree.read_inode(t, ino))
-        if inode.mode & 0o170000 != 0o040000:
-            raise NotADirectory("not a directory")
+        await require_directory(self._engine, self._coherence, ino)
         fh = self._next
         self._next += 1
         self._streams[fh] = Stream(ino)
@@ -75,14 +72,30 @@ class DirectoryStreams:
         return await self._engine.read(lambda t: _page(t, stream, offset, limit))
 
 
+async def require_directory(engine: Engine, coherence: Coherence | None, ino: int) -> None:
+    """A directory is there, as its namespace wants it known. Raises Stale, NotADirectory;
+    Unavailable."""
+    if coherence is not None:
+        await coherence.fresh(ino)
+    inode = await engine.read(lambda t: tree.read_inode(t, ino))
+    if inode.mode & 0o170000 != 0o040000:
+        raise NotADirectory("not a directory")
+
+
+def dots(t: Transaction, ino: int, offset: int) -> list[Entry]:
+    """`.` and `..`, as far as they follow an offset; theirs are 1 and 2."""
+    if offset >= _DOTS:
+        return []
+    parent = tree.read_inode(t, ino).parent or ino
+    return [
+        Entry(at, name, of, tree.read_inode(t, of))
+        for at, (name, of) in enumerate([(b".", ino), (b"..", parent)], 1)
+        if at > offset
+    ]
+
+
 def _page(t: Transaction, stream: Stream, offset: int, limit: int) -> list[Entry]:
-    page: list[Entry] = []
-    if offset < _DOTS:
-        this = tree.read_inode(t, stream.ino)
-        parent = this.parent or stream.ino
-        for at, (name, ino) in enumerate([(b".", stream.ino), (b"..", parent)], 1):
-            if at > offset:
-                page.append(Entry(at, name, ino, tree.read_inode(t, ino)))
+    page = dots(t, stream.ino, offset)
     # Beside the dots: overlayfs takes a first reply of these alone for a filesystem without types.
     limit -= len(page)
     start = max(offset - _DOTS, 0)

@@ -16,9 +16,9 @@ from typing import Final
 import trio
 import xxhash
 
-from gateway.fuse.directories import Entry
+from gateway.fuse.directories import Entry, dots, require_directory
 from kvfs import stepping
-from kvfs.errors import NotADirectory, Stale
+from kvfs.errors import Stale
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode, unpack_inode
@@ -84,11 +84,7 @@ class StableListings:
 
     async def open(self, ino: int) -> int:
         """Raises Stale, NotADirectory; Unavailable."""
-        if self._coherence is not None:
-            await self._coherence.fresh(ino)
-        inode = await self._engine.read(lambda t: tree.read_inode(t, ino))
-        if inode.mode & 0o170000 != 0o040000:
-            raise NotADirectory("not a directory")
+        await require_directory(self._engine, self._coherence, ino)
         fh = self._next
         self._next += 1
         self._streams[fh] = ino
@@ -105,7 +101,7 @@ class StableListings:
         if ino is None:
             raise Stale("no such open directory")
         listing = await self._listing(ino)
-        page = [] if offset >= _DOTS else await self._engine.read(lambda t: _dots(t, ino, offset))
+        page = [] if offset >= _DOTS else await self._engine.read(lambda t: dots(t, ino, offset))
         at = max(offset, _DOTS)
         while True:
             following = listing.after(at, limit)
@@ -157,17 +153,6 @@ class StableListings:
 def _state(inode: Inode) -> tuple[int, int]:
     """Changes with each name that comes or is another's by now. Of what went there is no record."""
     return inode.mtime_ns, inode.ctime_ns
-
-
-def _dots(t: Transaction, ino: int, offset: int) -> list[Entry]:
-    this = tree.read_inode(t, ino)
-    parent = this.parent or ino
-    dots = [(b".", ino), (b"..", parent)]
-    return [
-        Entry(at, name, of, tree.read_inode(t, of))
-        for at, (name, of) in enumerate(dots, 1)
-        if at > offset
-    ]
 
 
 def _children(ino: int, last: bytes, t: Transaction) -> list[tree.Child]:
