@@ -18,6 +18,7 @@ import platform
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from kvfs.clock import now
 from kvfs.errors import Stale
 from kvfs.meta.interface import Engine
 from kvfs.namespace import tree
@@ -28,6 +29,9 @@ _THREADS: Final = 1024
 _UNSEEN: Final = 256
 """Files, and names, that callers looked up last whose threads are not seen."""
 _TELL: Final = 2
+_SAME_CALL_S: Final = 0.00015
+"""An open follows its look-up within this, on a machine that is not busy. That another host's close
+is committed, acknowledged and heard of by a program that then opens the file takes longer."""
 _RENAMES: Final[dict[str, frozenset[int]]] = {
     "x86_64": frozenset({82, 264, 316}),
     "aarch64": frozenset({38, 276}),
@@ -42,6 +46,8 @@ class _LookedUp:
     parent: int
     name: bytes
     ino: int
+    looked_at: float = 0.0
+    """When that was so, in seconds of CLOCK_BOOTTIME."""
     told: int = 0
     again: bool = False
     """Whether the kernel asks again at once, since it had remembered the other name."""
@@ -68,13 +74,16 @@ class MovedNames:
         self._last.pop(thread, None)
 
     def has_just_found(self, thread: int, ino: int) -> bool:
-        """Whether a thread opens what it looked up last. It has to look it up again for the next
-        time: a descriptor is opened anew, by /proc or a file handle, without."""
+        """Whether a thread opens what it looked up in the same system call. It has to look it up
+        again for the next time: a descriptor is opened anew, by /proc or a file handle, without."""
         last = self._last.pop(thread, None)
-        return last is not None and last.ino == ino
+        return last is not None and last.ino == ino and now() - last.looked_at < _SAME_CALL_S
 
-    async def found(self, thread: int, parent: int, name: bytes, ino: int) -> None:
-        """It looked up a name that leads to this inode. Raises Stale where it has to begin anew."""
+    async def found(
+        self, thread: int, parent: int, name: bytes, ino: int, looked_at: float
+    ) -> None:
+        """It looked up a name that led to this inode then. Raises Stale where it has to begin
+        anew."""
         last = self._last.pop(thread, None)
         if last is not None and last.ino == ino and (last.parent, last.name) != (parent, name):
             allowed = _TELL if _is_renaming(thread) else 1
@@ -82,7 +91,7 @@ class MovedNames:
                 last.told += 1
                 self._last[thread] = last
                 raise Stale("another host has just renamed this: look it up again")
-        self._last[thread] = _LookedUp(parent, name, ino)
+        self._last[thread] = _LookedUp(parent, name, ino, looked_at)
         _bound(self._last, _THREADS)
 
     async def found_unseen(self, parent: int, name: bytes, ino: int) -> None:

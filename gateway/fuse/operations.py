@@ -25,6 +25,7 @@ from gateway.fuse.orphans import Orphans
 from gateway.fuse.protocol import NAME_MAX, Fattr
 from gateway.fuse.ranges import Ranges
 from gateway.fuse.xattrs import Xattrs
+from kvfs import clock
 from kvfs.coherence import Coherence
 from kvfs.errors import Busy, Exists, Invalid, NameTooLong, NoLocks, NotFound, Stale, Unreached
 from kvfs.locks import Locks, Place
@@ -107,13 +108,14 @@ class Operations:
 
     async def _find_for(self, thread: int, parent: int, name: bytes) -> tuple[int, Inode]:
         """As `_find`, for a thread that may be renaming what another host has just renamed."""
+        looked_at = clock.now()
         try:
             ino, inode = await self.engine.read(lambda t: self._find(t, parent, name))
         except NotFound:
             self.moved_names.absent(thread)
             raise
         if thread:
-            await self.moved_names.found(thread, parent, name, ino)
+            await self.moved_names.found(thread, parent, name, ino, looked_at)
         else:
             await self.moved_names.found_unseen(parent, name, ino)
         return ino, inode

@@ -118,15 +118,12 @@ def rename_on_both(a: Path, b: Path, kind: str, *, rounds: int) -> None:
 # ---- one file, written in place
 
 
-@pytest.mark.skip(
-    reason="fails on an idle machine: an open right after another host's seal is ESTALE"
-)
 def test_what_another_host_sealed_is_not_what_a_writer_here_has(
     nodes: Several, a: Path, b: Path
 ) -> None:
     path = Path("models", "sealed elsewhere")
     (a / path).write_bytes(b"first")
-    with (b / path).open("r+b", buffering=0) as file:
+    with (b / path).open("w+b", buffering=0) as file:
         (a / path).write_bytes(b"second " * 100)
         with kvfs.Client(nodes.nodes[0].store) as client:
             sealed(client, f"/{path}")
@@ -226,9 +223,6 @@ def test_what_is_appended_goes_past_no_newer_close(a: Path, b: Path) -> None:
         assert (mount / path).read_bytes() == b"other\n"
 
 
-@pytest.mark.skip(
-    reason="fails on an idle machine: an open by /proc may miss a close made just before"
-)
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_APPEND])
 def test_a_descriptor_that_is_opened_anew_has_what_was_closed_before(
     a: Path, b: Path, flags: int
