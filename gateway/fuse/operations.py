@@ -74,7 +74,7 @@ class Operations:
         self.directories = DirectoryStreams(node)
         self.introductions = Introductions(node.engine, node.known, node.holders)
         self.moved_names = MovedNames(node.engine)
-        self.xattrs = Xattrs(node.engine, node.store.root)
+        self.xattrs = Xattrs(node.engine, node.evictor, node.store.root)
 
     # ---- names
 

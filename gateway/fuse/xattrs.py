@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from gateway.fuse.caller import Caller, now_ns
+from kvfs import stepping
+from kvfs.background.evictor import Evictor
 from kvfs.client.mount_store import STORE_XATTR
 from kvfs.errors import NotSupported
 from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.records import namespace_of
 from kvfs.namespace import inodes
 from kvfs.objects import guard
 
@@ -23,9 +26,10 @@ _KEPT_XATTRS: Final = (b"user.", b"trusted.", b"security.")
 class Xattrs:
     """The extended attributes of one mount's files."""
 
-    def __init__(self, engine: Engine, store: Path) -> None:
+    def __init__(self, engine: Engine, evictor: Evictor, store: Path) -> None:
         """`store`: its directory."""
         self._engine = engine
+        self._evictor = evictor
         self._store = os.fsencode(store)
 
     async def getxattr(self, ino: int, name: bytes) -> bytes:
@@ -37,8 +41,14 @@ class Xattrs:
 
     async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int) -> None:
         """Attributes of the classes that are kept; others raise NotSupported. Raises Invalid
-        and NotPermitted for what S3 could not read, or alone may change (`guard`)."""
+        and NotPermitted for what S3 could not read, or alone may change (`guard`), NoSpace.
+
+        Waits for room in a full namespace, as a create does: attributes take space too."""
         _check_xattr(name)
+        namespace_id = namespace_of(ino)
+        if self._evictor.pressed(namespace_id):
+            await stepping.aside()
+            await self._evictor.make_room(namespace_id)
         now = now_ns()
 
         def fn(t: Transaction) -> None:

@@ -8,7 +8,8 @@ what its own index says, and what is on its way there. What is in quarantine is 
 
 The store's capacity is its setting, or less where the disk has less left for it: other programs use
 the disk too, and a small reserve stays for the metadata, so that a full disk is met by a refused
-create and not by a failed commit.
+create and not by a failed commit. What the metadata take counts against that capacity where it is
+more than METADATA_BYTES: who gives files attributes or names without end fills the store.
 """
 
 import os
@@ -24,6 +25,8 @@ from kvfs.units import Capacity
 
 _RESERVE_BYTES: Final = 64 << 20
 _RESERVE_SHARE: Final = 64
+METADATA_BYTES: Final = 128 << 20
+"""What the metadata of 100,000 files and their reserve take."""
 _BLOCK: Final = 4096
 """The block size of statvfs: clients choose O_DIRECT by it."""
 STORE: Final = 0
@@ -161,6 +164,8 @@ class Accounting:
         """Bytes in quarantine that no namespace's usage counts."""
         self.elsewhere: Callable[[], tuple[int, int]] = _nothing
         """Bytes of data files on other media than the store's own, and the capacity of those."""
+        self.metadata: Callable[[], int] = int
+        """What the metadata take of the store's disk."""
         self.others = 0
         """As a client's node told it: `Census.others`."""
         self.own_free = 0
@@ -212,9 +217,19 @@ class Accounting:
         reserve = min(_RESERVE_BYTES, total // _RESERVE_SHARE)
         beside, capacity = self.elsewhere()
         own = max(0, used - beside)
-        own_capacity = min(self._limit.of(total), own + max(0, available - reserve))
+        own_capacity = min(self._permitted(total), own + max(0, available - reserve))
         self.own_free = max(0, own_capacity - own)
         return Space(own_capacity + capacity, used)
+
+    def _permitted(self, disk_bytes: int) -> int:
+        """What data files may take of a disk of this size, by the setting."""
+        return max(0, self._limit.of(disk_bytes) - max(0, self.metadata() - METADATA_BYTES))
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that data files may take by the setting, on all media of this node."""
+        disk = os.statvfs(self._root)
+        return self._permitted(disk.f_blocks * disk.f_frsize) + self.elsewhere()[1]
 
     def _open_files(self, t: Transaction) -> dict[int, list[tuple[int, int]]]:
         """By namespace, for each file open for writing: its bytes, and those that its record does

@@ -36,6 +36,7 @@ from kvfs.former_writers import FormerWriters
 from kvfs.hearing import Written
 from kvfs.holders import Holders
 from kvfs.locks import Locks
+from kvfs.meta.disk_usage import metadata_bytes
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.interface import Engine
 from kvfs.meta.records import namespace_of
@@ -101,6 +102,7 @@ class Node:
         )
         self.evictor.on_evicted = self.mounts.remember
         self.quarantine = Quarantine(self.files, self.index)
+        self.accounting.metadata = lambda: metadata_bytes(store.meta)
         self.accounting.quarantined = lambda: self.quarantine.used.beside
         self.sealer = Sealer(engine, self.files, self.index, self.holders.writes)
         self.accounting.sealing = lambda: self.sealer.open_in
@@ -147,7 +149,7 @@ class Node:
             self.bringing,
             self.borrowing,
             self.missing,
-            self._capacity,
+            lambda: self.accounting.capacity,
             self.changed,
             self.drop,
         )
@@ -292,11 +294,6 @@ class Node:
             self.appends.applied(each.key for each in written)
         self.unsealer.applied(each.key for each in written)
         self.mounts.tell_soon(written)
-
-    def _capacity(self) -> int:
-        disk = os.statvfs(self.files.root)
-        own = self.config.capacity.of(disk.f_blocks * disk.f_frsize)
-        return own + self.accounting.elsewhere()[1]
 
     def own_space(self) -> Space:
         """Of the store, as this node knows it."""

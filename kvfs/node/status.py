@@ -1,6 +1,5 @@
 """What a node says of itself: all that `kvfs status` shows."""
 
-import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ import trio
 
 from kvfs import priority
 from kvfs.background.accounting import Census
+from kvfs.meta.disk_usage import metadata_bytes
 from kvfs.meta.embedded import EmbeddedEngine
 from kvfs.meta.reconstruction import damaged_metadata
 from kvfs.namespace import lifecycle, spaces
@@ -42,7 +42,7 @@ async def status_of(node: Node) -> dict[str, Any]:
             "name": "LMDB",
             "journal_failure": node.local.failure,
             "damaged_metadata": damaged_metadata(node.store.meta),
-            "bytes": _metadata_bytes(node),
+            "bytes": metadata_bytes(node.store.meta),
             "reserve_left": node.local.reserve_left,
             "durability": _durability(node.local),
             **(node.cluster.describe() if node.cluster else {}),
@@ -78,15 +78,6 @@ def _store(node: Node, census: Census) -> dict[str, Any]:
         "capacity_bytes": census.store.capacity,
         "disk_free_bytes": disk.f_bavail * disk.f_frsize,
     }
-
-
-def _metadata_bytes(node: Node) -> int:
-    """What the metadata take of the disk, journal and base included; no capacity counts them."""
-    total = 0
-    for entry in os.scandir(node.store.meta):
-        with contextlib.suppress(FileNotFoundError):  # an old journal went meanwhile
-            total += BLOCK * entry.stat(follow_symlinks=False).st_blocks
-    return total
 
 
 def _durability(engine: EmbeddedEngine) -> str:

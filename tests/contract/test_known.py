@@ -165,6 +165,7 @@ def test_a_change_beside_a_look_up_is_seen_by_it_or_told(
         mounts=SimpleNamespace(misses=Misses(GoneNames(tmp_path / "gone"))),
         appends=None,
         former_writers=None,
+        evictor=None,
         store=SimpleNamespace(root=Path("/")),
         files=None,
         known=serving,

@@ -438,6 +438,23 @@ def test_a_full_cache_evicts_and_a_full_durable_namespace_says_so(new_node: NewN
         assert path.read_bytes() == bytes([n]) * size
 
 
+def test_attributes_fill_the_store_too(new_node: NewNode) -> None:
+    durable = new_node("--capacity", str(40 * MIB)).mount / "models"
+    set_here = 0
+    with refused(errno.ENOSPC):
+        for number in range(4000):
+            path = durable / f"{number}"
+            path.touch()
+            os.setxattr(path, "user.a", bytes(60_000))
+            set_here += 1
+    assert set_here > 500
+    with refused(errno.ENOSPC):
+        os.setxattr(durable / "0", "user.b", b"x")
+    assert os.getxattr(durable / "0", "user.a") == bytes(60_000)
+    os.removexattr(durable / "0", "user.a")
+    (durable / "1").unlink()
+
+
 @pytest.mark.parametrize("restart", [True, False])
 def test_no_signal_ends_a_create_that_waits_for_room(new_node: NewNode, *, restart: bool) -> None:
     cache = new_node("--capacity", str(32 * MIB)).mount / "cache"

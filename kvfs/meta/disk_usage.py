@@ -1,0 +1,18 @@
+"""What the metadata of a store take of its disk."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+_BLOCK: Final = 512
+
+
+def metadata_bytes(directory: Path) -> int:
+    """`data.mdb`, bases, journals and reserve: their blocks. Some 15 µs. Raises OSError."""
+    total = 0
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # an old journal went meanwhile
+                total += _BLOCK * entry.stat(follow_symlinks=False).st_blocks
+    return total
