@@ -20,6 +20,7 @@ READY_S: Final = 30.0
 STOP_S: Final = 10.0
 _READY: Final = "NFS SERVER INITIALIZED"
 _REREAD: Final = "Reread exports complete"
+_PACKAGES: Final = Path(__file__).resolve().parent.parent.parent
 _LINE_LIMIT: Final = 64 << 10
 _REREAD_S: Final = 10.0
 _LAST_WORDS_S: Final = 2.0
@@ -44,11 +45,13 @@ log = logging.getLogger(__name__)
 class Ganesha:
     """Begun by `start`; `run` relays its log until it ends."""
 
-    def __init__(self, root: Path, secrets: tuple[str, str], program: str) -> None:
+    def __init__(
+        self, root: Path, secrets: tuple[str, str], program: str, *, guarded: bool
+    ) -> None:
         """See `jail_process`."""
         self._command = [
-            *(sys.executable, "-I", "-S", jail_process.__file__),
-            *(str(os.getpid()), str(root), *secrets, program),
+            *(sys.executable, "-E", "-S", "-m", jail_process.__name__),
+            *(str(os.getpid()), str(root), *secrets, "guarded" if guarded else "", program),
         ]
         self._process: trio.Process | None = None
         self._ready = trio.Event()
@@ -69,6 +72,7 @@ class Ganesha:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            cwd=_PACKAGES,
             start_new_session=True,
         )
         try:

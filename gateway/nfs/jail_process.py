@@ -1,6 +1,6 @@
 """Runs NFS-Ganesha in a mount namespace in which nothing lies but the exports.
 
-    python -I -S jail_process.py PID ROOT EXPORTS SECRET GANESHA
+    python -E -S -m gateway.nfs.jail_process PID ROOT EXPORTS SECRET GUARD GANESHA
 
 Why. Ganesha 4.3 checks no name of NFSv3 for slashes, so that `../x` and `/etc/x` lead out of an
 export, and takes any filesystem that it can see beside an export (the one of its mountpoint, even)
@@ -9,9 +9,11 @@ its root is a read-only tmpfs with the system's programs, without /proc; its tab
 the exports alone, each below a name of its own in the directory EXPORTS, which root alone may
 enter, as it alone may enter SECRET, where what can be written lies. Nobody whom Ganesha acts for is
 root there: exports in which root is not squashed are not served by version 3 (`ganesha_config`).
+Where GUARD is `guarded` (version 3 is served), what has a slash is no name there (`name_guard`).
 
 PID is the daemon's. Ganesha ends with this process, which ends when its standard input does, when
-the daemon has ended, or with Ganesha, whose exit code it takes. It imports nothing of KVFS.
+the daemon has ended, or with Ganesha, whose exit code it takes. It imports nothing of KVFS but
+`name_guard`.
 
 Below ROOT, a directory of the daemon's, lie `jail` (empty), `etc`, `dev`, `run`, `conf`, `exports`
 (a shared mount, below which the daemon mounts and unmounts views) and `state`.
@@ -21,8 +23,11 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import sys
 from collections.abc import Callable
+
+from gateway.nfs import name_guard
 
 _CLONE_NEWNS = 0x20000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
@@ -43,16 +48,21 @@ def main() -> int:
     """The exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    os.chdir("/")
     daemon = int(sys.argv[1])
-    root, exports, secret, program = sys.argv[2:6]
+    root, exports, secret, guarded, program = sys.argv[2:7]
+    ours, theirs = socket.socketpair()
+    channel = theirs if guarded == "guarded" else None
     child = os.fork()
     if child == 0:
         try:
-            _become_ganesha(root, exports, secret, program)
+            _become_ganesha(root, exports, secret, program, channel)
         except OSError as error:
             _say(f"NFS-Ganesha cannot be started: {error}")
         os._exit(70)
     _say(f"pid {child}")
+    theirs.close()
+    name_guard.guard(ours, child)
     ended = os.pidfd_open(child)
     waiting = select.poll()
     waiting.register(ended, select.POLLIN)
@@ -85,8 +95,10 @@ def _say(text: str) -> None:
         pass
 
 
-def _become_ganesha(root: str, exports: str, secret: str, program: str) -> None:
-    """In the child. Raises OSError."""
+def _become_ganesha(
+    root: str, exports: str, secret: str, program: str, channel: socket.socket | None
+) -> None:
+    """In the child. `channel`: to what guards it. Raises OSError."""
     parent = os.getppid()
     _call(_libc.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -104,9 +116,21 @@ def _become_ganesha(root: str, exports: str, secret: str, program: str) -> None:
     nowhere = os.open("/dev/null", os.O_RDWR)
     os.dup2(nowhere, 0)
     os.dup2(2, 1)
-    os.closerange(3, 1024)
+    kept = -1 if channel is None else channel.fileno()  # until the program is executed
+    for each in range(3, 1024):
+        if each != kept:
+            _close(each)
+    if channel is not None:
+        name_guard.begin(channel)
     environment = {"PATH": "/usr/sbin:/usr/bin", "LANG": "C.UTF-8"}
     os.execve(program, arguments, environment)  # noqa: S606  no shell
+
+
+def _close(number: int) -> None:
+    try:
+        os.close(number)
+    except OSError:
+        pass
 
 
 def _furnish(root: str, jail: str, exports: str, secret: str) -> None:

@@ -138,7 +138,8 @@ class Serving:
         is_first, pause_s = True, BACKOFF_S[0]
         while True:
             began = time.monotonic()
-            ganesha = Ganesha(self._place.root, self._place.secrets, self._program)
+            place, guarded = self._place, self._config.nfs_v3
+            ganesha = Ganesha(place.root, place.secrets, self._program, guarded=guarded)
             try:
                 await self._apply(views, await self._wanted())
                 async with trio.open_nursery() as nursery:
