@@ -16,7 +16,7 @@ import os
 import struct
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NoReturn
 
 import trio
 
@@ -25,6 +25,7 @@ from gateway.fuse.handlers import Handler, Request
 from gateway.fuse.handles import OpenFiles
 from gateway.fuse.locks import LockHandlers
 from gateway.fuse.protocol import Op
+from kvfs.errors import Conflict
 from kvfs.locks import Locks, Place
 
 _OFD_GETLK, _OFD_SETLK = 36, 37
@@ -50,23 +51,36 @@ class ViewLocks:
         """Descriptors on the mount, by the view's handles."""
         self._owners: dict[int, set[tuple[Place, int]]] = {}
         """Who has asked the node for locks, by the view's handles."""
+        self._denied: dict[int, tuple[int, ...]] = {}
+        """What was denied last, by the view's handles: what is in the way has not been told."""
 
     def table(self) -> dict[int, Handler]:
         return {Op.GETLK: self.getlk, Op.SETLK: self.setlk, Op.SETLKW: self.setlkw}
 
     async def getlk(self, r: Request) -> bytes:
+        """Raises BlockingIOError where a lock is in the way that a denial before this request has
+        not announced: NFS-Ganesha 4.3 takes any answer for "nothing is", but asks after a denial
+        what it was."""
+        fh, *wish = _asked(r)
         if self._node_locks is not None:
-            return await self._by_node(r).getlk(r)
-        fh, start, end, _kind = _asked(r)
-        found = _FLOCK.unpack(fcntl.fcntl(await self._descriptor(fh), _OFD_GETLK, _wish(r)))
-        if found[0] == fcntl.F_UNLCK:
-            return protocol.LOCK.pack(start, end, fcntl.F_UNLCK, 0)
-        _, _, start, length, pid = found
-        end = start + length - 1 if length else _LAST
-        return protocol.LOCK.pack(start, end, found[0], max(pid, 0))
+            told = await self._by_node(r).getlk(r)
+        else:
+            told = _in_the_way(await self._descriptor(fh), r)
+        denied = self._denied.pop(fh, ())
+        if protocol.LOCK.unpack(told)[2] != fcntl.F_UNLCK and denied != tuple(wish):
+            self._deny(r)
+        return told
+
+    def _deny(self, r: Request) -> NoReturn:
+        fh, *wish = _asked(r)
+        self._denied[fh] = tuple(wish)
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     async def setlk(self, r: Request) -> bytes:
-        return await self._set(r, LockHandlers.setlk)
+        try:
+            return await self._set(r, LockHandlers.setlk)
+        except (BlockingIOError, Conflict):
+            self._deny(r)
 
     async def setlkw(self, r: Request) -> bytes:
         pause_s, most_s = _PAUSES_S
@@ -87,6 +101,7 @@ class ViewLocks:
 
     async def released(self, fh: int) -> None:
         """The handle is released, and with it what it has locked. Raises NoLocks."""
+        self._denied.pop(fh, None)
         fd = self._held.pop(fh, None)
         if fd is not None:
             _let_go(fd)
@@ -124,6 +139,16 @@ def _let_go(fd: int) -> None:
     may have ended."""
     fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
     threading.Thread(target=os.close, args=(fd,), name="kvfs-unlock", daemon=True).start()
+
+
+def _in_the_way(fd: int, r: Request) -> bytes:
+    """The answer to GETLK: another's lock than this descriptor's, if there is one."""
+    _, start, end, _ = _asked(r)
+    kind, _, at, length, pid = _FLOCK.unpack(fcntl.fcntl(fd, _OFD_GETLK, _wish(r)))
+    if kind == fcntl.F_UNLCK:
+        return protocol.LOCK.pack(start, end, fcntl.F_UNLCK, 0)
+    end = at + length - 1 if length else _LAST
+    return protocol.LOCK.pack(at, end, kind, max(pid, 0))
 
 
 def _asked(r: Request) -> tuple[int, int, int, int]:

@@ -69,6 +69,16 @@ def test_a_programs_lock_is_in_the_way_of_a_client(client: Client, path: Path, l
     client.close(opened)
 
 
+def test_a_programs_lock_is_told_of(client: Client, path: Path, local: int) -> None:
+    handle = client.walk(f"open/{path.name}")
+    ofd_lock(local, fcntl.F_RDLCK, 10, 40)
+    client.lock_test(handle, Owner(), LockKind.READ, 0, 20)
+    client.lock_test(handle, Owner(), LockKind.WRITE, 50, 20)
+    with pytest.raises(LockDenied) as denied:
+        client.lock_test(handle, Owner(), LockKind.WRITE, 0, 20)
+    assert (denied.value.held.offset, denied.value.held.length) == (10, 40)
+
+
 def test_locks_end_with_their_open_file(client: Client, path: Path, local: int) -> None:
     opened = client.open(client.walk("open"), path.name, Owner())
     locked = client.lock(opened, Owner())
