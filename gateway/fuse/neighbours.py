@@ -5,7 +5,8 @@ one, the kernels' memory of the others forgets.
 | changed through one | the others forget |
 |---|---|
 | a name comes, goes or stands for another inode | the name, the listing, the inode's attributes |
-| attributes; what was written is published | the inode's attributes, pages where it has any |
+| attributes; a file is opened for writing | the inode's attributes |
+| what was written is published | the inode's attributes, pages where it has any |
 
 It is told behind the reply, within milliseconds; the other doors' changes come by `Mounts`.
 """

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kvfs import Client
 from tests.integration.harness import is_mounted, kvfs
+from tests.integration.test_client import sealed
 from tests.nfs import ganesha
 from tests.nfs.door import Door
 from tests.nfs.rpc import ROOT, AuthSys, RpcError
@@ -147,6 +149,26 @@ def test_in_relay_mode_no_side_reads_what_was_before() -> None:
                 file.write(turn.upper())
             assert client.read(opened.handle, 0, 2).data == turn.upper() + turn
         client.close(opened)
+
+
+def test_while_a_sealed_file_is_written_anew_the_other_side_sees_it(door: Door) -> None:
+    paths = [door.node.mount / "open" / f"sealed-{number}" for number in range(2)]
+    for path in paths:
+        path.write_bytes(b"1")
+    with Client(door.node.store) as observer:
+        for path in paths:
+            sealed(observer, f"/open/{path.name}")
+    by_nfs, by_mount = paths
+    client = door.v41()
+    handle = client.walk(f"open/{by_mount.name}")
+    assert (by_nfs.stat().st_size, client.getattr(handle, (SIZE,))[SIZE]) == (1, 1)
+    opened = client.open(client.walk("open"), by_nfs.name, Owner(), Share.BOTH)
+    client.write(opened.handle, 0, b"12345", stateid=opened.stateid)
+    until(lambda: by_nfs.stat().st_size == 5)
+    client.close(opened)
+    with by_mount.open("r+b", buffering=0) as file:
+        file.write(b"12345")
+        until(lambda: client.getattr(handle, (SIZE,))[SIZE] == 5)
 
 
 # ---- what is exported
