@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.integration.harness import Node, best_mode, kvfs
+from tests.integration.several import Several
 from tests.nfs.mount import MountClient
 from tests.nfs.rpc import ROOT, AuthSys, Connection
 from tests.nfs.v3 import Client
@@ -44,6 +45,18 @@ class Door:
         finally:
             made._open.close()
             node.remove()
+
+    @classmethod
+    @contextlib.contextmanager
+    def of(cls, cluster: Several, *flags: str) -> Iterator["Door"]:
+        """One more node of a cluster, which serves version 3 too, and ends with the cluster."""
+        port, mount_port = free_port(), free_port()
+        place = "--nfs", f"127.0.0.1:{port}", "--nfs-v3", "--nfs-mount-port", str(mount_port)
+        made = cls(cluster.add(*place, *flags), port, mount_port)
+        try:
+            yield made
+        finally:
+            made._open.close()
 
     def kvfs(self, *arguments: str) -> str:
         """What a command about this node's store prints."""

@@ -48,10 +48,11 @@ def home(door: Door, request: pytest.FixtureRequest) -> Path:
 class Side:
     """What the tests do by either version."""
 
-    def __init__(self, door: Door, version: str, home: Path) -> None:
+    def __init__(self, door: Door, version: str, home: Path, export: str = "shared") -> None:
+        """`home`: a directory in the root of the export."""
         self.client = getattr(door, version)(ALICE)
         by_v3 = version == "v3"
-        root = door.mounts().mount("/shared").handle if by_v3 else self.client.walk("shared")
+        root = door.mounts().mount(f"/{export}").handle if by_v3 else self.client.walk(export)
         self.home = self.lookup(root, home.name)
 
     def lookup(self, directory: bytes, name: str) -> bytes:
