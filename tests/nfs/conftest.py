@@ -22,3 +22,17 @@ def door() -> Iterator[Door]:
         made.exported("readonly", "--squash", "none", "--read-only")
         (made.node.mount / "hidden").mkdir()
         yield made
+
+
+@pytest.fixture(scope="session")
+def plain_door() -> Iterator[Door]:
+    """Of all tests that change no export but their own: `shared`, `cache` (8 MiB, evicts) and
+    `small` (4 MiB), for everybody on this host, root squashed."""
+    if lacking := ganesha.why_not():
+        pytest.skip(lacking)
+    with Door.make("--nfs-v3") as made:
+        for name in ("shared", "cache", "small"):
+            made.exported(name).chmod(0o777)
+        made.kvfs("namespace", "set", "cache", "--capacity", "8MiB")
+        made.kvfs("namespace", "set", "small", "--capacity", "4MiB")
+        yield made

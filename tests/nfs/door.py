@@ -1,6 +1,7 @@
 """A node with its NFS door, and clients of it."""
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,18 @@ def free_port() -> int:
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         return int(trial.getsockname()[1])
+
+
+def held_of(pid: int, part: str) -> int:
+    """How many files with names a process holds open, of those with this in their path."""
+    found = 0
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            path = os.readlink(each)
+        except FileNotFoundError:
+            continue
+        found += part in path and not path.endswith("(deleted)")
+    return found
 
 
 class Door:
@@ -43,7 +56,7 @@ class Door:
             node.up()
             yield made
         finally:
-            made._open.close()
+            made.close()
             node.remove()
 
     @classmethod
@@ -56,7 +69,11 @@ class Door:
         try:
             yield made
         finally:
-            made._open.close()
+            made.close()
+
+    def close(self) -> None:
+        """Close the connections that were made by it."""
+        self._open.close()
 
     def kvfs(self, *arguments: str) -> str:
         """What a command about this node's store prints."""

@@ -53,6 +53,7 @@ class Side:
         self.client = getattr(door, version)(ALICE)
         by_v3 = version == "v3"
         root = door.mounts().mount(f"/{export}").handle if by_v3 else self.client.walk(export)
+        self.home_name = home.name
         self.home = self.lookup(root, home.name)
 
     def lookup(self, directory: bytes, name: str) -> bytes:

@@ -1,7 +1,6 @@
 """A handle is of one file: evicted, deleted or replaced, it is stale, and never another's."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,10 @@ pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def cache(door: Door) -> Iterator[Path]:
+@pytest.fixture
+def cache(plain_door: Door) -> Path:
     """A namespace of 8 MiB that evicts, for everybody."""
-    directory = door.exported("cache")
-    directory.chmod(0o777)
-    door.kvfs("namespace", "set", "cache", "--capacity", "8MiB")
-    yield directory
+    return plain_door.node.mount / "cache"
 
 
 def fill(cache: Path, *witnesses: Path) -> None:
@@ -45,17 +41,17 @@ def version(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def home(door: Door, request: pytest.FixtureRequest) -> Path:
+def home(plain_door: Door, request: pytest.FixtureRequest) -> Path:
     """An empty directory for everybody."""
-    path = door.node.mount / "shared" / request.node.name.translate(str.maketrans("[]", "--"))
+    path = plain_door.node.mount / "shared" / request.node.name.translate(str.maketrans("[]", "--"))
     path.mkdir()
     path.chmod(0o777)
     return path
 
 
 @pytest.fixture
-def side(door: Door, version: str, home: Path) -> Side:
-    return Side(door, version, home)
+def side(plain_door: Door, version: str, home: Path) -> Side:
+    return Side(plain_door, version, home)
 
 
 def is_stale(side: Side, handle: bytes, once: bytes) -> bool:
@@ -76,12 +72,12 @@ def wait_until_stale(side: Side, handle: bytes, once: bytes) -> None:
 
 
 def test_an_evicted_file_is_stale_and_its_successor_another(
-    door: Door, cache: Path, version: str
+    plain_door: Door, cache: Path, version: str
 ) -> None:
     inside = cache / version
     inside.mkdir()
     inside.chmod(0o777)
-    side = Side(door, version, inside, "cache")
+    side = Side(plain_door, version, inside, "cache")
     handle = side.make("block", b"first" * 1000)
     assert side.read(handle) == b"first" * 1000
     fill(cache, inside / "block")
@@ -100,11 +96,11 @@ def test_an_evicted_file_is_stale_and_its_successor_another(
 
 
 @pytest.mark.parametrize("version", ["v40", "v41"], indirect=True)
-def test_what_a_client_has_open_is_not_evicted(door: Door, cache: Path, version: str) -> None:
+def test_what_a_client_has_open_is_not_evicted(plain_door: Door, cache: Path, version: str) -> None:
     inside = cache / f"open-{version}"
     inside.mkdir()
     inside.chmod(0o777)
-    side = Side(door, version, inside, "cache")
+    side = Side(plain_door, version, inside, "cache")
     side.make("block", b"kept" * 1000)
     (inside / "witness").write_bytes(b"x")
     opened = side.client.open(side.home, "block", Owner(), Share.READ)

@@ -12,7 +12,7 @@ from tests.cluster.waiting import wait_until
 from tests.conftest import LONG
 from tests.integration.several import Several, several
 from tests.nfs import ganesha
-from tests.nfs.door import Door
+from tests.nfs.door import Door, held_of
 from tests.nfs.rpc import AuthSys
 from tests.nfs.status import NfsError
 from tests.nfs.v3 import Client
@@ -41,7 +41,7 @@ def serving(cluster: Several) -> Iterator[Door]:
 
 
 @pytest.fixture(scope="module")
-def another(cluster: Several, serving: Door) -> Path:
+def another(cluster: Several, serving: Door) -> Path:  # noqa: ARG001
     """The mount of a node that serves no NFS."""
     return cluster.add().mount
 
@@ -53,18 +53,6 @@ def write(client: Client, directory: bytes, name: str, data: bytes, stable: bool
     else:
         client.write(handle, 0, data, Stability.UNSTABLE)
         client.commit(handle)
-
-
-def held_of(pid: int, part: str) -> int:
-    """How many files with names a process holds open, of those with this in their path."""
-    found = 0
-    for each in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            path = os.readlink(each)
-        except FileNotFoundError:
-            continue
-        found += part in path and not path.endswith("(deleted)")
-    return found
 
 
 def test_files_are_held_no_longer_and_are_on_other_nodes(serving: Door, another: Path) -> None:
@@ -121,7 +109,7 @@ def test_a_file_is_on_other_nodes_whole_each_time(
             client.write(handle, 0, data, Stability.UNSTABLE)
             client.commit(handle)
         wait_until(
-            lambda data=data: path.exists() and path.read_bytes() == data,  # type: ignore[misc]
+            lambda data=data: path.exists() and path.read_bytes() == data,
             "the other node has what was written last",
         )
 
