@@ -32,6 +32,7 @@ from gateway.fuse.attention import Attention
 from gateway.fuse.attributes import NO_ATTRIBUTES
 from gateway.fuse.errno_map import errno_of
 from gateway.fuse.handlers import Handlers, Request
+from gateway.fuse.kernel_inodes import OTHER, ino_of
 from gateway.fuse.locks import LockHandlers
 from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.operations import Operations
@@ -148,6 +149,10 @@ class Backing:
         if self.direct_reads and file.is_partial:
             flags |= Fopen.DIRECT_IO
         return flags if handle.replaced else flags | Fopen.KEEP_CACHE, 0
+
+    def holds(self, file: OpenFile) -> bool:
+        """Whether the kernel has it open, or is about to."""
+        return file.handles > file.viewed or file.users > 0
 
     def may_pass(self, file: OpenFile) -> bool:
         """Whether the kernel may read and write it without asking: not what is still coming."""
@@ -282,6 +287,9 @@ class FastPath:
         self.requests += 1
         if nodeid == ROOT_INODE:
             nodeid = self._root
+        number = nodeid
+        if number & OTHER:
+            nodeid = ino_of(number)
         if nodeid in self._deferred:
             self._release_of(nodeid)
         elif opcode == Op.UNLINK:  # the kernel keeps what is not released: a handle would find it
@@ -289,7 +297,7 @@ class FastPath:
                 self._release_one()
         handler = self._handlers.inline.get(opcode)
         if handler is not None:
-            request = Request(opcode, unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
+            request = Request(opcode, unique, number, uid, gid, pid, buffer[_HEADER:n])
             if opcode == Op.RELEASE and self._steps and nodeid not in self._operations.orphans:
                 self._defer(request)
             elif self._steps and not self._handlers.may_wait(opcode, request):
@@ -302,11 +310,11 @@ class FastPath:
         elif opcode == Op.WRITE:
             self._write(unique, pid, buffer)
         elif opcode == Op.FORGET:
-            self._forget(nodeid, protocol.FORGET_IN.unpack_from(buffer, _HEADER)[0])
+            self._forget(number, protocol.FORGET_IN.unpack_from(buffer, _HEADER)[0])
         elif opcode == Op.BATCH_FORGET:
             self._forget_many(buffer)
         elif (waiting := self._handlers.waiting.get(opcode)) is not None:
-            request = Request(opcode, unique, nodeid, uid, gid, pid, buffer[_HEADER:n])
+            request = Request(opcode, unique, number, uid, gid, pid, buffer[_HEADER:n])
             self._spawn(waiting, request)
         elif opcode == Op.INTERRUPT:
             self._interrupt(buffer)
@@ -474,10 +482,16 @@ class FastPath:
         count, _ = protocol.BATCH_FORGET_IN.unpack_from(buffer, _HEADER)
         at = _HEADER + protocol.BATCH_FORGET_IN.size
         one = protocol.FORGET_ONE
-        for ino, lookups in one.iter_unpack(buffer[at : at + count * one.size]):
-            self._forget(ino, lookups)
+        for number, lookups in one.iter_unpack(buffer[at : at + count * one.size]):
+            self._forget(number, lookups)
 
-    def _forget(self, ino: int, lookups: int) -> None:
+    def _forget(self, number: int, lookups: int) -> None:
+        if number & OTHER:
+            self._handlers.inodes.forgotten(number, lookups)
+            number = ino_of(number)
+        self._forget_file(number, lookups)
+
+    def _forget_file(self, ino: int, lookups: int) -> None:
         self._operations.forget(ino, lookups)
 
     # ---- relaying

@@ -15,8 +15,9 @@ from gateway.fuse import protocol
 from gateway.fuse.attributes import NO_ATTRIBUTES, Attributes
 from gateway.fuse.caller import Caller
 from gateway.fuse.directories import Entry
+from gateway.fuse.kernel_inodes import OTHER, KernelInodes, Opener, ino_of
 from gateway.fuse.neighbours import Neighbour
-from gateway.fuse.open_file import Handle
+from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import Fattr, Fopen, Op
 from kvfs import stepping
@@ -36,6 +37,9 @@ class Registrar(Protocol):
 
     def flags(self, handle: Handle) -> tuple[int, int]:
         """(open flags, backing id)."""
+
+    def holds(self, file: OpenFile) -> bool:
+        """Whether the kernel has it open, or is about to."""
 
 
 class LookupCounts(Protocol):
@@ -59,17 +63,20 @@ class Streams(Protocol):
 
 
 class Request:
-    """One request. `body` is a view of a buffer that is reused once the handler has returned or was
-    detached from."""
+    """One request. `nodeid` is the file's own number, `number` that of the kernel's inode of it.
+    `body` is a view of a buffer that is reused once the handler has returned or was detached
+    from."""
 
-    __slots__ = ("body", "gid", "nodeid", "opcode", "pid", "uid", "unique")
+    __slots__ = ("body", "gid", "nodeid", "number", "opcode", "pid", "uid", "unique")
 
     def __init__(
-        self, opcode: int, unique: int, nodeid: int, uid: int, gid: int, pid: int, body: memoryview
+        self, opcode: int, unique: int, number: int, uid: int, gid: int, pid: int, body: memoryview
     ) -> None:
         self.opcode = opcode
         self.unique = unique
-        self.nodeid = nodeid
+        self.nodeid = self.number = number
+        if number & OTHER:
+            self.nodeid = ino_of(number)
         self.uid = uid
         self.gid = gid
         self.pid = pid
@@ -104,6 +111,7 @@ class Handlers:
         self._holders: LookupCounts = operations.holders
         self._backing = backing
         self._coherence = operations.coherence
+        self.inodes = KernelInodes(backing.holds)
         self._directories: Streams = operations.directories
         self.beside: Neighbour | None = None
         """Where other connections of the node are told what is changed through this one."""
@@ -174,7 +182,18 @@ class Handlers:
 
     def _node(self, number: int) -> int:
         """The inode that the kernel means by this number in a request's body."""
-        return self.root if number == ROOT_INODE else number
+        return self.root if number == ROOT_INODE else ino_of(number)
+
+    def _opener(self, r: Request) -> Opener | None:
+        """None where nobody replaces a content that is open."""
+        return None if self._coherence is None else Opener(self.inodes, r.number, r.pid)
+
+    def _content(self, r: Request) -> OpenFile | None:
+        """What the kernel's inode has open, where other nodes may have replaced it."""
+        if self._coherence is None:
+            return None
+        file = self._ops.open_files.get(r.nodeid)
+        return Opener(self.inodes, r.number, r.pid).content(file)
 
     def _entry(self, ino: int, inode: Inode) -> bytes:
         self._holders.looked_up(ino)
@@ -184,7 +203,17 @@ class Handlers:
         coherence = self._coherence
         if coherence is None:
             return protocol.entry(ino, inode)
-        return protocol.entry_for(ino, inode, coherence.entry_s(ino), coherence.rest_s())
+        body = protocol.entry_for(ino, inode, coherence.entry_s(ino), coherence.rest_s())
+        return self._numbered(ino, inode, body)
+
+    def _numbered(self, ino: int, inode: Inode, body: bytes) -> bytes:
+        """An entry, with the number of the inode to which look-ups lead."""
+        self._ops.open_files.part(ino, inode.version)
+        number = self.inodes.number(ino)
+        if number == ino:
+            return body
+        self.inodes.looked_up(number)
+        return number.to_bytes(8, "little") + body[8:]
 
     def _attributes(self, ino: int, inode: Inode) -> bytes:
         coherence = self._coherence
@@ -223,7 +252,21 @@ class Handlers:
             if self._coherence is None:
                 return protocol.NO_ENTRY
             return protocol.absence(self._coherence.absence_s(r.nodeid))
+        if r.number != r.nodeid or bytes(r.body) == b".\0":
+            return self._same_entry(r, ino, inode)
         return self._entry(ino, inode)
+
+    def _same_entry(self, r: Request, ino: int, inode: Inode) -> bytes:
+        """A file handle leads to the kernel's inode that it was made of."""
+        body = self._entry(ino, inode)
+        number = int.from_bytes(body[:8], "little")
+        if number == r.number or ino_of(number) != ino:  # the latter is the root of a view
+            return body
+        if number != ino:
+            self.inodes.forgotten(number, 1)
+        if r.number != ino:
+            self.inodes.looked_up(r.number)
+        return r.number.to_bytes(8, "little") + body[8:]
 
     async def mkdir(self, r: Request) -> bytes:
         mode, _ = protocol.MKDIR_IN.unpack_from(r.body)
@@ -286,10 +329,11 @@ class Handlers:
     # ---- attributes
 
     async def getattr(self, r: Request) -> bytes:
-        return self._attributes(r.nodeid, await self._ops.getattr(r.nodeid))
+        inode = await self._ops.getattr(r.nodeid, self._content(r))
+        return self._attributes(r.nodeid, inode)
 
     async def statx(self, r: Request) -> bytes:
-        inode = await self._ops.getattr(r.nodeid)
+        inode = await self._ops.getattr(r.nodeid, self._content(r))
         coherence = self._coherence
         seconds = protocol.LONG_S if coherence is None else coherence.rest_s()
         return protocol.statx_reply(r.nodeid, inode, seconds)
@@ -301,7 +345,7 @@ class Handlers:
         wanted = Attributes(
             mode, uid, gid, size, atime * _SECOND + atime_ns, mtime * _SECOND + mtime_ns
         )
-        inode = await self._ops.setattr(r.nodeid, valid, wanted)
+        inode = await self._ops.setattr(r.nodeid, valid, wanted, self._opener(r))
         self._told(0, b"", r.nodeid)
         return self._attributes(r.nodeid, inode)
 
@@ -330,7 +374,7 @@ class Handlers:
 
     async def open(self, r: Request) -> bytes:
         flags, fuse_flags = protocol.OPEN_IN.unpack_from(r.body)
-        handle = await self._ops.open(r.nodeid, flags, r.uid, r.pid)
+        handle = await self._ops.open(r.nodeid, flags, r.uid, r.pid, self._opener(r))
         if fuse_flags & protocol.OPEN_KILL_SUIDGID:
             await self._ops.setattr(r.nodeid, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
         if handle.writable and handle.file.writers == 1:
@@ -342,6 +386,9 @@ class Handlers:
         flags, mode, _, _ = protocol.CREATE_IN.unpack_from(r.body)
         name = r.name(protocol.CREATE_IN.size)
         handle, ino, inode = await self._ops.create(r.nodeid, name, mode, flags, r.caller)
+        if self._coherence is not None and not handle.creating:
+            number = self.inodes.number(ino)
+            handle.replaced |= self.inodes.opens(r.pid, number, handle.file)
         self._told(r.nodeid, name)
         return self._entry(ino, inode) + self._opened(handle)
 

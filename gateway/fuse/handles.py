@@ -2,7 +2,9 @@
 
 One `OpenFile` per inode, shared by all its handles: while a kernel inode is open its data file, and
 whether it is read and written by passthrough, are fixed. What was written is published in
-`publishing`; what others have published since comes in `renewing`.
+`publishing`. What others have published since is opened beside it, as another inode of the kernel
+(`kernel_inodes`): the former content stays with those who have it open. Where that cannot be, it is
+copied into the data file that is open (`renewing`).
 
 Where the engine is elsewhere these wait for it, and other requests of the same file come in
 between. Whoever is in the middle of something with an `OpenFile` counts among its `users`: it is
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from gateway.fuse.kernel_inodes import KernelInodes, Opener, Outdated
 from gateway.fuse.open_file import Handle, OpenFile, signature_of, turn
 from gateway.fuse.publishing import Publishing, differs, unsealed_here
 from gateway.fuse.renewing import Renewing
@@ -46,6 +49,7 @@ _PAUSE_S: Final = 0.1
 LARGE_BLOCKS: Final = (256 << 20) // 512
 """From this many on, giving the blocks back takes some 4 ms on ext4: longer than the event loop may
 be away."""
+_FORMER: Final = "other nodes have replaced what is open: look its name up again"
 _BAD_HANDLE: Final = "no such open file: the daemon was restarted, or the handle was closed"
 
 
@@ -79,6 +83,9 @@ class OpenFiles:
         self._making: dict[int, list[trio.Event]] = {}
         """Those who wait for the data file of an inode that may have its record already."""
         self._next = 1
+        self.kernels: list[KernelInodes] = []
+        """Of all connections to the kernel, the mount's first; none where each inode is one to the
+        kernel for good."""
         self.replaced: set[int] = set()
         """Inodes whose content others replaced, of which the kernel may keep pages."""
         self.forget_attributes: Callable[[int], None] = _nothing
@@ -132,12 +139,16 @@ class OpenFiles:
     def __len__(self) -> int:
         return len(self._handles)
 
-    async def open(self, ino: int, flags: int, owner: int | None) -> Handle:
+    async def open(
+        self, ino: int, flags: int, owner: int | None, opener: Opener | None = None
+    ) -> Handle:
         """Open a regular file. O_TRUNC cuts it to nothing. What is not here is brought first; of a
         large file that is only read, what has come by the time it is read. `owner`: the user among
-        whose open files it counts; None: it is the node's own, for a moment.
+        whose open files it counts; None: it is the node's own, for a moment. `opener`: by which
+        inode of the kernel; None: by whichever has the newest content.
 
-        Raises Stale (removed, or a cache file whose data have gone: a miss), NotFound (a miss that
+        Raises Stale (removed, or a cache file whose data have gone: a miss; or that inode has a
+        former content open: it is to be looked up again), NotFound (a miss that
         other nodes may have had), Corrupt (a durable one whose data have gone), Busy (it is being
         written on another node), TooManyOpenFiles, Unavailable, NoSpace, OSError.
         """
@@ -146,7 +157,10 @@ class OpenFiles:
             await turn(waiting)
         if self.former_writers is not None and ino in self.former_writers:
             await self.former_writers.parted(ino)
-        file = self._files.get(ino)
+        former = None if opener is None else opener.former()
+        if former is not None and opener is not None:
+            await self._rejoin(former, opener, writable)
+        file = self._files.get(ino) if former is None else former
         if file is None and ino in self._idle:
             file = self._revive(ino, owner)
         elif file is not None and file.owner is None and owner is not None:
@@ -154,8 +168,8 @@ class OpenFiles:
             file.owner = owner
         if file is not None and ino in self.unrecorded and not file.writers:
             file = await self._recorded(file)
-        if file is not None and self._bringing.is_shared:
-            file = await self._renewed(file)
+        if file is not None and file is not former and self._bringing.is_shared:
+            file = await self._renewed(file, opener)
         if file is None:
             file = await self._open_counted(ino, flags, writable, owner)
         file.users += 1
@@ -169,6 +183,10 @@ class OpenFiles:
                 await self.publishing.begin_writing(file)
                 if file.set_ids:
                     self._begin_taking(file)
+            if writable and file.is_former:
+                raise Stale(_FORMER)
+            if opener is not None and opener.opens(file):
+                self.replaced.add(ino)
             if flags & os.O_TRUNC:
                 await self.cut(file, 0)
             return self._add(file, flags, writable)
@@ -181,6 +199,16 @@ class OpenFiles:
             if not file.handles:
                 self._close_unused(file)
 
+    def number(self, ino: int) -> int:
+        """By which the mount's kernel knows the file."""
+        return self.kernels[0].number(ino) if self.kernels else ino
+
+    def forget(self, ino: int) -> None:
+        """No kernel knows the inode any more."""
+        self.replaced.discard(ino)
+        for each in self.kernels:
+            each.forget(ino)
+
     def is_leased(self, ino: int, flags: int) -> bool:
         """Whether what opens a file there so appends to it, and others may do so on other nodes."""
         if self.appends is None or not flags & os.O_APPEND:
@@ -188,7 +216,9 @@ class OpenFiles:
         is_writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
         return is_writable and self.appends.is_strict(ino)
 
-    async def open_to_append(self, ino: int, flags: int, owner: int | None, thread: int) -> Handle:
+    async def open_to_append(
+        self, ino: int, flags: int, owner: int | None, thread: int, opener: Opener | None
+    ) -> Handle:
         """As `open`, for a thread of this host, once this node has the file's append lease. Where
         the daemon writes, the kernel says where the file ends: after others have appended it has to
         look that up, which it does after ESTALE. Raises Busy, Stale, and as `open`."""
@@ -196,7 +226,7 @@ class OpenFiles:
         assert appends is not None
         await appends.take(ino)
         try:
-            handle = await self.open(ino, flags, owner)
+            handle = await self.open(ino, flags, owner, opener)
         except BaseException:
             appends.give_back(ino)
             raise
@@ -267,6 +297,9 @@ class OpenFiles:
         handle = Handle(self._next, file, flags, writable)
         self._next += 1
         if self.replaced and file.ino in self.replaced:
+            # The kernel is told so already, but may not have heard it: the look-up that led here
+            # may have said the size of before.
+            self.forget_attributes(file.ino)
             self.replaced.remove(file.ino)
             handle.replaced = True
         self._handles[handle.fh] = handle
@@ -426,9 +459,45 @@ class OpenFiles:
             await self._in_use(file, self.unrecorded.record)
         return self._files.get(file.ino)
 
-    async def _renewed(self, file: OpenFile) -> OpenFile | None:
+    def part(self, ino: int, version: int) -> None:
+        """Look-ups of a file whose record has this version lead to no former content."""
+        file = self._files.get(ino)
+        if file is None or file.version >= version or not file.handles:
+            return
+        if not file.writers and not file.is_draft:
+            self._part(file)
+
+    def _part(self, file: OpenFile) -> bool:
+        """Leave a former content to those who have it open; False where it has to be renewed."""
+        able = (each.can_part(file) for each in self.kernels)
+        if not self.kernels or file.ino in self.unrecorded or not all(able):
+            return False
+        for each in self.kernels:
+            each.part(file)
+        del self._files[file.ino]
+        file.is_former = True
+        return True
+
+    async def _rejoin(self, former: OpenFile, opener: Opener, writable: bool) -> None:
+        """Whoever opens an inode by a descriptor that has a former content gets the newest there.
+        Raises Stale where the name is to be looked up."""
+        is_beside = former.ino in self._files
+        outdated = opener.outdated()
+        if outdated is Outdated.TAKE and not writable:
+            return
+        if outdated is not Outdated.RENEW or (is_beside and writable):
+            raise Stale(_FORMER)
+        if not is_beside:
+            self.let_go(former.ino)
+            for each in self.kernels:
+                each.rejoin(former)
+            former.is_former = False
+            self._files[former.ino] = former
+        await self._in_use(former, self.renewing.renew)
+
+    async def _renewed(self, file: OpenFile, opener: Opener | None) -> OpenFile | None:
         """The open file, with the content that other nodes have published since; None where it is
-        to be opened anew."""
+        to be opened anew. Raises Stale where its name is to be looked up."""
         ino = file.ino
         inode = await self._volume.engine.read(lambda t: tree.read_inode(t, ino))
         if inode.version <= file.version or file.writers or file.is_draft:
@@ -437,10 +506,17 @@ class OpenFiles:
             if file.is_remembered:
                 await self._in_use(file, self.renewing.forgotten)
             return file
-        if not file.handles:
+        if not file.handles and not file.users:
             self._drop(file)
             self._close(file)
             return None
+        if opener is None or not opener.holds(file):
+            if self._part(file):
+                return None
+        elif self.kernels and (outdated := opener.outdated()) is not Outdated.RENEW:
+            if outdated is Outdated.LOOK_UP:
+                raise Stale(_FORMER)
+            return file
         await self._in_use(file, self.renewing.renew)
         return file
 
@@ -518,7 +594,7 @@ class OpenFiles:
 
     def _note_atime(self, file: OpenFile) -> None:
         """Reads by passthrough are not seen here, but they set the data file's access time."""
-        if file.is_partial:
+        if file.is_partial or file.is_former:
             return
         atime_ns = os.fstat(file.fd).st_atime_ns
         if atime_ns != file.atime_ns:
@@ -531,7 +607,7 @@ class OpenFiles:
             return
         self._drop(file)
         outdated = self._bringing.is_outdated(file.ino)
-        if file.writable or file.incoming is not None or outdated:
+        if file.writable or file.incoming is not None or outdated or file.is_former:
             self._close(file)
             return
         self._idle[file.ino] = file
@@ -540,7 +616,11 @@ class OpenFiles:
 
     def _drop(self, file: OpenFile) -> None:
         """Nobody holds it any more."""
-        if self._files.pop(file.ino, None) is not None and file.owner is not None:
+        if self._files.get(file.ino) is file:
+            del self._files[file.ino]
+        elif not file.is_former:
+            return
+        if file.owner is not None:
             self._shares.give(file.owner)
             file.owner = None
 

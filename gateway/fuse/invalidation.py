@@ -12,7 +12,7 @@ orphans to drop.
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import trio
@@ -45,6 +45,8 @@ class KernelNotifier:
         self._held: Notifier | None = None
         """One that the kernel holds in a lock, or held once."""
         self._token = trio.lowlevel.current_trio_token()
+        self.numbers: Callable[[int], Sequence[int]] = lambda ino: (ino,)
+        """Of the kernel's inodes of a file, the present one first."""
 
     def entry(self, parent: int, name: bytes) -> None:
         """The kernel forgets the name, its absence too. Raises Unavailable."""
@@ -56,18 +58,20 @@ class KernelNotifier:
         if self._is_held():
             self._notifier.tell(forgetting.EVERY_NAME)
         else:
-            self._notifier.tell(forgetting.removed(parent, name, ino))
+            self._notifier.tell(forgetting.removed(parent, name, self.numbers(ino)[0]))
 
     def inode(self, ino: int, *, pages: bool) -> None:
         """The kernel forgets the attributes; with `pages` a directory's listing too. Raises
         Unavailable."""
-        self._notifier.tell(forgetting.inode(ino, pages=pages))
+        for number in self.numbers(ino):
+            self._notifier.tell(forgetting.inode(number, pages=pages))
 
     def attributes(self, ino: int) -> None:
         """The kernel has forgotten the attributes of an inode that is in use when this returns:
         that waits for no lock."""
-        with contextlib.suppress(OSError):  # it does not know them, or the mount has gone
-            os.write(self._device, forgetting.inode(ino, pages=False))
+        for number in self.numbers(ino):
+            with contextlib.suppress(OSError):  # it does not know them, or the mount has gone
+                os.write(self._device, forgetting.inode(number, pages=False))
 
     async def content(self, ino: int) -> None:
         """The kernel has forgotten a file's content and attributes when this returns. Raises

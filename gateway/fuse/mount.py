@@ -139,7 +139,10 @@ async def _serve_device(
         backing.lock_flags = Init.POSIX_LOCKS | Init.FLOCK_LOCKS
     fast = FastPath(device, ours, operations, backing)
     pyfuse3.init(LibfuseOperations(operations), f"/dev/fd/{theirs.fileno()}", {"fsname=kvfs"})
+    inodes = fast.handlers.inodes
+    open_files.kernels.append(inodes)
     notifier = _notifier(device)
+    notifier.numbers = inodes.numbers
     invalidator = Invalidator(operations, notifier)
     neighbours = Neighbours()
     beside = fast.handlers.beside = neighbours.join(

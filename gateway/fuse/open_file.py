@@ -28,6 +28,7 @@ class OpenFile:
         "ino",
         "is_appended",
         "is_draft",
+        "is_former",
         "is_mappable",
         "is_new",
         "is_remembered",
@@ -102,6 +103,8 @@ class OpenFile:
         """Made by this mount, and not published yet."""
         self.is_draft = False
         """Cut to nothing before its data had come: they will not, and it has no name yet."""
+        self.is_former = False
+        """Whether other nodes have replaced its content: whoever opens the file gets another."""
         self.is_mappable = False
         """Whether somebody may have it mapped for writing: also who has closed it."""
         self.is_remembered = False

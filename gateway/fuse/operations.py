@@ -19,6 +19,7 @@ from gateway.fuse.caller import Caller, now_ns
 from gateway.fuse.directories import DirectoryStreams, Entry
 from gateway.fuse.handles import LARGE_BLOCKS, OpenFiles
 from gateway.fuse.introducing import Introductions
+from gateway.fuse.kernel_inodes import Opener
 from gateway.fuse.moved_names import MovedNames
 from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.orphans import Orphans
@@ -182,10 +183,11 @@ class Operations:
         except FileNotFoundError:
             return None
 
-    async def getattr(self, ino: int) -> Inode:
+    async def getattr(self, ino: int, content: OpenFile | None = None) -> Inode:
         """Attributes, with the access time that reads by passthrough left on the data file. Of what
-        is open also where another node has dropped its record."""
-        file = self.open_files.get(ino)
+        is open also where another node has dropped its record. `content`: what the kernel's inode
+        has open, which other nodes may have replaced."""
+        file = self.open_files.get(ino) if content is None else content
         try:
             inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
         except Stale:
@@ -194,6 +196,8 @@ class Operations:
             return _removed(file)
         if not stat.S_ISREG(inode.mode):
             return inode
+        if content is not None and _is_replaced(content, inode):
+            return _as_opened(inode, content)
         if file and file.armed and await self.publishing.disarm(file):
             inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
         st = self._data_stat(ino, inode.version)
@@ -385,7 +389,7 @@ class Operations:
         if not self.holders.forgotten(ino, count):
             return
         self.known.forget(ino)
-        self.open_files.replaced.discard(ino)
+        self.open_files.forget(ino)
         self.orphans.let_go(ino)
 
     async def close(self) -> None:
@@ -397,8 +401,11 @@ class Operations:
 
     # ---- attributes
 
-    async def setattr(self, ino: int, valid: int, wanted: Attributes) -> Inode:
-        """chmod, chown, utimens, truncate, in any combination."""
+    async def setattr(
+        self, ino: int, valid: int, wanted: Attributes, opener: Opener | None = None
+    ) -> Inode:
+        """chmod, chown, utimens, truncate, in any combination; the attributes as the opener's inode
+        has them."""
         if valid & Fattr.SIZE:
             await self._truncate(ino, wanted.size)
         now = now_ns()
@@ -415,6 +422,9 @@ class Operations:
         self.open_files.mode_changed(ino, inode.mode)
         if valid & (Fattr.ATIME | Fattr.MTIME) and stat.S_ISREG(inode.mode):
             self._stamp(ino, inode, valid)
+        content = None if opener is None else opener.content(self.open_files.get(ino))
+        if content is not None and _is_replaced(content, inode):
+            return _as_opened(inode, content)
         return self.live(ino, inode)
 
     def _stamp(self, ino: int, inode: Inode, valid: int) -> None:
@@ -445,17 +455,24 @@ class Operations:
 
     # ---- files
 
-    async def open(self, ino: int, flags: int, owner: int | None, thread: int = 0) -> Handle:
+    async def open(
+        self,
+        ino: int,
+        flags: int,
+        owner: int | None,
+        thread: int = 0,
+        opener: Opener | None = None,
+    ) -> Handle:
         """Open a regular file, as one of this user's open files (None: the node's), for a thread of
-        this host (0: for nobody). Raises NoLocks where its locks could not be kept,
-        TooManyOpenFiles."""
+        this host (0: for nobody). `opener`: by which inode of the kernel. Raises NoLocks where its
+        locks could not be kept, TooManyOpenFiles."""
         self._check_locks(ino)
         if owner is not None and self._is_strict(ino):
             await self._find_anew(thread, ino)
         try:
             if flags & os.O_APPEND and self.open_files.is_leased(ino, flags):
-                return await self.open_files.open_to_append(ino, flags, owner, thread)
-            return await self.open_files.open(ino, flags, owner)
+                return await self.open_files.open_to_append(ino, flags, owner, thread, opener)
+            return await self.open_files.open(ino, flags, owner, opener)
         except NotFound as error:
             self.misses.found_nothing(error)
             raise
@@ -635,6 +652,21 @@ def _new(mode: int, caller: Caller, now: int) -> Inode:
 def _check_name(name: bytes) -> None:
     if len(name) > NAME_MAX:
         raise NameTooLong(f"a name holds at most {NAME_MAX} bytes")
+
+
+def _is_replaced(content: OpenFile, inode: Inode) -> bool:
+    """Whether a file has another content than what is open of it."""
+    return content.version < inode.version and not content.writers
+
+
+def _as_opened(inode: Inode, content: OpenFile) -> Inode:
+    """A record, with size and times of a content that was replaced."""
+    if not content.is_partial:
+        return completed(inode, os.fstat(content.fd))
+    former = content.record
+    inode.size, inode.blocks = former.size, former.blocks
+    inode.mtime_ns = former.mtime_ns
+    return inode
 
 
 def _removed(file: OpenFile) -> Inode:

@@ -1,8 +1,11 @@
 """An open file gets the content that other nodes have published since.
 
-While a kernel inode is open, it stays with one data file: new content is copied into that.
+While a kernel inode is open, it stays with one data file: new content is copied into that. So who
+reads it meanwhile gets some of both. It is done only where the kernel cannot be given another inode
+(`kernel_inodes`): for what is opened by its descriptor, and in libfuse mode.
 """
 
+import contextlib
 import os
 from collections.abc import Awaitable, Callable
 
@@ -73,10 +76,10 @@ class Renewing:
                 os.close(target)
         finally:
             os.close(source)
-        try:
-            files.replace_version(file.ino, file.version, inode.version)
-        except FileNotFoundError:
-            pass  # its old name has gone: what was brought keeps the new one
+        if not file.is_former:  # else what has the newest content open has that name
+            # Where its old name has gone, what was brought keeps the new one.
+            with contextlib.suppress(FileNotFoundError):
+                files.replace_version(file.ino, file.version, inode.version)
         file.version = inode.version
         file.published = signature_of(os.fstat(file.fd))
         file.is_remembered = True

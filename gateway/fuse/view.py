@@ -28,7 +28,7 @@ from gateway.fuse.fastpath import Backing, FastPath
 from gateway.fuse.handlers import Handlers, Request
 from gateway.fuse.invalidation import KernelNotifier, unlinked
 from gateway.fuse.neighbours import Neighbours
-from gateway.fuse.open_file import Handle
+from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import IN_HEADER, Fopen, Init, Op
 from gateway.fuse.stable_listing import StableListings
@@ -63,7 +63,7 @@ class ViewBacking(Backing):
         super().__init__(device, mount.passthrough, mount.stack_depth, direct_writes=False)
         self.lock_flags = Init.POSIX_LOCKS
         self._replaced = replaced
-        self._opened: dict[int, _Opened] = {}
+        self._opened: dict[OpenFile, _Opened] = {}
         self._handles: dict[int, Handle] = {}
 
     def flags(self, handle: Handle) -> tuple[int, int]:
@@ -72,7 +72,7 @@ class ViewBacking(Backing):
         file = handle.file
         if handle.replaced:
             self._replaced.add(file.ino)
-        opened = self._opened.setdefault(file.ino, _Opened())
+        opened = self._opened.setdefault(file, _Opened())
         opened.handles += 1
         file.viewed += 1
         self._handles[handle.fh] = handle
@@ -91,13 +91,16 @@ class ViewBacking(Backing):
             return
         file = handle.file
         file.viewed -= 1
-        opened = self._opened[file.ino]
+        opened = self._opened[file]
         opened.handles -= 1
         if not opened.handles:
-            del self._opened[file.ino]
+            del self._opened[file]
             if opened.backing_id:
                 with contextlib.suppress(OSError):
                     dev.backing_close(self.device, opened.backing_id)
+
+    def holds(self, file: OpenFile) -> bool:
+        return file in self._opened or file.users > 0
 
     def left(self) -> list[int]:
         """Handles that were not released."""
@@ -159,7 +162,7 @@ class ViewHandlers(Handlers):
         body = protocol.entry_for(ino, inode, names_s, self._attributes_s(inode))
         if ino == self.root:
             return ROOT_INODE.to_bytes(8, "little") + body[8:]
-        return body
+        return body if coherence is None else self._numbered(ino, inode, body)
 
     def _attributes(self, ino: int, inode: Inode) -> bytes:
         return protocol.attr_reply_for(ino, inode, self._attributes_s(inode))
@@ -175,7 +178,7 @@ class ViewHandlers(Handlers):
         self._told(ino, b"", ino)
 
     async def statx(self, r: Request) -> bytes:
-        inode = await self._ops.getattr(r.nodeid)
+        inode = await self._ops.getattr(r.nodeid, self._content(r))
         return protocol.statx_reply(r.nodeid, inode, self._attributes_s(inode))
 
     async def lookup(self, r: Request) -> bytes:
@@ -216,7 +219,7 @@ class ViewPath(FastPath):
         elif opcode != Op.FORGET:
             payload.reply_error(self._device, unique, errno.ESTALE)
 
-    def _forget(self, ino: int, lookups: int) -> None:
+    def _forget_file(self, ino: int, lookups: int) -> None:
         self._lookups.forget(ino, lookups)
 
 
@@ -353,6 +356,9 @@ async def _serve(
     handlers = ViewHandlers(operations, backing, root, locks)
     path = ViewPath(device, operations, backing, handlers)
     notifier = KernelNotifier(device, drops=probe.cache_drop().available)
+    notifier.numbers = handlers.inodes.numbers
+    kernels = operations.open_files.kernels
+    kernels.append(handlers.inodes)
     forgetting = _Forgetting(operations, notifier, handlers)
     neighbour = views.neighbours.join(
         forgetting.shows, forgetting.changed, notifier.every_name, forgetting.attributes
@@ -374,6 +380,7 @@ async def _serve(
                     task_status.started()
     finally:
         neighbour.leave()
+        kernels.remove(handlers.inodes)
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(dev.detach, directory)
             await _release(operations, backing, locks)

@@ -128,7 +128,8 @@ class ViewLocks:
             return held
         handle = self._open_files.handle(fh)
         access = os.O_RDWR if handle.writable else os.O_RDONLY
-        fd = await trio.to_thread.run_sync(_open, self._mountpoint, handle.file.ino, access)
+        number = self._open_files.number(handle.file.ino)
+        fd = await trio.to_thread.run_sync(_open, self._mountpoint, number, access)
         if fh in self._held:  # another request of it was quicker
             _let_go(fd)
         return self._held.setdefault(fh, fd)

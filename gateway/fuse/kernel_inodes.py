@@ -1,0 +1,205 @@
+"""The inodes by which one kernel knows a file whose content other nodes replace.
+
+To a kernel all opens of an inode share its size, its pages and, by passthrough, its data file. So
+while a content of a file is open, what other nodes publish next is another inode to the kernel, of
+another number. Programs see the file's own number (st_ino) for both.
+
+| the kernel's inode | look-ups | who opens it | its attributes |
+|---|---|---|---|
+| the present one | lead to it | gets the newest content | the newest |
+| of a former content | no more | is told ESTALE: its name is looked up again | as it was opened |
+| the same, by a descriptor | none | asks again at once: it is renewed in place | the newest |
+
+Invariants
+- What is open by the present inode is the file's open file (`handles`), or nothing is.
+- A former content keeps its inode until its last handle is released.
+- A number says which file it is of, so that a handle of an NFS client leads there for good.
+"""
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from gateway.fuse.open_file import OpenFile
+from kvfs.errors import Stale
+
+OTHER: Final = 1 << 47
+"""Set in the numbers that are not the file's own."""
+_SHIFT: Final = 40
+_MOST: Final = 1 << 7
+_FILE: Final = ~(OTHER | (_MOST - 1) << _SHIFT)
+_HIGH: Final = ~_FILE
+"""Bits in which the numbers of a file's inodes differ: of a namespace's files those beyond the
+first 2^40 have one number each."""
+_REFUSED: Final = 256
+"""Threads that were told to look a name up again."""
+
+
+def ino_of(number: int) -> int:
+    """The file's own number."""
+    return number & _FILE if number & OTHER else number
+
+
+class Outdated(enum.Enum):
+    """What becomes of an open of an inode whose content was replaced."""
+
+    LOOK_UP = enum.auto()
+    """Its name is to be looked up again: ESTALE, on which the kernel begins anew."""
+    TAKE = enum.auto()
+    """That was done, and led to this inode since its content was the newest."""
+    RENEW = enum.auto()
+    """There is no name: it is opened by a descriptor or a file handle."""
+
+
+class KernelInodes:
+    """Those of one kernel."""
+
+    def __init__(self, holds: Callable[[OpenFile], bool]) -> None:
+        """`holds`: whether it has a file open, or is about to."""
+        self._holds = holds
+        self._present: dict[int, int] = {}
+        """Of files that have others than their own, the number of the present one."""
+        self._bound: dict[int, OpenFile] = {}
+        """By number, what is open by an inode that is not the present one."""
+        self._lookups: dict[int, int] = {}
+        """Of numbers that are not the file's own."""
+        self._outdated: set[int] = set()
+        """Numbers under which the kernel may keep pages of a former content."""
+        self._refused: dict[int, int] = {}
+        """By thread, the number that it was to look up again."""
+
+    def number(self, ino: int) -> int:
+        """Of the inode to which look-ups lead."""
+        return self._present.get(ino, ino) if self._present else ino
+
+    def numbers(self, ino: int) -> list[int]:
+        """Of all inodes by which it may know the file; the present one first."""
+        present = self.number(ino)
+        bound = (number for number, file in self._bound.items() if file.ino == ino)
+        return [present, *(number for number in bound if number != present)]
+
+    def looked_up(self, number: int) -> None:
+        """The kernel was given a number that is not the file's own."""
+        self._lookups[number] = self._lookups.get(number, 0) + 1
+
+    def forgotten(self, number: int, count: int) -> None:
+        """It gives back lookups of such a number."""
+        left = self._lookups.get(number, 0) - count
+        if left > 0:
+            self._lookups[number] = left
+            return
+        self._lookups.pop(number, None)
+        self._outdated.discard(number)
+        ino = ino_of(number)
+        if self._present.get(ino) == number and self.content(ino) is None:
+            del self._present[ino]
+
+    def forget(self, ino: int) -> None:
+        """It knows nothing of the file any more."""
+        self._present.pop(ino, None)
+        self._outdated.discard(ino)
+
+    def content(self, number: int) -> OpenFile | None:
+        """What is open by this inode, where that is not the present one."""
+        file = self._bound.get(number)
+        if file is not None and not self._holds(file):
+            del self._bound[number]
+            return None
+        return file
+
+    def has_open(self, number: int, file: OpenFile) -> bool:
+        """Whether this inode shows what `file`, the file's open file, has."""
+        return number == self.number(file.ino) and self._holds(file)
+
+    def can_part(self, file: OpenFile) -> bool:
+        """Whether there is a number for what follows this content."""
+        return not self._holds(file) or next(self._free(file.ino), 0) > 0
+
+    def part(self, file: OpenFile) -> None:
+        """A file's open file becomes a former content: look-ups lead to another inode."""
+        if self._holds(file):
+            ino = file.ino
+            number = self.number(ino)
+            self._bound[number] = file
+            self._outdated.add(number)
+            self._present[ino] = next(self._free(ino))
+
+    def rejoin(self, file: OpenFile) -> None:
+        """A former content becomes the file's open file again."""
+        number = next((number for number, bound in self._bound.items() if bound is file), None)
+        if number is None:
+            return
+        del self._bound[number]
+        if number == file.ino:
+            self._present.pop(number, None)
+        else:
+            self._present[file.ino] = number
+
+    def _free(self, ino: int) -> Iterator[int]:
+        if ino & _HIGH:
+            return
+        present = self.number(ino)
+        for one in range(_MOST):
+            number = ino | OTHER | one << _SHIFT
+            if number not in self._lookups and number not in self._bound and number != present:
+                yield number
+
+    def outdated(self, thread: int, number: int) -> Outdated:
+        """What becomes of a thread's open of an inode whose content was replaced."""
+        before = self._refused.get(thread, 0)
+        if before == number:
+            return Outdated.RENEW
+        if before and ino_of(before) == ino_of(number):
+            return Outdated.TAKE
+        self._refused[thread] = number
+        if len(self._refused) > _REFUSED:
+            del self._refused[next(iter(self._refused))]
+        return Outdated.LOOK_UP
+
+    def opens(self, thread: int, number: int, file: OpenFile) -> bool:
+        """This inode is opened; whether pages that the kernel may keep of it are of another
+        content. Raises Stale where another one is open by it."""
+        if self._refused:
+            self._refused.pop(thread, None)
+        bound = self.content(number) if self._bound else None
+        if bound is not None and bound is not file:
+            raise Stale("other nodes have replaced the content: look it up again")
+        if number != self.number(file.ino):
+            self._bound[number] = file
+            return True
+        if self._outdated and number in self._outdated:
+            self._outdated.remove(number)
+            return True
+        return False
+
+
+class Opener(NamedTuple):
+    """Who opens an inode."""
+
+    kernel: KernelInodes
+    number: int
+    thread: int
+
+    def holds(self, file: OpenFile) -> bool:
+        """Whether the inode shows what `file`, the file's open file, has."""
+        return self.kernel.has_open(self.number, file)
+
+    def content(self, file: OpenFile | None) -> OpenFile | None:
+        """What is open by the inode. `file`: the file's open file."""
+        found = self.kernel.content(self.number)
+        if found is None and file is not None and self.holds(file):
+            return file
+        return found
+
+    def former(self) -> OpenFile | None:
+        """The former content that is open by the inode."""
+        file = self.kernel.content(self.number)
+        return file if file is not None and file.is_former else None
+
+    def outdated(self) -> Outdated:
+        """As `KernelInodes.outdated`."""
+        return self.kernel.outdated(self.thread, self.number)
+
+    def opens(self, file: OpenFile) -> bool:
+        """As `KernelInodes.opens`."""
+        return self.kernel.opens(self.thread, self.number, file)
