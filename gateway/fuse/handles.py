@@ -561,7 +561,8 @@ class OpenFiles:
             file.armed = signature_of(os.fstat(file.fd))
 
     async def release(self, fh: int) -> int:
-        """Close a handle; the inode, when it was the last one, else 0."""
+        """Close a handle; the inode, when it was the last one, else 0. Cancelled: what was written
+        is recorded later (`Unrecorded`)."""
         handle = self._handles.pop(fh, None)
         if handle is None:
             raise Stale(_BAD_HANDLE)
@@ -582,6 +583,10 @@ class OpenFiles:
         except KvfsError as error:
             if file.writers == 0:
                 self.unrecorded.add(file, error)
+            raise
+        except trio.Cancelled:  # a view goes, or the mount
+            if file.writers == 0:
+                self.unrecorded.keep(file)
             raise
         finally:
             file.users -= 1
@@ -642,7 +647,7 @@ class OpenFiles:
                 await self.release(fh)
             except (KvfsError, OSError) as error:
                 log.error("inode %x: its last changes are not recorded: %s", handle.file.ino, error)
-        self.unrecorded.close()
+        await self.unrecorded.close()
         for ino in list(self._idle):
             self.let_go(ino)
 

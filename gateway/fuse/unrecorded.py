@@ -1,5 +1,6 @@
 """Files of the mount whose last close could not be recorded, since the engine was away or had no
-room: they stay open, and are recorded as soon as that can be.
+room, or the view through which they were written went: they stay open, and are recorded as soon as
+that can be.
 
 Their closes failed (EIO, ENOSPC), so whoever wrote them does not count on it; but this host's mount
 shows what others do not, and their names are taken.
@@ -47,9 +48,14 @@ class Unrecorded:
         if not isinstance(error, _PASSING) or file.ino in self._files:
             return
         log.warning("inode %x: its close is not recorded yet: %s", file.ino, error)
-        file.users += 1
-        self._files[file.ino] = file
-        self._arrived.set()
+        self.keep(file)
+
+    def keep(self, file: OpenFile) -> None:
+        """What its last writer wrote is recorded soon."""
+        if file.ino not in self._files:
+            file.users += 1
+            self._files[file.ino] = file
+            self._arrived.set()
 
     async def record(self, file: OpenFile) -> None:
         """Before somebody gets it. Raises as `Publishing.publish`: where it is NoSpace or
@@ -73,8 +79,9 @@ class Unrecorded:
             else:
                 self._arrived = trio.Event()
 
-    def close(self) -> None:
-        """The mount has gone."""
+    async def close(self) -> None:
+        """The mount has gone: what can be is recorded."""
+        await self._try_each()
         for file in list(self._files.values()):
             log.error("inode %x: its last close is not recorded", file.ino)
             self._end(file)

@@ -197,7 +197,8 @@ class ViewHandlers(Handlers):
         finally:
             if self._locks.has_locked(fh):
                 await stepping.aside()
-                await self._locks.released(fh)
+                with trio.CancelScope(shield=True):  # nobody else gives them back
+                    await self._locks.released(fh)
 
 
 class ViewPath(FastPath):
