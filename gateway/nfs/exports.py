@@ -25,6 +25,7 @@ SQUASHES: Final = get_args(Squash)
 Groups = Literal["client", "server"]
 GROUPS: Final = get_args(Groups)
 MOST_NETWORKS: Final = 256
+_LONGEST_PREFIX: Final = 99
 _is_plain: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}").fullmatch
 
 
@@ -52,13 +53,20 @@ class Exported(NamedTuple):
 
 
 def network(text: str) -> str:
-    """A network or an address in its usual form. Raises Invalid."""
+    """A network or an address in its usual form. Raises Invalid, also for what NFS-Ganesha's
+    configuration cannot hold: there it would end all exports."""
     if "%" in text:
         raise Invalid("a network has no scope ('%')")
     try:
-        return str(ipaddress.ip_network(text))
+        found = ipaddress.ip_network(text)
     except ValueError as error:
         raise Invalid(f"no network: {error}; write 10.1.0.0/16, or one address") from None
+    if _LONGEST_PREFIX < found.prefixlen < found.max_prefixlen:
+        raise Invalid(
+            f"{found}: NFS-Ganesha reads no prefix longer than /{_LONGEST_PREFIX}; write a shorter"
+            " one, or each address"
+        )
+    return str(found)
 
 
 def make(allow: Iterable[str], *, squash: Squash, read_only: bool, groups: Groups) -> Export:

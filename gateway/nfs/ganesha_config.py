@@ -77,8 +77,14 @@ MDCACHE {{
 """
 
 
+_HALVES: Final = {"0.0.0.0/0": "0.0.0.0/1, 128.0.0.0/1", "::/0": "::/1, 8000::/1"}
+"""Everybody: a prefix of no length is a path to Ganesha, or the end of its file."""
+
+
 def _client(network: str) -> str:
     """A network, or an address, as Ganesha reads them."""
+    if network in _HALVES:
+        return _HALVES[network]
     return network.removesuffix("/32").removesuffix("/128")
 
 

@@ -245,6 +245,15 @@ def test_a_client_of_another_network_enters_nothing(door: Door) -> None:
     door.kvfs("nfs", "unexport", "elsewhere")
 
 
+def test_an_export_to_everybody_is_served_beside_the_others(door: Door) -> None:
+    for networks in (("0.0.0.0/0", "::/0"), ("::/0", "0.0.0.0/0"), ("0.0.0.0/0",)):
+        door.exported("everybody", *(f"--allow={each}" for each in networks))
+        client = door.v41()
+        assert {"everybody", "open"} <= set(client.names(client.walk()))
+        client.walk("everybody")
+    door.kvfs("nfs", "unexport", "everybody")
+
+
 # ---- no way out of an export
 
 
@@ -459,6 +468,7 @@ def test_what_cannot_be_exported_is_refused(door: Door) -> None:
         (("export", "open", "--allow", "10.0.0.0/99"), "10.0.0.0/99"),
         (("export", "open", "--allow", "10.0.0.1/8"), "host bits"),
         (("export", "open", "--allow", "fe80::1%a; }"), "scope"),
+        (("export", "open", "--allow", "2001:db8::/112"), "no prefix longer than /99"),
         (("unexport", "hidden"), "not exported"),
     ):
         done = kvfs("nfs", *arguments, *place)
