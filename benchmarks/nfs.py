@@ -13,10 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks import _libnfs, _program
+from benchmarks import _libnfs, _program, _raw_v4
 from benchmarks._guard import Guard
 from benchmarks._interleave import NATIVE, Group, Results, Row, Target, run
 from benchmarks._libnfs import Client
@@ -32,6 +33,8 @@ _SETTINGS: Final = """MDCACHE { LRU_Run_Interval = 1; FD_LWMark_Percent = 0; FD_
     Reaper_Work_Per_Lane = 100000; }
 """
 _say: Final = _program.teller("nfs")
+Step = Callable[[], object]
+Ended = Callable[[], None]
 
 
 class Served(System):
@@ -48,6 +51,12 @@ class Served(System):
             each.mount(self.export)
         return made
 
+    def writers(self, version: int, count: int) -> Sequence[Client | _raw_v4.Writer]:
+        """Clients that write."""
+        if version == 3:
+            return self.clients(version, count)
+        return [_raw_v4.Writer(self.port, self.export) for _ in range(count)]
+
 
 class Plain(Served):
     """Ganesha on a directory."""
@@ -60,6 +69,7 @@ class Plain(Served):
 
     def start(self, guard: Guard) -> None:
         super().start(guard)
+        _open_to_all(self.root)
         place = self._base / "ganesha"
         place.mkdir()
         found = self._stack.enter_context(
@@ -89,7 +99,8 @@ class Door(Kvfs, Served):
 
     def start(self, guard: Guard) -> None:
         super().start(guard)
-        self.command("nfs", "export", "bench", "--squash", "none")
+        _open_to_all(self.root)
+        self.command("nfs", "export", "bench")
 
 
 def main() -> int:
@@ -133,11 +144,14 @@ def _groups(size: int) -> list[Group]:
         create = Row(f"v{version} create + close", "µs", False, _targets(0.5))
         unlink = Row(f"v{version} unlink", "µs", False)
         groups += [
-            Group([read, read_cpu], _reading(read, read_cpu, version, size), _preparing(size)),
+            Group(
+                [read, read_cpu],
+                _moving([read, read_cpu], version, size, _reading),
+                _preparing(size),
+            ),
             Group([create, unlink], _making(create, unlink, version)),
+            Group([write, write_cpu], _moving([write, write_cpu], version, size, _writing)),
         ]
-        if version == 3:  # see _libnfs.Client.write
-            groups.append(Group([write, write_cpu], _writing(write, write_cpu, version, size)))
     return groups
 
 
@@ -154,39 +168,45 @@ def _preparing(size: int) -> Callable[[System], None]:
     return prepare
 
 
-def _reading(
-    speed: Row, cpu: Row, version: int, size: int
+def _reading(system: "Served", version: int, part: int) -> tuple[list[Step], Ended]:
+    clients = system.clients(version, _CONNECTIONS)
+    steps: list[Step] = [
+        partial(each.read, "/read", at * part, part) for at, each in enumerate(clients)
+    ]
+    return steps, lambda: _close(clients)
+
+
+def _writing(system: "Served", version: int, part: int) -> tuple[list[Step], Ended]:
+    writers = system.writers(version, _CONNECTIONS)
+    steps: list[Step] = [
+        partial(each.write, f"/written-{at}", part) for at, each in enumerate(writers)
+    ]
+
+    def end() -> None:
+        _close(writers)
+        for written in system.root.glob("written-*"):
+            written.unlink()
+
+    return steps, end
+
+
+def _moving(
+    rows: Sequence[Row],
+    version: int,
+    size: int,
+    moving: Callable[["Served", int, int], tuple[list[Step], Ended]],
 ) -> Callable[[System], Mapping[str, float]]:
+    """`rows`: speed and CPU. `moving` makes the steps of all connections, each of which moves a
+    part of as many bytes, and what ends them."""
+    speed, cpu = rows
+
     def measure(system: System) -> Mapping[str, float]:
         assert isinstance(system, Served)
-        clients = system.clients(version, _CONNECTIONS)
-        part = size // len(clients)
-        steps = [
-            (lambda client=client, at=at: client.read("/read", at * part, part))
-            for at, client in enumerate(clients)
-        ]
-        seconds, used = _together(system, steps)
-        _close(clients)
-        return {speed.name: size / seconds / 1e6, cpu.name: used * _GIB / size}
-
-    return measure
-
-
-def _writing(
-    speed: Row, cpu: Row, version: int, size: int
-) -> Callable[[System], Mapping[str, float]]:
-    def measure(system: System) -> Mapping[str, float]:
-        assert isinstance(system, Served)
-        clients = system.clients(version, _CONNECTIONS)
-        part = size // len(clients)
-        steps = [
-            (lambda client=client, at=at: client.write(f"/written-{at}", part))
-            for at, client in enumerate(clients)
-        ]
-        seconds, used = _together(system, steps)
-        for at, client in enumerate(clients):
-            client.unlink(f"/written-{at}")
-        _close(clients)
+        steps, end = moving(system, version, size // _CONNECTIONS)
+        try:
+            seconds, used = _together(system, steps)
+        finally:
+            end()
         return {speed.name: size / seconds / 1e6, cpu.name: used * _GIB / size}
 
     return measure
@@ -196,28 +216,35 @@ def _making(create: Row, unlink: Row, version: int) -> Callable[[System], Mappin
     def measure(system: System) -> Mapping[str, float]:
         assert isinstance(system, Served)
         directory = system.root / "many"
-        directory.mkdir()
-        (client,) = system.clients(version, 1)
-        began = time.perf_counter()
-        for number in range(_FILES):
-            client.create(f"/many/{number}")
-        made = time.perf_counter()
-        for number in range(_FILES):
-            client.unlink(f"/many/{number}")
-        ended = time.perf_counter()
-        client.close()
-        shutil.rmtree(directory)
+        _open_to_all(directory)
+        try:
+            (client,) = system.clients(version, 1)
+            began = time.perf_counter()
+            for number in range(_FILES):
+                client.create(f"/many/{number}")
+            made = time.perf_counter()
+            for number in range(_FILES):
+                client.unlink(f"/many/{number}")
+            ended = time.perf_counter()
+            client.close()
+        finally:
+            shutil.rmtree(directory)
         each = 1e6 / _FILES
         return {create.name: (made - began) * each, unlink.name: (ended - made) * each}
 
     return measure
 
 
-def _together(system: System, steps: Sequence[Callable[[], None]]) -> tuple[float, float]:
+def _open_to_all(directory: Path) -> None:
+    directory.mkdir(exist_ok=True)
+    directory.chmod(0o777)
+
+
+def _together(system: System, steps: Sequence[Step]) -> tuple[float, float]:
     """Seconds that they take, and seconds of CPU that the servers took meanwhile."""
     failures: list[BaseException] = []
 
-    def step(work: Callable[[], None]) -> None:
+    def step(work: Step) -> None:
         try:
             work()
         except OSError as error:
@@ -243,7 +270,7 @@ def _cpu_s(system: System) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _close(clients: Sequence[Client]) -> None:
+def _close(clients: Sequence[Client | _raw_v4.Writer]) -> None:
     for each in clients:
         each.close()
 
