@@ -76,8 +76,8 @@ class StableListings:
         """Those among them that changed since."""
 
     def changed(self, ino: int) -> None:
-        """Names of this directory have changed, which its times may not tell: clocks of several
-        hosts differ."""
+        """Names of this directory have changed, which its times may not tell: they go by ticks of
+        4 ms, and clocks of several hosts differ."""
         self._kept.pop(ino, None)
         if ino in self._reading:
             self._outdated.add(ino)

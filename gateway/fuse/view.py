@@ -173,6 +173,10 @@ class ViewHandlers(Handlers):
         is_fixed = inode.flags & Flag.SEALED or inode.mode & 0o170000 != 0o100000
         return seconds if is_fixed else min(seconds, _UNSEALED_S)
 
+    def _told(self, parent: int, name: bytes, ino: int = 0) -> None:
+        self.listings.changed(parent)
+        super()._told(parent, name, ino)
+
     def _told_of_data(self, ino: int) -> None:
         # The mount's kernel may have pages of what it relays.
         self._told(ino, b"", ino)

@@ -414,6 +414,13 @@ def test_a_listing_goes_on_while_its_directory_changes(side: Side, home: Path) -
     assert stays <= set(listed)
 
 
+def test_a_listing_tells_of_the_change_just_before_it(side: Side, home: Path) -> None:
+    (home / "0").touch()
+    for number in range(40):
+        side.client.rename(side.home, str(number), side.home, str(number + 1))
+        assert side.client.names(side.home) == [str(number + 1)]
+
+
 # ---- kills
 
 
