@@ -49,17 +49,11 @@ class LookupCounts(Protocol):
         """The kernel was given this inode number in `count` replies."""
 
 
-class Streams(Protocol):
-    """Open directories: see `directories.DirectoryStreams`."""
+class Listings(Protocol):
+    """Listings of directories: see `directories.DirectoryStreams`."""
 
-    async def open(self, ino: int) -> int:
-        """A number for the open directory."""
-
-    async def read(self, fh: int, offset: int, limit: int) -> list[Entry]:
-        """A page of it."""
-
-    def close(self, fh: int) -> None:
-        """It is open no more."""
+    async def read(self, at: int, offset: int, limit: int) -> list[Entry]:
+        """A page of one. `at`: what `Handlers._listed` says."""
 
 
 class Request:
@@ -112,7 +106,7 @@ class Handlers:
         self._backing = backing
         self._coherence = operations.coherence
         self.inodes = KernelInodes(backing.holds)
-        self._directories: Streams = operations.directories
+        self._listings: Listings = operations.directories
         self.beside: Neighbour | None = None
         """Where other connections of the node are told what is changed through this one."""
         self.inline: dict[int, Handler] = {
@@ -458,20 +452,24 @@ class Handlers:
     # ---- directories
 
     async def opendir(self, r: Request) -> bytes:
-        fh = await self._directories.open(r.nodeid)
+        fh = await self._ops.directories.open(r.nodeid)
         # What others change is in no listing that the kernel keeps.
         kept = Fopen.CACHE_DIR | Fopen.KEEP_CACHE if self._coherence is None else 0
         return protocol.OPEN_OUT.pack(fh, kept, 0)
 
     async def releasedir(self, r: Request) -> bytes:
-        self._directories.close(protocol.RELEASE_IN.unpack_from(r.body)[0])
+        self._ops.directories.close(protocol.RELEASE_IN.unpack_from(r.body)[0])
         return b""
+
+    def _listed(self, _r: Request, fh: int) -> int:
+        """By what `_listings` know the directory that is listed: the open one."""
+        return fh
 
     async def readdir(self, r: Request) -> bytes:
         fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(r.body)
         out = bytearray()
-        limit = size // _LEAST_DIRENT
-        for following, name, ino, inode in await self._directories.read(fh, offset, limit):
+        at, limit = self._listed(r, fh), size // _LEAST_DIRENT
+        for following, name, ino, inode in await self._listings.read(at, offset, limit):
             one = protocol.dirent(ino, following, name, inode.mode)
             if len(out) + len(one) > size:
                 break
@@ -481,11 +479,12 @@ class Handlers:
     async def readdirplus(self, r: Request) -> bytes:
         fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(r.body)
         out = bytearray()
+        listed = self._listed(r, fh)
         if not offset:
-            return await self._first_entries(fh, size)
+            return await self._first_entries(listed, size)
         live, looked_up = self._ops.live, self._holders.looked_up
         limit = size // (_LEAST_DIRENT + protocol.ENTRY_BYTES)
-        page = await self._directories.read(fh, offset, limit)
+        page = await self._listings.read(listed, offset, limit)
         page = await self._ops.introductions.page(page)
         for at, entry in enumerate(page):
             following, name, ino, inode = entry
@@ -502,12 +501,12 @@ class Handlers:
             out += one
         return bytes(out)
 
-    async def _first_entries(self, fh: int, size: int) -> bytes:
+    async def _first_entries(self, listed: int, size: int) -> bytes:
         """The first reply of a READDIRPLUS: names and types alone, since the kernel does not know
         yet whether anybody wants more of them."""
         out = bytearray()
         limit = size // (_LEAST_DIRENT + protocol.ENTRY_BYTES)
-        for following, name, ino, inode in await self._directories.read(fh, 0, limit):
+        for following, name, ino, inode in await self._listings.read(listed, 0, limit):
             one = protocol.dirent(ino, following, name, inode.mode)
             if len(out) + protocol.ENTRY_BYTES + len(one) > size:
                 break

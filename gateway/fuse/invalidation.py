@@ -73,6 +73,12 @@ class KernelNotifier:
             with contextlib.suppress(OSError):  # it does not know them, or the mount has gone
                 os.write(self._device, forgetting.inode(number, pages=False))
 
+    def listing(self, ino: int) -> None:
+        """The same of what it keeps of a directory's listing, where no whole one is kept: that
+        waits for no lock either."""
+        with contextlib.suppress(OSError):
+            os.write(self._device, forgetting.inode(ino, pages=True))
+
     async def content(self, ino: int) -> None:
         """The kernel has forgotten a file's content and attributes when this returns. Raises
         Unavailable after a deadline."""

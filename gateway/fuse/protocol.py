@@ -178,6 +178,8 @@ MAX_WRITE: Final = MAX_PAGES * PAGE
 BUFFER_BYTES: Final = MAX_WRITE + PAGE
 MINOR: Final = 40
 """The protocol minor that the reply to INIT names: the first with passthrough."""
+NO_OPENDIR_MINOR: Final = 29
+"""The first whose kernel takes ENOSYS to OPENDIR for every directory (Linux 5.1)."""
 NAME_MAX: Final = 255
 BLOCK_SIZE: Final = 4096
 

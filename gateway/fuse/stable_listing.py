@@ -1,5 +1,5 @@
 """Listings whose offsets outlive the stream that told them: what NFS needs, whose every request
-opens the directory anew.
+opens the directory anew. So they are asked for by directory, and none needs to be opened.
 
 Names are listed in the order of their hashes, and an offset is the hash of the name before it, as
 in ext4. So it says where to go on whatever came or went meanwhile, in another stream, and after a
@@ -16,9 +16,8 @@ from typing import Final
 import trio
 import xxhash
 
-from gateway.fuse.directories import Entry, dots, require_directory
+from gateway.fuse.directories import Entry, dots
 from kvfs import stepping
-from kvfs.errors import Stale
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import Inode, unpack_inode
@@ -61,14 +60,11 @@ class Listing:
 
 
 class StableListings:
-    """The open directories of one view. The same interface as `DirectoryStreams`."""
+    """The directories of one view."""
 
     def __init__(self, node: Node) -> None:
         self._engine = node.engine
         self._coherence = node.coherence
-        self._streams: dict[int, int] = {}
-        """The inode of each open directory."""
-        self._next = 1
         self._kept: OrderedDict[int, Listing] = OrderedDict()
         self._reading: Counter[int] = Counter()
         """Directories that are read now, how often."""
@@ -82,24 +78,11 @@ class StableListings:
         if ino in self._reading:
             self._outdated.add(ino)
 
-    async def open(self, ino: int) -> int:
-        """Raises Stale, NotADirectory; Unavailable."""
-        await require_directory(self._engine, self._coherence, ino)
-        fh = self._next
-        self._next += 1
-        self._streams[fh] = ino
-        return fh
-
-    def close(self, fh: int) -> None:
-        """Forget the stream."""
-        self._streams.pop(fh, None)
-
-    async def read(self, fh: int, offset: int, limit: int) -> list[Entry]:
+    async def read(self, ino: int, offset: int, limit: int) -> list[Entry]:
         """At most `limit` entries from `offset` on, `.` and `..` first. Fewer than asked for is not
-        the end; none is."""
-        ino = self._streams.get(fh)
-        if ino is None:
-            raise Stale("no such open directory")
+        the end; none is. Raises Stale; Unavailable."""
+        if self._coherence is not None:
+            await self._coherence.fresh(ino)
         listing = await self._listing(ino)
         page = [] if offset >= _DOTS else await self._engine.read(lambda t: dots(t, ino, offset))
         at = max(offset, _DOTS)

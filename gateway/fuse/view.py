@@ -140,16 +140,22 @@ class ViewHandlers(Handlers):
     """As `Handlers`, of one namespace."""
 
     def __init__(
-        self, operations: Operations, backing: ViewBacking, root: int, locks: ViewLocks
+        self,
+        operations: Operations,
+        backing: ViewBacking,
+        notifier: KernelNotifier,
+        root: int,
+        locks: ViewLocks,
     ) -> None:
         super().__init__(operations, backing, root)
+        self._notifier = notifier
         self._locks = locks
         self.waiting.update(locks.table())
         self._view_backing = backing
         self.lookups = Lookups(operations)
         self._holders = self.lookups
         self.listings = StableListings(operations.node)
-        self._directories = self.listings
+        self._listings = self.listings
 
     def _entry(self, ino: int, inode: Inode) -> bytes:
         if ino == self.root:  # the kernel holds its root without counting
@@ -190,8 +196,25 @@ class ViewHandlers(Handlers):
             raise Stale("above the root of an export there is nothing")
         return await super().lookup(r)
 
-    async def opendir(self, r: Request) -> bytes:
-        return protocol.OPEN_OUT.pack(await self._directories.open(r.nodeid), 0, 0)
+    async def opendir(self, _r: Request) -> bytes:
+        return protocol.OPEN_OUT.pack(0, 0, 0)
+
+    def _listed(self, r: Request, _fh: int) -> int:
+        return r.nodeid
+
+    async def readdir(self, r: Request) -> bytes:
+        return self._unkept(r, await super().readdir(r))
+
+    async def readdirplus(self, r: Request) -> bytes:
+        return self._unkept(r, await super().readdirplus(r))
+
+    def _unkept(self, r: Request, reply: bytes) -> bytes:
+        """A kernel that opens directories without asking keeps each listing that it has seen the
+        end of, and goes by it in the middle whatever has changed. It has nothing of it when it sees
+        the end."""
+        if not reply:
+            self._notifier.listing(ROOT_INODE if r.nodeid == self.root else r.nodeid)
+        return reply
 
     async def release(self, r: Request) -> bytes:
         fh = protocol.RELEASE_IN.unpack_from(r.body)[0]
@@ -214,6 +237,11 @@ class ViewPath(FastPath):
         super().__init__(device, None, operations, backing, handlers)
         self._lookups = handlers.lookups
         self._namespace = namespace_of(handlers.root)
+
+    def _answer_alone(self, opcode: int, unique: int) -> None:
+        if opcode == Op.INIT and self.kernel_minor >= protocol.NO_OPENDIR_MINOR:
+            del self._handlers.inline[Op.OPENDIR]  # told so, it opens directories without asking
+        super()._answer_alone(opcode, unique)
 
     def _dispatch(self, n: int) -> None:
         """A handle may name any inode: what is of another namespace is not here."""
@@ -358,9 +386,9 @@ async def _serve(
     )
     backing = ViewBacking(device, views.backing, operations.open_files.replaced)
     locks = ViewLocks(views.mountpoint, operations.open_files, operations.locks)
-    handlers = ViewHandlers(operations, backing, root, locks)
-    path = ViewPath(device, operations, backing, handlers)
     notifier = KernelNotifier(device, drops=probe.cache_drop().available)
+    handlers = ViewHandlers(operations, backing, notifier, root, locks)
+    path = ViewPath(device, operations, backing, handlers)
     notifier.numbers = handlers.inodes.numbers
     kernels = operations.open_files.kernels
     kernels.append(handlers.inodes)

@@ -414,6 +414,18 @@ def test_a_listing_goes_on_while_its_directory_changes(side: Side, home: Path) -
     assert stays <= set(listed)
 
 
+def test_a_listing_goes_on_by_what_is_there_now(side: Side, home: Path) -> None:
+    """Though all of it was listed before."""
+    for number in range(100):
+        (home / f"name-{number}").touch()
+    listed = list(side.client.entries(side.home))
+    after, left = listed[40], [each.name for each in listed[41:]]
+    for name in left[:20]:
+        side.client.remove(side.home, name)
+    page = side.client.page if hasattr(side.client, "minor") else side.client.readdir
+    assert [each.name for each in page(side.home, after.cookie).entries] == left[20:]
+
+
 def test_a_listing_tells_of_the_change_just_before_it(side: Side, home: Path) -> None:
     (home / "0").touch()
     for number in range(40):

@@ -65,6 +65,15 @@ def is_stale(side: Side, handle: bytes, once: bytes) -> bool:
     return False
 
 
+def is_found(side: Side, name: str) -> bool:
+    try:
+        side.lookup(side.home, name)
+    except NfsError as error:
+        assert "NOENT" in error.name, error
+        return False
+    return True
+
+
 def wait_until_stale(side: Side, handle: bytes, once: bytes) -> None:
     wait_until(lambda: is_stale(side, handle, once), "the handle is stale")
     with pytest.raises(NfsError, match="STALE"):
@@ -85,6 +94,7 @@ def test_an_evicted_file_is_stale_and_its_successor_another(
     with pytest.raises(NfsError, match="NOENT"):
         side.lookup(side.home, "block")
     (inside / "block").write_bytes(b"second" * 1000)
+    wait_until(lambda: is_found(side, "block"), "what the mount makes is found")
     again = side.lookup(side.home, "block")
     assert again != handle
     assert side.read(again) == b"second" * 1000
