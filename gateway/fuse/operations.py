@@ -23,12 +23,24 @@ from gateway.fuse.kernel_inodes import Opener
 from gateway.fuse.moved_names import MovedNames
 from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.orphans import Orphans
+from gateway.fuse.overtaken_opens import OvertakenOpens
 from gateway.fuse.protocol import NAME_MAX, Fattr
 from gateway.fuse.ranges import Ranges
 from gateway.fuse.xattrs import Xattrs
 from kvfs import clock
 from kvfs.coherence import Coherence
-from kvfs.errors import Busy, Exists, Invalid, NameTooLong, NoLocks, NotFound, Stale, Unreached
+from kvfs.errors import (
+    Busy,
+    Conflict,
+    Exists,
+    Invalid,
+    NameTooLong,
+    NoLocks,
+    NotFound,
+    OtherVersion,
+    Stale,
+    Unreached,
+)
 from kvfs.locks import Locks, Place
 from kvfs.meta import keys
 from kvfs.meta.interface import Transaction
@@ -75,6 +87,7 @@ class Operations:
         self.directories = DirectoryStreams(node)
         self.introductions = Introductions(node.engine, node.known, node.holders)
         self.moved_names = MovedNames(node.engine)
+        self.overtaken_opens = OvertakenOpens(node.bringing, node.files)
         self.xattrs = Xattrs(node.engine, node.evictor, node.store.root)
 
     # ---- names
@@ -96,7 +109,13 @@ class Operations:
             raise
         except NotFound:
             self.misses.missed(keys.file_entry(parent, name))
+            if thread is not None:
+                self.overtaken_opens.ended(thread)
             raise
+        if thread in self.overtaken_opens:
+            ino, inode = await self.overtaken_opens.settled(
+                (ino, inode), lambda: self.lookup(parent, name)
+            )
         if stat.S_ISDIR(inode.mode) and ino not in self.known:
             ino, inode = await self.introductions.read(lambda t: self._meet(t, parent, name))
         if not inode.nlink:
@@ -471,8 +490,20 @@ class Operations:
             await self._find_anew(thread, ino)
         try:
             if flags & os.O_APPEND and self.open_files.is_leased(ino, flags):
-                return await self.open_files.open_to_append(ino, flags, owner, thread, opener)
-            return await self.open_files.open(ino, flags, owner, opener)
+                handle = await self.open_files.open_to_append(ino, flags, owner, thread, opener)
+            else:
+                handle = await self.open_files.open(ino, flags, owner, opener)
+            self.overtaken_opens.ended(thread)
+            return handle
+        except (Stale, Conflict) as error:
+            if opener is None:
+                raise
+            is_again = self.overtaken_opens.failed(thread) or isinstance(error, Conflict)
+            if not is_again or self._is_strict(ino):
+                raise
+            miss = OtherVersion(str(error))
+            self.misses.found_nothing(miss)
+            raise miss from error
         except NotFound as error:
             self.misses.found_nothing(error)
             raise

@@ -1,6 +1,7 @@
 """One host reads what another rewrites: an open descriptor keeps the content that it was opened
 with, whole, and each open that comes after a close gives what was closed."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -184,3 +185,32 @@ def test_a_file_of_which_a_former_content_is_open_is_written_here(a: Path, b: Pa
         assert not (b / path).exists()
     finally:
         os.close(fd)
+
+
+def test_a_file_of_a_cache_that_is_replaced_all_the_time_is_there_or_a_miss(
+    a: Path, b: Path
+) -> None:
+    """Faster than its data come."""
+    drafts = [b / "cache" / f"draft {number}" for number in range(100)]
+    for draft in drafts:
+        draft.touch()
+        os.truncate(draft, 16 * _MIB)
+    name = Path("cache", "replaced")
+
+    def replace() -> None:
+        for draft in drafts:
+            draft.replace(b / name)
+
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    failed: set[int | None] = set()
+    while replacing.is_alive():
+        try:
+            with (a / name).open("rb") as file:
+                assert os.fstat(file.fileno()).st_size == 16 * _MIB
+        except OSError as error:
+            failed.add(error.errno)
+    replacing.join()
+    assert failed <= {errno.ENOENT}
+    wait_until(lambda: (a / name).exists(), "it is there")
+    assert (a / name).stat().st_size == 16 * _MIB

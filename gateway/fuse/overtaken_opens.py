@@ -1,0 +1,89 @@
+"""Opens of what other nodes replaced before its data had come here.
+
+An open names an inode, not a file. Where that was replaced meanwhile (ESTALE), the kernel looks the
+name up again and opens what is there now, once: where that is replaced while it comes, too, the
+program is told ESTALE, of a name that was there all the time. So the look-up brings the data: it
+can look the name up again as often as it likes.
+
+Invariants
+- Only the look-up that follows such an open, by the same thread, waits for data; for a bounded
+  time, since it keeps the directory from those who make files there.
+- Of a cache namespace nobody is told more than that the name is not there.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from kvfs import stepping
+from kvfs.bringing import Bringing
+from kvfs.errors import Conflict, KvfsError, NotFound, Stale
+from kvfs.incoming import SMALL_BYTES
+from kvfs.meta.records import Inode
+from kvfs.store.files import DataFiles
+
+_THREADS: Final = 256
+_MOST_S: Final = 1.0
+Found = tuple[int, Inode]
+
+
+class OvertakenOpens:
+    """Of one mount."""
+
+    def __init__(self, bringing: Bringing, files: DataFiles) -> None:
+        self._bringing = bringing
+        self._files = files
+        self._threads: dict[int, None] = {}
+        """Those whose last open failed so, the one that failed last at the end."""
+
+    def failed(self, thread: int) -> bool:
+        """An open of a thread did; whether the one before did, too. 0: of one that is not seen."""
+        if thread in self._threads:
+            del self._threads[thread]
+            return True
+        if thread:
+            self._threads[thread] = None
+            if len(self._threads) > _THREADS:
+                del self._threads[next(iter(self._threads))]
+        return False
+
+    def ended(self, thread: int) -> None:
+        """It has opened something, or there is no such name."""
+        if self._threads:
+            self._threads.pop(thread, None)
+
+    def __contains__(self, thread: int | None) -> bool:
+        return thread in self._threads
+
+    async def settled(self, found: Found, look: Callable[[], Awaitable[Found]]) -> Found:
+        """What a look-up found, or what it finds now: with its data here, where they come in time.
+        Raises as `look`."""
+        if self._needs_no_data(*found):
+            return found
+        await stepping.aside()
+        with trio.move_on_after(_MOST_S):
+            while not await self._bring(*found):
+                found = await look()
+        return found
+
+    def _needs_no_data(self, ino: int, inode: Inode) -> bool:
+        if inode.mode & 0o170000 != 0o100000 or inode.size > SMALL_BYTES:
+            return True
+        try:
+            self._files.stat(ino, inode.version)
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def _bring(self, ino: int, inode: Inode) -> bool:
+        """False where it was replaced meanwhile. What else keeps its data away its open says."""
+        if self._needs_no_data(ino, inode):
+            return True
+        try:
+            await self._bringing.begin(ino, inode).whole()
+        except (Conflict, NotFound, Stale):
+            return False
+        except (KvfsError, OSError):
+            pass
+        return True
