@@ -373,9 +373,12 @@ def _nfs(status: dict[str, Any] | None) -> Line:
         reason = "NFS-Ganesha is installed; NFS is off" if status else "NFS-Ganesha is installed"
         return Line(name=name, available=True, active=active, reason=reason, remedy=remedy)
     served = bool(nfs["is_serving"])
-    exported = len(nfs["exports"])
-    reason = f"{nfs['endpoint']}, {exported} exports" if served else nfs["problem"]
-    remedy = "" if served else "the node's log says more"
+    exported = nfs["exports"]
+    reason = f"{nfs['endpoint']}, {len(exported)} exports" if served else nfs["problem"]
+    lacking = [f"/{each['namespace']}: {each['problem']}" for each in exported if each["problem"]]
+    if served and lacking:
+        reason += f", not served: {'; '.join(lacking)}"
+    remedy = "" if served and not lacking else "the node's log says more"
     return Line(name=name, available=True, active=served, reason=reason, remedy=remedy)
 
 

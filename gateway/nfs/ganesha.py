@@ -23,6 +23,8 @@ _REREAD: Final = "Reread exports complete"
 _PACKAGES: Final = Path(__file__).resolve().parent.parent.parent
 _LINE_LIMIT: Final = 64 << 10
 _REREAD_S: Final = 10.0
+_REASONS: Final = 2
+"""The others follow from the first."""
 _LAST_WORDS_S: Final = 2.0
 _LEVELS: Final = {
     "EVENT": logging.DEBUG,
@@ -39,6 +41,10 @@ _HARMLESS: Final = re.compile(
     r"|No export entries|credential cache|RADOS|Setting log level"
 ).search
 """What it complains of though nothing is wrong: no Kerberos, no message bus, no port mapper."""
+_left_out: Final = re.compile(
+    r"^Config File \(\S+:(\d+)\): Errors processing block \(EXPORT\)"
+).match
+_place: Final = re.compile(r"^Config File \(\S+\): ")
 log = logging.getLogger(__name__)
 
 
@@ -62,6 +68,11 @@ class Ganesha:
         """Of Ganesha itself, once that is known."""
         self.complaint = ""
         """The last serious line of its log."""
+        self.left_out: dict[int, str] = {}
+        """Exports of the configuration that it read last which it does not serve as they stand
+        there: the first line of each, and why."""
+        self._reasons: list[str] = []
+        """What it complained of since then, or since the last of them."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> int:
         """Start it; started when it is ready. Returns its exit code when it has ended. Raises
@@ -116,6 +127,7 @@ class Ganesha:
     async def reread(self) -> None:
         """Have it read its configuration again; returns when it has. Raises Unavailable."""
         self._reread = trio.Event()
+        self.left_out, self._reasons = {}, []
         try:
             os.kill(self.pid or -1 << 30, signal.SIGHUP)
         except ProcessLookupError:
@@ -149,7 +161,17 @@ class Ganesha:
             self._reread.set()
         if level >= logging.ERROR and not _HARMLESS(text):
             self.complaint = text
+            self._heed(text)
         log.log(logging.DEBUG if _HARMLESS(text) else level, "%s", text)
+
+    def _heed(self, complaint: str) -> None:
+        """It leaves out an export after it has said why, and goes on without it."""
+        found = _left_out(complaint)
+        if found is None:
+            self._reasons.append(_place.sub("", complaint))
+        else:
+            self.left_out[int(found[1])] = "; ".join(self._reasons[:_REASONS]) or complaint
+            self._reasons.clear()
 
     async def _end(self, process: trio.Process) -> None:
         """The jail's process ends Ganesha when its standard input does."""

@@ -20,6 +20,7 @@ GRACE_S: Final = 10
 """After a start clients may only take back what they had, in v4."""
 _SQUASH: Final = {"none": "No_Root_Squash", "root": "Root_Squash", "all": "All_Squash"}
 _NOBODY: Final = 65534
+_BEGIN: Final = "EXPORT {"
 
 
 class Server(NamedTuple):
@@ -39,6 +40,11 @@ class Server(NamedTuple):
 def render(server: Server, exports: Sequence[tuple[Exported, str]]) -> str:
     """The whole file; of each export also its directory as Ganesha sees it."""
     return "\n".join([_core(server), *(_export(server, *each) for each in exports)]) + "\n"
+
+
+def first_lines(text: str) -> list[int]:
+    """Where each export of a whole file begins, by which Ganesha names it in its log."""
+    return [number for number, line in enumerate(text.splitlines(), 1) if line == _BEGIN]
 
 
 def _protocols(server: Server) -> str:
@@ -95,7 +101,7 @@ def _export(server: Server, exported: Exported, directory: str) -> str:
     # directory above the exports.
     protocols = "4" if export.squash == "none" else _protocols(server)
     return f"""\
-EXPORT {{
+{_BEGIN}
     Export_Id = {exported.number};
     Path = "{directory}";
     Pseudo = "/{exported.name}";

@@ -26,7 +26,7 @@ from gateway.fuse.view import innermost
 from gateway.nfs import connections, exports, port_mapper, requirements
 from gateway.nfs.exports import Exported
 from gateway.nfs.ganesha import Ganesha
-from gateway.nfs.ganesha_config import Server, render
+from gateway.nfs.ganesha_config import Server, first_lines, render
 from gateway.nfs.place import Place
 from kvfs.cluster.kept import which_node
 from kvfs.config import NFS_USUAL, Address, Config
@@ -59,6 +59,8 @@ class Serving:
         self._served: dict[int, Exported] = {}
         self._problems: dict[int, str] = {}
         """Of exports that cannot be served, by number."""
+        self._lines: dict[int, int] = {}
+        """Of the exports in the configuration, by their first lines."""
         self._ganesha: Ganesha | None = None
         self._look = trio.Event()
         self._looked = trio.Event()
@@ -248,7 +250,16 @@ class Serving:
         )
         place.list_views({each: self._filesystem(each) for each in exported})
         served = [(each, place.path(number)) for number, each in exported.items()]
-        place.configure(render(server, served))
+        text = render(server, served)
+        self._lines = dict(zip(first_lines(text), exported, strict=True))
+        place.configure(text)
+
+    def _problem_of(self, number: int) -> str:
+        """Why an export is not served as it is wanted; empty where it is."""
+        if number in self._problems or self._ganesha is None:
+            return self._problems.get(number, "")
+        left_out = self._ganesha.left_out.items()
+        return next((why for line, why in left_out if self._lines.get(line) == number), "")
 
     def _filesystem(self, number: int) -> uuid.UUID:
         """What handles name an export's filesystem by, the same at each start and on each node."""
@@ -304,7 +315,7 @@ class Serving:
                     "squash": each.export.squash,
                     "read_only": each.export.read_only,
                     "groups": each.export.groups,
-                    "problem": self._problems.get(each.number, ""),
+                    "problem": self._problem_of(each.number),
                 }
                 for each in await self._wanted()
             ],
