@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -25,14 +25,19 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
-async def watched(mountpoint: str) -> AsyncIterator[trio.Event]:
-    """While the block lasts, what is mounted there ends within seconds of this process' death, from
+async def watched(
+    mountpoint: str, held: int | None = None, answers: str = ""
+) -> AsyncIterator[trio.Event]:
+    """`held`, `answers`: the mount's device, and a file: after this process' death the mount does
+    not end, and nobody who waits for it is told anything, before that file is locked no more.
+
+    While the block lasts, what is mounted there ends within seconds of this process' death, from
     when the event is set, and until the block has ended, also where that is cancelled. To enter it
     is no checkpoint: nobody else takes away what was mounted a moment ago."""
     scope, begun = trio.CancelScope(shield=True), trio.Event()
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_keep, mountpoint, scope, begun)
+            nursery.start_soon(_keep, _Watched(mountpoint, held, answers), scope, begun)
             try:
                 yield begun
             finally:
@@ -43,11 +48,18 @@ async def watched(mountpoint: str) -> AsyncIterator[trio.Event]:
         raise group.exceptions[0] from None  # the block's, as it was
 
 
-async def _keep(mountpoint: str, scope: trio.CancelScope, begun: trio.Event) -> None:
+class _Watched(NamedTuple):
+    mountpoint: str
+    held: int | None
+    answers: str
+
+
+async def _keep(mount: _Watched, scope: trio.CancelScope, begun: trio.Event) -> None:
+    mountpoint = mount.mountpoint
     with scope:
         while True:
             try:
-                process = await _start(mountpoint)
+                process = await _start(mount)
             except OSError as error:
                 log.warning("the watchdog of %s cannot be started: %s", mountpoint, error)
                 process = None
@@ -58,8 +70,9 @@ async def _keep(mountpoint: str, scope: trio.CancelScope, begun: trio.Event) -> 
             await trio.sleep(_PAUSE_S)
 
 
-async def _start(mountpoint: str) -> trio.Process:
+async def _start(mount: _Watched) -> trio.Process:
     """Raises OSError."""
+    mountpoint = mount.mountpoint
     with contextlib.ExitStack() as closing:
         fds = [os.pidfd_open(os.getpid())]
         closing.callback(os.close, fds[0])
@@ -73,10 +86,10 @@ async def _start(mountpoint: str) -> trio.Process:
             [
                 *(sys.executable, "-I", "-S", watchdog_process.__file__),
                 *map(str, numbers),
-                *(str(_PACKAGES), found.device if found else "", mountpoint),
+                *(str(_PACKAGES), found.device if found else "", mountpoint, mount.answers),
             ],
             stdin=subprocess.DEVNULL,
-            pass_fds=fds,
+            pass_fds=fds if mount.held is None else [*fds, mount.held],
             cwd="/",
             start_new_session=True,  # who kills the daemon's process group does not kill it
         )

@@ -1,17 +1,22 @@
 """The watchdog of a mount: a process that waits for the end of its daemon and then ends the mount's
 connection to the kernel.
 
-    python -I -S watchdog_process.py PID PIDFD ABORT PACKAGES DEVICE MOUNTPOINT
+    python -I -S watchdog_process.py PID PIDFD ABORT PACKAGES DEVICE MOUNTPOINT ANSWERS
 
 PIDFD (of the daemon) and ABORT (see `device.open_abort`; -1: there is none) are inherited. Started,
 and ended in order, by `watchdog`. It imports nothing of KVFS, so that it takes 4 MB of memory of
 its own: whoever lacks ABORT asks a new interpreter.
+
+Where another process serves from the mount, the mount's open device is inherited too. Then whoever
+waits for an answer of the daemon waits on after its death, until the file ANSWERS (empty: there is
+none) is locked no more (flock(2)) by who would pass errors on to clients, which give up for them.
 
 A killed daemon is not always gone: while the kernel holds one of its threads in a lock, its
 descriptors stay open, and its pidfd does not say that it has ended. So the state of its first
 thread is looked at too, each second. That number is nobody else's while a thread is left.
 """
 
+import fcntl
 import os
 import select
 import signal
@@ -19,6 +24,8 @@ import sys
 import time
 
 _LOOK_MS = 1000
+_SILENT_S = 3.0
+_STEP_S = 0.005
 
 
 def main() -> None:
@@ -27,11 +34,13 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     pid, pidfd, abort = map(int, sys.argv[1:4])
-    packages, device, mountpoint = sys.argv[4:7]
+    packages, device, mountpoint, answers = sys.argv[4:8]
     ended = select.poll()
     ended.register(pidfd, select.POLLIN)
     while not ended.poll(_LOOK_MS) and not has_ended(pid):
         pass
+    if answers:
+        _wait_until_silent(answers)
     _say(f"the daemon (process {pid}) has died: its mount at {mountpoint} is ended")
     if abort >= 0:
         os.write(abort, b"1")
@@ -46,6 +55,21 @@ def has_ended(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] in "ZX"
     except (OSError, IndexError):
         return False  # gone, or about to: the pidfd says so
+
+
+def _wait_until_silent(answers: str) -> None:
+    """Not past a deadline."""
+    try:
+        fd = os.open(answers, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    deadline = time.monotonic() + _SILENT_S
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        except OSError:
+            time.sleep(_STEP_S)
 
 
 def _say(text: str) -> None:

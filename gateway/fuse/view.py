@@ -301,7 +301,9 @@ class _Forgetting:
 class _View:
     """One that is mounted, or about to be."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: str, answers: str) -> None:
+        self.directory = directory
+        self.answers = answers
         self.scope = trio.CancelScope()
         self.gone = trio.Event()
         self.is_served = False
@@ -330,18 +332,20 @@ class Views:
     def __contains__(self, namespace: int) -> bool:
         return namespace in self._views
 
-    async def add(self, namespace: int, directory: Path) -> None:
-        """Mount a namespace at an existing directory; returns when the view answers.
+    async def add(self, namespace: int, directory: Path, answers: Path) -> None:
+        """Mount a namespace at an existing directory; returns when the view answers. `answers`: a
+        file that is locked while who serves from there may answer; after a death of this process
+        the view does not end before.
 
         Raises Unavailable past a deadline, NotFound (no such namespace), Busy (it has a view
         already), and what mounting raises. Cancelled: nothing stays mounted."""
         if namespace in self._views:
             raise Busy("the namespace has a view already")
-        view = _View()
+        view = _View(str(directory), str(answers))
         self._views[namespace] = view
         try:
             with trio.fail_after(_START_DEADLINE_S):
-                await self._nursery.start(self._serve, namespace, str(directory), view)
+                await self._nursery.start(self._serve, namespace, view)
         except trio.TooSlowError:
             raise Unavailable(f"the view at {directory} did not answer in time") from None
         except RuntimeError as error:  # it was unmounted before it answered, or the mount has gone
@@ -358,28 +362,27 @@ class Views:
     async def _serve(
         self,
         namespace: int,
-        directory: str,
         view: _View,
         *,
         task_status: trio.TaskStatus[None],
     ) -> None:
         try:
             with view.scope:
-                await _serve(self, namespace, directory, task_status)
+                await _serve(self, namespace, view, task_status)
         except* (KvfsError, OSError) as group:
             error = innermost(group)
             if not view.is_served:
                 raise error from None
-            log.error("the view at %s has ended: %s", directory, error)
+            log.error("the view at %s has ended: %s", view.directory, error)
         finally:
             del self._views[namespace]
             view.gone.set()
 
 
 async def _serve(
-    views: Views, namespace: int, directory: str, task_status: trio.TaskStatus[None]
+    views: Views, namespace: int, view: _View, task_status: trio.TaskStatus[None]
 ) -> None:
-    operations, root = views.operations, namespace_root(namespace)
+    operations, root, directory = views.operations, namespace_root(namespace), view.directory
     await _require(operations, root)
     device = await trio.to_thread.run_sync(
         lambda: dev.mount_device(directory, allow_other=True, nosuid=True, nodev=True)
@@ -399,7 +402,7 @@ async def _serve(
     handlers.beside = neighbour
     mounts = operations.node.mounts
     try:
-        async with watched(directory) as begun:
+        async with watched(directory, device, view.answers) as begun:
             handlers.lookups.looked_up(root)
             await operations.introductions.read(
                 lambda t: operations.introductions.meet(root, tree.read_inode(t, root))

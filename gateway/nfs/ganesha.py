@@ -174,9 +174,11 @@ class Ganesha:
             self._reasons.clear()
 
     async def _end(self, process: trio.Process) -> None:
-        """The jail's process ends Ganesha when its standard input does."""
+        """The jail's process ends Ganesha when its standard input does, in order with a byte."""
         assert process.stdin is not None
         assert process.stderr is not None
+        with contextlib.suppress(trio.BrokenResourceError):
+            await process.stdin.send_all(b".")
         await process.stdin.aclose()
         with trio.move_on_after(STOP_S):
             await process.wait()

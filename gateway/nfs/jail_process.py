@@ -12,14 +12,18 @@ root there: exports in which root is not squashed are not served by version 3 (`
 Where GUARD is `guarded` (version 3 is served), what has a slash is no name there (`name_guard`).
 
 PID is the daemon's. Ganesha ends with this process, which ends when its standard input does, when
-the daemon has ended, or with Ganesha, whose exit code it takes. It imports nothing of KVFS but
-`name_guard`.
+the daemon has ended, or with Ganesha, whose exit code it takes. Where the daemon ends it in order,
+its input ends with a byte, and Ganesha is asked to end. Without one the daemon has died, and it is
+killed before the views end beneath it: it would tell clients errors for which they give up. This
+process imports nothing of KVFS but `name_guard`.
 
 Below ROOT, a directory of the daemon's, lie `jail` (empty), `etc`, `dev`, `run`, `conf`, `exports`
-(a shared mount, below which the daemon mounts and unmounts views) and `state`.
+(a shared mount, below which the daemon mounts and unmounts views), `state`, and two files on which
+this process has locks (flock(2)): `answers` while Ganesha may answer, `runs` until it has ended.
 """
 
 import ctypes
+import fcntl
 import os
 import select
 import signal
@@ -51,6 +55,7 @@ def main() -> int:
     os.chdir("/")
     daemon = int(sys.argv[1])
     root, exports, secret, guarded, program = sys.argv[2:7]
+    answers, _runs = (_locked(f"{root}/{name}") for name in ("answers", "runs"))
     ours, theirs = socket.socketpair()
     channel = theirs if guarded == "guarded" else None
     child = os.fork()
@@ -70,13 +75,27 @@ def main() -> int:
     while not (found := dict(waiting.poll(_LOOK_MS))) and not has_ended(daemon):
         pass
     if ended not in found:
+        _end(child, ended, in_order=bool(os.read(0, 1) if 0 in found else b""))
+    os.close(answers)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) & 0xFF
+
+
+def _end(child: int, ended: int, *, in_order: bool) -> None:
+    if in_order:
         os.kill(child, signal.SIGTERM)
         end = select.poll()
         end.register(ended, select.POLLIN)
-        if not end.poll(_STOP_S * 1000):
-            os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) & 0xFF
+        if end.poll(_STOP_S * 1000):
+            return
+    os.kill(child, signal.SIGKILL)
+
+
+def _locked(path: str) -> int:
+    """A descriptor with a lock on the file, until it is closed."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
 
 
 def has_ended(pid: int) -> bool:
@@ -111,7 +130,7 @@ def _become_ganesha(
         signal.signal(number, signal.SIG_DFL)
     _give_up_capabilities()
     place = f"/{secret}"
-    arguments = [program, "-F", "-L", "STDERR", "-N", "NIV_EVENT"]
+    arguments = [program, "-F", "-L", "STDERR", "-N", "NIV_EVENT", "-E", str(epoch())]
     arguments += ["-f", f"{place}/conf/ganesha.conf", "-p", f"{place}/state/ganesha.pid"]
     nowhere = os.open("/dev/null", os.O_RDWR)
     os.dup2(nowhere, 0)
@@ -124,6 +143,13 @@ def _become_ganesha(
         name_guard.begin(channel)
     environment = {"PATH": "/usr/sbin:/usr/bin", "LANG": "C.UTF-8"}
     os.execve(program, arguments, environment)  # noqa: S606  no shell
+
+
+def epoch() -> int:
+    """What tells this start from all others, on this node and the others of a cluster: write
+    verifiers and the numbers of clients are made of it. Ganesha's own would be the time in seconds,
+    which is the same for two starts within one, or where the clock was set back."""
+    return int.from_bytes(os.urandom(4), "big") or 1
 
 
 def _close(number: int) -> None:

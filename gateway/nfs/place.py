@@ -9,6 +9,7 @@ user alone. What `jail_process` makes of it is its subject.
 | run | the port mapper's socket | a run |
 | conf | Ganesha's configuration | a run |
 | exports | the views; a shared mount of a tmpfs, which root alone may enter | a run |
+| answers, runs | locked by the process of the jail | a run |
 | state (`nfs` of the store) | which clients had state, for their return after a restart | always |
 
 A handle of Ganesha's names the filesystem by what libblkid calls its UUID. So that it is the same
@@ -18,6 +19,7 @@ cannot be opened.
 """
 
 import ctypes
+import fcntl
 import os
 import secrets
 import shutil
@@ -29,13 +31,15 @@ from pathlib import Path
 from typing import Final
 
 from gateway.fuse import device
-from kvfs.errors import KvfsError, Unavailable
+from kvfs.errors import Busy, KvfsError, Unavailable
 
 _TABLES: Final = (
     *("passwd", "group", "nsswitch.conf", "ld.so.cache", "hosts", "netconfig"),
     *("services", "protocols", "localtime", "idmapd.conf", "resolv.conf", "host.conf"),
 )
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_SHARED = 2, 4, 4096, 1 << 20
+_LEFT_S: Final = 10.0
+_LOOK_S: Final = 0.02
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -51,6 +55,26 @@ class Place:
         self.exports = self.root / "exports"
         self._names: dict[int, str] = {}
         """Of the views' directories, by the exports' numbers."""
+
+    @property
+    def answers(self) -> Path:
+        """The file that is locked while a server may answer clients from the views."""
+        return self.root / "answers"
+
+    def wait_until_left(self) -> None:
+        """Return when no server of a node that was killed runs there. Raises Busy, OSError."""
+        try:
+            fd = os.open(self.root / "runs", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            deadline = time.monotonic() + _LEFT_S
+            while not _is_free(fd):
+                if time.monotonic() > deadline:
+                    raise Busy("the NFS-Ganesha of a node that was killed does not end")
+                time.sleep(_LOOK_S)
+        finally:
+            os.close(fd)
 
     def make(self) -> None:
         """Make it, in the place of what a node that was killed left. Raises Unavailable where a
@@ -163,6 +187,15 @@ class Place:
         if _libc.mount(*arguments) < 0:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error), str(target))
+
+
+def _is_free(fd: int) -> bool:
+    """Whether nobody has a lock on the file."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _mounted_below(root: Path) -> list[str]:

@@ -79,11 +79,12 @@ class Serving:
         self._node = node
         self._program = requirements.require()
         self._identity = _identity(node)
+        self._place = Place(node.store.run, node.store.root / "nfs")
+        await trio.to_thread.run_sync(self._place.wait_until_left)
         self._address = await trio.to_thread.run_sync(_bound, self._address)
         if self._config.nfs_v3:
             mount_port = Address(self._address.host, self._config.nfs_mount_port)
             await trio.to_thread.run_sync(_bound, mount_port)
-        self._place = Place(node.store.run, node.store.root / "nfs")
         node.reports["nfs"] = self._report
         node.control.handlers.update(nfs_look=self._answer_look, nfs_clients=self._answer_clients)
         started = False
@@ -236,7 +237,7 @@ class Serving:
     async def _have_view(self, views: Views, exported: Exported) -> None:
         if exported.number not in views:
             directory = await trio.to_thread.run_sync(self._place.view, exported.number)
-            await views.add(exported.number, directory)
+            await views.add(exported.number, directory, self._place.answers)
 
     def _write(self, exported: Mapping[int, Exported]) -> None:
         address, config, place = self._address, self._config, self._place

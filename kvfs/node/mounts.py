@@ -37,8 +37,9 @@ class Views(Protocol):
     def __contains__(self, namespace: int) -> bool:
         """Whether it has one."""
 
-    async def add(self, namespace: int, directory: Path) -> None:
-        """Mount a namespace at a directory."""
+    async def add(self, namespace: int, directory: Path, answers: Path) -> None:
+        """Mount a namespace at a directory. `answers`: a file that is locked while who serves from
+        there may answer."""
 
     async def remove(self, namespace: int) -> None:
         """Unmount it."""

@@ -24,6 +24,7 @@ from tests.nfs.v4_operations import (
     DirectoryEntry,
     Held,
     LockKind,
+    OpenResult,
     Operation,
     Page,
     ReadResult,
@@ -46,6 +47,7 @@ from tests.nfs.v4_operations import (
     lock_test,
     lookup,
     lookupp,
+    open_again,
     open_confirm,
     open_file,
     putfh,
@@ -266,8 +268,16 @@ class Client:
         """Confirmed, where the server wants an owner's first open to be."""
         who = (self.clientid, owner.name)
         operation = open_file(name, who, self._seqid(owner), share, deny, creation)
+        return self._opened(directory, operation, owner)
+
+    def open_again(self, handle: bytes, owner: Owner, share: Share = Share.BOTH) -> Opened:
+        """A file that was open so before the server was started anew."""
+        operation = open_again((self.clientid, owner.name), self._seqid(owner), share)
+        return self._opened(handle, operation, owner)
+
+    def _opened(self, at: bytes, operation: Operation[OpenResult], owner: Owner) -> Opened:
         handle = getfh()
-        reply = self._counted(owner, putfh(directory), operation, handle)
+        reply = self._counted(owner, putfh(at), operation, handle)
         opened = Opened(reply.of(handle), reply.of(operation).stateid, owner)
         if reply.of(operation).must_confirm:
             confirm = open_confirm(opened.stateid, self._seqid(owner))
@@ -306,11 +316,12 @@ class Client:
         kind: LockKind = LockKind.WRITE,
         offset: int = 0,
         length: int = WHOLE_FILE,
+        reclaim: bool = False,
     ) -> Locked:
         """The owner's first lock on this file. Raises LockDenied."""
         seqid = self._seqid(opened.owner)
         who = (self.clientid, owner.name)
-        operation = lock_first(kind, offset, length, (seqid, opened.stateid), who)
+        operation = lock_first(kind, offset, length, (seqid, opened.stateid), who, reclaim)
         reply = self._counted(opened.owner, putfh(opened.handle), operation)
         owner.seqid = 1
         return Locked(opened.handle, reply.of(operation), owner)
@@ -386,8 +397,13 @@ class Client41(Client):
     minor = 1
 
     def __init__(
-        self, connection: Connection, name: bytes | None = None, verifier: bytes | None = None
+        self,
+        connection: Connection,
+        name: bytes | None = None,
+        verifier: bytes | None = None,
+        reclaims: bool = False,
     ) -> None:
+        """`reclaims`: it says itself when it has taken back what it had."""
         super().__init__(connection)
         self.name = name or secrets.token_bytes(16)
         asked = exchange_id(verifier or secrets.token_bytes(VERIFIER_BYTES), self.name)
@@ -396,7 +412,8 @@ class Client41(Client):
         made = create_session(self.clientid, self.exchanged.sequence)
         self.session = compound(connection, self.minor, (made,)).of(made)
         self.sequence = 1
-        self.call(reclaim_complete())
+        if not reclaims:
+            self.call(reclaim_complete())
 
     def call(self, *operations: Operation[Any]) -> Reply:
         """The next request of the session's first slot."""

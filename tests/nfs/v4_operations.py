@@ -347,6 +347,17 @@ def open_file(
     return _made(18, "OPEN", packer, _unpack_open)
 
 
+def open_again(
+    owner: tuple[int, bytes], seqid: int, share_access: Share, share_deny: Share = Share.NONE
+) -> Operation[OpenResult]:
+    """Of the current file, which was open so before the server was started anew."""
+    packer = Packer().uint(seqid).uint(share_access).uint(share_deny)
+    _pack_owner(packer, owner)
+    _pack_creation(packer, None)
+    packer.uint(_CLAIM_PREVIOUS).uint(_NO_DELEGATION)
+    return _made(18, "OPEN", packer, _unpack_open)
+
+
 def open_confirm(stateid: Stateid, seqid: int) -> Operation[Stateid]:
     return _made(20, "OPEN_CONFIRM", _stateid(Packer(), stateid).uint(seqid), _unpack_stateid)
 
@@ -381,9 +392,11 @@ def lock_first(
     length: int,
     opened: tuple[int, Stateid],
     owner: tuple[int, bytes],
+    reclaim: bool = False,
 ) -> Operation[Stateid]:
-    """An owner's first lock on a file; `opened`: the seqid and the state of the open."""
-    packer = Packer().uint(kind).boolean(False).uint64(offset).uint64(length).boolean(True)
+    """An owner's first lock on a file; `opened`: the seqid and the state of the open; `reclaim`: it
+    was locked so before the server was started anew."""
+    packer = Packer().uint(kind).boolean(reclaim).uint64(offset).uint64(length).boolean(True)
     _stateid(packer.uint(opened[0]), opened[1]).uint(0)
     _pack_owner(packer, owner)
     return _made(LOCK, "LOCK", packer, _unpack_stateid)
@@ -493,7 +506,7 @@ def free_stateid(stateid: Stateid) -> Operation[None]:
 
 LOCK: Final = 12
 LOCKT: Final = 13
-_CLAIM_NULL: Final = 0
+_CLAIM_NULL, _CLAIM_PREVIOUS, _NO_DELEGATION = 0, 1, 0
 
 
 def _made(number: int, name: str, packer: Packer, unpack: Callable[[Unpacker], T]) -> Operation[T]:
