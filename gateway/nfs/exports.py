@@ -2,7 +2,9 @@
 
 An export is an attribute of its namespace's directory (`trusted.kvfs.nfs`, JSON), so it is alike on
 all nodes of a cluster, goes with its namespace, and changes in one transaction with it. Its number
-is the namespace's, which no other one ever gets: a handle leads to the same file on every node.
+is the namespace's, which no other one ever gets: a handle leads to the same file on every node. The
+same attribute of the root lists the numbers: what is exported is looked at each second, and costs
+what exports there are, however many namespaces.
 """
 
 import ipaddress
@@ -14,7 +16,7 @@ import msgspec
 
 from kvfs.errors import Invalid, NoAttribute, NotFound, NotSupported
 from kvfs.meta.interface import Transaction
-from kvfs.meta.records import namespace_root
+from kvfs.meta.records import ROOT_INODE, namespace_root
 from kvfs.namespace import inodes, spaces
 
 ATTRIBUTE: Final = b"trusted.kvfs.nfs"
@@ -87,6 +89,7 @@ def put(t: Transaction, name: bytes, export: Export, now: int) -> int:
         )
     value = msgspec.json.encode(msgspec.structs.replace(export, namespace=number))
     inodes.set_xattr(t, namespace_root(number), ATTRIBUTE, value, 0, now)
+    _list(t, {*_listed(t), number}, now)
     return number
 
 
@@ -97,21 +100,44 @@ def take_away(t: Transaction, name: bytes, now: int) -> None:
         inodes.remove_xattr(t, namespace_root(number), ATTRIBUTE, now)
     except NoAttribute:
         raise NotFound(f"{name.decode(errors='backslashreplace')} is not exported") from None
+    _list(t, _listed(t) - {number}, now)
 
 
 def list_all(t: Transaction) -> list[Exported]:
     """All of them, by number. What is not written by `put` exports nothing."""
     found = []
-    for listed in spaces.list_all(t):
+    for number in sorted(_listed(t)):
         try:
-            value = inodes.get_xattr(t, namespace_root(listed.id), ATTRIBUTE)
-            export = _parse(value, listed.id)
-        except (NoAttribute, Invalid):
+            value = inodes.get_xattr(t, namespace_root(number), ATTRIBUTE)
+            export = _parse(value, number)
+            name = spaces.get(t, number).name.decode(errors="replace")
+        except (NoAttribute, NotFound, Invalid):
             continue
-        name = listed.namespace.name.decode(errors="replace")
         if _is_plain(name):
-            found.append(Exported(listed.id, name, export))
+            found.append(Exported(number, name, export))
     return found
+
+
+def _listed(t: Transaction) -> set[int]:
+    """Numbers of namespaces, some of which may be exported no more, or have gone."""
+    try:
+        value = inodes.get_xattr(t, ROOT_INODE, ATTRIBUTE)
+        return msgspec.json.decode(value, type=set[int])
+    except (NoAttribute, msgspec.DecodeError):
+        return set()
+
+
+def _list(t: Transaction, numbers: set[int], now: int) -> None:
+    present = sorted(each for each in numbers if _is_exported(t, each))
+    inodes.set_xattr(t, ROOT_INODE, ATTRIBUTE, msgspec.json.encode(present), 0, now)
+
+
+def _is_exported(t: Transaction, number: int) -> bool:
+    try:
+        inodes.get_xattr(t, namespace_root(number), ATTRIBUTE)
+    except NoAttribute:
+        return False
+    return True
 
 
 def _parse(value: bytes, number: int) -> Export:

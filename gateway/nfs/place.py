@@ -22,6 +22,7 @@ import ctypes
 import fcntl
 import os
 import secrets
+import select
 import shutil
 import stat
 import time
@@ -55,6 +56,8 @@ class Place:
         self.exports = self.root / "exports"
         self._names: dict[int, str] = {}
         """Of the views' directories, by the exports' numbers."""
+        self._mounts: MountTable | None = None
+        self._mounted: set[int] = set()
 
     @property
     def answers(self) -> Path:
@@ -96,6 +99,9 @@ class Place:
 
     def clear(self) -> None:
         """Unmount and remove all of it but the state. Raises Unavailable, OSError."""
+        if self._mounts is not None:
+            self._mounts.close()
+            self._mounts = None
         if not self.root.exists():
             return
         for mounted in sorted(_mounted_below(self.root), key=len, reverse=True):
@@ -115,13 +121,16 @@ class Place:
         return directory
 
     def mounted(self) -> set[int]:
-        """The exports whose views are mounted now."""
-        found = set(_mounted_below(self.exports))
-        return {
-            number
-            for number, name in self._names.items()
-            if os.path.join(os.path.realpath(self.exports), name) in found
-        }
+        """The exports whose views are mounted now. The table of mounts is read where it has
+        changed."""
+        if self._mounts is None:
+            self._mounts = MountTable()
+        if self._mounts.have_changed():
+            found = set(_mounted_below(self.exports))
+            place = os.path.realpath(self.exports)
+            names = self._names.items()
+            self._mounted = {each for each, name in names if os.path.join(place, name) in found}
+        return self._mounted
 
     def path(self, number: int) -> str:
         """The same as Ganesha sees it."""
@@ -196,6 +205,26 @@ def _is_free(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+class MountTable:
+    """Tells whether something was mounted or unmounted, for a call of the kernel (proc(5))."""
+
+    def __init__(self) -> None:
+        self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._table, select.POLLPRI)
+        self._is_read = False
+
+    def have_changed(self) -> bool:
+        """Since this was asked last; true the first time."""
+        changed = bool(self._poll.poll(0)) or not self._is_read
+        self._is_read = True
+        return changed
+
+    def close(self) -> None:
+        """It is asked no more."""
+        os.close(self._table)
 
 
 def _mounted_below(root: Path) -> list[str]:

@@ -193,7 +193,7 @@ class Serving:
         """What is exported is served when this returns. Raises KvfsError, OSError."""
         if self._ganesha is None:
             return  # the next one begins with what is exported then
-        present = await trio.to_thread.run_sync(self._place.mounted)
+        present = self._place.mounted()
         lost = [each for each in self._served if each not in views or each not in present]
         if lost:
             # Ganesha must not find what lies beneath a view that has gone.
