@@ -3,14 +3,16 @@
 import ipaddress
 import socket
 from collections import Counter
+from collections.abc import Container
 from typing import Final
 
 _ESTABLISHED: Final = "01"
 _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
-def clients(port: int) -> dict[str, int]:
-    """Address of each client, and how many connections it has to this port of the host."""
+def clients(port: int, besides: Container[int]) -> dict[str, int]:
+    """Address of each client, and how many connections it has to this port of the host. Those from
+    ports `besides` do not count."""
     found: Counter[str] = Counter()
     for path in _TABLES:
         try:
@@ -18,7 +20,8 @@ def clients(port: int) -> dict[str, int]:
                 next(table)
                 for line in table:
                     fields = line.split()
-                    if fields[3] == _ESTABLISHED and _port(fields[1]) == port:
+                    is_ours = fields[3] == _ESTABLISHED and _port(fields[1]) == port
+                    if is_ours and _port(fields[2]) not in besides:
                         found[_address(fields[2])] += 1
         except OSError:  # no IPv6
             continue

@@ -60,7 +60,7 @@ class Ganesha:
             *(str(os.getpid()), str(root), *secrets, "guarded" if guarded else "", program),
         ]
         self._process: trio.Process | None = None
-        self._ready = trio.Event()
+        self.ready = trio.Event()
         self._reread = trio.Event()
         self._silent = trio.Event()
         """Its log has ended."""
@@ -91,13 +91,13 @@ class Ganesha:
                 nursery.start_soon(self._relay)
                 with trio.move_on_after(READY_S):
                     await self._until_ready(process)
-                if self._ready.is_set():
+                if self.ready.is_set():
                     task_status.started()
                     await process.wait()
                 with trio.move_on_after(_LAST_WORDS_S):
                     await self._silent.wait()
                 nursery.cancel_scope.cancel()
-            if not self._ready.is_set():
+            if not self.ready.is_set():
                 raise Unavailable(f"NFS-Ganesha does not start: {self._why()}")
             code = await process.wait()
         finally:
@@ -112,7 +112,7 @@ class Ganesha:
                 await wait()
                 nursery.cancel_scope.cancel()
 
-            nursery.start_soon(until, self._ready.wait)
+            nursery.start_soon(until, self.ready.wait)
             nursery.start_soon(until, process.wait)
 
     def _why(self) -> str:
@@ -156,7 +156,7 @@ class Ganesha:
         found = _split(line)
         level, text = (logging.ERROR, line) if found is None else _told(found)
         if _READY in text:
-            self._ready.set()
+            self.ready.set()
         if _REREAD in text:
             self._reread.set()
         if level >= logging.ERROR and not _HARMLESS(text):

@@ -7,6 +7,7 @@ view, all of them given out by one NFS-Ganesha in a jail. Once a second it looks
 |---|---|
 | an export comes, changes or goes | view, configuration, Ganesha reads it again; clients stay |
 | Ganesha ends | started again, after 0.1 s and then twice as long each time, 5 s at most |
+| Ganesha does not answer for a minute | killed, and so started again |
 | the mount goes | Ganesha ends, the views with the mount; all begin again with the next one |
 | the daemon ends, in order or not | Ganesha with it |
 """
@@ -23,7 +24,7 @@ from typing import Any, Final
 import trio
 
 from gateway.fuse.view import innermost
-from gateway.nfs import connections, exports, port_mapper, requirements
+from gateway.nfs import connections, exports, liveness, port_mapper, requirements
 from gateway.nfs.exports import Exported
 from gateway.nfs.ganesha import Ganesha
 from gateway.nfs.ganesha_config import Server, first_lines, render
@@ -39,6 +40,9 @@ _TABLES_S: Final = 60.0
 BACKOFF_S: Final = (0.1, 5.0)
 _HEALTHY_S: Final = 30.0
 _ANSWER_S: Final = 20.0
+_ASK_S: Final = 5.0
+_PATIENCE_S: Final = 60.0
+"""With an answer that Ganesha's own threads give; they may all wait for slow disks for a while."""
 _KVFS: Final = uuid.UUID("6f0f7a3e-6a0c-5d3c-9a52-5d1c5b8f7f11")
 log = logging.getLogger(__name__)
 
@@ -69,6 +73,8 @@ class Serving:
         """Whether there has been a mount that could have views."""
         self._told: Ganesha | None = None
         """Which Ganesha has read what `_served` says."""
+        self._own_ports: set[int] = set()
+        """Of connections that ask whether Ganesha answers."""
         self._looks = 0
         """How often it was begun to look what is exported."""
         self._problem = "it has not started yet"
@@ -166,8 +172,19 @@ class Serving:
             self._restarts += 1
 
     async def _run_one(self, ganesha: Ganesha, *, task_status: trio.TaskStatus[None]) -> None:
-        code = await ganesha.run(task_status=task_status)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, ganesha)
+            code = await ganesha.run(task_status=task_status)
+            nursery.cancel_scope.cancel()
         log.error("NFS-Ganesha (process %d) ended with code %d", ganesha.pid, code)
+
+    async def _watch(self, ganesha: Ganesha) -> None:
+        """End a Ganesha that runs but does not answer any more."""
+        await ganesha.ready.wait()
+        seconds = {"every_s": _ASK_S, "patience_s": _PATIENCE_S}
+        await liveness.until_silent(self._address, self._own_ports, **seconds)
+        ganesha.complaint = f"it did not answer for {_PATIENCE_S:.0f} s, and was killed"
+        ganesha.end()
 
     # ---- exports
 
@@ -295,7 +312,9 @@ class Serving:
         return {"clients": await self._clients()}
 
     async def _clients(self) -> dict[str, int]:
-        return await trio.to_thread.run_sync(connections.clients, self._address.port)
+        return await trio.to_thread.run_sync(
+            connections.clients, self._address.port, frozenset(self._own_ports)
+        )
 
     async def _report(self) -> dict[str, Any]:
         ganesha = self._ganesha
