@@ -1,14 +1,16 @@
 """Delegations: a node of a cluster that has one of a namespace may make files there of which nobody
 else knows. Functions of a transaction.
 
-So a directory that looks empty may hold a file. Whoever removes one has all other nodes give their
-delegations back first: then what they made there is known, and keeps its directory. Making a file
-costs nothing for it; the rare removal of a directory pays.
+So a directory that looks empty may hold a file, and a name that looks free be a file's. Whoever
+removes a directory has all other nodes give their delegations back first: then what they made there
+is known, and keeps its directory. So does whoever makes one, or moves it, where a close of theirs
+may be acknowledged before it is known (a cache). Making a file costs nothing for it; the rarer
+changes of directories pay.
 
 | key | written by |
 |---|---|
 | held | its node, with the first file that it makes there |
-| recalled | a node that wants to remove a directory |
+| recalled | a node that wants to remove a directory, or to make one |
 | none | its node, with the last of what only it knew; or who found that node dead |
 
 Invariants
@@ -63,6 +65,6 @@ def of_node(t: Transaction, node: bytes) -> list[int]:
 
 
 def check_none(t: Transaction, namespace_id: int) -> None:
-    """Before a directory of the namespace is removed. Raises Delegated."""
+    """Before a directory of the namespace is removed, or made. Raises Delegated."""
     if t.node and others(t, namespace_id):
         raise Delegated(namespace_id)

@@ -2,7 +2,8 @@
 
 Others may have used the name meanwhile: they could not see it. Of two files of one name that which
 is known last counts as closed last, unless its host was cut off in between: then it may be older,
-and gives way. No two hosts' clocks are compared.
+and gives way. No two hosts' clocks are compared. A directory takes a name from nobody: where it
+might, what others made is known first.
 
 What is not published yet takes its name from nobody, unless it is reserved: another file of that
 name may take the entry. It keeps its record, as if it were private, and its close sees to its name.
@@ -11,9 +12,9 @@ name may take the entry. It keeps its record, as if it were private, and its clo
 from enum import Enum
 from typing import Final
 
-from kvfs.meta import keys
+from kvfs.meta import delegations, keys
 from kvfs.meta.interface import Transaction
-from kvfs.meta.records import Flag, unpack_inode
+from kvfs.meta.records import Flag, namespace_of, unpack_inode, unpack_namespace
 from kvfs.namespace.entries import find_entry, lose_link
 from kvfs.namespace.inodes import is_directory, read_inode, write_inode
 
@@ -70,6 +71,18 @@ def settle(t: Transaction, ino: int, now: int, *, yields: bool = False) -> Place
     t.put(keys.orphan(ino), b"")
     write_inode(t, ino, inode)
     return place
+
+
+def check_unseen(t: Transaction, parent: int) -> None:
+    """Before a directory takes a free name: where others may hear of a file after its close, one of
+    that name may be closed already, and cannot take the name from a directory. Raises
+    `delegations.Delegated`."""
+    if not t.node:
+        return
+    namespace_id = namespace_of(parent)
+    value = t.get(keys.namespace(namespace_id))
+    if value is not None and unpack_namespace(value).may_lag:
+        delegations.check_none(t, namespace_id)
 
 
 def is_given_way(t: Transaction, parent: int, name: bytes) -> bool:

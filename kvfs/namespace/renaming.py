@@ -29,6 +29,7 @@ from kvfs.namespace.entries import (
     touch,
 )
 from kvfs.namespace.inodes import read_inode
+from kvfs.namespace.private import check_unseen
 
 RENAME_NOREPLACE: Final = 1
 RENAME_EXCHANGE: Final = 2
@@ -107,6 +108,8 @@ def _move(
     new_directory = live_directory(t, new[0])
     _check_not_inside(t, source, new[0])
     removed = None
+    if target is None and source.directory:
+        check_unseen(t, new[0])
     if target is not None:
         _check_replace(t, source, target)
         removed = _remove_target(t, target, new, now, keep)

@@ -52,6 +52,7 @@ from kvfs.namespace.inodes import (
     with_times,
     write_inode,
 )
+from kvfs.namespace.private import check_unseen
 from kvfs.namespace.renaming import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
@@ -144,7 +145,7 @@ def add(t: Transaction, parent: int, name: bytes, ino: int, inode: Inode) -> int
     directory inherits the bit too). Its ctime becomes the parent's. A directory at the top level
     becomes a durable namespace, whose number is not `ino` but the one returned. Raises Exists,
     NotFound (the parent was removed), NotADirectory, NotPermitted (anything but a directory at the
-    top level), NameTooLong, Invalid.
+    top level), NameTooLong, Invalid; `delegations.Delegated`.
     """
     spaces.check_name(name)
     if parent == ROOT_INODE:
@@ -156,6 +157,7 @@ def add(t: Transaction, parent: int, name: bytes, ino: int, inode: Inode) -> int
     _inherit_group(directory, inode)
     entry = keys.file_entry(parent, name)
     if is_directory(inode):
+        check_unseen(t, parent)
         inode.nlink = 2
         t.put(entry + b"/", keys.pack_u64(ino))
         touch(t, parent, directory, inode.ctime_ns, 1)

@@ -30,6 +30,7 @@ from kvfs.meta.records import Flag, Inode, namespace_of
 from kvfs.namespace import etags, odd, placements, spaces
 from kvfs.namespace.entries import Removed, is_empty, lose_link, relocate, touch
 from kvfs.namespace.inodes import BLOCK, add_usage, read_inode, set_blocks, write_inode
+from kvfs.namespace.private import check_unseen
 from kvfs.objects import attributes, finding, sound, versions
 from kvfs.objects.attributes import Metadata
 from kvfs.objects.facts import Facts
@@ -287,7 +288,9 @@ def tell(
 def add_directory(
     t: Transaction, bucket: Bucket, parent: int, name: bytes, flags: int, moment: Moment
 ) -> int:
-    """Make a directory whatever its name is, which must be free; its inode number."""
+    """Make a directory whatever its name is, which must be free; its inode number. Raises
+    `delegations.Delegated`."""
+    check_unseen(t, parent)
     top = read_inode(t, bucket.root)
     ino = spaces.allocate_inodes(t, bucket.id, 1)
     inode = _blank(stat.S_IFDIR | (top.mode & 0o777), top, parent, name, moment.now)

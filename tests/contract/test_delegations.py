@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.errors import Busy, NotEmpty, NotFound
+from kvfs.errors import Busy, Exists, NotADirectory, NotEmpty, NotFound
 from kvfs.meta import delegations, keys
 from kvfs.meta.mirror.behind import Behind
 from kvfs.meta.mirror.recalls import Recalls
-from kvfs.meta.records import Flag
+from kvfs.meta.records import Flag, namespace_of
 from kvfs.namespace import spaces, tree
 from tests.cluster.waiting import wait_until
 from tests.contract.hosts import NOW, TOP, Host
@@ -129,6 +129,41 @@ def test_what_was_closed_behind_keeps_its_directory(
         remove(one)
     assert [one.find(directory(one), b"%d" % number) for number in range(many)] == made
     agree(one, other, url)
+
+
+def make(host: Host, name: bytes) -> None:
+    host.mkdir(TOP, name)
+
+
+def move(host: Host, name: bytes) -> None:
+    host.write(lambda t: tree.rename(t, TOP, b"d", TOP, name, now=NOW, keep=lambda _: False))
+
+
+@pytest.mark.parametrize("take", [make, move])
+def test_what_was_closed_behind_keeps_its_name_from_directories(
+    hosts: Hosts, url: str, monkeypatch: pytest.MonkeyPatch, take: Callable[[Host, bytes], None]
+) -> None:
+    one, other = hosts
+    other.mirror.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(Behind, "run", lambda _: trio.sleep_forever())
+        other.start()
+    ino = other.create(TOP, b"f")
+    other.close_file(ino, behind=True)
+    with pytest.raises((Exists, NotADirectory)):
+        take(one, b"f")
+    assert one.find(TOP, b"f") == ino
+    agree(one, other, url)
+    take(one, b"e")
+
+
+def test_directories_ask_nobody_where_a_close_is_known_when_it_returns(hosts: Hosts) -> None:
+    one, _ = hosts
+    one.write(lambda t: spaces.set_policy(t, namespace_of(TOP), coherence="strict"))
+    asked = one.trips
+    one.mkdir(TOP, b"e")
+    assert one.trips == asked + 1
+    assert delegated(one) == {2: delegations.HELD}
 
 
 def test_an_empty_directory_goes_though_another_host_makes_files_elsewhere(

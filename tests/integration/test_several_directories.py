@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kvfs
-from kvfs.errors import NotEmpty
+from kvfs.errors import Exists, NotEmpty
 from s3api.identities import ADMINISTRATOR
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node
@@ -126,6 +126,40 @@ def test_what_a_close_in_a_cache_acknowledged_has_a_place(a: Node, b: Node) -> N
         with refused(errno.ENOTEMPTY):
             (below / f"{number}").rmdir()
     wait_until(lambda: all((each / "f").exists() for each in below.iterdir()), "all are seen")
+
+
+def by_mkdir(node: Node, path: str) -> None:
+    (node.mount / path).mkdir()
+
+
+def by_rename_to(node: Node, path: str) -> None:
+    source = node.mount / f"{path}-source"
+    source.mkdir(exist_ok=True)
+    source.rename(node.mount / path)
+
+
+def by_client_mkdir(node: Node, path: str) -> None:
+    with kvfs.Client(node.store) as client:
+        try:
+            client.mkdir(f"/{path}")
+        except Exists as error:
+            raise OSError(errno.EEXIST, str(error)) from None
+
+
+@pytest.mark.parametrize("take", [by_mkdir, by_rename_to, by_client_mkdir])
+def test_what_a_close_in_a_cache_acknowledged_keeps_its_name(
+    a: Node, b: Node, take: Callable[[Node, str], None]
+) -> None:
+    path = f"cache/{take.__name__}"
+    below, above = seen(a, b, path)
+    for number in range(20):
+        for name in ("first", "second", "last"):  # what follows closely is made known together
+            (above / f"{number}-{name}").write_bytes(b"content")
+        with refused(errno.EEXIST, errno.ENOTDIR):
+            take(a, f"{path}/{number}-last")
+    for number in range(20):
+        wait_until((below / f"{number}-last").exists, "the other host sees the file")
+        assert (below / f"{number}-last").read_bytes() == b"content"
 
 
 @NAMESPACES
