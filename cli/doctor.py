@@ -378,6 +378,8 @@ def _nfs(status: dict[str, Any] | None) -> Line:
     lacking = [f"/{each['namespace']}: {each['problem']}" for each in exported if each["problem"]]
     if served and lacking:
         reason += f", not served: {'; '.join(lacking)}"
+    if served and any(each["groups"] == "server" for each in exported):
+        reason += ", --groups server asks /etc/group alone, no directory service"
     remedy = "" if served and not lacking else "the node's log says more"
     return Line(name=name, available=True, active=served, reason=reason, remedy=remedy)
 

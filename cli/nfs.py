@@ -48,7 +48,8 @@ def command() -> None:
     type=click.Choice(["client", "server"]),
     default="client",
     show_default=True,
-    help="Who says which groups a user is in; a client can name 16.",
+    help="Who says which groups a user is in: the client, which can name 16, or this host's"
+    " /etc/group (no directory service).",
 )
 @settings.options("store")
 def export(

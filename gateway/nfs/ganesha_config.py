@@ -18,6 +18,8 @@ LEASE_S: Final = 10
 """Of a client's state in v4."""
 GRACE_S: Final = 10
 """After a start clients may only take back what they had, in v4."""
+GROUPS_S: Final = 2
+"""Which groups a user is in is believed, where this host says it."""
 _SQUASH: Final = {"none": "No_Root_Squash", "root": "Root_Squash", "all": "All_Squash"}
 _NOBODY: Final = 65534
 _BEGIN: Final = "EXPORT {"
@@ -62,6 +64,7 @@ NFS_CORE_PARAM {{
     Enable_NLM = false;
     Enable_RQUOTA = false;
     mount_path_pseudo = true;
+    Manage_Gids_Expiration = {GROUPS_S};
 }}
 NFSv4 {{
     Minor_Versions = 0, 1;

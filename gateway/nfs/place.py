@@ -56,6 +56,8 @@ class Place:
         self.exports = self.root / "exports"
         self._names: dict[int, str] = {}
         """Of the views' directories, by the exports' numbers."""
+        self._tables: dict[str, tuple[int, ...]] = {}
+        """What state of the system's tables was copied."""
         self._mounts: MountTable | None = None
         self._mounted: set[int] = set()
 
@@ -94,6 +96,7 @@ class Place:
         flags = _MS_NOSUID | _MS_NODEV
         self._mount(b"kvfs-nfs", self.exports, flags, "tmpfs", "mode=700,size=1m")
         self._mount(b"none", self.exports, _MS_SHARED)
+        self._tables.clear()
         self.copy_tables()
         self.list_views({})
 
@@ -165,25 +168,26 @@ class Place:
         """Ganesha's configuration, whole at every moment: half of one would end all exports."""
         self._write("conf/ganesha.conf", text)
 
-    def copy_tables(self) -> bool:
-        """The system's tables, as they are now; whether one had changed."""
-        changed = False
+    def copy_tables(self) -> None:
+        """The system's tables, as they are now; where none has changed, for a look at each. Raises
+        OSError."""
         for name in _TABLES:
             source = Path("/etc") / name
             try:
+                status = source.stat()
+                state = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+                if self._tables.get(name) == state:
+                    continue
                 content = source.read_bytes()
             except OSError:
                 continue
-            target = self.root / "etc" / name
-            if not target.exists() or target.read_bytes() != content:
-                target.write_bytes(content)
-                changed = True
-        return changed
+            self._write(f"etc/{name}", content)
+            self._tables[name] = state
 
-    def _write(self, name: str, text: str) -> None:
+    def _write(self, name: str, content: str | bytes) -> None:
         target = self.root / name
         fresh = target.with_name(f".{target.name}.new")
-        fresh.write_text(text)
+        fresh.write_bytes(content.encode() if isinstance(content, str) else content)
         fresh.replace(target)
 
     def _bind(self, source: Path, target: Path) -> None:

@@ -36,7 +36,6 @@ from kvfs.node import Node
 from kvfs.node.mounts import Views
 
 _LOOK_S: Final = 1.0
-_TABLES_S: Final = 60.0
 BACKOFF_S: Final = (0.1, 5.0)
 _HEALTHY_S: Final = 30.0
 _ANSWER_S: Final = 20.0
@@ -190,7 +189,6 @@ class Serving:
 
     async def _keep(self, views: Views) -> None:
         """Serve what is exported, until cancelled."""
-        tables_at = trio.current_time() + _TABLES_S
         while True:
             with trio.move_on_after(_LOOK_S):
                 await self._look.wait()
@@ -198,9 +196,7 @@ class Serving:
             self._looks += 1
             try:
                 await self._look_once(views)
-                if trio.current_time() > tables_at:
-                    tables_at = trio.current_time() + _TABLES_S
-                    await trio.to_thread.run_sync(self._place.copy_tables)
+                self._place.copy_tables()
             except (KvfsError, OSError) as error:
                 log.warning("NFS: what is exported could not be looked at: %s", error)
             self._looked.set()
