@@ -47,37 +47,46 @@ class KernelNotifier:
         self._token = trio.lowlevel.current_trio_token()
         self.numbers: Callable[[int], Sequence[int]] = lambda ino: (ino,)
         """Of the kernel's inodes of a file, the present one first."""
+        self._closed = False
+        """From then on there is nothing to forget, and the device's number may be another's."""
+
+    def _say(self, message: bytes) -> None:
+        if not self._closed:
+            self._notifier.tell(message)
+
+    def _say_now(self, message: bytes) -> None:
+        if not self._closed:
+            with contextlib.suppress(OSError):  # it does not know the inode, or the mount has gone
+                os.write(self._device, message)
 
     def entry(self, parent: int, name: bytes) -> None:
         """The kernel forgets the name, its absence too. Raises Unavailable."""
         held = self._is_held()
-        self._notifier.tell(forgetting.EVERY_NAME if held else forgetting.entry(parent, name))
+        self._say(forgetting.EVERY_NAME if held else forgetting.entry(parent, name))
 
     def removed(self, parent: int, name: bytes, ino: int) -> None:
         """As `entry`, of a name that was the inode's last. Raises Unavailable."""
         if self._is_held():
-            self._notifier.tell(forgetting.EVERY_NAME)
+            self._say(forgetting.EVERY_NAME)
         else:
-            self._notifier.tell(forgetting.removed(parent, name, self.numbers(ino)[0]))
+            self._say(forgetting.removed(parent, name, self.numbers(ino)[0]))
 
     def inode(self, ino: int, *, pages: bool) -> None:
         """The kernel forgets the attributes; with `pages` a directory's listing too. Raises
         Unavailable."""
         for number in self.numbers(ino):
-            self._notifier.tell(forgetting.inode(number, pages=pages))
+            self._say(forgetting.inode(number, pages=pages))
 
     def attributes(self, ino: int) -> None:
         """The kernel has forgotten the attributes of an inode that is in use when this returns:
         that waits for no lock."""
         for number in self.numbers(ino):
-            with contextlib.suppress(OSError):  # it does not know them, or the mount has gone
-                os.write(self._device, forgetting.inode(number, pages=False))
+            self._say_now(forgetting.inode(number, pages=False))
 
     def listing(self, ino: int) -> None:
         """The same of what it keeps of a directory's listing, where no whole one is kept: that
         waits for no lock either."""
-        with contextlib.suppress(OSError):
-            os.write(self._device, forgetting.inode(ino, pages=True))
+        self._say_now(forgetting.inode(ino, pages=True))
 
     async def content(self, ino: int) -> None:
         """The kernel has forgotten a file's content and attributes when this returns. Raises
@@ -105,15 +114,15 @@ class KernelNotifier:
     def every_name(self) -> None:
         """The kernel forgets all names, where it can. Raises Unavailable."""
         if self._drops:
-            self._notifier.tell(forgetting.EVERY_NAME)
+            self._say(forgetting.EVERY_NAME)
         else:
             log.error("a mount may show names that went until it is mounted anew")
 
     async def settled(self) -> None:
         """Returns when all that was said before has been taken, or every name was dropped because
-        that took too long. Raises Unavailable after a deadline."""
+        that took too long, or the mount has gone. Raises Unavailable after a deadline."""
         notifier = self._notifier
-        if await self._taken(_DEADLINE_S):
+        if await self._taken(_DEADLINE_S) or self._closed:
             return
         if self._notifier is notifier:
             self._start_over()
@@ -121,7 +130,8 @@ class KernelNotifier:
             raise Unavailable(_TOO_SLOW)
 
     async def close(self) -> bool:
-        """End the threads; whether they ended in time."""
+        """End the threads; whether they ended in time. What is said later is said to nobody."""
+        self._closed = True
         threads = [each for each in (self._notifier, self._held) if each is not None]
         ended = [await trio.to_thread.run_sync(each.close, _DEADLINE_S) for each in threads]
         return all(ended)
@@ -142,6 +152,8 @@ class KernelNotifier:
         self._notifier = Notifier(self._device, [(forgetting.EVERY_NAME, None), *left])
 
     async def _taken(self, deadline_s: float) -> bool:
+        if self._closed:
+            return True
         done = trio.Event()
         self._notifier.flush(lambda: self._tell(done))
         with trio.move_on_after(deadline_s):

@@ -8,6 +8,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from gateway.fuse import invalidation
 from gateway.fuse.invalidation import KernelNotifier
+from kvfs.changes import Change
 
 
 def test_nobody_waits_for_a_mount_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,5 +48,27 @@ def test_nobody_waits_for_a_mount_that_has_gone(monkeypatch: pytest.MonkeyPatch)
                 await closed.wait()
 
     trio.run(main)
+    os.close(device)
+    os.close(out)
+
+
+def test_a_mount_that_has_gone_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looked something up meanwhile comes too late; the number may be a data file's by then."""
+    monkeypatch.setattr(invalidation, "_DEADLINE_S", 0.05)
+    out, device = os.pipe()
+    os.set_blocking(out, False)
+
+    async def main() -> None:
+        notifier = KernelNotifier(device, drops=True)
+        assert await notifier.close()
+        await notifier.forget([Change(1, b"name", 2)], {2})
+        await notifier.content(2)
+        notifier.attributes(2)
+        notifier.listing(2)
+        notifier.every_name()
+
+    trio.run(main)
+    with pytest.raises(BlockingIOError):
+        os.read(out, 1)
     os.close(device)
     os.close(out)
