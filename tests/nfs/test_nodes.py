@@ -102,7 +102,9 @@ def size_of(side: Side, handle: bytes) -> int:
     return size
 
 
-@pytest.mark.parametrize("namespace", ["strict", "cache"])
+@pytest.mark.parametrize(
+    ("version", "namespace"), [("v3", "strict"), ("v41", "cache")], indirect=["version"]
+)
 def test_a_client_with_a_handle_reads_what_another_node_wrote(
     two: Two, version: str, namespace: str
 ) -> None:
