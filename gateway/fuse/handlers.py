@@ -246,7 +246,7 @@ class Handlers:
             if self._coherence is None:
                 return protocol.NO_ENTRY
             return protocol.absence(self._coherence.absence_s(r.nodeid))
-        if r.number != r.nodeid or bytes(r.body) == b".\0":
+        if self._coherence is not None and bytes(r.body) == b".\0":
             return self._same_entry(r, ino, inode)
         return self._entry(ino, inode)
 

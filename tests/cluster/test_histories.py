@@ -2,7 +2,8 @@
 promise.
 
 Two short ones run each time; `KVFS_TEST_HISTORIES=10` runs ten long ones of each level instead,
-`KVFS_TEST_SHORT_HISTORIES=90` as many short ones (behind the long ones, where both are asked for).
+`KVFS_TEST_SHORT_HISTORIES=90` as many short ones (behind the long ones, where both are asked for);
+`KVFS_TEST_MODES=relay` has the mounts be of that mode.
 The seed is printed; with a history that fails, what the nodes told of late.
 """
 
@@ -20,6 +21,7 @@ from s3api.identities import ADMINISTRATOR
 from tests.cluster.cluster import SERVES_S3, Cluster
 from tests.cluster.histories.campaign import Campaign, Plan
 from tests.conftest import SEED
+from tests.integration.harness import best_mode
 from tests.integration.s3 import users_of
 
 LONG_ONES: Final = int(os.environ.get("KVFS_TEST_HISTORIES", "0"))
@@ -35,7 +37,7 @@ BOUND_S: Final = 2.0 + 2.0
 
 @pytest.fixture(scope="module")
 def cluster(root: Path) -> Iterator[Cluster]:
-    with Cluster(root, 3, *SERVES_S3) as made:
+    with Cluster(root, 3, *SERVES_S3, "--mode", best_mode()) as made:
         yield made
 
 
