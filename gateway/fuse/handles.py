@@ -631,6 +631,8 @@ class OpenFiles:
 
     def _close(self, file: OpenFile) -> None:
         self._on_closed(file)
+        for each in self.kernels:
+            each.closed(file)
         if self._bringing.is_shared:
             self._bringing.closed(file.ino)
         if file.is_draft:

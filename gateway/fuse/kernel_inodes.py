@@ -17,7 +17,7 @@ Invariants
 """
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from gateway.fuse.open_file import OpenFile
@@ -31,6 +31,7 @@ _FILE: Final = ~(OTHER | (_MOST - 1) << _SHIFT)
 _HIGH: Final = ~_FILE
 """Bits in which the numbers of a file's inodes differ: of a namespace's files those beyond the
 first 2^40 have one number each."""
+_NOTHING: Final[Mapping[int, OpenFile]] = {}
 _REFUSED: Final = 256
 """Threads that were told to look a name up again."""
 
@@ -59,8 +60,8 @@ class KernelInodes:
         self._holds = holds
         self._present: dict[int, int] = {}
         """Of files that have others than their own, the number of the present one."""
-        self._bound: dict[int, OpenFile] = {}
-        """By number, what is open by an inode that is not the present one."""
+        self._bound: dict[int, dict[int, OpenFile]] = {}
+        """By file and number, what is open by an inode that is not the present one."""
         self._lookups: dict[int, int] = {}
         """Of numbers that are not the file's own."""
         self._outdated: set[int] = set()
@@ -75,7 +76,7 @@ class KernelInodes:
     def numbers(self, ino: int) -> list[int]:
         """Of all inodes by which it may know the file; the present one first."""
         present = self.number(ino)
-        bound = (number for number, file in self._bound.items() if file.ino == ino)
+        bound = self._bound.get(ino, ())
         return [present, *(number for number in bound if number != present)]
 
     def looked_up(self, number: int) -> None:
@@ -101,11 +102,27 @@ class KernelInodes:
 
     def content(self, number: int) -> OpenFile | None:
         """What is open by this inode, where that is not the present one."""
-        file = self._bound.get(number)
+        ino = ino_of(number)
+        file = self._bound.get(ino, _NOTHING).get(number)
         if file is not None and not self._holds(file):
-            del self._bound[number]
+            self._unbind(ino, number)
             return None
         return file
+
+    def closed(self, file: OpenFile) -> None:
+        """Its data file is closed: no kernel has it open."""
+        for number, bound in list(self._bound.get(file.ino, _NOTHING).items()):
+            if bound is file:
+                self._unbind(file.ino, number)
+
+    def _bind(self, number: int, file: OpenFile) -> None:
+        self._bound.setdefault(file.ino, {})[number] = file
+
+    def _unbind(self, ino: int, number: int) -> None:
+        bound = self._bound[ino]
+        del bound[number]
+        if not bound:
+            del self._bound[ino]
 
     def has_open(self, number: int, file: OpenFile) -> bool:
         """Whether this inode shows what `file`, the file's open file, has."""
@@ -120,16 +137,17 @@ class KernelInodes:
         if self._holds(file):
             ino = file.ino
             number = self.number(ino)
-            self._bound[number] = file
+            self._bind(number, file)
             self._outdated.add(number)
             self._present[ino] = next(self._free(ino))
 
     def rejoin(self, file: OpenFile) -> None:
         """A former content becomes the file's open file again."""
-        number = next((number for number, bound in self._bound.items() if bound is file), None)
+        bound = self._bound.get(file.ino, _NOTHING).items()
+        number = next((number for number, each in bound if each is file), None)
         if number is None:
             return
-        del self._bound[number]
+        self._unbind(file.ino, number)
         if number == file.ino:
             self._present.pop(number, None)
         else:
@@ -141,7 +159,8 @@ class KernelInodes:
         present = self.number(ino)
         for one in range(_MOST):
             number = ino | OTHER | one << _SHIFT
-            if number not in self._lookups and number not in self._bound and number != present:
+            is_known = number in self._lookups or number == present
+            if not is_known and self.content(number) is None:
                 yield number
 
     def outdated(self, thread: int, number: int) -> Outdated:
@@ -165,7 +184,7 @@ class KernelInodes:
         if bound is not None and bound is not file:
             raise Stale("other nodes have replaced the content: look it up again")
         if number != self.number(file.ino):
-            self._bound[number] = file
+            self._bind(number, file)
             return True
         if self._outdated and number in self._outdated:
             self._outdated.remove(number)

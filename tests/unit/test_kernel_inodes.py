@@ -149,6 +149,40 @@ def test_numbers_are_used_again(kernel: Kernel) -> None:
     assert inodes.numbers(_INO) == [_INO]
 
 
+def test_numbers_are_used_again_where_there_is_always_a_former_content_open(
+    kernel: Kernel,
+) -> None:
+    inodes, former = kernel.inodes, kernel.open()
+    for _ in range(1000):
+        assert inodes.can_part(former)
+        number = inodes.number(_INO)
+        inodes.part(former)
+        inodes.looked_up(inodes.number(_INO))
+        newest = kernel.open()
+        kernel.opened.remove(former)
+        inodes.closed(former)
+        inodes.forgotten(number, 1)
+        former = newest
+
+
+def test_nothing_is_kept_of_what_is_closed_and_forgotten(kernel: Kernel) -> None:
+    inodes, contents = kernel.inodes, [kernel.open()]
+    empty = vars(KernelInodes(lambda _: False))
+    for _ in range(5):
+        inodes.part(contents[-1])
+        inodes.looked_up(inodes.number(_INO))
+        contents.append(kernel.open())
+    known = inodes.numbers(_INO)
+    kernel.opened.clear()
+    for content in contents:
+        inodes.closed(content)
+    for number in known:
+        inodes.forgotten(number, 1)
+    inodes.forget(_INO)
+    kept = {name: value for name, value in vars(inodes).items() if name != "_holds"}
+    assert kept == {name: empty[name] for name in kept}
+
+
 def test_there_is_an_end_to_them(kernel: Kernel) -> None:
     inodes = kernel.inodes
     while inodes.can_part(kernel.open()):
