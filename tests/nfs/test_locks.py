@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import CannotStart
+from tests.integration.harness import CannotStart, kvfs
+from tests.integration.several import several
 from tests.nfs import ganesha
 from tests.nfs.door import Door
 from tests.nfs.status import NfsError
@@ -89,6 +90,34 @@ def test_locks_end_with_their_open_file(client: Client, path: Path, local: int) 
     client.unlock(locked)
     client.close(opened)
     ofd_lock(local, fcntl.F_WRLCK, 0, 1)
+
+
+def test_locks_that_reach_the_cluster_are_in_each_others_way() -> None:
+    with several(1) as cluster:
+        another = cluster.nodes[0]
+        place = ("--store", str(another.store))
+        assert kvfs("namespace", "create", "locked", "--locks", "cluster", *place).returncode == 0
+        another.down()
+        another.up()
+        with Door.of(cluster) as door:
+            door.kvfs("nfs", "export", "locked", "--squash", "none")
+            path = another.mount / "locked" / "x"
+            path.write_bytes(bytes(100))
+            client = door.v41()
+            with path.open("r+b") as local:
+                fcntl.lockf(local, fcntl.LOCK_EX, 40, 10)
+                handle = client.walk("locked/x")
+                client.lock_test(handle, Owner(), LockKind.READ, 60, 5)
+                opened = client.open(client.walk("locked"), "x", Owner())
+                with pytest.raises(LockDenied) as told:
+                    client.lock_test(handle, Owner(), LockKind.READ, 0, 20)
+                with pytest.raises(LockDenied) as denied:
+                    client.lock(opened, Owner(), LockKind.READ, 0, 20)
+                for each in (told.value.held, denied.value.held):
+                    assert (each.offset, each.length) == (10, 40)
+                client.lock(opened, Owner(), LockKind.WRITE, 60, 5)
+                with pytest.raises(BlockingIOError):
+                    fcntl.lockf(local, fcntl.LOCK_EX | fcntl.LOCK_NB, 5, 60)
 
 
 def test_a_mount_that_is_taken_away_waits_for_no_lock() -> None:
