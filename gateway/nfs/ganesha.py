@@ -56,7 +56,7 @@ class Ganesha:
     ) -> None:
         """See `jail_process`."""
         self._command = [
-            *(sys.executable, "-E", "-S", "-m", jail_process.__name__),
+            *(sys.executable, "-I", "-S", "-c", jail_process.BEGIN, str(_PACKAGES)),
             *(str(os.getpid()), str(root), *secrets, "guarded" if guarded else "", program),
         ]
         self._process: trio.Process | None = None
@@ -83,7 +83,7 @@ class Ganesha:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            cwd=_PACKAGES,
+            cwd="/",
             start_new_session=True,
         )
         try:

@@ -1,6 +1,6 @@
 """Runs NFS-Ganesha in a mount namespace in which nothing lies but the exports.
 
-    python -E -S -m gateway.nfs.jail_process PID ROOT EXPORTS SECRET GUARD GANESHA
+    python -I -S -c BEGIN PACKAGES PID ROOT EXPORTS SECRET GUARD GANESHA
 
 Why. Ganesha 4.3 checks no name of NFSv3 for slashes, so that `../x` and `/etc/x` lead out of an
 export, and takes any filesystem that it can see beside an export (the one of its mountpoint, even)
@@ -33,6 +33,11 @@ from collections.abc import Callable
 
 from gateway.nfs import name_guard
 
+BEGIN = (
+    "import sys; sys.path.append(sys.argv.pop(1));"
+    " from gateway.nfs import jail_process; sys.exit(jail_process.main())"
+)
+"""The program: after the standard library's modules, those of KVFS."""
 _CLONE_NEWNS = 0x20000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_SLAVE = 4096, 16384, 1 << 19
@@ -52,7 +57,6 @@ def main() -> int:
     """The exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    os.chdir("/")
     daemon = int(sys.argv[1])
     root, exports, secret, guarded, program = sys.argv[2:7]
     answers, _runs = (_locked(f"{root}/{name}") for name in ("answers", "runs"))
@@ -193,7 +197,6 @@ def _enter(jail: str) -> None:
     number = _SYS_PIVOT_ROOT[os.uname().machine]
     _call(_libc.syscall, number, b".", b".")
     _call(_libc.umount2, b".", _MNT_DETACH)
-    os.chdir("/")
     _mount(None, "/", None, _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
 
 
@@ -222,7 +225,3 @@ def _call(function: Callable[..., int], *arguments: object, what: str = "") -> N
     if function(*arguments) < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error), what or getattr(function, "__name__", ""))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
