@@ -76,10 +76,11 @@ class Renewing:
                 os.close(target)
         finally:
             os.close(source)
-        if not file.is_former:  # else what has the newest content open has that name
-            # Where its old name has gone, what was brought keeps the new one.
-            with contextlib.suppress(FileNotFoundError):
-                files.replace_version(file.ino, file.version, inode.version)
+        file.is_remembered = True
+        if file.is_former:
+            return  # what has the newest content open has the new name: this one keeps its own
+        # Where its old name has gone, what was brought keeps the new one.
+        with contextlib.suppress(FileNotFoundError):
+            files.replace_version(file.ino, file.version, inode.version)
         file.version = inode.version
         file.published = signature_of(os.fstat(file.fd))
-        file.is_remembered = True

@@ -165,6 +165,34 @@ def test_what_is_opened_anew_by_its_descriptor_has_the_newest(a: Path, b: Path) 
     os.close(fd)
 
 
+@pytest.mark.parametrize("way", ["name", "descriptor"])
+def test_what_is_written_where_a_former_content_was_renewed_is_published(
+    a: Path, b: Path, way: str
+) -> None:
+    path = Path("models", f"renewed {way}")
+    (b / path).write_bytes(LONG)
+    fd = os.open(a / path, os.O_RDONLY)
+    (b / path).write_bytes(SHORT)
+
+    def renew() -> None:
+        again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+        assert whole(again) == SHORT
+        os.close(again)
+
+    with (a / path).open("rb"):
+        renew()
+    renew()  # while nobody has it open by its name
+    target = f"/proc/self/fd/{fd}" if way == "descriptor" else a / path
+    writer = os.open(target, os.O_RDWR)
+    os.pwrite(writer, b"written", 0)
+    os.close(writer)
+    for mount in (a, b):
+        assert (mount / path).read_bytes() == b"written" + SHORT[7:]
+    os.close(fd)
+    for mount in (a, b):
+        assert (mount / path).read_bytes() == b"written" + SHORT[7:]
+
+
 def test_a_file_of_which_a_former_content_is_open_is_written_here(a: Path, b: Path) -> None:
     path = Path("models", "written")
     (b / path).write_bytes(LONG)
