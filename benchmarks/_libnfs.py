@@ -89,6 +89,10 @@ class Client:
         with self.opened(path, os.O_CREAT | os.O_WRONLY):
             pass
 
+    def stat(self, path: str) -> None:
+        """Its attributes, asked for anew."""
+        self._call("nfs_stat64", path.encode(), self._buffer)
+
     def unlink(self, path: str) -> None:
         self._call("nfs_unlink", path.encode())
 

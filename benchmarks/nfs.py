@@ -143,6 +143,7 @@ def _groups(size: int) -> list[Group]:
         write_cpu = Row(f"v{version} write, CPU", "s/GiB", False)
         create = Row(f"v{version} create + close", "µs", False, _targets(0.5))
         unlink = Row(f"v{version} unlink", "µs", False)
+        stat = Row(f"v{version} stat", "µs", False)
         groups += [
             Group(
                 [read, read_cpu],
@@ -150,6 +151,7 @@ def _groups(size: int) -> list[Group]:
                 _preparing(size),
             ),
             Group([create, unlink], _making(create, unlink, version)),
+            Group([stat], _asking(stat, version), _knowing),
             Group([write, write_cpu], _moving([write, write_cpu], version, size, _writing)),
         ]
     return groups
@@ -183,9 +185,10 @@ def _writing(system: "Served", version: int, part: int) -> tuple[list[Step], End
     ]
 
     def end() -> None:
-        _close(writers)
-        for written in system.root.glob("written-*"):
-            written.unlink()
+        (client,) = system.clients(version, 1)
+        for at in range(_CONNECTIONS):
+            client.unlink(f"/written-{at}")
+        _close([*writers, client])
 
     return steps, end
 
@@ -231,6 +234,24 @@ def _making(create: Row, unlink: Row, version: int) -> Callable[[System], Mappin
             shutil.rmtree(directory)
         each = 1e6 / _FILES
         return {create.name: (made - began) * each, unlink.name: (ended - made) * each}
+
+    return measure
+
+
+def _knowing(system: System) -> None:
+    (system.root / "known").touch()
+
+
+def _asking(stat: Row, version: int) -> Callable[[System], Mapping[str, float]]:
+    def measure(system: System) -> Mapping[str, float]:
+        assert isinstance(system, Served)
+        (client,) = system.clients(version, 1)
+        began = time.perf_counter()
+        for _ in range(_FILES):
+            client.stat("/known")
+        ended = time.perf_counter()
+        client.close()
+        return {stat.name: (ended - began) * 1e6 / _FILES}
 
     return measure
 
