@@ -257,7 +257,8 @@ class Bringing:
 
     def _is_open(self, name: Name) -> bool:
         """Whether it is open, and so has to stay until `closed`."""
-        if not self._volume.holders.busy(name[0]):
+        holders = self._volume.holders
+        if not holders.busy(name[0]) or not holders.has_content(*name):
             return False
         self._outdated.setdefault(name[0], set()).add(name[1])
         return True

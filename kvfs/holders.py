@@ -11,6 +11,11 @@ def _nothing(_: int) -> None:
     """Nobody keeps data files open beyond their handles."""
 
 
+def _any_content(_ino: int, _version: int) -> bool:
+    """Whatever is open may be of any version."""
+    return True
+
+
 def _unchanged(_: int) -> bool:
     """Nobody has anything open."""
     return False
@@ -27,6 +32,8 @@ class Holders:
         self.let_go: Callable[[int], None] = _nothing
         """Asked before a file is evicted or its space is wanted back: whoever keeps its data file
         open though no handle is, closes it."""
+        self.has_content: Callable[[int, int], bool] = _any_content
+        """Of a file that is open: whether this version's data file may be."""
         self.is_changed: Callable[[int], bool] = _unchanged
         """Whether somebody has the file open, and may have changed what was published of it: its
         data file is not what its record says until they have closed it."""

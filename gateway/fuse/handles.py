@@ -78,6 +78,8 @@ class OpenFiles:
         self.renewing = Renewing(volume, bringing)
         self.unrecorded = Unrecorded(self.publishing.publish, self._close_unused)
         self._files: dict[int, OpenFile] = {}
+        self._formers: dict[int, list[OpenFile]] = {}
+        """By inode, former contents that somebody has open."""
         self._handles: dict[int, Handle] = {}
         self._idle: OrderedDict[int, OpenFile] = OrderedDict()
         self._making: dict[int, list[trio.Event]] = {}
@@ -100,10 +102,18 @@ class OpenFiles:
         """Whether the kernel reads and writes an open file's data file itself."""
         volume.holders.let_go = self.let_go
         volume.holders.is_changed = self.is_changed
+        volume.holders.has_content = self.has_content
 
     def get(self, ino: int) -> OpenFile | None:
         """The open file of this inode, if any handle is open."""
         return self._files.get(ino)
+
+    def has_content(self, ino: int, version: int) -> bool:
+        """Whether the data file of this version is open, or may be needed for what is."""
+        opened = [*self._formers.get(ino, ())]
+        if ino in self._files:
+            opened.append(self._files[ino])
+        return any(file.version == version or file.users for file in opened)
 
     def is_changed(self, ino: int) -> bool:
         """Whether what was published of a file may be overwritten by now: others are to wait until
@@ -475,8 +485,15 @@ class OpenFiles:
         for each in self.kernels:
             each.part(file)
         del self._files[file.ino]
+        self._formers.setdefault(file.ino, []).append(file)
         file.is_former = True
         return True
+
+    def _end_former(self, file: OpenFile) -> None:
+        formers = self._formers[file.ino]
+        formers.remove(file)
+        if not formers:
+            del self._formers[file.ino]
 
     async def _rejoin(self, former: OpenFile, opener: Opener, writable: bool) -> None:
         """Whoever opens an inode by a descriptor that has a former content gets the newest there.
@@ -491,6 +508,7 @@ class OpenFiles:
             self.let_go(former.ino)
             for each in self.kernels:
                 each.rejoin(former)
+            self._end_former(former)
             former.is_former = False
             self._files[former.ino] = former
         await self._in_use(former, self.renewing.renew)
@@ -623,7 +641,9 @@ class OpenFiles:
         """Nobody holds it any more."""
         if self._files.get(file.ino) is file:
             del self._files[file.ino]
-        elif not file.is_former:
+        elif file.is_former:
+            self._end_former(file)
+        else:
             return
         if file.owner is not None:
             self._shares.give(file.owner)

@@ -193,6 +193,28 @@ def test_what_is_written_where_a_former_content_was_renewed_is_published(
         assert (mount / path).read_bytes() == b"written" + SHORT[7:]
 
 
+def test_of_former_contents_only_those_that_are_open_take_room(
+    nodes: Several, a: Path, b: Path
+) -> None:
+    path = Path("models", "room")
+
+    def data_files() -> int:
+        found = nodes.nodes[0].store.rglob(f"{ino:016x}.*")
+        return sum(each.is_file() for each in found)
+
+    (b / path).write_bytes(LONG)
+    fd = os.open(a / path, os.O_RDONLY)
+    ino = os.fstat(fd).st_ino
+    for number in range(8):
+        (b / path).write_bytes(SHORT + b"%d" % number)
+        assert (a / path).read_bytes().endswith(b"%d" % number)
+    wait_until(lambda: data_files() == 2, "what nobody has open has gone")
+    assert whole(fd) == LONG
+    os.close(fd)
+    wait_until(lambda: data_files() == 1, "the former content has gone")
+    assert (a / path).read_bytes() == SHORT + b"7"
+
+
 def test_a_file_of_which_a_former_content_is_open_is_written_here(a: Path, b: Path) -> None:
     path = Path("models", "written")
     (b / path).write_bytes(LONG)
