@@ -215,6 +215,11 @@ class Handlers:
             return protocol.attr_reply(ino, inode)
         return protocol.attr_reply_for(ino, inode, coherence.rest_s())
 
+    def _attributes_s(self, _inode: Inode) -> float:
+        """For how long the kernel may believe attributes at most: see `protocol.attr_seconds`."""
+        coherence = self._coherence
+        return protocol.LONG_S if coherence is None else coherence.rest_s()
+
     def _opened(self, handle: Handle) -> bytes:
         flags, backing = self._backing.flags(handle)
         return protocol.OPEN_OUT.pack(handle.fh, flags, backing)
@@ -328,9 +333,7 @@ class Handlers:
 
     async def statx(self, r: Request) -> bytes:
         inode = await self._ops.getattr(r.nodeid, self._content(r))
-        coherence = self._coherence
-        seconds = protocol.LONG_S if coherence is None else coherence.rest_s()
-        return protocol.statx_reply(r.nodeid, inode, seconds)
+        return protocol.statx_reply(r.nodeid, inode, self._attributes_s(inode))
 
     async def setattr(self, r: Request) -> bytes:
         (valid, _, _, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _) = (

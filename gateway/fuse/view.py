@@ -174,8 +174,7 @@ class ViewHandlers(Handlers):
         return protocol.attr_reply_for(ino, inode, self._attributes_s(inode))
 
     def _attributes_s(self, inode: Inode) -> float:
-        coherence = self._coherence
-        seconds = protocol.LONG_S if coherence is None else coherence.rest_s()
+        seconds = super()._attributes_s(inode)
         is_fixed = inode.flags & Flag.SEALED or inode.mode & 0o170000 != 0o100000
         return seconds if is_fixed else min(seconds, _UNSEALED_S)
 
@@ -186,10 +185,6 @@ class ViewHandlers(Handlers):
     def _told_of_data(self, ino: int) -> None:
         # The mount's kernel may have pages of what it relays.
         self._told(ino, b"", ino)
-
-    async def statx(self, r: Request) -> bytes:
-        inode = await self._ops.getattr(r.nodeid, self._content(r))
-        return protocol.statx_reply(r.nodeid, inode, self._attributes_s(inode))
 
     async def lookup(self, r: Request) -> bytes:
         if r.nodeid == self.root and bytes(r.body[:-1]) == b"..":
