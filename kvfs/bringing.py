@@ -247,6 +247,8 @@ class Bringing:
                 replaced.append((ino, before.version))
             elif before.nlink and not now.nlink:
                 unlinked.append(ino)
+            elif now.mtime_ns != before.mtime_ns and not now.flags & Flag.SEALED:
+                self._stamp(ino, before, now)
         if self._nursery is not None and (replaced or unlinked):
             self._nursery.start_soon(self._act, replaced, unlinked)
 
@@ -254,6 +256,19 @@ class Bringing:
         await self._drop_data(replaced)
         for ino in unlinked:
             await self._lost_link(ino)
+
+    def _stamp(self, ino: int, before: Inode, now: Inode) -> None:
+        """Others set the times of a file that is not sealed: its data file has the truth about
+        them, where it is here and has not been changed meanwhile."""
+        if self._volume.holders.writes(ino):
+            return
+        path = self._files.path(ino, before.version)
+        try:
+            found = os.stat(path, follow_symlinks=False)
+            if (found.st_size, found.st_mtime_ns) == (before.size, before.mtime_ns):
+                os.utime(path, ns=(now.atime_ns, now.mtime_ns), follow_symlinks=False)
+        except FileNotFoundError:
+            return
 
     def _is_open(self, name: Name) -> bool:
         """Whether it is open, and so has to stay until `closed`."""

@@ -406,3 +406,22 @@ def test_a_host_that_wakes_up_goes_past_no_newer_close(nodes: Several, a: Path, 
             assert (mount / "models" / name).read_bytes() == b"newer"
     (b / "models" / "changed").write_bytes(b"again")
     assert (a / "models" / "changed").read_bytes() == b"again"
+
+
+@pytest.mark.parametrize("is_here", [True, False], ids=["brought", "elsewhere"])
+def test_times_that_are_set_on_another_host_than_wrote_the_file_stay(
+    nodes: Several, a: Path, b: Path, is_here: bool
+) -> None:
+    """Before its seal, and after it."""
+    path = Path("models", f"times {is_here}")
+    (b / path).write_bytes(b"of this host")
+    if is_here:
+        assert (a / path).read_bytes() == b"of this host"
+    os.utime(a / path, (1_000, 2_000))
+    for mount in (a, b):
+        assert (mount / path).stat().st_mtime == 2_000
+    with kvfs.Client(nodes.nodes[1].store) as client:
+        sealed(client, f"/{path}")
+    for mount in (a, b):
+        assert (mount / path).stat().st_mtime == 2_000
+        assert (mount / path).read_bytes() == b"of this host"
