@@ -227,6 +227,8 @@ class Handlers:
     def _told(self, parent: int, name: bytes, ino: int = 0) -> None:
         """A caller has changed what this name stands for, the last link of an inode maybe, or
         something about the inode alone (no name, parent 0)."""
+        if ino and not self.inodes.is_one(ino):  # its kernel knows of one of them
+            self._ops.open_files.forget_attributes(ino)
         beside = self.beside
         if beside is not None and beside.others:
             beside.tell(Change(parent, name, ino))

@@ -79,6 +79,10 @@ class KernelInodes:
         bound = self._bound.get(ino, ())
         return [present, *(number for number in bound if number != present)]
 
+    def is_one(self, ino: int) -> bool:
+        """Whether it knows the file by one inode."""
+        return ino not in self._present and ino not in self._bound
+
     def looked_up(self, number: int) -> None:
         """The kernel was given a number that is not the file's own."""
         self._lookups[number] = self._lookups.get(number, 0) + 1

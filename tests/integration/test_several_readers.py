@@ -215,6 +215,29 @@ def test_of_former_contents_only_those_that_are_open_take_room(
     assert (a / path).read_bytes() == SHORT + b"7"
 
 
+def test_a_former_content_has_the_attributes_that_the_file_gets_here(a: Path, b: Path) -> None:
+    path, other = Path("models", "attributes"), Path("models", "other name")
+    (b / path).write_bytes(LONG)
+    fd = os.open(a / path, os.O_RDONLY)
+    try:
+        (b / path).write_bytes(SHORT)
+        assert (a / path).stat().st_size == len(SHORT)
+        assert os.fstat(fd).st_mode & 0o777 == 0o644
+        os.chmod(a / path, 0o600)
+        assert os.fstat(fd).st_mode & 0o777 == 0o600
+        os.fchmod(fd, 0o640)
+        assert (a / path).stat().st_mode & 0o777 == 0o640
+        os.link(a / path, a / other)
+        assert os.fstat(fd).st_nlink == 2
+        os.unlink(a / path)
+        assert os.fstat(fd).st_nlink == 1
+        os.unlink(a / other)
+        assert os.fstat(fd).st_nlink == 0
+        assert whole(fd) == LONG
+    finally:
+        os.close(fd)
+
+
 def test_a_file_of_which_a_former_content_is_open_is_written_here(a: Path, b: Path) -> None:
     path = Path("models", "written")
     (b / path).write_bytes(LONG)
