@@ -511,7 +511,8 @@ def test_no_signal_ends_what_goes_to_the_disk(here: Path, place: Place, *, resta
                 "ftruncate": lambda: libc.ftruncate(copy, ctypes.c_long(0)),
             }
             if place.is_bare:
-                del calls["fallocate"]
+                # The kernel copies by a pipe itself, which any signal ends, on ext4 too.
+                del calls["fallocate"], calls["copy_file_range"]
             with signals(0.002, restart=restart):
                 for turn in range(15):
                     touch(here / f"n{turn}")
