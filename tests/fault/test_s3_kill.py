@@ -102,9 +102,9 @@ def test_kills_while_objects_change(server: S3) -> None:
         for name in CHANGES:
             allowed = {number} if name in done else {known[name], number}
             known[name] = number_of(client, name, allowed)
-            assert (server.mount / BUCKET / name).read_bytes() == body_of(
-                name, known[name], CHANGES[name][1]
-            )
+            shown = (server.mount / BUCKET / name).read_bytes()
+            is_same = shown == body_of(name, known[name], CHANGES[name][1])
+            assert is_same, (name, number, known[name], shown[:40], len(shown))
     end_uploads(client)
     objects = client.list_objects_v2(Bucket=BUCKET)["KeyCount"]
     server.node.down()
