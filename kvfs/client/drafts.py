@@ -109,20 +109,22 @@ class Drafts:
 
     def discard(self, drafts: Iterable[Draft]) -> None:
         """Undo `begin`, but for drafts that were published. What cannot be undone now is left to
-        the node."""
+        the node.
+
+        Whether one was is the engine's to say, by the commit that removes its record: beside a
+        node of a cluster what is read may be older than a commit whose answer was lost."""
         drafts = list(drafts)
         _close(drafts)
 
-        def reap(t: Transaction) -> None:
+        def reap(t: Transaction) -> list[Draft]:
+            mine = [draft for draft in drafts if t.get(keys.orphan(draft.ino)) is not None]
             for draft in mine:
                 tree.reap(t, draft.ino)
+            return mine
 
         try:
-            mine = self._unfinished(drafts)
-            for draft in mine:
+            for draft in self._session.write(reap):
                 self._session.files.unlink(draft.ino, 0)
-            if mine:
-                self._session.write(reap)
         except (KvfsError, OSError):
             pass
 

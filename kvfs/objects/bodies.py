@@ -156,9 +156,9 @@ class Bodies:
             os.close(body.fd)
             body.fd = -1
 
-    def discard(self, body: Body) -> None:
+    def discard(self, body: Body, *, in_doubt: bool = False) -> None:
         """Undo `begin`; of a published body it only closes the descriptor. What cannot be undone
-        now is left to the node."""
+        now is left to the node. `in_doubt`: a commit of it was tried whose answer did not come."""
         if body.fd < 0 and body.ino == 0:
             return
         self.close(body)
@@ -166,11 +166,10 @@ class Bodies:
         if not ino:
             return
         try:
-            if body.small:
+            if body.small and not in_doubt:
                 self._discard_small(body.bucket.id, ino)
-            elif self._session.read(lambda t: t.get(keys.orphan(ino))) is not None:
+            elif self._session.write(lambda t: _take_back(t, ino)):
                 self._session.files.unlink(ino, 0)
-                self._session.write(lambda t: tree.reap(t, ino))
         except (KvfsError, OSError):
             pass
 
@@ -181,7 +180,7 @@ class Bodies:
         if self._session.read(is_published):
             return
         self._session.files.unlink(ino, 0)
-        if self._session.read(lambda t: t.get(keys.reserved(ino))) is not None:
+        if self._session.read(lambda t: t.get(keys.reserved(ino)) is not None):
             with self._lock:
                 self._numbers.setdefault(namespace_id, deque()).append(ino)
 
@@ -282,3 +281,16 @@ class Bodies:
                 return found
             self._room.demand(found, attempt)
             attempt += 1
+
+
+def _take_back(t: Transaction, ino: int) -> bool:
+    """Remove what stands for a body that is not published; whether there was any. The engine takes
+    it only where that is still so: beside a node of a cluster what is read may be older than a
+    commit whose answer was lost."""
+    if t.get(keys.reserved(ino)) is not None:
+        t.delete(keys.reserved(ino))
+        return True
+    if t.get(keys.orphan(ino)) is not None:
+        tree.reap(t, ino)
+        return True
+    return False

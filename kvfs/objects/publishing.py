@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from kvfs.client import session
 from kvfs.client.finish import Changed, Finisher
 from kvfs.client.placing import Dropped, Written
-from kvfs.errors import Conflict
+from kvfs.errors import Conflict, Unavailable
 from kvfs.meta.interface import Transaction
 from kvfs.meta.records import namespace_of
 from kvfs.objects import finding
@@ -39,8 +39,8 @@ class Publisher:
         try:
             self._bodies.sync(body)
             result, changed = self._place(body, fn)
-        except BaseException:
-            self._bodies.discard(body)
+        except BaseException as error:
+            self._bodies.discard(body, in_doubt=_is_in_doubt(error))
             raise
         self._bodies.close(body)
         body.ino = 0
@@ -126,3 +126,8 @@ class Publisher:
     def moment(self) -> Moment:
         """Now, in this boot."""
         return Moment(session.now_ns(), self._session.boot)
+
+
+def _is_in_doubt(error: BaseException) -> bool:
+    """Whether a commit that ended so may have taken place."""
+    return isinstance(error, Unavailable) or not isinstance(error, Exception)

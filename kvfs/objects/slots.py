@@ -194,10 +194,14 @@ class Slots:
             made = assembly.make(t, bucket, upload.directory, stride, body.ino, moment)
             return body.ino if made else None
 
+        in_doubt = True
         try:
-            return self._session.write(fn)
+            result = self._session.write(fn)
+            in_doubt = False
+            return result
         finally:
-            self._bodies.discard(body)  # but for the descriptor nothing, where it was used
+            # But for the descriptor nothing, where it was used.
+            self._bodies.discard(body, in_doubt=in_doubt)
 
     def _open(self, ino: int) -> int | None:
         try:

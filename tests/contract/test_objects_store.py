@@ -1,16 +1,19 @@
 """Objects in a real store: with data files, other processes, and a node that starts meanwhile."""
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import kvfs
 from kvfs.background import sealing
-from kvfs.errors import Conflict, Invalid
+from kvfs.client.session import Session
+from kvfs.errors import Conflict, Invalid, Unavailable
 from kvfs.meta.interface import Transaction
 from kvfs.namespace import lifecycle, spaces
 from kvfs.objects import uploads
@@ -567,3 +570,56 @@ def test_an_object_that_is_sealed_while_it_is_restated_keeps_its_etag(store: Obj
         store.session.write(lambda t: lifecycle.reopen(t, facts.ino))  # no index has its checksum
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("size", [100, 2 << 20])
+def test_a_put_whose_answer_is_lost_keeps_its_data(
+    store: ObjectStore, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a node of a cluster the mirror may not have such a commit yet."""
+    draft = store.begin(B, b"k", size)
+    os.pwrite(draft.fd, b"x" * size, 0)
+    with lost_answer(store.session, monkeypatch), pytest.raises(Unavailable):
+        store.commit(draft, "tag", {})
+    assert read(store, b"k") == b"x" * size
+
+
+def test_a_clients_put_whose_answer_is_lost_keeps_its_data(
+    store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kvfs.Client(root) as client:
+        with lost_answer(store.session, monkeypatch, heard=2), pytest.raises(Unavailable):
+            client.put("/models/f", b"content")
+        assert client.get("/models/f") == b"content"
+
+
+@contextlib.contextmanager
+def lost_answer(
+    session: Session, monkeypatch: pytest.MonkeyPatch, heard: int = 0
+) -> Iterator[None]:
+    """A commit takes place, after so many that are heard of, and nobody hears of it: what is read
+    is from before."""
+    write, read = session.write, session.read
+    before: dict[bytes, bytes] = {}
+    lost: list[bool] = []
+
+    def remember(t: Transaction) -> None:
+        before.update(t.scan(b"", b"\xff"))
+
+    def write_unheard(fn: Callable[[Transaction], object]) -> object:
+        nonlocal heard
+        heard -= 1
+        if lost or heard >= 0:
+            return write(fn)
+        read(remember)
+        write(fn)
+        lost.append(True)
+        raise Unavailable("the engine did not answer")
+
+    def read_before(fn: Callable[[Transaction], object]) -> object:
+        return fn(cast("Transaction", before)) if lost else read(fn)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(session, "write", write_unheard)
+        patched.setattr(session, "read", read_before)
+        yield
