@@ -182,13 +182,6 @@ class Handlers:
         """None where nobody replaces a content that is open."""
         return None if self._coherence is None else Opener(self.inodes, r.number, r.pid)
 
-    def _content(self, r: Request) -> OpenFile | None:
-        """What the kernel's inode has open, where other nodes may have replaced it."""
-        if self._coherence is None:
-            return None
-        file = self._ops.open_files.get(r.nodeid)
-        return Opener(self.inodes, r.number, r.pid).content(file)
-
     def _entry(self, ino: int, inode: Inode) -> bytes:
         self._holders.looked_up(ino)
         return self._shown(ino, inode)
@@ -330,11 +323,11 @@ class Handlers:
     # ---- attributes
 
     async def getattr(self, r: Request) -> bytes:
-        inode = await self._ops.getattr(r.nodeid, self._content(r))
+        inode = await self._ops.getattr(r.nodeid, self._opener(r))
         return self._attributes(r.nodeid, inode)
 
     async def statx(self, r: Request) -> bytes:
-        inode = await self._ops.getattr(r.nodeid, self._content(r))
+        inode = await self._ops.getattr(r.nodeid, self._opener(r))
         return protocol.statx_reply(r.nodeid, inode, self._attributes_s(inode))
 
     async def setattr(self, r: Request) -> bytes:

@@ -189,6 +189,10 @@ class Operations:
         inode.flags &= ~Flag.SEALED
         return False
 
+    def _content(self, ino: int, opener: Opener | None) -> OpenFile | None:
+        """Returns what the opener's inode has open, which other nodes may have replaced."""
+        return None if opener is None else opener.content(self.open_files.get(ino))
+
     def _data_stat(self, ino: int, version: int) -> os.stat_result | None:
         """The data file's own stat; None where it is not here, not all of it, or what is open is of
         content that others have replaced."""
@@ -202,10 +206,11 @@ class Operations:
         except FileNotFoundError:
             return None
 
-    async def getattr(self, ino: int, content: OpenFile | None = None) -> Inode:
+    async def getattr(self, ino: int, opener: Opener | None = None) -> Inode:
         """Attributes, with the access time that reads by passthrough left on the data file. Of what
-        is open also where another node has dropped its record. `content`: what the kernel's inode
-        has open, which other nodes may have replaced."""
+        is open also where another node has dropped its record. `opener`: by which inode of the
+        kernel, which has them as it was opened."""
+        content = self._content(ino, opener)
         file = self.open_files.get(ino) if content is None else content
         try:
             inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
@@ -441,7 +446,7 @@ class Operations:
         self.open_files.mode_changed(ino, inode.mode)
         if valid & (Fattr.ATIME | Fattr.MTIME) and stat.S_ISREG(inode.mode):
             self._stamp(ino, inode, valid)
-        content = None if opener is None else opener.content(self.open_files.get(ino))
+        content = self._content(ino, opener)
         if content is not None and _is_replaced(content, inode):
             return _as_opened(inode, content)
         return self.live(ino, inode)

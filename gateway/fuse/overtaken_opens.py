@@ -11,6 +11,7 @@ Invariants
 - Of a cache namespace nobody is told more than that the name is not there.
 """
 
+import stat
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -68,7 +69,7 @@ class OvertakenOpens:
         return found
 
     def _needs_no_data(self, ino: int, inode: Inode) -> bool:
-        if inode.mode & 0o170000 != 0o100000 or inode.size > SMALL_BYTES:
+        if not stat.S_ISREG(inode.mode) or inode.size > SMALL_BYTES:
             return True
         try:
             self._files.stat(ino, inode.version)

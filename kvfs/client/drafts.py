@@ -117,7 +117,7 @@ class Drafts:
         _close(drafts)
 
         def reap(t: Transaction) -> list[Draft]:
-            mine = [draft for draft in drafts if t.get(keys.orphan(draft.ino)) is not None]
+            mine = _unnamed(t, drafts)
             for draft in mine:
                 tree.reap(t, draft.ino)
             return mine
@@ -189,10 +189,8 @@ class Drafts:
             raise self.failed(draft, error) from error
 
     def _unfinished(self, drafts: list[Draft]) -> list[Draft]:
-        """Those whose record is there, without a name."""
-        return self._session.read(
-            lambda t: [draft for draft in drafts if t.get(keys.orphan(draft.ino)) is not None]
-        )
+        """As `_unnamed`, read by itself."""
+        return self._session.read(lambda t: _unnamed(t, drafts))
 
     def _rescue(self, drafts: list[Draft]) -> None:
         """Give those that were dropped a new record and data file."""
@@ -219,6 +217,11 @@ class Drafts:
                 return found
             self._room.demand(found, attempt)
             attempt += 1
+
+
+def _unnamed(t: Transaction, drafts: Sequence[Draft]) -> list[Draft]:
+    """Returns those whose record is there, without a name."""
+    return [draft for draft in drafts if t.get(keys.orphan(draft.ino)) is not None]
 
 
 def _written(draft: Draft) -> Written:

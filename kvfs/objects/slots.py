@@ -194,14 +194,13 @@ class Slots:
             made = assembly.make(t, bucket, upload.directory, stride, body.ino, moment)
             return body.ino if made else None
 
-        in_doubt = True
         try:
-            result = self._session.write(fn)
-            in_doubt = False
-            return result
-        finally:
-            # But for the descriptor nothing, where it was used.
-            self._bodies.discard(body, in_doubt=in_doubt)
+            found = self._session.write(fn)
+        except BaseException:
+            self._bodies.discard(body, in_doubt=True)
+            raise
+        self._bodies.discard(body)  # but for the descriptor nothing, where it was used
+        return found
 
     def _open(self, ino: int) -> int | None:
         try:
