@@ -113,14 +113,19 @@ def test_a_directory_with_a_new_file_of_another_host_stays(
     agree(one, other, url)
 
 
+def tells_nothing_behind(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts it anew, so that the engine hears of no close by itself."""
+    host.mirror.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(Behind, "run", lambda _: trio.sleep_forever())
+        host.start()
+
+
 def test_what_was_closed_behind_keeps_its_directory(
     hosts: Hosts, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = hosts
-    other.mirror.close()
-    with monkeypatch.context() as patch:
-        patch.setattr(Behind, "run", lambda _: trio.sleep_forever())
-        other.start()
+    tells_nothing_behind(other, monkeypatch)
     many = 3 * 64 + 5
     made = [other.create(directory(other), b"%d" % number) for number in range(many)]
     for ino in made:
@@ -144,10 +149,7 @@ def test_what_was_closed_behind_keeps_its_name_from_directories(
     hosts: Hosts, url: str, monkeypatch: pytest.MonkeyPatch, take: Callable[[Host, bytes], None]
 ) -> None:
     one, other = hosts
-    other.mirror.close()
-    with monkeypatch.context() as patch:
-        patch.setattr(Behind, "run", lambda _: trio.sleep_forever())
-        other.start()
+    tells_nothing_behind(other, monkeypatch)
     ino = other.create(TOP, b"f")
     other.close_file(ino, behind=True)
     with pytest.raises((Exists, NotADirectory)):

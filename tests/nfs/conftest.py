@@ -1,11 +1,15 @@
 """A node that serves NFS, for the tests of that door."""
 
+import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.nfs import ganesha
 from tests.nfs.door import Door
+
+_numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +40,12 @@ def plain_door() -> Iterator[Door]:
         made.kvfs("namespace", "set", "cache", "--capacity", "8MiB")
         made.kvfs("namespace", "set", "small", "--capacity", "4MiB")
         yield made
+
+
+@pytest.fixture
+def home(plain_door: Door) -> Path:
+    """An empty directory for everybody."""
+    path = plain_door.node.mount / "shared" / f"home{next(_numbers)}"
+    path.mkdir()
+    path.chmod(0o777)
+    return path

@@ -37,16 +37,6 @@ LACKING = ganesha.why_not()
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 STEPS = 400 if LONG else 60
 MANY = 10_000 if LONG else 2_000
-_numbers = itertools.count()
-
-
-@pytest.fixture
-def home(plain_door: Door) -> Path:
-    """An empty directory for everybody."""
-    path = plain_door.node.mount / "shared" / f"home{next(_numbers)}"
-    path.mkdir()
-    path.chmod(0o777)
-    return path
 
 
 @pytest.fixture(params=EVERY)

@@ -3,7 +3,6 @@ file back end of SGLang, vLLM's fs tier."""
 
 import contextlib
 import hashlib
-import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,6 @@ from tests.nfs.files import Files, LibNfs, Raw41, exists, library
 LACKING = ganesha.why_not() or ("" if library() else "not installed: libnfs (libnfs-utils)")
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 BLOCKS = 24
-_numbers = itertools.count()
 
 
 def block(number: int) -> bytes:
@@ -33,14 +31,6 @@ def clients(plain_door: Door, request: pytest.FixtureRequest) -> Iterator[list[F
     yield made
     for each in made:
         each.close()
-
-
-@pytest.fixture
-def home(plain_door: Door) -> Path:
-    path = plain_door.node.mount / "shared" / f"engine{next(_numbers)}"
-    path.mkdir()
-    path.chmod(0o777)
-    return path
 
 
 def test_lmcache(clients: list[Files], home: Path) -> None:

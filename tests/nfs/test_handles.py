@@ -41,15 +41,6 @@ def version(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def home(plain_door: Door, request: pytest.FixtureRequest) -> Path:
-    """An empty directory for everybody."""
-    path = plain_door.node.mount / "shared" / request.node.name.translate(str.maketrans("[]", "--"))
-    path.mkdir()
-    path.chmod(0o777)
-    return path
-
-
-@pytest.fixture
 def side(plain_door: Door, version: str, home: Path) -> Side:
     return Side(plain_door, version, home)
 
