@@ -1,7 +1,7 @@
 """The daemon's part of the watchdog: it is started with the mount, and replaced when it ends.
 
-What the process does is `watchdog_process`' subject; ARCHITECTURE.md has the table of what each
-process holds, and what happens at a kill of each.
+What the process does is `watchdog_process`' subject; docs/design/mount.md has the table of what
+each process holds, and what happens at a kill of each.
 """
 
 import contextlib

@@ -49,7 +49,7 @@ def _name(attribute: bytes) -> str | None:
     name = attributes.name_of(attribute)
     if name is None:
         shown = attribute.decode(errors="backslashreplace")
-        raise NotPermitted(f"{shown} is not where this is kept: see ARCHITECTURE.md, Objects")
+        raise NotPermitted(f"{shown} is not where this is kept: see docs/design/objects.md")
     return name
 
 

@@ -1,5 +1,5 @@
 """One state of a file gets one answer at every door, whichever is asked first: the table of
-ARCHITECTURE.md, "One answer at every door"."""
+docs/design/answers.md."""
 
 import contextlib
 import errno
