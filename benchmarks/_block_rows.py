@@ -16,7 +16,7 @@ from benchmarks._load import MIB
 from benchmarks._loader_rows import GDS, Way
 from benchmarks._systems import Kvfs, System, settle
 from gds.memory import allocate
-from kvfs.client.session import WORKERS
+from kvfs.session.session import WORKERS
 
 _BLOCK_BYTES: Final = 2 * MIB
 _THREADS: Final = WORKERS + 1

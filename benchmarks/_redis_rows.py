@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.redis.engine import RedisEngine
 
 PROGRAMS: Final = ("redis-server", "valkey-server")

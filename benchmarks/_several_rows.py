@@ -13,7 +13,7 @@ from benchmarks._processes import together
 from benchmarks._several import FAR, NODES, STRICT, Level, Nodes, Plain, round_trips
 from benchmarks._systems import JuiceFs, Kvfs, System, settle
 from gds.measuring import back_memory
-from kvfs.meta.mirror.recalls import PAUSE_S
+from kvfs.meta.replica.recalls import PAUSE_S
 
 _KEYS: Final = 10_000
 _THREADS: Final = 8

@@ -1,6 +1,6 @@
 """The embedded engine against what else could keep the metadata, under one durability contract.
 
-Every candidate runs the same functions of kvfs.namespace, must keep each commit through SIGKILL,
+Every candidate runs the same functions of kvfs.tree, must keep each commit through SIGKILL,
 and offers a sync after which commits survive power loss. Candidates: the engine as it is (LMDB
 without syncing, and a journal), LMDB that syncs each commit, and SQLite in WAL mode with
 synchronous=NORMAL, where a sync is one of the log. Rounds are interleaved; medians in microseconds,
@@ -26,11 +26,11 @@ from typing import Any, Final, Protocol, TypeVar, cast
 import lmdb
 
 from benchmarks import _program, _redis_rows, _report
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.interface import Transaction
-from kvfs.meta.lmdb_transactions import ReadTransaction
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.lmdb.lmdb_transactions import ReadTransaction
 from kvfs.meta.records import Inode, namespace_root
-from kvfs.namespace import lifecycle, spaces, tree
+from kvfs.tree import lifecycle, namespaces, tree
 
 T = TypeVar("T")
 OURS: Final = "LMDB + journal"
@@ -155,9 +155,9 @@ class Subject:
         self.candidate = candidate
         self.files = files
         self._made = 0
-        candidate.transact_now(lambda t: spaces.format(t, 1, 0, 0))
+        candidate.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
         self._space = candidate.transact_now(
-            lambda t: spaces.create(t, b"cache", kind="cache", uid=0, gid=0, now=1)
+            lambda t: namespaces.create(t, b"cache", kind="cache", uid=0, gid=0, now=1)
         )
         self._root = namespace_root(self._space)
         for _ in range(0, files, _LOADED):
@@ -207,7 +207,7 @@ class Subject:
 
     def _add(self, t: Transaction) -> int:
         self._made += 1
-        ino = spaces.allocate_inodes(t, self._space, 1)
+        ino = namespaces.allocate_inodes(t, self._space, 1)
         return tree.add(t, self._root, block_name(self._made), ino, new_inode())
 
 

@@ -26,9 +26,9 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kvfs.policy import placement, rebalance, repair
-from kvfs.policy.rebalance import Copy
-from kvfs.policy.snapshot import Host, Snapshot
+from kvfs.policy import placement, rebalance_plan, replica_repair
+from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.rebalance_plan import Copy
 
 _CAPACITY: Final = 1 << 40
 _ZONES: Final = 5
@@ -103,7 +103,7 @@ def rebuild(cluster: Cluster, copies: int) -> dict[str, Any]:
     for ino, numbers in cluster.holders.items():
         if lost not in numbers:
             continue
-        verdict = repair.judge(snapshot, ino, numbers, copies)
+        verdict = replica_repair.judge(snapshot, ino, numbers, copies)
         size = cluster.sizes[ino]
         chosen = placement.choose(snapshot, ino, size, verdict.missing, holders=numbers)
         if verdict.actor is None or len(chosen) < verdict.missing:
@@ -127,7 +127,7 @@ def even_out(cluster: Cluster, added: int) -> dict[str, Any]:
     """Empty nodes come; what moves, in rounds that each decide from one snapshot."""
     new = range(max(cluster.used) + 1, max(cluster.used) + 1 + added)
     cluster.used.update(dict.fromkeys(new, 0))
-    mean = rebalance.fill(cluster.snapshot()) * _CAPACITY
+    mean = rebalance_plan.fill(cluster.snapshot()) * _CAPACITY
     ideal = sum(mean - used for used in cluster.used.values() if used < mean)
     moved = rounds = 0
     while (count := _round(cluster)) and rounds < 20:
@@ -145,7 +145,7 @@ def _round(cluster: Cluster) -> int:
     for ino, numbers in cluster.holders.items():
         held.setdefault(numbers[0], []).append(Copy(ino, cluster.sizes[ino], tuple(numbers)))
     for number, copies in held.items():
-        for move in rebalance.shed(snapshot, number, copies):
+        for move in rebalance_plan.shed(snapshot, number, copies):
             cluster.holders[move.ino].remove(number)
             cluster.holders[move.ino].append(move.target)
             cluster.used[number] -= move.size

@@ -21,8 +21,8 @@ from typing import Any, Final
 import click
 
 from cli import mounted, settings
-from kvfs.client.backing import Leased, lease
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
+from kvfs.client.mount.backing_file import Leased, lease
 
 _HERE: Final = "{}"
 _CHUNK_BYTES: Final = 65536

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kvfs.errors import Invalid, NoSpace
-from kvfs.units import format_size
+from kvfs.base.errors import Invalid, NoSpace
+from kvfs.base.units import format_size
 
 MIB: Final = 1 << 20
 LEAST_BYTES: Final = 16 * MIB

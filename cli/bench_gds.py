@@ -25,10 +25,10 @@ from cli.model_inspect import print_table
 from cli.model_load import require_torch
 from gds import measuring
 from gds.checkpoint import shards_of
-from kvfs.client.backing import open_backing
-from kvfs.config import Config
-from kvfs.errors import Invalid, NotFound, NotSupported, Unavailable
-from kvfs.units import format_size, parse_size
+from kvfs.base.config import Config
+from kvfs.base.errors import Invalid, NotFound, NotSupported, Unavailable
+from kvfs.base.units import format_size, parse_size
+from kvfs.client.mount.backing_file import open_backing
 
 MIB: Final = 1 << 20
 _THREADS: Final = (1, 4, 8)

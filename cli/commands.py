@@ -8,8 +8,8 @@ import click
 
 from cli import exits
 from cli.group import LazyGroup
-from kvfs.errors import KvfsError
-from kvfs.version import VERSION
+from kvfs.base.errors import KvfsError
+from kvfs.base.version import VERSION
 
 COMMANDS: Final = {
     "up": "cli.up",

@@ -11,8 +11,8 @@ import msgspec
 
 from cli import node, settings
 from cli.doctor_line import Line, show
-from kvfs.config import Config
-from kvfs.errors import KvfsError
+from kvfs.base.config import Config
+from kvfs.base.errors import KvfsError
 
 _SILENT_S: Final = 2.0
 """After which a shared engine is said not to be heard: it is asked twice a second."""
@@ -139,11 +139,11 @@ def _watchdog(status: dict[str, Any] | None) -> Line:
 
 
 def _leases(directory: Path) -> Line:
-    from kvfs.store import lease
-    from kvfs.store.layout import translate
+    from kvfs.datastore import file_lease
+    from kvfs.datastore.layout import translate
 
     try:
-        supported = lease.supported(str(directory))
+        supported = file_lease.supported(str(directory))
     except OSError as error:
         raise translate(error, directory) from error
     return Line(
@@ -187,7 +187,7 @@ def _readahead(status: dict[str, Any] | None) -> Line:
 
 def _priority(status: dict[str, Any] | None) -> Line:
     """The node's turn at a busy CPU."""
-    from kvfs import priority
+    from kvfs.base import priority
 
     may = priority.may_raise()
     nice = status["nice"] if status else None
@@ -204,7 +204,7 @@ def _priority(status: dict[str, Any] | None) -> Line:
 
 def _descriptors(status: dict[str, Any] | None) -> Line:
     """How many files programs may hold open."""
-    from kvfs import descriptors
+    from kvfs.base import descriptors
 
     most = descriptors.most_of_system()
     had = status["descriptors"]["limit"] if status else None
@@ -225,7 +225,7 @@ def _descriptors(status: dict[str, Any] | None) -> Line:
 
 def _store(directory: Path) -> Iterator[Line]:
     from gds.direct_io import alignment_in
-    from kvfs.store.probe import probe
+    from kvfs.datastore.kernel.filesystem_probe import probe
 
     direct = alignment_in(directory)
     asks = f", in {direct.offset} bytes, from memory in {direct.memory}" if direct else ""
@@ -279,8 +279,8 @@ def _locks(status: dict[str, Any] | None) -> Iterator[Line]:
 
 def _transport(status: dict[str, Any] | None) -> Line:
     """How data come from other nodes."""
-    from kvfs.errors import NotSupported
-    from kvfs.transfer.rdma.mover import require
+    from kvfs.base.errors import NotSupported
+    from kvfs.transfer.rdma.transfer_process import require
 
     name, available, reason = "transport rdma", True, "off: data come from other nodes over TCP"
     remedy = "" if status is None else "--transport rdma"

@@ -10,10 +10,10 @@ from typing import Final
 import click
 
 from cli import lock_holder, node, settings
-from kvfs.config import Config
-from kvfs.control import NoNode
-from kvfs.errors import Unavailable
-from kvfs.store.layout import is_locked
+from kvfs.base.config import Config
+from kvfs.base.control import NoNode
+from kvfs.base.errors import Unavailable
+from kvfs.datastore.layout import is_locked
 
 _POLL_S: Final = 0.02
 

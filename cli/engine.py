@@ -12,11 +12,11 @@ import trio
 
 from cli import progress, store
 from cli.group import Group
-from kvfs.errors import Invalid, NotFound, NotSupported
-from kvfs.units import format_size
+from kvfs.base.errors import Invalid, NotFound, NotSupported
+from kvfs.base.units import format_size
 
 if TYPE_CHECKING:
-    from kvfs.meta.embedded import EmbeddedEngine
+    from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
     from kvfs.meta.redis.engine import RedisEngine
 
     AnyEngine = EmbeddedEngine | RedisEngine
@@ -49,7 +49,7 @@ def copy(source: str, target: str, name: str | None, replace: bool) -> None:
     Data files are not copied, and the secrets of S3 users stay encrypted with the key of the store
     they come from. A copy that was cut short is begun anew by the same command.
     """
-    from kvfs.namespace.copying import copy_all, copy_namespace
+    from kvfs.tree.metadata_copy import copy_all, copy_namespace
 
     if _same(source, target):
         raise Invalid("source and target are the same")
@@ -101,8 +101,8 @@ def _distant(url: str) -> "RedisEngine":
 
 @contextmanager
 def _embedded(path: Path, *, make: bool) -> "Iterator[EmbeddedEngine]":
-    from kvfs.meta.embedded import EmbeddedEngine
-    from kvfs.store import layout
+    from kvfs.datastore import layout
+    from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 
     try:
         opened = layout.open_store(path)

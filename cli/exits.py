@@ -1,6 +1,6 @@
 """Exit codes, and how an error is shown: one line, no traceback.
 
-The table is exhaustive: a test fails on a class of `kvfs.errors` that has no row.
+The table is exhaustive: a test fails on a class of `kvfs.base.errors` that has no row.
 """
 
 import errno
@@ -8,8 +8,8 @@ import os
 import sys
 from typing import Final, NoReturn
 
-from kvfs import errors
-from kvfs.printable import printable
+from kvfs.base import errors
+from kvfs.base.printable import printable
 
 USAGE: Final = 2
 BUG: Final = 70

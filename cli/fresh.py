@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cli import exits
-from kvfs.config import Config
+from kvfs.base.config import Config
 
 
 class Fresh:
@@ -38,7 +38,7 @@ class Fresh:
 
     def _remove(self) -> None:
         from gateway.bare_directory import open_to_writers
-        from kvfs.store import layout
+        from kvfs.datastore import layout
 
         if self._is_new:
             layout.remove_unused(self._store)

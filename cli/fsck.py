@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from cli import settings
-from kvfs.errors import Corrupt
+from kvfs.base.errors import Corrupt
 
 if TYPE_CHECKING:
-    from kvfs.fsck import Fsck, Problem
+    from kvfs.admin.fsck import Fsck, Problem
 
 _UNREPAIRED: Final = 1
 
@@ -51,15 +51,15 @@ def _open(
 ) -> "tuple[Fsck, list[Problem]]":
     """Everything that a check needs, with the store's lock held until `closing` closes; and what is
     damaged of base and journal. It is gone past where `repair` says so."""
-    from kvfs.fsck import Fsck
+    from kvfs.admin.fsck import Fsck
+    from kvfs.admin.problem import Problem
+    from kvfs.datastore import layout
+    from kvfs.datastore.index import NAME, Index
+    from kvfs.datastore.tiered_files import data_files
     from kvfs.meta import keys
-    from kvfs.meta.embedded import EmbeddedEngine
-    from kvfs.meta.mirror.mark import read_mark
-    from kvfs.meta.reconstruction import damaged_metadata
-    from kvfs.problem import Problem
-    from kvfs.store import layout
-    from kvfs.store.index import NAME, Index
-    from kvfs.store.tiers import data_files
+    from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+    from kvfs.meta.lmdb.reconstruction import damaged_metadata
+    from kvfs.meta.replica.replica_mark import read_mark
 
     store = layout.open_store(path)
     store.lock()

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from kvfs.store.ownership import require_directory, trusted
+from kvfs.datastore.kernel.ownership import require_directory, trusted
 
 _LOCKS: Final = Path("/proc/locks")
 

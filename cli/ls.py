@@ -11,8 +11,8 @@ import click
 
 from cli import settings, store
 from cli.stat import as_json_object
+from kvfs.base.printable import printable
 from kvfs.client import Stat
-from kvfs.printable import printable
 
 _RECENT_NS = 180 * 86_400 * 1_000_000_000
 

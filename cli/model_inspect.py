@@ -14,8 +14,8 @@ from gds.architecture import cutting_of
 from gds.checkpoint import config_beside, read_headers
 from gds.load_plan import Strategy, make_plan, parts_of
 from gds.safetensors import Header, TensorInfo
-from kvfs.printable import printable
-from kvfs.units import format_size
+from kvfs.base.printable import printable
+from kvfs.base.units import format_size
 
 MOST_RANKS: Final = 1024
 strategy_option: Final = click.option(

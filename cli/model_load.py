@@ -21,9 +21,9 @@ from gds import NO_TORCH
 from gds.checkpoint import read_headers, shards_of
 from gds.load_plan import Strategy
 from gds.page_cache import cached_bytes
-from kvfs.client.backing import open_backings
-from kvfs.errors import Invalid, NotSupported
-from kvfs.units import format_size
+from kvfs.base.errors import Invalid, NotSupported
+from kvfs.base.units import format_size
+from kvfs.client.mount.backing_file import open_backings
 
 Result = dict[str, Any]
 """What a rank tells in the end."""

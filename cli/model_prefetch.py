@@ -7,9 +7,9 @@ import click
 
 from cli import mounted, prefetch, settings
 from gds.checkpoint import indexes_in, is_index, shards_of
-from kvfs.client.backing import within_mount
-from kvfs.config import Config
-from kvfs.errors import NotSupported
+from kvfs.base.config import Config
+from kvfs.base.errors import NotSupported
+from kvfs.client.mount.backing_file import within_mount
 
 
 @click.command("prefetch")

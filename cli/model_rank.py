@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from cli import exits
 from gds.stages import Spent, Stages
-from kvfs.errors import KvfsError
+from kvfs.base.errors import KvfsError
 
 _PERIOD_S: Final = 0.05
 _PR_SET_PDEATHSIG: Final = 1

@@ -4,9 +4,9 @@ import os
 from typing import Any
 
 from cli import node
-from kvfs.client.mount_store import STORE_XATTR
-from kvfs.config import Config
-from kvfs.errors import Invalid, KvfsError, NotFound, Unavailable
+from kvfs.base.config import Config
+from kvfs.base.errors import Invalid, KvfsError, NotFound, Unavailable
+from kvfs.client.mount.mount_store import STORE_XATTR
 
 
 def find(config: Config, path: str) -> str:

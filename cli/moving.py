@@ -8,8 +8,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cli import node, progress, store
-from kvfs.config import Config
-from kvfs.errors import Busy
+from kvfs.base.config import Config
+from kvfs.base.errors import Busy
 
 if TYPE_CHECKING:
     from kvfs.client import Client, Stat

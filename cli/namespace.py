@@ -13,12 +13,12 @@ import click
 
 from cli import policy, settings, store, tiers
 from cli.group import Group
-from kvfs.errors import Invalid
-from kvfs.units import format_size
+from kvfs.base.errors import Invalid
+from kvfs.base.units import format_size
 
 if TYPE_CHECKING:
-    from kvfs.meta.interface import Transaction
-    from kvfs.namespace.spaces import Listed
+    from kvfs.meta.engine import Transaction
+    from kvfs.tree.namespaces import Listed
 
 _PERMISSIONS = 0o7777
 
@@ -60,7 +60,7 @@ def create(
 ) -> None:
     """Make a namespace. Default: durable, no limit of its own, of the caller, mode 0755."""
     from kvfs.meta.records import namespace_root
-    from kvfs.namespace import spaces
+    from kvfs.tree import namespaces
 
     wanted = policy.take(flags)
     config = settings.resolve(config_file, **flags)
@@ -72,7 +72,7 @@ def create(
     gid = os.getgid() if who.gid is None else who.gid
     with store.engine_of(config) as engine:
         number = engine.transact_now(
-            lambda t: spaces.create(
+            lambda t: namespaces.create(
                 t, raw, now=time.time_ns(), mode=bits, uid=uid, gid=gid, **wanted
             )
         )
@@ -93,7 +93,7 @@ def set_(
 ) -> None:
     """Change what is named by the options, and nothing else."""
     from kvfs.meta.records import namespace_root
-    from kvfs.namespace import inodes, spaces
+    from kvfs.tree import inodes, namespaces
 
     wanted = policy.take(flags)
     if not wanted and owner is None and mode is None:
@@ -109,8 +109,8 @@ def set_(
     )
 
     def change(t: "Transaction") -> int:
-        number, _ = spaces.by_name(t, raw)
-        spaces.set_policy(t, number, **wanted)
+        number, _ = namespaces.by_name(t, raw)
+        namespaces.set_policy(t, number, **wanted)
         if changes != inodes.Changes():
             inodes.set_attributes(t, namespace_root(number), changes, time.time_ns())
         return number
@@ -126,12 +126,12 @@ def set_(
 def remove(name: str, config_file: Path | None, **flags: object) -> None:
     """Remove an empty namespace."""
     from kvfs.meta.records import namespace_root
-    from kvfs.namespace import spaces
+    from kvfs.tree import namespaces
 
     config = settings.resolve(config_file, **flags)
     raw = store.namespace_name(os.fsencode(name))
     with store.engine_of(config) as engine:
-        number = engine.transact_now(lambda t: spaces.remove(t, raw, time.time_ns()))
+        number = engine.transact_now(lambda t: namespaces.remove(t, raw, time.time_ns()))
     store.tell_node(config, raw, namespace_root(number))
 
 
@@ -157,11 +157,11 @@ def show(name: str, config_file: Path | None, as_json: bool, **flags: object) ->
 @settings.options("store")
 def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
     """List all namespaces."""
-    from kvfs.namespace import spaces
+    from kvfs.tree import namespaces
 
     config = settings.resolve(config_file, **flags)
     with store.engine_of(config) as engine:
-        all_facts = engine.read_now(lambda t: [_facts(t, each) for each in spaces.list_all(t)])
+        all_facts = engine.read_now(lambda t: [_facts(t, each) for each in namespaces.list_all(t)])
     if as_json:
         click.echo(json.dumps(all_facts))
         return
@@ -174,15 +174,15 @@ def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
 
 
 def _facts_of(t: "Transaction", name: bytes) -> dict[str, Any]:
-    from kvfs.namespace import spaces
+    from kvfs.tree import namespaces
 
-    number, namespace = spaces.by_name(t, name)
-    return _facts(t, spaces.Listed(number, namespace, spaces.usage(t, number)))
+    number, namespace = namespaces.by_name(t, name)
+    return _facts(t, namespaces.Listed(number, namespace, namespaces.usage(t, number)))
 
 
 def _facts(t: "Transaction", listed: "Listed") -> dict[str, Any]:
     from kvfs.meta.records import namespace_root
-    from kvfs.namespace import inodes
+    from kvfs.tree import inodes
 
     top = inodes.read_inode(t, namespace_root(listed.id))
     return {

@@ -12,8 +12,8 @@ import click
 
 from cli import node, settings, store
 from cli.group import Group
-from kvfs.config import Config
-from kvfs.errors import NotFound, NotSupported, Unavailable
+from kvfs.base.config import Config
+from kvfs.base.errors import NotFound, NotSupported, Unavailable
 
 if TYPE_CHECKING:
     from gateway.nfs.exports import Exported, Groups, Squash

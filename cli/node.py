@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from kvfs import control
-from kvfs.config import Config
-from kvfs.store.layout import is_locked
+from kvfs.base import control
+from kvfs.base.config import Config
+from kvfs.datastore.layout import is_locked
 
 MOUNT_DEADLINE_S: Final = 30.0
 

@@ -9,14 +9,14 @@ import click
 
 from cli import node, settings
 from cli.group import Group
-from kvfs.config import Config
-from kvfs.control import NoNode
-from kvfs.errors import Invalid, NotFound, NotSupported
-from kvfs.units import format_size
+from kvfs.base.config import Config
+from kvfs.base.control import NoNode
+from kvfs.base.errors import Invalid, NotFound, NotSupported
+from kvfs.base.units import format_size
 
 if TYPE_CHECKING:
     from kvfs.cluster.secrets import Secrets
-    from kvfs.store.layout import Store
+    from kvfs.datastore.layout import Store
 
 _REMOVE_S: Final = 60.0
 """All files of the node are looked at first."""
@@ -108,8 +108,8 @@ def join(file: Any, again: bool, config_file: Path | None, **flags: object) -> N
     """
     import trio
 
-    from kvfs.cluster import kept, membership, secrets
-    from kvfs.store import layout
+    from kvfs.cluster import membership, node_identity, secrets
+    from kvfs.datastore import layout
 
     config = settings.resolve(config_file, **flags)
     if not config.engine:
@@ -121,7 +121,7 @@ def join(file: Any, again: bool, config_file: Path | None, **flags: object) -> N
     store = layout.create_store(config.store)
     if again:
         _be_new(store)
-    layout.guarded(store.root, lambda: kept.keep_secrets(_secret_file(config), those))
+    layout.guarded(store.root, lambda: node_identity.keep_secrets(_secret_file(config), those))
     click.echo(f"the store {store.root} has the secret of the cluster {those.cluster}")
 
 
@@ -183,32 +183,32 @@ def _row(shown: dict[str, Any]) -> tuple[str, str, str, str, str, str, str, str,
 
 
 def _secret_file(config: Config) -> Path:
-    from kvfs.cluster import kept
+    from kvfs.cluster import node_identity
 
-    return Path(config.secret_file) if config.secret_file else config.store / kept.SECRETS
+    return Path(config.secret_file) if config.secret_file else config.store / node_identity.SECRETS
 
 
 def _read_secrets(config: Config) -> "Secrets":
-    from kvfs.cluster import kept
+    from kvfs.cluster import node_identity
 
     path = _secret_file(config)
-    found = kept.read_secrets(path)
+    found = node_identity.read_secrets(path)
     if found is None:
         raise NotFound(f"there is no secret of a cluster in {path}: is this store a node of one?")
     return found
 
 
 def _be_new(store: "Store") -> None:
-    from kvfs.cluster import kept
-    from kvfs.store import layout
+    from kvfs.cluster import node_identity
+    from kvfs.datastore import layout
 
     store.lock()
     try:
-        if kept.which_node(store) is None:
+        if node_identity.which_node(store) is None:
             raise Invalid(
                 f"the store {store.root} was never a node of a cluster: leave --again out"
             )
         layout.guarded(store.root, lambda: layout.be_new_node(store))
-        kept.forget_node(store)
+        node_identity.forget_node(store)
     finally:
         store.unlock()

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kvfs.errors import Invalid, NotSupported
-from kvfs.units import format_size, parse_size
+from kvfs.base.errors import Invalid, NotSupported
+from kvfs.base.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from kvfs.meta.records import Namespace
-    from kvfs.namespace.policies import Policy
+    from kvfs.tree.namespace_policies import Policy
 
 _OPTIONS: Final = (
     ("kind", "KIND", "durable (never dropped) or cache (evictable)."),
@@ -67,7 +67,7 @@ def _capacity(text: str) -> int:
 
 
 def _eviction(text: str) -> str:
-    from kvfs.namespace.policies import EVICTIONS
+    from kvfs.tree.namespace_policies import EVICTIONS
 
     if text not in EVICTIONS:
         raise NotSupported(f"eviction '{text}' is not built; there is: {', '.join(EVICTIONS)}")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cli import moving, nodes, settings
-from kvfs.config import Config
-from kvfs.errors import NotFound, NotSupported, Unavailable
-from kvfs.units import format_size
+from kvfs.base.config import Config
+from kvfs.base.errors import NotFound, NotSupported, Unavailable
+from kvfs.base.units import format_size
 
 if TYPE_CHECKING:
     from kvfs.client import Stat

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cli import progress, settings, store
-from kvfs.client.paths import shown
-from kvfs.errors import Invalid, IsADirectory, NotPermitted
+from kvfs.base.errors import Invalid, IsADirectory, NotPermitted
+from kvfs.session.paths import shown
 
 if TYPE_CHECKING:
     from kvfs.client import Client

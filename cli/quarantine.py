@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cli import settings
-from kvfs.errors import Invalid
-from kvfs.printable import printable
-from kvfs.units import format_size
+from kvfs.base.errors import Invalid
+from kvfs.base.printable import printable
+from kvfs.base.units import format_size
 
 if TYPE_CHECKING:
-    from kvfs.store.quarantine import Quarantined
+    from kvfs.datastore.quarantine_directory import Quarantined
 
 _REASONS: Final = {
     "unnamed": "no record names it",
@@ -51,8 +51,8 @@ def command(
 
 def _find(store: Path, paths: Sequence[str]) -> "list[Quarantined]":
     """All that is in quarantine, the latest last, or what was named of it. Raises Invalid."""
-    from kvfs.store import layout
-    from kvfs.store.tiers import data_files
+    from kvfs.datastore import layout
+    from kvfs.datastore.tiered_files import data_files
 
     files = data_files(layout.open_store(store))
     try:
@@ -100,7 +100,7 @@ def _facts(each: "Quarantined") -> dict[str, Any]:
 
 def _last_name(path: str) -> str:
     """Where the file was when its data file last described itself; empty where it never did."""
-    from kvfs.store.files import description
+    from kvfs.datastore.files import description
 
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from cli import progress, settings
-from kvfs.config import Config
-from kvfs.errors import Exists, Invalid, NotFound
-from kvfs.units import format_size
+from kvfs.base.config import Config
+from kvfs.base.errors import Exists, Invalid, NotFound
+from kvfs.base.units import format_size
 
 if TYPE_CHECKING:
-    from kvfs.meta.embedded import EmbeddedEngine
-    from kvfs.namespace.rebuilding import Owner
-    from kvfs.store.layout import Store
+    from kvfs.datastore.layout import Store
+    from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+    from kvfs.tree.rebuilt_records import Owner
 
 _TOLD: Final = (
     ("without_name", "were not described, and have names like lost+found-<number>"),
@@ -85,12 +85,12 @@ def _tell(counts: dict[str, int], engine: str, *, finish: bool) -> None:
 def _rebuild(path: Path) -> dict[str, int]:
     import trio
 
-    from kvfs import rebuild
+    from kvfs.admin import rebuild
+    from kvfs.datastore import places
+    from kvfs.datastore.index import NAME, Index
+    from kvfs.datastore.tiered_files import data_files
     from kvfs.meta import keys
-    from kvfs.meta.mirror.mark import refuse_mirror
-    from kvfs.store import places
-    from kvfs.store.index import NAME, Index
-    from kvfs.store.tiers import data_files
+    from kvfs.meta.replica.replica_mark import refuse_mirror
 
     with _opened(path) as (store, engine):
         refuse_mirror(engine)
@@ -114,12 +114,12 @@ def _rebuild(path: Path) -> dict[str, int]:
 
 
 def _rebuild_cluster(config: Config, *, finish: bool, replace: bool) -> dict[str, int]:
-    from kvfs.cluster import kept
-    from kvfs.rebuild_cluster import Rebuilding
+    from kvfs.admin.rebuild_cluster import Rebuilding
+    from kvfs.cluster import node_identity
 
     with _opened(config.store) as (store, local):
-        path = Path(config.secret_file or store.root / kept.SECRETS)
-        secrets = kept.read_secrets(path)
+        path = Path(config.secret_file or store.root / node_identity.SECRETS)
+        secrets = node_identity.read_secrets(path)
         if secrets is None:
             raise NotFound(
                 f"{path}, the cluster's secret, is not there: restore it, or take another node's"
@@ -133,7 +133,7 @@ def _rebuild_cluster(config: Config, *, finish: bool, replace: bool) -> dict[str
 
 
 def _owner() -> "Owner":
-    from kvfs.namespace.rebuilding import Owner
+    from kvfs.tree.rebuilt_records import Owner
 
     return Owner(os.geteuid(), os.getegid(), time.time_ns())
 
@@ -141,8 +141,8 @@ def _owner() -> "Owner":
 @contextmanager
 def _opened(path: Path) -> "Iterator[tuple[Store, EmbeddedEngine]]":
     """A store that no node uses meanwhile, and the engine in it."""
-    from kvfs.meta.embedded import EmbeddedEngine
-    from kvfs.store import layout
+    from kvfs.datastore import layout
+    from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 
     store = layout.open_store(path)
     store.lock()

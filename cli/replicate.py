@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli import moving, settings
-from kvfs.errors import Unavailable
+from kvfs.base.errors import Unavailable
 
 if TYPE_CHECKING:
     from kvfs.client import Stat

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cli import settings, store
-from kvfs.client.paths import parse_name
-from kvfs.errors import IsADirectory, NotFound
+from kvfs.base.errors import IsADirectory, NotFound
+from kvfs.session.paths import parse_name
 
 if TYPE_CHECKING:
     from kvfs.client import Client

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli import node, settings, store
-from kvfs.config import S3_USUAL, Address, Config
-from kvfs.errors import Invalid, NotSupported, Unavailable
+from kvfs.base.config import S3_USUAL, Address, Config
+from kvfs.base.errors import Invalid, NotSupported, Unavailable
 
 if TYPE_CHECKING:
     from s3api.auth.credentials import Credentials

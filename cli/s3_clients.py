@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 from s3api.auth.credentials import Credentials
 
 

@@ -6,8 +6,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from kvfs import config as configuration
-from kvfs.config import (
+from kvfs.base import config as configuration
+from kvfs.base.config import (
     ADMIN_USUAL,
     MODES,
     NFS_MOUNT_PORT,

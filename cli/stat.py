@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from cli import settings, store
+from kvfs.base.printable import printable
+from kvfs.base.units import format_size
 from kvfs.client import Stat
-from kvfs.printable import printable
-from kvfs.units import format_size
 
 _KINDS = {
     stat.S_IFREG: "file",

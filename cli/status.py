@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from cli import node, nodes, settings
-from kvfs.units import format_size
+from kvfs.base.units import format_size
 
 _DOORS: Final = {"mount": "by the mount", "s3": "by S3", "client": "by clients"}
 _EVICTED: Final = {

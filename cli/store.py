@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from cli import node
-from kvfs.config import Config
-from kvfs.errors import Invalid, Unavailable
+from kvfs.base.config import Config
+from kvfs.base.errors import Invalid, Unavailable
 from kvfs.meta.records import ROOT_INODE
 
 if TYPE_CHECKING:
     from kvfs.client import Client
-    from kvfs.client.session import Session
-    from kvfs.meta.blocking import BlockingEngine
+    from kvfs.meta.blocking_engine import BlockingEngine
+    from kvfs.session.session import Session
 
 _SEPARATOR: Final = b"/"
 
@@ -31,7 +31,7 @@ class _Engine:
 def engine_of(config: Config) -> Iterator["BlockingEngine"]:
     """The metadata engine of an existing store. Raises NotFound, Invalid (somebody else's
     directory), Corrupt."""
-    from kvfs.client import session
+    from kvfs.session import session
 
     opened = session.acquire(config.store)
     try:

@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING
 
 from cli import node
-from kvfs.config import Config
-from kvfs.errors import NotSupported, Unavailable
-from kvfs.media import is_medium
+from kvfs.base.config import Config
+from kvfs.base.errors import NotSupported, Unavailable
+from kvfs.base.media import is_medium
 
 if TYPE_CHECKING:
-    from kvfs.namespace.policies import Policy
+    from kvfs.tree.namespace_policies import Policy
 
 
 def require(config: Config, wanted: "Policy") -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cli import interrupts, progress, store
-from kvfs.config import Config
-from kvfs.errors import NotSupported
-from kvfs.printable import printable
-from kvfs.units import format_size
+from kvfs.base.config import Config
+from kvfs.base.errors import NotSupported
+from kvfs.base.printable import printable
+from kvfs.base.units import format_size
 
 if TYPE_CHECKING:
-    from kvfs.cold.endpoint import Location
-    from kvfs.trees import Moved, Trees
+    from kvfs.admin.import_export import Moved, Trees
+    from kvfs.transfer.cold.endpoint import Location
 
 _JOBS: Final = 8
 _MOST_JOBS: Final = 64
@@ -43,8 +43,8 @@ def of(
     config: Config, place: str, url: str | None, jobs: int, what: str
 ) -> Iterator[tuple["Trees", "Location"]]:
     """Moves trees between the store and this place, with a bar that counts the bytes."""
-    from kvfs.cold.endpoint import Endpoint, parse
-    from kvfs.trees import Trees
+    from kvfs.admin.import_export import Trees
+    from kvfs.transfer.cold.endpoint import Endpoint, parse
 
     location = parse(place)
     lock, moved = threading.Lock(), 0

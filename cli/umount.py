@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from cli import node, settings
-from kvfs.control import NoNode
-from kvfs.errors import Unavailable
+from kvfs.base.control import NoNode
+from kvfs.base.errors import Unavailable
 
 
 @click.command("umount")

@@ -14,11 +14,11 @@ import click
 
 from cli import exits, settings
 from cli.fresh import Fresh
-from kvfs import log_lines
-from kvfs.config import Config
-from kvfs.errors import Corrupt, Unavailable
-from kvfs.units import format_size
-from kvfs.version import VERSION
+from kvfs.base import log_lines
+from kvfs.base.config import Config
+from kvfs.base.errors import Corrupt, Unavailable
+from kvfs.base.units import format_size
+from kvfs.base.version import VERSION
 
 if TYPE_CHECKING:
     from s3api.auth.credentials import Credentials
@@ -257,7 +257,7 @@ def _open_log(config: Config) -> tuple[Path, int]:
     Done before the fork: a store that cannot be written is told to the caller. Raises ReadOnly,
     NoSpace, Invalid, Corrupt (the disk fails).
     """
-    from kvfs.store import layout
+    from kvfs.datastore import layout
 
     try:
         path = layout.create_store(config.store).run / "kvfs.log"

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from cli import node, settings, store
-from kvfs.errors import IsADirectory, NotFound
-from kvfs.units import format_size
+from kvfs.base.errors import IsADirectory, NotFound
+from kvfs.base.units import format_size
 
 
 @click.command("where")

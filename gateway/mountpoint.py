@@ -10,10 +10,10 @@ from typing import Final
 
 from gateway.bare_directory import BareDirectory
 from gateway.fuse import device
-from kvfs.errors import AccessDenied, Busy, Invalid, NotADirectory, Unavailable
-from kvfs.processes import state_of
-from kvfs.store import probe
-from kvfs.store.layout import is_locked
+from kvfs.base.errors import AccessDenied, Busy, Invalid, NotADirectory, Unavailable
+from kvfs.base.processes import state_of
+from kvfs.datastore.kernel import filesystem_probe
+from kvfs.datastore.layout import is_locked
 
 _DYING_S: Final = 2.0
 """Mostly a killed process has gone by then."""
@@ -100,7 +100,7 @@ def refuse_nested(store: Path) -> None:
     above = store.absolute()
     while not os.path.exists(above):
         above = above.parent
-    if probe.filesystem_type(above) == device.FSTYPE:
+    if filesystem_probe.filesystem_type(above) == device.FSTYPE:
         raise Invalid(
             f"the store {store} lies in a mount of KVFS: choose a directory on a disk with --store"
         )

@@ -16,9 +16,9 @@ import trio
 
 from gateway import mountpoint
 from gateway.fuse import device
-from kvfs import descriptors, priority
-from kvfs.config import Config
-from kvfs.errors import Busy, Invalid, NotFound, Unavailable
+from kvfs.base import descriptors, priority
+from kvfs.base.config import Config
+from kvfs.base.errors import Busy, Invalid, NotFound, Unavailable
 from kvfs.node import Node, open_node
 from kvfs.node.status import status_of
 

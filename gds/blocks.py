@@ -16,9 +16,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, TypeVar
 
 import kvfs
-from kvfs.client.buffers import Buffer, readable, writable
-from kvfs.client.paths import Path, several
-from kvfs.errors import (
+from kvfs.base.errors import (
     AccessDenied,
     Busy,
     Conflict,
@@ -32,6 +30,8 @@ from kvfs.errors import (
     TooLarge,
     Unavailable,
 )
+from kvfs.client.buffers import Buffer, readable, writable
+from kvfs.session.paths import Path, several
 
 _FILES_AT_ONCE: Final = 128
 """Written in one transaction: each has an open file until then."""

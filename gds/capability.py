@@ -22,7 +22,7 @@ from gds import native_aio, numa
 from gds.cuda_driver import Driver, ask_driver
 from gds.direct_io import Alignment, alignment, alignment_in
 from gds.memory import huge_pages
-from kvfs.store.probe import mount_of
+from kvfs.datastore.kernel.filesystem_probe import mount_of
 
 _NEED_NVME: Final = ("ext4", "xfs")
 _KNOWN: Final = ("beegfs", "gpfs", "lustre", "nfs", "nfs4", "wekafs")

@@ -22,9 +22,9 @@ from gds.pages import page_down, page_up
 from gds.safetensors import Header, TensorInfo
 from gds.source import Source
 from gds.stages import Stage, during
-from kvfs.client.backing import Backing
-from kvfs.errors import AccessDenied, Corrupt, NotSupported, Unavailable
-from kvfs.store.checksum import CHUNK_BYTES, DIGEST_BYTES, chunk_sums, wrong_in
+from kvfs.base.errors import AccessDenied, Corrupt, NotSupported, Unavailable
+from kvfs.client.mount.backing_file import Backing
+from kvfs.datastore.checksum import CHUNK_BYTES, DIGEST_BYTES, chunk_sums, wrong_in
 
 _NAMED: Final = 3
 

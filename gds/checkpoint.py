@@ -15,9 +15,9 @@ from gds.checked import CheckedSource, sums_of
 from gds.safetensors import Header, read_header
 from gds.shortened import no_json, shown
 from gds.source import Source
-from kvfs.client.aside import uninterrupted
-from kvfs.client.backing import open_backings
-from kvfs.errors import Corrupt, Invalid, NoSpace, NotFound, Unavailable
+from kvfs.base.errors import Corrupt, Invalid, NoSpace, NotFound, Unavailable
+from kvfs.client.mount.backing_file import open_backings
+from kvfs.session.uninterruptible import uninterrupted
 
 Path = str | bytes | os.PathLike[str]
 _INDEX: Final = ".safetensors.index.json"

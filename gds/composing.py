@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from gds.safetensors import BITS, MOST_HEADER_BYTES
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 
 _METADATA: Final = "__metadata__"
 _ALIGNMENT: Final = 8

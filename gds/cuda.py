@@ -24,7 +24,7 @@ import torch
 from gds.cuda_driver import pin, unpin
 from gds.devices import Mark, Queue, Staging, Work, first_line
 from gds.pinned import PinnedPool
-from kvfs.errors import NoSpace, Unavailable
+from kvfs.base.errors import NoSpace, Unavailable
 
 
 class CudaDevice:

@@ -18,7 +18,7 @@ from gds.pages import PAGE_BYTES, page_down, page_up
 from gds.source import Source
 from gds.stages import Stage, during
 from gds.target import Lane
-from kvfs.errors import Corrupt, KvfsError, NotSupported, Unavailable
+from kvfs.base.errors import Corrupt, KvfsError, NotSupported, Unavailable
 
 _REFUSALS: Final = (RuntimeError, ValueError)
 

@@ -15,7 +15,7 @@ import torch
 from gds.cuda import CudaDevice
 from gds.devices import Device, Mark, Queue, Staging
 from gds.turns import Turns
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 
 BATCH_BYTES: Final = 64 << 20
 """Of one buffer, but for a block that is longer."""

@@ -26,7 +26,7 @@ from gds.source import Source
 from gds.stages import Stage, during
 from gds.target import STAGE_BYTES, Lane, Target
 from gds.turns import Turns
-from kvfs.errors import NoSpace
+from kvfs.base.errors import NoSpace
 
 ALIGN_BYTES: Final = 16
 

@@ -28,7 +28,7 @@ from gds.pages import page_down, page_up
 from gds.safetensors import BITS, Header, TensorInfo
 from gds.shortened import shown
 from gds.splits import Cutting, Part
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 
 READ_BYTES: Final = 16 << 20
 """Of one read in place: large enough for a disk, and for reads of one file by several threads

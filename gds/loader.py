@@ -10,8 +10,8 @@ Invariants
   threads then keep the files.
 - A process that is forked meanwhile has none of the threads: the iteration ends there with an
   error.
-- Whoever iterates may be interrupted (`kvfs.client.aside`), so he takes a plain lock only, and
-  waits for a queue; threads are started, woken and waited for by a thread of their own.
+- The iterating thread may be interrupted (`kvfs.session.uninterruptible`), so it takes a plain lock
+  only, and waits for a queue; threads are started, woken and waited for by a thread of their own.
 """
 
 import collections
@@ -40,8 +40,8 @@ from gds.safetensors import BITS
 from gds.source import Source
 from gds.stages import Lap, Stage, Stages, during, start_watch, stop_watch, together
 from gds.target import Lane, Target
-from kvfs.client.aside import Aside, next_within
-from kvfs.errors import Invalid, KvfsError, NoSpace, Unavailable
+from kvfs.base.errors import Invalid, KvfsError, NoSpace, Unavailable
+from kvfs.session.uninterruptible import Aside, next_within
 
 _FAILED: Final = "failed"
 """Comes instead of a tensor's number."""

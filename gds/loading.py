@@ -15,7 +15,7 @@ from gds.safetensors import BITS
 from gds.splits import Cutting, Splits, require_splits
 from gds.tensors import is_converted, is_target
 from gds.ways import Report, device_of, open_target
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far, and those to read: (0, all) once the files are open, then with

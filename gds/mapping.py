@@ -16,7 +16,7 @@ from gds.load_plan import Wanted
 from gds.source import Source
 from gds.splits import Part
 from gds.tensors import bytes_of, dtype_of, per_element, torch_shape, view_of
-from kvfs.errors import NoSpace
+from kvfs.base.errors import NoSpace
 
 _MAP_NORESERVE: Final = 0x4000
 """Private writable pages of a file of any size are not counted before they are written. The module

@@ -12,8 +12,8 @@ from typing import Final
 
 from gds.memory import allocate
 from gds.page_cache import cached_bytes
-from kvfs.errors import Corrupt, NotSupported
-from kvfs.units import format_size
+from kvfs.base.errors import Corrupt, NotSupported
+from kvfs.base.units import format_size
 
 _MADV_POPULATE_WRITE: Final = 23
 """Linux 5.14; the module mmap does not name it."""

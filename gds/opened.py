@@ -18,7 +18,7 @@ from gds.safetensors import TensorInfo
 from gds.splits import Part
 from gds.tensors import dtype_of, torch_shape
 from gds.ways import device_of
-from kvfs.errors import Invalid, NotFound, NotSupported
+from kvfs.base.errors import Invalid, NotFound, NotSupported
 
 _TORCH: Final = ("pt", "torch", "pytorch")
 _NUMPY: Final = ("np", "numpy")

@@ -7,7 +7,7 @@ import mmap
 import os
 from typing import Final
 
-from kvfs.store.cachestat import cachestat
+from kvfs.datastore.kernel.cachestat import cachestat
 
 _FUSE: Final = 0x65735546
 _STATFS_WORDS: Final = 32

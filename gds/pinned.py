@@ -11,7 +11,7 @@ from typing import Final
 from gds.devices import Staging
 from gds.memory import allocate
 from gds.tensors import bytes_of
-from kvfs.errors import NoSpace
+from kvfs.base.errors import NoSpace
 
 KEPT_BYTES: Final = 288 << 20
 """As much as one load takes."""

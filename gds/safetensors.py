@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from gds.json_members import Duplicate, members
 from gds.shortened import no_json, shown
-from kvfs.errors import Corrupt
+from kvfs.base.errors import Corrupt
 
 MOST_HEADER_BYTES: Final = 100_000_000
 """As the format's own library has it."""

@@ -12,9 +12,9 @@ from gds.checkpoint import Path
 from gds.composing import Described, compose
 from gds.memory import allocate
 from gds.tensors import bytes_of, name_of, per_element
+from kvfs.base.errors import Invalid, NoSpace, NotSupported
 from kvfs.client.buffers import readable
-from kvfs.client.creating import new_file
-from kvfs.errors import Invalid, NoSpace, NotSupported
+from kvfs.client.mount.mount_create import new_file
 
 _PART_BYTES: Final = 64 << 20
 """Of one write, and of the buffer through which a device's tensors go."""

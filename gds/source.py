@@ -28,7 +28,7 @@ from gds.page_cache import cached_bytes
 from gds.pages import page_down
 from gds.pieces import Piece
 from gds.stages import Stage, during
-from kvfs.errors import Conflict, Corrupt
+from kvfs.base.errors import Conflict, Corrupt
 
 _ANNOUNCED: Final = 256
 """Small reads that a disk is given at once. Read one by one by eight threads, pieces of 2 KiB took

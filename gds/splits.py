@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from gds.safetensors import TensorInfo
 from gds.shortened import shown
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 
 
 class Stacked(NamedTuple):

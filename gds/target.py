@@ -12,7 +12,7 @@ from gds.memory import allocate
 from gds.pages import PAGE_BYTES, page_down, page_up
 from gds.source import Source
 from gds.tensors import bytes_of, dtype_of, torch_shape, view_of
-from kvfs.errors import NoSpace
+from kvfs.base.errors import NoSpace
 
 STAGE_BYTES: Final = max(READ_BYTES, STAGING_BYTES) + 2 * PAGE_BYTES
 """Of a thread's staging buffer: a step, and the rest of its first and last page."""

@@ -9,7 +9,7 @@ import torch
 from gds.load_plan import Wanted, shape_of
 from gds.safetensors import TensorInfo
 from gds.shortened import shown
-from kvfs.errors import NotSupported
+from kvfs.base.errors import NotSupported
 
 _NAMES: Final = {
     "BOOL": "bool",

@@ -24,7 +24,7 @@ from gds.load_plan import LoadPlan
 from gds.source import Source
 from gds.stages import Stages
 from gds.target import HostTarget, Target
-from kvfs.errors import Invalid, NotSupported, Unavailable
+from kvfs.base.errors import Invalid, NotSupported, Unavailable
 
 if TYPE_CHECKING:
     from gds.cufile import CuFile

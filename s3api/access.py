@@ -17,8 +17,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from kvfs.errors import NotFound
-from kvfs.objects.facts import Facts
+from kvfs.base.errors import NotFound
+from kvfs.objects.object_info import Facts
 from s3api.auth.credentials import Known
 from s3api.errors import S3Error
 from s3api.rules import acl, ownership, policy

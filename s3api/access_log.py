@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from kvfs.wire.http import FileRange, Head, Response
+from kvfs.http.api import FileRange, Head, Response
 from s3api.call import Call
 from s3api.outcome import Entry, Outcome
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.errors import KvfsError
-from kvfs.wire.http import Body, Head, Limits, Response
+from kvfs.base.errors import KvfsError
+from kvfs.http.api import Body, Head, Limits, Response
 from s3api import metrics
 from s3api.tally import Tally
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from kvfs.wire.http import Head
+from kvfs.http.api import Head
 from s3api.auth.authenticate import hoisted, is_presigned
 from s3api.auth.verified import Verified
 from s3api.model.addressing import Address, address, split_target, with_hoisted

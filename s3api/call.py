@@ -10,11 +10,11 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from kvfs.client.finish import Changed
-from kvfs.objects.facts import Facts
-from kvfs.objects.problems import NoSuchBucket
-from kvfs.objects.store import ObjectStore
-from kvfs.wire.http import Body, Head, Response
+from kvfs.http.api import Body, Head, Response
+from kvfs.objects.object_errors import NoSuchBucket
+from kvfs.objects.object_info import Facts
+from kvfs.objects.object_store import ObjectStore
+from kvfs.session.post_commit import Changed
 from s3api.access import Access, caller_of
 from s3api.asked import Asked
 from s3api.auth.credentials import Known

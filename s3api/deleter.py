@@ -7,10 +7,10 @@ durable one for all requests that wait together, in one transaction and one sync
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvfs.client.finish import Changed
-from kvfs.errors import KvfsError
-from kvfs.objects.changing import Deleted
-from kvfs.objects.store import Doomed, ObjectStore
+from kvfs.base.errors import KvfsError
+from kvfs.objects.mutations import Deleted
+from kvfs.objects.object_store import Doomed, ObjectStore
+from kvfs.session.post_commit import Changed
 from s3api.telling import Teller
 from s3api.together import Together
 

@@ -8,9 +8,9 @@ import errno
 from collections.abc import Mapping
 from typing import Final
 
-from kvfs import errors
-from kvfs.objects import problems
-from kvfs.objects.uploads import MIN_PART_BYTES
+from kvfs.base import errors
+from kvfs.objects import object_errors
+from kvfs.objects.multipart.upload_transactions import MIN_PART_BYTES
 from s3api.errors import S3Error
 
 CODES: Final[Mapping[type[errors.KvfsError], str]] = {
@@ -39,22 +39,22 @@ CODES: Final[Mapping[type[errors.KvfsError], str]] = {
     errors.TooManyOpenFiles: "SlowDown",
     errors.Unavailable: "ServiceUnavailable",
     errors.Unreached: "NoSuchKey",
-    problems.BucketExists: "BucketAlreadyOwnedByYou",
-    problems.BucketNotEmpty: "BucketNotEmpty",
-    problems.InvalidPart: "InvalidPart",
-    problems.NotAnObject: "InvalidRequest",
-    problems.Locked: "AccessDenied",
-    problems.MarkedDeleted: "NoSuchKey",
-    problems.NoSuchBucket: "NoSuchBucket",
-    problems.NoSuchKey: "NoSuchKey",
-    problems.NotHere: "ServiceUnavailable",
-    problems.NoSuchUpload: "NoSuchUpload",
-    problems.NoSuchVersion: "NoSuchVersion",
-    problems.PartOrder: "InvalidPartOrder",
-    problems.PartTooSmall: "EntityTooSmall",
-    problems.PreconditionFailed: "PreconditionFailed",
-    problems.Unheld: "NoSuchKey",
-    problems.WrittenElsewhere: "NoSuchKey",
+    object_errors.BucketExists: "BucketAlreadyOwnedByYou",
+    object_errors.BucketNotEmpty: "BucketNotEmpty",
+    object_errors.InvalidPart: "InvalidPart",
+    object_errors.NotAnObject: "InvalidRequest",
+    object_errors.Locked: "AccessDenied",
+    object_errors.MarkedDeleted: "NoSuchKey",
+    object_errors.NoSuchBucket: "NoSuchBucket",
+    object_errors.NoSuchKey: "NoSuchKey",
+    object_errors.NotHere: "ServiceUnavailable",
+    object_errors.NoSuchUpload: "NoSuchUpload",
+    object_errors.NoSuchVersion: "NoSuchVersion",
+    object_errors.PartOrder: "InvalidPartOrder",
+    object_errors.PartTooSmall: "EntityTooSmall",
+    object_errors.PreconditionFailed: "PreconditionFailed",
+    object_errors.Unheld: "NoSuchKey",
+    object_errors.WrittenElsewhere: "NoSuchKey",
 }
 
 _SYSTEM_CODES: Final = {
@@ -72,10 +72,10 @@ def s3_error(error: Exception) -> S3Error:
         return error
     if isinstance(error, OSError):
         return S3Error(_SYSTEM_CODES.get(error.errno or 0, "InternalError"))
-    if isinstance(error, problems.MarkedDeleted):
+    if isinstance(error, object_errors.MarkedDeleted):
         marker = {"x-amz-delete-marker": "true", "x-amz-version-id": error.version}
         return S3Error("NoSuchKey", headers=marker)
-    if isinstance(error, problems.NotAnObject):
+    if isinstance(error, object_errors.NotAnObject):
         return S3Error(
             "InvalidRequest",
             "The mount has a symbolic link, fifo, socket or device under this key, which S3 neither"
@@ -89,11 +89,11 @@ def s3_error(error: Exception) -> S3Error:
 
 def _details(error: Exception) -> dict[str, str]:
     """What S3 tells beside the code: which bucket, which part."""
-    if isinstance(error, problems.NoSuchBucket) and error.bucket:
+    if isinstance(error, object_errors.NoSuchBucket) and error.bucket:
         return {"BucketName": error.bucket}
-    if isinstance(error, problems.InvalidPart | problems.PartTooSmall) and error.number:
+    if isinstance(error, object_errors.InvalidPart | object_errors.PartTooSmall) and error.number:
         told = {"PartNumber": str(error.number), "ETag": error.etag}
-        if isinstance(error, problems.PartTooSmall):
+        if isinstance(error, object_errors.PartTooSmall):
             told |= {"ProposedSize": str(error.size), "MinSizeAllowed": str(MIN_PART_BYTES)}
         return told
     return {}

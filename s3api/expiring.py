@@ -18,11 +18,11 @@ from typing import Final, NamedTuple, TypeVar
 
 import trio
 
-from kvfs.errors import Conflict, KvfsError
-from kvfs.objects.changing import Check, anything
-from kvfs.objects.facts import Facts
-from kvfs.objects.problems import NoSuchBucket
-from kvfs.objects.store import Doomed, ObjectStore
+from kvfs.base.errors import Conflict, KvfsError
+from kvfs.objects.mutations import Check, anything
+from kvfs.objects.object_errors import NoSuchBucket
+from kvfs.objects.object_info import Facts
+from kvfs.objects.object_store import Doomed, ObjectStore
 from s3api.model.addressing import is_bucket_name
 from s3api.rules import lifecycle
 from s3api.rules.lifecycle import Action, Rules, Version

@@ -8,8 +8,8 @@ what is asked of one waits there too.
 
 from collections.abc import Sequence
 
-from kvfs.errors import Unreached
-from kvfs.objects.store import ObjectStore
+from kvfs.base.errors import Unreached
+from kvfs.objects.object_store import ObjectStore
 from s3api.errors import S3Error
 from s3api.together import Together
 

@@ -8,11 +8,11 @@ import math
 import time
 from typing import Final, NamedTuple
 
-from kvfs import identities
-from kvfs.client.remembering import Remembering
-from kvfs.client.session import Session
-from kvfs.encryption import SecretKey
-from kvfs.identities import Identity
+from kvfs.base.encryption import SecretKey
+from kvfs.session.read_cache import Remembering
+from kvfs.session.session import Session
+from kvfs.tree import identities
+from kvfs.tree.identities import Identity
 from s3api.auth import credentials
 from s3api.auth.credentials import Known
 

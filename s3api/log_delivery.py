@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.errors import KvfsError, NotFound
-from kvfs.objects.store import ObjectStore
-from kvfs.wire.http import Head
+from kvfs.base.errors import KvfsError, NotFound
+from kvfs.http.api import Head
+from kvfs.objects.object_store import ObjectStore
 from s3api.access_log import entries_of, line, line_of
 from s3api.call import Call
 from s3api.outcome import Outcome

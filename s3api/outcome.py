@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvfs.wire.http import Response
+from kvfs.http.api import Response
 
 if TYPE_CHECKING:
     from s3api.call import Call

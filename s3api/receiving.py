@@ -11,8 +11,8 @@ from functools import partial
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Final
 
-from kvfs.objects.drafts import Draft
-from kvfs.wire.http import BadChunk, BodyStalled, BodyTooLarge, BodyTruncated
+from kvfs.http.api import BadChunk, BodyStalled, BodyTooLarge, BodyTruncated
+from kvfs.objects.object_drafts import Draft
 from s3api.auth import chunked
 from s3api.auth.verified import Payload
 from s3api.beside import Beside

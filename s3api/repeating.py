@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import trio
 
-from kvfs.errors import KvfsError
-from kvfs.objects.opening import Opened
-from kvfs.wire.errors import Lost
-from kvfs.wire.http import Field, FileRange, Response
+from kvfs.base.errors import KvfsError
+from kvfs.http.api import Field, FileRange, Response
+from kvfs.http.connection_errors import Lost
+from kvfs.objects.open_object import Opened
 from s3api.auth.credentials import Known
 from s3api.auth.verified import Verified
 from s3api.call import Call

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from kvfs.errors import KvfsError
-from kvfs.objects.problems import NoSuchBucket
-from kvfs.wire.http import Body, Head, Response
+from kvfs.base.errors import KvfsError
+from kvfs.http.api import Body, Head, Response
+from kvfs.objects.object_errors import NoSuchBucket
 from s3api import access
 from s3api.asked import Attested, asked_of
 from s3api.auth.authenticate import authenticate

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from kvfs.config import ADMIN_USUAL, S3_USUAL, Address, Config, Listening
-from kvfs.errors import Busy, Invalid
-from kvfs.meta.blocking import FromThread
+from kvfs.base.config import ADMIN_USUAL, S3_USUAL, Address, Config, Listening
+from kvfs.base.errors import Busy, Invalid
+from kvfs.datastore.kernel.disk_encryption import encrypted_by
+from kvfs.http.api import serve, server_context
+from kvfs.meta.blocking_engine import FromThread
 from kvfs.node import Node
 from kvfs.node.status import status_of
-from kvfs.store.at_rest import encrypted_by
-from kvfs.wire.http import serve, server_context
 from s3api.admin import LIMITS, Admin
 from s3api.auth.credentials import Credentials
 from s3api.plan import Plan
@@ -38,7 +38,7 @@ from s3api.tally import Tally
 from s3api.users import Users
 
 if TYPE_CHECKING:
-    from kvfs.meta.interface import Engine
+    from kvfs.meta.engine import Engine
 
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """Where who listens everywhere is found from this machine."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 if TYPE_CHECKING:
-    from kvfs.objects.store import ObjectStore
+    from kvfs.objects.object_store import ObjectStore
 
 OWNER: Final = "owner"
 VERSIONING: Final = "versioning"

@@ -8,8 +8,8 @@ a look whether they are the same says whether the fields are right.
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.objects.facts import Facts
-from kvfs.wire.http import Prepared
+from kvfs.http.api import Prepared
+from kvfs.objects.object_info import Facts
 from s3api.errors import Headers
 from s3api.settings import Settings
 

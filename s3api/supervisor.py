@@ -20,9 +20,9 @@ from typing import Final
 import msgspec
 import trio
 
-from kvfs.config import Address
-from kvfs.errors import Busy, Invalid, Unavailable
-from kvfs.wire.http import listen
+from kvfs.base.config import Address
+from kvfs.base.errors import Busy, Invalid, Unavailable
+from kvfs.http.api import listen
 from s3api.plan import READY, REPORT, Plan
 from s3api.tally import Merger, Tally
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from kvfs.vfs.misses import Misses, no_misses
-from kvfs.wire.http import Counters, Head, OnResponse
+from kvfs.http.api import Counters, Head, OnResponse
+from kvfs.vfs.miss_counters import Misses, no_misses
 from s3api.outcome import Outcome
 
 BUCKETS: Final = 32

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from kvfs import identities
-from kvfs.encryption import KEY_NAME, SecretKey, open_key
-from kvfs.errors import Exists, NotFound
-from kvfs.identities import secret_context
-from kvfs.meta.blocking import BlockingEngine
-from kvfs.meta.interface import Transaction
+from kvfs.base.encryption import KEY_NAME, SecretKey, open_key
+from kvfs.base.errors import Exists, NotFound
+from kvfs.meta.blocking_engine import BlockingEngine
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import User
+from kvfs.tree import identities
+from kvfs.tree.identities import secret_context
 from s3api.auth import credentials
 from s3api.auth.credentials import Credentials
 from s3api.identities import ADMINISTRATOR

@@ -15,11 +15,11 @@ from typing import Final
 import msgspec
 import trio
 
-from kvfs import log_lines, priority
-from kvfs.encryption import KEY_NAME, open_key
-from kvfs.objects.store import ObjectStore
-from kvfs.processes import OtherProcess
-from kvfs.wire.http import Counters, Head, Limits, OnResponse, serve, server_context
+from kvfs.base import log_lines, priority
+from kvfs.base.encryption import KEY_NAME, open_key
+from kvfs.base.processes import OtherProcess
+from kvfs.http.api import Counters, Head, Limits, OnResponse, serve, server_context
+from kvfs.objects.object_store import ObjectStore
 from s3api.access import Access
 from s3api.access_log import AccessLog
 from s3api.beside import Hashing

@@ -33,9 +33,7 @@ from gateway.fsspec.files import (
     commit_together,
 )
 from gateway.fsspec.raising import os_errors
-from kvfs.client import Client, Stat, Writer
-from kvfs.client.transfer import copy, go_on
-from kvfs.errors import (
+from kvfs.base.errors import (
     CrossNamespace,
     Exists,
     IsADirectory,
@@ -43,6 +41,8 @@ from kvfs.errors import (
     NotFound,
     NotSupported,
 )
+from kvfs.client import Client, Stat, Writer
+from kvfs.session.byte_transfer import copy, go_on
 
 _MOST_READ: Final = 1 << 30
 _OF_TEXT: Final = ("encoding", "errors", "newline")

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 
 from gateway.fuse.errno_map import errno_of
-from kvfs.errors import KvfsError
+from kvfs.base.errors import KvfsError
 
 
 @contextlib.contextmanager

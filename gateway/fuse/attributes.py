@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from gateway.fuse.protocol import Fattr
 from kvfs.meta.records import Inode
-from kvfs.namespace import inodes
+from kvfs.tree import inodes
 
 
 class Attributes(NamedTuple):

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from kvfs.errors import AccessDenied, Busy, KvfsError, NotFound, NotSupported, Unavailable
+from kvfs.base.errors import AccessDenied, Busy, KvfsError, NotFound, NotSupported, Unavailable
 
 log = logging.getLogger(__name__)
 DEVICE: Final = "/dev/fuse"

@@ -6,13 +6,13 @@ skipped nor repeated (POSIX readdir)."""
 
 from typing import Final, NamedTuple
 
-from kvfs.coherence import Coherence
-from kvfs.errors import NotADirectory, Stale
+from kvfs.base.errors import NotADirectory, Stale
+from kvfs.cluster.coherence import Coherence
 from kvfs.meta import keys
-from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Inode, unpack_inode
-from kvfs.namespace import published, tree
 from kvfs.node import Node
+from kvfs.tree import published_view, tree
 
 _BATCH: Final = 512
 _DOTS: Final = 2
@@ -118,7 +118,7 @@ def _known(t: Transaction, stream: Stream, start: int, limit: int) -> list[Entry
     ]
     if not t.node:
         return found
-    return [each for each in found if published.is_here(t, each.ino, each.inode)]
+    return [each for each in found if published_view.is_here(t, each.ino, each.inode)]
 
 
 def _extend(t: Transaction, stream: Stream) -> None:

@@ -3,7 +3,7 @@
 import errno
 from typing import Final
 
-from kvfs import errors
+from kvfs.base import errors
 
 ERRNO: Final[dict[type[errors.KvfsError], int]] = {
     errors.NotFound: errno.ENOENT,

@@ -3,7 +3,7 @@ rest.
 
 - One event-loop task reads requests. A handler is driven to its end in one step, and its reply
   written at once: no task, no wake-up. One that has to wait for another host goes on as a task from
-  there (`kvfs.stepping`); what waits for other reasons (fsync, fallocate, copies, pressure on a
+  there (`kvfs.base.detach`); what waits for other reasons (fsync, fallocate, copies, pressure on a
   cache's capacity) runs as a task from its beginning; payload of relay mode that may wait for a
   disk goes to worker threads.
 - What a caller waits for ends early with the caller alone, whatever other signals it gets
@@ -37,10 +37,10 @@ from gateway.fuse.locks import LockHandlers
 from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
-from kvfs import stepping
-from kvfs.errors import KvfsError
-from kvfs.incoming import Incoming
+from kvfs.base import detach
+from kvfs.base.errors import KvfsError
 from kvfs.meta.records import ROOT_INODE
+from kvfs.transfer.incoming_file import Incoming
 
 _WORKERS_DEADLINE_S: Final = 10.0
 _INLINE_BYTES: Final = 64 << 10
@@ -345,11 +345,11 @@ class FastPath:
         to wait becomes a task."""
         unique = request.unique
         try:
-            body = stepping.begin(step)
+            body = detach.begin(step)
         except Exception as e:  # translated at this one point
             self._reply_error(unique, e)
         else:
-            if isinstance(body, stepping.Unfinished):
+            if isinstance(body, detach.Unfinished):
                 request.detach()
                 self._run(unique, body, _thread_of(request))
             else:
@@ -446,10 +446,10 @@ class FastPath:
         if flags & _APPENDS == os.O_APPEND and not self._immediate:
             offset = self._operations.ranges.end(file, offset)
         if how & protocol.WRITE_KILL_SUIDGID:
-            stripping = stepping.begin(
+            stripping = detach.begin(
                 self._operations.setattr(file.ino, Fattr.KILL_SUIDGID, NO_ATTRIBUTES)
             )
-            if isinstance(stripping, stepping.Unfinished):
+            if isinstance(stripping, detach.Unfinished):
                 start = _HEADER + protocol.WRITE_IN.size
                 kept = bytes(buffer[start : start + size])  # the buffer is the next request's
                 self._run(unique, self._write_after(stripping, file.fd, offset, kept), thread)

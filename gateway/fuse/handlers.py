@@ -1,7 +1,7 @@
 """From a request's bytes to an operation and back to a reply's bytes: one short method per opcode.
 
 `inline` handlers are driven where the engine reads at once, and go aside where they must wait
-(`kvfs.stepping`); `waiting` ones always run as tasks.
+(`kvfs.base.detach`); `waiting` ones always run as tasks.
 """
 
 import errno
@@ -20,11 +20,11 @@ from gateway.fuse.neighbours import Neighbour
 from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import Fattr, Fopen, Op
-from kvfs import stepping
-from kvfs.changes import Change
-from kvfs.errors import KvfsError, NotFound
-from kvfs.locks import Place
+from kvfs.base import detach
+from kvfs.base.errors import KvfsError, NotFound
+from kvfs.cluster.cluster_locks import Place
 from kvfs.meta.records import ROOT_INODE, Inode, namespace_of
+from kvfs.tree.changes import Change
 
 _SECOND: Final = 1_000_000_000
 _LEAST_DIRENT: Final = 32
@@ -43,7 +43,7 @@ class Registrar(Protocol):
 
 
 class LookupCounts(Protocol):
-    """Takes note of what the kernel is told of: see `kvfs.holders.Holders`."""
+    """Takes note of what the kernel is told of: see `kvfs.vfs.inode_holders.Holders`."""
 
     def looked_up(self, ino: int, count: int = 1) -> None:
         """The kernel was given this inode number in `count` replies."""
@@ -165,14 +165,14 @@ class Handlers:
 
     def _is_large(self, ino: int) -> bool:
         try:
-            return stepping.finish(self._ops.is_large(ino)) is not False
+            return detach.finish(self._ops.is_large(ino)) is not False
         except KvfsError:  # the handler will say so
             return False
 
     def _replaces_what_lasts(self, r: Request, layout: struct.Struct) -> bool:
         target = self._node(layout.unpack_from(r.body)[0])
         old, new = r.names(layout.size)
-        return stepping.finish(self._ops.at_risk(r.nodeid, old, target, new)) is not None
+        return detach.finish(self._ops.at_risk(r.nodeid, old, target, new)) is not None
 
     def _node(self, number: int) -> int:
         """The inode that the kernel means by this number in a request's body."""

@@ -26,18 +26,20 @@ from gateway.fuse.open_file import Handle, OpenFile, signature_of, turn
 from gateway.fuse.publishing import Publishing, differs, unsealed_here
 from gateway.fuse.renewing import Renewing
 from gateway.fuse.unrecorded import Unrecorded
-from kvfs import stepping
-from kvfs.append_leases import AppendLeases
-from kvfs.bringing import Bringing
-from kvfs.descriptors import OpenFileShares
-from kvfs.errors import Conflict, Corrupt, IsADirectory, KvfsError, Stale
-from kvfs.former_writers import FormerWriters
-from kvfs.incoming import SMALL_BYTES, Incoming
+from kvfs.base import detach
+from kvfs.base.descriptors import OpenFileShares
+from kvfs.base.errors import Conflict, Corrupt, IsADirectory, KvfsError, Stale
+from kvfs.datastore import file_lease, file_sync
+from kvfs.datastore.kernel import writeback
 from kvfs.meta.records import Flag, Inode
-from kvfs.namespace import cold, inodes, tree
-from kvfs.store import lease, syncing, writeback
-from kvfs.vfs.missing import Missing, is_torn
-from kvfs.volume import Volume
+from kvfs.node.append_leases import AppendLeases
+from kvfs.node.former_writers import FormerWriters
+from kvfs.transfer.fetcher import Bringing
+from kvfs.transfer.incoming_file import SMALL_BYTES, Incoming
+from kvfs.tree import inodes, tree
+from kvfs.tree.copies import cold_copies
+from kvfs.vfs.missing_data import Missing, is_torn
+from kvfs.vfs.volume import Volume
 
 if TYPE_CHECKING:
     from outcome import Outcome
@@ -123,7 +125,7 @@ class OpenFiles:
         file = self._files.get(ino)
         if file is not None and (file.writers or not file.is_mappable):
             return file.is_changed
-        inode = stepping.finish(self._volume.engine.read(lambda t: unsealed_here(t, ino)))
+        inode = detach.finish(self._volume.engine.read(lambda t: unsealed_here(t, ino)))
         if inode is None:
             return False
         try:
@@ -134,7 +136,7 @@ class OpenFiles:
             return True
         try:
             # A store through a mapping that comes after this look is to be seen by the next one.
-            fixed = lease.is_quiet(fd) is not False or writeback.clean_now(fd)
+            fixed = file_lease.is_quiet(fd) is not False or writeback.clean_now(fd)
             return not fixed or differs(inode, os.fstat(fd))
         finally:
             os.close(fd)
@@ -265,9 +267,9 @@ class OpenFiles:
         of it failed before: that ends with what was written till then."""
         file.rewritten = True
         file.replaces = file.replaces or not size
-        if size == 0 and syncing.is_lost(file.fd):
-            await stepping.aside()
-            await trio.to_thread.run_sync(syncing.truncate, file.fd, size)
+        if size == 0 and file_sync.is_lost(file.fd):
+            await detach.aside()
+            await trio.to_thread.run_sync(file_sync.truncate, file.fd, size)
         elif _is_large(file.fd):
             await trio.to_thread.run_sync(os.ftruncate, file.fd, size)
         else:
@@ -363,7 +365,7 @@ class OpenFiles:
                 os.close(fd)
                 if not inode.nlink:
                     await self._lost(ino, inode)
-                await stepping.aside()
+                await detach.aside()
                 await self._missing.settle(ino)
                 continue
             file = self._opened(ino, inode, fd, stat, writable)
@@ -410,7 +412,7 @@ class OpenFiles:
             await self._lost(ino, inode)
         if flags & os.O_TRUNC and self._bringing.is_shared:
             return self._begin_anew(ino, inode)
-        await stepping.aside()
+        await detach.aside()
         incoming = self._bringing.begin(ino, inode)
         try:
             if writable or inode.size <= SMALL_BYTES:
@@ -540,7 +542,7 @@ class OpenFiles:
 
     async def _in_use(self, file: OpenFile, work: Callable[[OpenFile], Awaitable[None]]) -> None:
         """Do what others have to wait for; the file stays open meanwhile."""
-        await stepping.aside()
+        await detach.aside()
         file.users += 1
         try:
             await work(file)
@@ -557,7 +559,7 @@ class OpenFiles:
         if not inode.nlink:
             raise Stale(f"{name}: evicted or removed")  # the kernel looks the name up again
         if inode.flags & Flag.COLD:
-            raise await self._volume.engine.read(lambda t: cold.out_of_reach(t, ino, name))
+            raise await self._volume.engine.read(lambda t: cold_copies.out_of_reach(t, ino, name))
         if await self._volume.discard_lost(ino):
             raise Stale(f"{name}: its data have gone; it is forgotten")
         raise Corrupt(f"{name}: its data file is missing; run 'kvfs fsck'")

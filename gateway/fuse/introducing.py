@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gateway.fuse.directories import Entry
-from kvfs.holders import Holders
-from kvfs.meta.interface import Engine, Transaction
+from kvfs.datastore.known_directories import KnownDirectories
+from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Inode
-from kvfs.namespace import tree
-from kvfs.store.known import KnownDirectories
+from kvfs.tree import tree
+from kvfs.vfs.inode_holders import Holders
 
 T = TypeVar("T")
 

@@ -19,11 +19,11 @@ import trio
 
 from gateway.fuse.device import Notifier
 from gateway.fuse.operations import Operations
-from kvfs import forgetting
-from kvfs.changes import Change
-from kvfs.errors import Unavailable
-from kvfs.meta.interface import Engine
-from kvfs.namespace import inodes
+from kvfs.base.errors import Unavailable
+from kvfs.meta.engine import Engine
+from kvfs.tree import inodes
+from kvfs.tree.changes import Change
+from kvfs.vfs import kernel_notify
 
 _DEADLINE_S: Final = 5.0
 _DROP_DEADLINE_S: Final = 2.0
@@ -62,31 +62,31 @@ class KernelNotifier:
     def entry(self, parent: int, name: bytes) -> None:
         """The kernel forgets the name, its absence too. Raises Unavailable."""
         held = self._is_held()
-        self._say(forgetting.EVERY_NAME if held else forgetting.entry(parent, name))
+        self._say(kernel_notify.EVERY_NAME if held else kernel_notify.entry(parent, name))
 
     def removed(self, parent: int, name: bytes, ino: int) -> None:
         """As `entry`, of a name that was the inode's last. Raises Unavailable."""
         if self._is_held():
-            self._say(forgetting.EVERY_NAME)
+            self._say(kernel_notify.EVERY_NAME)
         else:
-            self._say(forgetting.removed(parent, name, self.numbers(ino)[0]))
+            self._say(kernel_notify.removed(parent, name, self.numbers(ino)[0]))
 
     def inode(self, ino: int, *, pages: bool) -> None:
         """The kernel forgets the attributes; with `pages` a directory's listing too. Raises
         Unavailable."""
         for number in self.numbers(ino):
-            self._say(forgetting.inode(number, pages=pages))
+            self._say(kernel_notify.inode(number, pages=pages))
 
     def attributes(self, ino: int) -> None:
         """The kernel has forgotten the attributes of an inode that is in use when this returns:
         that waits for no lock."""
         for number in self.numbers(ino):
-            self._say_now(forgetting.inode(number, pages=False))
+            self._say_now(kernel_notify.inode(number, pages=False))
 
     def listing(self, ino: int) -> None:
         """The same of what it keeps of a directory's listing, where no whole one is kept: that
         waits for no lock either."""
-        self._say_now(forgetting.inode(ino, pages=True))
+        self._say_now(kernel_notify.inode(ino, pages=True))
 
     async def content(self, ino: int) -> None:
         """The kernel has forgotten a file's content and attributes when this returns. Raises
@@ -114,7 +114,7 @@ class KernelNotifier:
     def every_name(self) -> None:
         """The kernel forgets all names, where it can. Raises Unavailable."""
         if self._drops:
-            self._say(forgetting.EVERY_NAME)
+            self._say(kernel_notify.EVERY_NAME)
         else:
             log.error("a mount may show names that went until it is mounted anew")
 
@@ -147,9 +147,9 @@ class KernelNotifier:
         log.warning("%s: its caches are dropped", _TOO_SLOW)
         self._held = self._notifier
         # Whoever holds the lock may list the directory, and link what the listing said before.
-        queued = self._held.abandon(forgetting.EVERY_NAME)
-        left = [each for each in queued if not forgetting.is_of_entry(each[0])]
-        self._notifier = Notifier(self._device, [(forgetting.EVERY_NAME, None), *left])
+        queued = self._held.abandon(kernel_notify.EVERY_NAME)
+        left = [each for each in queued if not kernel_notify.is_of_entry(each[0])]
+        self._notifier = Notifier(self._device, [(kernel_notify.EVERY_NAME, None), *left])
 
     async def _taken(self, deadline_s: float) -> bool:
         if self._closed:

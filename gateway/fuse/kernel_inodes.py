@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from gateway.fuse.open_file import OpenFile
-from kvfs.errors import Stale
+from kvfs.base.errors import Stale
 
 OTHER: Final = 1 << 47
 """Set in the numbers that are not the file's own."""

@@ -19,7 +19,7 @@ from gateway.fuse.caller import Caller
 from gateway.fuse.errno_map import errno_of
 from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import Fattr
-from kvfs.errors import KvfsError, Stale
+from kvfs.base.errors import KvfsError, Stale
 from kvfs.meta.records import ROOT_INODE, Inode
 
 log = logging.getLogger(__name__)

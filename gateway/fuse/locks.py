@@ -11,8 +11,8 @@ from typing import NamedTuple
 from gateway.fuse import protocol
 from gateway.fuse.handlers import Handler, Request
 from gateway.fuse.protocol import Op
-from kvfs.locks import Locks, Place
-from kvfs.policy.locking import Lock
+from kvfs.cluster.cluster_locks import Locks, Place
+from kvfs.policy.byte_range_locks import Lock
 
 
 class Wish(NamedTuple):

@@ -30,9 +30,9 @@ from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import Init
 from gateway.fuse.view import Views
 from gateway.watchdog import watched
-from kvfs import fuse_device
-from kvfs.config import Config
-from kvfs.errors import KvfsError, Unavailable
+from kvfs.base import fuse_device
+from kvfs.base.config import Config
+from kvfs.base.errors import KvfsError, Unavailable
 from kvfs.node import Node
 
 Mode = Literal["auto", "passthrough", "relay", "libfuse"]

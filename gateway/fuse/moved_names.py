@@ -18,10 +18,10 @@ import platform
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from kvfs.clock import now
-from kvfs.errors import Stale
-from kvfs.meta.interface import Engine
-from kvfs.namespace import tree
+from kvfs.base.clock import now
+from kvfs.base.errors import Stale
+from kvfs.meta.engine import Engine
+from kvfs.tree import tree
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -17,9 +17,9 @@ from typing import Final
 
 import trio
 
-from kvfs.background.persist import Persistence
-from kvfs.changes import Change
-from kvfs.errors import Unavailable
+from kvfs.base.errors import Unavailable
+from kvfs.base.retry import Persistence
+from kvfs.tree.changes import Change
 
 _MOST: Final = 16_384
 """Changes that wait for one kernel; beyond, it forgets every name instead."""

@@ -4,11 +4,11 @@ import os
 
 import trio
 
-from kvfs import stepping
-from kvfs.incoming import Incoming
+from kvfs.base import detach
 from kvfs.meta.records import Inode
-from kvfs.namespace import inodes
 from kvfs.policy.readahead import Readahead
+from kvfs.transfer.incoming_file import Incoming
+from kvfs.tree import inodes
 
 _APPENDS = os.O_WRONLY | os.O_APPEND
 
@@ -177,5 +177,5 @@ async def turn(waiting: list[trio.Event]) -> None:
     """Wait until those who are at it have ended."""
     turn = trio.Event()
     waiting.append(turn)
-    await stepping.aside()
+    await detach.aside()
     await turn.wait()

@@ -27,9 +27,8 @@ from gateway.fuse.overtaken_opens import OvertakenOpens
 from gateway.fuse.protocol import NAME_MAX, Fattr
 from gateway.fuse.ranges import Ranges
 from gateway.fuse.xattrs import Xattrs
-from kvfs import clock
-from kvfs.coherence import Coherence
-from kvfs.errors import (
+from kvfs.base import clock
+from kvfs.base.errors import (
     Busy,
     Conflict,
     Exists,
@@ -41,15 +40,16 @@ from kvfs.errors import (
     Stale,
     Unreached,
 )
-from kvfs.locks import Locks, Place
+from kvfs.cluster.cluster_locks import Locks, Place
+from kvfs.cluster.coherence import Coherence
+from kvfs.datastore import file_sync
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
-from kvfs.namespace import inodes, lifecycle, published, tree
-from kvfs.namespace.private import is_given_way, make_way
-from kvfs.namespace.tree import Removed
 from kvfs.node import Node
-from kvfs.store import syncing
+from kvfs.tree import inodes, lifecycle, published_view, tree
+from kvfs.tree.private_files import is_given_way, make_way
+from kvfs.tree.tree import Removed
 
 _TARGET_MAX: Final = 4095
 _KNOWN: Final = 0
@@ -151,7 +151,7 @@ class Operations:
     def _find(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode]:
         """As `tree.lookup`; a file that another node has not published yet is not there."""
         ino, inode = tree.lookup(t, parent, name)
-        if t.node and not published.is_here(t, ino, inode):
+        if t.node and not published_view.is_here(t, ino, inode):
             raise NotFound("no such name: another node is making it")
         return ino, inode
 
@@ -403,7 +403,7 @@ class Operations:
         except FileNotFoundError:
             return False
         try:
-            await trio.to_thread.run_sync(partial(syncing.sync, fd, datasync=True))
+            await trio.to_thread.run_sync(partial(file_sync.sync, fd, datasync=True))
         finally:
             os.close(fd)
         return True

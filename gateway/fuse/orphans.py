@@ -6,11 +6,11 @@ that it has not given back, or an open file.
 
 from gateway.fuse.handles import OpenFiles
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Inode
-from kvfs.namespace import tree
-from kvfs.namespace.tree import Removed
-from kvfs.volume import Volume
+from kvfs.tree import tree
+from kvfs.tree.tree import Removed
+from kvfs.vfs.volume import Volume
 
 
 class Orphans:

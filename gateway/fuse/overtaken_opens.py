@@ -17,12 +17,12 @@ from typing import Final
 
 import trio
 
-from kvfs import stepping
-from kvfs.bringing import Bringing
-from kvfs.errors import Conflict, KvfsError, NotFound, Stale
-from kvfs.incoming import SMALL_BYTES
+from kvfs.base import detach
+from kvfs.base.errors import Conflict, KvfsError, NotFound, Stale
+from kvfs.datastore.files import DataFiles
 from kvfs.meta.records import Inode
-from kvfs.store.files import DataFiles
+from kvfs.transfer.fetcher import Bringing
+from kvfs.transfer.incoming_file import SMALL_BYTES
 
 _THREADS: Final = 256
 _MOST_S: Final = 1.0
@@ -62,7 +62,7 @@ class OvertakenOpens:
         Raises as `look`."""
         if self._needs_no_data(*found):
             return found
-        await stepping.aside()
+        await detach.aside()
         with trio.move_on_after(_MOST_S):
             while not await self._bring(*found):
                 found = await look()

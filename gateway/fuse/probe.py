@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 from gateway.fuse import device as dev
-from kvfs.errors import NotSupported
-from kvfs.store.probe import filesystem_type
+from kvfs.base.errors import NotSupported
+from kvfs.datastore.kernel.filesystem_probe import filesystem_type
 
 _CAP_SYS_ADMIN: Final = 21
 _PASSTHROUGH_SINCE: Final = (6, 9)

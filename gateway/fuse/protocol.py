@@ -2,7 +2,7 @@
 
 Source of every layout and number: Linux include/uapi/linux/fuse.h, protocol 7.45. Little-endian
 layouts stand for the native ones (the fast path refuses big-endian machines). What the server says
-unasked is in `kvfs.forgetting`. Pure: no I/O, no state."""
+unasked is in `kvfs.vfs.kernel_notify`. Pure: no I/O, no state."""
 
 import enum
 import stat

@@ -14,18 +14,19 @@ from typing import Final, Protocol
 import trio
 
 from gateway.fuse.open_file import OpenFile, copy_over, signature_of, turn
-from kvfs import stepping
-from kvfs.background.versions import Overtaken, check_follows, name_draft, publish_anew
-from kvfs.bringing import Bringing
-from kvfs.errors import Stale
+from kvfs.base import detach
+from kvfs.base.errors import Stale
+from kvfs.datastore import file_sync
+from kvfs.datastore.kernel import writeback
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode
-from kvfs.namespace import inodes, lifecycle, tree
-from kvfs.namespace.inodes import read_inodes
-from kvfs.namespace.private import Place, settle
-from kvfs.store import syncing, writeback
-from kvfs.volume import Volume
+from kvfs.transfer.fetcher import Bringing
+from kvfs.tree import inodes, lifecycle, tree
+from kvfs.tree.inodes import read_inodes
+from kvfs.tree.private_files import Place, settle
+from kvfs.vfs.content_versions import Overtaken, check_follows, name_draft, publish_anew
+from kvfs.vfs.volume import Volume
 
 _SYNCS: Final = 40
 """At a time, each with a descriptor of its own."""
@@ -69,7 +70,7 @@ class Publishing:
         file.base, file.refused = file.version, ""
         file.is_appended = file.replaces = file.in_doubt = False
         if file.incoming is not None:
-            await stepping.aside()
+            await detach.aside()
             await file.incoming.whole()
             file.published = signature_of(os.fstat(file.fd))
         if not file.writable:
@@ -175,7 +176,7 @@ class Publishing:
         """Have whatever is stored through a mapping from here on change the signature. Only the
         data file itself can be mapped unseen: elsewhere the kernel writes back at each FLUSH."""
         if file.is_mappable and file.backing_id and not writeback.clean_now(file.fd):
-            await stepping.aside()
+            await detach.aside()
             await trio.to_thread.run_sync(writeback.clean, file.fd)
 
     def _refusal(self, file: OpenFile, why: str) -> Stale:
@@ -246,7 +247,7 @@ class Publishing:
 
     async def _name_anew(self, file: OpenFile) -> None:
         """What is open cannot be named again: a copy of it gets the name."""
-        await stepping.aside()
+        await detach.aside()
         files = self._volume.files
         fd = files.begin_draft(file.ino, file.version)
         try:
@@ -277,7 +278,7 @@ class Publishing:
         async with self._syncs:
             fd = os.dup(file.fd)
             try:
-                await trio.to_thread.run_sync(partial(syncing.sync, fd, datasync=datasync))
+                await trio.to_thread.run_sync(partial(file_sync.sync, fd, datasync=datasync))
             finally:
                 os.close(fd)
         if file.writable:

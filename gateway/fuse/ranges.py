@@ -7,9 +7,9 @@ import trio
 
 from gateway.fuse.handles import OpenFiles
 from gateway.fuse.open_file import OpenFile
-from kvfs.incoming import Incoming
+from kvfs.datastore.kernel import allocate
 from kvfs.policy.readahead import Readahead
-from kvfs.store import allocate
+from kvfs.transfer.incoming_file import Incoming
 
 
 class Ranges:

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from gateway.fuse.open_file import OpenFile, copy_over, signature_of
-from kvfs.bringing import Bringing
-from kvfs.errors import Busy, Conflict, KvfsError
-from kvfs.incoming import Incoming
-from kvfs.namespace import tree
-from kvfs.volume import Volume
+from kvfs.base.errors import Busy, Conflict, KvfsError
+from kvfs.transfer.fetcher import Bringing
+from kvfs.transfer.incoming_file import Incoming
+from kvfs.tree import tree
+from kvfs.vfs.volume import Volume
 
 
 async def _nothing(_: int) -> None:

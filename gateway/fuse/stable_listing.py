@@ -17,12 +17,12 @@ import trio
 import xxhash
 
 from gateway.fuse.directories import Entry, dots
-from kvfs import stepping
+from kvfs.base import detach
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Inode, unpack_inode
-from kvfs.namespace import published, tree
 from kvfs.node import Node
+from kvfs.tree import published_view, tree
 
 _DOTS: Final = 2
 _LEAST: Final = _DOTS + 1
@@ -121,7 +121,7 @@ class StableListings:
             if len(some) < _BATCH:
                 return found
             last = some[-1].key
-            await stepping.aside()
+            await detach.aside()
             await trio.lowlevel.checkpoint()
 
     def _keep(self, ino: int, listing: Listing) -> None:
@@ -154,5 +154,5 @@ def _entries(some: list[tuple[int, bytes, int]], t: Transaction) -> list[Entry]:
     return [
         each
         for each in found
-        if each.inode.nlink and (not t.node or published.is_here(t, each.ino, each.inode))
+        if each.inode.nlink and (not t.node or published_view.is_here(t, each.ino, each.inode))
     ]

@@ -20,7 +20,7 @@ from typing import Final
 import trio
 
 from gateway.fuse.open_file import OpenFile
-from kvfs.errors import KvfsError, NoSpace, Unavailable
+from kvfs.base.errors import KvfsError, NoSpace, Unavailable
 
 _PAUSE_S: Final = 0.25
 _PASSING: Final = (NoSpace, Unavailable)

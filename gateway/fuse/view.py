@@ -34,11 +34,11 @@ from gateway.fuse.protocol import IN_HEADER, Fopen, Init, Op
 from gateway.fuse.stable_listing import StableListings
 from gateway.fuse.view_locks import ViewLocks
 from gateway.watchdog import watched
-from kvfs import stepping
-from kvfs.changes import Change
-from kvfs.errors import Busy, KvfsError, NotFound, Stale, Unavailable
+from kvfs.base import detach
+from kvfs.base.errors import Busy, KvfsError, NotFound, Stale, Unavailable
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of, namespace_root
-from kvfs.namespace import tree
+from kvfs.tree import tree
+from kvfs.tree.changes import Change
 
 _UNSEALED_S: Final = 0.1
 _START_DEADLINE_S: Final = 20.0
@@ -218,7 +218,7 @@ class ViewHandlers(Handlers):
             return await super().release(r)
         finally:
             if self._locks.has_locked(fh):
-                await stepping.aside()
+                await detach.aside()
                 with trio.CancelScope(shield=True):  # nobody else gives them back
                     await self._locks.released(fh)
 

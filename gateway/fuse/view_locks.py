@@ -3,7 +3,7 @@
 The mount's locks stay in its kernel, which knows nothing of a view's. So a view's kernel asks the
 node for each lock, and the node takes it on the mount, by a descriptor of its own for each open
 file of the view (locks of open files, fcntl(2)): in the way of programs there, and they in its.
-Where the mount itself leaves locks to the node (`kvfs.locks`), so does the view.
+Where the mount itself leaves locks to the node (`kvfs.cluster.cluster_locks`), so does the view.
 
 Only open files of the view have locks, not its processes: an NFS server's are so. They end with
 them.
@@ -25,8 +25,8 @@ from gateway.fuse.handlers import Handler, Request
 from gateway.fuse.handles import OpenFiles
 from gateway.fuse.locks import LockHandlers
 from gateway.fuse.protocol import Op
-from kvfs.errors import Conflict
-from kvfs.locks import Locks, Place
+from kvfs.base.errors import Conflict
+from kvfs.cluster.cluster_locks import Locks, Place
 
 _OFD_GETLK, _OFD_SETLK = 36, 37
 _FLOCK: Final = struct.Struct("hhqqi4x")

@@ -3,7 +3,7 @@
 Who may set which is the kernel's to say, and it takes `security.capability` away from what is
 written; it asks for it once after each look at a file's attributes.
 
-Every file has `kvfs.store`, which says where the store behind the mount is; it is not listed.
+Every file has `kvfs.datastore`, which says where the store behind the mount is; it is not listed.
 """
 
 import os
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from gateway.fuse.caller import Caller, now_ns
-from kvfs import stepping
-from kvfs.background.evictor import Evictor
-from kvfs.client.mount_store import STORE_XATTR
-from kvfs.errors import NotSupported
-from kvfs.meta.interface import Engine, Transaction
+from kvfs.base import detach
+from kvfs.base.errors import NotSupported
+from kvfs.client.mount.mount_store import STORE_XATTR
+from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import namespace_of
-from kvfs.namespace import inodes
-from kvfs.objects import guard
+from kvfs.node.tasks.evictor import Evictor
+from kvfs.objects import attribute_guard
+from kvfs.tree import inodes
 
 _KEPT_XATTRS: Final = (b"user.", b"trusted.", b"security.")
 
@@ -47,12 +47,12 @@ class Xattrs:
         _check_xattr(name)
         namespace_id = namespace_of(ino)
         if self._evictor.pressed(namespace_id):
-            await stepping.aside()
+            await detach.aside()
             await self._evictor.make_room(namespace_id)
         now = now_ns()
 
         def fn(t: Transaction) -> None:
-            guard.check_set(t, ino, name, value, now)
+            attribute_guard.check_set(t, ino, name, value, now)
             inodes.set_xattr(t, ino, name, value, flags, now)
 
         await self._engine.transact(fn, private=ino)
@@ -70,7 +70,7 @@ class Xattrs:
         now = now_ns()
 
         def fn(t: Transaction) -> None:
-            guard.check_remove(t, ino, name, now)
+            attribute_guard.check_remove(t, ino, name, now)
             inodes.remove_xattr(t, ino, name, now)
 
         await self._engine.transact(fn, private=ino)

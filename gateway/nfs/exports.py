@@ -14,10 +14,10 @@ from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from kvfs.errors import Invalid, NoAttribute, NotFound, NotSupported
-from kvfs.meta.interface import Transaction
+from kvfs.base.errors import Invalid, NoAttribute, NotFound, NotSupported
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import ROOT_INODE, namespace_root
-from kvfs.namespace import inodes, spaces
+from kvfs.tree import inodes, namespaces
 
 ATTRIBUTE: Final = b"trusted.kvfs.nfs"
 LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
@@ -82,7 +82,7 @@ def make(allow: Iterable[str], *, squash: Squash, read_only: bool, groups: Group
 def put(t: Transaction, name: bytes, export: Export, now: int) -> int:
     """Export a namespace so from now on; its number. Raises NotFound, NotSupported for a name that
     Ganesha's configuration could not hold."""
-    number, _ = spaces.by_name(t, name)
+    number, _ = namespaces.by_name(t, name)
     if not _is_plain(name.decode(errors="replace")):
         raise NotSupported(
             "a namespace that is exported has a name of letters, digits, '.', '_' and '-'"
@@ -95,7 +95,7 @@ def put(t: Transaction, name: bytes, export: Export, now: int) -> int:
 
 def take_away(t: Transaction, name: bytes, now: int) -> None:
     """Export it no more. Raises NotFound, also where it was not exported."""
-    number, _ = spaces.by_name(t, name)
+    number, _ = namespaces.by_name(t, name)
     try:
         inodes.remove_xattr(t, namespace_root(number), ATTRIBUTE, now)
     except NoAttribute:
@@ -110,7 +110,7 @@ def list_all(t: Transaction) -> list[Exported]:
         try:
             value = inodes.get_xattr(t, namespace_root(number), ATTRIBUTE)
             export = _parse(value, number)
-            name = spaces.get(t, number).name.decode(errors="replace")
+            name = namespaces.get(t, number).name.decode(errors="replace")
         except (NoAttribute, NotFound, Invalid):
             continue
         if _is_plain(name):

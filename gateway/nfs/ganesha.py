@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from gateway.nfs import jail_process
-from kvfs.errors import Unavailable
+from kvfs.base.errors import Unavailable
 
 READY_S: Final = 30.0
 STOP_S: Final = 10.0

@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from kvfs.config import Address
+from kvfs.base.config import Address
 
 _words: Final = struct.Struct(">I").pack
 _LAST: Final = 1 << 31

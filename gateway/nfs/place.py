@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.fuse import device
-from kvfs.errors import Busy, KvfsError, Unavailable
+from kvfs.base.errors import Busy, KvfsError, Unavailable
 
 _TABLES: Final = (
     *("passwd", "group", "nsswitch.conf", "ld.so.cache", "hosts", "netconfig"),

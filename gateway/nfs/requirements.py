@@ -5,7 +5,7 @@ import os
 import shutil
 from typing import Final, NamedTuple
 
-from kvfs.errors import NotSupported
+from kvfs.base.errors import NotSupported
 
 PROGRAM: Final = "ganesha.nfsd"
 _PATH: Final = "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"

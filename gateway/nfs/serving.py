@@ -29,9 +29,9 @@ from gateway.nfs.exports import Exported
 from gateway.nfs.ganesha import Ganesha
 from gateway.nfs.ganesha_config import Server, first_lines, render
 from gateway.nfs.place import Place
-from kvfs.cluster.kept import which_node
-from kvfs.config import NFS_USUAL, Address, Config
-from kvfs.errors import Busy, Invalid, KvfsError, NotSupported, Unavailable
+from kvfs.base.config import NFS_USUAL, Address, Config
+from kvfs.base.errors import Busy, Invalid, KvfsError, NotSupported, Unavailable
+from kvfs.cluster.node_identity import which_node
 from kvfs.node import Node
 from kvfs.node.mounts import Views
 

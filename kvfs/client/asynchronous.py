@@ -9,17 +9,17 @@ from typing import Any, Final, TypeVar, overload
 
 import trio
 
-from kvfs.client import paths
-from kvfs.client.attributes import Stat
+from kvfs.base.errors import KvfsError
 from kvfs.client.blocking import NEW_DIRECTORY, NEW_FILE, Client
 from kvfs.client.buffers import Buffer
-from kvfs.client.core import Core, target_of
-from kvfs.client.local import Destination, Source
-from kvfs.client.paths import Path
-from kvfs.client.placing import Options
-from kvfs.client.sharing import Step
+from kvfs.client.client_core import Core, target_of
+from kvfs.client.local_files import Destination, Source
 from kvfs.client.writer import Writer
-from kvfs.errors import KvfsError
+from kvfs.session import paths
+from kvfs.session.file_status import Stat
+from kvfs.session.parallel import Step
+from kvfs.session.paths import Path
+from kvfs.session.staging import Options
 
 T = TypeVar("T")
 _KEYS_AT_ONCE: Final = 2_048

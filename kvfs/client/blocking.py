@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Literal, overload
 
-from kvfs.client import paths
-from kvfs.client.attributes import Stat
+from kvfs.base.errors import KvfsError
 from kvfs.client.buffers import Buffer
-from kvfs.client.core import Core, target_of
-from kvfs.client.local import Destination, Source
-from kvfs.client.paths import Path
-from kvfs.client.placing import Options
-from kvfs.client.sharing import nothing
+from kvfs.client.client_core import Core, target_of
+from kvfs.client.local_files import Destination, Source
 from kvfs.client.writer import Writer
-from kvfs.errors import KvfsError
+from kvfs.session import paths
+from kvfs.session.file_status import Stat
+from kvfs.session.parallel import nothing
+from kvfs.session.paths import Path
+from kvfs.session.staging import Options
 
 NEW_FILE: Final = 0o644
 NEW_DIRECTORY: Final = 0o755

@@ -9,7 +9,7 @@ import ctypes
 import pickle
 from typing import Any
 
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 
 Buffer = Any
 """An object with the buffer protocol (bytes, bytearray, memoryview, mmap, array, numpy.ndarray ...)

@@ -23,10 +23,10 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from kvfs.cluster import protocol
+from kvfs.base.errors import AccessDenied, Conflict, Invalid
+from kvfs.base.version import PROTOCOL, VERSION
+from kvfs.cluster import version_range
 from kvfs.cluster.secrets import DIGEST_SIZE, MOST, Secret, Secrets
-from kvfs.errors import AccessDenied, Conflict, Invalid
-from kvfs.version import PROTOCOL, VERSION
 
 T = TypeVar("T")
 LIMIT: Final = 1024
@@ -132,7 +132,7 @@ class Answering:
 
 
 def _check(peer: Party, me: Party) -> None:
-    protocol.check(peer.protocol, peer.version, who=_named(peer))
+    version_range.check(peer.protocol, peer.version, who=_named(peer))
     if peer.cluster != me.cluster:
         raise Conflict(
             f"{_named(peer)} is of the cluster {peer.cluster}, this one of {me.cluster}: an address"

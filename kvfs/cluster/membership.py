@@ -23,10 +23,13 @@ from typing import Final
 import msgspec
 import trio
 
-from kvfs.clock import now
-from kvfs.cluster import handshake, kept, protocol, secrets
-from kvfs.cluster.kept import Kept
-from kvfs.cluster.records import (
+from kvfs.base.clock import now
+from kvfs.base.errors import AccessDenied, Conflict, KvfsError, NotFound
+from kvfs.base.version import PROTOCOL, VERSION
+from kvfs.cluster import handshake, node_identity, secrets, version_range
+from kvfs.cluster.failure_detector import RENEWAL_S, TERM_S, Tenure
+from kvfs.cluster.node_identity import Kept
+from kvfs.cluster.node_records import (
     NodeRecord,
     NodeState,
     Words,
@@ -39,17 +42,14 @@ from kvfs.cluster.records import (
 )
 from kvfs.cluster.roster import Roster
 from kvfs.cluster.secrets import Secret, Secrets
-from kvfs.cluster.sightings import RENEWAL_S, TERM_S, Tenure
-from kvfs.errors import AccessDenied, Conflict, KvfsError, NotFound
+from kvfs.datastore.layout import Store
 from kvfs.meta import keys
-from kvfs.meta.boot import boot_id
-from kvfs.meta.interface import Engine, Transaction
-from kvfs.meta.leases import Fenced, Joined, Leases, Lost, Renewed, State
+from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.lmdb.boot import boot_id
+from kvfs.meta.node_leases import Fenced, Joined, Leases, Lost, Renewed, State
 from kvfs.meta.records import pack
 from kvfs.meta.redis.calling import locate
 from kvfs.meta.redis.leasing import LeaseTable
-from kvfs.store.layout import Store
-from kvfs.version import PROTOCOL, VERSION
 
 DEADLINE_S: Final = 5.0
 _FAREWELL_S: Final = 1.0
@@ -145,7 +145,7 @@ class Membership:
         """Raises Unavailable, Lost, Fenced (removed), Conflict (another cluster's, or its store
         runs elsewhere), AccessDenied (another secret), NotSupported (versions), Invalid, OSError.
         Cancelled: it may have joined; its lease ends by itself."""
-        before = kept.which_node(self.store)
+        before = node_identity.which_node(self.store)
         state = await self._table.peek()
         if before is not None:
             self._check_cluster(before, state)
@@ -160,7 +160,7 @@ class Membership:
                 self.secret_file.unlink(missing_ok=True)
             raise
         self.node, self.incarnation = me
-        kept.keep_node(self.store, Kept(self.cluster, me.node, me.incarnation))
+        node_identity.keep_node(self.store, Kept(self.cluster, me.node, me.incarnation))
         self.roster = Roster(me.node)
         self._tenure.renewed(asked_s, now())
         await self.renew()
@@ -218,7 +218,7 @@ class Membership:
         Raises Conflict, Unavailable, OSError."""
         before, after = self.secrets, self.secrets.with_new()
         # In the file first: a secret that the engine knows and nobody has would shut all out.
-        kept.keep_secrets(self.secret_file, after)
+        node_identity.keep_secrets(self.secret_file, after)
         await self._table.replace_secrets(before.digests, after.digests)
         self.secrets = after
         return after[0]
@@ -227,7 +227,7 @@ class Membership:
         """All but the newest are not valid any more. Raises Conflict, Unavailable, OSError."""
         after = Secrets(self.secrets[:1])
         await self._table.replace_secrets(self.secrets.digests, after.digests)
-        kept.keep_secrets(self.secret_file, after)
+        node_identity.keep_secrets(self.secret_file, after)
         self.secrets = after
 
     # ---- its steps
@@ -268,7 +268,7 @@ class Membership:
 
     async def _find_secrets(self, state: State) -> bool:
         """Whether they were made now."""
-        found = kept.read_secrets(self.secret_file)
+        found = node_identity.read_secrets(self.secret_file)
         if not state.cluster and not self._founds:
             await self._refuse_to_found(found)
         self.cluster = await self._table.found(None if found is None else found.cluster)
@@ -280,7 +280,9 @@ class Membership:
                     " print it with `kvfs node secret` on one of its nodes, and give it to"
                     " `kvfs node join` here"
                 )
-            found, made = kept.make_secret(self.secret_file, secrets.generate(self.cluster))
+            found, made = node_identity.make_secret(
+                self.secret_file, secrets.generate(self.cluster)
+            )
         if found.cluster != self.cluster:
             raise Conflict(
                 f"{self.secret_file} is of the cluster {found.cluster}, the engine of"
@@ -312,7 +314,7 @@ class Membership:
 
     def _look_after_secrets(self, renewed: Renewed) -> None:
         """Take what `kvfs node join` wrote meanwhile, and forget what is not valid any more."""
-        found = kept.read_secrets(self.secret_file) or self.secrets
+        found = node_identity.read_secrets(self.secret_file) or self.secrets
         valid = Secrets(each for each in found if each.digest in renewed.secrets)
         if not valid:
             raise AccessDenied(
@@ -320,7 +322,7 @@ class Membership:
                 " others refuse this node until `kvfs node join` gives it the new one"
             )
         if valid != found:
-            kept.keep_secrets(self.secret_file, valid)
+            node_identity.keep_secrets(self.secret_file, valid)
         self.secrets = valid
 
     def _words(self) -> bytes:
@@ -373,7 +375,7 @@ async def joined(
     one (Conflict). Raises as `Membership.join`; what the block raises passes."""
     table = LeaseTable(locate(url), DEADLINE_S)
     try:
-        file = secret_file or store.root / kept.SECRETS
+        file = secret_file or store.root / node_identity.SECRETS
         member = Membership(
             table, store, about, file, boot_id() if boot is None else boot, founds=founds
         )
@@ -413,7 +415,7 @@ def _check_versions(leases: Leases) -> None:
     for number, lease in sorted(leases.items()):
         words = _readable(lease.words)
         if words is not None and lease.age_s < TERM_S:
-            protocol.check(words.protocol, words.version, who=f"node {number} ({words.name})")
+            version_range.check(words.protocol, words.version, who=f"node {number} ({words.name})")
 
 
 def _readable(words: bytes) -> Words | None:

@@ -13,10 +13,10 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from kvfs.cluster import handshake, peer_words
-from kvfs.cluster.peer_words import Ask, Identity, Later, Lent, PeerAddress
-from kvfs.errors import Conflict, Corrupt, Invalid, Unavailable
-from kvfs.wire.http import Answer, ClientConnection, Field, Lost, connect
+from kvfs.base.errors import Conflict, Corrupt, Invalid, Unavailable
+from kvfs.cluster import handshake, peer_protocol
+from kvfs.cluster.peer_protocol import Ask, Identity, Later, Lent, PeerAddress
+from kvfs.http.api import Answer, ClientConnection, Field, Lost, connect
 
 CALL_S: Final = 5.0
 """How long an answer may take, connecting included, where the caller says nothing else."""
@@ -64,7 +64,7 @@ class Incoming:
     @property
     def count(self) -> int:
         """How many chunks come."""
-        return len(self.sums) // peer_words.DIGEST_BYTES
+        return len(self.sums) // peer_protocol.DIGEST_BYTES
 
 
 class _Peer:
@@ -102,10 +102,12 @@ class PeerClient:
         AccessDenied, NotSupported, Conflict, Invalid (the nodes do not fit)."""
         body = _encode(params)
         with _in_time(deadline_s, address):
-            peer, answer = await self._ask(address, "POST", peer_words.method_target(method), body)
+            peer, answer = await self._ask(
+                address, "POST", peer_protocol.method_target(method), body
+            )
             try:
                 await _check(answer, peer.connection)
-                return _decode(await peer.connection.read(peer_words.RESULT_BYTES))
+                return _decode(await peer.connection.read(peer_protocol.RESULT_BYTES))
             except msgspec.MsgspecError:
                 raise Unavailable(f"{_named(address)} gave no proper answer") from None
             finally:
@@ -122,8 +124,10 @@ class PeerClient:
         content), Busy (it is written there), Unavailable (no answer), Corrupt (an answer that
         cannot be right), and as `call`; Lost where the connection breaks inside the block."""
         with _in_time(deadline_s, address):
-            fields = [(peer_words.MOVER, mover)] if mover else []
-            peer, answer = await self._ask(address, "GET", peer_words.data_target(ask), b"", fields)
+            fields = [(peer_protocol.MOVER, mover)] if mover else []
+            peer, answer = await self._ask(
+                address, "GET", peer_protocol.data_target(ask), b"", fields
+            )
         try:
             with _in_time(deadline_s, address):
                 await _check(answer, peer.connection)
@@ -167,9 +171,9 @@ class PeerClient:
     async def _send(
         self, peer: _Peer, method: str, target: bytes, body: bytes, further: Sequence[Field]
     ) -> Answer:
-        fields = [(peer_words.AT, peer_words.render_at(self._identity.at)), *further]
+        fields = [(peer_protocol.AT, peer_protocol.render_at(self._identity.at)), *further]
         if peer.proof is not None:
-            fields.append((peer_words.PROOF, peer_words.render_proof(peer.proof)))
+            fields.append((peer_protocol.PROOF, peer_protocol.render_proof(peer.proof)))
         try:
             answer = await peer.connection.ask(method, target, fields, body)
         except BaseException:
@@ -186,7 +190,7 @@ class PeerClient:
         self.connected += 1
         try:
             dialing = handshake.Dialing(self._identity.secrets(), self._identity.party)
-            answer = await connection.ask("POST", peer_words.HELLO, body=dialing.hello)
+            answer = await connection.ask("POST", peer_protocol.HELLO, body=dialing.hello)
             await _check(answer, connection)
             party, proof = dialing.conclude(await connection.read(2 * handshake.LIMIT))
             if party.node != address.node:
@@ -201,16 +205,16 @@ def _incoming(
     ask: Ask, answer: Answer, connection: ClientConnection, *, may_lend: bool
 ) -> Incoming:
     """Raises Corrupt."""
-    told, lent = answer.fields.get(peer_words.SUMS), None
+    told, lent = answer.fields.get(peer_protocol.SUMS), None
     try:
         length = answer.length
-        if may_lend and peer_words.LENT in answer.fields and not length:
-            lent = peer_words.parse_lent(answer.fields[peer_words.LENT], ask)
+        if may_lend and peer_protocol.LENT in answer.fields and not length:
+            lent = peer_protocol.parse_lent(answer.fields[peer_protocol.LENT], ask)
             length = ask.length(len(lent.at))
-        sums, all_sums = peer_words.parse_sums(told, ask, length)
+        sums, all_sums = peer_protocol.parse_sums(told, ask, length)
     except Invalid as error:
         raise Corrupt(str(error)) from None
-    stamp = answer.fields.get(peer_words.STAMP, b"")
+    stamp = answer.fields.get(peer_protocol.STAMP, b"")
     return Incoming(ask, sums, all_sums, stamp, connection, lent)
 
 
@@ -222,8 +226,8 @@ async def _check(answer: Answer, connection: ClientConnection) -> None:
     if answer.status == 202:
         raise Later
     if answer.status == 307:
-        raise Redirected(peer_words.parse_addresses(body))
-    raise peer_words.parse_error(body)
+        raise Redirected(peer_protocol.parse_addresses(body))
+    raise peer_protocol.parse_error(body)
 
 
 @contextmanager

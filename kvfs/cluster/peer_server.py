@@ -16,18 +16,18 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 import trio
 
-from kvfs.cluster import peer_words
+from kvfs.base.errors import AccessDenied, Invalid, KvfsError, NotFound, NotSupported, Unavailable
+from kvfs.cluster import peer_protocol
 from kvfs.cluster.handshake import LIMIT as HELLO_BYTES
 from kvfs.cluster.handshake import Answering, Party
-from kvfs.cluster.peer_words import Ask, Identity, Later, Lent, PeerAddress
-from kvfs.errors import AccessDenied, Invalid, KvfsError, NotFound, NotSupported, Unavailable
-from kvfs.policy.spreading import Spreading
-from kvfs.wire.http import Body, FileRange, Head, Limits, Response, serve
+from kvfs.cluster.peer_protocol import Ask, Identity, Later, Lent, PeerAddress
+from kvfs.http.api import Body, FileRange, Head, Limits, Response, serve
+from kvfs.policy.fanout_tree import Spreading
 
 log = logging.getLogger(__name__)
 
 _LIMITS: Final = Limits(
-    head_bytes=8 << 10, target_bytes=1 << 10, body_bytes=peer_words.BODY_BYTES, stop_s=2.0
+    head_bytes=8 << 10, target_bytes=1 << 10, body_bytes=peer_protocol.BODY_BYTES, stop_s=2.0
 )
 _SENDING_THREADS: Final = 16
 _INLINE_BYTES: Final = 4 << 20
@@ -127,14 +127,14 @@ class PeerServer:
             return _problem(Unavailable(f"a data file cannot be read: {error.strerror}"))
 
     async def _answer(self, head: Head, body: Body) -> Response:
-        if head.target == peer_words.HELLO and head.method == "POST":
+        if head.target == peer_protocol.HELLO and head.method == "POST":
             return await self._hello(head, body)
         peer = self._known(head)
         if not self._may_serve():
             raise Unavailable("this node has no lease: it serves nothing until it has one again")
-        if head.target.startswith(peer_words.DATA) and head.method == "GET":
+        if head.target.startswith(peer_protocol.DATA) and head.method == "GET":
             return await self._data(head, peer)
-        if head.target.startswith(peer_words.METHODS) and head.method == "POST":
+        if head.target.startswith(peer_protocol.METHODS) and head.method == "POST":
             return await self._call(head, body, peer)
         raise NotSupported("this is not spoken between nodes")
 
@@ -159,12 +159,12 @@ class PeerServer:
         known = head.session.value
         if isinstance(known, Party):
             return known
-        proof = head.get(peer_words.PROOF)
+        proof = head.get(peer_protocol.PROOF)
         if not isinstance(known, Answering) or proof is None:
             raise AccessDenied("who asks has not said who it is")
         head.session.value = None
         try:
-            party = known.conclude(peer_words.parse_proof(proof))
+            party = known.conclude(peer_protocol.parse_proof(proof))
         except KvfsError as error:
             self._complain(head, error)
             raise
@@ -183,14 +183,14 @@ class PeerServer:
     # --- what it asks ---
 
     async def _data(self, head: Head, peer: Party) -> Response:
-        ask = peer_words.parse_data_target(head.target)
+        ask = peer_protocol.parse_data_target(head.target)
         if not self._shelf.has(ask.ino, ask.version):
             raise NotFound("this node does not have the file")
         if not ask.first:
             self.demanded(ask.ino)
         others = self._others(head, ask, peer)
         if others:
-            return Response(307, [], peer_words.render_addresses(others))
+            return Response(307, [], peer_protocol.render_addresses(others))
         lender = self._lender(head)
         if lender is not None:
             ask = ask._replace(chunks=min(ask.chunks, lender.most_chunks))
@@ -198,12 +198,14 @@ class PeerServer:
         length = ask.length(offer.chunks)
         self.counters["peers_sent_bytes"] += length
         fields = [
-            (peer_words.SUMS, peer_words.render_sums(offer.sums)),
-            (peer_words.STAMP, offer.stamp),
+            (peer_protocol.SUMS, peer_protocol.render_sums(offer.sums)),
+            (peer_protocol.STAMP, offer.stamp),
         ]
         lent = await _lent(lender, offer, ask, peer.node, head.peer[0])
         if lent is not None:
-            return Response(200, [*fields, (peer_words.LENT, peer_words.render_lent(lent))], b"")
+            return Response(
+                200, [*fields, (peer_protocol.LENT, peer_protocol.render_lent(lent))], b""
+            )
         return Response(
             200,
             fields,
@@ -218,12 +220,12 @@ class PeerServer:
 
     def _lender(self, head: Head) -> Lender | None:
         """Where who asks can take what is lent."""
-        kind = head.get(peer_words.MOVER)
+        kind = head.get(peer_protocol.MOVER)
         return self.lender if kind and self.lender is not None and self.lender.knows(kind) else None
 
     def _others(self, head: Head, ask: Ask, peer: Party) -> list[PeerAddress]:
         """Where it is sent; empty: it is served."""
-        at = peer_words.parse_at(peer.node, head.get(peer_words.AT))
+        at = peer_protocol.parse_at(peer.node, head.get(peer_protocol.AT))
         others = self._spreading.ask(
             (ask.ino, ask.version), ask.size, peer.node, at, trio.current_time(), ask.insist
         )
@@ -231,11 +233,11 @@ class PeerServer:
         return others
 
     async def _call(self, head: Head, body: Body, peer: Party) -> Response:
-        method = self.methods.get(peer_words.parse_method_target(head.target))
+        method = self.methods.get(peer_protocol.parse_method_target(head.target))
         if method is None:
             raise NotSupported("this node does not know this method")
         try:
-            params = _decode(await body.read(peer_words.BODY_BYTES))
+            params = _decode(await body.read(peer_protocol.BODY_BYTES))
         except msgspec.MsgspecError as error:
             raise Invalid(f"these are no parameters: {error}") from None
         return Response(200, [], _encode(await method(peer, params)))
@@ -277,7 +279,7 @@ def _is_cached(fd: int, offset: int, length: int) -> bool:
 
 
 def _problem(error: KvfsError) -> Response:
-    status, body = peer_words.render_error(error)
+    status, body = peer_protocol.render_error(error)
     return Response(status, [], body)
 
 

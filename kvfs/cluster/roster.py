@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvfs.cluster.records import NodeRecord, NodeState, Words, unpack_words
-from kvfs.cluster.sightings import Sightings
-from kvfs.meta.leases import Leases
+from kvfs.cluster.failure_detector import Sightings
+from kvfs.cluster.node_records import NodeRecord, NodeState, Words, unpack_words
+from kvfs.meta.node_leases import Leases
 
 
 class Member(NamedTuple):

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 
 KEY_SIZE: Final = 32
 MOST: Final = 4

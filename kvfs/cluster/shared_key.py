@@ -8,12 +8,12 @@ of it.
 from pathlib import Path
 from typing import Final
 
-from kvfs import encryption
+from kvfs.base import encryption
+from kvfs.base.encryption import SecretKey
+from kvfs.base.errors import AccessDenied, Corrupt
 from kvfs.cluster.secrets import Secrets
-from kvfs.encryption import SecretKey
-from kvfs.errors import AccessDenied, Corrupt
 from kvfs.meta import keys
-from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.engine import Engine, Transaction
 
 _TOP: Final = 0
 _KEY: Final = keys.setting(_TOP, b"key")

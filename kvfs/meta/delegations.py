@@ -22,7 +22,7 @@ Invariants
 from typing import Final
 
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 
 HELD: Final = b"held"
 RECALLED: Final = b""

@@ -152,7 +152,7 @@ class AccessKey(msgspec.Struct, array_like=True, kw_only=True):
 
     user: str
     secret: bytes
-    """Encrypted with the store's key (`kvfs.encryption`)."""
+    """Encrypted with the store's key (`kvfs.base.encryption`)."""
     created_ns: int
 
 

@@ -16,15 +16,15 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
-from kvfs.background.persist import Persistence
-from kvfs.changes import Change
-from kvfs.hearing import Written, heard, lost
-from kvfs.holders import Holders
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.namespace.lifecycle import Evicted
-from kvfs.store.gone import GoneNames
-from kvfs.store.known import KnownDirectories
-from kvfs.vfs.misses import Misses
+from kvfs.base.retry import Persistence
+from kvfs.cluster.change_feed import Written, heard, lost
+from kvfs.datastore.known_directories import KnownDirectories
+from kvfs.datastore.removal_reasons import GoneNames
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.tree.changes import Change
+from kvfs.tree.lifecycle import Evicted
+from kvfs.vfs.inode_holders import Holders
+from kvfs.vfs.miss_counters import Misses
 
 log = logging.getLogger(__name__)
 

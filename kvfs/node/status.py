@@ -7,18 +7,18 @@ from typing import Any, Final
 
 import trio
 
-from kvfs import priority
-from kvfs.background.accounting import Census
-from kvfs.meta.disk_usage import metadata_bytes
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.reconstruction import damaged_metadata
-from kvfs.namespace import lifecycle, spaces
-from kvfs.namespace.inodes import BLOCK, read_inodes
-from kvfs.node.parts import Node
-from kvfs.store import syncing
-from kvfs.store.probe import filesystem_type
-from kvfs.version import VERSION
-from kvfs.vfs.misses import Counts
+from kvfs.base import priority
+from kvfs.base.version import VERSION
+from kvfs.datastore import file_sync
+from kvfs.datastore.kernel.filesystem_probe import filesystem_type
+from kvfs.meta.lmdb.disk_usage import metadata_bytes
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.lmdb.reconstruction import damaged_metadata
+from kvfs.node.composition import Node
+from kvfs.tree import lifecycle, namespaces
+from kvfs.tree.inodes import BLOCK, read_inodes
+from kvfs.vfs.miss_counters import Counts
+from kvfs.vfs.space_accounting import Census
 
 _BATCH: Final = 256
 
@@ -28,7 +28,7 @@ async def status_of(node: Node) -> dict[str, Any]:
     await node.quarantine.look()
     reports = {name: await report() for name, report in node.reports.items()}
     listed, census = await node.engine.read(
-        lambda t: (spaces.list_all(t), node.accounting.census(t))
+        lambda t: (namespaces.list_all(t), node.accounting.census(t))
     )
     return {
         "version": VERSION,
@@ -86,7 +86,7 @@ def _durability(engine: EmbeddedEngine) -> str:
     return "a kill loses nothing; its journal makes what was synced safe against a power cut"
 
 
-def _namespace(listed: spaces.Listed, used_bytes: int) -> dict[str, Any]:
+def _namespace(listed: namespaces.Listed, used_bytes: int) -> dict[str, Any]:
     return {
         "name": listed.namespace.name.decode(errors="backslashreplace"),
         "kind": listed.namespace.kind,
@@ -139,7 +139,7 @@ def _counters(node: Node) -> dict[str, int]:
         node.tiering,
     )
     counts = {name: count for each in counting if each for name, count in each.counters.items()}
-    return counts | syncing.counters
+    return counts | file_sync.counters
 
 
 def _resident_bytes() -> int:

@@ -1,16 +1,16 @@
-"""The buckets of one store and their settings: part of `kvfs.objects.store`, whose rules hold."""
+"""The buckets of one store and their settings: part of `object_store`, whose rules hold."""
 
 from collections.abc import Mapping
 from typing import Final
 
-from kvfs.client.finish import Changed
-from kvfs.client.remembering import Remembering
-from kvfs.client.session import Session
-from kvfs.meta.interface import Transaction
-from kvfs.objects import buckets, finding
+from kvfs.meta.engine import Transaction
+from kvfs.objects import buckets, lookup
 from kvfs.objects.buckets import Described
-from kvfs.objects.finding import Bucket
-from kvfs.objects.publishing import Publisher
+from kvfs.objects.lookup import Bucket
+from kvfs.objects.publish import Publisher
+from kvfs.session.post_commit import Changed
+from kvfs.session.read_cache import Remembering
+from kvfs.session.session import Session
 
 _BUCKETS: Final = 1024
 """Whose settings are remembered."""
@@ -59,7 +59,7 @@ class Buckets:
 
     def has_fast_etags(self, name: bytes) -> bool:
         """Whether the ETags of what comes by S3 need be no MD5. Raises NoSuchBucket."""
-        return self._session.read(lambda t: finding.find_bucket(t, name)).etag == "fast"
+        return self._session.read(lambda t: lookup.find_bucket(t, name)).etag == "fast"
 
     def list_all(self) -> list[Described]:
         """All namespaces, in the order of their names."""
@@ -68,27 +68,27 @@ class Buckets:
     def get_setting(self, bucket: bytes, name: str) -> bytes | None:
         """A setting of a bucket (policy, versioning ...) as it was put. Raises NoSuchBucket."""
         return self._session.read(
-            lambda t: buckets.get_setting(t, finding.find_bucket(t, bucket), name)
+            lambda t: buckets.get_setting(t, lookup.find_bucket(t, bucket), name)
         )
 
     def get_settings(self, bucket: bytes) -> Mapping[str, bytes]:
         """All settings of a bucket; the same object while they are the same. Raises
         NoSuchBucket."""
         return self._settings.get(
-            bucket, lambda t: buckets.settings(t, finding.find_bucket(t, bucket))
+            bucket, lambda t: buckets.settings(t, lookup.find_bucket(t, bucket))
         )
 
     def put_setting(self, bucket: bytes, name: str, value: bytes) -> None:
         """Raises NoSuchBucket. On disk when it returns."""
         self._session.write(
-            lambda t: buckets.put_setting(t, finding.find_bucket(t, bucket), name, value)
+            lambda t: buckets.put_setting(t, lookup.find_bucket(t, bucket), name, value)
         )
         self._session.sync()
 
     def delete_setting(self, bucket: bytes, name: str) -> bool:
         """Whether anything was set. Raises NoSuchBucket."""
         found = self._session.write(
-            lambda t: buckets.delete_setting(t, finding.find_bucket(t, bucket), name)
+            lambda t: buckets.delete_setting(t, lookup.find_bucket(t, bucket), name)
         )
         self._session.sync()
         return found

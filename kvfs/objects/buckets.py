@@ -2,20 +2,21 @@
 
 from typing import Final, NamedTuple
 
-from kvfs.client.finish import Changed
-from kvfs.client.session import Author
-from kvfs.errors import Exists
+from kvfs.base.errors import Exists
 from kvfs.meta import delegations, keys
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import ROOT_INODE
-from kvfs.namespace import spaces
-from kvfs.namespace.entries import lose_link, touch
-from kvfs.namespace.inodes import read_inode
-from kvfs.objects import changing, uploads
-from kvfs.objects.changing import Moment
-from kvfs.objects.finding import Bucket, find_bucket
-from kvfs.objects.names import COMPLETED
-from kvfs.objects.problems import BucketExists, BucketNotEmpty
+from kvfs.objects import mutations
+from kvfs.objects.lookup import Bucket, find_bucket
+from kvfs.objects.multipart import upload_transactions
+from kvfs.objects.mutations import Moment
+from kvfs.objects.object_errors import BucketExists, BucketNotEmpty
+from kvfs.objects.object_keys import COMPLETED
+from kvfs.session.post_commit import Changed
+from kvfs.session.session import Author
+from kvfs.tree import namespaces
+from kvfs.tree.entries import lose_link, touch
+from kvfs.tree.inodes import read_inode
 
 _MAX_SETTING_NAME: Final = 255
 
@@ -36,7 +37,9 @@ def create(
 
     Raises BucketExists, Invalid, NameTooLong, NoSpace."""
     try:
-        spaces.create(t, name, mode=mode, kind=kind, uid=author.uid, gid=author.gid, now=author.now)
+        namespaces.create(
+            t, name, mode=mode, kind=kind, uid=author.uid, gid=author.gid, now=author.now
+        )
     except Exists as error:
         raise BucketExists(str(error)) from None
     changed.name(ROOT_INODE, name)
@@ -50,7 +53,7 @@ def remove(t: Transaction, name: bytes, moment: Moment, changed: Changed) -> Non
     _remove_completed(t, bucket, moment, changed)
     _remove_empty(t, bucket.root, name, moment, changed)
     delegations.check_none(t, bucket.id)
-    spaces.forget(t, bucket.id, name, moment.now)
+    namespaces.forget(t, bucket.id, name, moment.now)
     top = read_inode(t, bucket.root)
     removed = lose_link(t, bucket.root, top, (ROOT_INODE, name), moment.now, lambda _: True)
     changed.name(ROOT_INODE, name, removed)
@@ -88,7 +91,7 @@ def delete_setting(t: Transaction, bucket: Bucket, name: str) -> bool:
 
 def settings(t: Transaction, bucket: Bucket) -> dict[str, bytes]:
     """All that is set."""
-    return {name.decode(): value for name, value in spaces.settings(t, bucket.id).items()}
+    return {name.decode(): value for name, value in namespaces.settings(t, bucket.id).items()}
 
 
 def _setting(bucket: Bucket, name: str) -> bytes:
@@ -97,7 +100,7 @@ def _setting(bucket: Bucket, name: str) -> bytes:
 
 
 def _describe(t: Transaction, number: int) -> Described:
-    record = spaces.get(t, number)
+    record = namespaces.get(t, number)
     created = record.created_ns
     if not created:
         created = read_inode(t, number << 48 | ROOT_INODE).mtime_ns
@@ -108,8 +111,8 @@ def _remove_completed(t: Transaction, bucket: Bucket, moment: Moment, changed: C
     value = t.get(keys.directory_entry(bucket.root, COMPLETED))
     if value is not None:
         directory = keys.unpack_u64(value)
-        for name, ino in uploads.notes(t, directory):
-            uploads.remove_note(t, directory, name, ino)
+        for name, ino in upload_transactions.notes(t, directory):
+            upload_transactions.remove_note(t, directory, name, ino)
         _remove_directory(t, bucket.root, COMPLETED, directory, moment, changed)
 
 
@@ -135,4 +138,4 @@ def _remove_directory(
     t.delete(keys.directory_entry(parent, name))
     touch(t, parent, read_inode(t, parent), moment.now, -1)
     removed = lose_link(t, ino, read_inode(t, ino), (parent, name), moment.now, lambda _: True)
-    changing.tell(t, changed, parent, name + b"/", removed)
+    mutations.tell(t, changed, parent, name + b"/", removed)

@@ -13,16 +13,16 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import unpack_inode
-from kvfs.namespace import etags
-from kvfs.namespace.inodes import read_inode
-from kvfs.namespace.odd import NUL, is_continuation
-from kvfs.namespace.policies import MD5_ALL
-from kvfs.objects import attributes, finding, versions
-from kvfs.objects.facts import Facts
-from kvfs.objects.finding import Bucket
-from kvfs.objects.names import MAX_KEY, joined, place_of
+from kvfs.objects import lookup, object_attributes, versions
+from kvfs.objects.lookup import Bucket
+from kvfs.objects.object_info import Facts
+from kvfs.objects.object_keys import MAX_KEY, joined, place_of
+from kvfs.tree import etags
+from kvfs.tree.inodes import read_inode
+from kvfs.tree.name_escaping import NUL, is_continuation
+from kvfs.tree.namespace_policies import MD5_ALL
 
 _BATCH: Final = 256
 NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
@@ -217,7 +217,7 @@ class _Gathered:
             return
         record = self._t.get(b"i" + packed)
         ino = keys.unpack_u64(packed)
-        if record is not None and finding.is_object(self._t, ino, unpack_inode(record), self._boot):
+        if record is not None and lookup.is_object(self._t, ino, unpack_inode(record), self._boot):
             self._found.append(common)
             walk.skip(common)
 
@@ -232,7 +232,7 @@ class _Gathered:
                     continue
                 inode = unpack_inode(record)
                 ino = keys.unpack_u64(packed)
-                if finding.is_object(self._t, ino, inode, self._boot):
+                if lookup.is_object(self._t, ino, inode, self._boot):
                     tag = etags.etag_of(etag, ino, inode)
                     if self.seals_give_md5 and etags.is_awaited(etag, inode):
                         self._awaited.add(ino)
@@ -271,7 +271,7 @@ def list_versions(
         ino = keys.unpack_u64(packed)
         inode = read_inode(t, ino)
         if not is_listable(key) or not (
-            finding.is_object(t, ino, inode, boot) or (version and finding.is_marker(inode))
+            lookup.is_object(t, ino, inode, boot) or (version and lookup.is_marker(inode))
         ):
             continue
         at = key.find(delimiter, len(prefix)) if delimiter else -1
@@ -282,8 +282,8 @@ def list_versions(
             walk.skip(common)
         else:
             ino = keys.unpack_u64(packed)
-            latest = not version or (finding.is_marker(inode) and key != last)
-            found.append(finding.facts(t, key, ino, inode, version or None, latest=latest))
+            latest = not version or (lookup.is_marker(inode) and key != last)
+            found.append(lookup.facts(t, key, ino, inode, version or None, latest=latest))
             last = key
         if len(found) > max_keys:
             break
@@ -291,7 +291,7 @@ def list_versions(
     if bucket.etag != MD5_ALL:
         return page
     return page._replace(
-        awaited={each.ino: each.etag for each in page.versions if finding.is_awaited(t, each)}
+        awaited={each.ino: each.etag for each in page.versions if lookup.is_awaited(t, each)}
     )
 
 
@@ -313,28 +313,28 @@ def _after_version(
 ) -> tuple[bytes, bool]:
     """What follows a key's name in the first entry after one of its versions, or after all; and
     whether the key has newer ones, which stand before."""
-    parent, place = finding.place_in(t, bucket, key)
+    parent, place = lookup.place_in(t, bucket, key)
     if parent is None or not version:
         return NUL + _END, False
-    current = finding.find_file(t, parent, place.name, key, boot)
+    current = lookup.find_file(t, parent, place.name, key, boot)
     if current is not None and current.version == version:
         return NUL, True
     raw = version.encode(errors="replace")
     if version == versions.NULL:
-        beside = finding.noncurrent(t, parent, place.name)
+        beside = lookup.noncurrent(t, parent, place.name)
         raw = next((each for each, _ in beside if versions.is_null(each)), b"")
         if not raw:  # where it stood nobody knows: rather some again than one left out
             return b"", False
     if current is not None:
         older = _is_older(t, current, raw)  # it is the current one since others were deleted
         return b"" if older else NUL + raw + NUL, not older
-    newest = next(finding.noncurrent(t, parent, place.name), None)
+    newest = next(lookup.noncurrent(t, parent, place.name), None)
     return NUL + raw + NUL, newest is not None and newest[0] <= raw
 
 
 def _is_older(t: Transaction, current: Facts, version: bytes) -> bool:
     """Whether the current version of a key is older than the one with this id."""
-    own = t.get(keys.xattr(current.ino, attributes.VERSION))
+    own = t.get(keys.xattr(current.ino, object_attributes.VERSION))
     if own is not None:
         return own > version
     return versions.is_valid(version) and current.mtime_ns < versions.time_of(version)

@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
-from kvfs.client.link import Link
-from kvfs.client.session import Session
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag
-from kvfs.namespace import etags, sealed_etags
-from kvfs.namespace.policies import MD5_ALL
-from kvfs.objects import finding
-from kvfs.objects.facts import Facts
+from kvfs.objects import lookup
+from kvfs.objects.object_info import Facts
+from kvfs.session.node_client import Link
+from kvfs.session.session import Session
+from kvfs.tree import etags, sealed_etags
+from kvfs.tree.namespace_policies import MD5_ALL
 
 T = TypeVar("T")
 PATIENCE_S: Final = 20.0
@@ -71,6 +71,6 @@ class Seals:
 
 
 def _is_awaited(t: Transaction, bucket: bytes, facts: Facts) -> bool:
-    if finding.find_bucket(t, bucket).etag != MD5_ALL:
+    if lookup.find_bucket(t, bucket).etag != MD5_ALL:
         return False
-    return finding.is_awaited(t, facts)
+    return lookup.is_awaited(t, facts)

@@ -9,7 +9,7 @@ key. Times are made to grow from version to version of one key, whatever the clo
 import os
 from typing import Final
 
-from kvfs.namespace.odd import NUL
+from kvfs.tree.name_escaping import NUL
 
 NULL: Final = "null"
 _DIGITS: Final = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"

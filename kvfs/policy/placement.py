@@ -8,7 +8,7 @@ nothing moves when one is added: what was decided is recorded with the file, not
 from collections.abc import Collection, Sequence
 
 from kvfs.policy import rendezvous
-from kvfs.policy.snapshot import Host, Snapshot
+from kvfs.policy.cluster_snapshot import Host, Snapshot
 
 
 def choose(

@@ -21,24 +21,17 @@ from typing import Final
 
 import trio
 
+from kvfs.base.errors import Conflict, Corrupt, KvfsError, Unavailable
 from kvfs.cluster.peer_client import Incoming, PeerClient, Redirected
-from kvfs.cluster.peer_words import (
-    CHUNK_BYTES,
-    DIGEST_BYTES,
-    MOST_SUMS,
-    Ask,
-    Later,
-    PeerAddress,
-)
-from kvfs.errors import Conflict, Corrupt, KvfsError, Unavailable
-from kvfs.store.checksum import ZERO_CHUNK, combine
-from kvfs.transfer.arriving import Arriving
+from kvfs.cluster.peer_protocol import CHUNK_BYTES, DIGEST_BYTES, MOST_SUMS, Ask, Later, PeerAddress
+from kvfs.datastore.checksum import ZERO_CHUNK, combine
+from kvfs.http.api import Lost
+from kvfs.transfer.arriving_file import Arriving
+from kvfs.transfer.chunk_plan import Span
+from kvfs.transfer.chunk_receiver import STALL_S
 from kvfs.transfer.hedging import Hedging, Stream
-from kvfs.transfer.plan import Span
-from kvfs.transfer.receiving import STALL_S
 from kvfs.transfer.sources import Source, Sources, Standing
 from kvfs.transfer.transport import Transport
-from kvfs.wire.http import Lost
 
 log = logging.getLogger(__name__)
 

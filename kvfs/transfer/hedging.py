@@ -11,9 +11,9 @@ from typing import Final
 
 import trio
 
-from kvfs.cluster.peer_words import CHUNK_BYTES
-from kvfs.transfer.plan import Span
-from kvfs.transfer.receiving import STALL_S, Taking
+from kvfs.cluster.peer_protocol import CHUNK_BYTES
+from kvfs.transfer.chunk_plan import Span
+from kvfs.transfer.chunk_receiver import STALL_S, Taking
 from kvfs.transfer.sources import Source
 
 _SILENT_S: Final = 0.5

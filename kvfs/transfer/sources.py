@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from typing import Final
 
-from kvfs.cluster.peer_words import CHUNK_BYTES, MOST_CHUNKS, PeerAddress
-from kvfs.errors import Busy, Conflict, Corrupt, KvfsError, NotFound, Unavailable
+from kvfs.base.errors import Busy, Conflict, Corrupt, KvfsError, NotFound, Unavailable
+from kvfs.cluster.peer_protocol import CHUNK_BYTES, MOST_CHUNKS, PeerAddress
 
 STREAMS: Final = 2
 """For each source of a file: while one asks, the other receives."""

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from kvfs.cluster.peer_client import Incoming
-from kvfs.cluster.peer_words import Ask, PeerAddress
-from kvfs.transfer.receiving import Arrived, Buffers, Receiving, Taking
+from kvfs.cluster.peer_protocol import Ask, PeerAddress
+from kvfs.transfer.chunk_receiver import Arrived, Buffers, Receiving, Taking
 from kvfs.transfer.sink import Sink
 
 

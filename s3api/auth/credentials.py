@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from kvfs.encryption import SecretKey
-from kvfs.errors import Corrupt
-from kvfs.identities import Identity, secret_context
+from kvfs.base.encryption import SecretKey
+from kvfs.base.errors import Corrupt
+from kvfs.tree.identities import Identity, secret_context
 from s3api.errors import S3Error
 
 MIN_SESSION_S: Final = 900
@@ -84,7 +84,7 @@ def generate(prefix: str = "KVFS") -> Credentials:
 
 
 def encrypt_secret(key: SecretKey, credentials: Credentials) -> bytes:
-    """The secret as `kvfs.identities` keeps it."""
+    """The secret as `kvfs.tree.identities` keeps it."""
     return key.encrypt(credentials.secret.encode(), secret_context(credentials.access_key))
 
 
@@ -124,7 +124,7 @@ def resolve(
 ) -> Known | None:
     """Who holds an access key; None where there is none or its user is disabled.
 
-    `find` is `kvfs.identities.find` in a transaction, or a cache of it. Raises S3Error:
+    `find` is `kvfs.tree.identities.find` in a transaction, or a cache of it. Raises S3Error:
     InvalidToken, ExpiredToken.
     """
     if session_token:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from kvfs.objects.facts import Facts
 from kvfs.objects.listing import Listed
+from kvfs.objects.object_info import Facts
 from s3api.errors import Headers
 from s3api.model.serialising import serialise, url_encode
 from s3api.model.timestamps import http_date

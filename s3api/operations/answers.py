@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from kvfs.wire.http import Response
+from kvfs.http.api import Response
 from s3api.call import Call
 from s3api.model.serialising import serialise
 from s3api.rules import metadata

@@ -3,8 +3,8 @@ to restore."""
 
 from typing import Any, Final
 
-from kvfs.objects.facts import Facts
-from kvfs.wire.http import Response
+from kvfs.http.api import Response
+from kvfs.objects.object_info import Facts
 from s3api.call import Call, Handler, moment
 from s3api.errors import S3Error
 from s3api.operations.answers import answer, checksum_members, checksum_name

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvfs.errors import NotFound
-from kvfs.wire.http import Response
+from kvfs.base.errors import NotFound
+from kvfs.http.api import Response
 from s3api.call import Call, Handler
 from s3api.errors import S3Error
 from s3api.log_delivery import key_of

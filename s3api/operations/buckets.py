@@ -5,9 +5,9 @@ import binascii
 from collections.abc import Iterator
 from typing import Final
 
+from kvfs.http.api import Response
 from kvfs.objects.buckets import Described
-from kvfs.objects.problems import BucketExists
-from kvfs.wire.http import Response
+from kvfs.objects.object_errors import BucketExists
 from s3api import access
 from s3api.call import Call, Handler, moment
 from s3api.errors import S3Error, invalid_argument

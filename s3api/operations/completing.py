@@ -4,11 +4,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from kvfs.objects.changing import ENABLED
-from kvfs.objects.facts import Facts
-from kvfs.objects.problems import InvalidPart, NoSuchUpload
-from kvfs.objects.uploads import MAX_PARTS, Part, Upload, Wanted
-from kvfs.wire.http import Response
+from kvfs.http.api import Response
+from kvfs.objects.multipart.upload_transactions import (
+    MAX_PARTS,
+    Part,
+    Upload,
+    Wanted,
+)
+from kvfs.objects.mutations import ENABLED
+from kvfs.objects.object_errors import InvalidPart, NoSuchUpload
+from kvfs.objects.object_info import Facts
 from s3api.call import Call, Handler
 from s3api.errors import S3Error
 from s3api.operations.finding import expiration

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from kvfs.errors import Conflict
-from kvfs.objects.facts import Facts
-from kvfs.wire.http import Response
+from kvfs.base.errors import Conflict
+from kvfs.http.api import Response
+from kvfs.objects.object_info import Facts
 from s3api.buffers import BUFFER_BYTES
 from s3api.call import Call, Handler, moment
 from s3api.errors import S3Error

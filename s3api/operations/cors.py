@@ -1,7 +1,7 @@
 """What browsers of other origins may do: preflight requests, and the headers of all answers."""
 
-from kvfs.objects.problems import NoSuchBucket
-from kvfs.wire.http import Response
+from kvfs.http.api import Response
+from kvfs.objects.object_errors import NoSuchBucket
 from s3api.call import Call
 from s3api.errors import Headers
 from s3api.rules import cors

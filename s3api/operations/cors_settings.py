@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvfs.wire.http import Response
+from kvfs.http.api import Response
 from s3api.call import Call, Handler
 from s3api.errors import S3Error
 from s3api.operations.answers import answer

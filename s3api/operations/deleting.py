@@ -6,12 +6,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
-from kvfs.errors import KvfsError
-from kvfs.objects.changing import Check, Deleted, anything
-from kvfs.objects.facts import Facts
-from kvfs.objects.problems import PreconditionFailed
-from kvfs.objects.store import Doomed
-from kvfs.wire.http import Response
+from kvfs.base.errors import KvfsError
+from kvfs.http.api import Response
+from kvfs.objects.mutations import Check, Deleted, anything
+from kvfs.objects.object_errors import PreconditionFailed
+from kvfs.objects.object_info import Facts
+from kvfs.objects.object_store import Doomed
 from s3api.call import Call, Handler, target
 from s3api.error_map import s3_error
 from s3api.errors import S3Error

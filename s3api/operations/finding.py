@@ -8,12 +8,12 @@ from typing import Final, TypeVar
 
 import trio
 
-from kvfs.errors import Busy
-from kvfs.incoming import SMALL_BYTES
+from kvfs.base.errors import Busy
 from kvfs.objects import versions
-from kvfs.objects.facts import Facts
-from kvfs.objects.opening import Opened, marked_deleted
-from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NoSuchVersion, NotHere
+from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NoSuchVersion, NotHere
+from kvfs.objects.object_info import Facts
+from kvfs.objects.open_object import Opened, marked_deleted
+from kvfs.transfer.incoming_file import SMALL_BYTES
 from s3api.call import Call, moment
 from s3api.errors import S3Error, invalid_argument
 from s3api.model.timestamps import http_date

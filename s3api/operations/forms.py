@@ -14,8 +14,8 @@ from urllib.parse import quote, urlsplit
 
 import trio
 
-from kvfs.objects.facts import Facts
-from kvfs.wire.http import BadChunk, Response
+from kvfs.http.api import BadChunk, Response
+from kvfs.objects.object_info import Facts
 from s3api.auth import post_policy
 from s3api.auth.post_policy import Bounds
 from s3api.call import Call

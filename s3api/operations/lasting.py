@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.errors import Unavailable
-from kvfs.wire.http import Response
+from kvfs.base.errors import Unavailable
+from kvfs.http.api import Response
 from s3api.call import Call
 from s3api.error_map import s3_error
 from s3api.errors import DECLARATION, S3Error, error_response

@@ -6,9 +6,9 @@ import re
 from functools import partial
 from typing import Any, Final
 
-from kvfs.namespace.odd import NUL
+from kvfs.http.api import Response
 from kvfs.objects.listing import Listed, Page
-from kvfs.wire.http import Response
+from kvfs.tree.name_escaping import NUL
 from s3api.call import Call, Handler
 from s3api.errors import S3Error, invalid_argument
 from s3api.model import fast

@@ -3,9 +3,9 @@
 from datetime import UTC, datetime
 from typing import Final
 
-from kvfs.objects.attributes import Metadata
-from kvfs.objects.facts import Facts
-from kvfs.wire.http import Response
+from kvfs.http.api import Response
+from kvfs.objects.object_attributes import Metadata
+from kvfs.objects.object_info import Facts
 from s3api.call import Call, Handler
 from s3api.errors import S3Error
 from s3api.operations.answers import answer

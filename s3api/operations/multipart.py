@@ -3,8 +3,8 @@
 from typing import Any, Final
 from urllib.parse import quote
 
-from kvfs.objects.uploads import Part, Upload
-from kvfs.wire.http import Response
+from kvfs.http.api import Response
+from kvfs.objects.multipart.upload_transactions import Part, Upload
 from s3api.access import INITIATOR
 from s3api.call import Call, Handler, moment
 from s3api.errors import invalid_argument

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.objects.drafts import Draft
-from kvfs.objects.uploads import MAX_PARTS, Part, Upload
-from kvfs.wire.http import Response
+from kvfs.http.api import Response
+from kvfs.objects.multipart.upload_transactions import MAX_PARTS, Part, Upload
+from kvfs.objects.object_drafts import Draft
 from s3api.buffers import BUFFER_BYTES
 from s3api.call import Call, Handler, moment
 from s3api.errors import S3Error, invalid_argument

@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from kvfs.objects.facts import Facts
-from kvfs.wire.http import Response
+from kvfs.http.api import Response
+from kvfs.objects.object_info import Facts
 from s3api.call import Call, Handler, target
 from s3api.errors import Headers, S3Error
 from s3api.model.fast import object_headers

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from kvfs.wire.http import Response
+from kvfs.http.api import Response
 from s3api.call import Call, Handler
 from s3api.errors import S3Error
 from s3api.operations.answers import answer

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from kvfs.errors import Conflict
-from kvfs.objects.facts import Facts
-from kvfs.objects.opening import marked_deleted
-from kvfs.objects.problems import MarkedDeleted, NoSuchKey, NoSuchVersion
+from kvfs.base.errors import Conflict
+from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NoSuchVersion
+from kvfs.objects.object_info import Facts
+from kvfs.objects.open_object import marked_deleted
 from s3api.access import Access
 from s3api.call import Call, target
 from s3api.errors import S3Error

@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
-from kvfs.wire.http import BodyStalled, BodyTooLarge, BodyTruncated, Response
+from kvfs.http.api import BodyStalled, BodyTooLarge, BodyTruncated, Response
 from s3api.auth import credentials
 from s3api.auth.authenticate import authenticate
 from s3api.auth.credentials import Credentials

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from kvfs.objects.attributes import Metadata
-from kvfs.objects.facts import Facts
-from kvfs.wire.http import Response
+from kvfs.http.api import Response
+from kvfs.objects.object_attributes import Metadata
+from kvfs.objects.object_info import Facts
 from s3api.call import Call, Handler
 from s3api.operations.answers import answer
 from s3api.operations.finding import find, version_id

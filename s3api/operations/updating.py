@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from kvfs.objects.attributes import Metadata
-from kvfs.objects.facts import Facts
+from kvfs.objects.object_attributes import Metadata
+from kvfs.objects.object_info import Facts
 from s3api.call import Call
 from s3api.operations.finding import find, marked
 

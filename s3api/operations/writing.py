@@ -4,10 +4,10 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.objects.changing import ENABLED, Check, anything
-from kvfs.objects.drafts import Draft
-from kvfs.objects.facts import Facts
-from kvfs.wire.http import Response
+from kvfs.http.api import Response
+from kvfs.objects.mutations import ENABLED, Check, anything
+from kvfs.objects.object_drafts import Draft
+from kvfs.objects.object_info import Facts
 from s3api.call import Call, Handler, target
 from s3api.errors import S3Error
 from s3api.operations.acls import acl_of_new

@@ -1,9 +1,9 @@
 """Encryption at rest: what is accepted, and what is refused.
 
-Objects are plain files of the store. Where all that the store lies on is encrypted (`kvfs.store.
-at_rest`, or the administrator says so), AES256, by which S3 means its own keys, is what every
-object has, and may be asked for. Elsewhere asking for it is NotImplemented, and keys of the client
-or of a key service are so everywhere.
+Objects are plain files of the store. Where all that the store lies on is encrypted
+(`disk_encryption`, or the administrator says so), AES256, by which S3 means its own keys, is what
+every object has, and may be asked for. Elsewhere asking for it is NotImplemented, and keys of the
+client or of a key service are so everywhere.
 """
 
 import hashlib

@@ -7,23 +7,24 @@ from typing import TypeVar
 
 import trio
 
-from kvfs.background.accounting import STORE, Accounting, Local
-from kvfs.background.evictor import Evicted, Evictor
-from kvfs.background.spare import Spare
-from kvfs.bringing import Bringing
-from kvfs.cluster.peer_words import PeerAddress
-from kvfs.elsewhere import by_peers
-from kvfs.holders import Holders
+from kvfs.base.units import parse_capacity
+from kvfs.cluster.peer_protocol import PeerAddress
+from kvfs.datastore.checksum import checksum
+from kvfs.datastore.index import Sealed
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
-from kvfs.meta.memory import MemoryEngine
+from kvfs.meta.engine import Transaction
+from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import Inode, namespace_root
-from kvfs.namespace import lifecycle, placements, spaces, tree
-from kvfs.namespace.inodes import read_inode
-from kvfs.store.checksum import checksum
-from kvfs.store.index import Sealed
-from kvfs.units import parse_capacity
-from kvfs.volume import Volume
+from kvfs.node.tasks.evictor import Evicted, Evictor
+from kvfs.node.tasks.surplus_replicas import Spare
+from kvfs.transfer.fetcher import Bringing
+from kvfs.transfer.peer_source import by_peers
+from kvfs.tree import lifecycle, namespaces, tree
+from kvfs.tree.copies import placements
+from kvfs.tree.inodes import read_inode
+from kvfs.vfs.inode_holders import Holders
+from kvfs.vfs.space_accounting import STORE, Accounting, Local
+from kvfs.vfs.volume import Volume
 from tests.cluster.waiting import until
 from tests.contract.peers import Peer, peers
 from tests.contract.small_node import new_inode
@@ -98,7 +99,7 @@ class Host:
         """A file that was written here and closed."""
 
         def make(t: Transaction) -> int:
-            ino = spaces.allocate_inodes(t, space, 1)
+            ino = namespaces.allocate_inodes(t, space, 1)
             tree.add(t, namespace_root(space), b"f%d" % ino, ino, new_inode())
             return ino
 
@@ -148,7 +149,7 @@ class Site:
     def __init__(self, nodes: list[Peer]) -> None:
         self.engine = MemoryEngine()
         self.dead: set[int] = set()
-        self.engine.transact_now(lambda t: spaces.format(t, 1, 0, 0))
+        self.engine.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
         self.cache = self._namespace(b"cache", "cache")
         self.durable = self._namespace(b"models", "durable")
         self.by_number = {each.address.node: each for each in nodes}
@@ -156,7 +157,7 @@ class Site:
 
     def _namespace(self, name: bytes, kind: str) -> int:
         return self.engine.transact_now(
-            lambda t: spaces.create(t, name, kind=kind, uid=0, gid=0, now=1)
+            lambda t: namespaces.create(t, name, kind=kind, uid=0, gid=0, now=1)
         )
 
     def address(self, node: int) -> PeerAddress | None:

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import trio
 
-from kvfs import control
-from kvfs.config import Config
-from kvfs.fsck import Fsck
-from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.admin.fsck import Fsck
+from kvfs.base import control
+from kvfs.base.config import Config
+from kvfs.datastore.files import DataFiles
+from kvfs.datastore.index import NAME, Index
+from kvfs.datastore.layout import open_store
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.node import open_node
-from kvfs.store.files import DataFiles
-from kvfs.store.index import NAME, Index
-from kvfs.store.layout import open_store
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _NODE = """
 import sys, trio
 from pathlib import Path
-from kvfs.config import Config
+from kvfs.base.config import Config
 from kvfs.node import open_node
-from kvfs.units import parse_capacity
+from kvfs.base.units import parse_capacity
 
 async def main():
     config = Config(store=Path(sys.argv[1]), capacity=parse_capacity(sys.argv[2]))

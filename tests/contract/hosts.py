@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kvfs.clock import now
-from kvfs.errors import NotFound
-from kvfs.meta.interface import Transaction
+from kvfs.base.clock import now
+from kvfs.base.errors import NotFound
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of, namespace_root
-from kvfs.namespace import inodes, lifecycle, spaces, tree
-from kvfs.namespace.private import is_late, settle
+from kvfs.tree import inodes, lifecycle, namespaces, tree
+from kvfs.tree.private_files import is_late, settle
 from tests.contract.mirrors import Mirror
 
 NOW = 1_000
@@ -55,7 +55,7 @@ class Host:
     def number(self, namespace: int) -> int:
         found: int | None = next(self._numbers.get(namespace, iter(())), None)
         if found is None:
-            first = self.write(lambda t: spaces.allocate_inodes(t, namespace, 64))
+            first = self.write(lambda t: namespaces.allocate_inodes(t, namespace, 64))
             self._numbers[namespace] = iter(range(first + 1, first + 64))
             return int(first)
         return found
@@ -127,5 +127,5 @@ class Host:
 
 
 def usage(host: Host) -> tuple[int, int]:
-    found = host.mirror.read_now(lambda t: spaces.usage(t, 1))
+    found = host.mirror.read_now(lambda t: namespaces.usage(t, 1))
     return found.bytes, found.inodes

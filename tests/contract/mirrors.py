@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import trio
 
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.interface import Transaction
-from kvfs.meta.mirror.applying import Applied
-from kvfs.meta.mirror.engine import MirrorEngine
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.redis.engine import RedisEngine
+from kvfs.meta.replica.applier import Applied
+from kvfs.meta.replica.replica_engine import MirrorEngine
 
 T = TypeVar("T")
 

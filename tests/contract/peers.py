@@ -11,18 +11,18 @@ import trio
 from kvfs.cluster import secrets
 from kvfs.cluster.handshake import Party
 from kvfs.cluster.peer_client import PeerClient
+from kvfs.cluster.peer_protocol import Identity, PeerAddress
 from kvfs.cluster.peer_server import PeerServer
-from kvfs.cluster.peer_words import Identity, PeerAddress
 from kvfs.cluster.secrets import Secrets
-from kvfs.meta.memory import MemoryEngine
-from kvfs.store import checksum
-from kvfs.store.files import DataFiles
-from kvfs.store.index import Index, Sealed
-from kvfs.transfer.arriving import Arriving, Wanted
-from kvfs.transfer.fetching import Fetcher
-from kvfs.transfer.rdma.transport import Rdma
-from kvfs.transfer.shelf import Shelf
-from kvfs.wire.http import listen
+from kvfs.datastore import checksum
+from kvfs.datastore.files import DataFiles
+from kvfs.datastore.index import Index, Sealed
+from kvfs.http.api import listen
+from kvfs.meta.memory_engine import MemoryEngine
+from kvfs.transfer.arriving_file import Arriving, Wanted
+from kvfs.transfer.chunk_provider import Shelf
+from kvfs.transfer.file_fetches import Fetcher
+from kvfs.transfer.rdma.rdma_transport import Rdma
 
 DEADLINE_S = 60.0
 CLUSTER = "00112233445566ff"

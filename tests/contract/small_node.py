@@ -7,18 +7,18 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kvfs.background.accounting import Accounting, Census
-from kvfs.background.evictor import Evictor
-from kvfs.background.quarantine import Quarantine
-from kvfs.background.sealer import Sealer
-from kvfs.holders import Holders
-from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.base.units import Capacity, parse_capacity
+from kvfs.datastore.files import DataFiles
+from kvfs.datastore.index import NAME, Index
+from kvfs.datastore.layout import create_store
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import Inode, namespace_root
-from kvfs.namespace import lifecycle, spaces, tree
-from kvfs.store.files import DataFiles
-from kvfs.store.index import NAME, Index
-from kvfs.store.layout import create_store
-from kvfs.units import Capacity, parse_capacity
+from kvfs.node.tasks.evictor import Evictor
+from kvfs.node.tasks.sealer import Sealer
+from kvfs.tree import lifecycle, namespaces, tree
+from kvfs.vfs.inode_holders import Holders
+from kvfs.vfs.quarantine import Quarantine
+from kvfs.vfs.space_accounting import Accounting, Census
 
 BOOT = 12345
 
@@ -59,7 +59,7 @@ class SmallNode:
         )
         self.sealer = Sealer(self.engine, self.files, self.index, self._writing)
         accounting.sealing = lambda: self.sealer.open_in
-        self.engine.transact_now(lambda t: spaces.format(t, time.time_ns(), 0, 0))
+        self.engine.transact_now(lambda t: namespaces.format(t, time.time_ns(), 0, 0))
         self._ranges: dict[int, int] = {}
 
     async def _on_removed(self, evicted: Sequence[lifecycle.Evicted]) -> None:
@@ -70,7 +70,7 @@ class SmallNode:
 
     def namespace(self, name: str, kind: str = "cache", capacity: int = 0) -> int:
         return self.engine.transact_now(
-            lambda t: spaces.create(
+            lambda t: namespaces.create(
                 t,
                 name.encode(),
                 kind=kind,
@@ -83,7 +83,7 @@ class SmallNode:
 
     def make(self, namespace_id: int, name: str) -> tuple[int, int]:
         """An open new file: (inode, descriptor)."""
-        ino = self.engine.transact_now(lambda t: spaces.allocate_inodes(t, namespace_id, 1))
+        ino = self.engine.transact_now(lambda t: namespaces.allocate_inodes(t, namespace_id, 1))
         inode = new_inode(boot=BOOT)
         parent = namespace_root(namespace_id)
         self.engine.transact_now(lambda t: tree.add(t, parent, name.encode(), ino, inode))

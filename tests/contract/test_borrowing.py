@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.borrowing import Borrowing
-from kvfs.errors import Invalid, Stale, Unavailable
+from kvfs.base.errors import Invalid, Stale, Unavailable
 from kvfs.meta.records import namespace_root
-from kvfs.namespace import reserving, tree
+from kvfs.transfer.borrowed_file import Borrowing
+from kvfs.tree import reserved_inodes, tree
 from tests.contract.bringers import Host, Site, on_nodes
 from tests.contract.peers import content
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 def begun(host: Host, space: int) -> int:
     """The number of a data file that a process has begun."""
-    ino = host.engine.transact_now(lambda t: reserving.reserve(t, space, 1))
+    ino = host.engine.transact_now(lambda t: reserved_inodes.reserve(t, space, 1))
     os.close(host.files.create(ino, 0))
     return ino
 

@@ -10,15 +10,16 @@ import pytest
 import trio
 import trio.lowlevel
 
-from kvfs import bringing
-from kvfs.background.accounting import STORE
-from kvfs.bringing import Change
-from kvfs.errors import Busy, Corrupt, NoSpace, NotFound, Stale, Unavailable
-from kvfs.meta.interface import Transaction
+from kvfs.base.errors import Busy, Corrupt, NoSpace, NotFound, Stale, Unavailable
+from kvfs.datastore.checksum import checksum
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_root
-from kvfs.namespace import cold, lifecycle, tree
-from kvfs.namespace.inodes import read_inode
-from kvfs.store.checksum import checksum
+from kvfs.transfer import fetcher
+from kvfs.transfer.fetcher import Change
+from kvfs.tree import lifecycle, tree
+from kvfs.tree.copies import cold_copies
+from kvfs.tree.inodes import read_inode
+from kvfs.vfs.space_accounting import STORE
 from tests.cluster.waiting import until
 from tests.contract.bringers import Host, Site, on_nodes, publish
 from tests.contract.peers import content
@@ -168,11 +169,11 @@ def test_what_went_to_the_cold_tier_while_it_was_asked_for(tmp_path: Path, kind:
             return found.chunks
 
         def demoted(t: Transaction) -> None:
-            sent = cold.object_of(ino, read_inode(t, ino))
+            sent = cold_copies.object_of(ino, read_inode(t, ino))
             assert sent is not None
-            assert cold.begin(t, sent)
-            assert cold.finish(t, sent)
-            assert cold.release(t, sent)
+            assert cold_copies.begin(t, sent)
+            assert cold_copies.finish(t, sent)
+            assert cold_copies.release(t, sent)
 
         here.bringing.cold = fill
         there.engine.transact_now(demoted)
@@ -301,9 +302,9 @@ def test_space_waits_for_what_came_and_is_not_recorded_yet(tmp_path: Path) -> No
         inos = [there.put(content(4 * MIB), space=site.durable) for _ in range(12)]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(here.evictor.run)
-            async with trio.open_nursery() as bringing:
+            async with trio.open_nursery() as nursery:
                 for ino in inos:
-                    bringing.start_soon(here.bringing.bring, ino)
+                    nursery.start_soon(here.bringing.bring, ino)
                 await until(lambda: here.evictor.counters["passed_over_in_use"] > 0, "it is full")
                 here.engine.commits.set()
             assert here.evictor.counters["dropped_copies"] >= 1
@@ -347,7 +348,7 @@ def test_what_came_a_moment_ago_stays_until_that_is_recorded(
             nursery.start_soon(here.evictor.run)
             await here.bringing.bring(known)
             await site.held_by(known, [1, 2])
-            monkeypatch.setattr(bringing, "_GATHER_S", 3600)
+            monkeypatch.setattr(fetcher, "_GATHER_S", 3600)
             await here.bringing.bring(new)
             here.peer.index.touch(known)  # the other would go first
             await here.evictor.room_for(STORE, 24 * MIB)
@@ -404,7 +405,7 @@ def _rewrite(host: Host, ino: int, data: bytes) -> None:
 def test_what_is_written_in_place_comes_once_it_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, sealed: bool
 ) -> None:
-    monkeypatch.setattr(bringing, "_WRITTEN_S", 60.0)
+    monkeypatch.setattr(fetcher, "_WRITTEN_S", 60.0)
 
     async def test(site: Site) -> None:
         here, there = site.hosts
@@ -442,7 +443,7 @@ def test_of_what_is_written_in_place_an_older_copy_is_what_was_closed_last(tmp_p
 def test_what_stays_open_for_writing_is_waited_for_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bringing, "_WRITTEN_S", 0.0)
+    monkeypatch.setattr(fetcher, "_WRITTEN_S", 0.0)
 
     async def test(site: Site) -> None:
         here, there = site.hosts

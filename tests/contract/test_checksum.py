@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from kvfs.store.checksum import (
+from kvfs.datastore.checksum import (
     CHUNK_BYTES,
     DIGEST_BYTES,
     cached_sums,

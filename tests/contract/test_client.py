@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvfs
-from kvfs.errors import (
+from kvfs.base.errors import (
     CrossNamespace,
     Exists,
     Invalid,
@@ -23,7 +23,7 @@ from kvfs.errors import (
     NotSupported,
     TooLarge,
 )
-from kvfs.objects.store import ObjectStore
+from kvfs.objects.object_store import ObjectStore
 from tests.contract import client_store
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import kvfs
+from kvfs.base.errors import Invalid
 from kvfs.client.buffers import readable, writable
-from kvfs.errors import Invalid
 from tests.contract import client_store
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import kvfs
-from kvfs.client import transfer
-from kvfs.errors import Invalid, NotFound
+from kvfs.base.errors import Invalid, NotFound
+from kvfs.session import byte_transfer
 from tests.contract import client_store
 
 
@@ -69,7 +69,7 @@ def test_where_the_kernel_cannot_the_next_way_is_taken(
         raise OSError(22, "Invalid argument")
 
     for name in refused:
-        monkeypatch.setattr(f"{transfer.__name__}.os.{name}", refuse)
+        monkeypatch.setattr(f"{byte_transfer.__name__}.os.{name}", refuse)
     data = content(seed, 3_000_000)
     (tmp_path / "a").write_bytes(data)
     client.put_file(tmp_path / "a", "/cache/refused")

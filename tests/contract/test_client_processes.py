@@ -13,12 +13,12 @@ import pytest
 import trio
 
 import kvfs
-from kvfs.client import drafts, link, session
-from kvfs.config import Config
-from kvfs.errors import Busy, Conflict, NoSpace, ReadOnly, Unavailable
-from kvfs.meta.interface import Transaction
-from kvfs.namespace import spaces
+from kvfs.base.config import Config
+from kvfs.base.errors import Busy, Conflict, NoSpace, ReadOnly, Unavailable
+from kvfs.meta.engine import Transaction
 from kvfs.node import open_node
+from kvfs.session import draft_files, node_client, session
+from kvfs.tree import namespaces
 from tests.contract import client_store
 
 _RESTART = """
@@ -154,7 +154,7 @@ def test_reading_leaves_the_store_as_it_is(store: Path) -> None:
 
 
 def test_a_store_that_was_never_started(tmp_path: Path) -> None:
-    from kvfs.store.layout import create_store
+    from kvfs.datastore.layout import create_store
 
     create_store(tmp_path / "store")
     with kvfs.Client(tmp_path / "store") as client:
@@ -188,10 +188,10 @@ def test_a_read_only_store_is_read(store: Path, tmp_path: Path) -> None:
 def test_a_node_that_starts_meanwhile_does_not_take_a_draft_away(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = drafts.Drafts.publish
+    real = draft_files.Drafts.publish
 
-    def publish(self: drafts.Drafts, made: list[drafts.Draft]) -> None:
-        monkeypatch.setattr(drafts.Drafts, "publish", real)
+    def publish(self: draft_files.Drafts, made: list[draft_files.Draft]) -> None:
+        monkeypatch.setattr(draft_files.Drafts, "publish", real)
         dropped = made[0].ino
         client_store.run(_RESTART, str(store))
         real(self, made)
@@ -199,10 +199,10 @@ def test_a_node_that_starts_meanwhile_does_not_take_a_draft_away(
 
     with kvfs.Client(store) as client:
         client.put("/cache/a", b"old")
-        monkeypatch.setattr(drafts.Drafts, "publish", publish)
+        monkeypatch.setattr(draft_files.Drafts, "publish", publish)
         client.put("/cache/a", b"new" * 100_000)
         assert client.get("/cache/a") == b"new" * 100_000
-        monkeypatch.setattr(drafts.Drafts, "publish", publish)
+        monkeypatch.setattr(draft_files.Drafts, "publish", publish)
         with client.open("/cache/b", "wb") as file:
             file.write(b"written in ")
             file.write(b"two parts")
@@ -212,15 +212,15 @@ def test_a_node_that_starts_meanwhile_does_not_take_a_draft_away(
 def test_nodes_that_start_again_and_again_end_in_an_error(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = drafts.Drafts._place
+    real = draft_files.Drafts._place
 
-    def place(self: drafts.Drafts, *arguments: object) -> object:
+    def place(self: draft_files.Drafts, *arguments: object) -> object:
         client_store.run(_RESTART, str(store))
         return real(self, *arguments)  # type: ignore[arg-type]
 
     with kvfs.Client(store) as client:
         client.put("/cache/a", b"old")
-        monkeypatch.setattr(drafts.Drafts, "_place", place)
+        monkeypatch.setattr(draft_files.Drafts, "_place", place)
         with pytest.raises(Conflict, match="again"):
             client.put("/cache/a", b"new")
         assert client.get("/cache/a") == b"old"
@@ -242,7 +242,7 @@ def test_what_nobody_reads_any_more_goes_with_the_running_node(store: Path) -> N
 def test_a_node_that_does_not_answer_and_has_no_mount_holds_nothing_up_for_long(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "_DEADLINE_S", 0.3)
+    monkeypatch.setattr(node_client, "_DEADLINE_S", 0.3)
     with client_store.running_node(store) as pid, kvfs.Client(store) as client:
         client.put("/cache/a", b"old")
         os.kill(pid, signal.SIGSTOP)
@@ -310,8 +310,8 @@ def limit(store: Path, name: bytes, capacity: int) -> None:
     try:
 
         def fn(t: Transaction) -> None:
-            number, _ = spaces.by_name(t, name)
-            spaces.set_policy(t, number, capacity=capacity)
+            number, _ = namespaces.by_name(t, name)
+            namespaces.set_policy(t, number, capacity=capacity)
 
         opened.write(fn)
     finally:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from kvfs import control
-from kvfs.errors import Invalid, NotFound, NotSupported, TooLarge, Unavailable
+from kvfs.base import control
+from kvfs.base.errors import Invalid, NotFound, NotSupported, TooLarge, Unavailable
 
 Params = dict[str, Any]
 

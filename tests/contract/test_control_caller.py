@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import trio
 
-from kvfs import control
-from kvfs.errors import NotFound, Unavailable
+from kvfs.base import control
+from kvfs.base.errors import NotFound, Unavailable
 
 Params = dict[str, Any]
 

@@ -9,15 +9,15 @@ from typing import TypeVar
 
 import pytest
 
-from kvfs.errors import Conflict, Corrupt, Exists, NotFound
-from kvfs.meta.copying import Blocking
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.interface import Transaction
-from kvfs.meta.memory import MemoryEngine
+from kvfs.base.errors import Conflict, Corrupt, Exists, NotFound
+from kvfs.meta.engine import Transaction
+from kvfs.meta.engine_copy import Blocking
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import Inode, namespace_root
 from kvfs.meta.redis.engine import RedisEngine
-from kvfs.namespace import inodes, spaces, tree
-from kvfs.namespace.copying import copy_all, copy_namespace
+from kvfs.tree import inodes, namespaces, tree
+from kvfs.tree.metadata_copy import copy_all, copy_namespace
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 
 T = TypeVar("T")
@@ -57,14 +57,14 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
 
 
 def fill(engine: Blocking, *names: bytes, files: int = 3) -> None:
-    engine.transact_now(lambda t: spaces.format(t, 1, 0, 0))
+    engine.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
     for name in names:
         engine.transact_now(lambda t, name=name: fill_one(t, name, files))
 
 
 def fill_one(t: Transaction, name: bytes, files: int) -> None:
-    space = spaces.create(t, name, uid=0, gid=0, now=2)
-    first = spaces.allocate_inodes(t, space, files)
+    space = namespaces.create(t, name, uid=0, gid=0, now=2)
+    first = namespaces.allocate_inodes(t, space, files)
     for number in range(files):
         tree.add(t, namespace_root(space), b"%d" % number, first + number, a_file())
 
@@ -92,7 +92,7 @@ def names(engine: Blocking) -> dict[bytes, list[bytes]]:
     """Each namespace with the names in it; the root's links are as many as there are."""
 
     def fn(t: Transaction) -> dict[bytes, list[bytes]]:
-        listed = spaces.list_all(t)
+        listed = namespaces.list_all(t)
         assert inodes.read_inode(t, 1).nlink == 2 + len(listed)
         return {
             each.namespace.name: [
@@ -160,7 +160,7 @@ def test_one_namespace_joins_others_and_keeps_its_numbers(make: Make, kind: str)
     with pytest.raises(Exists, match="--replace"):
         copy_namespace(source, target, b"b", replace=False, now=9, progress=nothing)
     copy_namespace(source, target, b"b", replace=True, now=9, progress=nothing)
-    made = target.transact_now(lambda t: spaces.create(t, b"own", uid=0, gid=0, now=9))
+    made = target.transact_now(lambda t: namespaces.create(t, b"own", uid=0, gid=0, now=9))
     assert made == 3
     assert sorted(names(target)) == [b"a", b"b", b"own"]
     with pytest.raises(Exists, match="id 3 of 'c' is that of 'own'"):
@@ -194,7 +194,7 @@ def test_a_copy_that_was_cut_short_counts_for_nothing_and_is_begun_anew(
     with pytest.raises(KeyboardInterrupt):
         copy_all(source, Disturbed(target, fail), replace=False, progress=nothing)
     with pytest.raises(Corrupt, match="never finished"):
-        target.read_now(spaces.check_format)
+        target.read_now(namespaces.check_format)
     with pytest.raises(Conflict, match="unfinished copy"):
         copy_all(target, make("memory"), replace=False, progress=nothing)
     with pytest.raises(Conflict, match="unfinished copy"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.store.files import DataFiles, Description, describe, description, parse_name
+from kvfs.datastore.files import DataFiles, Description, describe, description, parse_name
 from tests.cluster.waiting import wait_until
 
 INO = (7 << 48) | 0x1234
@@ -76,7 +76,7 @@ def test_data_files_are_made_ahead_and_named_when_they_are_wanted(
 def test_without_the_right_to_name_them_data_files_are_made_as_ever(tmp_path: Path) -> None:
     """Drops CAP_DAC_READ_SEARCH in a process of its own, where it may."""
     code = (
-        "import os, sys; from pathlib import Path; from kvfs.store.files import DataFiles\n"
+        "import os, sys; from pathlib import Path; from kvfs.datastore.files import DataFiles\n"
         "os.setegid(65534); os.seteuid(65534)\n"
         "files = DataFiles(Path(sys.argv[1])); files.keep_spares()\n"
         "made = [files.create(n, 0) for n in range(200)]\n"

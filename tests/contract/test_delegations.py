@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.errors import Busy, Exists, NotADirectory, NotEmpty, NotFound
+from kvfs.base.errors import Busy, Exists, NotADirectory, NotEmpty, NotFound
 from kvfs.meta import delegations, keys
-from kvfs.meta.mirror.behind import Behind
-from kvfs.meta.mirror.recalls import Recalls
 from kvfs.meta.records import Flag, namespace_of
-from kvfs.namespace import spaces, tree
+from kvfs.meta.replica.async_publisher import Behind
+from kvfs.meta.replica.recalls import Recalls
+from kvfs.tree import namespaces, tree
 from tests.cluster.waiting import wait_until
 from tests.contract.hosts import NOW, TOP, Host
 from tests.contract.mirrors import everything, in_redis
@@ -38,8 +38,8 @@ def url(server: RedisServer) -> str:
 def hosts(url: str, tmp_path: Path) -> Iterator[Hosts]:
     """The second one has a delegation of the namespace, which has a directory `d`."""
     one = Host(tmp_path / "one", url, 1)
-    one.write(lambda t: spaces.format(t, NOW, 0, 0))
-    one.write(lambda t: spaces.create(t, b"ns", kind="cache", uid=0, gid=0, now=NOW))
+    one.write(lambda t: namespaces.format(t, NOW, 0, 0))
+    one.write(lambda t: namespaces.create(t, b"ns", kind="cache", uid=0, gid=0, now=NOW))
     one.mkdir(TOP, b"d")
     other = Host(tmp_path / "other", url, 2)
     other.create(TOP, b"first")
@@ -161,7 +161,7 @@ def test_what_was_closed_behind_keeps_its_name_from_directories(
 
 def test_directories_ask_nobody_where_a_close_is_known_when_it_returns(hosts: Hosts) -> None:
     one, _ = hosts
-    one.write(lambda t: spaces.set_policy(t, namespace_of(TOP), coherence="strict"))
+    one.write(lambda t: namespaces.set_policy(t, namespace_of(TOP), coherence="strict"))
     asked = one.trips
     one.mkdir(TOP, b"e")
     assert one.trips == asked + 1
@@ -264,7 +264,7 @@ def test_a_removal_does_not_wait_for_the_dead(hosts: Hosts, url: str) -> None:
 def test_a_removal_ends_where_nobody_answers(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = hosts
     other.mirror.close()
-    monkeypatch.setattr("kvfs.meta.mirror.engine.PATIENCE_S", 0.2)
+    monkeypatch.setattr("kvfs.meta.replica.replica_engine.PATIENCE_S", 0.2)
     with pytest.raises(Busy, match="does not answer"):
         remove(one)
     other.start()
@@ -294,7 +294,7 @@ def test_a_recall_that_nobody_waits_for_any_more_is_answered(
     with monkeypatch.context() as patch:
         patch.setattr(Recalls, "run", lambda _: trio.sleep_forever())
         other.start()
-        patch.setattr("kvfs.meta.mirror.engine.PATIENCE_S", 0.2)
+        patch.setattr("kvfs.meta.replica.replica_engine.PATIENCE_S", 0.2)
         with pytest.raises(Busy):
             remove(one)
     one.restart()
@@ -335,11 +335,11 @@ def test_a_full_server_lets_directories_go(hosts: Hosts, server: RedisServer) ->
 
 def test_a_namespace_stays_while_another_host_makes_a_file_in_it(hosts: Hosts, url: str) -> None:
     one, other = hosts
-    one.write(lambda t: spaces.create(t, b"second", kind="cache", uid=0, gid=0, now=NOW))
+    one.write(lambda t: namespaces.create(t, b"second", kind="cache", uid=0, gid=0, now=NOW))
     top = one.find(1, b"second")
     assert top is not None
     one.rmdir(1, b"second")  # nobody has made anything there
-    one.write(lambda t: spaces.create(t, b"third", kind="cache", uid=0, gid=0, now=NOW))
+    one.write(lambda t: namespaces.create(t, b"third", kind="cache", uid=0, gid=0, now=NOW))
     top = one.find(1, b"third")
     assert top is not None
     other.mirror.catch_up()

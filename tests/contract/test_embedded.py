@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import Corrupt, Exists, Invalid, KvfsError, NoSpace, ReadOnly, Unavailable
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.interface import Transaction
+from kvfs.base.errors import Corrupt, Exists, Invalid, KvfsError, NoSpace, ReadOnly, Unavailable
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER = b"\xffother"
@@ -22,7 +22,7 @@ OTHER = b"\xffother"
 INCREMENT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 
 def increment(t):
     t.put(b"n", b"%d" % (int(t.get(b"n") or b"0") + 1))
@@ -37,7 +37,7 @@ engine.close()
 WATCH = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 
 engine = EmbeddedEngine(sys.argv[2], readonly=True)
 for _ in sys.stdin:
@@ -386,8 +386,8 @@ def test_a_reader_sees_commits_and_cannot_write(engine: EmbeddedEngine, path: Pa
     script = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from kvfs.errors import ReadOnly
-from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.base.errors import ReadOnly
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 engine = EmbeddedEngine(sys.argv[2], readonly=True)
 assert engine.read_now(lambda t: t.get(b"k")) == b"v"
 try:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.encryption import KEY_SIZE, SecretKey, open_key
-from kvfs.errors import Corrupt, Invalid
+from kvfs.base.encryption import KEY_SIZE, SecretKey, open_key
+from kvfs.base.errors import Corrupt, Invalid
 
 
 def test_a_key_is_made_once(tmp_path: Path) -> None:

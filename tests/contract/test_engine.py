@@ -1,4 +1,4 @@
-"""The contract of a metadata engine (kvfs/meta/interface.py), the same for each engine."""
+"""The contract of a metadata engine (kvfs/meta/engine.py), the same for each engine."""
 
 import secrets
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.errors import Exists, KvfsError
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.interface import Transaction
-from kvfs.meta.memory import MemoryEngine
+from kvfs.base.errors import Exists, KvfsError
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.redis.engine import RedisEngine
 from tests.contract.mirrors import Mirror
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed

@@ -13,10 +13,10 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.background.accounting import STORE
-from kvfs.errors import NoSpace, Stale
-from kvfs.namespace import lifecycle
+from kvfs.base.errors import NoSpace, Stale
 from kvfs.policy.eviction import headroom
+from kvfs.tree import lifecycle
+from kvfs.vfs.space_accounting import STORE
 from tests.cluster.waiting import until
 from tests.contract.bringers import Site, on_nodes
 from tests.contract.small_node import SmallNode, small_node
@@ -173,7 +173,7 @@ def test_an_unpublished_file_stays(node: SmallNode) -> None:
 
 def test_every_link_of_an_evicted_file_goes(node: SmallNode) -> None:
     from kvfs.meta.records import namespace_root
-    from kvfs.namespace import tree
+    from kvfs.tree import tree
 
     space = node.namespace("cache", capacity=8 * MIB)
     inos = fill(node, space, "a")

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.fsck import Fsck
+from kvfs.admin.fsck import Fsck
+from kvfs.datastore import index as index_module
+from kvfs.datastore.index import Sealed
+from kvfs.datastore.quarantine_directory import Reason
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, Usage, namespace_root, pack, unpack_inode
-from kvfs.namespace import lifecycle, placements, spaces, tree
-from kvfs.store import index as index_module
-from kvfs.store.index import Sealed
-from kvfs.store.quarantine import Reason
+from kvfs.tree import lifecycle, namespaces, tree
+from kvfs.tree.copies import placements
 from tests.contract.small_node import SmallNode, small_node
 
 
@@ -56,7 +57,9 @@ class Planted:
         assert list(fsck.repair())
 
     def _number(self) -> int:
-        return self.node.engine.transact_now(lambda t: spaces.allocate_inodes(t, self.models, 1))
+        return self.node.engine.transact_now(
+            lambda t: namespaces.allocate_inodes(t, self.models, 1)
+        )
 
     def _directory(self, name: str) -> int:
         ino = self._number()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import NotFound, OtherVersion
+from kvfs.base.errors import NotFound, OtherVersion
+from kvfs.datastore.removal_reasons import GoneNames, made_ready
 from kvfs.meta import keys
-from kvfs.policy.misses import SLOTS
-from kvfs.store.gone import GoneNames, made_ready
-from kvfs.vfs.misses import Misses, no_misses
+from kvfs.policy.miss_reasons import SLOTS
+from kvfs.vfs.miss_counters import Misses, no_misses
 
 ENTRY = keys.file_entry(1 << 48 | 5, b"block")
 OTHER = keys.file_entry(1 << 48 | 6, b"block")
@@ -34,8 +34,9 @@ def counted(gone: GoneNames, *entries: bytes) -> dict[str, int]:
 def test_another_process_finds_the_reason(path: Path) -> None:
     made_ready(path).add([ENTRY], "evicted")
     code = (
-        "import sys; from pathlib import Path; from kvfs.store.gone import GoneNames;"
-        "from kvfs.vfs.misses import Misses; misses = Misses(GoneNames(Path(sys.argv[1])));"
+        "import sys; from pathlib import Path;"
+        "from kvfs.datastore.removal_reasons import GoneNames;"
+        "from kvfs.vfs.miss_counters import Misses; misses = Misses(GoneNames(Path(sys.argv[1])));"
         f"misses.missed({ENTRY!r}); misses.missed({OTHER!r});"
         "assert misses.take() == {'evicted': 1, 'never_stored': 1}"
     )
@@ -79,7 +80,7 @@ def test_without_room_the_node_starts(tmp_path: Path, capfd: pytest.CaptureFixtu
         "import resource, sys; from pathlib import Path; import signal;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
-        "from kvfs.store.gone import made_ready; path = Path(sys.argv[1]);"
+        "from kvfs.datastore.removal_reasons import made_ready; path = Path(sys.argv[1]);"
         f"gone = made_ready(path); gone.add([{ENTRY!r}], 'evicted'); assert not path.exists()"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "gone")], check=True)
@@ -89,8 +90,9 @@ def test_without_room_the_node_starts(tmp_path: Path, capfd: pytest.CaptureFixtu
 def test_who_may_only_read_reads(path: Path) -> None:
     made_ready(path).add([ENTRY], "evicted")
     script = (
-        "import os, sys; from pathlib import Path; from kvfs.store.gone import GoneNames;"
-        "from kvfs.vfs.misses import Misses; os.setuid(65534);"
+        "import os, sys; from pathlib import Path;"
+        "from kvfs.datastore.removal_reasons import GoneNames;"
+        "from kvfs.vfs.miss_counters import Misses; os.setuid(65534);"
         "gone = GoneNames(Path(sys.argv[1])); misses = Misses(gone);"
         f"gone.add([{OTHER!r}], 'expired'); misses.missed_all([{ENTRY!r}, {OTHER!r}]);"
         "assert misses.take() == {'evicted': 1, 'never_stored': 1}, misses.counts"

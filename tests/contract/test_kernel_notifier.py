@@ -8,7 +8,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from gateway.fuse import invalidation
 from gateway.fuse.invalidation import KernelNotifier
-from kvfs.changes import Change
+from kvfs.tree.changes import Change
 
 
 def test_nobody_waits_for_a_mount_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,15 +13,15 @@ import pytest
 import trio
 
 from gateway.fuse.operations import Operations
-from kvfs.holders import Holders
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.interface import Transaction
+from kvfs.datastore.known_directories import Known, KnownDirectories
+from kvfs.datastore.removal_reasons import GoneNames
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import ROOT_INODE, namespace_root
-from kvfs.namespace import spaces, tree
-from kvfs.namespace.inodes import Changes, set_attributes
-from kvfs.store.gone import GoneNames
-from kvfs.store.known import Known, KnownDirectories
-from kvfs.vfs.misses import Misses
+from kvfs.tree import namespaces, tree
+from kvfs.tree.inodes import Changes, set_attributes
+from kvfs.vfs.inode_holders import Holders
+from kvfs.vfs.miss_counters import Misses
 from tests.unit.space import new_inode
 
 DIRECTORY = 1 << 48 | 4711
@@ -111,7 +111,7 @@ def test_a_reader_in_another_process(path: Path) -> None:
     serving = KnownDirectories(path)
     serving.add(DIRECTORY)
     code = (
-        "import sys; from pathlib import Path; from kvfs.store.known import Known;"
+        "import sys; from pathlib import Path; from kvfs.datastore.known_directories import Known;"
         f"known = Known(Path(sys.argv[1])); assert {DIRECTORY} in known and {OTHER} not in known"
     )
     assert os.spawnl(os.P_WAIT, sys.executable, sys.executable, "-c", code, str(path)) == 0
@@ -141,9 +141,9 @@ def test_a_change_beside_a_look_up_is_seen_by_it_or_told(
 ) -> None:
     serving, reader = KnownDirectories(path), Known(path)
     engine = EmbeddedEngine(tmp_path / "meta")
-    engine.transact_now(lambda t: spaces.format(t, 1, 0, 0))
+    engine.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
     number = engine.transact_now(
-        lambda t: spaces.create(t, b"s", kind="cache", uid=0, gid=0, now=time.time_ns())
+        lambda t: namespaces.create(t, b"s", kind="cache", uid=0, gid=0, now=time.time_ns())
     )
     top = namespace_root(number)
     ino = engine.transact_now(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.store.lease import is_quiet, is_unused, supported
+from kvfs.datastore.file_lease import is_quiet, is_unused, supported
 
 
 @pytest.fixture

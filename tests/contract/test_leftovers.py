@@ -10,12 +10,12 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.background.leftovers import Leftovers
-from kvfs.errors import Unavailable
-from kvfs.meta.interface import Transaction
+from kvfs.base.errors import Unavailable
+from kvfs.datastore import file_lease
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import namespace_root
-from kvfs.namespace import spaces, tree
-from kvfs.store import lease
+from kvfs.node.tasks.orphan_gc import Leftovers
+from kvfs.tree import namespaces, tree
 from tests.contract.small_node import SmallNode, new_inode, small_node
 
 
@@ -42,7 +42,7 @@ class Dropped:
 @pytest.fixture
 def leftovers(tmp_path: Path) -> Iterator[Dropped]:
     with small_node(tmp_path / "store") as node:
-        if not lease.supported(node.files.root):
+        if not file_lease.supported(node.files.root):
             pytest.skip("the filesystem of the temporary directory grants no leases")
         node.namespace("cache")
         yield Dropped(node)
@@ -50,8 +50,8 @@ def leftovers(tmp_path: Path) -> Iterator[Dropped]:
 
 def orphan(node: SmallNode) -> int:
     """A record without a name, as a client makes it first."""
-    (number, _) = node.engine.read_now(lambda t: spaces.by_name(t, b"cache"))
-    ino = node.engine.transact_now(lambda t: spaces.allocate_inodes(t, number, 1))
+    (number, _) = node.engine.read_now(lambda t: namespaces.by_name(t, b"cache"))
+    ino = node.engine.transact_now(lambda t: namespaces.allocate_inodes(t, number, 1))
     inode = new_inode()
     node.engine.transact_now(lambda t: tree.add_unlinked(t, namespace_root(number), ino, inode))
     return ino
@@ -85,7 +85,7 @@ def test_what_the_mount_holds_stays(leftovers: Dropped) -> None:
 
 def test_what_has_a_name_stays(leftovers: Dropped) -> None:
     node = leftovers.node
-    (number, _) = node.engine.read_now(lambda t: spaces.by_name(t, b"cache"))
+    (number, _) = node.engine.read_now(lambda t: namespaces.by_name(t, b"cache"))
     node.write(number, "a", b"1")
     assert leftovers.sweep() == []
 

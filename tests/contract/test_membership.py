@@ -11,15 +11,8 @@ import msgspec
 import pytest
 import trio
 
-from kvfs.background.removal import Removal
-from kvfs.background.renewal import Renewal
-from kvfs.cluster import kept, membership, secrets
-from kvfs.cluster.claims import Claims
-from kvfs.cluster.membership import About, Measured, Membership, joined
-from kvfs.cluster.records import list_nodes, set_state
-from kvfs.cluster.requests import ClusterRequests
-from kvfs.control import Handler
-from kvfs.errors import (
+from kvfs.base.control import Handler
+from kvfs.base.errors import (
     AccessDenied,
     Busy,
     Conflict,
@@ -28,15 +21,22 @@ from kvfs.errors import (
     NotSupported,
     Unavailable,
 )
+from kvfs.base.version import PROTOCOL
+from kvfs.cluster import membership, node_identity, secrets
+from kvfs.cluster.cluster_requests import ClusterRequests
+from kvfs.cluster.job_lease import Claims
+from kvfs.cluster.membership import About, Measured, Membership, joined
+from kvfs.cluster.node_records import list_nodes, set_state
+from kvfs.datastore import layout
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
-from kvfs.meta.leases import Fenced, Lost
+from kvfs.meta.engine import Transaction
+from kvfs.meta.node_leases import Fenced, Lost
 from kvfs.meta.records import Holding, Inode, namespace_root, pack
 from kvfs.meta.redis.engine import RedisEngine
-from kvfs.namespace import lifecycle, spaces, tree
-from kvfs.namespace.lifecycle import Evicted
-from kvfs.store import layout
-from kvfs.version import PROTOCOL
+from kvfs.node.tasks.lease_renewer import Renewal
+from kvfs.node.tasks.removed_node_gc import Removal
+from kvfs.tree import lifecycle, namespaces, tree
+from kvfs.tree.lifecycle import Evicted
 from tests.contract.redis_servers import RedisServer, killed
 
 PATIENCE_S = 60.0
@@ -61,8 +61,10 @@ class Site:
         """With the secret of another store, as its user would bring it."""
         store = layout.create_store(self.directory / name)
         if has_secret_of:
-            text = (self.directory / has_secret_of / kept.SECRETS).read_text()
-            kept.keep_secrets(store.root / kept.SECRETS, secrets.parse(text, "a test"))
+            text = (self.directory / has_secret_of / node_identity.SECRETS).read_text()
+            node_identity.keep_secrets(
+                store.root / node_identity.SECRETS, secrets.parse(text, "a test")
+            )
         return store
 
     def state(self, field: str) -> str:
@@ -94,7 +96,7 @@ def test_a_store_keeps_its_number_and_each_start_is_another_incarnation(site: Si
     site.store("b", has_secret_of="a")
     assert trio.run(start, site, "b") == (2, 1)
     assert trio.run(start, site, "a") == (1, 2)
-    assert (site.directory / "a" / kept.SECRETS).stat().st_mode & 0o777 == 0o600
+    assert (site.directory / "a" / node_identity.SECRETS).stat().st_mode & 0o777 == 0o600
 
 
 def test_members_see_each_other_live_and_leave(site: Site) -> None:
@@ -208,10 +210,10 @@ def test_whoever_has_not_the_secret_does_not_join(site: Site) -> None:
     trio.run(start, site, "a")
     with pytest.raises(AccessDenied, match="kvfs node join"):
         trio.run(start, site, "b")
-    assert not (site.directory / "b" / kept.SECRETS).exists()
+    assert not (site.directory / "b" / node_identity.SECRETS).exists()
     cluster = site.state("cluster")
     wrong = secrets.Secrets([secrets.generate(cluster)])
-    kept.keep_secrets(site.store("b").root / kept.SECRETS, wrong)
+    node_identity.keep_secrets(site.store("b").root / node_identity.SECRETS, wrong)
     with pytest.raises(AccessDenied, match="is not that of the cluster"):
         trio.run(start, site, "b")
     assert site.state("nodes") == "1"
@@ -250,7 +252,7 @@ def test_of_several_founders_with_secrets_of_their_own_one_wins(site: Site) -> N
 
     trio.run(main)
     assert sorted(outcomes) == ["joined", "refused", "refused", "refused"]
-    assert len(list(site.directory.glob(f"*/{kept.SECRETS}"))) == 1
+    assert len(list(site.directory.glob(f"*/{node_identity.SECRETS}"))) == 1
 
 
 def test_a_store_of_another_cluster_is_refused(site: Site, server: RedisServer) -> None:
@@ -264,7 +266,7 @@ def test_a_store_of_another_cluster_is_refused(site: Site, server: RedisServer) 
     store = site.store("c", has_secret_of="a")
     with pytest.raises(Conflict, match="belongs to the cluster"):
         trio.run(start, other, "c")
-    assert kept.which_node(store) is None
+    assert node_identity.which_node(store) is None
 
 
 def test_an_engine_that_lost_what_the_store_remembers_is_not_built_on(site: Site) -> None:
@@ -301,10 +303,10 @@ def test_a_node_of_a_protocol_too_far_apart_is_refused(
         async with joined(site.store("a"), site.url, about("a")):
             site.store("b", has_secret_of="a")
             with monkeypatch.context() as newer:
-                newer.setattr("kvfs.cluster.protocol.PROTOCOL", PROTOCOL + 2)
+                newer.setattr("kvfs.cluster.version_range.PROTOCOL", PROTOCOL + 2)
                 with pytest.raises(NotSupported, match=rf"node 1 \(a\).*protocol {PROTOCOL}"):
                     await start(site, "b")
-                newer.setattr("kvfs.cluster.protocol.PROTOCOL", PROTOCOL + 1)
+                newer.setattr("kvfs.cluster.version_range.PROTOCOL", PROTOCOL + 1)
                 await start(site, "b")
 
     trio.run(main)
@@ -421,11 +423,11 @@ async def shown(asked: dict[str, Handler], field: str) -> list[str]:
 
 def make_files(t: Transaction, node: bytes) -> list[int]:
     """One in a durable namespace and one in a cache, which a node alone has."""
-    spaces.format(t, 1, 0, 0)
+    namespaces.format(t, 1, 0, 0)
     made = []
     for kind in ("durable", "cache"):
-        space = spaces.create(t, kind.encode(), kind=kind, uid=0, gid=0, now=1)
-        ino = spaces.allocate_inodes(t, space, 1)
+        space = namespaces.create(t, kind.encode(), kind=kind, uid=0, gid=0, now=1)
+        ino = namespaces.allocate_inodes(t, space, 1)
         mode = stat.S_IFREG
         inode = Inode(
             mode=mode, uid=0, gid=0, nlink=1, parent=0, name=b"", atime_ns=5, mtime_ns=5, ctime_ns=5
@@ -464,15 +466,15 @@ def test_a_secret_is_replaced_while_nodes_run(site: Site) -> None:
                 await b.renew()
                 assert b.secrets == (old,)
                 # Its user brings it what `kvfs node secret` prints on a.
-                text = (a.store.root / kept.SECRETS).read_text()
-                kept.keep_secrets(b.secret_file, secrets.parse(text, "a test"))
+                text = (a.store.root / node_identity.SECRETS).read_text()
+                node_identity.keep_secrets(b.secret_file, secrets.parse(text, "a test"))
                 await b.renew()
                 assert b.secrets == (new, old)
                 await a.retire_secrets()
                 await b.renew()
                 assert a.secrets == b.secrets == (new,)
-                assert kept.read_secrets(b.secret_file) == (new,)
-            kept.keep_secrets(b_store.root / kept.SECRETS, secrets.Secrets([old]))
+                assert node_identity.read_secrets(b.secret_file) == (new,)
+            node_identity.keep_secrets(b_store.root / node_identity.SECRETS, secrets.Secrets([old]))
             with pytest.raises(AccessDenied):
                 await start(site, "b")
 
@@ -495,7 +497,7 @@ def test_a_node_that_missed_a_new_secret_is_told_so(site: Site) -> None:
 
 def test_others_may_not_read_the_secret(site: Site) -> None:
     trio.run(start, site, "a")
-    (site.directory / "a" / kept.SECRETS).chmod(0o644)
+    (site.directory / "a" / node_identity.SECRETS).chmod(0o644)
     with pytest.raises(Invalid, match="chmod 600"):
         trio.run(start, site, "a")
 

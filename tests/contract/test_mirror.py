@@ -9,16 +9,16 @@ import msgspec
 import pytest
 import trio
 
-from kvfs.errors import Conflict, Invalid, NotSupported, TooLarge, Unavailable
+from kvfs.base.errors import Conflict, Invalid, NotSupported, TooLarge, Unavailable
 from kvfs.meta import keys
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.interface import Transaction
-from kvfs.meta.mirror import asking
-from kvfs.meta.mirror.mark import refuse_mirror
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import Namespace, Usage, pack, unpack_usage
 from kvfs.meta.redis.engine import RedisEngine
 from kvfs.meta.redis.log import Proposal
 from kvfs.meta.redis.slots import slot_of
+from kvfs.meta.replica import process_transactions
+from kvfs.meta.replica.replica_mark import refuse_mirror
 from tests.contract.mirrors import Mirror, everything, in_redis
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 
@@ -401,11 +401,13 @@ class Asker:
         self.asked = 0
 
     def write(self, fn: Any) -> Any:
-        return asking.ask(self._mirror.local, fn, self._propose, most_bytes=1 << 20)
+        return process_transactions.ask(self._mirror.local, fn, self._propose, most_bytes=1 << 20)
 
     def _propose(self, packed: bytes) -> bool:
         self.asked += 1
-        done: bool = self._mirror.call(lambda: self._mirror.engine.propose(asking.unpack(packed)))
+        done: bool = self._mirror.call(
+            lambda: self._mirror.engine.propose(process_transactions.unpack(packed))
+        )
         return done
 
 
@@ -444,11 +446,13 @@ def test_what_another_process_asks_is_run_again_where_it_was_refused(
 def test_what_is_no_transaction_is_refused() -> None:
     for packed in (b"", b"x", msgspec.msgpack.encode([{}, [], {b"": b""}, []])):
         with pytest.raises(Invalid):
-            asking.unpack(packed)
+            process_transactions.unpack(packed)
     whole = Proposal({b"a": None}, [(b"a", b"b", 1, b"")], {b"c": b"1"}, [(b"s\0\0", b"")])
-    assert asking.unpack(asking.pack(whole)) == whole
+    assert process_transactions.unpack(process_transactions.pack(whole)) == whole
     for key in (b"k" * 512, b"\xffmirror"):
         with pytest.raises(Invalid):
-            asking.unpack(asking.pack(whole._replace(writes={key: b""})))
+            process_transactions.unpack(
+                process_transactions.pack(whole._replace(writes={key: b""}))
+            )
     with pytest.raises(Invalid, match="only usage and times"):
-        asking.unpack(asking.pack(whole._replace(merges=[(b"i", b"")])))
+        process_transactions.unpack(process_transactions.pack(whole._replace(merges=[(b"i", b"")])))

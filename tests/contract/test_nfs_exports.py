@@ -9,10 +9,10 @@ import pytest
 
 from gateway.nfs import exports
 from gateway.nfs.place import MountTable
-from kvfs.errors import NotFound
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.interface import Transaction
-from kvfs.namespace import spaces
+from kvfs.base.errors import NotFound
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.tree import namespaces
 
 HOW = exports.make([], squash="root", read_only=False, groups="client")
 
@@ -29,9 +29,9 @@ class Counting:
         return getattr(self._t, name)
 
 
-def namespaces(t: Transaction, first: int, count: int) -> None:
+def make_namespaces(t: Transaction, first: int, count: int) -> None:
     for number in range(first, first + count):
-        spaces.create(t, b"n%d" % number, uid=0, gid=0, now=1)
+        namespaces.create(t, b"n%d" % number, uid=0, gid=0, now=1)
 
 
 def asked(engine: EmbeddedEngine) -> tuple[list[str], int]:
@@ -47,16 +47,16 @@ def asked(engine: EmbeddedEngine) -> tuple[list[str], int]:
 
 def test_more_namespaces_cost_the_look_at_exports_nothing(tmp_path: Path) -> None:
     engine = EmbeddedEngine(tmp_path / "meta")
-    engine.transact_now(lambda t: spaces.format(t, 1, 0, 0))
-    engine.transact_now(lambda t: namespaces(t, 0, 3))
+    engine.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
+    engine.transact_now(lambda t: make_namespaces(t, 0, 3))
     assert asked(engine)[0] == []
     engine.transact_now(lambda t: exports.put(t, b"n2", HOW, 2))
     engine.transact_now(lambda t: exports.put(t, b"n0", HOW, 2))
     before = asked(engine)
     assert before[0] == ["n0", "n2"]
-    engine.transact_now(lambda t: namespaces(t, 3, 200))
+    engine.transact_now(lambda t: make_namespaces(t, 3, 200))
     assert asked(engine) == before
-    engine.transact_now(lambda t: spaces.remove(t, b"n0", 3))
+    engine.transact_now(lambda t: namespaces.remove(t, b"n0", 3))
     engine.transact_now(lambda t: exports.take_away(t, b"n2", 3))
     assert asked(engine)[0] == []
     with pytest.raises(NotFound):

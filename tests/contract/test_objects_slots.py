@@ -9,12 +9,13 @@ from typing import Final
 
 import pytest
 
-from kvfs.objects import assembly, moving, uploads
-from kvfs.objects.drafts import Draft
-from kvfs.objects.facts import Facts
-from kvfs.objects.problems import NoSuchKey, NoSuchUpload, PreconditionFailed
-from kvfs.objects.store import ObjectStore
-from kvfs.objects.uploads import Upload, Wanted
+from kvfs.objects import range_copy
+from kvfs.objects.multipart import part_assembly, upload_transactions
+from kvfs.objects.multipart.upload_transactions import Upload, Wanted
+from kvfs.objects.object_drafts import Draft
+from kvfs.objects.object_errors import NoSuchKey, NoSuchUpload, PreconditionFailed
+from kvfs.objects.object_info import Facts
+from kvfs.objects.object_store import ObjectStore
 from tests.contract import client_store
 
 B: Final = b"bucket"
@@ -24,8 +25,8 @@ SIZE: Final = 1 << 16
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "MIN_STRIDE", SIZE)
-    monkeypatch.setattr(uploads, "MIN_PART_BYTES", 1)
+    monkeypatch.setattr(part_assembly, "MIN_STRIDE", SIZE)
+    monkeypatch.setattr(upload_transactions, "MIN_PART_BYTES", 1)
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def forbid_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise AssertionError("bytes were moved")
 
-    monkeypatch.setattr(moving, "copy_range", refuse)
+    monkeypatch.setattr(range_copy, "copy_range", refuse)
 
 
 @pytest.mark.parametrize("last", [SIZE, 1, SIZE - 4097])
@@ -264,11 +265,12 @@ def test_a_node_does_not_seal_what_is_still_received(root: Path) -> None:
 _KILLED: Final = """
 import os, signal, sys
 from pathlib import Path
-from kvfs.objects import assembly, slots, store as module, uploads
-from kvfs.objects.uploads import Wanted
-assembly.MIN_STRIDE, uploads.MIN_PART_BYTES = 1 << 16, 1
+from kvfs.objects import object_store
+from kvfs.objects.multipart import part_assembly, part_slots, upload_transactions
+from kvfs.objects.multipart.upload_transactions import Wanted
+part_assembly.MIN_STRIDE, upload_transactions.MIN_PART_BYTES = 1 << 16, 1
 where, upload = sys.argv[2:4]
-store = module.ObjectStore(Path(sys.argv[1]))
+store = object_store.ObjectStore(Path(sys.argv[1]))
 def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
 def dies_after(owner, name):
     real = getattr(owner, name)
@@ -280,17 +282,17 @@ def put(number):
     draft = store.uploads.begin_part(b"bucket", b"d/k", upload, number, 1 << 16)
     os.pwrite(draft.fd, bytes([number + 100]) * (1 << 16), draft.offset)
     return draft
-if where == "begun": assembly.make = die
-if where == "made": slots.Slots._open = die
-if where == "opened": dies_after(slots.Slots, "_open")
-if where == "reserved": dies_after(slots.Slots, "_reserve")
+if where == "begun": part_assembly.make = die
+if where == "made": part_slots.Slots._open = die
+if where == "opened": dies_after(part_slots.Slots, "_open")
+if where == "reserved": dies_after(part_slots.Slots, "_reserve")
 draft = put(2)
 if where == "written": die()
-if where == "synced": dies_after(slots.Slots, "sync")
+if where == "synced": dies_after(part_slots.Slots, "sync")
 if where == "committing": store._session._engine.commit = die
 store.uploads.commit_part(draft, "e", {})
 if where == "recorded": die()
-if where == "joined": dies_after(slots.Slots, "_put_together")
+if where == "joined": dies_after(part_slots.Slots, "_put_together")
 if where == "completing": store._session._engine.commit = die
 if where == "completed": store._finisher.finish = die
 wanted = [Wanted(1, "e"), Wanted(2, "e")]

@@ -11,14 +11,12 @@ from typing import cast
 import pytest
 
 import kvfs
-from kvfs.background import sealing
-from kvfs.client.session import Session
-from kvfs.errors import Conflict, Invalid, Unavailable
-from kvfs.meta.interface import Transaction
-from kvfs.namespace import lifecycle, spaces
-from kvfs.objects import uploads
-from kvfs.objects.facts import Facts
-from kvfs.objects.problems import (
+from kvfs.base.errors import Conflict, Invalid, Unavailable
+from kvfs.datastore.checksum import checksum
+from kvfs.meta.engine import Transaction
+from kvfs.objects.multipart import upload_transactions
+from kvfs.objects.multipart.upload_transactions import Wanted
+from kvfs.objects.object_errors import (
     BucketExists,
     BucketNotEmpty,
     InvalidPart,
@@ -31,9 +29,11 @@ from kvfs.objects.problems import (
     PartTooSmall,
     PreconditionFailed,
 )
-from kvfs.objects.store import Doomed, ObjectStore
-from kvfs.objects.uploads import Wanted
-from kvfs.store.checksum import checksum
+from kvfs.objects.object_info import Facts
+from kvfs.objects.object_store import Doomed, ObjectStore
+from kvfs.session.session import Session
+from kvfs.tree import lifecycle, namespaces
+from kvfs.vfs import seal
 from tests.contract import client_store
 
 B = b"bucket"
@@ -200,8 +200,8 @@ def test_one_of_many_creators_wins(store: ObjectStore, root: Path) -> None:
     program = """
 import os, sys
 from pathlib import Path
-from kvfs.objects.problems import PreconditionFailed
-from kvfs.objects.store import ObjectStore
+from kvfs.objects.object_errors import PreconditionFailed
+from kvfs.objects.object_store import ObjectStore
 from tests.contract.test_objects_store import must_be_new
 store = ObjectStore(Path(sys.argv[1]))
 won = 0
@@ -381,7 +381,7 @@ def part(store: ObjectStore, key: bytes, upload: str, number: int, data: bytes) 
 
 
 def test_an_upload_in_parts(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "MIN_PART_BYTES", 1 << 20)
+    monkeypatch.setattr(upload_transactions, "MIN_PART_BYTES", 1 << 20)
     upload = store.uploads.create(B, b"d/k", {"content-type": "a/b"})
     id_ = upload.id
     part(store, b"d/k", id_, 1, b"a" * (1 << 20))
@@ -483,9 +483,9 @@ def test_a_child_of_a_fork_shares_no_data_file_with_its_parent(store: ObjectStor
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from kvfs.objects import store as module
+from kvfs.objects.object_store import ObjectStore
 where = sys.argv[2]
-store = module.ObjectStore(Path(sys.argv[1]))
+store = ObjectStore(Path(sys.argv[1]))
 size = int(sys.argv[3])
 draft = store.begin(b"bucket", b"d/k", size)
 os.pwrite(draft.fd, b"n" * size, 0)
@@ -537,7 +537,9 @@ def test_an_etag_that_no_seal_can_give_in_time_is_kept(store: ObjectStore, root:
     def awaited(facts: Facts) -> dict[int, str]:
         return {facts.ino: facts.etag} if store.seals.is_awaited(B, facts) else {}
 
-    store.session.write(lambda t: spaces.set_policy(t, spaces.by_name(t, B)[0], etag="md5-all"))
+    store.session.write(
+        lambda t: namespaces.set_policy(t, namespaces.by_name(t, B)[0], etag="md5-all")
+    )
     with kvfs.Client(root) as client:
         client.put("/bucket/k", b"content")
     assert store.seals.is_awaited(B, look())
@@ -557,15 +559,15 @@ def test_an_object_that_is_sealed_while_it_is_restated_keeps_its_etag(store: Obj
     try:
         found, stat = checksum(fd, 7), os.fstat(fd)
         assert found is not None
-        seen = sealing.Read(facts.ino, facts.inode.version, fd, stat, found, stat.st_blocks)
+        seen = seal.Read(facts.ino, facts.inode.version, fd, stat, found, stat.st_blocks)
         named = (B, b"k", ""), (B, b"k")
         restated = store.copy(*named, metadata={"meta.a": "b"})
         assert restated.mtime_ns > facts.mtime_ns
-        assert not store.session.write(lambda t: sealing.is_changed(t, seen))
-        assert not store.session.write(lambda t: sealing.seal(t, seen))
+        assert not store.session.write(lambda t: seal.is_changed(t, seen))
+        assert not store.session.write(lambda t: seal.seal(t, seen))
         assert store.find(B, b"k", "").etag == "given"
         seen = seen._replace(stat=os.fstat(fd))
-        assert store.session.write(lambda t: sealing.seal(t, seen))
+        assert store.session.write(lambda t: seal.seal(t, seen))
         assert store.find(B, b"k", "")[3:5] == restated[3:5]
         store.session.write(lambda t: lifecycle.reopen(t, facts.ino))  # no index has its checksum
     finally:

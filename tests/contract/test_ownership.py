@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from cli import bench_file
-from kvfs import private_file
-from kvfs.errors import AccessDenied, Invalid
-from kvfs.media import Place, parse_shared
-from kvfs.store import beneath, places
-from kvfs.store.files import DataFiles
-from kvfs.store.layout import create_store, open_store
-from kvfs.store.tiers import TieredFiles
+from kvfs.base import private_file
+from kvfs.base.errors import AccessDenied, Invalid
+from kvfs.base.media import Place, parse_shared
+from kvfs.datastore import places
+from kvfs.datastore.files import DataFiles
+from kvfs.datastore.kernel import safe_open
+from kvfs.datastore.layout import create_store, open_store
+from kvfs.datastore.tiered_files import TieredFiles
 from tests.integration.harness import Node, best_mode, kvfs
 from tests.integration.posix import ALICE, make_of, needs_root, refused
 
@@ -31,9 +32,9 @@ INO = 3 << 48 | 5
 def files(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[DataFiles]:
-    if request.param == "openat2" and not beneath._is_supported():
+    if request.param == "openat2" and not safe_open._is_supported():
         pytest.skip("this kernel has no openat2, or a filter forbids it")
-    monkeypatch.setattr(beneath, "_is_supported", lambda: request.param == "openat2")
+    monkeypatch.setattr(safe_open, "_is_supported", lambda: request.param == "openat2")
     made = DataFiles(create_store(tmp_path / "store").data)
     fd = made.create(INO, 0)
     os.write(fd, b"ours")

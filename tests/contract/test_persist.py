@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.background.persist import PAUSE_S, Persistence
-from kvfs.errors import NoSpace
+from kvfs.base.errors import NoSpace
+from kvfs.base.retry import PAUSE_S, Persistence
 
 
 class Failing:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.clock import now
-from kvfs.errors import Exists, KvfsError
+from kvfs.base.clock import now
+from kvfs.base.errors import Exists, KvfsError
 from kvfs.meta import delegations, keys
-from kvfs.meta.mirror.behind import Behind
 from kvfs.meta.records import Flag, unpack_inode
-from kvfs.namespace import inodes, spaces, tree
+from kvfs.meta.replica.async_publisher import Behind
+from kvfs.tree import inodes, namespaces, tree
 from tests.contract.hosts import NOW, TOP, Host, usage
 from tests.contract.mirrors import everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed
@@ -31,8 +31,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 def hosts(server: RedisServer, tmp_path: Path) -> Iterator[tuple[Host, Host, str]]:
     url = f"{server.url}?prefix={secrets.token_hex(4)}"
     one = Host(tmp_path / "one", url, 1)
-    one.write(lambda t: spaces.format(t, NOW, 0, 0))
-    one.write(lambda t: spaces.create(t, b"ns", kind="cache", uid=0, gid=0, now=NOW))
+    one.write(lambda t: namespaces.format(t, NOW, 0, 0))
+    one.write(lambda t: namespaces.create(t, b"ns", kind="cache", uid=0, gid=0, now=NOW))
     other = Host(tmp_path / "other", url, 2)
     for host in (one, other):
         host.write(lambda t: delegations.take(t, 1))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import private_file
-from kvfs.errors import Invalid
+from kvfs.base import private_file
+from kvfs.base.errors import Invalid
 
 
 def test_one_that_cannot_be_written_leaves_the_old_one_and_no_draft(

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.cluster.peer_words import CHUNK_BYTES, Ask
-from kvfs.errors import NotSupported, Unavailable
-from kvfs.transfer.rdma import guard, lending, mover
-from kvfs.transfer.rdma.memory import BYTES, Memory
-from kvfs.transfer.rdma.mover import Mover
-from kvfs.transfer.rdma.transport import Rdma
+from kvfs.base.errors import NotSupported, Unavailable
+from kvfs.cluster.peer_protocol import CHUNK_BYTES, Ask
+from kvfs.transfer.rdma import exporter, port_guard, transfer_process
+from kvfs.transfer.rdma.rdma_transport import Rdma
+from kvfs.transfer.rdma.registered_memory import BYTES, Memory
+from kvfs.transfer.rdma.transfer_process import Mover
 from tests.cluster.waiting import until
 from tests.contract.peers import Peer, content, peers
 from tests.integration.environments import mooncake
@@ -132,7 +132,7 @@ def test_what_is_not_given_back_is_taken_back(
         async with reader.client.data(holder.address, ask, mover=b"tcp") as incoming:
             assert incoming.lent is not None
             assert not is_wiped(holder)
-        monkeypatch.setattr(lending, "LENT_S", 0.0)
+        monkeypatch.setattr(exporter, "LENT_S", 0.0)
         await until(lambda: is_wiped(holder), "the holder has wiped what it lent")
         assert rdma(holder).counters["lent_expired"] == 1
 
@@ -186,15 +186,15 @@ def test_a_mover_that_cannot_be_says_why_and_what_helps(tmp_path: Path) -> None:
 
 
 def test_without_the_package_the_transport_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{mover.__name__}.importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr(f"{transfer_process.__name__}.importlib.util.find_spec", lambda _name: None)
     with pytest.raises(NotSupported, match=r"pip install 'kvfs\[rdma\]'"):
-        mover.require()
+        transfer_process.require()
 
 
 def test_a_filter_fits_as_many_hosts_as_are_admitted() -> None:
-    hosts = [f"10.0.{number >> 8}.{number & 255}" for number in range(guard.MOST + 1)]
-    code = guard.program(hosts)
+    hosts = [f"10.0.{number >> 8}.{number & 255}" for number in range(port_guard.MOST + 1)]
+    code = port_guard.program(hosts)
     assert len(code) <= 4096 * 8
     addresses = {struct.unpack("HBBI", code[at : at + 8])[3] for at in range(0, len(code), 8)}
     assert 10 << 24 not in addresses  # the oldest makes room
-    assert (10 << 24) + guard.MOST in addresses
+    assert (10 << 24) + port_guard.MOST in addresses

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import trio
 
-from kvfs import rebuild
-from kvfs.background.scrubber import Scrubber
-from kvfs.fsck import Fsck
+from kvfs.admin import rebuild
+from kvfs.admin.fsck import Fsck
+from kvfs.datastore.files import DataFiles, describe, description
+from kvfs.datastore.index import NAME, Index
 from kvfs.meta import keys
-from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import Inode, namespace_root
-from kvfs.namespace import spaces, tree
-from kvfs.namespace.inodes import get_xattr, set_xattr
-from kvfs.namespace.rebuilding import Owner
-from kvfs.store.files import DataFiles, describe, description
-from kvfs.store.index import NAME, Index
+from kvfs.node.tasks.scrubber import Scrubber
+from kvfs.tree import namespaces, tree
+from kvfs.tree.inodes import get_xattr, set_xattr
+from kvfs.tree.rebuilt_records import Owner
 from tests.contract.small_node import SmallNode, small_node
 
 OWNER = Owner(0, 0, 1_700_000_000_000_000_000)
@@ -84,7 +84,7 @@ def lose_and_rebuild(node: SmallNode) -> Rebuilt:
 
 def directory(node: SmallNode, space: int, name: str) -> int:
     """A directory in a namespace; its inode number."""
-    ino = node.engine.transact_now(lambda t: spaces.allocate_inodes(t, space, 1))
+    ino = node.engine.transact_now(lambda t: namespaces.allocate_inodes(t, space, 1))
     now = OWNER.now
     inode = Inode(
         mode=0o40750,
@@ -120,7 +120,7 @@ def test_names_content_and_attributes_come_back(node: SmallNode) -> None:
     assert (again, inode.nlink, inode.checksum) == (ino, 2, before.checksum)
     assert (inode.mode, inode.mtime_ns, inode.size) == (before.mode, before.mtime_ns, 5000)
     assert rebuilt.engine.read_now(lambda t: get_xattr(t, ino, b"user.s3.x")) == b"y"
-    listed = rebuilt.engine.read_now(spaces.list_all)
+    listed = rebuilt.engine.read_now(namespaces.list_all)
     assert {each.namespace.name: each.namespace.kind for each in listed} == {
         b"kept": "durable",
         b"fast": "cache",
@@ -134,9 +134,11 @@ def test_numbers_that_were_used_are_not_given_out_again(node: SmallNode) -> None
     inos = [node.write(space, name, b"x") for name in "abc"]
     settle(node)
     rebuilt = lose_and_rebuild(node)
-    assert rebuilt.engine.transact_now(lambda t: spaces.allocate_inodes(t, space, 1)) > max(inos)
+    assert rebuilt.engine.transact_now(lambda t: namespaces.allocate_inodes(t, space, 1)) > max(
+        inos
+    )
     other = rebuilt.engine.transact_now(
-        lambda t: spaces.create(t, b"new", uid=0, gid=0, now=OWNER.now)
+        lambda t: namespaces.create(t, b"new", uid=0, gid=0, now=OWNER.now)
     )
     assert other > space
 
@@ -262,7 +264,7 @@ def test_cut_short_it_is_done_again_with_the_same_result(
     rebuilt.run()
     assert rebuilt.names("/kept") == [f"{number:03}" for number in range(100)]
     assert rebuilt.problems() == []
-    usage = rebuilt.engine.read_now(lambda t: spaces.usage(t, space))
+    usage = rebuilt.engine.read_now(lambda t: namespaces.usage(t, space))
     assert usage.inodes == 100
 
 

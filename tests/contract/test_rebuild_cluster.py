@@ -11,23 +11,24 @@ from typing import TypeVar, cast
 import pytest
 import trio
 
-from kvfs.background.sealer import Sealer
-from kvfs.background.strays import Strays
-from kvfs.cluster import kept
+from kvfs.admin.rebuild_cluster import Came, Rebuilding
+from kvfs.base.errors import Exists, Unavailable
+from kvfs.cluster import node_identity
 from kvfs.cluster.membership import About, joined
-from kvfs.errors import Exists, Unavailable
-from kvfs.holders import Holders
+from kvfs.datastore import layout
+from kvfs.datastore.files import DataFiles
+from kvfs.datastore.index import NAME, Index
 from kvfs.meta import keys
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.interface import Engine, Transaction
+from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import namespace_root
 from kvfs.meta.redis.engine import RedisEngine
-from kvfs.namespace import copies, lifecycle, spaces, tree
-from kvfs.namespace.rebuilding import Owner
-from kvfs.rebuild_cluster import Came, Rebuilding
-from kvfs.store import layout
-from kvfs.store.files import DataFiles
-from kvfs.store.index import NAME, Index
+from kvfs.node.tasks.sealer import Sealer
+from kvfs.node.tasks.stale_data_gc import Strays
+from kvfs.tree import lifecycle, namespaces, tree
+from kvfs.tree.copies import replica_counts
+from kvfs.tree.rebuilt_records import Owner
+from kvfs.vfs.inode_holders import Holders
 from tests.contract.mirrors import Mirror
 from tests.contract.redis_servers import RedisServer, killed
 from tests.contract.small_node import new_inode
@@ -49,7 +50,7 @@ class MirrorNode:
         self.url = url
         self.store = layout.create_store(root)
         if secret_of is not None:
-            shutil.copy(secret_of / kept.SECRETS, root / kept.SECRETS)
+            shutil.copy(secret_of / node_identity.SECRETS, root / node_identity.SECRETS)
         self.mirror: Mirror | None = None
 
     def start(self) -> None:
@@ -92,7 +93,7 @@ class MirrorNode:
     def write(self, space: int, name: str, content: bytes) -> int:
         """A file that is closed and sealed here."""
         assert self.mirror is not None
-        ino = self.do(lambda t: spaces.allocate_inodes(t, space, 1))
+        ino = self.do(lambda t: namespaces.allocate_inodes(t, space, 1))
         top = namespace_root(space)
         self.do(lambda t: tree.add(t, top, name.encode(), ino, new_inode()))
         fd = self.files.create(ino, 0)
@@ -119,14 +120,14 @@ class MirrorNode:
         fd = self.files.create(ino, 0)
         os.close(fd)
         shutil.copyfile(other.files.path(ino, 0), self.files.path(ino, 0))
-        from kvfs.namespace import placements
+        from kvfs.tree.copies import placements
 
         self.do(lambda t: placements.hold(t, ino, 0))
 
     def rebuild(self, *, finish: bool = False, replace: bool = False) -> Came:
         local = EmbeddedEngine(self.store.meta)
         try:
-            found = kept.read_secrets(self.store.root / kept.SECRETS)
+            found = node_identity.read_secrets(self.store.root / node_identity.SECRETS)
             assert found is not None
             turn = Rebuilding(self.store, local, self.url, found)
             came = turn.run(OWNER, lambda _: None, replace=replace)
@@ -152,10 +153,10 @@ class Site:
         self.a.start()
         self.b = MirrorNode(root / "b", self.url, root / "a")
         self.b.start()
-        self.a.do(lambda t: spaces.format(t, time.time_ns(), 0, 0))
-        self.kept = self.a.do(lambda t: spaces.create(t, b"kept", uid=0, gid=0, now=OWNER.now))
+        self.a.do(lambda t: namespaces.format(t, time.time_ns(), 0, 0))
+        self.kept = self.a.do(lambda t: namespaces.create(t, b"kept", uid=0, gid=0, now=OWNER.now))
         self.fast = self.a.do(
-            lambda t: spaces.create(
+            lambda t: namespaces.create(
                 t, b"fast", kind="cache", replicas=1, uid=0, gid=0, now=OWNER.now
             )
         )
@@ -218,15 +219,15 @@ def test_the_newest_mirror_counts_in_whatever_order(site: Site) -> None:
     site.b.read(lambda _t: None)
     site.b.stop()
     two = site.a.write(site.kept, "two", b"2")
-    site.a.do(lambda t: spaces.set_policy(t, site.kept, capacity=1 << 40))
+    site.a.do(lambda t: namespaces.set_policy(t, site.kept, capacity=1 << 40))
     site.lose_engine()
     assert site.b.rebuild().mirror
     assert site.a.rebuild().mirror
     assert not site.b.rebuild(finish=True).mirror
     site.a.start()
     assert names(site.a, site.kept) == ["one", "two"]
-    assert site.a.read(lambda t: spaces.get(t, site.kept)).capacity == 1 << 40
-    assert site.a.read(lambda t: copies.whole_holders(t, two, 0)) == [1]
+    assert site.a.read(lambda t: namespaces.get(t, site.kept)).capacity == 1 << 40
+    assert site.a.read(lambda t: replica_counts.whole_holders(t, two, 0)) == [1]
 
 
 def test_without_mirrors_data_files_of_all_nodes_tell(site: Site) -> None:
@@ -242,7 +243,7 @@ def test_without_mirrors_data_files_of_all_nodes_tell(site: Site) -> None:
     assert site.b.rebuild(finish=True).counts["files"] == 2
     site.a.start()
     assert names(site.a, site.kept) == ["one", "two"]
-    assert site.a.read(lambda t: copies.whole_holders(t, one, 0)) == [1, 2]
+    assert site.a.read(lambda t: replica_counts.whole_holders(t, one, 0)) == [1, 2]
     ino, inode = site.a.read(lambda t: tree.resolve(t, b"/kept/one"))
     assert (ino, inode.size) == (one, 1000)
 
@@ -276,7 +277,7 @@ def test_what_a_node_has_not_any_more_is_taken_back(site: Site) -> None:
     site.lose_engine()
     assert site.a.rebuild(finish=True).lost == 1
     site.a.start()
-    assert site.a.read(lambda t: copies.whole_holders(t, ino, 0)) == []
+    assert site.a.read(lambda t: replica_counts.whole_holders(t, ino, 0)) == []
     assert names(site.a, site.kept) == ["one"]
 
 
@@ -327,7 +328,7 @@ def test_a_mirror_that_took_no_part_is_read_anew(site: Site) -> None:
     assert site.b.rebuild().counts["files"] == 1
     site.b.start()
     assert names(site.b, site.kept) == ["one"]
-    assert site.b.read(lambda t: copies.whole_holders(t, two, 0)) == [2]
+    assert site.b.read(lambda t: replica_counts.whole_holders(t, two, 0)) == [2]
 
 
 def test_what_only_a_late_node_knew_is_kept(site: Site) -> None:

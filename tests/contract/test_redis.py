@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Iterator
 import pytest
 import trio
 
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.redis.engine import RedisEngine
 from tests.contract.redis_servers import RedisServer, killed
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.client import session
-from kvfs.client.remembering import Remembering
-from kvfs.client.session import Session
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
+from kvfs.session import session
+from kvfs.session.read_cache import Remembering
+from kvfs.session.session import Session
 from tests.contract import client_store
 
 NAMES = [b"zz-%d" % number for number in range(6)]

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 import trio
 
-from kvfs import requests
-from kvfs.borrowing import Borrowing
-from kvfs.bringing import Bringing
-from kvfs.changes import Change, to_wire
-from kvfs.errors import NoSpace, Unavailable
+from kvfs.base.errors import NoSpace, Unavailable
 from kvfs.meta.records import Flag, Inode, namespace_root
-from kvfs.namespace import notices
-from kvfs.requests import Requests
-from kvfs.vfs.missing import Missing
-from kvfs.volume import Volume
+from kvfs.node import client_requests
+from kvfs.node.client_requests import Requests
+from kvfs.transfer.borrowed_file import Borrowing
+from kvfs.transfer.fetcher import Bringing
+from kvfs.tree import notices
+from kvfs.tree.changes import Change, to_wire
+from kvfs.vfs.missing_data import Missing
+from kvfs.vfs.volume import Volume
 from tests.contract.small_node import SmallNode, small_node
 
 MIB = 1 << 20
@@ -201,7 +201,7 @@ def test_a_malformed_request_is_refused(
 def test_a_notice_left_by_a_killed_client_is_acted_on(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "_PERIOD_S", 0.01)
+    monkeypatch.setattr(client_requests, "_PERIOD_S", 0.01)
     old = Change(1, b"old", 5)
     node = asked.node
     now = time.time_ns()
@@ -224,7 +224,7 @@ def test_a_notice_left_by_a_killed_client_is_acted_on(
 def test_a_mount_that_cannot_be_told_is_told_again(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "_PERIOD_S", 0.01)
+    monkeypatch.setattr(client_requests, "_PERIOD_S", 0.01)
     old = Change(1, b"old", 5)
     then = time.time_ns() - 60_000_000_000
     asked.node.engine.transact_now(lambda t: notices.post(t, [old], then))

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.background.strays import Strays
-from kvfs.errors import Stale
+from kvfs.base.errors import Stale
+from kvfs.datastore.quarantine_directory import Reason
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, namespace_root
-from kvfs.namespace import lifecycle, placements, tree
-from kvfs.recover import Recovery
-from kvfs.store.quarantine import Reason
+from kvfs.node.recover import Recovery
+from kvfs.node.tasks.stale_data_gc import Strays
+from kvfs.tree import lifecycle, tree
+from kvfs.tree.copies import placements
 from tests.contract.bringers import Host, Site, on_nodes
 from tests.contract.peers import content
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from kvfs.objects.store import ObjectStore
+from kvfs.objects.object_store import ObjectStore
 from s3api import expiring
 from s3api.expiring import Expiring
 from s3api.settings import LIFECYCLE, VERSIONING, pack

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.background.damage import Damage
-from kvfs.background.scrubber import Scrubber
+from kvfs.datastore.checksum import CHUNK_BYTES, DIGEST_BYTES, checksum
+from kvfs.datastore.index import Sealed
+from kvfs.datastore.quarantine_directory import Reason
 from kvfs.meta.records import Inode
-from kvfs.namespace import lifecycle
-from kvfs.store.checksum import CHUNK_BYTES, DIGEST_BYTES, checksum
-from kvfs.store.index import Sealed
-from kvfs.store.quarantine import Reason
+from kvfs.node.tasks.damaged_files import Damage
+from kvfs.node.tasks.scrubber import Scrubber
+from kvfs.tree import lifecycle
 from tests.contract.small_node import SmallNode, small_node
 
 CONTENT = os.urandom(CHUNK_BYTES + 1000)

@@ -12,14 +12,14 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.background import sealer
-from kvfs.fsck import Fsck
+from kvfs.admin.fsck import Fsck
+from kvfs.datastore.checksum import Checksum, checksum
+from kvfs.datastore.files import description
 from kvfs.meta import keys
 from kvfs.meta.records import Flag, namespace_root
-from kvfs.namespace import etags, lifecycle, sealed_etags, spaces, tree
-from kvfs.store.checksum import Checksum, checksum
-from kvfs.store.files import description
-from kvfs.volume import Volume
+from kvfs.node.tasks import sealer
+from kvfs.tree import etags, lifecycle, namespaces, sealed_etags, tree
+from kvfs.vfs.volume import Volume
 from tests.contract.small_node import SmallNode, small_node
 from tests.jumping import jumping_clock
 
@@ -222,7 +222,7 @@ def test_an_error_of_the_disk_does_not_end_the_keeper(
             nursery.cancel_scope.cancel()
         assert is_sealed(node, ino)
 
-    monkeypatch.setattr(f"kvfs.background.sealer.{step}", failing)
+    monkeypatch.setattr(f"kvfs.node.tasks.sealer.{step}", failing)
     with jumping_clock() as clock:
         trio.run(main, clock=clock)
     assert not failures
@@ -238,7 +238,7 @@ def test_a_full_disk_is_one_line_in_the_log_however_many_files_it_is_met_with(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.sealer.run)
             with monkeypatch.context() as patched, trio.fail_after(600):
-                patched.setattr("kvfs.background.sealing.data.describe", full)
+                patched.setattr("kvfs.vfs.seal.data.describe", full)
                 for number in range(20):
                     node.sealer.published(node.write(space, f"block-{number}", b"x"), 0, 0)
                 while node.sealer.counters["seals_failed"] < 60:
@@ -331,7 +331,7 @@ def test_what_is_removed_while_it_is_read_does_not_come_back_into_the_index(
 
 
 def with_md5(node: SmallNode, space: int) -> None:
-    node.engine.transact_now(lambda t: spaces.set_policy(t, space, etag="md5-all"))
+    node.engine.transact_now(lambda t: namespaces.set_policy(t, space, etag="md5-all"))
 
 
 def etag(node: SmallNode, ino: int) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import Busy, Corrupt, Invalid, NotFound, ReadOnly
-from kvfs.store.layout import create_store, open_store, remove_unused
+from kvfs.base.errors import Busy, Corrupt, Invalid, NotFound, ReadOnly
+from kvfs.datastore.layout import create_store, open_store, remove_unused
 
 
 def test_a_store_keeps_its_identity(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_lock_ends_with_the_process(tmp_path: Path) -> None:
     create_store(tmp_path)
     program = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from kvfs.store.layout import open_store\n"
+        "from kvfs.datastore.layout import open_store\n"
         "open_store(Path(sys.argv[1])).lock(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program, tmp_path])

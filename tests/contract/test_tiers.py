@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import ConfigError, Invalid
-from kvfs.media import Place
+from kvfs.base.errors import ConfigError, Invalid
+from kvfs.base.media import Place
+from kvfs.datastore import places
+from kvfs.datastore.layout import Store, create_store
+from kvfs.datastore.tiered_files import TieredFiles
 from kvfs.meta.records import namespace_root
-from kvfs.store import places
-from kvfs.store.layout import Store, create_store
-from kvfs.store.tiers import TieredFiles
 
 NAMESPACE = 3
 INO = namespace_root(NAMESPACE) + 5
@@ -84,7 +84,8 @@ def test_another_process_puts_files_where_the_node_says(
     places.write_targets(store, {NAMESPACE: disk.root})
     script = (
         "import sys; from pathlib import Path\n"
-        "from kvfs.store.layout import open_store; from kvfs.store.tiers import TieredFiles\n"
+        "from kvfs.datastore.layout import open_store\n"
+        "from kvfs.datastore.tiered_files import TieredFiles\n"
         "files = TieredFiles(open_store(Path(sys.argv[1])))\n"
         f"files.create({INO}, 0); files.close()\n"
     )

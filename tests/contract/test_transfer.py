@@ -10,11 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.cluster import handshake, peer_words, secrets
-from kvfs.cluster.handshake import Party
-from kvfs.cluster.peer_words import CHUNK_BYTES, PeerAddress
-from kvfs.cluster.secrets import Secrets
-from kvfs.errors import (
+from kvfs.base.errors import (
     AccessDenied,
     Busy,
     Conflict,
@@ -25,11 +21,15 @@ from kvfs.errors import (
     NotSupported,
     Unavailable,
 )
-from kvfs.store import checksum
-from kvfs.transfer import fetch, receiving, sources
-from kvfs.transfer.arriving import Arriving, Wanted
-from kvfs.version import PROTOCOL
-from kvfs.wire.http import FileRange, Head, Response
+from kvfs.base.version import PROTOCOL
+from kvfs.cluster import handshake, peer_protocol, secrets
+from kvfs.cluster.handshake import Party
+from kvfs.cluster.peer_protocol import CHUNK_BYTES, PeerAddress
+from kvfs.cluster.secrets import Secrets
+from kvfs.datastore import checksum
+from kvfs.http.api import FileRange, Head, Response
+from kvfs.transfer import chunk_receiver, fetch, sources
+from kvfs.transfer.arriving_file import Arriving, Wanted
 from tests.contract.peers import (
     CLUSTER,
     INO,
@@ -131,7 +131,7 @@ def test_all_holders_of_a_large_file_bring_a_part(tmp_path: Path, over: Path | N
 
 
 def test_what_is_zero_does_not_travel(tmp_path: Path) -> None:
-    data = bytes(peer_words.MOST_SUMS * CHUNK_BYTES) + b"end"
+    data = bytes(peer_protocol.MOST_SUMS * CHUNK_BYTES) + b"end"
 
     async def test(holder: Peer, reader: Peer) -> None:
         wanted = holder.put(data)
@@ -511,7 +511,7 @@ def test_silence_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             arriving = reader.fetch(wanted, [address])
             await has(arriving, 1)
             proxy.held = "out"
-            monkeypatch.setattr(receiving, "STALL_S", 0.3)
+            monkeypatch.setattr(chunk_receiver, "STALL_S", 0.3)
             monkeypatch.setattr(fetch, "STALL_S", 0.3)
             with pytest.raises(Unavailable):
                 await arriving.whole()
@@ -573,7 +573,7 @@ class Liar(Peer):
 def _sums(peer: Peer) -> list[tuple[bytes, bytes]]:
     entry = peer.index.get(INO)
     assert entry is not None
-    return [(peer_words.SUMS, peer_words.render_sums(entry.chunks))]
+    return [(peer_protocol.SUMS, peer_protocol.render_sums(entry.chunks))]
 
 
 def _cut_short(peer: Peer) -> Response:
@@ -583,19 +583,19 @@ def _cut_short(peer: Peer) -> Response:
 
 
 def _redirect(*addresses: PeerAddress) -> Response:
-    return Response(307, [], peer_words.render_addresses(addresses))
+    return Response(307, [], peer_protocol.render_addresses(addresses))
 
 
 LIES: dict[str, tuple[Callable[[Peer], Response], type[KvfsError]]] = {
     "another length": (lambda peer: Response(200, _sums(peer), b"12345"), Corrupt),
     "no bytes": (lambda peer: Response(200, _sums(peer), b""), Corrupt),
     "lent, unasked": (
-        lambda peer: Response(200, [*_sums(peer), (peer_words.LENT, b"9 1 a b c d")], b""),
+        lambda peer: Response(200, [*_sums(peer), (peer_protocol.LENT, b"9 1 a b c d")], b""),
         Corrupt,
     ),
     "no checksums": (lambda _peer: Response(200, [], bytes(CHUNK_BYTES)), Corrupt),
     "odd checksums": (
-        lambda _peer: Response(200, [(peer_words.SUMS, b"zz")], bytes(CHUNK_BYTES)),
+        lambda _peer: Response(200, [(peer_protocol.SUMS, b"zz")], bytes(CHUNK_BYTES)),
         Corrupt,
     ),
     "other bytes": (lambda peer: Response(200, _sums(peer), bytes(CHUNK_BYTES)), Corrupt),
@@ -691,7 +691,7 @@ def test_who_has_no_lease_serves_nothing(tmp_path: Path) -> None:
 
 
 HELLO = b"POST /v1/hello HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b"
-ASKED = peer_words.data_target(peer_words.Ask(INO, VERSION, 100, 0, 1, sealed=True))
+ASKED = peer_protocol.data_target(peer_protocol.Ask(INO, VERSION, 100, 0, 1, sealed=True))
 STRANGERS = {
     "no hello": (b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % ASKED, 403),
     "a proof without a hello": (
@@ -733,7 +733,7 @@ def test_a_proof_counts_on_its_own_connection_alone(tmp_path: Path) -> None:
                 reply = await stream.receive_some(65536)
                 if not fields:
                     _, proof = dialing.conclude(reply.partition(b"\r\n\r\n")[2])
-                    fields = b"Host: a\r\nX-Kvfs-Proof: " + peer_words.render_proof(proof)
+                    fields = b"Host: a\r\nX-Kvfs-Proof: " + peer_protocol.render_proof(proof)
                     continue  # it is not used here, but kept for the next connection
                 await stream.send_all(b"GET %b HTTP/1.1\r\n%b\r\n\r\n" % (ASKED, fields))
                 assert (await stream.receive_some(65536)).split()[1] == b"403"

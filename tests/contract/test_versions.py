@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.background.versions import publish_anew
-from kvfs.errors import Unavailable
-from kvfs.meta.interface import Transaction
-from kvfs.meta.memory import MemoryEngine
+from kvfs.base.errors import Unavailable
+from kvfs.meta.engine import Transaction
+from kvfs.meta.memory_engine import MemoryEngine
+from kvfs.vfs.content_versions import publish_anew
 from tests.contract.bringers import Host, Shared, Site, T, on_nodes, publish
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.errors import NoSpace
-from kvfs.meta.interface import Transaction
+from kvfs.base.errors import NoSpace
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import namespace_root
-from kvfs.namespace import lifecycle, tree
-from kvfs.volume import Volume
+from kvfs.tree import lifecycle, tree
+from kvfs.vfs.volume import Volume
 from tests.contract.small_node import SmallNode, new_inode, small_node
 from tests.jumping import jumping_clock
 

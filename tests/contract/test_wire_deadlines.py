@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.wire.errors import BodyStalled
-from kvfs.wire.http import Body, Head, Limits, Response, listen, serve
+from kvfs.http.api import Body, Head, Limits, Response, listen, serve
+from kvfs.http.connection_errors import BodyStalled
 from tests.cluster.waiting import wait_until
 from tests.contract.wire_server import (
     Server,

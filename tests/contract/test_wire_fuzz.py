@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvfs.wire.chunks import ChunkFraming
-from kvfs.wire.errors import Refused
-from kvfs.wire.http import Limits
-from kvfs.wire.parser import head_end, parse_head
+from kvfs.http.api import Limits
+from kvfs.http.chunks import ChunkFraming
+from kvfs.http.connection_errors import Refused
+from kvfs.http.parser import head_end, parse_head
 from tests.contract.wire_server import Server, read_all, running, statuses
 
 LIMITS = Limits(head_bytes=1024, target_bytes=512, drain_bytes=64, idle_s=5, head_s=5, stall_s=5)

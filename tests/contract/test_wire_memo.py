@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvfs.wire.head import Head
-from kvfs.wire.limits import Limits
-from kvfs.wire.parser import Heads, parse_head
+from kvfs.http.head import Head
+from kvfs.http.limits import Limits
+from kvfs.http.parser import Heads, parse_head
 
 LIMITS = Limits()
 HERE = ("::1", 1)

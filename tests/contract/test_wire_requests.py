@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvfs.wire.errors import BadChunk, BodyTooLarge, BodyTruncated, Refused
-from kvfs.wire.http import Limits
+from kvfs.http.api import Limits
+from kvfs.http.connection_errors import BadChunk, BodyTooLarge, BodyTruncated, Refused
 from tests.cluster.waiting import wait_until
 from tests.contract.wire_server import (
     Server,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.wire.http import Limits, server_context
+from kvfs.http.api import Limits, server_context
 from tests.cluster.waiting import wait_until
 from tests.contract.wire_server import (
     Server,

@@ -1,4 +1,4 @@
-"""A server of kvfs.wire on loopback in a thread of its own, and raw clients for it."""
+"""A server of kvfs.http on loopback in a thread of its own, and raw clients for it."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from typing import Any
 import trio
 import trio.lowlevel
 
-from kvfs.wire.http import (
+from kvfs.http.api import (
     Body,
     Counters,
     FileRange,

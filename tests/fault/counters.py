@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 
 
 def increment(key: bytes) -> Callable[[Transaction], None]:

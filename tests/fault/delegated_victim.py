@@ -10,8 +10,8 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kvfs.errors import NotFound
-from kvfs.namespace import tree
+from kvfs.base.errors import NotFound
+from kvfs.tree import tree
 from tests.contract.hosts import TOP, Host
 
 

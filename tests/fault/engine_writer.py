@@ -17,9 +17,9 @@ from typing import Any, Final
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kvfs.meta import bases, reconstruction
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb import checkpoints, reconstruction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from tests.fault.disks import cut
 
 COUNT: Final = b"count"
@@ -119,7 +119,7 @@ def main(path: str, boot: str, commits: str, then: str = "", mount: str = "") ->
     engine = EmbeddedEngine(path, boot=int(boot), journal_bytes=journal_bytes)
     _write(engine, int(commits))
     if words[:1] in (["before"], ["after"]):
-        _stop_at(bases, words[1], words[0] == "before", power)
+        _stop_at(checkpoints, words[1], words[0] == "before", power)
         engine.rotate_now()
     engine.close()
 

@@ -16,10 +16,10 @@ from typing import Any, Final
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kvfs.meta.interface import Transaction
-from kvfs.meta.mirror.applying import Applier
-from kvfs.meta.mirror.following import Follower
-from kvfs.meta.mirror.proposing import Proposer
+from kvfs.meta.engine import Transaction
+from kvfs.meta.replica.applier import Applier
+from kvfs.meta.replica.committer import Proposer
+from kvfs.meta.replica.follower import Follower
 from tests.contract.mirrors import Mirror
 
 STEPS: Final[dict[str, tuple[type, str]]] = {

@@ -11,7 +11,7 @@ from kvfs.meta.redis import scripts
 from kvfs.meta.redis.connecting import Server
 from kvfs.meta.redis.engine import RedisEngine
 from kvfs.meta.redis.scripts import Item, Script
-from kvfs.namespace import spaces
+from kvfs.tree import namespaces
 
 STEPS = {
     "intent": (scripts.COMMIT, b"intent"),
@@ -44,7 +44,7 @@ def main(url: str, step: str, when: str) -> None:
         return answer
 
     Server.script = dying  # type: ignore[method-assign]
-    engine.transact_now(lambda t: spaces.create(t, b"new", uid=0, gid=0, now=2))
+    engine.transact_now(lambda t: namespaces.create(t, b"new", uid=0, gid=0, now=2))
     engine.close()
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import kvfs
-from kvfs.client import session, transfer
-from kvfs.errors import NoSpace
+from kvfs.base.errors import NoSpace
+from kvfs.session import byte_transfer, session
 from tests.contract import client_store
 from tests.fault.disks import disk
 
@@ -18,7 +18,7 @@ _VICTIM = """
 import os, signal, sys
 from pathlib import Path
 import kvfs
-from kvfs.client import finish, session
+from kvfs.session import post_commit, session
 from tests.contract import client_store
 from tests.fault.disks import cut
 
@@ -37,7 +37,7 @@ exec(sys.argv[2])
 _AFTER = """
 import sys
 from pathlib import Path
-from kvfs.meta import boot
+from kvfs.meta.lmdb import boot
 boot.boot_id = lambda: 12345
 import kvfs
 from tests.contract import client_store
@@ -132,8 +132,8 @@ def test_blocks_are_shared_where_the_filesystem_can(
         store = client_store.make(made.mountpoint / "store")
         data = os.urandom(MIB)
         (made.mountpoint / "a").write_bytes(data)
-        monkeypatch.setattr(f"{transfer.__name__}.os.copy_file_range", refuse)
-        monkeypatch.setattr(f"{transfer.__name__}.os.sendfile", refuse)
+        monkeypatch.setattr(f"{byte_transfer.__name__}.os.copy_file_range", refuse)
+        monkeypatch.setattr(f"{byte_transfer.__name__}.os.sendfile", refuse)
         with kvfs.Client(store) as client:
             client.put_file(made.mountpoint / "a", "/cache/a")
             assert client.get("/cache/a") == data

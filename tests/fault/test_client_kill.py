@@ -11,8 +11,8 @@ from tests.contract import client_store
 _STEPS = """
 import os, signal, sys
 import kvfs
-from kvfs.client import drafts, finish, session
-from kvfs.store import files
+from kvfs.session import draft_files, post_commit, session
+from kvfs.datastore import files
 
 def dies(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -54,8 +54,8 @@ PUT = {
     "before a byte": "before(os, 'pwrite')",
     "after the data": "before(session.Session, 'write', 2)",
     "published": "after(session.Session, 'write', 2)",
-    "before the node is told": "before(finish.Finisher, 'finish')",
-    "after the node was told": "after(finish.Finisher, 'finish')",
+    "before the node is told": "before(post_commit.Finisher, 'finish')",
+    "after the node was told": "after(post_commit.Finisher, 'finish')",
 }
 DONE = ("published", "before the node is told", "after the node was told")
 DROP = {
@@ -128,7 +128,7 @@ def test_many_files_are_there_together_or_not_at_all(store: Path, step: str) -> 
 def test_a_removed_file_is_there_or_gone(store: Path, step: str) -> None:
     steps = {
         "not committed": "before(session.Session, 'write')",
-        "committed": "before(finish.Finisher, 'finish')",
+        "committed": "before(post_commit.Finisher, 'finish')",
         **DROP,
     }
     with kvfs.Client(store) as client:
@@ -143,7 +143,7 @@ def test_a_removed_file_is_there_or_gone(store: Path, step: str) -> None:
 def test_a_renamed_file_has_one_of_its_names(store: Path, step: str) -> None:
     steps = {
         "not committed": "before(session.Session, 'write')",
-        "committed": "before(finish.Finisher, 'finish')",
+        "committed": "before(post_commit.Finisher, 'finish')",
         **DROP,
     }
     with kvfs.Client(store) as client:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import Corrupt
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.journal import generations
+from kvfs.base.errors import Corrupt
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.lmdb.journal import generations
 from tests.conftest import LONG, SEED
 from tests.contract.mirrors import Mirror, everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import Corrupt
-from kvfs.meta import bases
-from kvfs.meta import journal as journal_file
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.journal import generations
+from kvfs.base.errors import Corrupt
+from kvfs.meta.lmdb import checkpoints
+from kvfs.meta.lmdb import journal as journal_file
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.lmdb.journal import generations
 from tests.cluster.waiting import wait_until
 from tests.conftest import LONG, SEED
 from tests.fault import engine_writer
@@ -225,7 +225,7 @@ def test_a_journal_of_an_earlier_version_is_read_and_replaced(tmp_path: Path) ->
     """It has no mark: records follow its header."""
     path = tmp_path / "meta"
     engine = EmbeddedEngine(path, boot=1)
-    position = bases.read_position(engine.environment)
+    position = checkpoints.read_position(engine.environment)
     former = struct.pack("<8sQQ8s", b"KVFSJRN1", *position[::2], position.digest)
     (path / "journal.1").write_bytes(former)
     packed = journal_file.pack_position(position._replace(end=len(former)))

@@ -7,8 +7,8 @@ import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from kvfs.errors import NotEmpty
-from kvfs.namespace import spaces
+from kvfs.base.errors import NotEmpty
+from kvfs.tree import namespaces
 from tests.contract.hosts import NOW, TOP, Host
 from tests.contract.mirrors import everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed
@@ -22,8 +22,8 @@ def test_no_close_is_acknowledged_without_a_file(tmp_path: Path, seed: int) -> N
     counts = [chance.randrange(3, 12) for _ in range(ROUNDS)]
     with killed(RedisServer(tmp_path / "redis")) as server:
         other = Host(tmp_path / "other", server.url, 2)
-        other.write(lambda t: spaces.format(t, NOW, 0, 0))
-        other.write(lambda t: spaces.create(t, b"ns", kind="cache", uid=0, gid=0, now=NOW))
+        other.write(lambda t: namespaces.format(t, NOW, 0, 0))
+        other.write(lambda t: namespaces.create(t, b"ns", kind="cache", uid=0, gid=0, now=NOW))
         with ThreadPoolExecutor(1) as pool:
             victims = pool.submit(make_and_kill, server.url, tmp_path / "victim", counts)
             stayed, gone = make_and_remove(other, victims)

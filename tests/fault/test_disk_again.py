@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.meta.boot import boot_of
+from kvfs.meta.lmdb.boot import boot_of
 from tests.fault.disks import disk
 from tests.fault.machine import machine, write
 

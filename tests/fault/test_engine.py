@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import NoSpace, Unavailable
-from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.base.errors import NoSpace, Unavailable
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from tests.fault import engine_writer
 from tests.fault.disks import Disk, cut, disk
 from tests.fault.engine_writer import COUNT, REBUILD_STEPS, SECOND, STEPS

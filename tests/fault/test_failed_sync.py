@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.background import sealing
 from kvfs.client import Client
+from kvfs.datastore import file_sync
 from kvfs.meta.records import Flag
-from kvfs.store import syncing
+from kvfs.vfs import seal
 from tests.cluster.waiting import wait_until
 from tests.contract.small_node import small_node
 from tests.fault.disks import disk
@@ -140,20 +140,20 @@ def test_a_sync_that_fails_while_a_file_is_cut_counts(
 ) -> None:
     """What is written while the disk takes the new length is not that length."""
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    syncing.mark_lost(fd)
+    file_sync.mark_lost(fd)
     fsync = os.fsync
 
     def fail_beside(beside: int) -> None:
         fsync(beside)
-        syncing.mark_lost(fd)
+        file_sync.mark_lost(fd)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fail_beside)
-        syncing.truncate(fd, 0)
-    assert syncing.is_lost(fd)
-    syncing.truncate(fd, 0)
-    assert not syncing.is_lost(fd)
-    syncing.sync(fd)
+        file_sync.truncate(fd, 0)
+    assert file_sync.is_lost(fd)
+    file_sync.truncate(fd, 0)
+    assert not file_sync.is_lost(fd)
+    file_sync.sync(fd)
     os.close(fd)
 
 
@@ -175,4 +175,4 @@ def test_what_the_sealer_could_not_sync_is_not_sealed(
             assert not inode.flags & Flag.SEALED
             assert inode.boot, "it does not count as synced"
             trio.run(node.sealer.settle)
-        assert sealing.synced(node.files, [(ino, 0)], lambda *_: None) == []
+        assert seal.synced(node.files, [(ino, 0)], lambda *_: None) == []

@@ -12,15 +12,15 @@ from typing import cast
 import pytest
 import trio
 
-from kvfs.background import leftovers
-from kvfs.changes import Change
-from kvfs.config import Config
-from kvfs.errors import KvfsError
-from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.base.config import Config
+from kvfs.base.errors import KvfsError
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import ROOT_INODE, namespace_root
-from kvfs.namespace import notices, spaces, tree
 from kvfs.node import Node, open_node
 from kvfs.node.status import status_of
+from kvfs.node.tasks import orphan_gc
+from kvfs.tree import namespaces, notices, tree
+from kvfs.tree.changes import Change
 from tests.contract.small_node import new_inode
 from tests.fault.disks import cut, disk
 from tests.integration.harness import Node as Mounted
@@ -31,7 +31,7 @@ from tests.jumping import jumping_clock
 async def unlinked(node: Node) -> int:
     """A file without a name."""
     engine = cast(EmbeddedEngine, node.engine)
-    (number, _) = engine.read_now(lambda t: spaces.by_name(t, b"cache"))
+    (number, _) = engine.read_now(lambda t: namespaces.by_name(t, b"cache"))
     ino = await node.volume.allocate(number)
     inode = new_inode()
     engine.transact_now(lambda t: tree.add_unlinked(t, namespace_root(number), ino, inode))
@@ -43,7 +43,7 @@ def test_a_node_whose_disk_fails_goes_on_answering(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two minutes of its keepers' time: each has met the failure many times."""
-    monkeypatch.setattr(leftovers, "_AGE_NS", 0)
+    monkeypatch.setattr(orphan_gc, "_AGE_NS", 0)
 
     async def main(store: Path) -> None:
         async with open_node(Config(store=store)) as node:
@@ -63,7 +63,7 @@ def test_a_node_whose_disk_fails_goes_on_answering(
         with jumping_clock() as clock, contextlib.suppress(KvfsError):
             trio.run(main, made.mountpoint / "store", clock=clock)
         made.power_cycle()
-    keepers = {"kvfs.volume", "kvfs.requests"}
+    keepers = {"kvfs.vfs.volume", "kvfs.node.client_requests"}
     assert keepers <= {record.name for record in caplog.records}
     assert len(caplog.records) < 60
 

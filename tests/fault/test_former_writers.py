@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs import former_writers
-from kvfs.client.transfer import copy
-from kvfs.errors import Busy
-from kvfs.former_writers import FormerWriters
+from kvfs.base.errors import Busy
 from kvfs.meta.records import namespace_root
-from kvfs.namespace import tree
+from kvfs.node import former_writers
+from kvfs.node.former_writers import FormerWriters
+from kvfs.session.byte_transfer import copy
+from kvfs.tree import tree
 from tests.contract.small_node import SmallNode, small_node
 from tests.fault.victim import assert_books_balance, problems, run_victim, start_again
 
@@ -77,8 +77,8 @@ def test_a_kill_leaves_the_old_one_or_the_new_one(tmp_path: Path, step: str) -> 
         tmp_path,
         f"""
         from functools import partial
-        from kvfs import former_writers
-        from kvfs.former_writers import FormerWriters
+        from kvfs.node import former_writers
+        from kvfs.node.former_writers import FormerWriters
         ino = node.write(durable, "written", b"x" * (1 << 20))
         writer = node.files.open(ino, 0, os.O_RDWR)
         {STEPS[step]}

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.errors import KvfsError, NoSpace
-from kvfs.fsck import Fsck
-from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.admin.fsck import Fsck
+from kvfs.base.errors import KvfsError, NoSpace
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from s3api.identities import ADMINISTRATOR
 from tests.cluster.waiting import wait_until
 from tests.contract.small_node import SmallNode, small_node
@@ -120,8 +120,8 @@ def test_a_seal_that_meets_a_full_disk_is_tried_again(small_disk: Disk) -> None:
 _START = """
 import sys, trio
 from pathlib import Path
-from kvfs.config import Config
-from kvfs.errors import NoSpace
+from kvfs.base.config import Config
+from kvfs.base.errors import NoSpace
 from kvfs.node import open_node
 
 async def main():
@@ -224,7 +224,7 @@ def test_a_full_disk_is_emptied_through_every_door(tmp_path: Path, kind: str) ->
 _WRITE = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from kvfs.meta.embedded import EmbeddedEngine
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 
 engine = EmbeddedEngine(sys.argv[2], boot=1)
 def put(t, start):

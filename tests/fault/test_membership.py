@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.background.renewal import Renewal
-from kvfs.cluster import kept, membership, sightings
+from kvfs.base.errors import Invalid, Unavailable
+from kvfs.cluster import failure_detector, membership, node_identity
 from kvfs.cluster.membership import About, Membership, joined
-from kvfs.errors import Invalid, Unavailable
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.meta.leases import Lost
-from kvfs.meta.mirror.engine import MirrorEngine
-from kvfs.store import layout
+from kvfs.datastore import layout
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.node_leases import Lost
+from kvfs.meta.replica.replica_engine import MirrorEngine
+from kvfs.node.tasks.lease_renewer import Renewal
 from tests.cluster.waiting import until
 from tests.contract.redis_servers import RedisServer, ask, killed, on_a_port
 from tests.fault.proxy import proxied
@@ -37,10 +37,10 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 @pytest.fixture
 def short_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases that end soon: what is asserted then is only what comes to be in the end."""
-    monkeypatch.setattr(sightings, "TERM_S", 2.0)
-    monkeypatch.setattr(sightings, "_MARGIN_S", 0.1)
-    monkeypatch.setattr(sightings, "_LOOKED_S", 0.5)
-    monkeypatch.setattr("kvfs.background.renewal.RENEWAL_S", 0.1)
+    monkeypatch.setattr(failure_detector, "TERM_S", 2.0)
+    monkeypatch.setattr(failure_detector, "_MARGIN_S", 0.1)
+    monkeypatch.setattr(failure_detector, "_LOOKED_S", 0.5)
+    monkeypatch.setattr("kvfs.node.tasks.lease_renewer.RENEWAL_S", 0.1)
     monkeypatch.setattr(membership, "DEADLINE_S", 0.3)
 
 
@@ -51,7 +51,9 @@ async def member_of(
     """A member with its engine; `renewing`: its lease is kept."""
     store = layout.create_store(root)
     about = About(name=root.name)
-    async with joined(store, url, about, secret_file=secret_of and secret_of / kept.SECRETS) as me:
+    async with joined(
+        store, url, about, secret_file=secret_of and secret_of / node_identity.SECRETS
+    ) as me:
         local = EmbeddedEngine(store.meta)
         engine = MirrorEngine(
             local, url, node=me.node, incarnation=me.incarnation, cluster=me.cluster

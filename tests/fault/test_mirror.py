@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from kvfs.errors import Conflict, NoSpace, Unavailable
-from kvfs.meta.interface import Transaction
+from kvfs.base.errors import Conflict, NoSpace, Unavailable
+from kvfs.meta.engine import Transaction
 from kvfs.meta.redis.engine import RedisEngine
 from tests.cluster.waiting import wait_until
 from tests.contract.mirrors import Mirror, everything, in_redis

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.redis.engine import RedisEngine
 from tests.contract.mirrors import everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed

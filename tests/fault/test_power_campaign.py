@@ -17,7 +17,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.meta.journal import generations
+from kvfs.meta.lmdb.journal import generations
 from tests.conftest import LONG, SEED
 from tests.fault.disks import EVERYTHING, LOG_FLUSHED, NO_LOG_FLUSH
 from tests.fault.machine import Machine, machine, write

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 import trio
 
-from kvfs.store.checksum import checksum
+from kvfs.datastore.checksum import checksum
 from tests.contract.small_node import small_node
 from tests.fault.disks import disk
 from tests.fault.victim import OTHER_BOOT, assert_books_balance, run_victim, start_again
@@ -35,13 +35,13 @@ STEPS: Final = {
     """,
     "sealing: sealed, not synced": """
         write(durable, "young")
-        import kvfs.background.sealing as sealing
+        import kvfs.vfs.seal as sealing
         sealing.settle_on_disk = die
         seal()
     """,
     "sealing: synced, record does not say so": """
         write(durable, "young")
-        import kvfs.background.sealing as sealing
+        import kvfs.vfs.seal as sealing
         sealing.confirm = die
         seal()
     """,
@@ -55,7 +55,7 @@ STEPS: Final = {
         write(durable, "removed")
         seal()
         from kvfs.meta.records import namespace_root
-        from kvfs.namespace import tree
+        from kvfs.tree import tree
         top = namespace_root(durable)
         node.engine.transact_now(lambda t: tree.unlink(t, top, b"removed", 1, lambda _: True))
         def fsync_then_die(*_):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from kvfs.meta.records import unpack_inode
-from kvfs.namespace import lifecycle, spaces, tree
+from kvfs.tree import lifecycle, namespaces, tree
 from tests.contract.hosts import NOW, TOP, Host, usage
 from tests.contract.mirrors import everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed
@@ -20,8 +20,8 @@ def test_what_was_closed_before_a_kill_reaches_all(tmp_path: Path, seed: int) ->
     with killed(RedisServer(tmp_path / "redis")) as server:
         other = Host(tmp_path / "other", server.url, 2)
         try:
-            other.write(lambda t: spaces.format(t, NOW, 0, 0))
-            other.write(lambda t: spaces.create(t, b"ns", kind="cache", uid=0, gid=0, now=NOW))
+            other.write(lambda t: namespaces.format(t, NOW, 0, 0))
+            other.write(lambda t: namespaces.create(t, b"ns", kind="cache", uid=0, gid=0, now=NOW))
             closed = [
                 name
                 for round_ in range(4)

@@ -11,7 +11,7 @@ import trio
 
 from kvfs.meta import keys
 from kvfs.meta.records import Flag
-from kvfs.namespace import lifecycle
+from kvfs.tree import lifecycle
 from tests.contract.small_node import SmallNode, small_node
 from tests.fault.victim import (
     OTHER_BOOT,
@@ -54,13 +54,13 @@ STEPS: Final = {
     """,
     "sealing: sealed, not synced": """
         write(durable, "acknowledged")
-        import kvfs.background.sealing as sealing
+        import kvfs.vfs.seal as sealing
         sealing.settle_on_disk = die
         seal()
     """,
     "sealing: synced, record does not say so": """
         write(durable, "acknowledged")
-        import kvfs.background.sealing as sealing
+        import kvfs.vfs.seal as sealing
         sealing.confirm = die
         seal()
     """,
@@ -76,7 +76,7 @@ STEPS: Final = {
     """,
     "evicting: index entries removed": """
         fill()
-        import kvfs.background.evictor as evictor
+        import kvfs.node.tasks.evictor as evictor
         evictor.tree.reap = die
         evict()
     """,

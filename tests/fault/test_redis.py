@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.errors import Conflict, Exists, Invalid, NotSupported, Unavailable
+from kvfs.base.errors import Conflict, Exists, Invalid, NotSupported, Unavailable
 from kvfs.meta import keys
 from kvfs.meta.records import ROOT_INODE
 from kvfs.meta.redis.about import check_server, sync_means
 from kvfs.meta.redis.engine import RedisEngine
 from kvfs.meta.redis.location import parse
 from kvfs.meta.redis.slots import slot_of
-from kvfs.namespace import inodes, spaces, tree
+from kvfs.tree import inodes, namespaces, tree
 from tests.cluster.waiting import wait_until
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed, on_a_port
 from tests.fault.counters import increment, number
@@ -493,8 +493,8 @@ def test_a_namespace_is_there_wholly_or_not_at_all(
     """Whoever makes one is killed at a step; others neither wait for long nor see a half."""
     url = f"{cluster.url}?prefix={step}-{when}-{secrets.token_hex(4)}"
     with opened(url) as engine:
-        engine.transact_now(lambda t: spaces.format(t, 1, 0, 0))
-        engine.transact_now(lambda t: spaces.create(t, b"old", uid=0, gid=0, now=1))
+        engine.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
+        engine.transact_now(lambda t: namespaces.create(t, b"old", uid=0, gid=0, now=1))
         victim = subprocess.run([sys.executable, CREATOR, url, step, when], timeout=60, check=False)
         assert victim.returncode == -signal.SIGKILL
         is_there = (step, when) not in [
@@ -502,7 +502,7 @@ def test_a_namespace_is_there_wholly_or_not_at_all(
             ("intent", "after"),
             ("point", "before"),
         ]
-        names = [each.namespace.name for each in engine.read_now(spaces.list_all)]
+        names = [each.namespace.name for each in engine.read_now(namespaces.list_all)]
         assert names == ([b"new", b"old"] if is_there else [b"old"])
         root = engine.read_now(lambda t: inodes.read_inode(t, ROOT_INODE))
         assert root.nlink == 2 + len(names)
@@ -510,17 +510,17 @@ def test_a_namespace_is_there_wholly_or_not_at_all(
             found, _ = engine.read_now(lambda t: tree.resolve(t, b"/new"))
             assert engine.read_now(lambda t: inodes.read_inode(t, found)).nlink == 2
             with pytest.raises(Exists):
-                engine.transact_now(lambda t: spaces.create(t, b"new", uid=0, gid=0, now=3))
+                engine.transact_now(lambda t: namespaces.create(t, b"new", uid=0, gid=0, now=3))
         else:
-            engine.transact_now(lambda t: spaces.create(t, b"new", uid=0, gid=0, now=3))
+            engine.transact_now(lambda t: namespaces.create(t, b"new", uid=0, gid=0, now=3))
 
 
 def test_whoever_was_thought_dead_does_not_do_by_halves(cluster: RedisCluster) -> None:
     """It hangs between intent and commit point; others undo it; it begins again."""
     url = f"{cluster.url}?prefix={secrets.token_hex(4)}"
     with opened(url) as engine:
-        engine.transact_now(lambda t: spaces.format(t, 1, 0, 0))
-        engine.transact_now(lambda t: spaces.create(t, b"old", uid=0, gid=0, now=1))
+        engine.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
+        engine.transact_now(lambda t: namespaces.create(t, b"old", uid=0, gid=0, now=1))
         with subprocess.Popen(
             [sys.executable, CREATOR, url, "point", "paused"],
             stdin=subprocess.PIPE,
@@ -529,12 +529,12 @@ def test_whoever_was_thought_dead_does_not_do_by_halves(cluster: RedisCluster) -
             assert paused.stdin is not None
             assert paused.stdout is not None
             assert paused.stdout.readline() == b"paused\n"
-            engine.transact_now(lambda t: spaces.create(t, b"mine", uid=0, gid=0, now=2))
-            assert len(engine.read_now(spaces.list_all)) == 2
+            engine.transact_now(lambda t: namespaces.create(t, b"mine", uid=0, gid=0, now=2))
+            assert len(engine.read_now(namespaces.list_all)) == 2
             paused.stdin.write(b"go on\n")
             paused.stdin.close()
             assert paused.wait(timeout=60) == 0
-        names = [each.namespace.name for each in engine.read_now(spaces.list_all)]
+        names = [each.namespace.name for each in engine.read_now(namespaces.list_all)]
         assert names == [b"mine", b"new", b"old"]
         root = engine.read_now(lambda t: inodes.read_inode(t, ROOT_INODE))
         assert root.nlink == 2 + 3
@@ -543,15 +543,15 @@ def test_whoever_was_thought_dead_does_not_do_by_halves(cluster: RedisCluster) -
 def test_namespaces_made_and_removed_by_many_at_once(cluster: RedisCluster) -> None:
     url = f"{cluster.url}?prefix={secrets.token_hex(4)}"
     with opened(url) as one, opened(url) as two:
-        one.transact_now(lambda t: spaces.format(t, 1, 0, 0))
+        one.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
 
         async def work(engine: RedisEngine, name: bytes) -> None:
             for _ in range(4):
-                await engine.transact(lambda t: spaces.create(t, name, uid=0, gid=0, now=2))
-                listed = await engine.read(spaces.list_all)
+                await engine.transact(lambda t: namespaces.create(t, name, uid=0, gid=0, now=2))
+                listed = await engine.read(namespaces.list_all)
                 assert name in [each.namespace.name for each in listed]
-                await engine.transact(lambda t: spaces.remove(t, name, 3))
-            await engine.transact(lambda t: spaces.create(t, name, uid=0, gid=0, now=2))
+                await engine.transact(lambda t: namespaces.remove(t, name, 3))
+            await engine.transact(lambda t: namespaces.create(t, name, uid=0, gid=0, now=2))
 
         async def main() -> None:
             async with trio.open_nursery() as nursery:
@@ -560,6 +560,6 @@ def test_namespaces_made_and_removed_by_many_at_once(cluster: RedisCluster) -> N
                     nursery.start_soon(work, two, b"two %d" % number)
 
         trio.run(main)
-        assert len(one.read_now(spaces.list_all)) == 6
+        assert len(one.read_now(namespaces.list_all)) == 6
         root = two.read_now(lambda t: inodes.read_inode(t, ROOT_INODE))
         assert root.nlink == 2 + 6

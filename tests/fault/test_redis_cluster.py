@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 import trio
 
-from kvfs.errors import Invalid, Unavailable
-from kvfs.meta.leases import Joined
+from kvfs.base.errors import Invalid, Unavailable
+from kvfs.meta.node_leases import Joined
 from kvfs.meta.redis.calling import locate
 from kvfs.meta.redis.leasing import LeaseTable
 from kvfs.meta.redis.slots import slot_of

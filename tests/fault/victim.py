@@ -17,8 +17,8 @@ from typing import Final
 
 import trio
 
-from kvfs.fsck import Fsck
-from kvfs.recover import recover
+from kvfs.admin.fsck import Fsck
+from kvfs.node.recover import recover
 from tests.contract.small_node import BOOT, SmallNode, small_node
 from tests.fault.disks import cut
 

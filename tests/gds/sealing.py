@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import kvfs
-from kvfs.client.core import Core
+from kvfs.client.client_core import Core
 from tests.cluster.waiting import wait_until
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from kvfs.errors import Corrupt
+from kvfs.base.errors import Corrupt
 
 pytestmark = pytest.mark.timeout(1200)  # the first test may have to install torch
 

@@ -12,8 +12,8 @@ import pytest
 import gds
 import kvfs
 from gds import Block, Outcome
-from kvfs.errors import Corrupt, Invalid, IsADirectory, NotFound, Unavailable
-from kvfs.store.tiers import TieredFiles
+from kvfs.base.errors import Corrupt, Invalid, IsADirectory, NotFound, Unavailable
+from kvfs.datastore.tiered_files import TieredFiles
 from tests.contract import client_store
 from tests.gds.sealing import data_file, flip, wait_for_checksums
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvfs.units import format_size
+from kvfs.base.units import format_size
 from tests.cluster.waiting import lives, wait_until
 from tests.gds.checkpoints import llama, meant, write, write_shards
 from tests.gds.command import with_torch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import gds
-from kvfs.errors import KvfsError, NoSpace, NotSupported, Unavailable
+from kvfs.base.errors import KvfsError, NoSpace, NotSupported, Unavailable
 from tests.gds.checkpoints import Meant, assert_same, meant, write
 from tests.gds.test_loading import EVERY_DTYPE
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvfs.errors import NoSpace, Unavailable
+from kvfs.base.errors import NoSpace, Unavailable
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from kvfs.errors import Corrupt, Invalid, KvfsError, NoSpace, NotSupported, Unavailable
+from kvfs.base.errors import Corrupt, Invalid, KvfsError, NoSpace, NotSupported, Unavailable
 from tests.gds.checkpoints import assert_same, llama, meant, write, write_shards
 from tests.gds.test_loading import EVERY_DTYPE
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 import gds
-from kvfs.errors import Unavailable
+from kvfs.base.errors import Unavailable
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import root  # noqa: F401  a fixture
 from tests.cluster.waiting import wait_until

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 import gds
-from kvfs.errors import Corrupt, KvfsError
+from kvfs.base.errors import Corrupt, KvfsError
 from tests.fault.disks import cut, disk
 from tests.gds import children, holes
 from tests.integration.harness import Node, best_mode
@@ -113,7 +113,7 @@ _STATE: Final = """
 import os
 os.environ["OMP_NUM_THREADS"] = "1"  # torch's own threads end the process where memory ends
 import gds, resource, signal, threading, torch
-from kvfs.errors import Invalid, NoSpace
+from kvfs.base.errors import Invalid, NoSpace
 
 def of(key):
     with open("/proc/self/status") as file:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import Conflict, Corrupt, Invalid, KvfsError, NotFound, NotSupported
+from kvfs.base.errors import Conflict, Corrupt, Invalid, KvfsError, NotFound, NotSupported
 from tests.gds.checkpoints import (
     Meant,
     assert_same,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 from tests.gds.checkpoints import assert_same, llama, meant, write
 from tests.gds.test_loading import EVERY_DTYPE
 

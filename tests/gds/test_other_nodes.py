@@ -13,7 +13,7 @@ import pytest
 import gds
 import kvfs
 from gds import Block, Outcome
-from kvfs.errors import Conflict, Corrupt, NoSpace
+from kvfs.base.errors import Conflict, Corrupt, NoSpace
 from tests.cluster.waiting import wait_until
 from tests.gds import holes
 from tests.gds.checkpoints import assert_same, meant, write

@@ -71,7 +71,7 @@ def test_what_the_mount_shows_is_loaded_by_every_way(node: Node, other: tuple[st
 
 _REFUSED: Final = """
 import gds, kvfs
-from kvfs.errors import AccessDenied
+from kvfs.base.errors import AccessDenied
 mount, store = sys.argv[1:]
 def said(call):
     try:

@@ -19,7 +19,7 @@ from gds.direct_io import Alignment
 from gds.page_cache import cached_bytes
 from gds.pieces import ROOM_BYTES
 from gds.source import Source
-from kvfs.errors import Corrupt
+from kvfs.base.errors import Corrupt
 from tests.fault.disks import cut, disk
 from tests.gds import children
 from tests.gds.checkpoints import llama, meant, raw, write

@@ -13,7 +13,7 @@ import gds
 from gds import company
 from gds.page_cache import cached_bytes
 from gds.splits import Experts, Heads, Stacked
-from kvfs.errors import Corrupt, Invalid
+from kvfs.base.errors import Corrupt, Invalid
 from tests.gds import children
 from tests.gds.checkpoints import Meant, llama, meant, raw, write
 from tests.gds.cold import make_cold

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvfs.errors import Conflict, Corrupt, Invalid, NotFound, NotSupported
+from kvfs.base.errors import Conflict, Corrupt, Invalid, NotFound, NotSupported
 from tests.gds.checkpoints import Meant, llama, meant, write
 from tests.integration.posix import let_clock_pass
 

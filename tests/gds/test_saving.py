@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvfs.errors import (
+from kvfs.base.errors import (
     Invalid,
     IsADirectory,
     NameTooLong,

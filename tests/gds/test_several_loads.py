@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.errors import Corrupt, Unavailable
+from kvfs.base.errors import Corrupt, Unavailable
 from tests.cluster.cluster import Cluster
 from tests.cluster.network import why_not
 from tests.cluster.waiting import wait_until

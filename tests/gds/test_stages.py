@@ -10,8 +10,8 @@ import pytest
 import gds
 from gds import stages
 from gds.stages import Spent, Stage, Stages, during, start_watch, stop_watch, together
-from kvfs.errors import Corrupt
-from kvfs.store.checksum import CHUNK_BYTES
+from kvfs.base.errors import Corrupt
+from kvfs.datastore.checksum import CHUNK_BYTES
 from tests.gds.checkpoints import meant, write
 from tests.gds.sealing import wait_for_checksums
 from tests.integration.harness import Node, best_mode

@@ -10,15 +10,8 @@ import pytest
 from gds.checked import CheckedSource
 from gds.memory import allocate
 from gds.pages import page_down, page_up
-from kvfs.errors import (
-    AccessDenied,
-    Conflict,
-    Corrupt,
-    Invalid,
-    NotSupported,
-    Unavailable,
-)
-from kvfs.store.checksum import CHUNK_BYTES, checksum
+from kvfs.base.errors import AccessDenied, Conflict, Corrupt, Invalid, NotSupported, Unavailable
+from kvfs.datastore.checksum import CHUNK_BYTES, checksum
 from tests.gds.checkpoints import assert_same, llama, meant, write, write_shards
 from tests.gds.sealing import data_file, flip, wait_for_checksums
 from tests.integration.harness import Node, best_mode

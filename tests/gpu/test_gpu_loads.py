@@ -15,7 +15,7 @@ import pytest
 
 import gds
 from gds.capability import Mode, probe
-from kvfs.errors import Corrupt, Invalid, NoSpace, NotSupported
+from kvfs.base.errors import Corrupt, Invalid, NoSpace, NotSupported
 from tests.contract import client_store
 from tests.gds.checkpoints import Meant, llama, meant, raw, write, write_shards
 from tests.gds.test_loading import EVERY_DTYPE
@@ -329,7 +329,7 @@ FORKED = """
 import os, sys
 import torch
 import gds
-from kvfs.errors import NotSupported
+from kvfs.base.errors import NotSupported
 torch.cuda.init()
 child = os.fork()
 if not child:

@@ -21,7 +21,7 @@ from typing import Any
 
 from gateway.bare_directory import open_to_writers
 from gateway.fuse.probe import probe_modes
-from kvfs import control
+from kvfs.base import control
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODES = ("passthrough", "relay", "libfuse")

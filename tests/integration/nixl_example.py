@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from nixl._api import nixl_agent, nixl_agent_config
 
-from kvfs.client.backing import open_backing
+from kvfs.client.mount.backing_file import open_backing
 
 BLOCKS, BLOCK_BYTES = 8, 1 << 20
 DEADLINE_S = 60

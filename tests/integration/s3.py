@@ -26,9 +26,9 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from cli.store import engine_of
-from kvfs import config as configuration
-from kvfs.objects.problems import BucketNotEmpty, NoSuchBucket
-from kvfs.objects.store import Doomed, ObjectStore
+from kvfs.base import config as configuration
+from kvfs.objects.object_errors import BucketNotEmpty, NoSuchBucket
+from kvfs.objects.object_store import Doomed, ObjectStore
 from s3api.auth.credentials import Credentials
 from s3api.identities import ADMINISTRATOR
 from s3api.settings import OWNER, pack

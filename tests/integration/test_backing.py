@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.client.backing import open_backing
+from kvfs.client.mount.backing_file import open_backing
 from tests.integration.conftest import Place
 from tests.integration.posix import as_user
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.store.files import DataFiles
+from kvfs.datastore.files import DataFiles
 from tests.integration import posix
 from tests.integration.harness import MODES, Node, best_mode, is_mounted, kvfs
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.base.errors import AccessDenied
 from kvfs.client import Client
-from kvfs.client.backing import lease
-from kvfs.errors import AccessDenied
+from kvfs.client.mount.backing_file import lease
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node, kvfs, with_small_cache
 from tests.integration.posix import as_user

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kvfs
-from kvfs.errors import NotFound
+from kvfs.base.errors import NotFound
 from tests.contract import client_store
 from tests.integration.conftest import NATIVE, Place
 from tests.integration.posix import IN_ATTRIB, its_watch_ends, watched
@@ -194,8 +194,8 @@ def test_a_client_killed_before_it_told_is_made_up_for(
     assert (here / "old").stat().st_size == 1
     program = """
 import os, signal, sys, kvfs
-from kvfs.client import finish
-finish.Finisher.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from kvfs.session import post_commit
+post_commit.Finisher.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 kvfs.Client(sys.argv[1]).rename(sys.argv[2] + "/old", sys.argv[2] + "/new")
 """
     client_store.run_killed(program, str(place.node.store), path)

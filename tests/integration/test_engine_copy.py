@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.store import layout
+from kvfs.datastore import layout
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from tests.contract.redis_servers import RedisServer, killed, on_a_port
 from tests.contract.small_node import small_node
 from tests.integration.harness import kvfs

@@ -16,10 +16,10 @@ import pytest
 
 from gateway import watchdog_process
 from gateway.fuse import device
-from kvfs import control
-from kvfs.changes import Change, to_wire
-from kvfs.errors import Unavailable
-from kvfs.store.layout import is_locked
+from kvfs.base import control
+from kvfs.base.errors import Unavailable
+from kvfs.datastore.layout import is_locked
+from kvfs.tree.changes import Change, to_wire
 from tests.cluster.waiting import lives, wait_until
 from tests.integration.harness import ROOT, Node, watchdog_of
 from tests.integration.several import Several, several

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from kvfs import control
+from kvfs.base import control
 from kvfs.client import Client
-from kvfs.store.probe import filesystem_type
+from kvfs.datastore.kernel.filesystem_probe import filesystem_type
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node, best_mode, kvfs
 

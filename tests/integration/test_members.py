@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import trio
 
-from kvfs.background.renewal import Renewal
+from kvfs.base.control import ControlServer
+from kvfs.cluster.cluster_requests import ClusterRequests
 from kvfs.cluster.membership import About, Measured, Membership, joined
-from kvfs.cluster.requests import ClusterRequests
-from kvfs.control import ControlServer
+from kvfs.datastore import layout
 from kvfs.meta.redis.engine import RedisEngine
-from kvfs.store import layout
+from kvfs.node.tasks.lease_renewer import Renewal
 from tests.cluster.waiting import wait_until
 from tests.contract.redis_servers import RedisServer, killed
 from tests.integration.harness import kvfs

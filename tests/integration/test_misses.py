@@ -11,8 +11,8 @@ import pytest
 import kvfs
 from gateway.fsspec.filesystem import KvfsFileSystem
 from gds.blocks import Outcome, read_blocks
-from kvfs import control
-from kvfs.errors import NotFound
+from kvfs.base import control
+from kvfs.base.errors import NotFound
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs as command
 from tests.integration.s3 import S3, serving

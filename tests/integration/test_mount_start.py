@@ -19,7 +19,7 @@ from pathlib import Path
 import trio
 
 from gateway.fuse import device, mount
-from kvfs.config import Config
+from kvfs.base.config import Config
 from kvfs.node import open_node
 
 store, mountpoint, mode, put = sys.argv[1:]
@@ -52,7 +52,7 @@ from pathlib import Path
 import trio
 
 from gateway.fuse import device, mount
-from kvfs.config import Config
+from kvfs.base.config import Config
 from kvfs.node import open_node
 
 store, mountpoint, mode = sys.argv[1:]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.objects.store import ObjectStore
+from kvfs.objects.object_store import ObjectStore
 from tests.integration.harness import Node
 from tests.integration.posix import refused
 

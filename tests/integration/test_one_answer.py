@@ -15,8 +15,8 @@ import pytest
 import kvfs
 from gateway.fsspec.filesystem import KvfsFileSystem
 from gds.blocks import Outcome, read_blocks
-from kvfs.client.backing import open_backing
-from kvfs.errors import Corrupt, KvfsError, NotFound
+from kvfs.base.errors import Corrupt, KvfsError, NotFound
+from kvfs.client.mount.backing_file import open_backing
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs as command
 from tests.integration.posix import make_of

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.former_writers import AT_ONCE_BYTES
+from kvfs.node.former_writers import AT_ONCE_BYTES
 from tests.integration.harness import Node, is_mounted, kvfs, wait_for_exit
 from tests.integration.posix import (
     check,

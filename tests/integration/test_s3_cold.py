@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from kvfs import control
+from kvfs.base import control
+from kvfs.base.errors import Unavailable
 from kvfs.client import Client
-from kvfs.errors import Unavailable
 from tests.cluster.waiting import wait_until
 from tests.fault.proxy import Proxy, proxied
 from tests.integration.harness import Node, best_mode, kvfs

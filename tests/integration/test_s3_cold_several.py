@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import control
+from kvfs.base import control
 from kvfs.client import Client
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node, kvfs

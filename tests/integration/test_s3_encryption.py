@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvfs.store.at_rest import encrypted_by
+from kvfs.datastore.kernel.disk_encryption import encrypted_by
 from s3api.identities import ADMINISTRATOR
 from tests.fault.disks import disk
 from tests.integration.harness import Node, best_mode

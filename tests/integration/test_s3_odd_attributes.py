@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from kvfs.meta.embedded import EmbeddedEngine
-from kvfs.namespace import inodes
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.tree import inodes
 from tests.integration import posix
 from tests.integration.s3 import S3, refused
 

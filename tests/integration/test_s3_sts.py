@@ -13,7 +13,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
 
-from kvfs.encryption import KEY_NAME, open_key
+from kvfs.base.encryption import KEY_NAME, open_key
 from s3api.auth.credentials import start_session
 from tests.integration.s3 import REGION, S3, refused
 

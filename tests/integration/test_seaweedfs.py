@@ -14,15 +14,15 @@ import boto3
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kvfs.cold import moving
-from kvfs.cold.endpoint import Endpoint
-from kvfs.errors import AccessDenied, Conflict, NotFound
+from kvfs.base.errors import AccessDenied, Conflict, NotFound
+from kvfs.transfer.cold import object_transfer
+from kvfs.transfer.cold.endpoint import Endpoint
 from tests.integration.environments import HERE, environment
 
 HOST = "127.0.0.1"
 START_S = 120.0
 BUCKET = "tests"
-PART = moving.PART_BYTES
+PART = object_transfer.PART_BYTES
 PORTS = (
     *("master.port", "volume.port", "filer.port"),
     *("master.port.grpc", "volume.port.grpc", "filer.port.grpc", "s3.port.grpc"),
@@ -115,14 +115,16 @@ def content(fd: int) -> bytes:
 def test_what_was_sent_comes_back(endpoint: Endpoint, file: int, tmp_path: Path) -> None:
     size = 2 * PART + 77
     moved: list[int] = []
-    moving.upload(endpoint, "a/large", file, size, moved.append)
+    object_transfer.upload(endpoint, "a/large", file, size, moved.append)
     assert sum(moved) == size
-    moving.upload(endpoint, "a/small", file, 100, moved.append)
+    object_transfer.upload(endpoint, "a/small", file, 100, moved.append)
     found = endpoint.head("a/large")
     assert found is not None
     assert found.size == size
     with (tmp_path / "back").open("w+b") as back:
-        moving.download(endpoint, "a/large", size, back.fileno(), moved.append, etag=found.etag)
+        object_transfer.download(
+            endpoint, "a/large", size, back.fileno(), moved.append, etag=found.etag
+        )
         assert content(back.fileno()) == content(file)
     assert [each.key for each in endpoint.objects("a/")] == ["a/large", "a/small"]
     endpoint.delete("a/large")
@@ -139,14 +141,14 @@ def test_an_upload_that_was_cut_off_goes_on(endpoint: Endpoint, file: int, tmp_p
         raise CutOff
 
     with pytest.raises(CutOff):
-        moving.upload(endpoint, "again", file, size, cut)
+        object_transfer.upload(endpoint, "again", file, size, cut)
     begun = endpoint.begun("again")
     assert begun is not None
     assert endpoint.parts("again", begun)
-    moving.upload(endpoint, "again", file, size, lambda _: None)
+    object_transfer.upload(endpoint, "again", file, size, lambda _: None)
     assert endpoint.begun("again") is None
     with (tmp_path / "back").open("w+b") as back:
-        moving.download(endpoint, "again", size, back.fileno(), lambda _: None)
+        object_transfer.download(endpoint, "again", size, back.fileno(), lambda _: None)
         assert content(back.fileno()) == content(file)
 
 
@@ -155,9 +157,11 @@ def test_what_is_not_there_and_who_may_not(
 ) -> None:
     with (tmp_path / "back").open("w+b") as back:
         with pytest.raises(NotFound):
-            moving.download(endpoint, "nothing", 10, back.fileno(), lambda _: None)
+            object_transfer.download(endpoint, "nothing", 10, back.fileno(), lambda _: None)
         with pytest.raises(Conflict):  # another object than was listed
-            moving.download(endpoint, "first", 5, back.fileno(), lambda _: None, etag='"0"')
+            object_transfer.download(
+                endpoint, "first", 5, back.fileno(), lambda _: None, etag='"0"'
+            )
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-wrong-wrong-wrong")
     with (
         contextlib.closing(Endpoint(BUCKET, endpoint.url)) as other,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kvfs
-from kvfs.errors import Exists, NotEmpty
+from kvfs.base.errors import Exists, NotEmpty
 from s3api.identities import ADMINISTRATOR
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node

@@ -13,7 +13,7 @@ import trio
 
 from kvfs.cluster import membership
 from kvfs.cluster.membership import About, joined
-from kvfs.store import layout
+from kvfs.datastore import layout
 from tests.cluster.waiting import wait_until
 from tests.contract.redis_servers import RedisServer, free_port, killed
 from tests.integration.conftest import start

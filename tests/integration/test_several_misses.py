@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 
 import kvfs
-from kvfs import control
-from kvfs.errors import NotFound
+from kvfs.base import control
+from kvfs.base.errors import NotFound
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node
 from tests.integration.harness import kvfs as command

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.base.errors import Exists, NoSpace
 from kvfs.client import Client
-from kvfs.errors import Exists, NoSpace
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs
 from tests.integration.posix import its_watch_ends, refused

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import kvfs
-from kvfs import control
+from kvfs.base import control
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node
 from tests.integration.posix import refused

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
+from kvfs.base.errors import KvfsError
 from kvfs.client import Client
-from kvfs.client.backing import open_backing
-from kvfs.client.creating import new_file
-from kvfs.errors import KvfsError
+from kvfs.client.mount.backing_file import open_backing
+from kvfs.client.mount.mount_create import new_file
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import CannotStart, Node, best_mode, kvfs
 from tests.integration.posix import ALICE, as_user, needs_root, refused

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvfs import control
+from kvfs.base import control
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node, base_directory, kvfs
 from tests.integration.several import Several, several

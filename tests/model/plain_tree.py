@@ -1,4 +1,4 @@
-"""A tree of names in plain objects, written from POSIX and not from the code: what `kvfs.namespace`
+"""A tree of names in plain objects, written from POSIX and not from the code: what `kvfs.tree`
 is compared with. An operation that is refused returns the error's class and changes nothing."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from kvfs import errors
+from kvfs.base import errors
 
 Refusal = type[errors.KvfsError] | None
 

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvfs.fsck_records import RecordCheck
-from kvfs.objects.problems import NoSuchKey
+from kvfs.admin.fsck_records import RecordCheck
+from kvfs.objects.object_errors import NoSuchKey
 from tests.unit.object_space import ObjectSpace
 
 _LONG = "x" * 479

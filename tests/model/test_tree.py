@@ -17,13 +17,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvfs.errors import KvfsError
+from kvfs.base.errors import KvfsError
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
-from kvfs.meta.memory import MemoryEngine
+from kvfs.meta.engine import Transaction
+from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of, namespace_root
 from kvfs.meta.redis.engine import RedisEngine
-from kvfs.namespace import inodes, lifecycle, spaces, tree
+from kvfs.tree import inodes, lifecycle, namespaces, tree
 from tests.contract.mirrors import Mirror
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 from tests.model.plain_tree import Node, PlainTree, Refusal
@@ -58,7 +58,7 @@ class Trees(RuleBasedStateMachine):
         super().__init__()
         self.engine = self.make_engine()
         self.now = 1
-        self.engine.transact_now(lambda t: spaces.format(t, self.now, 0, 0))
+        self.engine.transact_now(lambda t: namespaces.format(t, self.now, 0, 0))
         self.plain = PlainTree(ROOT_INODE, self.now)
         self.regular: set[int] = set()
 
@@ -122,7 +122,7 @@ class Trees(RuleBasedStateMachine):
         space = namespace_of(parent.ino)
         if not self.engine.read_now(lambda t: t.get(keys.namespace(space))):
             return parent.ino + self.now  # refused anyway
-        return self.engine.transact_now(lambda t: spaces.allocate_inodes(t, space, 1))
+        return self.engine.transact_now(lambda t: namespaces.allocate_inodes(t, space, 1))
 
     @rule(at=PICK, name=NAMES, kind=KINDS)
     def add(self, at: int, name: bytes, kind: int) -> None:
@@ -330,7 +330,7 @@ class Trees(RuleBasedStateMachine):
 
     @invariant()
     def usage_is_right(self) -> None:
-        for listed in self.engine.read_now(spaces.list_all):
+        for listed in self.engine.read_now(namespaces.list_all):
             node = self.plain.nodes[namespace_root(listed.id)]
             assert node.names == {(ROOT_INODE, listed.namespace.name)}
             inside = [

@@ -8,19 +8,20 @@ from typing import Any, TypeVar, cast
 
 import trio
 
-from kvfs.background.acknowledging import Acknowledging
-from kvfs.background.copies import ADOPT, TAKE, Copies, Mirrored
-from kvfs.background.evening import Evening
-from kvfs.background.keeper import Keeper
-from kvfs.errors import KvfsError, NoSpace, Unavailable
+from kvfs.base.errors import KvfsError, NoSpace, Unavailable
+from kvfs.datastore.index import Index, Sealed
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
-from kvfs.meta.memory import MemoryEngine, MemoryTransaction
+from kvfs.meta.engine import Transaction
+from kvfs.meta.memory_engine import MemoryEngine, MemoryTransaction
 from kvfs.meta.records import Flag, Inode, Namespace, namespace_of, namespace_root, unpack_namespace
-from kvfs.namespace import copies, lifecycle, placements, spaces, tree
+from kvfs.node.tasks.copier import ADOPT, TAKE, Copies, Mirrored
+from kvfs.node.tasks.rebalancer import Evening
+from kvfs.node.tasks.replica_keeper import Keeper
+from kvfs.node.tasks.sync_acknowledger import Acknowledging
+from kvfs.policy.cluster_snapshot import Host, Snapshot
 from kvfs.policy.eviction import headroom
-from kvfs.policy.snapshot import Host, Snapshot
-from kvfs.store.index import Index, Sealed
+from kvfs.tree import lifecycle, namespaces, tree
+from kvfs.tree.copies import placements, replica_counts
 
 T = TypeVar("T")
 GIB = 1 << 30
@@ -116,7 +117,7 @@ class KeptNode:
 
     async def _evict(self, ino: int) -> bool:
         def fn(t: Transaction) -> bool:
-            if spaces.is_durable(t, ino) or len(placements.holders(t, ino)) > 1:
+            if namespaces.is_durable(t, ino) or len(placements.holders(t, ino)) > 1:
                 return False
             lifecycle.evict(t, ino, 1)
             tree.reap(t, ino)
@@ -137,7 +138,7 @@ class KeptNode:
         await trio.sleep(self.fetch_s)
         if self.refuses is not None:
             raise self.refuses
-        [file] = await self.seat.read(lambda t: copies.look(t, [ino]))
+        [file] = await self.seat.read(lambda t: replica_counts.look(t, [ino]))
         if not self.cluster.snapshot().alive(file.holders):
             raise Unavailable("nobody has it")
         self.brought.append(ino)
@@ -174,7 +175,7 @@ class KeptCluster:
     def __init__(self, count: int) -> None:
         self.shared = MemoryEngine()
         self.sizes: dict[int, int] = {}
-        self.shared.transact_now(lambda t: spaces.format(t, 1, 0, 0))
+        self.shared.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
         self.nodes: dict[int, KeptNode] = {}
         for number in range(1, count + 1):
             self.nodes[number] = KeptNode(self, number, "ab"[number % 2])
@@ -207,14 +208,14 @@ class KeptCluster:
 
     def namespace(self, name: str, **policy: Any) -> int:
         return self[1].seat.transact_now(
-            lambda t: spaces.create(t, name.encode(), uid=0, gid=0, now=1, **policy)
+            lambda t: namespaces.create(t, name.encode(), uid=0, gid=0, now=1, **policy)
         )
 
     def write(self, namespace_id: int, name: str, node: int = 1, size: int = GIB) -> int:
         """A sealed file, closed on a node."""
 
         def fn(t: Transaction) -> int:
-            ino = spaces.allocate_inodes(t, namespace_id, 1)
+            ino = namespaces.allocate_inodes(t, namespace_id, 1)
             inode = Inode(
                 mode=stat.S_IFREG | 0o644,
                 uid=0,
@@ -239,7 +240,7 @@ class KeptCluster:
         return ino
 
     def holders(self, ino: int) -> set[int]:
-        return set(self.shared.read_now(lambda t: copies.whole_holders(t, ino, 0)))
+        return set(self.shared.read_now(lambda t: replica_counts.whole_holders(t, ino, 0)))
 
     def living(self, ino: int) -> set[int]:
         """Its holders that are there."""

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvfs.client.finish import Changed
-from kvfs.client.placing import Written
-from kvfs.client.session import Author
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
-from kvfs.meta.memory import MemoryEngine
-from kvfs.namespace import reserving, spaces
-from kvfs.objects import buckets, changing, finding, listing
-from kvfs.objects.changing import Check, Deleted, Moment, New, anything
-from kvfs.objects.facts import Facts
+from kvfs.meta.engine import Transaction
+from kvfs.meta.memory_engine import MemoryEngine
+from kvfs.objects import buckets, listing, lookup, mutations
+from kvfs.objects.mutations import Check, Deleted, Moment, New, anything
+from kvfs.objects.object_info import Facts
+from kvfs.session.post_commit import Changed
+from kvfs.session.session import Author
+from kvfs.session.staging import Written
+from kvfs.tree import namespaces, reserved_inodes
 from tests.unit.space import BOOT
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class ObjectSpace:
     def __init__(self) -> None:
         self.engine = MemoryEngine()
         self.now = 1_000
-        self.do(lambda t: spaces.format(t, 1, 0, 0))
+        self.do(lambda t: namespaces.format(t, 1, 0, 0))
         self.changed = Changed()
         author = Author(uid=7, gid=8, boot=BOOT, now=self.now)
         self.bucket = self.do(
@@ -39,7 +39,7 @@ class ObjectSpace:
         return Moment(self.now, BOOT)
 
     def body(self, size: int = 0) -> Written:
-        ino = self.do(lambda t: reserving.reserve(t, self.bucket.id, 1))
+        ino = self.do(lambda t: reserved_inodes.reserve(t, self.bucket.id, 1))
         return Written(ino, size, -(-size // 4096) * 8, self.now, self.now, synced=True)
 
     def put(
@@ -55,7 +55,7 @@ class ObjectSpace:
         new = New(self.body(size), etag, metadata or {})
         moment = self.moment()
         return self.do(
-            lambda t: changing.put(
+            lambda t: mutations.put(
                 t, self.bucket, key, new, versioning, check, moment, self.changed
             )
         )
@@ -63,19 +63,19 @@ class ObjectSpace:
     def delete(self, key: bytes, versioning: str = "", check: Check = anything) -> Deleted:
         moment = self.moment()
         return self.do(
-            lambda t: changing.delete(t, self.bucket, key, versioning, check, moment, self.changed)
+            lambda t: mutations.delete(t, self.bucket, key, versioning, check, moment, self.changed)
         )
 
     def delete_version(self, key: bytes, version: str, *, bypass: bool = False) -> Deleted:
         moment = self.moment()
         return self.do(
-            lambda t: changing.delete_version(
+            lambda t: mutations.delete_version(
                 t, self.bucket, key, version, anything, moment, self.changed, bypass=bypass
             )
         )
 
     def find(self, key: bytes, version: str = "") -> Facts:
-        return self.do(lambda t: finding.find(t, self.bucket, key, version, BOOT))
+        return self.do(lambda t: lookup.find(t, self.bucket, key, version, BOOT))
 
     def list(
         self,

@@ -4,10 +4,10 @@ import stat
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvfs.meta.interface import Transaction
-from kvfs.meta.memory import MemoryEngine
+from kvfs.meta.engine import Transaction
+from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import Inode, namespace_root
-from kvfs.namespace import spaces, tree
+from kvfs.tree import namespaces, tree
 
 T = TypeVar("T")
 BOOT = 7
@@ -34,8 +34,10 @@ class Space:
     def __init__(self) -> None:
         self.engine = MemoryEngine()
         self.held: set[int] = set()
-        self.do(lambda t: spaces.format(t, 1, 0, 0))
-        self.id = self.do(lambda t: spaces.create(t, b"cache", kind="cache", uid=0, gid=0, now=2))
+        self.do(lambda t: namespaces.format(t, 1, 0, 0))
+        self.id = self.do(
+            lambda t: namespaces.create(t, b"cache", kind="cache", uid=0, gid=0, now=2)
+        )
         self.root = namespace_root(self.id)
 
     def do(self, fn: Callable[[Transaction], T]) -> T:
@@ -47,7 +49,7 @@ class Space:
     def add(
         self, parent: int, name: bytes, kind: int = stat.S_IFREG, mode: int = 0o644, now: int = 10
     ) -> int:
-        ino = self.do(lambda t: spaces.allocate_inodes(t, self.id, 1))
+        ino = self.do(lambda t: namespaces.allocate_inodes(t, self.id, 1))
         return self.do(lambda t: tree.add(t, parent, name, ino, new_inode(kind, mode, now)))
 
     def directory(self, parent: int, name: bytes, now: int = 10) -> int:

@@ -6,9 +6,9 @@ from typing import TypeVar, cast
 import trio
 import trio.testing
 
-from kvfs.background.accounting import Accounting, Census, Holding, Space
-from kvfs.background.admission import Admission
-from kvfs.meta.interface import Engine
+from kvfs.meta.engine import Engine
+from kvfs.vfs.admission import Admission
+from kvfs.vfs.space_accounting import Accounting, Census, Holding, Space
 
 T = TypeVar("T")
 _NAMESPACE = 1

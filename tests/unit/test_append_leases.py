@@ -6,10 +6,10 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.append_leases import PATIENCE_S, AppendLeases
-from kvfs.errors import Busy
+from kvfs.base.errors import Busy
 from kvfs.meta import keys
-from kvfs.meta.memory import MemoryEngine
+from kvfs.meta.memory_engine import MemoryEngine
+from kvfs.node.append_leases import PATIENCE_S, AppendLeases
 
 INO = 1 << 48 | 7
 Work = Callable[["Site"], Awaitable[None]]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.client.aside import uninterrupted
-from kvfs.errors import NoSpace
+from kvfs.base.errors import NoSpace
+from kvfs.session.uninterruptible import uninterrupted
 from tests.cluster.waiting import wait_until
 
 

@@ -6,10 +6,10 @@ from typing import TypeVar
 import pytest
 
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
-from kvfs.namespace import copies
-from kvfs.objects import assembly, uploads
-from kvfs.objects.assembly import Place
+from kvfs.meta.engine import Transaction
+from kvfs.objects.multipart import part_assembly, upload_transactions
+from kvfs.objects.multipart.part_assembly import Place
+from kvfs.tree.copies import replica_counts
 from tests.unit.object_space import ObjectSpace
 from tests.unit.space import BOOT
 
@@ -24,13 +24,15 @@ class Uploaded(ObjectSpace):
     def __init__(self) -> None:
         super().__init__()
         self.data = self.body().ino
-        self.upload = self.on(1, lambda t: uploads.create(t, self.bucket, b"k", {}, self.moment()))
+        self.upload = self.on(
+            1, lambda t: upload_transactions.create(t, self.bucket, b"k", {}, self.moment())
+        )
         self.on(1, self._put)
 
     def _put(self, t: Transaction) -> None:
         upload, moment = self.upload, self.moment()
-        assert assembly.make(t, self.bucket, upload.directory, 5 * MIB, self.data, moment)
-        uploads.put_part_in_place(
+        assert part_assembly.make(t, self.bucket, upload.directory, 5 * MIB, self.data, moment)
+        upload_transactions.put_part_in_place(
             *(t, self.bucket, upload, 1, Place(self.data, 0), 5 * MIB, "e", {}, moment),
             self.changed,
             synced=False,
@@ -46,7 +48,9 @@ class Uploaded(ObjectSpace):
         return self.do(run)
 
     def parts(self, node: int, boot: int) -> list[int]:
-        found, _ = self.on(node, lambda t: uploads.list_parts(t, self.upload, 0, 10, boot))
+        found, _ = self.on(
+            node, lambda t: upload_transactions.list_parts(t, self.upload, 0, 10, boot)
+        )
         return [each.number for each in found]
 
 
@@ -68,10 +72,10 @@ def test_whoever_wrote_a_part_says_whether_it_is_there_still(
 
 def test_an_assembly_that_was_evicted_has_no_parts_on_any_node() -> None:
     uploaded = Uploaded()
-    uploaded.do(lambda t: assembly.release(t, uploaded.upload.directory, uploaded.data))
+    uploaded.do(lambda t: part_assembly.release(t, uploaded.upload.directory, uploaded.data))
     assert uploaded.parts(1, BOOT) == uploaded.parts(2, OTHER_BOOT) == []
 
 
 def test_nobody_is_given_a_copy_of_what_is_still_put_together() -> None:
     uploaded = Uploaded()
-    assert uploaded.on(1, lambda t: copies.look(t, [uploaded.data])) == []
+    assert uploaded.on(1, lambda t: replica_counts.look(t, [uploaded.data])) == []

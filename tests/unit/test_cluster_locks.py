@@ -6,14 +6,14 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.errors import Conflict, NoLocks, Unavailable
-from kvfs.locks import Locks, Place
+from kvfs.base.errors import Conflict, NoLocks, Unavailable
+from kvfs.cluster.cluster_locks import Locks, Place
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
-from kvfs.meta.memory import MemoryEngine
+from kvfs.meta.engine import Transaction
+from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import Namespace, namespace_root, pack, unpack_namespace
-from kvfs.namespace import spaces
-from kvfs.policy.locking import LAST, Lock
+from kvfs.policy.byte_range_locks import LAST, Lock
+from kvfs.tree import namespaces
 
 DEADLINE_S = 30
 
@@ -33,9 +33,9 @@ class Cluster:
         self.unreachable = False
 
         def begin(t: Transaction) -> int:
-            spaces.format(t, 1, 0, 0)
-            number = spaces.create(t, b"x", uid=0, gid=0, now=1)
-            record = spaces.get(t, number)
+            namespaces.format(t, 1, 0, 0)
+            number = namespaces.create(t, b"x", uid=0, gid=0, now=1)
+            record = namespaces.get(t, number)
             record.locks = reach
             t.put(keys.namespace(number), pack(record))
             return number

@@ -3,9 +3,10 @@
 import pytest
 
 from kvfs.meta.records import Flag
-from kvfs.namespace import cold, lifecycle, tree
-from kvfs.namespace.cold import Object
-from kvfs.policy import demotion
+from kvfs.policy import cold_demotion
+from kvfs.tree import lifecycle, tree
+from kvfs.tree.copies import cold_copies
+from kvfs.tree.copies.cold_copies import Object
 from tests.unit.space import Space
 
 CHECKSUM = b"c" * 16
@@ -30,21 +31,21 @@ def kept(space: Space) -> Object:
     ino = space.add(space.root, b"file")
     publish(space, ino)
     wanted = Object(ino, 0, CHECKSUM)
-    assert space.do(lambda t: cold.begin(t, wanted))
+    assert space.do(lambda t: cold_copies.begin(t, wanted))
     assert garbage(space) == []
-    assert space.do(lambda t: cold.finish(t, wanted))
+    assert space.do(lambda t: cold_copies.finish(t, wanted))
     return wanted
 
 
 def garbage(space: Space) -> list[Object]:
-    return space.do(lambda t: cold.garbage(t, b"", 100))[0]
+    return space.do(lambda t: cold_copies.garbage(t, b"", 100))[0]
 
 
 def test_what_was_sent_is_there_and_takes_no_space_when_released(
     space: Space, kept: Object
 ) -> None:
-    assert space.do(lambda t: cold.there(t, [kept])) == [kept]
-    assert space.do(lambda t: cold.release(t, kept))
+    assert space.do(lambda t: cold_copies.there(t, [kept])) == [kept]
+    assert space.do(lambda t: cold_copies.release(t, kept))
     inode = space.inode(kept.ino)
     assert (inode.blocks, inode.size, inode.nlink) == (0, 9, 1)
     assert space.do(lambda t: lifecycle.brought(t, kept.ino, 0, 8))
@@ -62,18 +63,18 @@ def test_an_object_of_old_content_is_garbage(space: Space, kept: Object, change:
         space.do(lambda t: tree.unlink(t, space.root, b"file", 30, lambda _: True))
         space.do(lambda t: tree.reap(t, kept.ino))
     assert garbage(space) == [kept]
-    assert not space.do(lambda t: cold.release(t, kept))
-    space.do(lambda t: cold.collected(t, [kept]))
+    assert not space.do(lambda t: cold_copies.release(t, kept))
+    space.do(lambda t: cold_copies.collected(t, [kept]))
     assert garbage(space) == []
 
 
 def test_the_same_content_waits_until_its_garbage_was_collected(space: Space, kept: Object) -> None:
     space.do(lambda t: lifecycle.reopen(t, kept.ino))
     publish(space, kept.ino)
-    assert not space.do(lambda t: cold.begin(t, kept))
-    space.do(lambda t: cold.collected(t, [kept]))
-    assert space.do(lambda t: cold.begin(t, kept))
-    assert space.do(lambda t: cold.finish(t, kept))
+    assert not space.do(lambda t: cold_copies.begin(t, kept))
+    space.do(lambda t: cold_copies.collected(t, [kept]))
+    assert space.do(lambda t: cold_copies.begin(t, kept))
+    assert space.do(lambda t: cold_copies.finish(t, kept))
     assert garbage(space) == []
 
 
@@ -81,9 +82,9 @@ def test_what_changed_while_it_was_sent_is_garbage(space: Space) -> None:
     ino = space.add(space.root, b"file")
     publish(space, ino)
     wanted = Object(ino, 0, CHECKSUM)
-    assert space.do(lambda t: cold.begin(t, wanted))
+    assert space.do(lambda t: cold_copies.begin(t, wanted))
     publish(space, ino, seal=b"d" * 16)
-    assert not space.do(lambda t: cold.finish(t, wanted))
+    assert not space.do(lambda t: cold_copies.finish(t, wanted))
     assert garbage(space) == [wanted]
     assert not space.inode(ino).flags & Flag.COLD
 
@@ -94,21 +95,21 @@ def test_what_a_killed_process_was_sending_is_garbage(space: Space) -> None:
         ino = space.add(space.root, b"file%d" % number)
         publish(space, ino)
         sent.append(Object(ino, 0, CHECKSUM))
-        assert space.do(lambda t: cold.begin(t, sent[-1]))
-    after = space.do(lambda t: cold.abandon(t, b"", 2))
+        assert space.do(lambda t: cold_copies.begin(t, sent[-1]))
+    after = space.do(lambda t: cold_copies.abandon(t, b"", 2))
     while after:
-        after = space.do(lambda t: cold.abandon(t, after, 2))  # noqa: B023
+        after = space.do(lambda t: cold_copies.abandon(t, after, 2))  # noqa: B023
     assert garbage(space) == sent
 
 
 def test_only_what_is_sealed_and_on_disk_is_sent(space: Space) -> None:
     ino = space.add(space.root, b"file")
     publish(space, ino, seal=None)
-    assert cold.object_of(ino, space.inode(ino)) is None
-    assert not space.do(lambda t: cold.begin(t, Object(ino, 0, b"")))
+    assert cold_copies.object_of(ino, space.inode(ino)) is None
+    assert not space.do(lambda t: cold_copies.begin(t, Object(ino, 0, b"")))
 
 
 def test_an_eviction_waits_while_half_of_the_headroom_is_free() -> None:
     capacity = 1 << 30  # a quarter of it is headroom
-    assert demotion.may_wait(capacity * 7 // 8, capacity)
-    assert not demotion.may_wait(capacity * 7 // 8 + 1, capacity)
+    assert cold_demotion.may_wait(capacity * 7 // 8, capacity)
+    assert not cold_demotion.may_wait(capacity * 7 // 8 + 1, capacity)

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import config as configuration
-from kvfs.config import KEYS, Address, load
-from kvfs.errors import ConfigError
-from kvfs.units import Capacity
+from kvfs.base import config as configuration
+from kvfs.base.config import KEYS, Address, load
+from kvfs.base.errors import ConfigError
+from kvfs.base.units import Capacity
 
 
 @pytest.fixture

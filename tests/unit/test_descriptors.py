@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import descriptors
+from kvfs.base import descriptors
 
 SOFT, HARD, MOST = 256, 1024, 1 << 20
 

@@ -6,7 +6,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 from cli import up
-from kvfs.config import load
+from kvfs.base.config import load
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPOSE = (ROOT / "docker-compose.yml").read_text()

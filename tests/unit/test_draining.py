@@ -1,8 +1,8 @@
 """What people are told of a node that cannot be emptied."""
 
-from kvfs.policy.draining import Obstacles
+from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.drain_obstacles import Obstacles
 from kvfs.policy.eviction import headroom
-from kvfs.policy.snapshot import Host, Snapshot
 
 GIB = 1 << 30
 ME = 1

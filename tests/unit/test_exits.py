@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli import exits
-from kvfs import errors
+from kvfs.base import errors
 
 DOMAIN = [
     kind

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvfs.base.errors import AccessDenied, Conflict, Invalid, NotSupported
+from kvfs.base.version import PROTOCOL, VERSION
 from kvfs.cluster import secrets
 from kvfs.cluster.handshake import LIMIT, Answering, Dialing, Party
 from kvfs.cluster.secrets import Secrets
-from kvfs.errors import AccessDenied, Conflict, Invalid, NotSupported
-from kvfs.version import PROTOCOL, VERSION
 
 CLUSTER = "00112233445566ff"
 ANOTHER = "ff66554433221100"

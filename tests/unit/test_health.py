@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from kvfs.wire.http import Body, Head
+from kvfs.http.api import Body, Head
 from s3api.admin import Admin
 
 FINE = {"engine": {"journal_failure": None}, "mount": None}

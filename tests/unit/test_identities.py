@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvfs import identities
-from kvfs.errors import Corrupt, Exists, Invalid, NotFound, TooLarge
+from kvfs.base.errors import Corrupt, Exists, Invalid, NotFound, TooLarge
 from kvfs.meta import keys
-from kvfs.meta.memory import MemoryEngine
+from kvfs.meta.memory_engine import MemoryEngine
+from kvfs.tree import identities
 
 
 @pytest.fixture

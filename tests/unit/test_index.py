@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.meta.memory import MemoryEngine
-from kvfs.store import index as module
-from kvfs.store.index import Index, Sealed
+from kvfs.datastore import index as module
+from kvfs.datastore.index import Index, Sealed
+from kvfs.meta.memory_engine import MemoryEngine
 
 CACHE, OTHER = 7, 8
 

@@ -7,10 +7,10 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.background.copies import Copies
-from kvfs.background.keeper import _ROUTINE_S
-from kvfs.errors import Busy, Unavailable
-from kvfs.policy import hot
+from kvfs.base.errors import Busy, Unavailable
+from kvfs.node.tasks.copier import Copies
+from kvfs.node.tasks.replica_keeper import _ROUTINE_S
+from kvfs.policy import hot_files
 from tests.unit.keeping_cluster import GIB, KeptCluster, until
 
 
@@ -90,14 +90,14 @@ def test_what_could_not_be_copied_is_said_and_copied_when_it_can_be() -> None:
 
 def test_more_replicas_than_before_are_made_of_what_is_there() -> None:
     async def main() -> None:
-        from kvfs.namespace import spaces
+        from kvfs.tree import namespaces
 
         cluster = KeptCluster(4)
         kept = cluster.namespace("kept", replicas=1)
         async with cluster.running():
             ino = cluster.write(kept, "a")
             await until(lambda: len(cluster.holders(ino)) == 2, 60)
-            cluster[1].seat.transact_now(lambda t: spaces.set_policy(t, kept, replicas=2))
+            cluster[1].seat.transact_now(lambda t: namespaces.set_policy(t, kept, replicas=2))
             await until(lambda: len(cluster.holders(ino)) == 3, 3 * _ROUTINE_S)
 
     run(main)
@@ -284,7 +284,7 @@ def test_a_hot_file_has_more_copies_until_it_is_cold() -> None:
         fast = cluster.namespace("fast", kind="cache")
         async with cluster.running():
             ino = cluster.write(fast, "a")
-            for _ in range(int(hot.HOT) * 3):
+            for _ in range(int(hot_files.HOT) * 3):
                 cluster[1].evening.demanded(ino)
             await until(lambda: len(cluster.holders(ino)) >= 3, 60)
             for node in cluster.nodes.values():  # they were not used since

@@ -2,7 +2,7 @@ import pytest
 
 from gateway.fuse.kernel_inodes import KernelInodes, Outdated, ino_of
 from gateway.fuse.open_file import OpenFile
-from kvfs.errors import Stale
+from kvfs.base.errors import Stale
 from kvfs.meta.records import Inode, namespace_of
 
 _INO = 3 << 48 | 5

@@ -2,11 +2,12 @@
 
 import stat
 
-from kvfs.cluster import leaving
+from kvfs.cluster import decommission
 from kvfs.meta import delegations, keys
-from kvfs.meta.memory import MemoryTransaction, Snapshot
+from kvfs.meta.memory_engine import MemoryTransaction, Snapshot
 from kvfs.meta.records import Inode, namespace_root
-from kvfs.namespace import lifecycle, placements, reserving, spaces, tree
+from kvfs.tree import lifecycle, namespaces, reserved_inodes, tree
+from kvfs.tree.copies import placements
 
 A, B = keys.pack_node(1), keys.pack_node(2)
 CACHE, DURABLE = b"cache", b"models"
@@ -18,9 +19,9 @@ class Metadata:
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
         t = self.on(A)
-        spaces.format(t, 1, 0, 0)
+        namespaces.format(t, 1, 0, 0)
         self.roots = {
-            name: namespace_root(spaces.create(t, name, kind=kind, uid=0, gid=0, now=1))
+            name: namespace_root(namespaces.create(t, name, kind=kind, uid=0, gid=0, now=1))
             for name, kind in ((CACHE, "cache"), (DURABLE, "durable"))
         }
         self.commit(t)
@@ -42,7 +43,7 @@ class Metadata:
     ) -> int:
         """A file made on one node; others fetched it."""
         t = self.on(node)
-        ino = spaces.allocate_inodes(t, self.roots[where] >> 48, 1)
+        ino = namespaces.allocate_inodes(t, self.roots[where] >> 48, 1)
         mode = stat.S_IFREG | 0o644
         inode = Inode(
             mode=mode, uid=0, gid=0, nlink=1, parent=0, name=b"", atime_ns=5, mtime_ns=5, ctime_ns=5
@@ -63,9 +64,9 @@ class Metadata:
     def remove(self, node: bytes) -> tuple[list[int], int]:
         """Have all go that a node left: what was evicted, how many were lost."""
         evicted, lost = [], 0
-        while any(left := leaving.list_left(self.on(A), node, 2)):
+        while any(left := decommission.list_left(self.on(A), node, 2)):
             t = self.on(A)
-            gone = leaving.let_go(t, node, left, now=9)
+            gone = decommission.let_go(t, node, left, now=9)
             self.commit(t)
             evicted += [each.ino for each in gone.evicted]
             lost += gone.lost
@@ -76,7 +77,7 @@ def test_a_cache_file_goes_with_its_only_holder_and_a_durable_one_stays() -> Non
     cluster = Metadata()
     caches = [cluster.make(CACHE, b"c%d" % n, B) for n in range(5)]
     durable = cluster.make(DURABLE, b"d", B)
-    assert leaving.alone(cluster.on(A), B, 0, 100)[0] == 1
+    assert decommission.alone(cluster.on(A), B, 0, 100)[0] == 1
     evicted, lost = cluster.remove(B)
     assert (sorted(evicted), lost) == (caches, 1)
     assert not any(cluster.exists(ino) for ino in caches)
@@ -87,7 +88,7 @@ def test_a_cache_file_goes_with_its_only_holder_and_a_durable_one_stays() -> Non
 def test_what_others_have_as_well_stays_theirs() -> None:
     cluster = Metadata()
     inos = [cluster.make(where, b"x", B, A) for where in (CACHE, DURABLE)]
-    assert leaving.alone(cluster.on(A), B, 0, 100)[0] == 0
+    assert decommission.alone(cluster.on(A), B, 0, 100)[0] == 0
     assert cluster.remove(B) == ([], 0)
     t = cluster.on(A)
     for ino in inos:
@@ -110,7 +111,7 @@ def test_what_it_was_making_goes() -> None:
     cluster = Metadata()
     unclosed = cluster.make(DURABLE, b"unclosed", B, closed=False)
     t = cluster.on(B)
-    reserving.reserve(t, cluster.roots[CACHE] >> 48, 3)
+    reserved_inodes.reserve(t, cluster.roots[CACHE] >> 48, 3)
     cluster.commit(t)
     assert cluster.remove(B) == ([unclosed], 0)
     assert not cluster.exists(unclosed)
@@ -123,7 +124,7 @@ def test_an_orphan_that_it_held_last_goes() -> None:
     t = cluster.on(A)
     tree.unlink(t, cluster.roots[DURABLE], b"x", 9, lambda _: False)
     cluster.commit(t)
-    assert leaving.alone(cluster.on(A), B, 0, 100)[0] == 0
+    assert decommission.alone(cluster.on(A), B, 0, 100)[0] == 0
     assert cluster.remove(B) == ([], 0)
     assert not cluster.exists(ino)
 
@@ -131,12 +132,12 @@ def test_an_orphan_that_it_held_last_goes() -> None:
 def test_it_stops_where_another_took_a_file_over_meanwhile() -> None:
     cluster = Metadata()
     ino = cluster.make(CACHE, b"x", B)
-    left = leaving.list_left(cluster.on(A), B, 10)
+    left = decommission.list_left(cluster.on(A), B, 10)
     t = cluster.on(A)
     lifecycle.publish(t, ino, size=7, blocks=8, mtime_ns=8, ctime_ns=8, boot=0)
     cluster.commit(t)
     t = cluster.on(A)
-    assert leaving.let_go(t, B, left, now=9) == ([], 0)
+    assert decommission.let_go(t, B, left, now=9) == ([], 0)
     cluster.commit(t)
     assert [each.node for each in placements.holders(cluster.on(A), ino)] == [A]
     assert lifecycle.unsealed(cluster.on(A), 0, 10) == [ino]
@@ -144,12 +145,12 @@ def test_it_stops_where_another_took_a_file_over_meanwhile() -> None:
 
 def test_its_delegations_go_and_nobody_elses() -> None:
     cluster = Metadata()
-    namespaces = [root >> 48 for root in cluster.roots.values()]
+    numbers = [root >> 48 for root in cluster.roots.values()]
     for node in (A, B):
         t = cluster.on(node)
-        for namespace_id in namespaces:
+        for namespace_id in numbers:
             delegations.take(t, namespace_id)
         cluster.commit(t)
     cluster.remove(B)
     assert delegations.of_node(cluster.on(A), B) == []
-    assert delegations.of_node(cluster.on(A), A) == sorted(namespaces)
+    assert delegations.of_node(cluster.on(A), A) == sorted(numbers)

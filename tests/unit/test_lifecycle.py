@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from kvfs.errors import (
+from kvfs.base.errors import (
     Corrupt,
     Exists,
     Invalid,
@@ -17,9 +17,9 @@ from kvfs.errors import (
     TooLarge,
 )
 from kvfs.meta import keys
-from kvfs.meta.memory import MemoryEngine
+from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of, namespace_root
-from kvfs.namespace import inodes, lifecycle, spaces, tree
+from kvfs.tree import inodes, lifecycle, namespaces, tree
 from tests.unit.space import BOOT, Space
 
 
@@ -57,7 +57,7 @@ def lists(space: Space) -> tuple[list[int], list[int]]:
 
 
 def used(space: Space) -> tuple[int, int]:
-    usage = space.do(lambda t: spaces.usage(t, space.id))
+    usage = space.do(lambda t: namespaces.usage(t, space.id))
     return usage.bytes, usage.inodes
 
 
@@ -236,29 +236,31 @@ def test_extended_attributes_have_limits(space: Space) -> None:
 
 
 def test_a_namespace_has_a_policy(space: Space) -> None:
-    namespace = space.do(lambda t: spaces.set_policy(t, space.id, kind="durable", capacity=1 << 30))
+    namespace = space.do(
+        lambda t: namespaces.set_policy(t, space.id, kind="durable", capacity=1 << 30)
+    )
     assert (namespace.kind, namespace.capacity, namespace.eviction) == ("durable", 1 << 30, "lru")
-    assert space.do(lambda t: spaces.get(t, space.id)) == namespace
+    assert space.do(lambda t: namespaces.get(t, space.id)) == namespace
     for wrong in ({"kind": "odd"}, {"capacity": -1}, {"eviction": "arc"}):
         with pytest.raises(Invalid):
-            space.do(lambda t, wrong=wrong: spaces.set_policy(t, space.id, **wrong))
+            space.do(lambda t, wrong=wrong: namespaces.set_policy(t, space.id, **wrong))
     with pytest.raises(NotFound):
-        space.do(lambda t: spaces.set_policy(t, 999, capacity=1))
+        space.do(lambda t: namespaces.set_policy(t, 999, capacity=1))
     with pytest.raises(Exists):
-        space.do(lambda t: spaces.create(t, b"cache", uid=0, gid=0, now=3))
+        space.do(lambda t: namespaces.create(t, b"cache", uid=0, gid=0, now=3))
 
 
 def test_a_namespace_is_removed_when_it_is_empty(space: Space) -> None:
     space.add(space.root, b"f")
     with pytest.raises(NotEmpty):
-        space.do(lambda t: spaces.remove(t, b"cache", 20))
+        space.do(lambda t: namespaces.remove(t, b"cache", 20))
     space.do(lambda t: tree.unlink(t, space.root, b"f", 20, space.keep))
-    space.do(lambda t: spaces.remove(t, b"cache", 30))
-    assert space.do(spaces.list_all) == []
+    space.do(lambda t: namespaces.remove(t, b"cache", 30))
+    assert space.do(namespaces.list_all) == []
     assert space.inode(ROOT_INODE).nlink == 2
     with pytest.raises(NotFound):
-        space.do(lambda t: spaces.remove(t, b"cache", 31))
-    again = space.do(lambda t: spaces.create(t, b"cache", uid=0, gid=0, now=40))
+        space.do(lambda t: namespaces.remove(t, b"cache", 31))
+    again = space.do(lambda t: namespaces.create(t, b"cache", uid=0, gid=0, now=40))
     assert again != space.id
 
 
@@ -274,33 +276,33 @@ def test_an_orphan_outlives_its_namespace(space: Space) -> None:
 
 
 def test_inode_numbers_are_never_given_out_twice(space: Space) -> None:
-    first = space.do(lambda t: spaces.allocate_inodes(t, space.id, 100))
-    second = space.do(lambda t: spaces.allocate_inodes(t, space.id, 1))
+    first = space.do(lambda t: namespaces.allocate_inodes(t, space.id, 100))
+    second = space.do(lambda t: namespaces.allocate_inodes(t, space.id, 1))
     assert first > space.root
     assert second == first + 100
     assert namespace_of(first) == namespace_of(second) == space.id
     with pytest.raises(NotFound):
-        space.do(lambda t: spaces.allocate_inodes(t, 0, 1))
+        space.do(lambda t: namespaces.allocate_inodes(t, 0, 1))
     with pytest.raises(NoSpace):
-        space.do(lambda t: spaces.allocate_inodes(t, space.id, 1 << 48))
+        space.do(lambda t: namespaces.allocate_inodes(t, space.id, 1 << 48))
 
 
 def test_namespace_ids_run_out_with_an_error(space: Space) -> None:
     space.do(lambda t: t.put(keys.counter(0), keys.pack_u64(65_535)))
-    last = space.do(lambda t: spaces.create(t, b"last", uid=0, gid=0, now=3))
+    last = space.do(lambda t: namespaces.create(t, b"last", uid=0, gid=0, now=3))
     assert namespace_of(namespace_root(last)) == last == 65_535
     with pytest.raises(NoSpace):
-        space.do(lambda t: spaces.create(t, b"one more", uid=0, gid=0, now=3))
+        space.do(lambda t: namespaces.create(t, b"one more", uid=0, gid=0, now=3))
 
 
 def test_the_schema_is_checked() -> None:
     engine = MemoryEngine()
     with pytest.raises(Corrupt):
-        engine.read_now(spaces.check_format)
-    engine.transact_now(lambda t: spaces.format(t, 1, 0, 0))
-    engine.transact_now(lambda t: spaces.format(t, 2, 0, 0))
-    engine.read_now(spaces.check_format)
+        engine.read_now(namespaces.check_format)
+    engine.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
+    engine.transact_now(lambda t: namespaces.format(t, 2, 0, 0))
+    engine.read_now(namespaces.check_format)
     assert engine.read_now(lambda t: tree.read_inode(t, ROOT_INODE)).mtime_ns == 1
     engine.transact_now(lambda t: t.put(keys.VERSION, b"2"))
     with pytest.raises(NotSupported, match="schema 2"):
-        engine.read_now(spaces.check_format)
+        engine.read_now(namespaces.check_format)

@@ -24,7 +24,7 @@ from gds.load_plan import (
 from gds.pages import PAGE_BYTES
 from gds.safetensors import BITS, TensorInfo
 from gds.splits import Part
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 
 MIB = 1 << 20
 

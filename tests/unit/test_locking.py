@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.policy.locking import Lock, Owner, granted, obstacle, released
+from kvfs.policy.byte_range_locks import Lock, Owner, granted, obstacle, released
 
 BYTES = 12
 OWNERS = [Owner(1, 1, 1), Owner(1, 1, 2), Owner(2, 1, 1)]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvfs.meta.growth import Growth
-from kvfs.meta.reserve import permitted, wanted_bytes
+from kvfs.meta.lmdb.growth import Growth
+from kvfs.meta.lmdb.reserve import permitted, wanted_bytes
 
 ADDS, CHANGES, REMOVES = Growth(1, 100), Growth(0, 20), Growth(-1, 23)
 

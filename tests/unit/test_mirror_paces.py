@@ -11,11 +11,11 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.meta.mirror import following
-from kvfs.meta.mirror.behind import Behind
-from kvfs.meta.mirror.following import Follower
-from kvfs.meta.mirror.mark import Mark
 from kvfs.meta.redis.log import Answer
+from kvfs.meta.replica import follower
+from kvfs.meta.replica.async_publisher import Behind
+from kvfs.meta.replica.follower import Follower
+from kvfs.meta.replica.replica_mark import Mark
 
 _TRIP_S = 0.001
 _LOAD_S = 1.0
@@ -116,17 +116,17 @@ def _times_followed(pause_s: float, monkeypatch: pytest.MonkeyPatch) -> int:
     log = _Log()
 
     async def test() -> None:
-        follower = Follower(_Applier(), log, log)  # type: ignore[arg-type]
+        following = Follower(_Applier(), log, log)  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:
             with trio.fail_after(1):
-                await nursery.start(follower.run)
+                await nursery.start(following.run)
             with trio.move_on_after(_LOAD_S):
                 while True:
                     await trio.sleep(pause_s)
-                    follower.take(Answer("ok", [], b""), trio.current_time())
+                    following.take(Answer("ok", [], b""), trio.current_time())
             nursery.cancel_scope.cancel()
 
-    monkeypatch.setattr(following, "now", trio.current_time)
+    monkeypatch.setattr(follower, "now", trio.current_time)
     on_jumping_clock(test)
     return log.asked
 

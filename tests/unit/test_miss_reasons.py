@@ -5,8 +5,8 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.errors import NotFound, OtherVersion, Unreached
-from kvfs.policy.misses import REASONS, Lost, Reason, hash_of, reason_in, reason_of, word_of
+from kvfs.base.errors import NotFound, OtherVersion, Unreached
+from kvfs.policy.miss_reasons import REASONS, Lost, Reason, hash_of, reason_in, reason_of, word_of
 
 entries = st.binary(max_size=300)
 lost = st.sampled_from(get_args(Lost))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.store.probe import Mount, mount_of
+from kvfs.datastore.kernel.filesystem_probe import Mount, mount_of
 
 TABLE = r"""22 1 254:0 / / rw,relatime - ext4 /dev/root rw
 31 22 8:1 / /mnt/my\040models\134a rw shared:1 - xfs /dev/sda1 rw

@@ -5,7 +5,7 @@ import contextlib
 import trio
 
 from gateway.nfs import liveness
-from kvfs.config import Address
+from kvfs.base.config import Address
 from tests.nfs.xdr import Unpacker
 
 

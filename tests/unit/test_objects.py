@@ -5,21 +5,21 @@ import stat
 
 import pytest
 
-from kvfs.errors import Invalid, TooLarge
-from kvfs.fsck_records import RecordCheck
-from kvfs.meta.interface import Transaction
+from kvfs.admin.fsck_records import RecordCheck
+from kvfs.base.errors import Invalid, TooLarge
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag
-from kvfs.namespace import etags, odd, spaces, tree
-from kvfs.objects import attributes, buckets, changing, finding, versions
-from kvfs.objects.facts import Facts
-from kvfs.objects.names import Place, check_key, joined, place_of
-from kvfs.objects.problems import (
+from kvfs.objects import buckets, lookup, mutations, object_attributes, versions
+from kvfs.objects.object_errors import (
     BucketNotEmpty,
     Locked,
     NoSuchKey,
     NoSuchVersion,
     PreconditionFailed,
 )
+from kvfs.objects.object_info import Facts
+from kvfs.objects.object_keys import Place, check_key, joined, place_of
+from kvfs.tree import etags, name_escaping, namespaces, tree
 from tests.unit.object_space import ObjectSpace
 from tests.unit.space import BOOT, new_inode
 
@@ -75,7 +75,7 @@ def test_later_versions_sort_first() -> None:
 def test_a_put_leaves_one_name_and_a_delete_none(space: ObjectSpace) -> None:
     before = space.do(lambda t: dict(t.scan(b"e", b"y")))
     space.put(b"a/b/c", size=5000, metadata={"content-type": "a/b"})
-    assert space.do(lambda t: spaces.usage(t, space.bucket.id)).inodes == 3
+    assert space.do(lambda t: namespaces.usage(t, space.bucket.id)).inodes == 3
     assert space.delete(b"a/b/c").found
     for ino, _ in space.changed.orphans:
         space.do(lambda t, ino=ino: tree.reap(t, ino))
@@ -83,7 +83,7 @@ def test_a_put_leaves_one_name_and_a_delete_none(space: ObjectSpace) -> None:
     assert {key for key in after if key[:1] in b"ebxuwo"} == {
         key for key in before if key[:1] in b"ebxuwo"
     }
-    usage = space.do(lambda t: spaces.usage(t, space.bucket.id))
+    usage = space.do(lambda t: namespaces.usage(t, space.bucket.id))
     assert (usage.inodes, usage.bytes) == (0, 0)
 
 
@@ -96,13 +96,13 @@ def test_an_object_has_the_buckets_owner(space: ObjectSpace) -> None:
 
 
 def test_a_directory_that_somebody_made_stays(space: ObjectSpace) -> None:
-    ino = space.do(lambda t: spaces.allocate_inodes(t, space.bucket.id, 1))
+    ino = space.do(lambda t: namespaces.allocate_inodes(t, space.bucket.id, 1))
     made = new_inode(stat.S_IFDIR, 0o755)
     space.do(lambda t: tree.add(t, space.bucket.root, b"d", ino, made))
     space.put(b"d/e/k")
     space.delete(b"d/e/k")
-    assert space.do(lambda t: finding.descend(t, space.bucket.root, [b"d"])) == ino
-    assert space.do(lambda t: finding.descend(t, space.bucket.root, [b"d", b"e"])) is None
+    assert space.do(lambda t: lookup.descend(t, space.bucket.root, [b"d"])) == ino
+    assert space.do(lambda t: lookup.descend(t, space.bucket.root, [b"d", b"e"])) is None
     moment = space.moment()
     space.do(lambda t: buckets.remove(t, b"b", moment, space.changed))
 
@@ -121,7 +121,7 @@ def test_a_bucket_with_anything_in_it_stays(space: ObjectSpace) -> None:
 
 
 def test_what_is_not_published_is_no_object(space: ObjectSpace) -> None:
-    ino = space.do(lambda t: spaces.allocate_inodes(t, space.bucket.id, 1))
+    ino = space.do(lambda t: namespaces.allocate_inodes(t, space.bucket.id, 1))
     space.do(lambda t: tree.add(t, space.bucket.root, b"made", ino, new_inode()))
     with pytest.raises(NoSuchKey):
         space.find(b"made")
@@ -153,7 +153,7 @@ def test_metadata_are_kept_under_names_of_their_own(space: ObjectSpace) -> None:
     said = {"content-type": "a/b", "meta.x-ü": "ä", "retention": "COMPLIANCE 5", "tagging": "a=b"}
     made = space.put(b"k", metadata=said)
     assert space.find(b"k").metadata == said
-    names = space.do(lambda t: attributes.read_raw(t, made.ino))
+    names = space.do(lambda t: object_attributes.read_raw(t, made.ino))
     assert b"trusted.s3.retention" in names
     assert b"user.s3.meta.x-\xc3\xbc" in names
     with pytest.raises(TooLarge):
@@ -253,7 +253,7 @@ def test_an_odd_form_leads_to_what_it_is_shown_for(space: ObjectSpace) -> None:
     assert len({each.name for each in children}) == len(children) == 10
     for each in children:
         assert space.do(lambda t, each=each: tree.lookup(t, root, each.name))[0] == each.ino
-        assert not odd.is_odd(each.name)
+        assert not name_escaping.is_odd(each.name)
     for name in (b"%", b"%2E%", b"f%"):
         assert name in [each.name for each in children]
     for name in (b"%%", b"f%%", b"g%", b"%2E%%", b"y" * 200 + b"%" + b"0" * 16):
@@ -274,8 +274,8 @@ def test_self_copies_change_the_time_and_what_is_said(space: ObjectSpace) -> Non
     moment = space.moment()
 
     def fn(t: Transaction) -> Facts:
-        found = finding.find(t, space.bucket, b"k", "", BOOT)
-        return changing.restate(t, found, {"meta.b": "2"}, moment, space.changed)
+        found = lookup.find(t, space.bucket, b"k", "", BOOT)
+        return mutations.restate(t, found, {"meta.b": "2"}, moment, space.changed)
 
     space.do(fn)
     after = space.find(b"k")

@@ -7,7 +7,7 @@ import pytest
 from gateway.fuse.fastpath import Backing
 from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.protocol import Fopen
-from kvfs.incoming import Incoming
+from kvfs.transfer.incoming_file import Incoming
 from tests.unit.space import new_inode
 
 NO_DEVICE = -1

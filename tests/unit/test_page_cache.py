@@ -17,7 +17,7 @@ SIZE = 3 * MIB + 100
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The one that runs, or one without cachestat."""
     if request.param == "before 6.5":
-        monkeypatch.setattr("kvfs.store.cachestat._NUMBER", 100_000)
+        monkeypatch.setattr("kvfs.datastore.kernel.cachestat._NUMBER", 100_000)
     return str(request.param)
 
 
@@ -57,7 +57,7 @@ def test_what_was_never_written_is_not_there(fd: int) -> None:
 def test_of_a_file_of_others_the_old_kernel_tells_nothing(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvfs.store.cachestat._NUMBER", 100_000)
+    monkeypatch.setattr("kvfs.datastore.kernel.cachestat._NUMBER", 100_000)
     monkeypatch.setattr(os, "geteuid", lambda: os.fstat(fd).st_uid + 1)
     assert cached_bytes(fd, 0, 0) is not None, "it may be written to"
     monkeypatch.setattr(os, "access", lambda *_asked, **_how: False)

@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.policy import placement, rendezvous, repair
-from kvfs.policy.snapshot import Host, Snapshot
+from kvfs.policy import placement, rendezvous, replica_repair
+from kvfs.policy.cluster_snapshot import Host, Snapshot
 
 TIB = 1 << 40
 keys = st.integers(1, (1 << 64) - 1)
@@ -107,7 +107,7 @@ def test_only_nodes_that_lend_the_medium_are_chosen() -> None:
 def test_a_file_with_a_live_holder_has_one_actor_which_is_one_of_them(
     snapshot: Snapshot, key: int, holders: set[int], wanted: int
 ) -> None:
-    verdict = repair.judge(snapshot, key, holders, wanted)
+    verdict = replica_repair.judge(snapshot, key, holders, wanted)
     there = {each.number for each in snapshot.alive(holders)}
     assert (verdict.actor in there) if there else verdict.actor is None
     staying = [each for each in snapshot.alive(holders) if each.is_open]
@@ -119,7 +119,9 @@ def test_a_file_with_a_live_holder_has_one_actor_which_is_one_of_them(
 def test_what_may_go_leaves_what_is_wanted_and_never_nothing(
     snapshot: Snapshot, key: int, holders: set[int], wanted: int
 ) -> None:
-    going = {each for each in holders if repair.may_go(snapshot, key, holders, wanted, each)}
+    going = {
+        each for each in holders if replica_repair.may_go(snapshot, key, holders, wanted, each)
+    }
     staying = {each.number for each in snapshot.alive(holders) if each.is_open} - going
     if going & {each.number for each in snapshot.alive(holders)}:
         assert len(staying) >= max(wanted, 1)
@@ -128,21 +130,21 @@ def test_what_may_go_leaves_what_is_wanted_and_never_nothing(
 def test_the_copy_that_goes_is_one_whose_zone_has_another() -> None:
     snapshot = Snapshot([host(1, zone="a"), host(2, zone="b"), host(3, zone="b")])
     for key in range(50):
-        assert not repair.may_go(snapshot, key, [1, 2, 3], 2, 1)
-        assert repair.may_go(snapshot, key, [1, 2, 3], 2, 2) != repair.may_go(
+        assert not replica_repair.may_go(snapshot, key, [1, 2, 3], 2, 1)
+        assert replica_repair.may_go(snapshot, key, [1, 2, 3], 2, 2) != replica_repair.may_go(
             snapshot, key, [1, 2, 3], 2, 3
         )
 
 
 def test_a_draining_node_keeps_its_copy_until_the_others_have_enough() -> None:
     snapshot = Snapshot([host(1, state="draining"), host(2), host(3)])
-    assert repair.judge(snapshot, 5, [1], 1).missing == 1
-    assert not repair.may_go(snapshot, 5, [1], 1, 1)
-    assert not repair.may_go(snapshot, 5, [1, 2], 2, 1)
-    assert repair.may_go(snapshot, 5, [1, 2, 3], 2, 1)
+    assert replica_repair.judge(snapshot, 5, [1], 1).missing == 1
+    assert not replica_repair.may_go(snapshot, 5, [1], 1, 1)
+    assert not replica_repair.may_go(snapshot, 5, [1, 2], 2, 1)
+    assert replica_repair.may_go(snapshot, 5, [1, 2, 3], 2, 1)
 
 
 def test_a_copy_on_a_node_that_is_away_is_missing() -> None:
     snapshot = Snapshot([host(1), host(2, alive=False), host(3)])
-    assert repair.judge(snapshot, 5, [1, 2], 2) == repair.Verdict(1, 1)
-    assert repair.judge(snapshot, 5, [2], 2).actor is None
+    assert replica_repair.judge(snapshot, 5, [1, 2], 2) == replica_repair.Verdict(1, 1)
+    assert replica_repair.judge(snapshot, 5, [2], 2).actor is None

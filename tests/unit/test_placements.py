@@ -3,11 +3,12 @@
 import stat
 
 from kvfs.meta import keys
-from kvfs.meta.interface import Transaction
-from kvfs.meta.memory import MemoryTransaction, Snapshot
+from kvfs.meta.engine import Transaction
+from kvfs.meta.memory_engine import MemoryTransaction, Snapshot
 from kvfs.meta.records import Flag, Inode, namespace_root, unpack_usage
-from kvfs.namespace import lifecycle, placements, spaces, tree
-from kvfs.namespace.inodes import Changes, read_inode, set_attributes
+from kvfs.tree import lifecycle, namespaces, tree
+from kvfs.tree.copies import placements
+from kvfs.tree.inodes import Changes, read_inode, set_attributes
 
 A, B = keys.pack_node(1), keys.pack_node(2)
 
@@ -18,8 +19,10 @@ class Cluster:
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
         t = self.on(A)
-        spaces.format(t, 1, 0, 0)
-        self.root = namespace_root(spaces.create(t, b"cache", kind="cache", uid=0, gid=0, now=1))
+        namespaces.format(t, 1, 0, 0)
+        self.root = namespace_root(
+            namespaces.create(t, b"cache", kind="cache", uid=0, gid=0, now=1)
+        )
         self.done(t)
 
     def on(self, node: bytes) -> MemoryTransaction:
@@ -36,7 +39,7 @@ class Cluster:
 
     def make(self, name: bytes, node: bytes, now: int = 5) -> int:
         t = self.on(node)
-        ino = spaces.allocate_inodes(t, self.root >> 48, 1)
+        ino = namespaces.allocate_inodes(t, self.root >> 48, 1)
         inode = Inode(
             mode=stat.S_IFREG | 0o644,
             uid=0,

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from kvfs.errors import Invalid, NotSupported
+from kvfs.base.errors import Invalid, NotSupported
 from kvfs.meta.records import Namespace
-from kvfs.namespace import policies
+from kvfs.tree import namespace_policies
 
 
 def changed(*, in_cluster: bool = True, **policy: Any) -> Namespace:
     record = Namespace(name=b"n")
-    policies.change(record, policy, in_cluster=in_cluster)  # type: ignore[arg-type]
+    namespace_policies.change(record, policy, in_cluster=in_cluster)  # type: ignore[arg-type]
     return record
 
 

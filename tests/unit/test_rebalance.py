@@ -5,10 +5,10 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.policy import hot, rebalance
+from kvfs.policy import hot_files, rebalance_plan
+from kvfs.policy.cluster_snapshot import Host, Snapshot
 from kvfs.policy.pace import Pace
-from kvfs.policy.rebalance import Copy
-from kvfs.policy.snapshot import Host, Snapshot
+from kvfs.policy.rebalance_plan import Copy
 
 GIB = 1 << 30
 
@@ -46,7 +46,7 @@ class Cluster:
         snapshot, count = self.snapshot(), 0
         for number in self.capacities:
             copies = [Copy(ino, size, (number,)) for ino, size in self.files[number].items()]
-            for move in rebalance.shed(snapshot, number, copies):
+            for move in rebalance_plan.shed(snapshot, number, copies):
                 self.files[move.target][move.ino] = self.files[number].pop(move.ino)
                 self.moved += move.size
                 count += 1
@@ -58,7 +58,7 @@ def test_after_a_node_is_added_hardly_more_than_its_share_moves() -> None:
     cluster.fill(0.5, GIB // 4)
     cluster.capacities[21] = 100 * GIB
     cluster.files[21] = {}
-    ideal = rebalance.fill(cluster.snapshot()) * 100 * GIB
+    ideal = rebalance_plan.fill(cluster.snapshot()) * 100 * GIB
     rounds = 0
     while cluster.round():
         rounds += 1
@@ -74,17 +74,17 @@ def test_nodes_of_any_size_become_equally_full() -> None:
     for _ in range(10):
         cluster.round()
     fills = [cluster.used(number) / size for number, size in cluster.capacities.items()]
-    assert max(fills) - min(fills) <= 2 * rebalance.TOLERANCE
+    assert max(fills) - min(fills) <= 2 * rebalance_plan.TOLERANCE
 
 
 def test_nothing_moves_where_nodes_are_nearly_even_or_may_not_be_given_anything() -> None:
     copies = [Copy(1, GIB, (1,))]
     even = [Host(1, 100 * GIB, 50 * GIB), Host(2, 100 * GIB, 52 * GIB)]
-    assert not list(rebalance.shed(Snapshot(even), 1, copies))
+    assert not list(rebalance_plan.shed(Snapshot(even), 1, copies))
     empty = even[1]._replace(free=100 * GIB)
     for other in (empty._replace(state="draining"), empty._replace(alive=False)):
-        assert not list(rebalance.shed(Snapshot([even[0], other]), 1, copies))
-    assert list(rebalance.shed(Snapshot([even[0], empty]), 1, copies))
+        assert not list(rebalance_plan.shed(Snapshot([even[0], other]), 1, copies))
+    assert list(rebalance_plan.shed(Snapshot([even[0], empty]), 1, copies))
 
 
 def test_a_copy_moves_to_no_node_that_has_one_nor_nearer_to_the_others() -> None:
@@ -94,29 +94,29 @@ def test_a_copy_moves_to_no_node_that_has_one_nor_nearer_to_the_others() -> None
         Host(3, 100 * GIB, 100 * GIB, zone="b"),
     ]
     snapshot = Snapshot(hosts)
-    assert not list(rebalance.shed(snapshot, 1, [Copy(1, GIB, (1, 3))]))  # 2 is in 3's zone
-    moves = list(rebalance.shed(snapshot, 1, [Copy(each, GIB, (1,)) for each in range(1, 20)]))
+    assert not list(rebalance_plan.shed(snapshot, 1, [Copy(1, GIB, (1, 3))]))  # 2 is in 3's zone
+    moves = list(rebalance_plan.shed(snapshot, 1, [Copy(each, GIB, (1,)) for each in range(1, 20)]))
     assert {move.target for move in moves} == {2, 3}
 
 
 @given(st.floats(0, 1e6))
 def test_copies_follow_the_heat_and_cold_ones_have_none(heat: float) -> None:
-    assert hot.extra(heat * 2) in (hot.extra(heat), hot.extra(heat) + 1)
-    assert not (hot.extra(heat) and hot.is_cold(heat))
+    assert hot_files.extra(heat * 2) in (hot_files.extra(heat), hot_files.extra(heat) + 1)
+    assert not (hot_files.extra(heat) and hot_files.is_cold(heat))
 
 
 def test_a_file_grows_hot_by_demand_and_cold_by_time() -> None:
-    heat = hot.Heat()
+    heat = hot_files.Heat()
     for _ in range(40):
         heat.demanded(7, 100.0)
     heat.demanded(8, 100.0)
     assert heat.hot(100.0) == [(7, 2)]
-    assert hot.is_cold(heat.of(7, 100.0 + 5 * hot.HALF_LIFE_S))
+    assert hot_files.is_cold(heat.of(7, 100.0 + 5 * hot_files.HALF_LIFE_S))
     assert heat.hot(200.0) == []
 
 
 def test_heat_is_remembered_of_a_bounded_number_of_files() -> None:
-    heat = hot.Heat()
+    heat = hot_files.Heat()
     for _ in range(100):
         heat.demanded(0, 0.0)
     for ino in range(1, 20_000):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 from kvfs.meta.redis.location import Address, Kind, parse
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfs.errors import (
+from kvfs.base.errors import (
     CrossNamespace,
     Exists,
     Invalid,
@@ -13,8 +13,8 @@ from kvfs.errors import (
     NotPermitted,
 )
 from kvfs.meta.records import ROOT_INODE, namespace_root
-from kvfs.namespace import lifecycle, spaces, tree
-from kvfs.namespace.tree import RENAME_EXCHANGE, RENAME_NOREPLACE
+from kvfs.tree import lifecycle, namespaces, tree
+from kvfs.tree.tree import RENAME_EXCHANGE, RENAME_NOREPLACE
 from tests.unit.space import Space
 
 
@@ -54,7 +54,7 @@ def test_a_file_replaces_a_file(space: Space) -> None:
     assert gone is not None
     assert (gone.ino, gone.dropped) == (target, True)
     assert space.lookup(space.root, b"b") == ino
-    assert space.do(lambda t: spaces.usage(t, space.id)).inodes == 1
+    assert space.do(lambda t: namespaces.usage(t, space.id)).inodes == 1
 
 
 def test_a_replaced_file_that_is_held_becomes_an_orphan(space: Space) -> None:
@@ -163,7 +163,7 @@ def test_exchange_of_a_file_and_a_directory(space: Space) -> None:
 
 
 def test_nothing_moves_between_namespaces(space: Space) -> None:
-    other = namespace_root(space.do(lambda t: spaces.create(t, b"other", uid=0, gid=0, now=3)))
+    other = namespace_root(space.do(lambda t: namespaces.create(t, b"other", uid=0, gid=0, now=3)))
     space.add(space.root, b"f")
     space.directory(space.root, b"d")
     with pytest.raises(CrossNamespace):
@@ -181,27 +181,27 @@ def test_nothing_moves_between_namespaces(space: Space) -> None:
 def test_a_namespace_is_renamed_with_its_policy(space: Space) -> None:
     ino = space.add(space.root, b"f")
     space.rename(ROOT_INODE, b"cache", ROOT_INODE, b"blocks", now=50)
-    namespace_id, namespace = space.do(lambda t: spaces.by_name(t, b"blocks"))
+    namespace_id, namespace = space.do(lambda t: namespaces.by_name(t, b"blocks"))
     assert (namespace_id, namespace.kind, namespace.name) == (space.id, "cache", b"blocks")
     assert space.do(lambda t: tree.path_of(t, ino)) == b"/blocks/f"
     assert changed(space, ROOT_INODE) == (50, 50)
     with pytest.raises(NotFound):
-        space.do(lambda t: spaces.by_name(t, b"cache"))
+        space.do(lambda t: namespaces.by_name(t, b"cache"))
 
 
 def test_a_namespace_replaces_an_empty_one(space: Space) -> None:
-    space.do(lambda t: spaces.create(t, b"empty", uid=0, gid=0, now=3))
+    space.do(lambda t: namespaces.create(t, b"empty", uid=0, gid=0, now=3))
     space.add(space.root, b"f")
     with pytest.raises(NotEmpty):
         space.rename(ROOT_INODE, b"empty", ROOT_INODE, b"cache")
     space.rename(ROOT_INODE, b"cache", ROOT_INODE, b"empty")
-    (only,) = space.do(spaces.list_all)
+    (only,) = space.do(namespaces.list_all)
     assert (only.id, only.namespace.name, only.usage.inodes) == (space.id, b"empty", 1)
     assert space.inode(ROOT_INODE).nlink == 3
 
 
 def test_namespaces_exchange_their_names(space: Space) -> None:
-    other = space.do(lambda t: spaces.create(t, b"other", uid=0, gid=0, now=3))
+    other = space.do(lambda t: namespaces.create(t, b"other", uid=0, gid=0, now=3))
     space.rename(ROOT_INODE, b"cache", ROOT_INODE, b"other", RENAME_EXCHANGE)
-    assert space.do(lambda t: spaces.by_name(t, b"other"))[0] == space.id
-    assert space.do(lambda t: spaces.by_name(t, b"cache"))[0] == other
+    assert space.do(lambda t: namespaces.by_name(t, b"other"))[0] == space.id
+    assert space.do(lambda t: namespaces.by_name(t, b"cache"))[0] == other

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvfs import identities
-from kvfs.encryption import SecretKey
-from kvfs.errors import Corrupt
-from kvfs.identities import Identity
-from kvfs.meta.memory import MemoryEngine
+from kvfs.base.encryption import SecretKey
+from kvfs.base.errors import Corrupt
+from kvfs.meta.memory_engine import MemoryEngine
+from kvfs.tree import identities
+from kvfs.tree.identities import Identity
 from s3api.auth.credentials import (
     Credentials,
     Known,

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from kvfs.config import KEYS
+from kvfs.base.config import KEYS
 from s3api.model.routing import STS
 from s3api.model.table import SUPPORTED
 from s3api.operations import HANDLERS, SPECIAL

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import s3api
-from kvfs import errors
-from kvfs.objects import problems
+from kvfs.base import errors
+from kvfs.objects import object_errors
 from s3api.error_map import CODES as MAPPED
 from s3api.error_map import s3_error
 from s3api.errors import CODES, DECLARATION, S3Error, error_document, error_response
@@ -21,7 +21,7 @@ from tests.unit.s3_shapes import botocore_model, operation_model
 
 DOMAIN = [
     kind
-    for module in (errors, problems)
+    for module in (errors, object_errors)
     for _, kind in inspect.getmembers(module, inspect.isclass)
     if issubclass(kind, errors.KvfsError) and kind is not errors.KvfsError
 ]
@@ -30,24 +30,24 @@ DOMAIN = [
 @pytest.mark.parametrize("kind", DOMAIN)
 def test_every_domain_error_has_a_code(kind: type[errors.KvfsError]) -> None:
     assert MAPPED[kind] in CODES
-    more = {"version": "v", "latest": True} if kind is problems.MarkedDeleted else {}
+    more = {"version": "v", "latest": True} if kind is object_errors.MarkedDeleted else {}
     found = s3_error(kind("/srv/secret", **more))
     assert found.code == MAPPED[kind]
     assert "secret" not in found.message
 
 
 def test_which_bucket_and_which_part_are_told() -> None:
-    assert s3_error(problems.NoSuchBucket("message")).extra == {}
-    assert s3_error(problems.NoSuchBucket("message", "b")).extra == {"BucketName": "b"}
-    assert s3_error(problems.InvalidPart("message")).extra == {}
+    assert s3_error(object_errors.NoSuchBucket("message")).extra == {}
+    assert s3_error(object_errors.NoSuchBucket("message", "b")).extra == {"BucketName": "b"}
+    assert s3_error(object_errors.InvalidPart("message")).extra == {}
     part = {"PartNumber": "2", "ETag": "abc"}
-    assert s3_error(problems.InvalidPart("message", 2, "abc")).extra == part
+    assert s3_error(object_errors.InvalidPart("message", 2, "abc")).extra == part
     small = part | {"ProposedSize": "4", "MinSizeAllowed": "5242880"}
-    assert s3_error(problems.PartTooSmall("message", 2, "abc", 4)).extra == small
+    assert s3_error(object_errors.PartTooSmall("message", 2, "abc", 4)).extra == small
 
 
 def test_a_delete_marker_is_told_in_headers() -> None:
-    found = s3_error(problems.MarkedDeleted("k", "7", latest=True))
+    found = s3_error(object_errors.MarkedDeleted("k", "7", latest=True))
     assert found.headers == {"x-amz-delete-marker": "true", "x-amz-version-id": "7"}
 
 

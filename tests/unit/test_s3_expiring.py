@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvfs.meta.records import Inode
-from kvfs.objects.facts import Facts
+from kvfs.objects.object_info import Facts
 from s3api.expiring import History
 
 SECOND = 1_000_000_000

@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 import trio
 
-from kvfs.errors import NotFound, Unreached
-from kvfs.objects.store import ObjectStore
+from kvfs.base.errors import NotFound, Unreached
+from kvfs.objects.object_store import ObjectStore
 from s3api.errors import S3Error
 from s3api.freshness import Freshness
 

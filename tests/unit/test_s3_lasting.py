@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 import trio
 
-from kvfs.errors import Unavailable
-from kvfs.objects.problems import NoSuchUpload
-from kvfs.wire.http import Head, Response
+from kvfs.base.errors import Unavailable
+from kvfs.http.api import Head, Response
+from kvfs.objects.object_errors import NoSuchUpload
 from s3api.call import Call
 from s3api.errors import DECLARATION, S3Error
 from s3api.operations import lasting

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import trio
 
-from kvfs.errors import NoSpace
+from kvfs.base.errors import NoSpace
 from s3api import log_delivery
 from s3api.log_delivery import LogDelivery
 from s3api.outcome import Outcome

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvfs.meta.records import Inode
-from kvfs.objects.facts import Facts
 from kvfs.objects.listing import Listed
+from kvfs.objects.object_info import Facts
 from s3api.model import fast
 from s3api.model.serialising import serialise, url_encode
 from tests.unit.s3_shapes import XML_TEXT, operation_model

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gds.safetensors import BITS, MOST_HEADER_BYTES, Header, header_length, parse_header
-from kvfs.errors import Corrupt
+from kvfs.base.errors import Corrupt
 
 WHERE = "model.safetensors"
 LIKELY = b'0123456789",:[]{}-.eU8IF \x00\xff'

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvfs.client import sharing
+from kvfs.session import parallel
 
 
 class Interrupted:
@@ -30,7 +30,7 @@ class Interrupted:
 def share(pool: Any, items: list[int], job: Callable[[int], None]) -> None:
     session: Any = SimpleNamespace(pool=pool)
     sizes = [1] * len(items)
-    sharing.each(session, items, job, sizes=sizes, alone_below=0, step=sharing.nothing)
+    parallel.each(session, items, job, sizes=sizes, alone_below=0, step=parallel.nothing)
 
 
 def test_an_interrupt_waits_for_a_helper_that_nobody_knew_of() -> None:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.cluster.sightings import RENEWAL_S, TERM_S, Sightings, Tenure
-from kvfs.meta.leases import Lease
+from kvfs.cluster.failure_detector import RENEWAL_S, TERM_S, Sightings, Tenure
+from kvfs.meta.node_leases import Lease
 
 A, B = 1, 2
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvfs.http.response import render_fields
 from kvfs.meta.records import Inode
-from kvfs.objects import attributes, sound
-from kvfs.objects.facts import Facts
-from kvfs.wire.response import render_fields
+from kvfs.objects import attribute_validation, object_attributes
+from kvfs.objects.object_info import Facts
 from s3api.model.fast import object_headers
 from s3api.operations.answers import checksum_members, stored_headers
 from s3api.operations.locks import lock_attributes, retention_of
@@ -52,7 +52,7 @@ def facts_of(said: Mapping[str, str]) -> Facts:
 
 @given(st.dictionaries(NAMES, VALUES, max_size=8))
 def test_whatever_is_set_can_be_read(raw: dict[bytes, bytes]) -> None:
-    facts = facts_of(attributes.split(raw))
+    facts = facts_of(object_attributes.split(raw))
     kept = facts.metadata
     headers = object_headers(facts.etag, facts.mtime_ns, stored_headers(kept, "k"))
     headers += [(b"x", value.encode()) for name, value in kept.items() if "checksum" in name]
@@ -66,7 +66,7 @@ def test_whatever_is_set_can_be_read(raw: dict[bytes, bytes]) -> None:
     held = retention_of(facts)
     given_retention = raw.get(b"trusted.s3.retention")
     assert (held is None) is (given_retention is None)
-    assert sound.is_retained(kept.get("retention"), NOW_S) is (
+    assert attribute_validation.is_retained(kept.get("retention"), NOW_S) is (
         held is not None and held.until.timestamp() > NOW_S
     )
     assert kept.get("legal-hold") in (None, "ON", "OFF")
@@ -76,11 +76,11 @@ def test_whatever_is_set_can_be_read(raw: dict[bytes, bytes]) -> None:
 @given(VALUES)
 def test_a_lock_that_cannot_be_read_holds(value: bytes) -> None:
     text = value.decode(errors="surrogateescape")
-    if sound.is_sound("retention", text):
+    if attribute_validation.is_sound("retention", text):
         return
-    kept = attributes.split({b"trusted.s3.retention": value, b"user.s3.retention": b"OFF"})
-    assert sound.is_retained(kept["retention"], NOW_S, bypass=True)
-    assert sound.weakens(text, None, NOW_S)
+    kept = object_attributes.split({b"trusted.s3.retention": value, b"user.s3.retention": b"OFF"})
+    assert attribute_validation.is_retained(kept["retention"], NOW_S, bypass=True)
+    assert attribute_validation.weakens(text, None, NOW_S)
 
 
 @pytest.mark.parametrize("mode", ["GOVERNANCE", "COMPLIANCE"])
@@ -92,13 +92,15 @@ def test_what_s3_keeps_is_sound(mode: str) -> None:
     kept |= {"checksum.type": "COMPOSITE", "meta.x-y_z": "two\nlines", "content-type": "a/b"}
     document = acl.document(acl.canned("public-read", owner, owner))
     kept |= {"acl": msgspec.json.encode(document).decode(), "owner": "main"}
-    assert [name for name, value in kept.items() if not sound.is_sound(name, value)] == []
+    assert [
+        name for name, value in kept.items() if not attribute_validation.is_sound(name, value)
+    ] == []
 
 
 def test_what_is_weaker() -> None:
     old = f"GOVERNANCE {NOW_S + 100}"
-    assert sound.weakens(old, None, NOW_S)
-    assert sound.weakens(old, f"GOVERNANCE {NOW_S + 99}", NOW_S)
-    assert sound.weakens(old, f"COMPLIANCE {NOW_S + 200}", NOW_S)
-    assert not sound.weakens(old, f"GOVERNANCE {NOW_S + 101}", NOW_S)
-    assert not sound.weakens(old, None, NOW_S + 100)
+    assert attribute_validation.weakens(old, None, NOW_S)
+    assert attribute_validation.weakens(old, f"GOVERNANCE {NOW_S + 99}", NOW_S)
+    assert attribute_validation.weakens(old, f"COMPLIANCE {NOW_S + 200}", NOW_S)
+    assert not attribute_validation.weakens(old, f"GOVERNANCE {NOW_S + 101}", NOW_S)
+    assert not attribute_validation.weakens(old, None, NOW_S + 100)

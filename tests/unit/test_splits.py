@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gds.architecture import cutting_of, splits_of
 from gds.safetensors import BITS, TensorInfo
 from gds.splits import TRANSFORMER, Cutting, Experts, Heads, Part, Refused, Splits, Stacked
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 
 Array = npt.NDArray[np.int64]
 HEAD = 4

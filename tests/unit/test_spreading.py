@@ -1,6 +1,6 @@
 """Who gets a file from its holder, and who is sent to others."""
 
-from kvfs.policy.spreading import SMALL_BYTES, Spreading
+from kvfs.policy.fanout_tree import SMALL_BYTES, Spreading
 
 FILE = (1234, 1)
 LARGE = SMALL_BYTES + 1

@@ -8,7 +8,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from kvfs import stepping
+from kvfs.base import detach
 
 
 def in_a_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
@@ -21,7 +21,7 @@ def in_a_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 async def _waits(event: trio.Event, said: list[str]) -> str:
     said.append("began")
-    await stepping.aside()
+    await detach.aside()
     try:
         await event.wait()
     except trio.Cancelled:
@@ -33,7 +33,7 @@ async def _waits(event: trio.Event, said: list[str]) -> str:
 
 
 async def _answers(value: int) -> int:
-    await stepping.aside()
+    await detach.aside()
     return value
 
 
@@ -42,15 +42,15 @@ async def test_what_does_not_wait_is_done_in_one_step() -> None:
     async def outer() -> int:
         return 7
 
-    assert stepping.begin(outer()) == 7
-    assert stepping.finish(outer()) == 7
+    assert detach.begin(outer()) == 7
+    assert detach.finish(outer()) == 7
 
 
 @in_a_loop
 async def test_what_waits_goes_on_in_a_task() -> None:
     event, said = trio.Event(), list[str]()
-    rest = stepping.begin(_waits(event, said))
-    assert isinstance(rest, stepping.Unfinished)
+    rest = detach.begin(_waits(event, said))
+    assert isinstance(rest, detach.Unfinished)
     assert said == ["began"]
     results = []
 
@@ -68,8 +68,8 @@ async def test_what_waits_goes_on_in_a_task() -> None:
 @in_a_loop
 async def test_it_is_cancelled_as_any_task() -> None:
     said = list[str]()
-    rest = stepping.begin(_waits(trio.Event(), said))
-    assert isinstance(rest, stepping.Unfinished)
+    rest = detach.begin(_waits(trio.Event(), said))
+    assert isinstance(rest, detach.Unfinished)
     with trio.move_on_after(0) as scope:
         await rest
     assert scope.cancelled_caught
@@ -85,13 +85,13 @@ async def test_in_a_task_it_goes_nowhere() -> None:
 async def test_errors_pass_through_both_halves() -> None:
     async def fails(after: bool) -> None:
         if after:
-            await stepping.aside()
+            await detach.aside()
         raise ValueError(after)
 
     with pytest.raises(ValueError, match="False"):
-        stepping.begin(fails(False))
-    rest = stepping.begin(fails(True))
-    assert isinstance(rest, stepping.Unfinished)
+        detach.begin(fails(False))
+    rest = detach.begin(fails(True))
+    assert isinstance(rest, detach.Unfinished)
     with pytest.raises(ValueError, match="True"):
         await rest
 
@@ -99,11 +99,11 @@ async def test_errors_pass_through_both_halves() -> None:
 @in_a_loop
 async def test_what_is_given_up_runs_no_further() -> None:
     said = list[str]()
-    assert stepping.finish(_waits(trio.Event(), said)) is None
+    assert detach.finish(_waits(trio.Event(), said)) is None
     assert said == ["began"]
 
 
 @in_a_loop
 async def test_to_wait_without_going_aside_is_a_bug() -> None:
     with pytest.raises(RuntimeError, match="must not wait"):
-        stepping.begin(trio.lowlevel.checkpoint())
+        detach.begin(trio.lowlevel.checkpoint())

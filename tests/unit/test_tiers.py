@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvfs.errors import Invalid, NotSupported
-from kvfs.media import Place, parse_shared, parse_tier
+from kvfs.base.errors import Invalid, NotSupported
+from kvfs.base.media import Place, parse_shared, parse_tier
 from kvfs.meta.records import Namespace
-from kvfs.namespace import policies
-from kvfs.policy.tiers import Room, targets
+from kvfs.policy.tier_choice import Room, targets
+from kvfs.tree import namespace_policies
 
 GIB = 1 << 30
 RAM = Place("ram", "/ram", GIB)
@@ -47,7 +47,7 @@ def test_what_is_no_shared_store_is_refused(text: str) -> None:
 def test_media_that_cannot_be_kept_to_are_refused(kind: str, media: list[str]) -> None:
     record = Namespace(name=b"x")
     with pytest.raises(NotSupported):
-        policies.change(record, {"kind": kind, "media": media}, in_cluster=False)
+        namespace_policies.change(record, {"kind": kind, "media": media}, in_cluster=False)
 
 
 def test_new_files_go_to_the_first_medium_that_has_room() -> None:

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.cluster.peer_words import PeerAddress
-from kvfs.errors import Conflict, Corrupt, NotFound, Unavailable
-from kvfs.transfer.plan import Plan, Span
+from kvfs.base.errors import Conflict, Corrupt, NotFound, Unavailable
+from kvfs.cluster.peer_protocol import PeerAddress
+from kvfs.transfer.chunk_plan import Plan, Span
 from kvfs.transfer.sources import Source, Sources, Standing
 
 

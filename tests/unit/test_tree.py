@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from kvfs.errors import (
+from kvfs.base.errors import (
     CrossNamespace,
     Exists,
     Invalid,
@@ -18,7 +18,7 @@ from kvfs.errors import (
 )
 from kvfs.meta import keys
 from kvfs.meta.records import ROOT_INODE, Flag, namespace_root
-from kvfs.namespace import lifecycle, spaces, tree
+from kvfs.tree import lifecycle, namespaces, tree
 from tests.unit.space import Space, new_inode
 
 LONG = b"n" * 255
@@ -182,7 +182,7 @@ def test_a_link_changes_count_and_ctime_and_unlink_takes_them_back(space: Space)
 def test_links_that_cannot_be(space: Space) -> None:
     ino = space.add(space.root, b"a")
     top = space.directory(space.root, b"d")
-    other = space.do(lambda t: spaces.create(t, b"other", uid=0, gid=0, now=3))
+    other = space.do(lambda t: namespaces.create(t, b"other", uid=0, gid=0, now=3))
 
     def link(which: int, parent: int, name: bytes) -> object:
         return space.do(lambda t: tree.link(t, which, parent, name, 30))
@@ -206,9 +206,9 @@ def test_a_removed_file_that_is_held_stays_until_it_is_reaped(space: Space) -> N
     assert not gone.dropped
     assert (space.inode(ino).nlink, space.inode(ino).ctime_ns) == (0, 20)
     assert space.do(lambda t: lifecycle.orphans(t, 0, 9)) == [ino]
-    assert space.do(lambda t: spaces.usage(t, space.id)).inodes == 1
+    assert space.do(lambda t: namespaces.usage(t, space.id)).inodes == 1
     space.do(lambda t: tree.reap(t, ino))
-    assert space.do(lambda t: spaces.usage(t, space.id)).inodes == 0
+    assert space.do(lambda t: namespaces.usage(t, space.id)).inodes == 0
     with pytest.raises(Stale):
         space.inode(ino)
     space.do(lambda t: tree.reap(t, ino))
@@ -221,7 +221,7 @@ def test_reap_leaves_what_has_a_name(space: Space) -> None:
 
 
 def test_an_unnamed_file_can_be_linked(space: Space) -> None:
-    ino = space.do(lambda t: spaces.allocate_inodes(t, space.id, 1))
+    ino = space.do(lambda t: namespaces.allocate_inodes(t, space.id, 1))
     space.do(lambda t: tree.add_unlinked(t, space.root, ino, new_inode()))
     assert space.do(lambda t: lifecycle.orphans(t, 0, 9)) == [ino]
     assert space.names(space.root) == []
@@ -241,7 +241,7 @@ def test_a_dropped_file_leaves_nothing(space: Space) -> None:
 
 def test_replace_takes_the_place_of_a_file_only(space: Space) -> None:
     old = space.add(space.root, b"f")
-    new = space.do(lambda t: spaces.allocate_inodes(t, space.id, 1))
+    new = space.do(lambda t: namespaces.allocate_inodes(t, space.id, 1))
 
     def replace(name: bytes) -> tree.Removed | None:
         inode = new_inode()
@@ -283,7 +283,7 @@ def test_a_listing_goes_on_where_its_last_name_was_removed(space: Space) -> None
 def test_a_directory_beside_a_file_of_its_name_is_shown_with_a_percent_sign(space: Space) -> None:
     """An object store may make both `a` and `a/b`."""
     top = space.directory(space.root, b"a")
-    ino = space.do(lambda t: spaces.allocate_inodes(t, space.id, 1))
+    ino = space.do(lambda t: namespaces.allocate_inodes(t, space.id, 1))
     space.do(lambda t: t.put(keys.file_entry(space.root, b"a"), keys.pack_u64(ino)))
     inode = new_inode()
     inode.parent, inode.name, inode.nlink = space.root, b"a", 1
@@ -314,7 +314,7 @@ def test_the_top_level_takes_namespaces_only(space: Space) -> None:
         with pytest.raises(NotPermitted):
             space.add(ROOT_INODE, b"f", kind)
     ino = space.directory(ROOT_INODE, b"models")
-    namespace_id, namespace = space.do(lambda t: spaces.by_name(t, b"models"))
+    namespace_id, namespace = space.do(lambda t: namespaces.by_name(t, b"models"))
     assert ino == namespace_root(namespace_id)
     assert namespace.kind == "durable"
     with pytest.raises(Exists):

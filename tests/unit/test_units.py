@@ -2,14 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.errors import Invalid
-from kvfs.units import (
-    Capacity,
-    exact_size,
-    format_size,
-    parse_capacity,
-    parse_size,
-)
+from kvfs.base.errors import Invalid
+from kvfs.base.units import Capacity, exact_size, format_size, parse_capacity, parse_size
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import trio
 
 from gateway.fuse.handles import OpenFiles
 from gateway.fuse.open_file import Handle, OpenFile
-from kvfs.errors import Unavailable
+from kvfs.base.errors import Unavailable
 
 
 class Engine:

@@ -1,7 +1,7 @@
 """Who is served where connections are short."""
 
-from kvfs.wire.admission import Origins, has_room
-from kvfs.wire.limits import Limits
+from kvfs.http.full_server import Origins, has_room
+from kvfs.http.limits import Limits
 
 LIMITS = Limits(connections=16)
 

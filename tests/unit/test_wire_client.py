@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvfs.wire.client import parse_answer, render_request
-from kvfs.wire.errors import Lost
+from kvfs.http.connection_errors import Lost
+from kvfs.http.http_client import parse_answer, render_request
 
 
 def test_a_request_as_it_is_sent() -> None:

@@ -3,7 +3,7 @@
 import re
 from typing import Final, NamedTuple
 
-from kvfs.errors import Invalid, NotSupported
+from kvfs.base.errors import Invalid, NotSupported
 from kvfs.meta.redis.location import Kind, Location
 from kvfs.meta.redis.scripts import Item
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.errors import Conflict, KvfsError
+from kvfs.base.errors import Conflict, KvfsError
 from kvfs.meta.redis import scripts
 from kvfs.meta.redis.connecting import Server
 from kvfs.meta.redis.crossing import Committer

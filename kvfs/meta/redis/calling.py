@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.errors import Invalid, KvfsError, NotSupported, Unavailable
+from kvfs.base.errors import Invalid, KvfsError, NotSupported, Unavailable
 from kvfs.meta.redis import identity, refusals, scripts
 from kvfs.meta.redis.about import check_server, read_info, sync_means
 from kvfs.meta.redis.finding import Finder

@@ -4,7 +4,7 @@ same shards together, checked and written in one round trip. No I/O of its own."
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.redis.known import Known, Missing
 from kvfs.meta.redis.scripts import Changes
 from kvfs.meta.redis.view import View

@@ -22,7 +22,7 @@ from coredis.exceptions import (
 )
 from coredis.exceptions import ConnectionError as LostError
 
-from kvfs.errors import KvfsError, Unavailable
+from kvfs.base.errors import KvfsError, Unavailable
 from kvfs.meta.redis import identity, scripts
 from kvfs.meta.redis.about import Sync, check_server, read_info, sync_means
 from kvfs.meta.redis.location import Address, Location

@@ -13,8 +13,8 @@ from typing import Final, TypeVar
 
 import trio
 
-from kvfs.errors import KvfsError, Unavailable
-from kvfs.meta.interface import Transaction
+from kvfs.base.errors import KvfsError, Unavailable
+from kvfs.meta.engine import Transaction
 from kvfs.meta.redis.asking import NOWHERE, Asker, Step, contended, together
 from kvfs.meta.redis.committing import LIMIT, Function, Group, Outcome, prepare
 from kvfs.meta.redis.connecting import Server

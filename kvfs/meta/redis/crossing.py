@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.errors import Unavailable
+from kvfs.base.errors import Unavailable
 from kvfs.meta.redis import scripts
 from kvfs.meta.redis.connecting import Server
 from kvfs.meta.redis.scripts import Changes, Item, commit_arguments

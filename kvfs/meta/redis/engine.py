@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from kvfs.meta.interface import Transaction
+from kvfs.meta.engine import Transaction
 from kvfs.meta.redis.calling import locate
 from kvfs.meta.redis.committing import Outcome
 from kvfs.meta.redis.core import Core, closed

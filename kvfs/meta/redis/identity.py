@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
-from kvfs.errors import Conflict, NotSupported
+from kvfs.base.errors import Conflict, NotSupported
 from kvfs.meta.redis.scripts import Item
 from kvfs.meta.redis.sharding import Layout
 

@@ -12,7 +12,7 @@ All of it lies in shard 0: in the hash `s` (`scripts`) what must last,
 and in the hash `l`, which no log tells of, a lease for each node: its incarnation, a number that
 grows with each renewal, when the server's clock said it was renewed, and what the node says of
 itself. That clock may jump: a lease has ended where its number stands still, which is for those to
-see who look (`kvfs.cluster.sightings`).
+see who look (`kvfs.cluster.failure_detector`).
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.errors import AccessDenied, Conflict
-from kvfs.meta.leases import Fenced, Joined, Lease, Leases, Lost, Renewed, State
+from kvfs.base.errors import AccessDenied, Conflict
+from kvfs.meta.node_leases import Fenced, Joined, Lease, Leases, Lost, Renewed, State
 from kvfs.meta.redis.about import read_info, seems_emptied
 from kvfs.meta.redis.calling import Caller
 from kvfs.meta.redis.location import Location

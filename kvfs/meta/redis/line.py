@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 from kvfs.meta.redis.location import Address, Location
 from kvfs.meta.redis.scripts import Item, Script
 

@@ -4,7 +4,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from kvfs.errors import Invalid
+from kvfs.base.errors import Invalid
 
 _PORT: Final = 6379
 _SENTINEL_PORT: Final = 26379

@@ -26,8 +26,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kvfs.errors import Corrupt
-from kvfs.meta.growth import Growth, growth_of
+from kvfs.base.errors import Corrupt
+from kvfs.meta.lmdb.growth import Growth, growth_of
 from kvfs.meta.redis.scripts import COMMON, Script
 
 ENTRIES: Final = 500

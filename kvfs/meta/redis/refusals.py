@@ -3,7 +3,7 @@ I/O."""
 
 from typing import Final
 
-from kvfs.errors import Invalid, KvfsError, NoSpace, NotSupported, Unavailable
+from kvfs.base.errors import Invalid, KvfsError, NoSpace, NotSupported, Unavailable
 
 PASSING: Final = (
     *("OOM", "MISCONF", "MASTERDOWN", "NOREPLICAS", "UNKILLABLE", "BUSY", "UNBLOCKED"),

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
-from kvfs.errors import Conflict
+from kvfs.base.errors import Conflict
 from kvfs.meta.redis.calling import Caller
 from kvfs.meta.redis.location import Location
 from kvfs.meta.redis.scripts import Script

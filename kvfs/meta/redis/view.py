@@ -9,7 +9,7 @@ many round trips as its longest chain of dependent reads that nobody read before
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from kvfs.meta.gathering import Gathering
+from kvfs.meta.gathered_writes import Gathering
 from kvfs.meta.redis.known import Known, Missing, Pair, Range, Writes
 from kvfs.meta.redis.sharding import REGISTER, TOP, Layout, Piece, one_piece, pieces, unpack_shards
 

@@ -17,7 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
 
 import kvfs
-from kvfs import errors
+from kvfs.base import errors
 from s3api.auth.credentials import Credentials
 from tests.cluster.histories.events import ABSENT, Failed, Refused, Unknown
 from tests.cluster.histories.hand import Hand

@@ -1,0 +1,302 @@
+"""Whether a store is whole, and its repair. For a store that no daemon uses: hold its lock.
+
+| kind | what | the repair |
+|---|---|---|
+| leaked_data | a data file without a record | it goes; what may be durable into quarantine |
+| foreign_file | a file among the data that is none | none: look at it, and move it away |
+| missing_data | a record without a data file | the name goes: there is nothing behind it |
+| quarantined_data | likewise, it is in quarantine | whole: it comes back. damaged: none |
+| foreign_data | a link, or another user's file, lies in place of a data file | by hand |
+| wrong_size | a sealed record and its data differ | cache: it goes. durable: into quarantine |
+| wrong_checksum | likewise, by reading all data (`checksums=True`) | as for wrong_size |
+| dangling_entry | a name that leads to nothing | the name goes |
+| unreachable_inode | an inode without its name | it gets a name again |
+| wrong_link_count | a count that differs from the names | the names count |
+| wrong_list | the unsealed, unpublished, orphan lists and the records differ | the records count |
+| wrong_usage | a namespace's usage differs from its records | the records count |
+| stray_index_entry | an index entry without a file of that version | it goes |
+| missing_index_entry | a sealed file that the index does not know | it is added |
+| wrong_index_order | a file without its place in the access order, or with two | its entry counts |
+| damaged_base | the base of the metadata is not as it was taken | a new one is taken |
+| damaged_journal | the metadata's journal cannot be read to its end | what follows is taken |
+
+Of a member of a cluster the data files alone are checked, those that it holds: its metadata are the
+engine's. What is damaged there is named and not mended: the running node has it from others, where
+they have it, and says where they do not. Where its mirror went back to damage in its journal, what
+it does not know may be known to the engine: that is the running node's to judge (`strays`).
+
+What a kill left for the next start (orphans, unpublished files) is no problem. Reads page by page:
+memory does not grow with the number of files.
+"""
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+from kvfs.admin.fsck_records import RecordCheck, name_of
+from kvfs.admin.problem import Problem
+from kvfs.base.errors import Corrupt
+from kvfs.datastore.checksum import Checksum, checksum
+from kvfs.datastore.files import DataFiles
+from kvfs.datastore.index import Entry, Index, Sealed, Table
+from kvfs.datastore.quarantine_directory import Quarantined, Reason
+from kvfs.meta import keys
+from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
+from kvfs.tree import lifecycle, namespaces, tree
+from kvfs.vfs.quarantine import kinds_of, put_away
+
+__all__ = ["Fsck", "Problem"]
+_ROUNDS: Final = 5
+"""Mending one problem may uncover another (a directory that comes back holds names): so often at
+most."""
+
+
+class Fsck:
+    """Checks and repairs one store."""
+
+    def __init__(
+        self,
+        engine: Table,
+        files: DataFiles,
+        index: Index,
+        *,
+        checksums: bool = False,
+        is_behind: bool = False,
+    ) -> None:
+        """`is_behind`: the engine is a mirror that may lack what its cluster has."""
+        self._engine = engine
+        self._files = files
+        self._index = index
+        self._checksums = checksums
+        self._node = engine.read_now(lambda t: t.node)
+        self._is_behind = is_behind
+        self._records = RecordCheck(engine)
+        self._quarantined: dict[tuple[int, int], list[Quarantined]] = {}
+
+    def check(self) -> Iterator[Problem]:
+        """Every problem, as it is found. Raises Corrupt when the engine cannot be read."""
+        self._quarantined.clear()
+        for each in self._files.quarantined():
+            self._quarantined.setdefault((each.ino, each.version), []).append(each)
+        if not self._node:
+            yield from self._records.problems()
+        yield from self._of_data_files()
+        for key, value in self._records.pages(b"i", b"j"):
+            inode = unpack_inode(value)
+            if not self._is_held(keys.unpack_u64(key, 1)):
+                continue
+            if stat.S_ISREG(inode.mode) and inode.nlink and inode.flags & Flag.PUBLISHED:
+                yield from self._of_file(keys.unpack_u64(key, 1), inode)
+        yield from self._of_index()
+
+    def repair(self) -> Iterator[Problem]:
+        """Mend what can be, and give each problem that was; then look again, until nothing is
+        found.
+
+        Raises Corrupt when that does not come to an end, NoSpace, ReadOnly.
+        """
+        for _ in range(_ROUNDS):
+            mended = 0
+            for problem in self.check():
+                if problem.mend is not None:
+                    problem.mend()
+                    mended += 1
+                    yield problem
+            if not mended:
+                return
+        raise Corrupt(
+            f"new problems appear after {_ROUNDS} repairs: restore the store from a backup"
+        )
+
+    def quarantined(self) -> Iterator[Quarantined]:
+        """The data files that are in quarantine."""
+        return self._files.quarantined()
+
+    def _of_data_files(self) -> Iterator[Problem]:
+        for path in self._files.strangers():
+            yield Problem("foreign_file", path, "it is no data file; move it away", None)
+        for ino, version in self._files.scan():
+            inode = self._record(ino)
+            if self._is_behind or (inode is not None and inode.version == version):
+                continue
+            if inode is None and self._is_reserved(ino):
+                continue
+            detail = "no record names it" if inode is None else "its record has another version"
+            mend = partial(self._put_away, ino, version, inode)
+            yield Problem("leaked_data", self._files.path(ino, version), detail, mend)
+
+    def _of_file(self, ino: int, inode: Inode) -> Iterator[Problem]:
+        try:
+            found = self._files.stat(ino, inode.version)
+        except FileNotFoundError:
+            if inode.flags & Flag.COLD:
+                return
+            yield self._of_missing(ino, inode)
+            return
+        if not self._files.is_ours(found):
+            detail = "what lies in place of its data is a link, or another user's: look into it"
+            yield Problem("foreign_data", self._files.path(ino, inode.version), detail, None)
+        elif inode.flags & Flag.SEALED:
+            yield from self._of_sealed(ino, inode, found)
+
+    def _of_missing(self, ino: int, inode: Inode) -> Problem:
+        kept = self._quarantined.get((ino, inode.version), [])
+        for each in kept:
+            if _is_whole(each, inode):
+                detail = f"its data are in quarantine: {each.path}"
+                mend = partial(self._files.restore, each)
+                return Problem("quarantined_data", self._name(ino), detail, mend)
+        if kept:
+            detail = f"what is left of its data is in quarantine: {kept[-1].path}"
+            return Problem("quarantined_data", self._name(ino), detail, None)
+        return self._lost("missing_data", ino, "its data are gone", partial(self._drop, ino))
+
+    def _of_sealed(self, ino: int, inode: Inode, found: os.stat_result) -> Iterator[Problem]:
+        entry = self._index.get(ino)
+        if found.st_size != inode.size:
+            detail = f"its data file has {found.st_size} bytes, its record says {inode.size}"
+            yield self._damaged("wrong_size", ino, detail)
+        elif self._checksums and (detail := self._damage(ino, inode, entry)):
+            yield self._damaged("wrong_checksum", ino, detail)
+        if entry is None or entry.version != inode.version:
+            mend = partial(self._add_to_index, ino, inode.version)
+            detail = "the index does not know it"
+            yield Problem("missing_index_entry", self._name(ino), detail, mend)
+
+    def _damage(self, ino: int, inode: Inode, entry: Entry | None) -> str:
+        """What differs, by reading all the file's data; empty when nothing does."""
+        fd = self._files.open_unseen(ino, inode.version)
+        try:
+            found = checksum(fd, inode.size)
+        except OSError as error:
+            return f"its data cannot be read: {error.strerror}"
+        finally:
+            os.close(fd)
+        if found is not None and found.combined == inode.checksum:
+            return ""
+        return _where(found, entry)
+
+    def _damaged(self, kind: str, ino: int, detail: str) -> Problem:
+        mend = self._drop if self._is_cache(ino) else self._quarantine
+        return self._lost(kind, ino, detail, partial(mend, ino))
+
+    def _lost(self, kind: str, ino: int, detail: str, mend: Callable[[], None]) -> Problem:
+        return Problem(kind, self._name(ino), detail, None if self._node else mend)
+
+    def _is_held(self, ino: int) -> bool:
+        """Whether its data are to be in this store."""
+        if not self._node:
+            return True
+        key = keys.placement(ino, self._node)
+        return self._engine.read_now(lambda t: t.get(key)) is not None
+
+    def _of_index(self) -> Iterator[Problem]:
+        for clock, ino in self._index.disorder():
+            yield self._disordered(ino, clock)
+        start = 0
+        while page := self._index.entries(start):
+            for ino, entry in page:
+                inode = self._record(ino)
+                if self._is_behind and (inode is None or inode.version != entry.version):
+                    continue
+                if inode is None or inode.version != entry.version:
+                    mend: Callable[[], None] = partial(self._index.remove, [ino])
+                    detail = "the index has an entry for no such file"
+                    yield Problem("stray_index_entry", self._name(ino), detail, mend)
+                elif self._index.unordered(ino, entry):
+                    yield self._disordered(ino, entry.clock)
+            start = page[-1][0] + 1
+
+    def _disordered(self, ino: int, clock: int) -> Problem:
+        mend = partial(self._index.restore_order, ino, clock)
+        detail = "its place in the access order is wrong"
+        return Problem("wrong_index_order", self._name(ino), detail, mend)
+
+    def _record(self, ino: int) -> Inode | None:
+        value = self._engine.read_now(lambda t: t.get(keys.inode(ino)))
+        return None if value is None else unpack_inode(value)
+
+    def _is_reserved(self, ino: int) -> bool:
+        return self._engine.read_now(lambda t: t.get(keys.reserved(ino))) is not None
+
+    def _name(self, ino: int) -> str:
+        return self._engine.read_now(lambda t: name_of(t, ino))
+
+    def _is_cache(self, ino: int) -> bool:
+        listed = self._engine.read_now(namespaces.list_all)
+        return any(
+            each.id == namespace_of(ino) and each.namespace.kind == "cache" for each in listed
+        )
+
+    def _put_away(self, ino: int, version: int, inode: Inode | None) -> None:
+        kinds = self._engine.read_now(kinds_of)
+        if inode is None:
+            put_away(self._files, kinds, ino, version, Reason.UNNAMED)
+        else:
+            put_away(self._files, kinds, ino, version, Reason.OUTDATED, inode.version)
+
+    def _drop(self, ino: int) -> None:
+        """Remove a file as everywhere: names, data file, index entry, record."""
+        now = time.time_ns()
+        gone = self._engine.transact_now(lambda t: lifecycle.evict(t, ino, now, "damaged"))
+        if gone is not None:
+            self._files.unlink(ino, gone.inode.version)
+        self._index.remove([ino])
+        self._engine.transact_now(lambda t: tree.reap(t, ino))
+
+    def _quarantine(self, ino: int) -> None:
+        """The name stays: what is left of its data is never taken for what it was sealed as."""
+        inode = self._record(ino)
+        if inode is not None:
+            self._files.quarantine(ino, inode.version, Reason.DAMAGED)
+
+    def _add_to_index(self, ino: int, version: int) -> None:
+        inode = self._record(ino)
+        if inode is None:
+            return
+        fd = self._files.open_unseen(ino, version)
+        try:
+            found = checksum(fd, inode.size)
+            blocks = os.fstat(fd).st_blocks
+        finally:
+            os.close(fd)
+        self._index.remove([ino])
+        chunks = found.chunks if found is not None else b""
+        self._index.store([Sealed(ino, version, chunks, blocks)])
+
+
+def _is_whole(kept: Quarantined, inode: Inode) -> bool:
+    """Whether a data file in quarantine is what this record says."""
+    try:
+        fd = os.open(kept.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        stat = os.fstat(fd)
+        if not inode.flags & Flag.SEALED:
+            return (stat.st_size, stat.st_mtime_ns) == (inode.size, inode.mtime_ns)
+        found = checksum(fd, inode.size) if stat.st_size == inode.size else None
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return found is not None and found.combined == inode.checksum
+
+
+def _where(found: Checksum | None, entry: Entry | None) -> str:
+    """Names the damaged chunks where the index knows them."""
+    if found is None:
+        return "its data file is shorter than its record says"
+    if entry is None or len(entry.chunks) != len(found.chunks):
+        return "its data do not match its checksum"
+    wrong = [
+        str(at // 16)
+        for at in range(0, len(found.chunks), 16)
+        if found.chunks[at : at + 16] != entry.chunks[at : at + 16]
+    ]
+    return (
+        f"its data do not match its checksum, in the chunks of 4 MiB number {', '.join(wrong[:8])}"
+    )

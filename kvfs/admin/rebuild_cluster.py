@@ -1,0 +1,257 @@
+"""Puts a cluster's metadata back into an engine that lost them, node by node.
+
+Each node that was stopped adds what it has, in any order: its mirror, where that is newer than
+those before it, then its data files. The last one finishes, and all may start.
+
+| step of a node | what a kill after it leaves |
+|---|---|
+| 1 enrolled: its number, its incarnation, the secrets | a server that knows a node; done again |
+| 2 its mirror copied, where it is the newest | the mark of an unfinished copy; copied again |
+| 3 its data files entered | the mark: no node starts; done again |
+| 4 (the last one) log begun anew, mark removed | done again |
+
+A node that was away then has its turn when it is back: what it has of what is known is entered.
+
+Invariants
+- Until the end the engine bears the mark of an unfinished copy and no schema version, so that no
+  node takes it for empty or whole.
+- Of several mirrors the newest counts. What no mirror knew is made of what data files say of
+  themselves (`kvfs.admin.rebuild`), and never takes a name from what a mirror knew to be later.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import Final, NamedTuple, TypeVar
+
+import trio
+
+from kvfs.admin import rebuild
+from kvfs.base.errors import Exists, NotFound
+from kvfs.cluster import node_identity
+from kvfs.cluster.node_identity import Kept
+from kvfs.cluster.secrets import Secrets
+from kvfs.datastore.files import DataFiles
+from kvfs.datastore.index import NAME, Index
+from kvfs.datastore.layout import Store
+from kvfs.datastore.tiered_files import data_files
+from kvfs.meta import engine_copy, keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.redis.calling import locate
+from kvfs.meta.redis.engine import RedisEngine
+from kvfs.meta.redis.restoring import Restoring
+from kvfs.meta.replica.replica_mark import read_mark
+from kvfs.tree.copies import placements
+from kvfs.tree.inodes import read_inodes
+from kvfs.tree.rebuilt_records import Owner
+
+T = TypeVar("T")
+Progress = Callable[[int], None]
+_DEADLINE_S: Final = 10.0
+_MARK: Final = keys.copying(0)
+_PAGE: Final = 256
+_NONE: Final = -1
+
+
+class Came(NamedTuple):
+    """What a node added."""
+
+    mirror: bool
+    """Whether its mirror is what the engine holds now."""
+    position: int
+    """Of that; -1: it has none that is whole."""
+    counts: dict[str, int]
+    """Of `rebuild.Rebuild`."""
+    lost: int
+    """Files that it was said to have, and has not."""
+
+
+class As:
+    """An engine, as a node of the cluster uses it."""
+
+    def __init__(self, engine: RedisEngine, node: int) -> None:
+        self._engine = engine
+        self.node = keys.pack_node(node)
+
+    def read_now(self, fn: Callable[[Transaction], T]) -> T:
+        return self._engine.read_now(self._by_node(fn))
+
+    def transact_now(self, fn: Callable[[Transaction], T]) -> T:
+        return self._engine.transact_now(self._by_node(fn))
+
+    def _by_node(self, fn: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
+        def run(t: Transaction) -> T:
+            t.node = self.node  # type: ignore[misc]
+            return fn(t)
+
+        return run
+
+
+class Rebuilding:
+    """One node's turn. The store is locked, and `local` the engine in it."""
+
+    def __init__(self, store: Store, local: EmbeddedEngine, url: str, secrets: Secrets) -> None:
+        """Raises NotFound where the store never joined a cluster, Invalid, NotSupported."""
+        found = node_identity.which_node(store)
+        if found is None:
+            raise NotFound(
+                f"the store {store.root} is of no cluster: without --engine, `kvfs rebuild` makes"
+                " the metadata of a lone node anew"
+            )
+        self._store = store
+        self._me: Kept = found
+        self._local = local
+        self._url = url
+        self._secrets = secrets
+        self._location = locate(url)
+        mark = local.read_now(read_mark)
+        is_whole = mark is not None and mark.filled is None and mark.cluster == found.cluster
+        self.position = mark.position if mark is not None and is_whole else _NONE
+
+    def run(self, owner: Owner, progress: Progress, *, replace: bool = False) -> Came:
+        """Add what this node has. `replace`: give up what the engine holds, which is older or
+        another cluster's.
+
+        Raises Exists (nothing was lost), Conflict, Corrupt, Unavailable, OSError."""
+        was_known = trio.run(partial(self._enrol, replace=replace))
+        engine = RedisEngine(self._url)
+        try:
+            if not was_known and not replace and engine.read_now(_is_whole):
+                return self._join_late(engine)
+            return self._add(engine, owner, progress, replace=replace)
+        finally:
+            engine.close()
+
+    def finish(self) -> None:
+        """Every node that could has had its turn: nodes may start. Raises as `run`."""
+        engine = RedisEngine(self._url)
+        try:
+            trio.run(self._restart)
+            engine.transact_now(_finish)
+        finally:
+            engine.close()
+
+    def _join_late(self, engine: RedisEngine) -> Came:
+        """The others go on already: what is here of what they know is entered."""
+        me, files, entered = As(engine, self._me.node), data_files(self._store), 0
+        try:
+            names = files.scan()
+            while batch := list(islice(names, _PAGE)):
+                entered += me.transact_now(partial(_hold_known, names=batch))
+            lost = _drop_missing(me, files)
+        finally:
+            files.close()
+        return Came(False, self.position, {"files": entered, "bytes": 0}, lost)
+
+    async def _enrol(self, *, replace: bool) -> bool:
+        me, restoring = self._me, Restoring(self._location, _DEADLINE_S)
+        try:
+            return await restoring.enrol(
+                me.cluster,
+                self._store.identity.node,
+                me.node,
+                me.incarnation,
+                self._secrets.digests,
+                max(self.position, 0),
+                replace=replace,
+            )
+        finally:
+            restoring.close()
+
+    async def _restart(self) -> None:
+        restoring = Restoring(self._location, _DEADLINE_S)
+        try:
+            await restoring.restart()
+        finally:
+            restoring.close()
+
+    def _add(self, engine: RedisEngine, owner: Owner, progress: Progress, *, replace: bool) -> Came:
+        engine.transact_now(lambda t: _begin(t, replace=replace))
+        is_newest = self.position > engine.read_now(_filled)
+        if is_newest:
+            engine.transact_now(lambda t: t.put(_MARK, b""))
+            engine_copy.copy(self._local, engine, engine_copy.whole(), lambda _: None)
+            filled = keys.pack_u64(self.position)
+            engine.transact_now(lambda t: t.put(_MARK, filled))
+        me = As(engine, self._me.node)
+        me.transact_now(lambda t: rebuild.begin(t, owner))
+        files = data_files(self._store)
+        try:
+            index = Index(self._local.database(NAME))
+            counts = rebuild.Rebuild(me, files, index, owner).run(progress)
+            lost = _drop_missing(me, files)
+        finally:
+            files.close()
+        return Came(is_newest, self.position, counts, lost)
+
+
+def _begin(t: Transaction, *, replace: bool) -> None:
+    if t.get(keys.VERSION) is not None and not replace:
+        raise Exists(
+            "the engine has its metadata: start the nodes. Where it went back to older ones than"
+            " the nodes know, and these are to be given up, add --replace at the first node"
+        )
+    if t.get(keys.VERSION) is not None or t.get(_MARK) is None:
+        t.delete(keys.VERSION)
+        t.put(_MARK, b"")
+
+
+def _is_whole(t: Transaction) -> bool:
+    return t.get(keys.VERSION) is not None
+
+
+def _hold_known(t: Transaction, names: list[tuple[int, int]]) -> int:
+    """This node has these data files; of how many there are records of that version."""
+    entered = 0
+    inodes = read_inodes(t, [ino for ino, _ in names])
+    for (ino, version), inode in zip(names, inodes, strict=True):
+        if inode is not None and inode.version == version:
+            placements.hold(t, ino, version)
+            entered += 1
+    return entered
+
+
+def _filled(t: Transaction) -> int:
+    """The position of the mirror that the engine was filled from."""
+    value = t.get(_MARK)
+    return keys.unpack_u64(value) if value else _NONE
+
+
+def _finish(t: Transaction) -> None:
+    if t.get(keys.VERSION) is None:
+        rebuild.finish(t)
+        t.delete(_MARK)
+
+
+def _drop_missing(me: As, files: DataFiles) -> int:
+    """Take back what is said to be here and is not; how much."""
+    after = missing = 0
+    while inos := me.read_now(partial(_held, after=after)):
+        after = inos[-1]
+        inodes = me.read_now(partial(read_inodes, inos=inos))
+        gone = [
+            ino
+            for ino, inode in zip(inos, inodes, strict=True)
+            if inode is None or not _is_there(files, ino, inode.version)
+        ]
+        me.transact_now(partial(_let_go, inos=gone))
+        missing += len(gone)
+    return missing
+
+
+def _held(t: Transaction, after: int) -> list[int]:
+    return placements.held_by(t, t.node, after, _PAGE)
+
+
+def _let_go(t: Transaction, inos: list[int]) -> None:
+    for ino in inos:
+        placements.let_go(t, ino, t.node)
+
+
+def _is_there(files: DataFiles, ino: int, version: int) -> bool:
+    try:
+        files.stat(ino, version)
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,541 @@
+"""The settings of a node, and where they come from.
+
+Rising order: defaults, one TOML file, environment variables `KVFS_<KEY>`, flags. The file is the
+one named by --config, else by KVFS_CONFIG, else /etc/kvfs.toml where it exists. A key that is not
+known is an error that names the nearest known one, wherever it stands. Variables that begin with
+KVFS_TEST_ belong to the tests and are not looked at.
+"""
+
+import difflib
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+
+from kvfs.base.errors import ConfigError, Invalid
+from kvfs.base.media import Place, parse_shared, parse_tier
+from kvfs.base.units import Capacity, parse_capacity, parse_size
+
+SYSTEM_FILE: Final = Path("/etc/kvfs.toml")
+Mode = Literal["auto", "passthrough", "relay", "libfuse"]
+MODES: Final = get_args(Mode)
+Transport = Literal["tcp", "rdma"]
+TRANSPORTS: Final = get_args(Transport)
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_PREFIX: Final = "KVFS_"
+_NOT_SETTINGS: Final = ("KVFS_CONFIG", "KVFS_GPU_READS")
+_TEST_PREFIX: Final = "KVFS_TEST_"
+_is_region: Final = re.compile(r"[a-z0-9-]{1,32}").fullmatch
+_is_domain: Final = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*").fullmatch
+_is_node_name: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}").fullmatch
+_is_place: Final = re.compile(r"[A-Za-z0-9._-]{0,63}").fullmatch
+
+
+def default_store() -> Path:
+    """For root a system directory, for others one of their own."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/kvfs")
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "kvfs"
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where to listen: a host (name or address) and a port, 0 for any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+Listening = Address | Literal["auto", "off"]
+"""`auto`: at the usual port, and where that is taken at any free one."""
+S3_USUAL: Final = Address("127.0.0.1", 9000)
+ADMIN_USUAL: Final = Address("127.0.0.1", 9001)
+NFS_USUAL: Final = Address("127.0.0.1", 2049)
+NFS_MOUNT_PORT: Final = 20048
+PEER_PORT: Final = 9002
+"""Where peers are served, of the address by which this host reaches the engine."""
+ENGINES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+"""Schemes of the URLs of engines that several nodes can share."""
+MAX_S3_WORKERS: Final = 64
+ENCRYPTED_STORAGE: Final = ("auto", "yes", "no")
+OBJECT_OWNERSHIPS: Final = ("BucketOwnerEnforced", "BucketOwnerPreferred", "ObjectWriter")
+"""S3's own names; under the first one ACLs do not count and cannot be set."""
+DAY_S: Final = 86_400
+
+
+def default_s3_workers() -> int:
+    """One for each CPU that we may use, at most four: each holds some 50 MB."""
+    return min(len(os.sched_getaffinity(0)), 4)
+
+
+def default_node_name() -> str:
+    """The host's name, without what a name of a node cannot hold."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:63].lstrip("._-") or "node"
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node is told. Field names are the keys of the TOML file."""
+
+    store: Path = msgspec.field(default_factory=default_store)
+    """Directory of the data files and of the embedded engine."""
+    mount: Path = Path("/mnt/kvfs")
+    """Where the namespace appears."""
+    mode: Mode = "auto"
+    """Fast path: one of MODES; 'auto' takes the best that the kernel and the privileges give."""
+    capacity: Capacity = Capacity(percent=90.0)
+    """Limit of what the store may hold: bytes, or a share of the disk."""
+    allow_other: bool = msgspec.field(default_factory=lambda: os.geteuid() == 0)
+    """Whether other users may enter the mount (needs root, or user_allow_other in /etc/fuse.conf).
+    """
+    suid: bool = False
+    """Whether set-user-id bits take effect on the mount."""
+    dev: bool = False
+    """Whether device nodes work on the mount."""
+    log_level: str = "info"
+    """One of LOG_LEVELS."""
+    s3: Listening = "auto"
+    """Where the S3 API listens: HOST:PORT, `off`, or `auto` (S3_USUAL)."""
+    s3_workers: int = msgspec.field(default_factory=default_s3_workers)
+    """Processes that serve it."""
+    s3_domains: tuple[str, ...] = ("localhost",)
+    """Its names: a host below one of them names the bucket (virtual-hosted addressing)."""
+    s3_region: str = "us-east-1"
+    """What it says of its region, and signs presigned URLs for."""
+    s3_certificate: str = ""
+    """A PEM file with certificate and chain: the S3 API speaks TLS. Empty: it does not."""
+    s3_private_key: str = ""
+    """The PEM file of the certificate's key."""
+    s3_signature_v2: bool = True
+    """Whether presigned URLs of signature version 2 are taken."""
+    s3_object_ownership: str = OBJECT_OWNERSHIPS[0]
+    """Of buckets that S3 creates where the request names none: one of OBJECT_OWNERSHIPS."""
+    encrypted_storage: str = ENCRYPTED_STORAGE[0]
+    """Whether all that the store lies on is encrypted: one of ENCRYPTED_STORAGE, `auto` where the
+    kernel says so."""
+    s3_bucket_mode: str = "0700"
+    """Permissions, in octal, of the directories of buckets that S3 creates; its objects have those
+    to read and write of their bucket's directory."""
+    s3_access_log: str = ""
+    """A file for a line on each request, in the format of S3's server access logs. Empty: none."""
+    s3_log_delivery_s: int = 300
+    """Seconds between the deliveries of access logs into the buckets that PutBucketLogging
+    names."""
+    s3_lifecycle_day_s: int = DAY_S
+    """Seconds that a day of lifecycle rules lasts: less, to see them work."""
+    priority: int = -10
+    """The node's nice value, where it may have it: what programs on the mount wait for goes before
+    others at a busy CPU. 0: as it was started."""
+    scrub_rate: int = 16 << 20
+    """Bytes that are read in a second to compare what lies on the disk with its checksums; 0:
+    only where somebody asks for it, as fast as it goes."""
+    repair_rate: int = 128 << 20
+    """Bytes in a second that this node gives to restoring lost replicas, draining and evening out;
+    0: as fast as it goes."""
+    admin: Listening = "auto"
+    """Where health and metrics are told: HOST:PORT, `off`, or `auto` (ADMIN_USUAL, with S3)."""
+    nfs: Listening = "off"
+    """Where NFS is served: HOST:PORT, `off`, or `auto` (NFS_USUAL)."""
+    nfs_v3: bool = False
+    """Whether version 3 is served beside 4.0 and 4.1."""
+    nfs_mount_port: int = NFS_MOUNT_PORT
+    """Where version 3's MOUNT protocol is served, at the host of `nfs`."""
+    engine: str = ""
+    """URL of the Redis or Valkey server that the nodes of a cluster share. Empty: a lone node, its
+    metadata embedded in its store."""
+    node_name: str = msgspec.field(default_factory=default_node_name)
+    """What the node is called in its cluster, as no other one is."""
+    peer: Listening = "auto"
+    """Where other nodes fetch data: HOST:PORT, `off`, or `auto` (PEER_PORT, in a
+    cluster)."""
+    advertise: str = ""
+    """HOST or HOST:PORT by which other nodes reach `peer`. Empty: the address by which this host
+    reaches the engine, or the host of `peer`."""
+    transport: Transport = "tcp"
+    """How data come from other nodes: `tcp`, or `rdma` by Mooncake's transfer engine."""
+    found: bool = False
+    """Whether a new cluster is made also where the engine seems to have lost one. The first node
+    of a new engine makes one anyway."""
+    zone: str = ""
+    """What fails together with this node: replicas go to other zones."""
+    rack: str = ""
+    """Likewise, within the zone."""
+    secret_file: str = ""
+    """The file of the cluster's secret. Empty: `cluster.key` in the store."""
+    cold: str = ""
+    """The cold tier, s3://BUCKET/PREFIX: namespaces that ask for it keep files there before they
+    are evicted. Empty: there is none."""
+    cold_endpoint: str = ""
+    """URL of its S3 service. Empty: as the AWS settings have it, like the credentials."""
+    cold_rate: int = 0
+    """Bytes a second that may be sent there; 0: no limit."""
+    tier: tuple[Place, ...] = ()
+    """Memory and disks lent beside the store's directory: ram=DIR:SIZE, ssd=DIR:SIZE."""
+    shared: tuple[Place, ...] = ()
+    """Directories that several nodes have, of a parallel filesystem: NAME=DIR[:owner=USER]."""
+
+    def as_dict(self) -> dict[str, str | bool | int | list[str]]:
+        """Every key as it would be written in the file."""
+        return {name: _written(getattr(self, name)) for name in KEYS}
+
+
+def _written(value: object) -> str | bool | int | list[str]:
+    if isinstance(value, bool | int):
+        return value
+    return [str(each) for each in value] if isinstance(value, tuple) else str(value)
+
+
+KEYS: Final = Config.__struct_fields__
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Values from one place; `label` says where a key of it stands, for messages."""
+
+    values: Mapping[str, object]
+    label: Callable[[str], str]
+
+
+def load(
+    flags: Mapping[str, object] | None = None,
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[Config, dict[str, str]]:
+    """The settings in effect, and for each key where it came from.
+
+    `flags` holds only what was given on the command line, by key. Raises ConfigError.
+    """
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(KEYS, "default")
+    for source in _sources(flags or {}, file, environ):
+        for key, value in source.values.items():
+            where = source.label(key)
+            if key not in KEYS:
+                raise ConfigError(_unknown(where, key))
+            values[key] = _convert(key, value, where)
+            origins[key] = where
+    config = Config(**values)
+    _check(config, origins)
+    return config, origins
+
+
+def _check(config: Config, origins: Mapping[str, str]) -> None:
+    """What settings ask of each other. Raises ConfigError."""
+    pair = ("s3_certificate", "s3_private_key")
+    for given, missing in (pair, pair[::-1]):
+        if getattr(config, given) and not getattr(config, missing):
+            raise ConfigError(f"{origins[given]}: needs {missing}, the other half of it")
+    if isinstance(config.s3, Address) and config.s3 == config.admin and config.s3.port:
+        raise ConfigError(f"{origins['admin']}: {config.admin} is where the S3 API listens")
+    _check_nfs(config, origins)
+    _check_cluster(config, origins)
+
+
+def _check_nfs(config: Config, origins: Mapping[str, str]) -> None:
+    """That NFS has ports of its own."""
+    address = NFS_USUAL if config.nfs == "auto" else config.nfs
+    if not isinstance(address, Address):
+        return
+    for taken in ("s3", "admin"):
+        if getattr(config, taken) == address:
+            raise ConfigError(f"{origins['nfs']}: {address} is where {taken} listens")
+    if config.nfs_v3 and address.port == config.nfs_mount_port:
+        raise ConfigError(f"{origins['nfs_mount_port']}: NFS itself listens at that port")
+
+
+def _check_cluster(config: Config, origins: Mapping[str, str]) -> None:
+    """What nodes of a cluster are told, and lone ones are not."""
+    if not config.engine:
+        for key in _OF_CLUSTERS:
+            if origins[key].startswith("flag") and getattr(config, key) not in _NONE:
+                raise ConfigError(
+                    f"{origins[key]}: only nodes of a cluster have one: they share an --engine"
+                )
+        return
+    if config.peer == "off":
+        raise ConfigError(f"{origins['peer']}: a node of a cluster serves its data to the others")
+    for taken in ("s3", "admin", "nfs"):
+        address = getattr(config, taken)
+        if isinstance(address, Address) and address == config.peer and address.port:
+            raise ConfigError(f"{origins['peer']}: {address} is where {taken} listens")
+
+
+def _sources(
+    flags: Mapping[str, object], file: Path | None, environ: Mapping[str, str]
+) -> Iterable[Source]:
+    path = _file_in_use(file, environ)
+    if path is not None:
+        yield Source(_read_toml(path), lambda key: f"{path}: {key}")
+    variables = {
+        name.removeprefix(_PREFIX).lower(): value
+        for name, value in environ.items()
+        if name.startswith(_PREFIX)
+        and name not in _NOT_SETTINGS
+        and not name.startswith(_TEST_PREFIX)
+    }
+    yield Source(variables, lambda key: f"environment: {_PREFIX}{key.upper()}")
+    yield Source(flags, lambda key: f"flag: --{key.replace('_', '-')}")
+
+
+def _file_in_use(file: Path | None, environ: Mapping[str, str]) -> Path | None:
+    if file is None and environ.get("KVFS_CONFIG"):
+        file = Path(environ["KVFS_CONFIG"])
+    if file is None and SYSTEM_FILE.exists():
+        file = SYSTEM_FILE
+    return file
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        with path.open("rb") as stream:
+            return tomllib.load(stream)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from error
+
+
+def _unknown(where: str, key: str) -> str:
+    nearest = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
+    if nearest:
+        hint = nearest[0]
+        if where.startswith("environment"):
+            hint = _PREFIX + hint.upper()
+        return f"{where}: no such setting; did you mean {hint}?"
+    return f"{where}: no such setting; there are: {', '.join(KEYS)}"
+
+
+def _convert(key: str, value: object, where: str) -> object:
+    try:
+        return _CONVERTERS[key](value)
+    except Invalid as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise Invalid("must be a path")
+    return Path(os.path.abspath(Path(value).expanduser()))
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"1": True, "true": True, "yes": True, "on": True}
+    words |= {"0": False, "false": False, "no": False, "off": False}
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    raise Invalid(f"must be true or false, not {value!r}")
+
+
+def _capacity(value: object) -> Capacity:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise Invalid(f"must be a size like '4GiB' or a share like '90%', not {value!r}")
+    return parse_capacity(value)
+
+
+def _listening(value: object) -> Listening:
+    if value in ("auto", "off") or isinstance(value, Address):
+        return value
+    host, separator, port = str(value).rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not isinstance(value, str) or not separator or not host or not port.isdecimal():
+        raise Invalid(f"must be HOST:PORT like '{S3_USUAL}', 'auto' or 'off', not {value!r}")
+    if int(port) > 65535:
+        raise Invalid(f"{port} is no port: there are 0 to 65535")
+    return Address(host, int(port))
+
+
+def _port(value: object) -> int:
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 65535:
+        raise Invalid(f"must be a port from 1 to 65535, not {value!r}")
+    return value
+
+
+def _workers(value: object) -> int:
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if not isinstance(value, int) or not 1 <= value <= MAX_S3_WORKERS or isinstance(value, bool):
+        raise Invalid(f"must be a number from 1 to {MAX_S3_WORKERS}, not {value!r}")
+    return value
+
+
+def _rate(value: object) -> int:
+    if isinstance(value, str):
+        return parse_size(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise Invalid(f"must be bytes in a second like '16MiB', or 0, not {value!r}")
+    return value
+
+
+def _day(value: object) -> int:
+    seconds = int(value) if isinstance(value, str) and value.isdigit() else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int) or not 1 <= seconds <= DAY_S:
+        raise Invalid(f"must be a number of seconds from 1 to {DAY_S}, not {value!r}")
+    return seconds
+
+
+def _domains(value: object) -> tuple[str, ...]:
+    """A list, or one text with commas."""
+    if isinstance(value, str):
+        value = [each.strip() for each in value.split(",") if each.strip()]
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(each, str) and _is_domain(each) for each in value
+    ):
+        raise Invalid(f"must be names of hosts like ['s3.example.com'], not {value!r}")
+    return tuple(each.lower() for each in value)
+
+
+def _region(value: object) -> str:
+    if not isinstance(value, str) or not _is_region(value):
+        raise Invalid(f"must be a name like 'us-east-1', not {value!r}")
+    return value
+
+
+def _places(parse: Callable[[str], Place]) -> Callable[[object], tuple[Place, ...]]:
+    """A list, or one text with commas."""
+
+    def convert(value: object) -> tuple[Place, ...]:
+        if isinstance(value, str):
+            value = [each.strip() for each in value.split(",") if each.strip()]
+        if not isinstance(value, list | tuple):
+            raise Invalid(f"must be a list of places, not {value!r}")
+        return tuple(each if isinstance(each, Place) else parse(str(each)) for each in value)
+
+    return convert
+
+
+def _bucket(value: object) -> str:
+    if value != "" and not (isinstance(value, str) and re.fullmatch("s3://[^/]+(/.*)?", value)):
+        raise Invalid(f"must be s3://BUCKET/PREFIX, not {value!r}")
+    return str(value)
+
+
+def _web_address(value: object) -> str:
+    if value != "" and not (isinstance(value, str) and re.match("https?://[^/]", value)):
+        raise Invalid(f"must be a URL like 'https://s3.example.com', not {value!r}")
+    return str(value)
+
+
+def _file_or_none(value: object) -> str:
+    return "" if value == "" else str(_path(value))
+
+
+def _nice(value: object) -> int:
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,2}", value):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not -20 <= value <= 19:
+        raise Invalid(f"must be a nice value from -20 to 19, not {value!r}")
+    return value
+
+
+def _permissions(value: object) -> str:
+    if not isinstance(value, str) or re.fullmatch("0?[0-7]{3}", value) is None:
+        raise Invalid(f"must be permissions in octal like '0700', not {value!r}")
+    if int(value, 8) & 0o700 != 0o700:
+        raise Invalid(f"must leave the owner everything, as '0700' does, not {value!r}")
+    return f"0{value[-3:]}"
+
+
+def _engine(value: object) -> str:
+    if value == "":
+        return ""
+    scheme = str(value).partition("://")[0]
+    if not isinstance(value, str) or "://" not in value or scheme not in ENGINES:
+        raise Invalid(f"must be a URL that begins with {'://, '.join(ENGINES)}://")
+    return value
+
+
+def _node_name(value: object) -> str:
+    if not isinstance(value, str) or not _is_node_name(value):
+        raise Invalid(f"must be a name like 'gpu-07' of at most 63 letters, not {value!r}")
+    return value
+
+
+def _advertised(value: object) -> str:
+    host, colon, port = str(value).rpartition(":")
+    if not isinstance(value, str) or (colon and not host) or any(c.isspace() for c in value):
+        raise Invalid(f"must be HOST or HOST:PORT, not {value!r}")
+    if colon and not host.endswith(":") and "]" not in port:
+        _listening(value)
+    return value
+
+
+def _place(value: object) -> str:
+    if not isinstance(value, str) or not _is_place(value):
+        raise Invalid(f"must be a name like 'zone-1' of at most 63 letters, not {value!r}")
+    return value
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
+    def convert(value: object) -> str:
+        if value in choices:
+            return str(value)
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise Invalid(f"must be one of {', '.join(choices)}, not {value!r}{hint}")
+
+    return convert
+
+
+_CONVERTERS: Final[dict[str, Callable[[object], object]]] = {
+    "store": _path,
+    "mount": _path,
+    "mode": _one_of(MODES),
+    "capacity": _capacity,
+    "allow_other": _boolean,
+    "suid": _boolean,
+    "dev": _boolean,
+    "log_level": _one_of(LOG_LEVELS),
+    "s3": _listening,
+    "s3_workers": _workers,
+    "s3_domains": _domains,
+    "s3_region": _region,
+    "s3_certificate": _file_or_none,
+    "s3_private_key": _file_or_none,
+    "s3_signature_v2": _boolean,
+    "s3_object_ownership": _one_of(OBJECT_OWNERSHIPS),
+    "encrypted_storage": _one_of(ENCRYPTED_STORAGE),
+    "s3_bucket_mode": _permissions,
+    "s3_access_log": _file_or_none,
+    "s3_log_delivery_s": _day,
+    "s3_lifecycle_day_s": _day,
+    "priority": _nice,
+    "scrub_rate": _rate,
+    "repair_rate": _rate,
+    "admin": _listening,
+    "nfs": _listening,
+    "nfs_v3": _boolean,
+    "nfs_mount_port": _port,
+    "engine": _engine,
+    "node_name": _node_name,
+    "peer": _listening,
+    "advertise": _advertised,
+    "transport": _one_of(TRANSPORTS),
+    "found": _boolean,
+    "zone": _place,
+    "rack": _place,
+    "secret_file": _file_or_none,
+    "cold": _bucket,
+    "cold_endpoint": _web_address,
+    "cold_rate": _rate,
+    "tier": _places(parse_tier),
+    "shared": _places(parse_shared),
+}
+assert tuple(_CONVERTERS) == KEYS
+_OF_CLUSTERS: Final = ("peer", "advertise", "transport", "zone", "rack", "secret_file")
+"""Settings that mean nothing to a lone node."""
+_NONE: Final = ("", "auto", "off", "tcp")
+"""Values of them that ask for nothing."""

@@ -1,0 +1,353 @@
+"""The control socket: how other processes of this host talk to the running node.
+
+A unix socket in the store, one JSON object on a line for each request and each response:
+
+    {"method": "status", "params": {}}  ->  {"result": ...}
+                                        or  {"error": {"type": "NotFound", "message": "..."}}
+
+Invariants
+- Only root and the user that runs the node are answered (SO_PEERCRED; the socket is 0600 besides).
+- A line is at most LINE_LIMIT bytes; a connection that says nothing for IDLE_S is closed; at most
+  CONNECTIONS are served.
+- Domain errors arrive at the caller as the same class; anything else as Unavailable.
+- Paths may be longer than a socket address (108 bytes): the socket is reached through its
+  directory's descriptor.
+
+It knows nothing of what the methods do.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from kvfs.base import errors
+
+LINE_LIMIT: Final = 12 << 20
+IDLE_S: Final = 30.0
+CONNECTIONS: Final = 256
+DEADLINE_S: Final = 10.0
+_BACKLOG: Final = 128
+_EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_EXHAUSTED_PAUSE_S: Final = 0.1
+_CREDENTIALS: Final = struct.Struct("3i")
+
+Handler = Callable[[dict[str, Any]], Awaitable[object]]
+
+
+class NoNode(errors.Unavailable):
+    """No node runs on the store, so there is no mount of it either."""
+
+
+log = logging.getLogger(__name__)
+
+
+class Request(msgspec.Struct):
+    method: str
+    params: dict[str, Any] = {}
+
+
+class ErrorBody(msgspec.Struct):
+    type: str
+    message: str
+
+
+class Response(msgspec.Struct, omit_defaults=True):
+    result: Any = None
+    error: ErrorBody | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_request = msgspec.json.Decoder(Request).decode
+_decode_response = msgspec.json.Decoder(Response).decode
+
+
+class ControlServer:
+    """Answers requests with `handlers`, by method name. Handlers may be added while it serves."""
+
+    def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
+        self.path = path
+        self.handlers: dict[str, Handler] = dict(handlers)
+        self._connections = trio.Semaphore(CONNECTIONS)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; the socket is removed then.
+
+        The caller holds the store's lock, so a socket found there belongs to a node that has died
+        and is replaced.
+        """
+        listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with listener, contextlib.ExitStack() as cleanup:
+            self.path.unlink(missing_ok=True)
+            with _address(self.path) as address:
+                await listener.bind(address)
+            os.chmod(self.path, stat.S_IRUSR | stat.S_IWUSR)
+            cleanup.callback(self.path.unlink, missing_ok=True)
+            listener.listen(_BACKLOG)
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                while True:
+                    await self._connections.acquire()
+                    nursery.start_soon(self._attend, await _accept(listener))
+
+    async def _attend(self, peer: trio.socket.SocketType) -> None:
+        try:
+            with peer:
+                if not _is_trusted(peer):
+                    return
+                pending = bytearray()
+                while (line := await _next_line(peer, pending)) is not None:
+                    await _send(peer, _encode(await self._answer(line)) + b"\n")
+        except (OSError, trio.TooSlowError):
+            log.debug("a control connection ended early", exc_info=True)
+        finally:
+            self._connections.release()
+
+    async def _answer(self, line: bytes) -> Response:
+        try:
+            request = _decode_request(line)
+            handler = self.handlers.get(request.method)
+            if handler is None:
+                raise errors.NotSupported(f"this node has no method '{request.method}'")
+            return Response(result=await handler(request.params))
+        except errors.KvfsError as error:
+            return Response(error=ErrorBody(type(error).__name__, str(error)))
+        except msgspec.MsgspecError as error:
+            return Response(error=ErrorBody("Invalid", f"not a control request: {error}"))
+        except Exception as error:
+            log.exception("a control request failed")
+            return Response(error=ErrorBody("Unavailable", f"the node failed: {error!r}"))
+
+
+async def _accept(listener: trio.socket.SocketType) -> trio.socket.SocketType:
+    """The next connection; where descriptors or memory ran out, once there are some again."""
+    while True:
+        try:
+            peer, _ = await listener.accept()
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            log.warning("no control connection can be accepted: %s", error)
+            await trio.sleep(_EXHAUSTED_PAUSE_S)
+        else:
+            return peer
+
+
+def call(
+    path: Path,
+    method: str,
+    params: Mapping[str, object] | None = None,
+    deadline_s: float = DEADLINE_S,
+) -> Any:
+    """Ask the node whose control socket is `path`, and return its result.
+
+    Raises NoNode when none runs there, Unavailable when it does not answer within `deadline_s`
+    seconds, else the error that the node raised. Blocks the thread; `acall` is the same for trio.
+    """
+    request = _request(method, params)
+    with _no_node(path), _connect(path, deadline_s) as peer:
+        return _result(_exchange(peer, request, deadline_s))
+
+
+class Caller:
+    """Asks one node again and again, from any thread; `call` as the function of that name.
+
+    Connections are kept for the next request, which takes a third of the time then. The node closes
+    those that are idle for long: what it did not read to its end before it closed is asked again
+    over another one. No request is done twice: where it may have been read, and no answer came,
+    that is Unavailable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._idle: list[socket.socket] = []
+        self._pid = os.getpid()
+        self._keeps = True
+        self.node_pid = 0
+        """Of the node that was connected to last; 0: none, or one of another pid namespace."""
+
+    def call(
+        self,
+        method: str,
+        params: Mapping[str, object] | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> Any:
+        request = _request(method, params)
+        with _no_node(self._path):
+            while (peer := self._kept()) is not None:
+                try:
+                    return self._ask(peer, request, deadline_s)
+                except ConnectionAbortedError:
+                    raise
+                except ConnectionError:
+                    continue  # it was closed while idle
+            fresh = _connect(self._path, deadline_s)
+            self.node_pid, _, _ = _credentials(fresh)
+            return self._ask(fresh, request, deadline_s)
+
+    def _kept(self) -> socket.socket | None:
+        if self._pid != os.getpid():  # after a fork they are the parent's
+            inherited, self._idle, self._pid = self._idle, [], os.getpid()
+            for peer in inherited:
+                peer.close()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _ask(self, peer: socket.socket, request: bytes, deadline_s: float) -> Any:
+        try:
+            line = _exchange(peer, request, deadline_s)
+        except BaseException:
+            peer.close()
+            raise
+        self._idle.append(peer)
+        if not self._keeps:  # asked before: whoever closed it did not see this one
+            self.close()
+        return _result(line)
+
+    def close(self) -> None:
+        """Close what is kept, and keep nothing from now on; idempotent."""
+        self._keeps = False
+        while (peer := self._kept()) is not None:
+            peer.close()
+
+
+def _exchange(peer: socket.socket, request: bytes, deadline_s: float) -> bytearray:
+    """Send a request and receive the line that answers it. Raises ConnectionAbortedError where the
+    node ended the connection after it had read all of the request: a unix socket that is closed
+    before that resets the other end, or takes no more from it."""
+    end, line = time.monotonic() + deadline_s, bytearray()
+    peer.settimeout(deadline_s)
+    peer.sendall(request)
+    while not line.endswith(b"\n"):
+        peer.settimeout(max(end - time.monotonic(), 0.001))
+        part = peer.recv(65536)
+        if not part:
+            raise ConnectionAbortedError
+        line += part
+    return line
+
+
+async def acall(
+    path: Path,
+    method: str,
+    params: Mapping[str, object] | None = None,
+    deadline_s: float = DEADLINE_S,
+) -> Any:
+    """`call` for trio. Cancelled: the node may or may not have done what it was asked."""
+    request, line = _request(method, params), bytearray()
+    with _no_node(path):
+        peer = trio.socket.from_stdlib_socket(_connect(path, deadline_s))
+        with peer, trio.fail_after(deadline_s):
+            await _send(peer, request)
+            while not line.endswith(b"\n"):
+                part = await peer.recv(65536)
+                if not part:
+                    raise errors.Unavailable(f"the node at {path} went away while it was asked")
+                line += part
+    return _result(line)
+
+
+def _request(method: str, params: Mapping[str, object] | None) -> bytes:
+    line = _encode(Request(method, dict(params or {}))) + b"\n"
+    if len(line) > LINE_LIMIT:
+        raise errors.TooLarge(f"a control request may hold {LINE_LIMIT} bytes, not {len(line)}")
+    return line
+
+
+def _result(line: bytearray) -> Any:
+    response = _decode_response(line)
+    if response.error is None:
+        return response.result
+    kind = getattr(errors, response.error.type, errors.Unavailable)
+    if not (isinstance(kind, type) and issubclass(kind, errors.KvfsError)):
+        kind = errors.Unavailable
+    raise kind(response.error.message)
+
+
+def _connect(path: Path, deadline_s: float) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        peer.settimeout(deadline_s)
+        with _address(path) as address:
+            peer.connect(address)
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+@contextlib.contextmanager
+def _address(path: Path) -> Iterator[str]:
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+@contextlib.contextmanager
+def _no_node(path: Path) -> Iterator[None]:
+    store = path.parent.parent
+    try:
+        yield
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+        raise NoNode(
+            f"no node runs on the store {store}; start one: kvfs up --store {store}"
+        ) from error
+    except PermissionError as error:
+        raise errors.AccessDenied(
+            f"the node on {store} belongs to another user; ask as that user or as root"
+        ) from error
+    except (TimeoutError, BlockingIOError, trio.TooSlowError) as error:  # BlockingIOError: backlog
+        raise errors.Unavailable(f"the node on {store} did not answer in time") from error
+    except ConnectionError as error:
+        raise errors.Unavailable(f"the node on {store} went away while it was asked") from error
+
+
+def _is_trusted(peer: trio.socket.SocketType) -> bool:
+    _, uid, _ = _credentials(peer)
+    return uid in (0, os.geteuid())
+
+
+def _credentials(peer: socket.socket | trio.socket.SocketType) -> tuple[int, int, int]:
+    """(pid, uid, gid) of who connected, or listens, at the other end."""
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
+
+
+async def _next_line(peer: trio.socket.SocketType, pending: bytearray) -> bytes | None:
+    """Take one line out of `pending`, reading more where it has none. None: the peer closed, or the
+    line is overlong."""
+    looked_at = 0
+    while (end := pending.find(b"\n", looked_at)) < 0:
+        looked_at = len(pending)
+        if len(pending) > LINE_LIMIT:
+            return None
+        with trio.fail_after(IDLE_S):
+            part = await peer.recv(65536)
+        if not part:
+            return None
+        pending += part
+    line = bytes(pending[:end])
+    del pending[: end + 1]
+    return line
+
+
+async def _send(peer: trio.socket.SocketType, data: bytes) -> None:
+    view = memoryview(data)
+    with trio.fail_after(DEADLINE_S):
+        while view:
+            view = view[await peer.send(view) :]

@@ -1,0 +1,103 @@
+"""Descriptors of this process: how many it may have, what is kept for the node itself, and how the
+mount's users share the rest.
+
+Each open file of the mount is a descriptor of the daemon, so any user could take all of them; then
+neither journal nor control socket could be opened. A part is therefore kept for the node, and of
+the rest each user may hold as many as are left for the others (a dynamic threshold: one user alone
+gets half, two get a third each). So the next user always finds some.
+"""
+
+import resource
+from typing import Final
+
+from kvfs.base.errors import TooManyOpenFiles
+
+_MOST: Final = 1 << 20
+"""Linux's own upper bound (fs.nr_open), unless an administrator raised it."""
+_KEPT_LEAST: Final = 320
+"""The control socket's connections and a margin."""
+_KEPT_MOST: Final = 4096
+_IDLE_MOST: Final = 512
+_CAP_SYS_RESOURCE: Final = 24
+
+
+def allow_most() -> int:
+    """Raise this process's limit as far as the system lets it; the limit then."""
+    hard = hard_limit()
+    for most in (max(hard, most_of_system()), hard):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        except (OSError, ValueError):  # raising it needs CAP_SYS_RESOURCE
+            continue
+        break
+    return limit()
+
+
+def hard_limit() -> int:
+    """How many this process may allow itself without a right of its own."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+def most_of_system() -> int:
+    """How many the kernel lets any process have; no more than a node can use."""
+    try:
+        with open("/proc/sys/fs/nr_open", encoding="ascii") as file:
+            return min(_MOST, int(file.read()))
+    except (OSError, ValueError):
+        return 0
+
+
+def may_raise() -> bool:
+    """Whether this process may go past its hard limit."""
+    with open("/proc/self/status", "rb") as status:
+        (mask,) = (line.split()[1] for line in status if line.startswith(b"CapEff:"))
+    return bool(int(mask, 16) >> _CAP_SYS_RESOURCE & 1)
+
+
+def limit() -> int:
+    """How many descriptors this process may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def kept_of(limit: int) -> int:
+    """How many of `limit` descriptors are the node's own: journal, control, S3, peers."""
+    return min(_KEPT_MOST, max(limit // 4, min(_KEPT_LEAST, limit // 2)))
+
+
+class OpenFileShares:
+    """Who holds how many open files of the mount. Used from the event loop."""
+
+    def __init__(self, limit: int, *, is_shared: bool) -> None:
+        """`limit`: descriptors of this process. `is_shared`: whether several users may come."""
+        self.limit = limit
+        self.idle_most = min(_IDLE_MOST, limit // 8)
+        """Files kept open without a user."""
+        self.most = limit - kept_of(limit) - self.idle_most
+        """Files that users may hold together."""
+        self.held = 0
+        self._of_user: dict[int, int] = {}
+        self._is_shared = is_shared
+        self.counters = {"refused_open_files": 0}
+
+    def take(self, uid: int) -> None:
+        """A user is about to hold one more. Raises TooManyOpenFiles."""
+        own, left = self._of_user.get(uid, 0), self.most - self.held
+        if left <= 0 or (self._is_shared and own >= left):
+            self.counters["refused_open_files"] += 1
+            raise TooManyOpenFiles(
+                f"user {uid} holds {own} open files of the mount, and {left} are left for others:"
+                " raise the node's limit of descriptors (ulimit -n)"
+            )
+        self._of_user[uid] = own + 1
+        self.held += 1
+
+    def give(self, uid: int) -> None:
+        """A user holds one less."""
+        left = self._of_user.pop(uid) - 1
+        if left:
+            self._of_user[uid] = left
+        self.held -= 1
+
+    def describe(self) -> dict[str, int]:
+        """What status shows."""
+        return {"limit": self.limit, "files": self.held, "most_files": self.most}

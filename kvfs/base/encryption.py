@@ -1,0 +1,96 @@
+"""Secrets at rest: encrypted with a key that lies beside the engine, readable by its owner alone.
+
+XChaCha20-Poly1305 of libsodium: its nonces are long enough to be random, so nothing need be
+counted across processes and restarts. Who can read the whole store has key and ciphertext; what is
+kept apart is copies of the engine: backups, exports, another node's replica.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from nacl.bindings import (
+    crypto_aead_xchacha20poly1305_ietf_decrypt,
+    crypto_aead_xchacha20poly1305_ietf_encrypt,
+)
+from nacl.bindings.crypto_aead import crypto_aead_xchacha20poly1305_ietf_NPUBBYTES
+from nacl.exceptions import CryptoError
+
+from kvfs.base import private_file
+from kvfs.base.errors import Corrupt, Invalid
+
+KEY_NAME: Final = "secret.key"
+"""In the store: the key with which secrets in its metadata are encrypted."""
+KEY_SIZE: Final = 32
+_NONCE_SIZE: Final = crypto_aead_xchacha20poly1305_ietf_NPUBBYTES
+
+
+class SecretKey:
+    """A key of KEY_SIZE bytes. Its repr does not show it."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_SIZE:
+            raise Invalid(f"an encryption key has {KEY_SIZE} bytes")
+        self._key = key
+
+    def __repr__(self) -> str:
+        return "SecretKey(...)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SecretKey) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def wrapped(self, by: "SecretKey", context: bytes) -> bytes:
+        """This key, encrypted by another one."""
+        return by.encrypt(self._key, context)
+
+    def encrypt(self, plain: bytes, context: bytes) -> bytes:
+        """Nonce and ciphertext; `context` says what it is for and must be given to decrypt it."""
+        nonce = os.urandom(_NONCE_SIZE)
+        return nonce + crypto_aead_xchacha20poly1305_ietf_encrypt(plain, context, nonce, self._key)
+
+    def decrypt(self, encrypted: bytes, context: bytes) -> bytes:
+        """Raises Corrupt where it was changed, or made with another key or for another context."""
+        nonce, text = encrypted[:_NONCE_SIZE], encrypted[_NONCE_SIZE:]
+        try:
+            return crypto_aead_xchacha20poly1305_ietf_decrypt(text, context, nonce, self._key)
+        except (CryptoError, ValueError):
+            raise Corrupt(
+                "a secret cannot be decrypted: it is damaged, or the store's key was replaced"
+            ) from None
+
+
+def open_key(path: Path) -> SecretKey:
+    """The key in the file `path`, made where it is missing; of several that make it one wins.
+
+    Raises Invalid (others may read the file), Corrupt (it holds no key), OSError.
+    """
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        private_file.make(path, os.urandom(KEY_SIZE))
+        return _read(path)
+
+
+def unwrap(wrapped: bytes, by: SecretKey, context: bytes) -> SecretKey:
+    """What `SecretKey.wrapped` made. Raises Corrupt: by another key, or damaged."""
+    return SecretKey(by.decrypt(wrapped, context))
+
+
+def replace_key(path: Path, key: SecretKey) -> None:
+    """Put this key into the file `path`, in place of one that is there. Raises OSError."""
+    private_file.replace(path, key._key)
+
+
+def _read(path: Path) -> SecretKey:
+    with open(path, "rb") as file:
+        if private_file.is_open_to_others(file.fileno()):
+            raise Invalid(f"others may read or write {path}: chmod 600 it, and rotate all users")
+        key = file.read(KEY_SIZE + 1)
+    if len(key) != KEY_SIZE:
+        raise Corrupt(f"{path} holds no key: restore it from a backup, or remove it and add users")
+    return SecretKey(key)

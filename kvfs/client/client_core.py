@@ -1,0 +1,218 @@
+"""What both clients are made of: the parts on one store, and the transfers with a `step` in each.
+
+Each method is one step after the other, in the caller's thread; `step` is called between parts of a
+transfer, by that thread.
+"""
+
+import io
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path as LocalPath
+from typing import Final, TypeVar
+
+from kvfs.base import config
+from kvfs.base.errors import Invalid, KvfsError, NotSupported
+from kvfs.client.buffers import Buffer, readable, writable
+from kvfs.client.local_files import Destination, Source, opened_source, written_destination
+from kvfs.client.writer import Writer
+from kvfs.session import byte_transfer, parallel, paths, session
+from kvfs.session.draft_files import Draft, Drafts
+from kvfs.session.name_operations import Names
+from kvfs.session.node_client import Link
+from kvfs.session.parallel import Step, nothing
+from kvfs.session.paths import Path
+from kvfs.session.post_commit import Finisher
+from kvfs.session.reader import Opened, Reader
+from kvfs.session.space_reservation import Room
+from kvfs.session.staging import Options, Target
+from kvfs.session.touches import Touches
+
+T = TypeVar("T")
+_PART_BYTES: Final = 64 << 20
+_ALONE_BYTES: Final = 1 << 20
+_BLOCK: Final = 512
+
+
+class Core:
+    """The parts on one store, until closed. Raises as `Client`."""
+
+    def __init__(
+        self, store: str | bytes | os.PathLike[str] | None, *, reads_known: bool = False
+    ) -> None:
+        """`reads_known`: what is read here is open on the mount as well, so that the node need not
+        be told (a round trip of some milliseconds, when it is closed)."""
+        root = config.load()[0].store if store is None else LocalPath(os.fsdecode(store))
+        self._session: session.Session | None = session.acquire(root)
+        opened = self._session
+        self._link = link = Link(opened.store.socket)
+        self._finisher = Finisher(opened, link)
+        self._touches = Touches(opened, link, known=reads_known)
+        self._drafts = Drafts(opened, Room(opened.files.root, link), self._finisher)
+        self._reader = Reader(opened, self._touches, link)
+        self._names = Names(opened, self._touches, self._finisher, link)
+
+    def close(self) -> None:
+        """See `Client.close`."""
+        held, self._session = self._session, None
+        if held is not None:
+            self._touches.flush()
+            self._finisher.close()
+            self._link.close()
+            session.release(held)
+
+    @property
+    def session(self) -> session.Session:
+        """Raises Invalid when closed."""
+        if self._session is None:
+            raise Invalid("this client is closed")
+        return self._session
+
+    @property
+    def names(self) -> Names:
+        """Raises Invalid when closed."""
+        self._require_open()
+        return self._names
+
+    def open(self, path: Path, mode: str, *, parents: bool) -> io.BufferedReader | Writer:
+        """See `Client.open`."""
+        if mode == "rb":
+            return io.BufferedReader(io.FileIO(self.open_file(path).fd, "r"))
+        if mode not in ("wb", "xb"):
+            raise NotSupported(
+                f"a client opens a file with 'rb', 'wb' or 'xb', not {mode!r}: change it in place "
+                "through the mount"
+            )
+        options = Options(exclusive=mode == "xb", parents=parents)
+        target = target_of(path)
+        (draft,) = self._begin([(target, 0)], options)
+        return Writer(self._drafts, draft, str(target))
+
+    def put(self, path: Path, data: Buffer, options: Options, step: Step) -> None:
+        view = readable(data)
+        drafts = self._begin([(target_of(path), len(view))], options)
+        try:
+            self._write(drafts[0], view, step)
+            self._drafts.publish(drafts)
+        except BaseException:
+            self._drafts.discard(drafts)
+            raise
+
+    def put_many(self, items: Iterable[tuple[Path, Buffer]], options: Options, step: Step) -> None:
+        wanted = {target_of(path): readable(data) for path, data in items}
+        if not wanted:
+            return
+        views = list(wanted.values())
+        sizes = [len(view) for view in views]
+        drafts = self._begin(list(zip(wanted, sizes, strict=True)), options)
+
+        def job(at: int) -> None:
+            self._write(drafts[at], views[at], nothing)
+
+        durable = any(draft.durable for draft in drafts)
+        try:
+            parallel.each(
+                self.session,
+                range(len(drafts)),
+                job,
+                sizes=sizes,
+                alone_below=0 if durable else _ALONE_BYTES,
+                step=step,
+            )
+            self._drafts.publish(drafts)
+        except BaseException:
+            self._drafts.discard(drafts)
+            raise
+
+    def put_file(self, source: Source, path: Path, options: Options, step: Step) -> int:
+        with opened_source(source) as fd:
+            found = os.fstat(fd)
+            expected = min(found.st_size, found.st_blocks * _BLOCK)
+            (draft,) = drafts = self._begin([(target_of(path), expected)], options)
+
+            def moved(size: int) -> None:
+                if size > draft.reserved:
+                    self._drafts.grow(draft, os.fstat(draft.fd).st_blocks * _BLOCK)
+                step(size)
+
+            try:
+                size = self._translated(draft, lambda: byte_transfer.copy(fd, draft.fd, moved))
+                self._translated(draft, lambda: self._drafts.sync(draft))
+                self._drafts.publish(drafts)
+            except BaseException:
+                self._drafts.discard(drafts)
+                raise
+            return size
+
+    def get(
+        self, path: Path, into: Buffer | None, offset: int, size: int | None, step: Step
+    ) -> bytearray | int:
+        self._require_open()
+        parts = paths.parse(path)
+        if into is None:
+            return self._reader.read(parts, offset, size, step)
+        return self._reader.read_into(parts, writable(into), offset, size, step)
+
+    def get_many(
+        self, keys: Sequence[Path], buffers: Sequence[Buffer] | None, step: Step, *, verify: bool
+    ) -> Sequence[bytearray | int | KvfsError | None]:
+        self._require_open()
+        wanted = [paths.parse(key) for key in paths.several(keys)]
+        if buffers is None:
+            return self._reader.read_many(wanted, step, verify=verify)
+        if len(buffers) != len(wanted):
+            raise Invalid(f"{len(wanted)} keys need as many buffers, not {len(buffers)}")
+        views = [writable(buffer) for buffer in buffers]
+        return self._reader.read_many_into(wanted, views, step, verify=verify)
+
+    def sums_of(self, opened: Opened) -> bytes | None:
+        """The xxh3-128 of each of its chunks, one after the other; None where the store has none.
+        Raises as `Client.open`."""
+        return self._reader.sums_of(opened)
+
+    def is_written(self, opened: Opened) -> bool:
+        """Whether somebody has the file open for writing on a mount of this host. Raises
+        Unavailable."""
+        return self._link.is_written(opened.found.ino)
+
+    def get_file(self, path: Path, destination: Destination, step: Step) -> int:
+        opened = self.open_file(path)
+        try:
+            with written_destination(destination) as fd:
+                return byte_transfer.copy(opened.fd, fd, step)
+        finally:
+            os.close(opened.fd)
+
+    def open_file(self, path: Path) -> Opened:
+        """A descriptor for reading, which the caller closes. Raises as `Client.open`."""
+        self._require_open()
+        return self._reader.open(paths.parse(path))
+
+    def _begin(self, wanted: Sequence[tuple[Target, int]], options: Options) -> list[Draft]:
+        self._require_open()
+        return self._drafts.begin(wanted, options)
+
+    def _write(self, draft: Draft, view: memoryview, step: Step) -> None:
+        """Step 3 of a put."""
+
+        def write() -> None:
+            done = 0
+            while done < len(view):
+                done += os.pwrite(draft.fd, view[done : done + _PART_BYTES], done)
+                step(done)
+            self._drafts.sync(draft)
+
+        self._translated(draft, write)
+
+    def _translated(self, draft: Draft, step: Callable[[], T]) -> T:
+        try:
+            return step()
+        except OSError as error:
+            raise self._drafts.failed(draft, error) from error
+
+    def _require_open(self) -> None:
+        assert self.session
+
+
+def target_of(path: Path) -> Target:
+    """Where a new file or directory is to appear. Raises Invalid for `/`."""
+    return Target(*paths.parse_name(path))

@@ -1,0 +1,42 @@
+"""Which store is behind a mount, and whether its mount can be believed.
+
+Anybody may mount a filesystem of their own that answers as a mount of KVFS does. What it names as
+its store is opened by root's and the caller's own mounts alone: to others' the caller lends neither
+rights nor files.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from kvfs.base.errors import AccessDenied
+from kvfs.datastore.kernel.filesystem_probe import mount_of
+from kvfs.datastore.kernel.ownership import owner_name, trusted
+
+AnyPath = str | bytes | os.PathLike[str]
+STORE_XATTR: Final = b"kvfs.datastore"
+"""Of each file on a mount: the store's directory."""
+
+
+def told_store(place: int | str) -> Path | None:
+    """The store that the mount of a file names, given as descriptor or path; None: it is on no
+    mount."""
+    try:
+        return Path(os.fsdecode(os.getxattr(place, STORE_XATTR)))
+    except OSError:
+        return None
+
+
+def require_believed(device: int, path: AnyPath) -> None:
+    """Refuse a mount (its st_dev) of another user than root and the caller. Raises
+    AccessDenied."""
+    mount = mount_of(device)
+    if mount.owner in trusted():
+        return
+    whose = "is no mount that this process sees"
+    if mount.owner is not None:
+        whose = f"is on a mount of {owner_name(mount.owner)}"
+    raise AccessDenied(
+        f"{os.fsdecode(path)} {whose}, whose store is not entered: be that user, or read it from "
+        "the mount"
+    )

@@ -1,0 +1,96 @@
+"""What was committed beyond this loop, by other nodes or other processes of this one, as changes
+that mounts are told of.
+
+A commit is told key by key. Of names only those are of interest that a kernel may know: in a
+directory that it knows. Of inodes, those that it holds. Pure.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import Inode, unpack_inode
+from kvfs.policy.miss_reasons import Lost
+from kvfs.tree import lifecycle, name_escaping
+from kvfs.tree.changes import Change
+
+_ENTRY: Final = ord("e")
+_INODE: Final = ord("i")
+_NAME: Final = 9
+"""Where the name begins in the key of an entry."""
+
+
+class Written(NamedTuple):
+    """A key that was changed."""
+
+    key: bytes
+    old: bytes | None
+    new: bytes | None
+
+
+class Heard(NamedTuple):
+    """What follows for mounts."""
+
+    changes: list[Change]
+    contents: list[int]
+    """Inodes whose data are others now."""
+
+
+def heard(
+    t: Transaction,
+    written: Iterable[Written],
+    knows: Callable[[int], bool],
+    holds: Callable[[int], bool],
+) -> Heard:
+    """`knows`: whether a kernel may know this directory; `holds`: whether it may know this
+    inode."""
+    found = Heard([], [])
+    for key, old, new in written:
+        if key[0] == _ENTRY:
+            parent = keys.unpack_u64(key, 1)
+            if old != new and knows(parent):
+                before = 0 if old is None else keys.unpack_u64(old)
+                ino = before if holds(before) else 0
+                names = name_escaping.all_shown(t, parent, key[_NAME:])
+                found.changes.extend(Change(parent, name, ino) for name in names)
+        elif key[0] == _INODE:
+            ino = keys.unpack_u64(key, 1)
+            if holds(ino):
+                _inode(ino, old, new, found)
+    return found
+
+
+def lost(t: Transaction, written: Sequence[Written]) -> list[tuple[bytes, Lost]]:
+    """Names that went for a reason: entries as a mount is asked for them (`NotFound.at`)."""
+    removed = [
+        (each.key, each.old)
+        for each in written
+        if each.key[0] == _ENTRY and each.new is None and each.old is not None
+    ]
+    if not removed:
+        return []
+    records = {each.key[1:]: each.new for each in written if each.key[0] == _INODE}
+    found: list[tuple[bytes, Lost]] = []
+    for key, ino in removed:
+        record = records.get(ino)
+        reason = None if record is None else lifecycle.reason_of(unpack_inode(record))
+        if reason is not None:
+            parent = keys.unpack_u64(key, 1)
+            names = name_escaping.all_shown(t, parent, key[_NAME:])
+            found += [(keys.file_entry(parent, name), reason) for name in names]
+    return found
+
+
+def _inode(ino: int, old: bytes | None, new: bytes | None, found: Heard) -> None:
+    after = None if new is None else unpack_inode(new)
+    before = None if old is None else unpack_inode(old)
+    if before is None or after is None or _content(before) != _content(after):
+        found.contents.append(ino)
+        found.changes.append(Change(ino, b"", ino))
+    else:
+        found.changes.append(Change(0, b"", ino))
+
+
+def _content(inode: Inode) -> tuple[int, int, int]:
+    return inode.version, inode.size, inode.mtime_ns

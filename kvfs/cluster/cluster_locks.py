@@ -1,0 +1,319 @@
+"""Locks that reach beyond one host, and those that a mount which has such must keep itself.
+
+A kernel that leaves locks to its filesystem leaves it all of them. In a namespace whose locks reach
+as far as the host they stand in this process's memory; in one with `locks = cluster` in the engine,
+under the file's inode number, where every node sees them.
+
+Invariants
+- A lock in the engine counts while its owner's node is alive in the run that took it: nobody waits
+  for a host that has gone, or was started again.
+- A lock is granted by the transaction that finds nothing in its way: of several that ask at once,
+  one has it.
+- A node that had no lease for long may find its locks gone, where others asked for them meanwhile.
+  It is said and counted, and the next call of who had them fails once (ENOLCK).
+- Who waits asks again when the file's locks have changed, and at least once in RECHECK_S, since the
+  death of a node changes nothing in the engine.
+"""
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+import trio
+
+from kvfs.base.errors import Conflict, NoLocks, Unavailable
+from kvfs.meta import keys
+from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.records import Namespace, namespace_of, pack
+from kvfs.policy.byte_range_locks import LAST, Lock, Owner, granted, obstacle, released
+from kvfs.tree import namespaces
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+RECHECK_S: Final = 1.0
+_CLOSES_S: Final = 10.0
+
+
+class Place(NamedTuple):
+    """What is locked."""
+
+    ino: int
+    whole: bool
+    """flock's locks, and not fcntl's: they do not see each other."""
+
+
+Change = Callable[[Sequence[Lock]], list[Lock] | None]
+"""What is held after it; None: something is in the way."""
+IsAlive = Callable[[int, int], bool]
+"""Whether a node, by number and incarnation, still has what it had locked."""
+
+
+class LockEngine(Engine, Protocol):
+    """An engine that can also be read at once."""
+
+    def read_now(self, fn: Callable[[Transaction], T]) -> T:
+        """As `read`, without ever suspending."""
+
+    def namespace(self, number: int) -> Namespace | None:
+        """The record of a namespace. Raises Unavailable."""
+
+
+_unpack = msgspec.msgpack.Decoder(list[Lock]).decode
+
+
+class Locks:
+    """The locks of one mount's processes. `catch_up` returns when the engine here knows what any
+    node was granted before."""
+
+    def __init__(
+        self,
+        engine: LockEngine,
+        node: int,
+        incarnation: int,
+        is_alive: IsAlive,
+        catch_up: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._engine = engine
+        self._catch_up = catch_up
+        self._node = node
+        self._incarnation = incarnation
+        self._is_alive = is_alive
+        self._here: dict[Place, list[Lock]] = {}
+        self._reached: dict[Place, set[Owner]] = {}
+        """Who of this mount has had locks in the engine."""
+        self._waiting: dict[Place, trio.Event] = {}
+        self._believed: dict[Place, set[Owner]] = {}
+        """Who of this mount has locks in the engine, unless they were lost."""
+        self._lost: set[tuple[Place, Owner]] = set()
+        """Of these, who is known to have lost them, and was not told."""
+        self._asking: Counter[tuple[Place, Owner]] = Counter()
+        """Requests under way: what is recorded may be theirs already."""
+        self.counters = {"locks_lost": 0}
+        self._closing: dict[tuple[Place, Owner], trio.Event] = {}
+        """Who has closed, and still has locks in the engine."""
+
+    def owner(self, number: int) -> Owner:
+        """Of this mount, as its kernel names it."""
+        return Owner(self._node, self._incarnation, number)
+
+    async def run(self) -> None:
+        """Give back what could not be when its owner closed, until cancelled."""
+        while True:
+            await trio.sleep(RECHECK_S)
+            for place, owner in list(self._closing):
+                with contextlib.suppress(NoLocks):
+                    await self._give_back(place, owner)
+
+    async def acquire(self, place: Place, wish: Lock, *, wait: bool) -> None:
+        """Have the lock. Raises Conflict where somebody else's is in the way and `wait` is not set,
+        NoLocks where the engine cannot be asked, or its owner has lost what it had. Cancelled: as
+        if it had not been asked for, unless it was granted already."""
+        await self._after_closes(place)
+        while True:
+            changed = self._waiting.setdefault(place, trio.Event())
+            if await self._change(place, wish.owner, lambda held: _take(held, wish)):
+                return
+            if not wait:
+                raise Conflict("somebody else has locked this")
+            with trio.move_on_after(RECHECK_S):
+                await changed.wait()
+
+    async def release(self, place: Place, owner: Owner, start: int = 0, end: int = LAST) -> None:
+        """Give these bytes back; nothing where they are not held. Raises NoLocks, also where they
+        were lost."""
+        try:
+            await self._change(place, owner, lambda held: released(held, owner, start, end))
+        except NoLocks:
+            self._believe(place, owner, ())  # who gave them back misses none
+            raise
+
+    async def closed(self, place: Place, owner: Owner) -> None:
+        """The owner has no lock on the file any more; nothing to do where it had none. What cannot
+        be given back now is soon: a close does not fail by it."""
+        here = self._here.get(place)
+        if here and any(each.owner == owner for each in here):
+            self._change_here(place, lambda held: released(held, owner))
+            self._wake(place)
+        self._believe(place, owner, ())
+        if owner in self._reached.get(place, ()):
+            self._closing[place, owner] = trio.Event()  # seen by who asks from now on
+            with contextlib.suppress(NoLocks):
+                await self._give_back(place, owner)
+
+    async def _give_back(self, place: Place, owner: Owner) -> None:
+        await self.release(place, owner)
+        reached = self._reached.get(place)
+        if reached is not None:
+            reached.discard(owner)
+            if not reached:
+                del self._reached[place]
+        event = self._closing.pop((place, owner), None)
+        if event is not None:
+            event.set()
+
+    async def _after_closes(self, place: Place) -> None:
+        """A close has returned before its locks went: who asks after it finds them gone. Raises
+        NoLocks."""
+        closing = [event for (each, _), event in self._closing.items() if each == place]
+        with trio.move_on_after(_CLOSES_S) as deadline:
+            for event in closing:
+                await event.wait()
+        if deadline.cancelled_caught:
+            raise NoLocks("locks of a file that was closed cannot be given back")
+
+    async def obstacle(self, place: Place, wish: Lock) -> Lock | None:
+        """What keeps this lock from being granted now. Raises NoLocks."""
+        await self._after_closes(place)
+        if not self.reaches_cluster(place.ino):
+            return obstacle(self._here.get(place, ()), wish)
+        return await self._asked(self._seen(place, wish))
+
+    async def _seen(self, place: Place, wish: Lock) -> Lock | None:
+        await self._catch_up()
+        return await self._engine.read(lambda t: obstacle(self._alive(t, place), wish))
+
+    def applied(self, changed: Iterable[bytes]) -> None:
+        """Keys that others changed in the engine: who waits for their locks asks again."""
+        lost = 0
+        for key in changed:
+            if key[:1] == b"K" and not keys.is_append_lease(key):
+                place = Place(keys.unpack_u64(key, 1), key[9:] == b"f")
+                lost += self._look_for_lost(place)
+                self._wake(place)
+        if lost:
+            log.error(
+                "%d locks of programs here went to other nodes while this one had lost touch with"
+                " its cluster: the next lock call of each fails (ENOLCK)",
+                lost,
+            )
+
+    def _look_for_lost(self, place: Place) -> int:
+        """How many owners have lost their locks of a file since it was last looked."""
+        believed = self._believed.get(place)
+        if not believed:
+            return 0
+        try:
+            held = {each.owner for each in self._engine.read_now(lambda t: _held(t, place))}
+        except Unavailable:  # the next lock call of each looks anyway
+            return 0
+        lost = {(place, owner) for owner in believed - held} - self._lost - self._asking.keys()
+        self._lost |= lost
+        self.counters["locks_lost"] += len(lost)
+        return len(lost)
+
+    def reaches_cluster(self, ino: int) -> bool:
+        """Whether the locks of this inode are the cluster's."""
+        namespace = self._engine.namespace(namespace_of(ino))
+        return namespace is not None and namespace.locks == "cluster"
+
+    def any_reaches_cluster(self) -> bool:
+        """Whether there is a namespace whose locks are."""
+        listed = self._engine.read_now(namespaces.list_all)
+        return any(each.namespace.locks == "cluster" for each in listed)
+
+    async def _change(self, place: Place, owner: Owner, change: Change) -> bool:
+        """Whether it was done: nothing was in the way."""
+        if not self.reaches_cluster(place.ino):
+            done = self._change_here(place, change)
+        else:
+            self._reached.setdefault(place, set()).add(owner)
+            done = await self._change_in_cluster(place, owner, change)
+        if done:
+            self._wake(place)
+        return done
+
+    async def _change_in_cluster(self, place: Place, owner: Owner, change: Change) -> bool:
+        """What is granted is checked where all are; what seems to be in the way may have gone."""
+
+        def fn(t: Transaction) -> list[Lock] | None:
+            # Where it asks for several at once, one may end what another one believed.
+            is_alone = self._asking[place, owner] == 1
+            believed = is_alone and owner in self._believed.get(place, ())
+            if believed and not any(each.owner == owner for each in _held(t, place)):
+                raise _Lost
+            return self._change_there(t, place, change)
+
+        self._asking[place, owner] += 1
+        try:
+            held = await self._asked(self._engine.transact(fn))
+            if held is None:
+                await self._asked(self._catch_up())
+                held = await self._asked(self._engine.transact(fn))
+        except _Lost:
+            self.counters["locks_lost"] += (place, owner) not in self._lost
+            self._believe(place, owner, ())
+            raise NoLocks(
+                "the node had lost touch with its cluster, and the lock went to another one"
+            ) from None
+        finally:
+            self._asking[place, owner] -= 1
+            if not self._asking[place, owner]:
+                del self._asking[place, owner]
+        if held is not None:
+            self._believe(place, owner, held)
+        return held is not None
+
+    def _believe(self, place: Place, owner: Owner, held: Sequence[Lock]) -> None:
+        """That these are the locks of a file; its owner is one who may have some."""
+        believed = self._believed.setdefault(place, set())
+        if any(each.owner == owner for each in held):
+            believed.add(owner)
+        else:
+            believed.discard(owner)
+        self._lost.discard((place, owner))
+        if not believed:
+            del self._believed[place]
+
+    def _change_here(self, place: Place, change: Change) -> bool:
+        held = change(self._here.get(place, ()))
+        if held:
+            self._here[place] = held
+        elif held is not None:
+            self._here.pop(place, None)
+        return held is not None
+
+    def _change_there(self, t: Transaction, place: Place, change: Change) -> list[Lock] | None:
+        before = self._alive(t, place)
+        held = change(before)
+        key = keys.locks(*place)
+        if held:
+            t.put(key, pack(held))
+        elif held is not None:
+            t.delete(key)
+        return held
+
+    def _alive(self, t: Transaction, place: Place) -> list[Lock]:
+        return [each for each in _held(t, place) if self._counts(each.owner)]
+
+    def _counts(self, owner: Owner) -> bool:
+        if (owner.node, owner.incarnation) == (self._node, self._incarnation):
+            return True
+        return self._is_alive(owner.node, owner.incarnation)
+
+    async def _asked(self, answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except Unavailable as error:
+            raise NoLocks(f"the cluster cannot be asked about locks: {error}") from error
+
+    def _wake(self, place: Place) -> None:
+        event = self._waiting.pop(place, None)
+        if event is not None:
+            event.set()
+
+
+class _Lost(Exception):
+    """Who asks had locks of the file, and has none any more."""
+
+
+def _held(t: Transaction, place: Place) -> list[Lock]:
+    """As they are recorded, also of nodes that are dead."""
+    value = t.get(keys.locks(*place))
+    return [] if value is None else _unpack(value)
+
+
+def _take(held: Sequence[Lock], wish: Lock) -> list[Lock] | None:
+    return None if obstacle(held, wish) else granted(held, wish)

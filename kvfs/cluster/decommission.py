@@ -1,0 +1,119 @@
+"""What a node that was removed leaves in the metadata, and how it goes: functions of a transaction.
+
+| left | what becomes of it |
+|---|---|
+| `w` | the file was never closed: dropped |
+| `u` | whoever else has the file seals it |
+| `r` | dropped: nobody makes a data file of that number any more |
+| `p`, `h` | dropped; a cache file that nobody else has is evicted, a durable one has no data then |
+| `d` | dropped |
+
+What is left is listed in a read, since the lists of all nodes change all the time; the transaction
+looks at each again.
+"""
+
+from typing import NamedTuple
+
+from kvfs.meta import delegations, keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import namespace_of
+from kvfs.tree import lifecycle, namespaces, tree
+from kvfs.tree.copies import placements
+from kvfs.tree.inode_lists import listed
+from kvfs.tree.lifecycle import Evicted
+
+
+class Left(NamedTuple):
+    """Some of what a node left, by inode number but for the last."""
+
+    unpublished: list[int]
+    unsealed: list[int]
+    reserved: list[int]
+    held: list[int]
+    delegated: list[int]
+    """Namespaces."""
+
+
+class Gone(NamedTuple):
+    """What went."""
+
+    evicted: list[Evicted]
+    lost: int
+    """Durable files that no node has any more."""
+
+
+def alone(t: Transaction, node: bytes, after_ino: int, limit: int) -> tuple[int, int]:
+    """Of the next `limit` files of a node behind `after_ino`, how many in durable namespaces no
+    other node has; and where to go on, 0: that was all."""
+    inos = placements.held_by(t, node, after_ino, limit)
+    caches = _caches(t)
+    count = sum(
+        1
+        for ino in inos
+        if namespace_of(ino) not in caches
+        and t.get(keys.orphan(ino)) is None
+        and all(each.node == node for each in placements.holders(t, ino))
+    )
+    return count, inos[-1] if inos else 0
+
+
+def list_left(t: Transaction, node: bytes, limit: int) -> Left:
+    """Up to `limit` of each kind. The marks of all nodes are looked through: they are as many as
+    files are being made and sealed."""
+    return Left(
+        listed(t, keys.unpublished(0), b"x", limit, node),
+        listed(t, keys.unsealed(0), b"v", limit, node),
+        listed(t, keys.reserved(0), b"s", limit, node),
+        placements.held_by(t, node, 0, limit),
+        delegations.of_node(t, node),
+    )
+
+
+def let_go(t: Transaction, node: bytes, left: Left, now: int) -> Gone:
+    """Have it go, as the table above says; the node does not run any more."""
+    evicted: list[Evicted] = []
+    for ino in left.unpublished:
+        if t.get(keys.unpublished(ino)) == node:
+            placements.let_go(t, ino, node)
+            t.delete(keys.unpublished(ino))
+            evicted += _drop(t, ino, now)
+    for ino in left.unsealed:
+        if t.get(keys.unsealed(ino)) == node:
+            _pass_on(t, ino, node)
+    for ino in left.reserved:
+        if t.get(keys.reserved(ino)) == node:
+            t.delete(keys.reserved(ino))
+    for namespace_id in left.delegated:
+        t.delete(keys.delegation(namespace_id, node))
+    lost = 0
+    caches = _caches(t)
+    for ino in left.held:
+        placements.let_go(t, ino, node)
+        if placements.is_held(t, ino):
+            continue
+        if namespace_of(ino) in caches:
+            evicted += _drop(t, ino, now)
+        elif t.get(keys.orphan(ino)) is not None:
+            tree.reap(t, ino)
+        elif t.get(keys.inode(ino)) is not None:
+            lost += 1
+    return Gone(evicted, lost)
+
+
+def _pass_on(t: Transaction, ino: int, node: bytes) -> None:
+    others = [each.node for each in placements.holders(t, ino) if each.node != node]
+    if others:
+        t.put(keys.unsealed(ino), others[0])
+    else:
+        t.delete(keys.unsealed(ino))
+
+
+def _drop(t: Transaction, ino: int, now: int) -> list[Evicted]:
+    """All names of a file that nobody has, and its record."""
+    found = lifecycle.evict(t, ino, now)
+    tree.reap(t, ino)
+    return [] if found is None else [found]
+
+
+def _caches(t: Transaction) -> set[int]:
+    return {each.id for each in namespaces.list_all(t) if each.namespace.kind == "cache"}

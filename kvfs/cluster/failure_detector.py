@@ -1,0 +1,97 @@
+"""Who lives, told from leases and from this host's own clock. Pure.
+
+Clocks of hosts and of the engine may be wrong, and may jump. So no two clocks are ever compared:
+
+- another node lives while the number of its lease grows. Only time in which we looked counts, so
+  that neither an engine that was away nor a host that was asleep makes all others look dead: after
+  it, they have most of a term to be seen again;
+- our own lease holds for a term from when we *asked* for it, by CLOCK_BOOTTIME, which nobody can
+  set and which goes on while the host sleeps.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from kvfs.meta.node_leases import Lease
+
+TERM_S: Final = 10.0
+"""For which a lease holds."""
+RENEWAL_S: Final = 2.5
+"""Between two renewals."""
+_MARGIN_S: Final = 1.0
+"""We stop before others may think that we did."""
+_LOOKED_S: Final = 2 * RENEWAL_S
+"""Of a longer time between two looks only this much counts."""
+assert _LOOKED_S + RENEWAL_S < TERM_S - _MARGIN_S
+
+
+class _Sighting(NamedTuple):
+    lease: Lease
+    silent_s: float
+    """In which we looked and its number stood still."""
+
+
+class Sightings:
+    """What one node saw of the others' leases."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Sighting] = {}
+        self._looked_s: float | None = None
+
+    def look(self, leases: Mapping[int, Lease], now_s: float) -> None:
+        """Take what the engine says at `now_s`, by a clock that is never set."""
+        passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, _LOOKED_S)
+        self._looked_s = now_s
+        self._seen = {
+            node: _seen(self._seen.get(node), lease, passed_s) for node, lease in leases.items()
+        }
+
+    def lives(self, node: int) -> bool:
+        """Whether it held its lease when we looked last."""
+        seen = self._seen.get(node)
+        return seen is not None and seen.silent_s < TERM_S
+
+    def lease(self, node: int) -> Lease | None:
+        """Its last one; None: it has left in order, or was never there."""
+        seen = self._seen.get(node)
+        return None if seen is None else seen.lease
+
+    def silent_s(self, node: int) -> float:
+        """For how long it was not heard of, at least."""
+        seen = self._seen.get(node)
+        return 0.0 if seen is None else seen.silent_s
+
+
+class Tenure:
+    """Our own lease."""
+
+    def __init__(self, now_s: float) -> None:
+        self._until_s = now_s
+        self._lapses = 0
+
+    def renewed(self, asked_s: float, now_s: float) -> None:
+        """The engine granted what it was asked for at `asked_s`."""
+        self._lapses += not self.holds(now_s)
+        self._until_s = max(self._until_s, asked_s + TERM_S - _MARGIN_S)
+
+    def end(self) -> None:
+        """It was given up, or taken from us."""
+        self._until_s = float("-inf")
+
+    def holds(self, now_s: float) -> bool:
+        """Whether we may do what only a living node may."""
+        return now_s < self._until_s
+
+    def lapses(self, now_s: float) -> int:
+        """How often it has ended so far, so that others may have taken this node for dead."""
+        return self._lapses + (not self.holds(now_s))
+
+
+def _seen(before: _Sighting | None, lease: Lease, passed_s: float) -> _Sighting:
+    if before is None:
+        # Whether it stands still is not known yet: the server's clock is all there is. One that is
+        # wrong is corrected with the next renewal, or after a term without one.
+        return _Sighting(lease, min(max(lease.age_s, 0.0), TERM_S))
+    if (lease.incarnation, lease.beat) != (before.lease.incarnation, before.lease.beat):
+        return _Sighting(lease, 0.0)
+    return _Sighting(lease, min(before.silent_s + passed_s, 1e9))

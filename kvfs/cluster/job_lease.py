@@ -1,0 +1,66 @@
+"""Jobs that one node of a cluster at a time may do: who does one says so in the engine.
+
+Invariants
+- A claim names a node's incarnation. It is void when that has lost its lease, and another node may
+  take it then.
+- A claim alone stops nobody who hung while another took it: what a job writes has to be written in
+  transactions that `check` the claim, so that the engine refuses what comes late.
+"""
+
+from kvfs.base.errors import Conflict
+from kvfs.cluster.membership import Membership
+from kvfs.cluster.node_records import Claim, unpack_claim
+from kvfs.meta import keys
+from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.records import pack
+
+
+class Claims:
+    """Those of one node."""
+
+    def __init__(self, member: Membership, engine: Engine) -> None:
+        self._member = member
+        self._engine = engine
+
+    async def take(self, name: str) -> bool:
+        """Whether this node does the job `name` from now on, or does it already; else another that
+        lives does. Raises as `Engine.transact`."""
+        if not self._member.holds_lease:
+            return False
+        found = await self._engine.read(lambda t: _claim(t, name))
+        if found is None or not self._stands(found):
+            return await self._engine.transact(lambda t: self._try(t, name))
+        return found == self._mine
+
+    def check(self, t: Transaction, name: str) -> None:
+        """In a transaction of the job. Raises Conflict where another node does it by now."""
+        if _claim(t, name) != self._mine:
+            raise Conflict(f"another node does '{name}' by now")
+
+    async def drop(self, name: str) -> None:
+        """The job is done. Raises as `Engine.transact`."""
+
+        def drop(t: Transaction) -> None:
+            if _claim(t, name) == self._mine:
+                t.delete(keys.claim(name))
+
+        await self._engine.transact(drop)
+
+    @property
+    def _mine(self) -> Claim:
+        return Claim(node=self._member.node, incarnation=self._member.incarnation)
+
+    def _try(self, t: Transaction, name: str) -> bool:
+        found = _claim(t, name)
+        if found is not None and self._stands(found):
+            return found == self._mine
+        t.put(keys.claim(name), pack(self._mine))
+        return True
+
+    def _stands(self, claim: Claim) -> bool:
+        return claim == self._mine or self._member.roster.lives(claim.node, claim.incarnation)
+
+
+def _claim(t: Transaction, name: str) -> Claim | None:
+    value = t.get(keys.claim(name))
+    return None if value is None else unpack_claim(value)

@@ -1,0 +1,148 @@
+"""What the engine holds of a cluster's nodes: their records and claims, and the way to change them.
+
+Words are msgspec arrays: fields are only ever appended.
+"""
+
+from collections.abc import Callable
+from typing import Final, Literal
+
+import msgspec
+
+from kvfs.base.errors import Conflict, Invalid, NotFound
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import pack
+
+NodeState = Literal["active", "draining", "drained", "removed"]
+
+
+class NodeRecord(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
+    """What changes seldom; what changes all the time comes with the lease (`Words`)."""
+
+    number: int
+    name: str
+    store: str
+    """The id of its store."""
+    incarnation: int
+    """Of its last start."""
+    peer: str = ""
+    """HOST:PORT where others reach it; empty: nowhere, it only reads."""
+    zone: str = ""
+    rack: str = ""
+    capacity_bytes: int = 0
+    """That it lends."""
+    media: tuple[str, ...] = ("ssd",)
+    version: str = ""
+    protocol: int = 0
+    state: NodeState = "active"
+    """'draining': its data are moved away; 'drained': they were; 'removed': it never comes back."""
+
+
+class Words(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
+    """What a node says of itself with each renewal of its lease."""
+
+    name: str
+    protocol: int
+    version: str
+    boot: int
+    """The id of the boot of its host."""
+    free_bytes: int = 0
+    capacity_bytes: int = 0
+    load: float = 0.0
+    """0 idle, 1 as busy as it may become."""
+    lacking: int = 0
+    """Files that lack copies which this node is to have made."""
+    obstacle: str = ""
+    """What keeps it from being drained, for people."""
+    place: str = ""
+    """Which directory its store is, as that host names it (`Store.place`); empty: not said."""
+
+    def is_of(self, boot: int, place: str) -> bool:
+        """Whether who said this was on this host since it was started, with the store that is there
+        now. Then it is dead for whoever has that store's lock."""
+        return self.boot == boot and self.place in ("", place)
+
+
+class Claim(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
+    """Who does a job that one node at a time may do."""
+
+    node: int
+    incarnation: int
+
+
+unpack_node: Final = msgspec.msgpack.Decoder(NodeRecord).decode
+unpack_words: Final = msgspec.msgpack.Decoder(Words).decode
+unpack_claim: Final = msgspec.msgpack.Decoder(Claim).decode
+
+
+def list_nodes(t: Transaction) -> list[NodeRecord]:
+    """All that ever joined, removed ones too, by number."""
+    return [unpack_node(value) for _, value in t.scan(keys.NODES, keys.after(keys.NODES))]
+
+
+def get_node(t: Transaction, number: int) -> NodeRecord:
+    """Raises NotFound."""
+    value = t.get(keys.node(number)) if number < 1 << 16 else None
+    if value is None:
+        raise NotFound(f"there is no node {number}; `kvfs node list` shows those there are")
+    return unpack_node(value)
+
+
+def number_in(name: str) -> int | None:
+    """The number that a person means who says this name; None: it is none."""
+    return int(name) if name.isascii() and name.isdecimal() else None
+
+
+def check_name(t: Transaction, number: int, name: str) -> None:
+    """Whether a node may be called this from now on. A number that was removed is no node's any
+    more. Raises Conflict."""
+    others = [each for each in list_nodes(t) if each.number != number and each.state != "removed"]
+    for each in others:
+        if each.name == name:
+            raise Conflict(
+                f"node {each.number} of this cluster is named {name} already: choose another name"
+                f" with --node-name, or remove that one (`kvfs node remove {each.number}`)"
+            )
+    meant = number_in(name)
+    if meant not in (None, number) and not _was_removed(t, meant):
+        raise Conflict(
+            f"this is node {number}: the name {name} would be taken for another one's number;"
+            " choose another with --node-name"
+        )
+
+
+def _was_removed(t: Transaction, number: int | None) -> bool:
+    value = None if number is None or number >= 1 << 16 else t.get(keys.node(number))
+    return value is not None and unpack_node(value).state == "removed"
+
+
+def find_node(t: Transaction, text: str) -> NodeRecord:
+    """The node that a person means, by number or name. Raises NotFound, Invalid (several)."""
+    number = number_in(text)
+    if number is not None and not _was_removed(t, number):
+        return get_node(t, number)
+    found = [node for node in list_nodes(t) if node.name == text and node.state != "removed"]
+    if not found and number is not None:
+        return get_node(t, number)
+    if not found:
+        raise NotFound(f"there is no node '{text}'; `kvfs node list` shows those there are")
+    if len(found) > 1:
+        numbers = ", ".join(str(node.number) for node in found)
+        raise Invalid(f"several nodes are named '{text}': say which by its number, {numbers}")
+    return found[0]
+
+
+def put_node(t: Transaction, record: NodeRecord) -> None:
+    t.put(keys.node(record.number), pack(record))
+
+
+def set_state(
+    t: Transaction, number: int, allowed: Callable[[NodeState], bool], state: NodeState
+) -> None:
+    """Raises NotFound, Invalid where it may not become so from what it is."""
+    record = get_node(t, number)
+    if record.state == state:
+        return
+    if not allowed(record.state):
+        raise Invalid(f"node {number} ({record.name}) is {record.state}: it cannot become {state}")
+    put_node(t, msgspec.structs.replace(record, state=state))

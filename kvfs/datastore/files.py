@@ -1,0 +1,447 @@
+"""Data files: one for each version of a file, named after its inode number, private to the store's
+owner.
+
+Invariants
+- A published data file is never truncated or punched by the store: it is only ever unlinked, or
+  moved into quarantine, so that whoever has it open or mapped keeps what was promised.
+- The name follows from inode number and version alone; nothing is looked up.
+- A data file describes itself in an extended attribute, so that lost metadata can be rebuilt by a
+  scan.
+- A data file is opened through no symbolic link, and only where it is a regular file of an owner
+  that is believed (`store.beneath`); the directory itself was looked at (`store.ownership`).
+- What comes from another node lies beside the data files, and gets its name when it is whole: a
+  data file of a published version is never partly there.
+
+Hot path: `create` and `unlink` are one system call and one formatted name (about 0.5 us of Python),
+`open` is two (`store.beneath`). The 4,096 directories are made when a create finds its own missing.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvfs.base.private_file import sync_directory
+from kvfs.datastore import quarantine_directory
+from kvfs.datastore.kernel.ownership import trusted
+from kvfs.datastore.kernel.safe_open import create_file, open_file
+from kvfs.datastore.quarantine_directory import Quarantined, Reason
+from kvfs.datastore.spare_files import Spares, name_spare
+
+_CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_ATTRIBUTE: Final = "user.kvfs"
+_HINT_LIMIT_BYTES: Final = 1024
+"""Of a path hint."""
+_DESCRIPTION_LIMIT_BYTES: Final = 3600
+"""Of a whole description: it stays under the 4 KiB that ext4 gives an inode's attributes."""
+_ARRIVING: Final = "arriving"
+FAN_OUT: Final = 4096
+"""Directories. Neighbouring inode numbers share one (the name holds bits 10 to 21), so that what is
+made together lies together: on ext4 a directory has its own block group, and a create in a cold
+group costs up to ten times one in a warm group."""
+
+
+class Description(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
+    """What a data file says about itself (msgpack array; fields are only ever appended)."""
+
+    format: int = 1
+    ino: int
+    version: int
+    size: int
+    checksum: bytes
+    path: bytes
+    """Where the file was when it was sealed, relative to the root; empty when longer than the
+    limit. A hint only."""
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    described_ns: int = 0
+    """When this was written, since the epoch; 0: by an earlier version."""
+    namespace: bytes = b""
+    """The name of the file's namespace."""
+    kind: str = ""
+    """Of the namespace: 'durable' or 'cache'; empty: not known."""
+    others: list[bytes] = []
+    """The paths of its other links, where they fit."""
+    xattrs: dict[bytes, bytes] = {}
+    """Its extended attributes, where they fit."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Description).decode
+
+
+class DataFiles:
+    """The data files under one directory. Errors of the system pass through as OSError: the caller
+    knows what they mean.
+
+    Methods that take a name finish in one system call and may be called from any thread.
+    """
+
+    def __init__(self, root: Path, owners: Collection[int] | None = None) -> None:
+        """`owners`: the users whose data files are opened; None: as `trusted` has them."""
+        self.root = os.fspath(root)
+        self._owners = trusted() if owners is None else owners
+        self._directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._spares: Spares | None = None
+
+    def close(self) -> None:
+        """Release the directory; idempotent."""
+        if self._spares is not None:
+            self._spares.close()
+            self._spares = None
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+    def path(self, ino: int, version: int) -> str:
+        """The absolute path of a data file, there or not."""
+        return f"{self.root}/{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
+
+    def keep_spares(self) -> None:
+        """From here on data files are made ahead of their use; for the process that makes many."""
+        if self._spares is None:
+            self._spares = Spares(self._directory)
+
+    def after_fork(self) -> None:
+        """In the child: the files made ahead are the parent's; its own are made anew."""
+        spares, self._spares = self._spares, None
+        if spares is not None:
+            spares.let_go()
+            self.keep_spares()
+
+    def create(self, ino: int, version: int) -> int:
+        """Make a data file; a new descriptor, readable and writable. FileExistsError when it is
+        there."""
+        near = f"{ino >> 10 & 0xFFF:03x}"
+        name = f"{near}/{ino:016x}.{version:x}"
+        if self._spares is not None:
+            spare = self._spares.take(near)
+            if spare is not None and self._name(spare, ino, name):
+                return spare
+        try:
+            return create_file(self._directory, name, _CREATE)
+        except FileNotFoundError:
+            self._make_directory(ino)
+            return create_file(self._directory, name, _CREATE)
+
+    def _name(self, spare: int, ino: int, name: str) -> bool:
+        """Whether the spare has its name now; where the system refuses there are no more spares."""
+        try:
+            try:
+                name_spare(spare, self._directory, name)
+            except FileNotFoundError:
+                self._make_directory(ino)
+                name_spare(spare, self._directory, name)
+            os.utime(spare)  # it is older than its file
+        except OSError:
+            os.close(spare)
+            if self._spares is not None:
+                self._spares.close()
+                self._spares = None
+            return False
+        return True
+
+    def begin_arriving(self, ino: int, version: int, size: int) -> int:
+        """A descriptor of a new file of `size` bytes, all hole, in which a data file is to arrive;
+        one that is there from before is dropped."""
+        self.drop_arriving(ino, version)
+        try:
+            fd = create_file(self._directory, _arriving(ino, version), _CREATE)
+        except FileNotFoundError:
+            os.mkdir(_ARRIVING, 0o700, dir_fd=self._directory)
+            fd = create_file(self._directory, _arriving(ino, version), _CREATE)
+        os.ftruncate(fd, size)
+        return fd
+
+    def arrived(self, ino: int, version: int) -> None:
+        """What arrived is whole: it becomes the data file, in place of one that is there."""
+        source, target = _arriving(ino, version), _relative(ino, version)
+        try:
+            os.rename(source, target, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        except FileNotFoundError:
+            self._make_directory(ino)
+            os.rename(source, target, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+
+    def drop_arriving(self, ino: int, version: int) -> None:
+        """It will not become whole; who has it open keeps what has come."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_arriving(ino, version), dir_fd=self._directory)
+
+    def clear_arriving(self) -> None:
+        """Drop what a process that was killed left there."""
+        shutil.rmtree(f"{self.root}/{_ARRIVING}", ignore_errors=True)
+
+    def open_arriving(self, ino: int, version: int) -> int:
+        """A new descriptor, for reading, of a file that is arriving. FileNotFoundError where it is
+        not, or has arrived."""
+        return open_file(self._directory, _arriving(ino, version), os.O_RDONLY, self._owners)
+
+    def begin_draft(self, ino: int, version: int) -> int:
+        """A descriptor of a new, empty file for content that is to replace that of this version,
+        whose data file is not here. A kill leaves nothing of it. FileExistsError when there is
+        one."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(_ARRIVING, 0o700, dir_fd=self._directory)
+        return create_file(self._directory, _draft(ino, version), _CREATE)
+
+    def name_draft(self, ino: int, version: int, new: int) -> None:
+        """Make a data file of a draft, of a new version. FileExistsError when there is one."""
+        self._make_directory(ino)
+        os.link(
+            _draft(ino, version),
+            _relative(ino, new),
+            src_dir_fd=self._directory,
+            dst_dir_fd=self._directory,
+        )
+        self.drop_draft(ino, version)
+
+    def drop_draft(self, ino: int, version: int) -> None:
+        """It was named, or is not wanted."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_draft(ino, version), dir_fd=self._directory)
+
+    def replace_version(self, ino: int, version: int, new: int) -> None:
+        """Give a data file the name of a new version instead of its own, in place of the data file
+        that has it."""
+        os.rename(
+            _relative(ino, version),
+            _relative(ino, new),
+            src_dir_fd=self._directory,
+            dst_dir_fd=self._directory,
+        )
+
+    def add_version(self, ino: int, version: int, new: int) -> None:
+        """Give a data file a second name, that of a new version of its content. FileNotFoundError
+        when there is no such data file, FileExistsError when there is one of the new version."""
+        os.link(
+            _relative(ino, version),
+            _relative(ino, new),
+            src_dir_fd=self._directory,
+            dst_dir_fd=self._directory,
+        )
+
+    def renew(self, ino: int, version: int, copy: Callable[[int, int], object]) -> None:
+        """Give this version another data file in place of the one that has its name, and which
+        whoever has it open keeps: what `copy` (source, target) makes of that, on disk when this
+        returns, with its times and its description. A kill leaves the one or the other.
+        FileNotFoundError when there is none."""
+        source = self.open(ino, version, os.O_RDONLY | os.O_NOATIME)
+        name = f"{_ARRIVING}/{ino:016x}.{version:x}.copy"
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(_ARRIVING, 0o700, dir_fd=self._directory)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._directory)
+            target = create_file(self._directory, name, _CREATE)
+            try:
+                copy(source, target)
+                copy_description(source, target)
+                found = os.fstat(source)  # after the copy: not older than anything in it
+                os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+                os.fsync(target)
+                os.rename(
+                    name,
+                    _relative(ino, version),
+                    src_dir_fd=self._directory,
+                    dst_dir_fd=self._directory,
+                )
+            except BaseException:
+                os.unlink(name, dir_fd=self._directory)
+                raise
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+        sync_directory(Path(self.path(ino, version)).parent)
+
+    def sync_name(self, ino: int, version: int) -> None:
+        """A data file that is there survives power loss under this name when this returns.
+        FileNotFoundError when there is none."""
+        self.stat(ino, version)
+        sync_directory(Path(self.root, f"{ino >> 10 & 0xFFF:03x}"))
+
+    def open(self, ino: int, version: int, flags: int) -> int:
+        """A new descriptor of an existing data file. Raises as `beneath.open_file`."""
+        name = f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
+        return open_file(self._directory, name, flags, self._owners)
+
+    def open_unseen(self, ino: int, version: int) -> int:
+        """As `open`, to read all of it for checksums: it never waits (O_NONBLOCK), and the access
+        time stays that of the file's readers."""
+        flags = os.O_RDONLY | os.O_NONBLOCK
+        try:
+            return self.open(ino, version, flags | os.O_NOATIME)
+        except PermissionError:  # made by a client that is another user
+            return self.open(ino, version, flags)
+
+    def stat(self, ino: int, version: int) -> os.stat_result:
+        """The data file's own attributes. FileNotFoundError when there is none."""
+        return os.lstat(f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}", dir_fd=self._directory)
+
+    def is_ours(self, found: os.stat_result) -> bool:
+        """Whether a file of these attributes is opened as a data file."""
+        return stat.S_ISREG(found.st_mode) and found.st_uid in self._owners
+
+    def medium(self, ino: int, version: int) -> str:
+        """On what a data file lies, as namespaces name it; empty when there is none."""
+        try:
+            self.stat(ino, version)
+        except FileNotFoundError:
+            return ""
+        return "ssd"
+
+    def unlink(self, ino: int, version: int) -> bool:
+        """Remove a data file; whether it was there. Its space is free once nobody has it open or
+        mapped.
+
+        The time grows with the size (ext4: about 1 ms for 64 MiB): large files are for a worker
+        thread.
+        """
+        try:
+            os.unlink(f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}", dir_fd=self._directory)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def quarantine(self, ino: int, version: int, reason: Reason) -> str | None:
+        """Move a data file into quarantine, for who wants to look at it; its path there, None when
+        it is gone. Who has it open keeps it."""
+        source = f"{self.root}/{_relative(ino, version)}"
+        return quarantine_directory.enter(self.root, source, ino, version, reason)
+
+    def quarantined(self) -> Iterator[Quarantined]:
+        """All that is in quarantine, in no order."""
+        return quarantine_directory.entries(self.root)
+
+    def quarantine_stamp(self) -> int:
+        """Another number after each change of what is in quarantine."""
+        return quarantine_directory.stamp(self.root)
+
+    def restore(self, entry: Quarantined) -> None:
+        """Give a data file in quarantine its name back. FileExistsError where there is one of that
+        name."""
+        self._make_directory(entry.ino)
+        quarantine_directory.leave(entry, f"{self.root}/{_relative(entry.ino, entry.version)}")
+
+    def tmpfile(self) -> int:
+        """A descriptor of a data file that never has a name: gone when closed."""
+        flags = os.O_RDWR
+        try:
+            return create_file(self._directory, ".", flags | os.O_TMPFILE)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                raise
+            return self._unnamed()
+
+    def scan(self) -> Iterator[tuple[int, int]]:
+        """(inode number, version) of every data file, one directory after the other, in no order
+        within one.
+
+        Names that no data file can have are skipped; see `strangers`.
+        """
+        for directory in self._directories():
+            for name in os.listdir(f"{self.root}/{directory}"):
+                parsed = parse_name(name)
+                if parsed and f"{parsed[0] >> 10 & 0xFFF:03x}" == directory:
+                    yield parsed
+
+    def strangers(self) -> Iterator[str]:
+        """Paths below the data directory that are no data files."""
+        known = set(self._directories())
+        ours = {_ARRIVING, quarantine_directory.DIRECTORY, quarantine_directory.FORMER}
+        for name in sorted(set(os.listdir(self.root)) - known - ours):
+            yield f"{self.root}/{name}"
+        for directory in sorted(known):
+            for name in os.listdir(f"{self.root}/{directory}"):
+                parsed = parse_name(name)
+                if not parsed or f"{parsed[0] >> 10 & 0xFFF:03x}" != directory:
+                    yield f"{self.root}/{directory}/{name}"
+
+    def _directories(self) -> list[str]:
+        valid = {f"{number:03x}" for number in range(FAN_OUT)}
+        return sorted(valid & set(os.listdir(self.root)))
+
+    def _make_directory(self, ino: int) -> None:
+        try:
+            os.mkdir(f"{ino >> 10 & 0xFFF:03x}", 0o700, dir_fd=self._directory)
+        except FileExistsError:
+            pass
+
+    def _unnamed(self) -> int:
+        """For a filesystem without O_TMPFILE."""
+        name = f"tmp.{os.getpid()}.{os.urandom(8).hex()}"
+        fd = create_file(self._directory, name, _CREATE)
+        os.unlink(name, dir_fd=self._directory)
+        return fd
+
+
+def _relative(ino: int, version: int) -> str:
+    return f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
+
+
+def _arriving(ino: int, version: int) -> str:
+    return f"{_ARRIVING}/{ino:016x}.{version:x}"
+
+
+def _draft(ino: int, version: int) -> str:
+    return f"{_ARRIVING}/{ino:016x}.{version:x}.draft"
+
+
+def parse_name(name: str) -> tuple[int, int] | None:
+    """(inode number, version) from the last part of a data file's name, None when it is not one."""
+    ino, dot, version = name.partition(".")
+    if len(ino) != 16 or not dot or not version:
+        return None
+    try:
+        parsed = int(ino, 16), int(version, 16)
+    except ValueError:
+        return None
+    return parsed if name == f"{parsed[0]:016x}.{parsed[1]:x}" else None
+
+
+def describe(fd: int, description: Description) -> bool:
+    """Write what the file says about itself, as much as has room; False on a filesystem that keeps
+    no extended attributes, where a lost engine cannot be rebuilt. Changes the data file's ctime."""
+    try:
+        os.setxattr(fd, _ATTRIBUTE, _encode(fitting(description)))
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return False
+        raise
+    return True
+
+
+def fitting(description: Description) -> Description:
+    """As much of it as has room: without its other paths, then without attributes too."""
+    if len(description.path) > _HINT_LIMIT_BYTES:
+        description = msgspec.structs.replace(description, path=b"", others=[])
+    if len(_encode(description)) > _DESCRIPTION_LIMIT_BYTES:
+        description = msgspec.structs.replace(description, others=[])
+    if len(_encode(description)) > _DESCRIPTION_LIMIT_BYTES:
+        description = msgspec.structs.replace(description, xattrs={})
+    return description
+
+
+def copy_description(source: int, target: int) -> None:
+    """A copy says the same of itself, where both filesystems keep it."""
+    try:
+        os.setxattr(target, _ATTRIBUTE, os.getxattr(source, _ATTRIBUTE))
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENODATA):
+            raise
+
+
+def description(fd: int) -> Description | None:
+    """What the file says about itself; None when it says nothing that can be understood."""
+    try:
+        return _decode(os.getxattr(fd, _ATTRIBUTE))
+    except (OSError, msgspec.MsgspecError):
+        return None

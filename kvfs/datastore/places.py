@@ -1,0 +1,150 @@
+"""Where data files lie beside the store's own directory: memory (tmpfs), further disks, directories
+that several nodes share.
+
+| file in the store | what |
+|---|---|
+| `places` | JSON: the places, as the node's last start was told them |
+| `run/targets` | JSON: by namespace, the place where new files go now; renewed every second |
+
+Invariants
+- A place belongs to one store (a shared one to one cluster): it bears a mark, and one of another,
+  or a directory with anything else in it, is refused. So is one that somebody else owns, may write
+  in or could replace, but for the owner that a shared one declares (`store.ownership`).
+- A place that the settings do not name any more is refused while data files lie in it.
+- Who does not hear of targets for five seconds makes files in the store's own directory.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvfs.base import private_file
+from kvfs.base.errors import ConfigError, Corrupt, Invalid
+from kvfs.base.media import Place
+from kvfs.datastore import quarantine_directory
+from kvfs.datastore.kernel.filesystem_probe import filesystem_type
+from kvfs.datastore.kernel.ownership import require_directory, trusted
+from kvfs.datastore.layout import Store, guarded
+from kvfs.meta.lmdb import boot
+
+_IN_MEMORY: Final = ("tmpfs", "ramfs")
+MARK: Final = "kvfs-place"
+
+
+class _Mark(msgspec.Struct):
+    format: int
+    owner: str
+
+
+def prepare(store: Store, places: Sequence[Place], owner: str) -> None:
+    """Make the directories that are missing, mark them, and tell other processes of the store.
+
+    `owner`: the store or cluster whose the shared ones are. Raises ConfigError, Invalid, ReadOnly,
+    NoSpace, AccessDenied (somebody else owns one, or may write in it)."""
+    roots = [place.root for place in places]
+    if len(set(roots)) < len(roots) or os.fspath(store.data) in roots:
+        raise ConfigError("each tier and each shared store is a directory of its own")
+    for old in _told_before(store):
+        if old.root not in roots and _holds_data(old.root):
+            raise ConfigError(
+                f"data files lie in {old.root}, which an earlier start was told of: name it again "
+                f"({old.flag} {old})"
+            )
+    for place in places:
+        guarded(Path(place.root), lambda place=place: _claim(place, store, owner))  # type: ignore[misc]
+    if places or (store.root / "places").exists():
+        private_file.replace(store.root / "places", msgspec.json.encode(places))
+
+
+def known(store: Store) -> list[Place]:
+    """The places as the last start was told them. Raises Corrupt."""
+    try:
+        return _decode_places((store.root / "places").read_bytes())
+    except FileNotFoundError:
+        return []
+    except msgspec.MsgspecError:
+        raise Corrupt(
+            f"{store.root / 'places'} cannot be read: start the node once with all its --tier and "
+            "--shared, which writes it anew"
+        ) from None
+
+
+def _told_before(store: Store) -> list[Place]:
+    with contextlib.suppress(Corrupt):
+        return known(store)
+    return []
+
+
+def boot_of(store: Store) -> int:
+    """The running boot, as the disks of the store see it: another one once one of them was
+    unmounted. What is in memory, or others' as well, has no part in it. Raises OSError."""
+    tiers = [place.root for place in known(store) if place.medium == "ssd"]
+    return boot.boot_of(store.meta, store.data, *filter(os.path.exists, tiers))
+
+
+def _claim(place: Place, store: Store, owner: str) -> None:
+    root = Path(place.root)
+    require(place, make=True)
+    if place.medium == "ram" and filesystem_type(root) not in _IN_MEMORY:
+        raise ConfigError(
+            f"{root} is on {filesystem_type(root) or 'a disk'}, not in memory: mount a tmpfs "
+            "there, or name it as ssd"
+        )
+    owner = owner if place.is_shared else store.identity.store
+    with contextlib.suppress(FileExistsError):
+        _mark(root, owner)
+    found = msgspec.json.decode((root / MARK).read_bytes(), type=_Mark)
+    if found.owner != owner:
+        raise Invalid(f"{root} holds data of another store ({found.owner}): name an empty one")
+
+
+def owners_of(place: Place) -> frozenset[int]:
+    """Who may own it and its files."""
+    return trusted(place.owner)
+
+
+def require(place: Place, *, make: bool = False) -> None:
+    """Raises as `ownership.require_directory`."""
+    what = "the shared directory" if place.is_shared else "the tier"
+    require_directory(Path(place.root), what, owners_of(place), make=make)
+
+
+def _mark(root: Path, owner: str) -> None:
+    """Raises FileExistsError where it has a mark, of whomever; Invalid where other files are
+    there."""
+    if not (root / MARK).exists() and (others := os.listdir(root)):
+        raise Invalid(f"{root} holds files that are not of KVFS ('{min(others)}' for one)")
+    draft = root / f".{MARK}.{os.getpid()}"
+    try:
+        with draft.open("wb") as file:
+            file.write(msgspec.json.encode(_Mark(1, owner)))
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(draft, root / MARK)
+    finally:
+        draft.unlink(missing_ok=True)
+    private_file.sync_directory(root)
+
+
+def _holds_data(root: str) -> bool:
+    """A quarantine counts: what is in it may be the last copy of a file."""
+    return any(Path(root).glob("???/*")) or any(
+        Path(root, quarantine_directory.DIRECTORY).glob("*")
+    )
+
+
+def write_targets(store: Store, targets: dict[int, str]) -> None:
+    """By namespace id, the root of the place where its new files go now. Nobody needs it after a
+    power cut."""
+    path = store.run / "targets"
+    draft = path.with_name(f".{path.name}.new")
+    draft.write_bytes(msgspec.json.encode(targets))
+    os.rename(draft, path)
+
+
+_decode_places = msgspec.json.Decoder(list[Place]).decode
+decode_targets: Final = msgspec.json.Decoder(dict[int, str]).decode

@@ -1,0 +1,101 @@
+"""Why names went, remembered for every process of the store: a file of words, mapped by all.
+
+Who removes names for a reason writes it here; whoever misses a name finds it here, without asking
+the node. What a word means is in `policy.misses`.
+
+Invariants
+- Where there is no such file, or one of another size, a process remembers what it did itself.
+- The file outlives the node: inode numbers are never used again, so what it says stays true. Words
+  that a power cut garbled fit no name.
+- A word is written in one piece. Of what two processes write to one slot at once, one is lost.
+"""
+
+import contextlib
+import errno
+import logging
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from kvfs.policy.miss_reasons import SLOTS, Lost, hash_of, word_of
+
+_WORD_BYTES: Final = 4
+_SIZE: Final = _WORD_BYTES * SLOTS
+_LAST: Final = SLOTS - 1
+log = logging.getLogger(__name__)
+
+
+class GoneNames:
+    """Of any process of the store, from any thread; `close` it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.words: memoryview | None = None
+        """The table; None until `open`, and once it is closed."""
+
+    def open(self) -> memoryview:
+        """The table, mapped. Who is here at once with another thread may map it twice."""
+        words = self.words
+        if words is None:
+            with contextlib.suppress(OSError, ValueError):  # ValueError: it was cut meanwhile
+                words = self._map()
+            self.words = words = words or memoryview(mmap.mmap(-1, _SIZE)).cast("I")
+        return words
+
+    def add(self, entries: Iterable[bytes], reason: Lost) -> None:
+        """The names with these entries (`NotFound.at`) went for this reason."""
+        words = self.open()
+        if words.readonly:
+            return
+        for entry in entries:
+            hashed = hash_of(entry)
+            words[hashed & _LAST] = word_of(hashed, reason)
+
+    def close(self) -> None:
+        """Let go of the file: a store in use keeps its filesystem mounted. Idempotent."""
+        self.words = None
+
+    def _map(self) -> memoryview | None:
+        """None: it has another size. Raises OSError, ValueError."""
+        fd, access = self._open()
+        try:
+            if os.fstat(fd).st_size != _SIZE:
+                return None
+            return memoryview(mmap.mmap(fd, _SIZE, access=access)).cast("I")
+        finally:
+            os.close(fd)
+
+    def _open(self) -> tuple[int, int]:
+        """A descriptor, and what may be done with it. Raises OSError."""
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CLOEXEC), mmap.ACCESS_WRITE
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES):
+                raise
+            return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), mmap.ACCESS_READ
+
+
+def made_ready(path: Path) -> GoneNames:
+    """That of the node, whose start makes the file. Where the disk has no room for it, other
+    processes are not told."""
+    try:
+        if not path.exists() or path.stat().st_size != _SIZE:
+            path.unlink(missing_ok=True)  # others may have it mapped: it is never cut
+            _make(path)
+    except OSError as error:
+        log.warning("why names went is told to no other process: %s", error)
+    return GoneNames(path)
+
+
+def _make(path: Path) -> None:
+    """With all its blocks: a page without one were a SIGBUS on a full disk. Raises OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, _SIZE)
+    except OSError:
+        path.unlink()
+        raise
+    finally:
+        os.close(fd)

@@ -1,0 +1,23 @@
+"""The HTTP/1.1 server of KVFS, and a client for nodes: the kernel moves bodies, each wait ends.
+
+`kvfs.http.api` is its public face. It knows nothing of what is served, and nothing of KVFS: front
+doors and nodes give it a handler.
+
+| module | subject |
+|---|---|
+| `limits` | what a peer may send, and how long each wait lasts |
+| `admission` | who is served where all connections are taken: no I/O |
+| `errors` | what goes wrong on a connection |
+| `head` | the head of a request |
+| `parser` | bytes to a head: strict, no I/O |
+| `chunks` | the framing of chunked bodies: strict, no I/O |
+| `stream` | a socket, or TLS on it, with deadlines |
+| `inbox` | what has come and nobody has taken yet |
+| `body` | the body of a request |
+| `response` | what a handler answers, and its head as bytes: no I/O |
+| `sending` | a response onto a stream |
+| `connection` | one connection: requests in, responses out, in order |
+| `server` | listeners, connections, deadlines, the graceful end |
+| `tls` | contexts for TLS |
+| `client` | one connection as its client: requests out, answers in |
+"""

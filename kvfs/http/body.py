@@ -1,0 +1,168 @@
+"""The body of a request, moved into buffers of the handler."""
+
+from typing import Final
+
+from kvfs.http.chunks import ChunkFraming
+from kvfs.http.connection_errors import (
+    BodyStalled,
+    BodyTooLarge,
+    BodyTruncated,
+    Lost,
+    Refused,
+    Stalled,
+)
+from kvfs.http.head import Field, Head
+from kvfs.http.inbox import Inbox
+from kvfs.http.limits import Limits
+
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_DRAIN_BYTES: Final = 64 << 10
+
+
+class Body:
+    """Belongs to one request and to the task of its handler.
+
+    With a Content-Length, payload goes from the socket straight into the caller's buffer; only what
+    came along with the head is copied, once. Of a chunked body, what came along with its framing is
+    copied besides.
+
+    What fails is raised again by each later call, and the connection is closed after the response.
+    """
+
+    __slots__ = ("_awaits_continue", "_chunks", "_failure", "_inbox", "_left", "received_bytes")
+
+    def __init__(self, head: Head, inbox: Inbox, limits: Limits) -> None:
+        self._inbox = inbox
+        self._chunks = ChunkFraming(limits) if head.chunked else None
+        self._left = head.content_length or 0
+        self._awaits_continue = head.expects_continue
+        self._failure: Refused | None = None
+        self.received_bytes = 0
+
+    @property
+    def remaining(self) -> int | None:
+        """Bytes still to come; None while a chunked body's length is not known."""
+        if self._chunks is None:
+            return self._left
+        return 0 if self._chunks.ended else None
+
+    @property
+    def trailers(self) -> list[Field]:
+        """What followed a chunked body; empty before its end."""
+        return [] if self._chunks is None else self._chunks.trailers
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """Payload into `buffer`, at least a byte where it has room; 0: the body has ended.
+
+        The first call lets a client go on that asked whether it may (`100-continue`). Raises
+        BodyTruncated, BodyStalled, BadChunk, BodyTooLarge, Refused (a bad trailer), Lost.
+        Cancelled: what was received is in the buffer or still to come; none is skipped.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            if self._awaits_continue:
+                await self.send_continue()
+            count = await self._receive(buffer)
+        except Stalled as error:
+            self._failure = BodyStalled()
+            raise self._failure from error
+        except Lost as error:
+            self._failure = BodyTruncated()
+            raise self._failure from error
+        except Refused as error:
+            self._failure = error
+            raise
+        self.received_bytes += count
+        return count
+
+    def receive_soon(self, buffer: memoryview, patience_ms: int) -> int | None:
+        """`receive_into` for a thread that the handler waits for, so that the bytes that come one
+        after the other cost no turn of the loop: None where nothing comes within so many
+        milliseconds, or the loop is needed for it. Raises as `receive_into`."""
+        if self._failure is not None:
+            raise self._failure
+        if self._chunks is not None or self._awaits_continue:
+            return None
+        if self._left == 0:
+            return 0
+        try:
+            count = self._inbox.receive_soon(buffer[: self._left], patience_ms)
+        except Lost as error:
+            self._failure = BodyTruncated()
+            raise self._failure from error
+        if count == 0 and len(buffer):
+            self._failure = BodyTruncated()
+            raise self._failure
+        if count is not None:
+            self._left -= count
+            self.received_bytes += count
+        return count
+
+    async def fill(self, buffer: memoryview) -> int:
+        """`receive_into` until `buffer` is full or the body has ended: how many bytes it got."""
+        filled = 0
+        while filled < len(buffer) and (count := await self.receive_into(buffer[filled:])):
+            filled += count
+        return filled
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """All that is left of a small body. Raises BodyTooLarge where it is more than the limit,
+        else as `receive_into`."""
+        if self._left > limit_bytes:
+            raise BodyTooLarge(limit_bytes)
+        buffer = bytearray(min(limit_bytes, self._left) if self._chunks is None else limit_bytes)
+        count = await self.fill(memoryview(buffer))
+        if self._chunks is not None and await self.receive_into(memoryview(bytearray(1))):
+            raise BodyTooLarge(limit_bytes)
+        return bytes(memoryview(buffer)[:count])
+
+    async def drain(self, limit_bytes: int) -> bool:
+        """Receive and drop what is left, up to the limit; False where that is not all of it.
+
+        Raises as `receive_into`."""
+        scratch = memoryview(bytearray(min(_DRAIN_BYTES, limit_bytes)))
+        left = limit_bytes
+        while left > 0 and (count := await self.receive_into(scratch[:left])):
+            left -= count
+        return self.remaining == 0
+
+    async def send_continue(self) -> None:
+        """Let the client go on if it still waits for leave. Raises Lost."""
+        if self._awaits_continue:
+            self._awaits_continue = False
+            await self._inbox.stream.send(_CONTINUE)
+
+    def is_over(self) -> bool:
+        """All of it has been received."""
+        return self._failure is None and self.remaining == 0
+
+    def can_be_drained(self, limit_bytes: int) -> bool:
+        """What is left is known to come, and to be no more than the limit."""
+        if self._failure is not None or self.remaining is None:
+            return False
+        return self.remaining == 0 or (self.remaining <= limit_bytes and not self._awaits_continue)
+
+    async def _receive(self, buffer: memoryview) -> int:
+        left = self._left if self._chunks is None else await self._next_chunk(self._chunks)
+        if left == 0:
+            return 0
+        count = await self._inbox.receive_into(buffer[:left])
+        if count == 0 and len(buffer):
+            raise BodyTruncated
+        if self._chunks is None:
+            self._left -= count
+        else:
+            self._chunks.left -= count
+        return count
+
+    async def _next_chunk(self, chunks: ChunkFraming) -> int:
+        """How much of the payload comes before the next framing; 0 at the body's end."""
+        inbox = self._inbox
+        while chunks.left == 0 and not chunks.ended:
+            await inbox.stream.take_turn()  # a flood of tiny chunks must not keep others waiting
+            if (end := chunks.advance(inbox.data, inbox.start)) >= 0:
+                inbox.start = end
+            elif not await inbox.more():
+                raise BodyTruncated
+        return chunks.left

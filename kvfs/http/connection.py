@@ -1,0 +1,221 @@
+"""One connection: requests in, responses out, in the order of the requests.
+
+Pipelined requests wait in the inbox until the one before has been answered. Whatever is wrong with
+a request ends the connection after the answer to it, since nobody can tell where the next begins.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from kvfs.http.body import Body
+from kvfs.http.connection_errors import Lost, Refused, WireError
+from kvfs.http.full_server import IDLE_PROVEN, IDLE_STRANGER, STALLED, UNFINISHED_HEAD, Origin, Wait
+from kvfs.http.head import Head, Session
+from kvfs.http.inbox import Inbox
+from kvfs.http.limits import Limits
+from kvfs.http.parser import Heads
+from kvfs.http.response import Response, is_delimited, plain_refusal, release, render_head
+from kvfs.http.response_writer import send_response
+from kvfs.http.stream import NEVER, Stream
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Head, Body], Awaitable[Response]]
+Refuse = Callable[[int, str], Response]
+OnResponse = Callable[[Head | None, int, int, float], None]
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the server's start, but for `open_connections` and `waiting_connections`."""
+
+    open_connections: int = 0
+    waiting_connections: int = 0
+    """Accepted, and not served before others end."""
+    connections: int = 0
+    requests: int = 0
+    refused: int = 0
+    """Responses made by `refuse`: what the server would not or could not serve."""
+    failed: int = 0
+    """Responses that did not go out whole."""
+    sent_bytes: int = 0
+    received_body_bytes: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Service:
+    """What the connections of a server share."""
+
+    handler: Handler
+    limits: Limits
+    heads: Heads
+    counters: Counters
+    refuse: Refuse = plain_refusal
+    """Makes the response for a status and a reason that the server refuses a request with."""
+    on_response: OnResponse | None = None
+    """Told of each response: head (None where there was no proper one), status, bytes sent,
+    seconds from the head's last byte to the response's last."""
+
+
+class Connection:
+    """`attend` is its task; `stop` and `stream.expire` are called from others."""
+
+    def __init__(
+        self, service: Service, stream: Stream, peer: tuple[str, int], origin: Origin
+    ) -> None:
+        self.stream = stream
+        self.origin = origin
+        self.scope = trio.CancelScope(shield=True)
+        self._service = service
+        self._inbox = Inbox(stream, service.limits, service.heads, peer)
+        self._session = Session(origin)
+        self._began = 0.0
+        self.since = self._inbox.since
+        """When it was accepted (time.monotonic)."""
+
+    def stop(self) -> None:
+        """Serve the request in flight, if there is one, and no other."""
+        self._inbox.stopping = True
+        if self._inbox.idle:
+            self.stream.expire()
+
+    def wait(self, now: float) -> Wait | None:
+        """What it waits for from its peer, and for how long; None where it does not."""
+        deadline, inbox = self.stream.deadline, self._inbox
+        if deadline == NEVER:
+            return None
+        if inbox.is_fresh or inbox.in_head:
+            return Wait(UNFINISHED_HEAD, now - (self.since if inbox.is_fresh else inbox.since))
+        if inbox.idle:
+            return Wait(IDLE_PROVEN if self._session.proven else IDLE_STRANGER, now - inbox.since)
+        return Wait(STALLED, self._service.limits.stall_s - (deadline - now))
+
+    async def attend(self) -> None:
+        """Serve the connection to its end and close it. Shielded: ends by `stop`, by its deadlines
+        or by `scope`."""
+        try:
+            with self.scope:
+                if self.stream.secure:
+                    await self.stream.handshake()
+                while await self._serve_next():
+                    pass
+        except Lost:
+            log.debug("a connection ended early", exc_info=True)
+        except Exception:
+            log.exception("a connection failed")
+        finally:
+            self.stream.close()
+
+    async def turn_away(self) -> None:
+        """Answer that the server is full, and close; as `attend`."""
+        try:
+            with self.scope:
+                if not self.stream.secure:
+                    refusal = self._refusal(503, "too many connections: try again later")
+                    await self._respond(None, None, refusal)
+        except Lost:
+            log.debug("a connection ended early", exc_info=True)
+        finally:
+            self.stream.close()
+
+    async def _serve_next(self) -> bool:
+        """Whether the connection goes on."""
+        try:
+            head = await self._inbox.next_head()
+        except Refused as refusal:
+            self._began = time.monotonic()
+            await self._respond(None, None, self._refusal(refusal.status, refusal.reason))
+            return False
+        if head is None:
+            return False
+        head.session = self._session
+        self._began = time.monotonic()
+        self._service.counters.requests += 1
+        body = Body(head, self._inbox, self._service.limits)
+        self.stream.restart_pace()
+        try:
+            return await self._respond(head, body, await self._answer(head, body))
+        finally:
+            self._service.counters.received_body_bytes += body.received_bytes
+
+    async def _answer(self, head: Head, body: Body) -> Response:
+        try:
+            if (head.content_length or 0) > self._service.limits.body_bytes:
+                limit = self._service.limits.body_bytes
+                raise Refused(413, f"a body may hold {limit} bytes")
+            if body.remaining == 0:
+                # Clients that asked for leave wait for it even where they have nothing to send.
+                await body.send_continue()
+            return await self._service.handler(head, body)
+        except Refused as refusal:
+            return self._refusal(refusal.status, refusal.reason)
+        except WireError:
+            raise
+        except Exception:
+            path = head.target.partition(b"?")[0]  # a query may hold a signature
+            log.exception("a handler failed: %s %r", head.method, path)
+            return self._refusal(500, "the server failed")
+
+    def _refusal(self, status: int, reason: str) -> Response:
+        self._service.counters.refused += 1
+        response = self._service.refuse(status, reason)
+        response.close = True
+        return response
+
+    async def _respond(self, head: Head | None, body: Body | None, response: Response) -> bool:
+        """Send the response and give back what it holds. Whether the connection goes on."""
+        goes_on = self._may_go_on(head, body, response)
+        try:
+            rendered = render_head(head, response, goes_on)
+        except (TypeError, ValueError):
+            log.exception("a handler's response cannot be sent: status %r", response.status)
+            await release(response)
+            response, goes_on = self._refusal(500, "the server failed"), False
+            rendered = render_head(head, response, goes_on)
+        response.head_bytes = len(rendered)
+        await self._send(rendered, head, response)
+        return await self._finish(body, goes_on)
+
+    def _may_go_on(self, head: Head | None, body: Body | None, response: Response) -> bool:
+        if head is None or body is None or response.close or self._inbox.stopping:
+            return False
+        if self._service.counters.waiting_connections:
+            return False  # told with the answer, the end loses no request, as it may while idle
+        return (
+            head.persistent
+            and is_delimited(head, response)
+            and body.can_be_drained(self._service.limits.drain_bytes)
+        )
+
+    async def _send(self, rendered: bytes, head: Head | None, response: Response) -> None:
+        before = self.stream.sent_bytes
+        try:
+            await send_response(self.stream, rendered, head, response)
+        except BaseException:
+            self._service.counters.failed += 1
+            self.stream.abort()
+            raise
+        finally:
+            await release(response)
+            self._record(head, response.status, self.stream.sent_bytes - before)
+
+    def _record(self, head: Head | None, status: int, sent_bytes: int) -> None:
+        self._service.counters.sent_bytes += sent_bytes
+        if self._service.on_response is not None:
+            self._service.on_response(head, status, sent_bytes, time.monotonic() - self._began)
+
+    async def _finish(self, body: Body | None, goes_on: bool) -> bool:
+        """Take what the handler left of the request. Whether the connection goes on."""
+        is_over = body is not None and body.is_over()
+        if goes_on and body is not None and not is_over:
+            try:
+                return await body.drain(self._service.limits.drain_bytes)
+            except Refused:
+                return False
+        if not goes_on and not (is_over and self._inbox.is_empty()):
+            await self.stream.linger()
+        return goes_on

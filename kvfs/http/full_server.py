@@ -1,0 +1,122 @@
+"""Who gets a connection of a full server, and whose connection ends for it: pure decisions.
+
+Strangers must not be able to hold all connections, from one address or from many, with heads that
+they never finish or bodies that they never send. So an address that has a quarter of the
+connections gets no more once three quarters are taken, and the last eighth is kept for addresses
+whose callers have proven who they are.
+
+Of those that wait for their peer the ones end first that lose least by it. A connection that was
+used a moment ago is left alone: its client is likely to be about to use it again.
+"""
+
+import socket
+from collections.abc import Iterable
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from kvfs.http.limits import Limits
+
+UNFINISHED_HEAD: Final = 0
+IDLE_STRANGER: Final = 1
+IDLE_PROVEN: Final = 2
+STALLED: Final = 3
+"""In the middle of a request, whose peer neither sends nor takes anything."""
+_REMEMBERED: Final = 1024
+"""Addresses that proved who they are and have no connection now."""
+
+
+class Origin:
+    """An address, or of IPv6 what one subscriber is given (a /64)."""
+
+    __slots__ = ("connections", "held", "name", "proven")
+
+    def __init__(self, name: bytes | str, proven: bool) -> None:
+        self.name = name
+        self.held = 0
+        """Connections that were accepted and have not ended."""
+        self.connections = 0
+        """Those that are served."""
+        self.proven = proven
+        """A caller there has proven who it is."""
+
+
+class Origins:
+    """The addresses that have connections, and those that lately proved who they are."""
+
+    def __init__(self) -> None:
+        self._live: dict[bytes | str, Origin] = {}
+        self._proven: dict[bytes | str, None] = {}
+
+    def of(self, host: str) -> Origin:
+        """The origin of a connection from the address `host`, which it holds until `left`."""
+        name = _subscriber(host)
+        origin = self._live.get(name)
+        if origin is None:
+            origin = self._live[name] = Origin(name, name in self._proven)
+        origin.held += 1
+        return origin
+
+    def left(self, origin: Origin) -> None:
+        """One of its connections has ended."""
+        origin.held -= 1
+        if origin.held:
+            return
+        del self._live[origin.name]
+        self._proven.pop(origin.name, None)
+        if origin.proven:
+            self._proven[origin.name] = None
+            if len(self._proven) > _REMEMBERED:
+                del self._proven[next(iter(self._proven))]
+
+
+def has_room(limits: Limits, served: int, origin: Origin) -> bool:
+    """Whether one more from `origin` may be served beside `served` connections."""
+    most = limits.connections
+    if origin.connections >= max(1, most // 4):
+        return served < most - most // 4
+    return served < (most if origin.proven else most - most // 8)
+
+
+class Wait(NamedTuple):
+    """A connection that waits for its peer."""
+
+    rank: int
+    """UNFINISHED_HEAD and so on: lower ones end first."""
+    waited_s: float
+
+
+class Waiting(Protocol):
+    """What is asked of a connection."""
+
+    @property
+    def origin(self) -> Origin: ...
+
+    def wait(self, now: float) -> Wait | None:
+        """None: it does not wait for its peer."""
+
+
+C = TypeVar("C", bound=Waiting)
+
+
+def to_shed(limits: Limits, connections: Iterable[C], now: float, most: int) -> list[C]:
+    """The connections that end so that others are served, `most` of them, the first of all first:
+    by rank, then those of the address that has most, then those that have waited longest."""
+    found = []
+    for connection in connections:
+        wait = connection.wait(now)
+        if wait is None:
+            continue
+        grace_s = limits.shed_stalled_s if wait.rank == STALLED else limits.shed_idle_s
+        if wait.waited_s >= grace_s:
+            key = (wait.rank, -connection.origin.connections, -wait.waited_s)
+            found.append((key, connection))
+    found.sort(key=lambda each: each[0])
+    return [connection for _, connection in found[:most]]
+
+
+def _subscriber(host: str) -> bytes | str:
+    if ":" not in host:
+        return host
+    try:
+        return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8]
+    except OSError:
+        return host

@@ -1,0 +1,68 @@
+"""The head of a request."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from kvfs.http.full_server import Origin
+
+Field = tuple[bytes, bytes]
+
+
+class Memo:
+    """Where a handler keeps what it found out about a head, for equal ones to come."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: object = None
+
+
+class Session:
+    """Where a handler keeps what holds for the whole of a connection."""
+
+    __slots__ = ("_origin", "proven", "value")
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self.proven = False
+        """The caller has proven who it is."""
+        self.value: object = None
+
+    def prove(self) -> None:
+        """Call where the caller has proven who it is: where the server is full, it comes before
+        strangers."""
+        self.proven = self._origin.proven = True
+
+
+class Head(msgspec.Struct):
+    """Equal heads may share `headers` and `fields`: they are not to be changed."""
+
+    method: str
+    target: bytes
+    """Path and query exactly as sent; of the absolute form, what follows the authority."""
+    headers: Sequence[Field]
+    """In the order sent, names in lower case, values without surrounding blanks."""
+    fields: Mapping[bytes, bytes]
+    """The same by name; of a name sent more than once, the values joined with `, `."""
+    content_length: int | None
+    """None where none was sent."""
+    chunked: bool
+    persistent: bool
+    """The client may go on with this connection."""
+    http_1_0: bool
+    expects_continue: bool
+    peer: tuple[str, int]
+    """Host and port; of a peer on a unix socket, an empty host and port 0."""
+    secure: bool
+    """It came over TLS."""
+    memo: Memo | None = None
+    """Shared by all heads of the same bytes, where such are likely to come; else None."""
+    session: Session | None = None
+    """Of the connection that it came on: set by the server."""
+    handled: object = None
+    """What the handler says of this one, for `OnResponse`."""
+
+    def get(self, name: bytes) -> bytes | None:
+        """The value of the field called `name`, in lower case; None where none was sent."""
+        return self.fields.get(name)

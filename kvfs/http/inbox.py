@@ -1,0 +1,139 @@
+"""What has come on a stream and nobody has taken yet."""
+
+import time
+from typing import Final
+
+from kvfs.http.connection_errors import Refused, Stalled
+from kvfs.http.head import Head
+from kvfs.http.limits import Limits
+from kvfs.http.parser import Heads, head_end
+from kvfs.http.stream import AT_ONCE, Stream
+
+_READ_BYTES: Final = 64 << 10
+
+
+class Inbox:
+    """`data` from `start` on has not been taken. Owned by the task that owns the stream."""
+
+    __slots__ = (
+        *("_heads", "_limits", "_peer", "data", "idle", "in_head", "is_fresh", "since"),
+        *("start", "stopping", "stream"),
+    )
+
+    def __init__(self, stream: Stream, limits: Limits, heads: Heads, peer: tuple[str, int]) -> None:
+        self.stream = stream
+        self._heads = heads
+        self.data = b""
+        self.start = 0
+        self.idle = False
+        self.in_head = False
+        """A part of a head has come."""
+        self.is_fresh = True
+        """No head has come yet."""
+        self.since = time.monotonic()
+        """When it began to be idle, or its head to come."""
+        self.stopping = False
+        self._limits = limits
+        self._peer = peer
+
+    def is_empty(self) -> bool:
+        return self.start == len(self.data)
+
+    async def next_head(self) -> Head | None:
+        """The next request's head; None: the peer closed, or began none for `idle_s` seconds.
+
+        Raises Refused for what is no proper head, or came too slowly (408); Lost."""
+        if self.is_empty() and not await self._first_bytes():
+            return None
+        self._skip_empty_lines()
+        end = head_end(self.data, self.start, self._limits)
+        if end < 0:
+            end = await self._rest_of_head()
+        if end < 0:
+            return None
+        block = self.data[self.start : end]  # all of it, mostly: then no copy
+        self.start = end
+        self.is_fresh = False
+        return self._heads.parse(block, self._peer, self.stream.secure)
+
+    async def _first_bytes(self) -> bool:
+        self.start = 0
+        self.data = b""
+        self.idle = True
+        try:
+            self.data = await self._receive_idly()
+        except Stalled:
+            return False
+        finally:
+            self.idle = False
+        return bool(self.data)
+
+    async def _receive_idly(self) -> bytes:
+        """Where no more may be awaited, what has come already is served."""
+        if not self.stopping:
+            self.since = time.monotonic()
+            patience_s = self._limits.head_s if self.is_fresh else self._limits.idle_s
+            try:
+                return await self.stream.receive(_READ_BYTES, self.since + patience_s)
+            except Stalled:
+                pass
+        return await self.stream.receive(_READ_BYTES, AT_ONCE)
+
+    async def _rest_of_head(self) -> int:
+        """Where the head ends; -1: the peer closed before."""
+        self.in_head = True
+        self.since = time.monotonic()
+        patience_s = self._limits.first_head_s if self.is_fresh else self._limits.head_s
+        try:
+            return await self._receive_head(self.since + patience_s)
+        finally:
+            self.in_head = False
+
+    async def _receive_head(self, deadline: float) -> int:
+        while True:
+            try:
+                data = await self.stream.receive(_READ_BYTES, deadline)
+            except Stalled:
+                raise Refused(408, "the head came too slowly") from None
+            if not data:
+                return -1
+            self._append(data)
+            self._skip_empty_lines()
+            if (end := head_end(self.data, self.start, self._limits)) >= 0:
+                return end
+
+    def _skip_empty_lines(self) -> None:
+        """Before a request line they are to be overlooked (RFC 9112, 2.2)."""
+        while self.data.startswith(b"\r\n", self.start):
+            self.start += 2
+
+    async def more(self) -> bool:
+        """Append to `data` what comes of a body; False: the peer closed. Raises Stalled, Lost."""
+        data = await self.stream.receive_paced(_READ_BYTES)
+        self._append(data)
+        return bool(data)
+
+    def _append(self, data: bytes) -> None:
+        self.data = self.data[self.start :] + data
+        self.start = 0
+
+    def move_into(self, view: memoryview) -> int:
+        """Copy what is here into `view`, as much as it takes."""
+        count = min(len(view), len(self.data) - self.start)
+        view[:count] = memoryview(self.data)[self.start : self.start + count]
+        self.start += count
+        return count
+
+    async def receive_into(self, view: memoryview) -> int:
+        """Payload into `view`: what is here, else from the socket; 0: the peer closed.
+
+        Raises Stalled, Lost."""
+        if self.start < len(self.data):
+            return self.move_into(view)
+        return await self.stream.receive_into(view)
+
+    def receive_soon(self, view: memoryview, patience_ms: int) -> int | None:
+        """Likewise for a thread: see `Stream.receive_soon`. Raises Lost."""
+        if self.start < len(self.data):
+            return self.move_into(view)
+        return self.stream.receive_soon(view, patience_ms)

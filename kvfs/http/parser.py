@@ -1,0 +1,244 @@
+"""Bytes to a head (RFC 9112): strict, no I/O.
+
+llhttp, in C, checks every character of the request line and of the fields, and refuses what request
+smuggling lives on: both Content-Length and Transfer-Encoding, either of them twice, a fold, a bare
+line feed, a blank before the colon. It is given one whole head and nothing after it, since it can
+not tell where a request ended; bodies are framed elsewhere. What it lets pass and we do not:
+needless blanks in the request line, HTTP other than 1.0 and 1.1, transfer codings besides chunked.
+"""
+
+import functools
+import re
+from typing import Final
+
+import httptools
+
+from kvfs.http.connection_errors import Refused
+from kvfs.http.head import Field, Head, Memo
+from kvfs.http.limits import Limits
+
+_LINE_EXTRA: Final = 64  # method, blanks and version of a request line
+_REMEMBERED: Final = 2048
+_REMEMBERED_BYTES: Final = 4096  # a longer head is parsed each time
+_TOKEN_START: Final = re.compile(rb"[A-Za-z]")
+_UNKNOWN_METHOD: Final = re.compile(rb"[A-Z][A-Z-]{0,31} ")
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#@]+)(.*)", re.IGNORECASE | re.DOTALL)
+# A trailer must not change how its message was framed, routed or authorised (RFC 9110, 6.5.1).
+_NOT_IN_TRAILERS: Final = frozenset(
+    (
+        *(b"authorization", b"connection", b"content-encoding", b"content-length"),
+        *(b"content-range", b"content-type", b"expect", b"host", b"te", b"trailer"),
+        b"transfer-encoding",
+    )
+)
+
+
+class _Collector:
+    """What llhttp calls."""
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.headers: list[Field] = []
+
+    def on_url(self, target: bytes) -> None:
+        self.target += target
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value.rstrip(b" \t")))
+
+
+def head_end(data: bytes, start: int, limits: Limits) -> int:
+    """Where the head that begins at `start` ends; -1 where more is to come.
+
+    Raises Refused for what can become no head within the limits."""
+    end = data.find(b"\r\n\r\n", start) + 4
+    if end >= 4 and end - start <= limits.head_bytes:
+        return end
+    _refuse_hopeless(data, start, limits)
+    return -1
+
+
+def _refuse_hopeless(data: bytes, start: int, limits: Limits) -> None:
+    line_end = data.find(b"\n", start)
+    line_bytes = (line_end if line_end >= 0 else len(data)) - start
+    if line_bytes > limits.target_bytes + _LINE_EXTRA:
+        raise Refused(414, f"a target may hold {limits.target_bytes} bytes")
+    if len(data) - start >= limits.head_bytes:
+        raise Refused(431, f"a head may hold {limits.head_bytes} bytes")
+    if data[start:] and not _TOKEN_START.match(data, start):
+        raise Refused(400, "this is no request line")
+    if data.count(b"\n", start) != data.count(b"\r\n", start):
+        raise Refused(400, "a line of the head ends without a carriage return")
+
+
+def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool) -> Head:
+    """The head that `block` holds, from its method to its empty line.
+
+    Raises Refused: 400, 414, 417, 431, 501 or 505."""
+    collector = _Collector()
+    method = _feed(block, collector)
+    http_1_0 = _is_http_1_0(block, method, collector.target)
+    if len(collector.target) > limits.target_bytes:
+        raise Refused(414, f"a target may hold {limits.target_bytes} bytes")
+    headers = collector.headers
+    if len(headers) > limits.header_count:
+        raise Refused(431, f"a head may hold {limits.header_count} fields")
+    fields = _by_name(headers)
+    if b"host" not in fields and not http_1_0:
+        raise Refused(400, "a request needs a Host")
+    target = collector.target
+    if not target.startswith(b"/"):
+        authority, target = _other_form(method, target)
+        if authority is not None:
+            # Who looks at either must see the same host: a signature is held against `headers`.
+            headers = [field for field in headers if field[0] != b"host"] + [(b"host", authority)]
+            fields[b"host"] = authority
+    length = fields.get(b"content-length")
+    return Head(
+        method=method,
+        target=target,
+        headers=headers,
+        fields=fields,
+        content_length=None if length is None else int(length),
+        chunked=_is_chunked(fields, http_1_0),
+        persistent=_is_persistent(fields, http_1_0),
+        http_1_0=http_1_0,
+        expects_continue=_expects_continue(fields, http_1_0),
+        peer=peer,
+        secure=secure,
+    )
+
+
+class Heads:
+    """Parses the heads of one server, and remembers those that are likely to come again, byte for
+    byte: of requests for a presigned or public thing. Who signs a header signs the time with it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._remembered = functools.lru_cache(_REMEMBERED)(self._parse_shared)
+
+    def parse(self, block: bytes, peer: tuple[str, int], secure: bool) -> Head:
+        """See `parse_head`."""
+        if not _is_likely_again(block):
+            return parse_head(block, self._limits, peer, secure)
+        seen = self._remembered(block)
+        return Head(
+            seen.method,
+            seen.target,
+            seen.headers,
+            seen.fields,
+            seen.content_length,
+            seen.chunked,
+            seen.persistent,
+            seen.http_1_0,
+            seen.expects_continue,
+            peer,
+            secure,
+            seen.memo,
+        )
+
+    def _parse_shared(self, block: bytes) -> Head:
+        head = parse_head(block, self._limits, ("", 0), False)
+        head.memo = Memo()
+        return head
+
+
+def _is_likely_again(block: bytes) -> bool:
+    return (
+        len(block) <= _REMEMBERED_BYTES
+        and block.startswith((b"GET ", b"HEAD "))
+        and b"uthorization:" not in block
+    )
+
+
+def parse_trailers(block: bytes, limits: Limits) -> list[Field]:
+    """The fields after the last chunk; `block` ends with their empty line. Raises Refused."""
+    collector = _Collector()
+    _feed(b"GET / HTTP/1.1\r\n" + block, collector)
+    if len(collector.headers) > limits.header_count:
+        raise Refused(431, f"a trailer may hold {limits.header_count} fields")
+    for name, _ in collector.headers:
+        if name in _NOT_IN_TRAILERS:
+            raise Refused(400, f"{name.decode()} may not stand in a trailer")
+    return collector.headers
+
+
+def _feed(block: bytes, collector: _Collector) -> str:
+    parser = httptools.HttpRequestParser(collector)
+    try:
+        parser.feed_data(block)
+    except httptools.HttpParserUpgrade:
+        pass  # an offer that nobody has to take (RFC 9110, 7.8)
+    except httptools.HttpParserInvalidMethodError as error:
+        if _UNKNOWN_METHOD.match(block):
+            raise Refused(501, "this method is not known") from error
+        raise Refused(400, "this is no request line") from error
+    except httptools.HttpParserError as error:
+        raise Refused(400, f"malformed request: {error}") from error
+    return str(parser.get_method(), "ascii")
+
+
+def _is_http_1_0(block: bytes, method: str, target: bytes) -> bool:
+    """Raises Refused where the request line is not in its one right form."""
+    line = block[: block.index(b"\r\n")]
+    begin = b"%b %b HTTP/" % (method.encode("ascii"), target)
+    if not line.startswith(begin):
+        raise Refused(400, "this is no request line")
+    version = line[len(begin) :]
+    if version not in (b"1.1", b"1.0"):
+        raise Refused(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+    return version == b"1.0"
+
+
+def _by_name(headers: list[Field]) -> dict[bytes, bytes]:
+    fields = dict(headers)
+    if len(fields) == len(headers):
+        return fields
+    fields.clear()
+    for name, value in headers:
+        if name == b"host" and name in fields:
+            raise Refused(400, "more than one Host")
+        fields[name] = fields[name] + b", " + value if name in fields else value
+    return fields
+
+
+def _other_form(method: str, target: bytes) -> tuple[bytes | None, bytes]:
+    """The authority and the path of an absolute target; the authority stands in place of whatever
+    Host was sent (RFC 9112, 3.2.2). None with `*`, which names none."""
+    if target == b"*" and method == "OPTIONS":
+        return None, target
+    match = _ABSOLUTE.fullmatch(target)
+    if match is None:
+        raise Refused(501 if method == "CONNECT" else 400, "this target is not served")
+    return match[1], match[2] if match[2].startswith(b"/") else b"/" + match[2]
+
+
+def _is_chunked(fields: dict[bytes, bytes], http_1_0: bool) -> bool:
+    encoding = fields.get(b"transfer-encoding")
+    if encoding is None:
+        return False
+    if http_1_0:
+        raise Refused(400, "HTTP/1.0 has no Transfer-Encoding")
+    if encoding.lower() != b"chunked":
+        raise Refused(501, "the only transfer coding here is chunked")
+    return True
+
+
+def _is_persistent(fields: dict[bytes, bytes], http_1_0: bool) -> bool:
+    connection = fields.get(b"connection")
+    if connection is None:
+        return not http_1_0
+    options = {option.strip() for option in connection.lower().split(b",")}
+    return b"close" not in options and (not http_1_0 or b"keep-alive" in options)
+
+
+def _expects_continue(fields: dict[bytes, bytes], http_1_0: bool) -> bool:
+    expectation = fields.get(b"expect")
+    if expectation is None or http_1_0:
+        return False
+    if expectation.lower() == b"100-continue":
+        return True
+    # A bare number is what broken clients send, and no expectation; S3 passes it over.
+    if expectation and not expectation.isdigit():
+        raise Refused(417, "the only expectation that is met here is 100-continue")
+    return False

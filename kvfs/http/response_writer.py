@@ -1,0 +1,107 @@
+"""A response onto a stream.
+
+A file's bytes go by sendfile; those of a small one, where the calls cost more than the bytes, in
+one call with the head, through a buffer that all streams share (4 KiB: 3.0 instead of 4.3 µs, 64
+KiB: 11.8 instead of 8.6). They are looked at between reading and sending, so of a small file that
+is changed in place nothing is sent.
+"""
+
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Final
+
+from kvfs.http.connection_errors import Lost
+from kvfs.http.head import Head
+from kvfs.http.response import FileRange, Response, has_body
+from kvfs.http.stream import Stream
+
+_JOINED_BYTES: Final = 32 << 10  # a smaller body goes out in one call with its head
+_JOINED_FILE_BYTES: Final = 16 << 10  # likewise, of a file
+_COMING_BYTES: Final = 8 << 20
+_joined: Final = memoryview(bytearray(2 * _JOINED_FILE_BYTES))
+
+
+async def send_response(
+    stream: Stream, rendered: bytes, head: Head | None, response: Response
+) -> None:
+    """Send `rendered`, the response's head, and its body.
+
+    Raises Lost, Stalled, and what a generator raises: a part may have gone then."""
+    stream.restart_pace()
+    body = response.body if has_body(head, response) else None
+    if body is None:
+        await stream.send(rendered)
+    elif isinstance(body, bytes):
+        await _send_bytes(stream, rendered, body)
+    elif isinstance(body, FileRange):
+        await _send_file(stream, rendered, body)
+    else:
+        await stream.send(rendered)
+        await _send_generated(stream, body, in_chunks=head is None or not head.http_1_0)
+
+
+async def _send_bytes(stream: Stream, rendered: bytes, body: bytes) -> None:
+    if len(body) <= _JOINED_BYTES:
+        await stream.send(rendered + body)
+    else:
+        await stream.send(rendered, more=True)
+        await stream.send(body)
+
+
+async def _send_file(stream: Stream, rendered: bytes, body: FileRange) -> None:
+    if body.coming is not None:
+        await stream.send(rendered, more=True)
+        await _send_coming(stream, body, body.coming)
+        return
+    begin, end = len(rendered), len(rendered) + body.length
+    if body.length > _JOINED_FILE_BYTES or end > len(_joined):
+        aside = body.aside is not None and not stream.secure
+        await stream.send(rendered, more=not aside)  # the peer reads it while a thread wakes up
+        if body.aside is not None and aside:
+            await stream.send_file_aside(
+                body.fd, body.offset, body.length, body.unchanged, body.aside
+            )
+        else:
+            await stream.send_file(body.fd, body.offset, body.length, body.unchanged)
+        return
+    _joined[:begin] = rendered
+    if body.length:
+        _read(body, _joined[begin:end])
+    count = stream.send_soon(_joined[:end])
+    if count < end:
+        await stream.send(bytes(_joined[count:end]))
+
+
+async def _send_coming(
+    stream: Stream, body: FileRange, coming: Callable[[int, int], Awaitable[None]]
+) -> None:
+    """A span at a time, each when it has come. Waiting for it is not the peer's fault."""
+    at, end = body.offset, body.offset + body.length
+    while at < end:
+        length = min(_COMING_BYTES, end - at)
+        await coming(at, length)
+        stream.restart_pace()
+        await stream.send_file(body.fd, at, length, body.unchanged)
+        at += length
+
+
+def _read(body: FileRange, view: memoryview) -> None:
+    """The whole range into `view`. Raises Lost."""
+    try:
+        count = os.preadv(body.fd, [view], body.offset)
+    except OSError as error:
+        raise Lost("the file cannot be read") from error
+    if count < len(view):
+        raise Lost("the file is shorter than was promised")
+    if body.unchanged is not None and not body.unchanged():
+        raise Lost("the file changed while it was sent")
+
+
+async def _send_generated(
+    stream: Stream, body: AsyncGenerator[bytes, None], in_chunks: bool
+) -> None:
+    async for piece in body:
+        if piece:  # an empty chunk would end the body
+            await stream.send(b"%x\r\n%b\r\n" % (len(piece), piece) if in_chunks else piece)
+    if in_chunks:
+        await stream.send(b"0\r\n\r\n")

@@ -1,0 +1,266 @@
+"""Listeners, connections, deadlines, the graceful end.
+
+A connection is a task. When told to stop, by its event or by cancellation, the server stops
+accepting, closes idle connections at once, lets requests in flight finish for `stop_s` seconds and
+then cuts them off. At most `connections` are served, shared out as `admission` says: where one more
+comes, it waits, answers end their connections, and of those that wait for their peers the ones end
+that lose least by it.
+"""
+
+import errno
+import logging
+import math
+import resource
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+import trio
+
+from kvfs.http.connection import Connection, Counters, Handler, OnResponse, Refuse, Service
+from kvfs.http.full_server import Origins, has_room, to_shed
+from kvfs.http.limits import Limits
+from kvfs.http.parser import Heads
+from kvfs.http.response import plain_refusal
+from kvfs.http.stream import Stream
+
+log = logging.getLogger(__name__)
+
+BACKLOG: Final = 1024
+_EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_EXHAUSTED_PAUSE_S: Final = 0.1
+_FULL_PAUSE_S: Final = 0.05
+_STOPPING_TICK_S: Final = 0.02
+
+
+def listen(
+    host: str, port: int, *, backlog: int = BACKLOG, share_port: bool = False
+) -> list[socket.socket]:
+    """Listeners for each address of `host` (IPv4 and IPv6), all on one port; port 0: any free one.
+
+    With `share_port` other processes may listen there too, and the kernel spreads connections over
+    them. Raises OSError where an address cannot be had. Blocks while a name is looked up."""
+    listeners: list[socket.socket] = []
+    kinds = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        for family, _, _, _, address in dict.fromkeys(kinds):
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listeners.append(listener)
+            chosen = listeners[0].getsockname()[1] if len(listeners) > 1 else port
+            _prepare(listener, share_port)
+            listener.bind((address[0], chosen, *address[2:]))
+            listener.listen(backlog)
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def _prepare(listener: socket.socket, share_port: bool) -> None:
+    """What accepted connections inherit is set here once, not for each of them."""
+    listener.setblocking(False)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if listener.family == socket.AF_INET6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    if share_port:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
+
+async def serve(
+    listeners: Sequence[socket.socket],
+    handler: Handler,
+    limits: Limits | None = None,
+    *,
+    refuse: Refuse = plain_refusal,
+    tls: ssl.SSLContext | None = None,
+    on_response: OnResponse | None = None,
+    counters: Counters | None = None,
+    stop: trio.Event | None = None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve HTTP/1.1 (and 1.0) on `listeners`, which are closed at the end, until `stop` or
+    cancellation; both end gracefully, within `limits.stop_s` seconds.
+
+    The handler runs in its connection's task, shielded from the caller's cancellation; its own
+    waits, and how long it takes, are its own affair. With `tls` every connection is encrypted, and
+    sendfile is replaced by a copy through one buffer per connection; ALPN offers http/1.1 alone.
+    """
+    if tls is not None:
+        tls.set_alpn_protocols(["http/1.1"])
+    counters = Counters() if counters is None else counters
+    limits = _within_descriptors(limits or Limits())
+    service = Service(handler, limits, Heads(limits), counters, refuse, on_response)
+    async with trio.open_nursery() as nursery:
+        server = _Server(service, tls, nursery)
+        with server.ending(listeners):
+            nursery.start_soon(server.keep_deadlines)
+            async with trio.open_nursery() as accepting:
+                accepting.start_soon(server.make_room)
+                for listener in listeners:
+                    listener.setblocking(False)
+                    accepting.start_soon(server.accept, listener)
+                task_status.started()
+                await (trio.Event() if stop is None else stop).wait()
+                accepting.cancel_scope.cancel()
+
+
+def _within_descriptors(limits: Limits) -> Limits:
+    """Fewer connections where the process may have few descriptors: each may need a file, and
+    another one, beside its own."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return replace(limits, connections=min(limits.connections, max(1, descriptors // 4)))
+
+
+class _Server:
+    def __init__(self, service: Service, tls: ssl.SSLContext | None, nursery: trio.Nursery) -> None:
+        self._service = service
+        self._limits = service.limits
+        self._tls = tls
+        self._nursery = nursery
+        self._connections: set[Connection] = set()
+        self._waiting: deque[Connection] = deque()
+        self._is_full = trio.Event()
+        self._origins = Origins()
+        self._stopping = trio.Event()
+        self._cut_off = math.inf
+
+    @contextmanager
+    def ending(self, listeners: Sequence[socket.socket]) -> Iterator[None]:
+        """However the block ends, the server stops."""
+        try:
+            yield
+        finally:
+            for listener in listeners:
+                listener.close()
+            self._stopping.set()
+            self._cut_off = time.monotonic() + self._limits.stop_s
+            for connection in tuple(self._connections):
+                connection.stop()
+            while self._waiting:
+                self._waiting.popleft().stream.close()
+            self._service.counters.waiting_connections = 0
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Accept until cancelled."""
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            if len(self._waiting) >= self._limits.connections:
+                await trio.sleep(_FULL_PAUSE_S)
+                continue
+            try:
+                sock, address = listener.accept()
+            except OSError as error:  # also: it went away, or another process took it
+                if error.errno in _EXHAUSTED:
+                    log.warning("no connection can be accepted: %s", error)
+                    await trio.sleep(_EXHAUSTED_PAUSE_S)
+                continue
+            connection = self._connection(sock, address)
+            if connection is not None:
+                self._admit(connection)
+
+    def _connection(self, sock: socket.socket, address: object) -> Connection | None:
+        peer = (str(address[0]), int(address[1])) if isinstance(address, tuple) else ("", 0)
+        try:
+            sock.setblocking(False)
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except OSError:
+            sock.close()
+            return None
+        stream = Stream(sock, self._limits)
+        return Connection(self._service, stream, peer, self._origins.of(peer[0]))
+
+    def _admit(self, connection: Connection) -> None:
+        """Serve it now, or when there is room."""
+        if has_room(self._limits, len(self._connections), connection.origin):
+            self._begin(connection)
+        else:
+            self._waiting.append(connection)
+            self._service.counters.waiting_connections = len(self._waiting)
+            self._is_full.set()
+
+    def _begin(self, connection: Connection) -> None:
+        connection.origin.connections += 1
+        self._connections.add(connection)
+        self._nursery.start_soon(self._attend, connection)
+
+    async def _attend(self, connection: Connection) -> None:
+        counters = self._service.counters
+        counters.connections += 1
+        counters.open_connections += 1
+        try:
+            await connection.attend()
+        finally:
+            counters.open_connections -= 1
+            self._connections.discard(connection)
+            connection.origin.connections -= 1
+            self._origins.left(connection.origin)
+            if self._waiting:
+                self._let_in()
+
+    def _let_in(self) -> None:
+        """Begin those that have room now, the first to come first."""
+        still: deque[Connection] = deque()
+        while self._waiting:
+            served = len(self._connections)
+            if served >= self._limits.connections:
+                break
+            connection = self._waiting.popleft()
+            if has_room(self._limits, served, connection.origin):
+                self._begin(connection)
+            else:
+                still.append(connection)
+        still.extend(self._waiting)
+        self._waiting = still
+        self._service.counters.waiting_connections = len(still)
+
+    async def make_room(self) -> None:
+        """Ends connections as long as others wait for them, until cancelled."""
+        while True:
+            await self._is_full.wait()
+            while self._waiting:
+                self._turn_away()
+                self._shed()
+                await trio.sleep(_FULL_PAUSE_S)
+            self._is_full = trio.Event()
+
+    def _shed(self) -> None:
+        most = len(self._waiting)
+        for connection in to_shed(self._limits, self._connections, time.monotonic(), most):
+            connection.stream.expire()
+
+    def _turn_away(self) -> None:
+        """Who has waited for too long is told to come again."""
+        latest = time.monotonic() - self._limits.stall_s
+        while self._waiting and self._waiting[0].since <= latest:
+            connection = self._waiting.popleft()
+            self._origins.left(connection.origin)
+            self._nursery.start_soon(connection.turn_away)
+        self._service.counters.waiting_connections = len(self._waiting)
+
+    async def keep_deadlines(self) -> None:
+        """Ends waits whose deadline has passed, until the server has stopped and is empty."""
+        with trio.CancelScope(shield=True):
+            while self._connections or not self._stopping.is_set():
+                now = time.monotonic()
+                for connection in tuple(self._connections):
+                    if connection.stream.deadline <= now:
+                        connection.stream.expire()
+                    if self._cut_off <= now:
+                        connection.scope.cancel()
+                await self._tick()
+
+    async def _tick(self) -> None:
+        if self._stopping.is_set():
+            await trio.sleep(_STOPPING_TICK_S)
+        else:
+            with trio.move_on_after(self._limits.tick_s):
+                await self._stopping.wait()

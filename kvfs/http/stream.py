@@ -1,0 +1,395 @@
+"""A non-blocking socket, or TLS on it, with deadlines.
+
+Every operation is tried first and waits only where it must: a wait costs a turn of trio's loop,
+which is several times the system call. So an operation is a checkpoint only now and then: after
+_TURN_BYTES moved without a wait the next one lets others run first, and is cancelled there if it is
+to be. What has been received is never lost to a cancellation.
+
+Deadlines cost an assignment: `deadline` stands while the stream waits, and whoever owns it (the
+server's clock task) calls `expire` once it has passed. A cancel scope each would cost more than the
+operation.
+
+While a body moves, `stall_s` seconds of waiting are granted for each `progress_bytes`.
+"""
+
+import fcntl
+import math
+import os
+import select
+import socket
+import ssl
+import struct
+import termios
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from kvfs.http.connection_errors import Lost, Stalled
+from kvfs.http.limits import Limits
+
+_INT: Final = struct.Struct("i")
+NEVER: Final = math.inf
+AT_ONCE: Final = -math.inf  # as a deadline: no wait at all
+_TURN_BYTES: Final = 4 << 20
+_TURN_COST: Final = 64 << 10  # of an operation, however little it moves
+_PIECE_BYTES: Final = 2 << 20  # of one sendfile; a socket holds 4 MiB at most by default
+_BURST_BYTES: Final = 64 << 20  # sent in a thread before its loop is asked again
+_PAUSE_MS: Final = 20  # of the peer, after which the thread is given back
+_COPY_BYTES: Final = 256 << 10  # the buffer that stands in for sendfile under TLS
+_SCRATCH: Final = bytearray(64 << 10)  # what is read into it is dropped, so all streams share it
+
+_READ_NEEDS_READABLE: Final = (BlockingIOError, ssl.SSLWantReadError)
+_WRITE_NEEDS_WRITABLE: Final = (BlockingIOError, ssl.SSLWantWriteError)
+
+
+class Stream:
+    """Owned by one task. After Lost (or Stalled, which is one) only `expire`, `linger`, `close`."""
+
+    __slots__ = (
+        "_copy",
+        "_fd",
+        "_is_full",
+        "_limits",
+        "_patience_s",
+        "_progress",
+        "_sock",
+        "_turn",
+        "deadline",
+        "secure",
+        "sent_bytes",
+    )
+
+    def __init__(self, sock: socket.socket, limits: Limits) -> None:
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._limits = limits
+        self._patience_s = limits.stall_s
+        self._progress = 0
+        self._turn = _TURN_BYTES
+        self._copy: bytearray | None = None
+        self._is_full = False
+        """The socket did not take all of the last piece: the next is not tried in vain."""
+        self.deadline = NEVER
+        self.sent_bytes = 0
+        self.secure = isinstance(sock, ssl.SSLSocket)
+
+    def expire(self) -> None:
+        """End the wait in progress, which raises Stalled; no effect where there is none."""
+        trio.lowlevel.notify_closing(self._fd)
+
+    async def handshake(self) -> None:
+        """The server's side of TLS. Raises Lost, Stalled."""
+        assert isinstance(self._sock, ssl.SSLSocket)
+        deadline = time.monotonic() + self._limits.head_s
+        while True:
+            try:
+                return self._sock.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._wait(trio.lowlevel.wait_readable, deadline)
+            except ssl.SSLWantWriteError:
+                await self._wait(trio.lowlevel.wait_writable, deadline)
+            except OSError as error:
+                raise Lost("no TLS handshake") from error
+
+    async def receive(self, size_bytes: int, deadline: float) -> bytes:
+        """Up to `size_bytes`, waiting until `deadline` (of time.monotonic); b"": the peer closed.
+
+        Raises Lost, Stalled."""
+        if self._is_turn_over():
+            await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                data = self._sock.recv(size_bytes)
+                break
+            except _READ_NEEDS_READABLE:
+                await self._wait(trio.lowlevel.wait_readable, deadline)
+            except ssl.SSLWantWriteError:
+                await self._wait(trio.lowlevel.wait_writable, deadline)
+            except OSError as error:
+                raise Lost("the peer went away") from error
+        return data
+
+    async def receive_paced(self, size_bytes: int) -> bytes:
+        """`receive` for a part of a body."""
+        began, patience_s = time.monotonic(), self._patience_s
+        data = await self.receive(size_bytes, began + patience_s)
+        self._patience_s = max(0.0, patience_s - (time.monotonic() - began))
+        self._moved(len(data))
+        return data
+
+    async def receive_into(self, view: memoryview) -> int:
+        """Payload from the socket into `view`; 0: the peer closed. Raises Lost, Stalled."""
+        if self._is_turn_over():
+            await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                count = self._sock.recv_into(view)
+                break
+            except _READ_NEEDS_READABLE:
+                await self._wait_paced(trio.lowlevel.wait_readable)
+            except ssl.SSLWantWriteError:
+                await self._wait_to_send()
+            except OSError as error:
+                raise Lost("the peer went away") from error
+        self._moved(count)
+        return count
+
+    def receive_soon(self, view: memoryview, patience_ms: int) -> int | None:
+        """`receive_into` for a thread that the stream's task waits for; None: nothing has come
+        within so many milliseconds. Raises Lost."""
+        waited = False
+        while True:
+            try:
+                count = self._sock.recv_into(view)
+                break
+            except _READ_NEEDS_READABLE:
+                if waited or not _is_ready(self._fd, select.POLLIN, patience_ms):
+                    return None
+                waited = True
+            except ssl.SSLWantWriteError:
+                return None
+            except OSError as error:
+                raise Lost("the peer went away") from error
+        self._moved(count)
+        return count
+
+    async def send(self, data: bytes | memoryview, more: bool = False) -> None:
+        """All of `data`. With `more` the kernel may hold it back for what follows at once.
+
+        Raises Lost, Stalled; then, and when cancelled, a part may have gone."""
+        flags = socket.MSG_MORE if more and not self.secure else 0
+        rest = memoryview(data)
+        if self._is_turn_over():
+            await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                count = self._sock.send(rest, flags)
+            except _WRITE_NEEDS_WRITABLE:
+                await self._wait_to_send()
+            except ssl.SSLWantReadError:
+                await self._wait_paced(trio.lowlevel.wait_readable)
+            except OSError as error:
+                raise Lost("the peer went away") from error
+            else:
+                self.sent_bytes += count
+                self._moved(count)
+                if count == len(rest):
+                    return
+                rest = rest[count:]
+
+    def send_soon(self, data: memoryview) -> int:
+        """How much of `data` the socket took at once. Raises Lost."""
+        self._turn -= _TURN_COST
+        try:
+            count = self._sock.send(data)
+        except (*_WRITE_NEEDS_WRITABLE, ssl.SSLWantReadError):
+            return 0
+        except OSError as error:
+            raise Lost("the peer went away") from error
+        self.sent_bytes += count
+        self._moved(count)
+        return count
+
+    async def send_file(
+        self, fd: int, offset: int, length: int, unchanged: Callable[[], bool] | None
+    ) -> None:
+        """`length` bytes of the file `fd` from `offset`, by sendfile; under TLS through one buffer
+        that the stream keeps. Each call is bounded, so that one stream does not starve the others.
+
+        Raises Lost where the file is shorter, or `unchanged` says no between two pieces or at the
+        end; Stalled. A part has gone then."""
+        send_piece = self._send_copy if self.secure else self._sendfile
+        end = offset + length
+        self._is_full = False
+        while offset < end:
+            asked = min(_PIECE_BYTES, end - offset)
+            count = await send_piece(fd, offset, asked)
+            offset += count
+            self._is_full = count < asked and not self.secure
+            if unchanged is not None and not unchanged():
+                raise Lost("the file changed while it was sent")
+
+    async def send_file_aside(
+        self,
+        fd: int,
+        offset: int,
+        length: int,
+        unchanged: Callable[[], bool] | None,
+        threads: trio.CapacityLimiter,
+    ) -> None:
+        """As `send_file` without TLS, in a thread as long as the peer takes it without a pause, and
+        waiting here where it does not. Cancelled: ends within a burst."""
+        end = offset + length
+        while offset < end:
+            offset = await trio.to_thread.run_sync(
+                self._send_burst, fd, offset, min(end, offset + _BURST_BYTES), limiter=threads
+            )
+            if unchanged is not None and not unchanged():
+                raise Lost("the file changed while it was sent")
+            if offset < end:
+                await self._wait_to_send()
+
+    def _send_burst(self, fd: int, offset: int, end: int) -> int:
+        """In a thread: where it came to."""
+        while offset < end:
+            try:
+                count = os.sendfile(self._fd, fd, offset, end - offset)
+            except BlockingIOError:
+                if not _is_ready(self._fd, select.POLLOUT, _PAUSE_MS):
+                    break
+                continue
+            except OSError as error:
+                raise Lost("the peer went away, or the file cannot be read") from error
+            if count == 0:
+                raise Lost("the file is shorter than was promised")
+            offset += count
+            self.sent_bytes += count
+            self._moved(count)
+        return offset
+
+    async def _sendfile(self, fd: int, offset: int, length: int) -> int:
+        if self._is_full:
+            await self._wait_to_send()
+        elif self._is_turn_over():
+            await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                count = os.sendfile(self._fd, fd, offset, length)
+                break
+            except BlockingIOError:
+                await self._wait_to_send()
+            except OSError as error:
+                raise Lost("the peer went away, or the file cannot be read") from error
+        if count == 0:
+            raise Lost("the file is shorter than was promised")
+        self.sent_bytes += count
+        self._moved(count)
+        return count
+
+    async def _send_copy(self, fd: int, offset: int, length: int) -> int:
+        if self._copy is None:
+            self._copy = bytearray(_COPY_BYTES)
+        view = memoryview(self._copy)[:length]
+        try:
+            count = os.preadv(fd, [view], offset)
+        except OSError as error:
+            raise Lost("the file cannot be read") from error
+        if count == 0:
+            raise Lost("the file is shorter than was promised")
+        await self.send(view[:count])
+        return count
+
+    async def linger(self) -> None:
+        """Say that nothing more is sent, then read and drop what still comes, within the limits.
+
+        Closing at once would reset the connection, and with it what the peer has not read yet."""
+        deadline = time.monotonic() + self._limits.linger_s
+        left = self._limits.linger_bytes
+        self._end_tls()
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+            while left > 0 and (count := await self._drop(deadline)):
+                left -= count
+        except (Lost, OSError):
+            return
+
+    async def _drop(self, deadline: float) -> int:
+        if self._is_turn_over():
+            await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                count = self._sock.recv_into(_SCRATCH)
+                break
+            except BlockingIOError:
+                await self._wait(trio.lowlevel.wait_readable, deadline)
+        return count if time.monotonic() < deadline else 0
+
+    def abort(self) -> None:
+        """Close so that the peer sees an error: what is under way to it is dropped."""
+        try:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        except OSError:
+            pass
+        self._sock.close()
+
+    def close(self) -> None:
+        self._end_tls()
+        self._sock.close()
+
+    def _end_tls(self) -> None:
+        """Tell the peer that the data ended here and was not cut off; its answer is not awaited."""
+        if isinstance(self._sock, ssl.SSLSocket):
+            try:
+                self._sock.unwrap()
+            except (OSError, ValueError):
+                pass
+
+    def _moved(self, count: int) -> None:
+        self._turn -= count
+        self._progress += count
+        if self._progress >= self._limits.progress_bytes:
+            self._progress = 0
+            self._patience_s = self._limits.stall_s
+
+    def restart_pace(self) -> None:
+        """Another body begins."""
+        self._progress = 0
+        self._patience_s = self._limits.stall_s
+
+    async def _wait_paced(self, wait: Callable[[int], Awaitable[None]]) -> None:
+        began, patience_s = time.monotonic(), self._patience_s
+        await self._wait(wait, began + patience_s)
+        self._patience_s = max(0.0, patience_s - (time.monotonic() - began))
+
+    async def _wait_to_send(self) -> None:
+        """Until the socket takes more. It does so when a third of what it holds has gone, megabytes
+        perhaps: a peer that took its part of them meanwhile is waited for on."""
+        while True:
+            queued = self._queued_bytes()
+            try:
+                return await self._wait_paced(trio.lowlevel.wait_writable)
+            except Stalled:
+                if queued - self._queued_bytes() < self._limits.progress_bytes:
+                    raise
+                self._patience_s = self._limits.stall_s
+
+    def _queued_bytes(self) -> int:
+        """What the socket holds that the peer has not acknowledged (SIOCOUTQ)."""
+        answer = fcntl.ioctl(self._fd, termios.TIOCOUTQ, bytes(_INT.size))
+        return int(_INT.unpack(answer)[0])
+
+    async def _wait(self, wait: Callable[[int], Awaitable[None]], deadline: float) -> None:
+        if deadline <= time.monotonic():
+            raise Stalled("nothing has come")
+        self._turn = _TURN_BYTES
+        self.deadline = deadline
+        try:
+            await wait(self._fd)
+        except trio.ClosedResourceError:
+            event = select.POLLIN if wait is trio.lowlevel.wait_readable else select.POLLOUT
+            if _is_ready(self._fd, event, 0):
+                return  # it came in the same moment
+            raise Stalled("the peer did not do its part in time") from None
+        finally:
+            self.deadline = NEVER
+
+    async def take_turn(self) -> None:
+        """Lets other tasks run where this one has not waited for long."""
+        if self._is_turn_over():
+            await trio.lowlevel.checkpoint()
+
+    def _is_turn_over(self) -> bool:
+        """Asked before each operation; if so, the caller lets others run."""
+        self._turn -= _TURN_COST
+        if self._turn > 0:
+            return False
+        self._turn = _TURN_BYTES
+        return True
+
+
+def _is_ready(fd: int, event: int, patience_ms: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, event)
+    return bool(poll.poll(patience_ms))

@@ -1,0 +1,162 @@
+"""Copies metadata from one engine to another, whole or one namespace.
+
+Invariants
+- What was copied was there at one moment: the source is read twice, and refused if the two differ.
+- The target is compared with it key by key, through a digest, before it counts as a copy.
+- Until then a mark (`keys.copying`) says that it is none, and the record without which nobody opens
+  it (the schema version, or the namespace) is missing. A copy that was cut short is begun anew.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import xxhash
+
+from kvfs.base.errors import Conflict, Corrupt, Exists, NotSupported
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+
+T = TypeVar("T")
+Pair = tuple[bytes, bytes]
+Range = tuple[bytes, bytes]
+Progress = Callable[[int], None]
+"""Told the bytes of keys and values that are done."""
+_BOUNDS: Final = sorted({b"", b"\xff", *keys.OF_NAMESPACES, *map(keys.after, keys.OF_NAMESPACES)})
+_ALL: Final = tuple(pairwise(_BOUNDS))
+"""Class by class: an engine of many shards then goes through all of them for one at a time."""
+_PAGE_KEYS: Final = 2_000
+_PAGE_BYTES: Final = 1 << 20
+
+
+class Blocking(Protocol):
+    """An engine's blocking face."""
+
+    def read_now(self, fn: Callable[[Transaction], T]) -> T: ...
+    def transact_now(self, fn: Callable[[Transaction], T]) -> T: ...
+
+
+class Part(NamedTuple):
+    """What is copied."""
+
+    mark: bytes
+    """The key that marks the target as unfinished."""
+    ranges: Sequence[Range]
+    apart: frozenset[bytes]
+    """Keys in the ranges that `begin` and `finish` see to."""
+
+
+class Copied(NamedTuple):
+    """What a copy came to; `finish` has still to be called."""
+
+    keys: int
+    bytes: int
+    digest: str
+
+
+def whole() -> Part:
+    """Everything."""
+    return Part(keys.copying(0), _ALL, frozenset({keys.VERSION, keys.copying(0)}))
+
+
+def of_namespace(namespace_id: int) -> Part:
+    """All records of one namespace."""
+    prefixes = [kind + namespace_id.to_bytes(2) for kind in keys.OF_NAMESPACES]
+    ranges = [(prefix, keys.after(prefix)) for prefix in prefixes]
+    return Part(keys.copying(namespace_id), ranges, frozenset({keys.namespace(namespace_id)}))
+
+
+def refuse_unfinished(t: Transaction, besides: bytes | None = None) -> None:
+    """Raises Conflict where a copy was cut short, unless its mark is `besides`."""
+    for mark, _ in t.scan(*keys.COPYING):
+        if mark != besides:
+            what = "of all metadata" if mark == keys.copying(0) else "of one namespace"
+            raise Conflict(f"an unfinished copy {what} lies there: finish it with the same command")
+
+
+def refuse_used(t: Transaction, part: Part) -> None:
+    """Raises Exists where the target holds any of what is to be copied, and is no unfinished
+    copy."""
+    if t.get(part.mark) is None and any(True for each in part.ranges for _ in t.scan(*each)):
+        raise Exists("there are metadata already: --replace removes them first")
+
+
+def copy(source: Blocking, target: Blocking, part: Part, progress: Progress) -> Copied:
+    """Make the target's part equal to the source's. It must bear the mark.
+
+    Raises Conflict where the source changes meanwhile, Corrupt where the target differs at the end,
+    and what engines raise; to be begun anew then.
+    """
+    if target.read_now(lambda t: t.get(part.mark)) is None:
+        raise NotSupported("a copy begins with its mark")
+    for page in _pages(target, part):
+        target.transact_now(partial(_delete, page))
+    before = _Digest()
+    for page in _pages(source, part):
+        target.transact_now(partial(_put, page))
+        before.add(page)
+        progress(before.bytes)
+    after, copied = _Digest(), _Digest()
+    for page in _pages(source, part):
+        after.add(page)
+    for page in _pages(target, part):
+        copied.add(page)
+    if before.value() != after.value():
+        raise Conflict("the source changed while it was copied: stop what uses it and begin again")
+    if copied.value() != before.value():
+        raise Corrupt("the copy differs from its source: begin again, and check the target")
+    return Copied(before.keys, before.bytes, before.value())
+
+
+class _Digest:
+    """Of keys and values in their order."""
+
+    def __init__(self) -> None:
+        self.keys = 0
+        self.bytes = 0
+        self._hash = xxhash.xxh3_128()
+
+    def add(self, page: Sequence[Pair]) -> None:
+        for key, value in page:
+            self._hash.update(b"%d:%d:%b%b" % (len(key), len(value), key, value))
+            self.bytes += len(key) + len(value)
+        self.keys += len(page)
+
+    def value(self) -> str:
+        return self._hash.hexdigest()
+
+
+def _pages(engine: Blocking, part: Part) -> Iterator[list[Pair]]:
+    """All pairs of a part, a page in a transaction."""
+    for start, end in part.ranges:
+        position: bytes | None = start
+        while position is not None:
+            page, position = engine.read_now(partial(_page, position, end, part.apart))
+            if page:
+                yield page
+
+
+def _put(page: Sequence[Pair], t: Transaction) -> None:
+    for key, value in page:
+        t.put(key, value)
+
+
+def _delete(page: Sequence[Pair], t: Transaction) -> None:
+    for key, _ in page:
+        t.delete(key)
+
+
+def _page(
+    start: bytes, end: bytes, apart: frozenset[bytes], t: Transaction
+) -> tuple[list[Pair], bytes | None]:
+    """Some pairs, and where to go on; None: that was all."""
+    page: list[Pair] = []
+    size = 0
+    for key, value in t.scan(start, end):
+        if len(page) == _PAGE_KEYS or size >= _PAGE_BYTES:
+            return page, key
+        if key not in apart:
+            page.append((key, value))
+            size += len(key) + len(value)
+    return page, None

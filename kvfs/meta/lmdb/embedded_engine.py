@@ -1,0 +1,336 @@
+"""The embedded metadata engine: LMDB, memory-mapped, opened by any number of processes of one node
+at once.
+
+Invariants
+- A commit is in the page cache when `transact` returns, so it survives SIGKILL; it is not on disk
+  until a checkpoint.
+- `read_now` and `transact_now` never wait for the disk; `transact_now` may wait for another
+  process's commit (some 10 microseconds).
+- What LMDB or the system refuses leaves this module as a KvfsError that names the file and the
+  remedy.
+
+The unnamed database holds the metadata. Other databases (`EmbeddedEngine.database`) have names that
+start with 0xff, which no scan of the metadata reaches, and share its commits' safety.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import lmdb
+import trio
+
+from kvfs.base.errors import Invalid
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.checkpoints import find_base_damage
+from kvfs.meta.lmdb.journal import (
+    GENERATION_KEY,
+    POSITION_KEY,
+    JournalWriter,
+    Position,
+    Writes,
+    pack_generation,
+    pack_position,
+    unpack_generation,
+    unpack_position,
+)
+from kvfs.meta.lmdb.lmdb_errors import translated
+from kvfs.meta.lmdb.lmdb_transactions import ReadTransaction, WriteTransaction
+from kvfs.meta.lmdb.open_engine import Opened, Opener, look_for_damage
+from kvfs.meta.lmdb.reserve import Reserve, give_up, is_full
+from kvfs.meta.lmdb.syncer import Syncer
+from kvfs.meta.lmdb.trust_state import State, StateFile
+
+T = TypeVar("T")
+_MAP_SIZE: Final = 1 << 40
+_JOURNAL_BYTES: Final = 32 << 20
+"""Some 150,000 commits, replayed in 1 s."""
+
+
+def _opened(opener: Opener) -> Opened:
+    """Also on a full disk, where something was kept for that. Raises as `open_to_write`."""
+    try:
+        return opener.open_to_write()
+    except (OSError, lmdb.Error) as error:
+        if is_full(error, opener.path) and give_up(opener.path):
+            return opener.open_to_write()
+        raise
+
+
+class Database:
+    """One of the ordered maps in the engine's file."""
+
+    def __init__(self, engine: "EmbeddedEngine", name: bytes, handle: Any) -> None:
+        self._begin = engine.environment.begin
+        self._engine = engine
+        self._lock = engine.lock
+        self._path = engine.path
+        self._name = name
+        self._handle = handle
+
+    def read_now(self, fn: Callable[[Transaction], T]) -> T:
+        """Run `fn` on a read-only view, at once. Errors raised by `fn` pass through."""
+        try:
+            raw = self._begin(self._handle)
+            try:
+                return fn(ReadTransaction(raw, self._engine.node))
+            finally:
+                raw.abort()
+        except lmdb.Error as error:
+            raise translated(error, self._path) from error
+
+    def transact_now(self, fn: Callable[[Transaction], T]) -> T:
+        """Run `fn` and commit, at once; an error raised by `fn` aborts and passes through.
+
+        `fn` must not call the engine. Raises NoSpace, ReadOnly, Corrupt, Unavailable.
+        """
+        try:
+            with self._lock:
+                raw = self._begin(self._handle, None, True)
+                try:
+                    transaction = WriteTransaction(raw, self._engine.node)
+                    result = fn(transaction)
+                    if transaction.writes:
+                        self._engine.commit(raw, self._name, self._handle, transaction.writes)
+                    return result
+                finally:
+                    raw.abort()
+        except lmdb.Error as error:
+            if is_full(error, self._path) and give_up(self._path):
+                return self.transact_now(fn)
+            raise translated(error, self._path) from error
+
+
+class EmbeddedEngine:
+    """LMDB in the directory `path` (made if missing, 0700).
+
+    `map_size` bounds the file and takes address space only; where the system refuses that much,
+    less is taken. `boot` stands for what `boot_of` says of `path`; `journal_bytes` is the length
+    from which a journal is replaced by a new base. Raises ReadOnly, NoSpace, Corrupt, Unavailable.
+    """
+
+    immediate = True
+    reads_immediate = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        map_size: int = _MAP_SIZE,
+        readonly: bool = False,
+        boot: int | None = None,
+        journal_bytes: int = _JOURNAL_BYTES,
+        past_damage: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.rebuilt: str | None = None
+        """Why opening it had to rebuild the file from base and journal, or None."""
+        self.damage: dict[str, str] = {}
+        """What is lost then of base and journals, or may be, by the kinds of `fsck`."""
+        self.node = b""
+        """What `Transaction.node` says: set by whoever uses the file as a cluster's mirror."""
+        self._readonly = readonly
+        self.lock = threading.Lock()
+        """Writers of this process take turns; LMDB makes those of different processes do."""
+        self._journal = JournalWriter(self.path)
+        self._state: StateFile | None = None
+        self._syncer: Syncer | None = None
+        opener = Opener(self.path, map_size, boot, past_damage=past_damage)
+        try:
+            if readonly:
+                self.environment = opener.open_to_read()
+            else:
+                opened = _opened(opener)
+                self.environment, self._state, self.rebuilt, self.damage = opened
+                self._syncer = Syncer(self.environment, self.path, self._state, journal_bytes)
+            self._boot = opener.boot
+            self._main = self.environment.open_db(None)
+            self._reserve = Reserve(self.path, self.environment)
+        except (OSError, lmdb.Error) as error:
+            raise translated(error, self.path) from error
+        self._databases: dict[bytes, Database] = {}
+        main = Database(self, b"", self._main)
+        self.read_now = main.read_now
+        self.transact_now = main.transact_now
+
+    async def read(self, fn: Callable[[Transaction], T]) -> T:
+        """Run `fn` on a read-only view; never suspends."""
+        return self.read_now(fn)
+
+    async def transact(
+        self,
+        fn: Callable[[Transaction], T],
+        *,
+        private: int = 0,  # noqa: ARG002 -- a mirror's alone
+        behind: bool = False,  # noqa: ARG002 -- a mirror's alone
+    ) -> T:
+        """Run `fn` and commit; never suspends, so it cannot be cancelled halfway."""
+        return self.transact_now(fn)
+
+    async def sync(self) -> None:
+        """Everything committed before the call survives power loss when this returns.
+
+        Cancelled: the sync goes on in its thread, unobserved. Raises Unavailable where the disk
+        refuses.
+        """
+        await trio.to_thread.run_sync(self.sync_now, abandon_on_cancel=True)
+
+    def sync_now(self) -> None:
+        """As `sync`, waiting for the disk in this thread."""
+        if self._syncer is not None:
+            self._syncer.sync()
+
+    def rotate_now(self) -> None:
+        """Replace the journal by a new base now, so that a start after a power cut has nothing to
+        replay."""
+        try:
+            if self._syncer is not None:
+                self._syncer.rotate()
+        except (OSError, lmdb.Error) as error:
+            raise translated(error, self.path) from error
+
+    def generation(self) -> int:
+        """Grows with each commit to the metadata (other databases do not count), of whichever
+        process: while it stays, whatever was read stays true. 0.4 us."""
+        try:
+            raw = self.environment.begin(self._main)
+            try:
+                return unpack_generation(raw.get(GENERATION_KEY, b""))
+            finally:
+                raw.abort()
+        except lmdb.Error as error:
+            raise translated(error, self.path) from error
+
+    @property
+    def restored(self) -> bool:
+        """Whether opening it rebuilt it: after a power cut, what was not synced may be lost."""
+        return self.rebuilt is not None
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing more is promised to survive a power cut (the disk refused a sync), or
+        None."""
+        return None if self._syncer is None else self._syncer.failure
+
+    @property
+    def reserve_left(self) -> float:
+        """What is left, as a share of the whole, of the space that was kept for a full disk; 1
+        while it can be filled up. As of the last commit."""
+        return self._reserve.left
+
+    def database(self, name: bytes) -> Database:
+        """Another ordered map in the same file, made if missing. `name` starts with 0xff."""
+        if not name.startswith(b"\xff") or name in (POSITION_KEY, GENERATION_KEY):
+            raise Invalid("a database's name starts with 0xff, beyond every key of the metadata")
+        if name not in self._databases:
+            try:
+                with self.lock:
+                    handle = self.environment.open_db(name, create=not self._readonly)
+            except lmdb.Error as error:
+                raise translated(error, self.path) from error
+            self._databases[name] = Database(self, name, handle)
+        return self._databases[name]
+
+    def find_damage(self) -> str | None:
+        """Look at every page's header; what is wrong, or None. Takes some 2 us a page of 4 KiB."""
+        return look_for_damage(self.environment, self.path)
+
+    def find_base_damage(self) -> str | None:
+        """Read the base from which a start after a power cut would rebuild; what is wrong with it,
+        or None."""
+        try:
+            return find_base_damage(self.path)
+        except OSError as error:
+            raise translated(error, self.path) from error
+
+    def close(self) -> None:
+        """Sync, and release the file; idempotent. No transaction may be open."""
+        syncer, self._syncer = self._syncer, None
+        state, self._state = self._state, None
+        try:
+            if syncer is not None and state is not None:
+                syncer.stop()
+                with state.locked():
+                    self._close_in_order(syncer, state)
+        except (OSError, lmdb.Error) as error:
+            raise translated(error, self.path) from error
+        finally:
+            self.environment.close()
+            self._journal.close()
+            self._reserve.close()
+            if syncer is not None:
+                syncer.close()
+            if state is not None:
+                state.close()
+
+    def _close_in_order(self, syncer: Syncer, state: StateFile) -> None:
+        """The last writer syncs LMDB's file itself, so that no start needs to rebuild it."""
+        syncer.sync()
+        if state.try_alone():
+            self.environment.sync(True)
+            state.write(State(self._boot, clean=True))
+
+    def commit(
+        self, raw: "lmdb.Transaction[bytes]", name: bytes, handle: Any, writes: Writes
+    ) -> None:
+        """Append what a transaction wrote to the journal, note in it where that ends, and commit
+        it.
+
+        For `Database`, whose lock is held. Killed in between, the record is overwritten by the
+        next; refused, it is taken back.
+        """
+        before = unpack_position(raw.get(POSITION_KEY, b"", self._main))
+        reserve = self._reserve
+        if before.end >= reserve.until or before.generation != reserve.generation:
+            self._keep_reserve(before, handle, writes)
+        try:
+            position = self._journal.append(before, name, writes)
+        except OSError as error:
+            if not (is_full(error, self.path) and give_up(self.path)):
+                raise translated(error, self.path) from error
+            position = self._append_again(before, name, writes)
+        try:
+            raw.put(POSITION_KEY, pack_position(position), db=self._main)
+            if not name:
+                raw.put(GENERATION_KEY, pack_generation(position), db=self._main)
+            raw.commit()
+        except BaseException:
+            raw.abort()
+            self._take_back(before)
+            raise
+        if self._syncer is not None:
+            self._syncer.committed(position)
+
+    def _take_back(self, before: Position) -> None:
+        """A commit was refused whose record is in the journal: a power cut must not bring it back.
+        Waits for the disk, which says so rarely."""
+        try:
+            raw = self.environment.begin(write=True)  # nobody appends meanwhile
+            try:
+                if unpack_position(raw.get(POSITION_KEY, b"", self._main)) == before:
+                    self._journal.take_back(before)
+            finally:
+                raw.abort()
+        except (OSError, lmdb.Error) as error:
+            if self._syncer is not None:
+                self._syncer.failure = (
+                    f"a commit that was refused stays in the journal in {self.path}: {error}"
+                )
+
+    def _keep_reserve(self, position: Position, handle: Any, writes: Writes) -> None:
+        """Fill up what is kept for times without space; where it cannot be, raises NoSpace for what
+        may not use it. A mirror holds what its cluster has committed: that is not to be refused."""
+        with contextlib.suppress(OSError):
+            self._reserve.fill(position, is_mirror=bool(self.node))
+        if self._reserve.left < 1 and not self.node:
+            with self.environment.begin(handle) as before:
+                self._reserve.admit(before, writes)
+
+    def _append_again(self, position: Position, name: bytes, writes: Writes) -> Position:
+        try:
+            return self._journal.append(position, name, writes)
+        except OSError as error:
+            raise translated(error, self.path) from error

@@ -1,0 +1,58 @@
+"""What LMDB and the system say when they refuse, as domain errors that name the file and the
+remedy."""
+
+import errno
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from kvfs.base.errors import Busy, Corrupt, KvfsError, NoSpace, ReadOnly, Unavailable
+from kvfs.meta.lmdb.reserve import is_full
+
+_DAMAGE: Final = (
+    lmdb.CorruptedError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.VersionMismatchError,
+    lmdb.IncompatibleError,
+)
+
+
+def translated(error: lmdb.Error | OSError, path: Path) -> KvfsError:
+    """The error to raise for what happened to the metadata in the directory `path`."""
+    if isinstance(error, OSError):
+        return _of_system(error, path)
+    return _of_lmdb(error, path)
+
+
+def _of_lmdb(error: lmdb.Error, path: Path) -> KvfsError:
+    file = path / "data.mdb"
+    what = str(error)
+    if "already open in this process" in what:
+        return Busy(
+            f"the metadata in {path} are open in this process already, by a node or a client: use "
+            "that one, or another process"
+        )
+    if isinstance(error, lmdb.MapFullError):
+        return NoSpace(f"the metadata file {file} has reached its largest size: {what}")
+    if is_full(error, path):
+        return NoSpace(f"no space for the metadata in {path}: free some space on that filesystem")
+    if isinstance(error, lmdb.ReadonlyError) or "Read-only file system" in what:
+        return ReadOnly(
+            f"cannot write the metadata in {path}: {what}; check its permissions and mount"
+        )
+    if isinstance(error, _DAMAGE):
+        return Corrupt(f"the metadata file {file} is damaged ({what}): restart to rebuild it")
+    return Unavailable(f"the metadata file {file} cannot be used: {what}")
+
+
+def _of_system(error: OSError, path: Path) -> KvfsError:
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return ReadOnly(
+            f"cannot write the metadata in {path}: {error.strerror}; check permissions and mount"
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(f"no space for the metadata in {path}: free some space on that filesystem")
+    return Unavailable(f"the metadata directory {path} cannot be used: {error.strerror}")

@@ -1,0 +1,200 @@
+"""Space that only the metadata use, so that a disk which others filled can be emptied.
+
+Two things are kept ahead of their use: blocks behind the ends of `data.mdb` and of the journal
+(fallocate, which leaves the files' sizes alone), and the file `reserve`, which is given up where
+even that does not do, or a start needs space for small files. Both are filled again as soon as
+there is space.
+
+While the disk is full, commits live on the blocks that are left, each for as long as its kind may:
+
+| a commit that | goes on while there is left of the blocks |
+|---|---|
+| adds (a name, an attribute) | three quarters |
+| changes what is there (a close, a seal) | half |
+| takes away (an unlink, an eviction) | anything |
+
+What takes away gives blocks of data files back as well, of which the next commit fills these up.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from kvfs.base.errors import NoSpace
+from kvfs.meta.lmdb.growth import Growth, growth_of
+from kvfs.meta.lmdb.journal import Position, Writes, journal_path
+
+_MOST: Final = 16 << 20
+_LEAST: Final = 4 << 20
+_SHARE: Final = 64
+"""Of the disk's size, one part in so many; of a small one, one in _SMALL_SHARE at most."""
+_SMALL_SHARE: Final = 16
+_MIRROR_MOST: Final = 64 << 20
+"""Some 100,000 files of other nodes."""
+_SLICE_BYTES: Final = 512 << 10
+"""Of the file, given up at a time: a start's small files need less (the largest is `run/known`),
+though XFS makes none where less than some 50 blocks are free."""
+_ADDED_BYTES: Final = 128
+"""A commit that makes the metadata longer by more than that adds something."""
+_KEEP_SIZE: Final = 1
+_NAME: Final = "reserve"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_SHORT_WRITE: Final = os.strerror(errno.EIO)
+_UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS)
+_fallocate: Final = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+def is_full(error: BaseException, directory: Path) -> bool:
+    """Whether it says that there is no space on the disk. LMDB calls a write of which a part found
+    none an I/O error: that it was one of space shows in what is left."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    what = str(error)
+    if isinstance(error, lmdb.DiskError) or "No space left" in what:
+        return True
+    return _SHORT_WRITE in what and _has_no_space(directory)
+
+
+def _has_no_space(directory: Path) -> bool:
+    try:
+        disk = os.statvfs(directory)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _SLICE_BYTES
+
+
+def permitted(growth: Growth, left: float) -> bool:
+    """Whether such a commit may use what is left (a share of the whole) of blocks that cannot be
+    filled up now."""
+    if growth.takes_away:
+        return True
+    return left > (0.75 if growth.names or growth.size_bytes > _ADDED_BYTES else 0.5)
+
+
+def wanted_bytes(disk_bytes: int, *, is_mirror: bool = False) -> int:
+    """What is kept on a disk of that size: three eighths of it for `data.mdb`, one for the journal,
+    half as a file. A mirror has to take what others commit, however full this disk is."""
+    if is_mirror:
+        return min(_MIRROR_MOST, disk_bytes // _SMALL_SHARE)
+    return min(_MOST, max(disk_bytes // _SHARE, min(_LEAST, disk_bytes // _SMALL_SHARE)))
+
+
+class Reserve:
+    """Of one writing engine, within its write transactions."""
+
+    def __init__(self, directory: Path, environment: lmdb.Environment) -> None:
+        self._directory = directory
+        self._data_bytes = self._journal_bytes = self._file_bytes = self._step = 0
+        self._is_mirror: bool | None = None
+        self._environment = environment
+        self._page_bytes = environment.stat()["psize"]
+        self._journal = -1
+        self._data = -1
+        self.generation = -1
+        """Of the journal that was looked at last."""
+        self.until = 0
+        """It need not be looked at again before the journal is so long."""
+        self.left = 1.0
+        """What is left, as a share of the whole, where it cannot be filled up: else 1."""
+
+    def close(self) -> None:
+        """Idempotent."""
+        for fd in (self._journal, self._data):
+            if fd >= 0:
+                os.close(fd)
+        self._journal = self._data = self.generation = -1
+
+    def _measure(self, is_mirror: bool) -> None:
+        disk = os.statvfs(self._directory)
+        whole = wanted_bytes(disk.f_blocks * disk.f_frsize, is_mirror=is_mirror)
+        self._data_bytes, self._journal_bytes = whole * 3 // 8, whole // 8
+        self._file_bytes, self._step = whole // 2, whole // 32
+        self._is_mirror = is_mirror
+
+    def fill(self, position: Position, *, is_mirror: bool) -> None:
+        """Keep as much ahead of the ends of both files as is to be there. Raises OSError, other
+        than for a lack of space."""
+        if is_mirror is not self._is_mirror:
+            self._measure(is_mirror)
+        self._open(position.generation)
+        end = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
+        self.left = min(
+            self._ahead(self._journal, position.end, self._journal_bytes),
+            self._ahead(self._data, end, self._data_bytes),
+        )
+        self.until = 0 if self.left < 1 else position.end + self._step
+        if self.left == 1:
+            fill_file(self._directory, self._file_bytes)
+
+    def admit(self, before: "lmdb.Transaction[bytes]", writes: Writes) -> None:
+        """Raises NoSpace where what is left is not for a commit of this kind. `before`: as it was
+        without these writes."""
+        if self.left == 1:
+            return
+        pairs = iter(writes)
+        last = {key: value for key, value in zip(pairs, pairs, strict=True) if key is not None}
+        if not permitted(growth_of(last.items(), before.get), self.left):
+            raise NoSpace(
+                f"no space for the metadata in {self._directory}: free some space on that"
+                " filesystem"
+            )
+
+    def _ahead(self, fd: int, end: int, wanted: int) -> float:
+        """Have blocks allocated behind the end of a file; which share of them there is."""
+        if _fallocate(fd, _KEEP_SIZE, end, wanted + self._step) == 0:
+            return 1.0
+        code = ctypes.get_errno()
+        if code in _UNSUPPORTED:
+            return 1.0
+        if code not in _FULL:
+            raise OSError(code, os.strerror(code))
+        return max(0.0, min(0.99, (os.fstat(fd).st_blocks * 512 - end) / wanted))
+
+    def _open(self, generation: int) -> None:
+        if generation == self.generation:
+            return
+        self.close()
+        flags = os.O_WRONLY | os.O_CLOEXEC
+        self._data = os.open(self._directory / "data.mdb", flags)
+        self._journal = os.open(journal_path(self._directory, generation), flags)
+        self.generation = generation
+
+
+def fill_file(directory: Path, size: int) -> None:
+    """Have the file that can be given up, where the disk has much more space than that."""
+    path = directory / _NAME
+    with contextlib.suppress(OSError):
+        if path.exists() and path.stat().st_size >= size:
+            return
+        disk = os.statvfs(directory)
+        if disk.f_bavail * disk.f_frsize < 4 * size:
+            return
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        finally:
+            os.close(fd)
+
+
+def give_up(directory: Path) -> bool:
+    """Let some of the file's space be used; whether there was any."""
+    path = directory / _NAME
+    try:
+        size = path.stat().st_size
+        os.truncate(path, max(0, size - _SLICE_BYTES))
+    except OSError:
+        return False
+    return size > 0
+
+
+def give_up_where_full(directory: Path) -> None:
+    """Before what needs space for small files: let some of the file's be used where there is no
+    other."""
+    if _has_no_space(directory):
+        give_up(directory)

@@ -1,0 +1,54 @@
+"""Leases of nodes, as an engine has them: words for those who keep them and those who read them."""
+
+from typing import NamedTuple
+
+from kvfs.base.errors import Conflict, Unavailable
+
+
+class Lease(NamedTuple):
+    """A node's, as the engine told of it."""
+
+    incarnation: int
+    beat: int
+    """Grows with each renewal."""
+    age_s: float
+    """Since the last one, by the engine's clock; below 0 where that was set back."""
+    words: bytes
+    """What the node says of itself."""
+
+
+Leases = dict[int, Lease]
+"""By number of the node."""
+
+
+class Joined(NamedTuple):
+    """Which node this process is."""
+
+    node: int
+    incarnation: int
+    """Grows with each start: an older one is fenced."""
+
+
+class State(NamedTuple):
+    """What a node finds that is about to join."""
+
+    cluster: str
+    """Empty: there are no metadata."""
+    secrets: tuple[bytes, ...]
+    """Digests of those that are valid; empty: no node was ever here."""
+    leases: Leases
+
+
+class Renewed(NamedTuple):
+    """What a node hears when it renews its lease."""
+
+    secrets: tuple[bytes, ...]
+    leases: Leases
+
+
+class Lost(Unavailable):
+    """The engine does not know this node as the node knows itself: its data are gone or older."""
+
+
+class Fenced(Conflict):
+    """Another process is this node, or it was removed: what this one wants to write is refused."""

@@ -1,0 +1,90 @@
+"""Transactions of a node's other processes: run on the mirror where they are, committed by the
+node.
+
+A process that has the mirror's file open (to read) runs the function itself and sends what it read
+and wrote; the node proposes that as its own. Refused, it is run again: the mirror is newer by then.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from kvfs.base.errors import Conflict, Invalid, TooLarge, Unavailable
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.gathered_writes import MAX_KEY
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.merge_operators import MERGED
+from kvfs.meta.redis.log import Proposal
+from kvfs.meta.replica.replica_mark import read_mark
+from kvfs.meta.replica.replica_view import View
+
+T = TypeVar("T")
+DEADLINE_S: Final = 10.0
+
+
+class _Packed(msgspec.Struct, array_like=True):
+    reads: dict[bytes, bytes | None]
+    ranges: list[tuple[bytes, bytes, int, bytes]]
+    writes: dict[bytes, bytes | None]
+    merges: list[tuple[bytes, bytes]]
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_Packed).decode
+
+
+def pack(proposal: Proposal) -> bytes:
+    return _encode(tuple(proposal))
+
+
+def unpack(packed: bytes) -> Proposal:
+    """Raises Invalid: that is no proposal."""
+    try:
+        found = _decode(packed)
+    except msgspec.DecodeError as error:
+        raise Invalid(f"that is no transaction: {error}") from None
+    written = [*found.writes, *(key for key, _ in found.merges)]
+    if any(not 0 < len(key) <= MAX_KEY or key >= b"\xff" for key in written):
+        raise Invalid(f"a key has 1 to {MAX_KEY} bytes, and does not begin with 0xff")
+    if any(key[0] not in MERGED for key, _ in found.merges):
+        raise Invalid("only usage and times are merged")
+    return Proposal(found.reads, found.ranges, found.writes, found.merges)
+
+
+def ask(
+    local: EmbeddedEngine,
+    fn: Callable[[Transaction], T],
+    propose: Callable[[bytes], bool],
+    *,
+    most_bytes: int,
+    deadline_s: float = DEADLINE_S,
+) -> T:
+    """Run `fn` on the mirror `local` and have what it wrote committed by `propose`, which sends it
+    to the node (`unpack`, `MirrorEngine.propose`) and returns its answer; blocking.
+
+    Errors of both pass through. Raises Unavailable while the mirror is not whole, Conflict where
+    others were faster until the deadline, TooLarge over `most_bytes`.
+    """
+    end = time.monotonic() + deadline_s
+    while True:
+        result, proposal = local.read_now(lambda t: _run(t, fn))
+        if not proposal.is_needed:
+            return result
+        packed = pack(proposal)
+        if len(packed) > most_bytes:
+            raise TooLarge(f"{len(packed)} bytes of metadata in one change, not {most_bytes}")
+        if propose(packed):
+            return result
+        if time.monotonic() >= end:
+            raise Conflict("others committed first until the deadline: try again")
+
+
+def _run(t: Transaction, fn: Callable[[Transaction], T]) -> tuple[T, Proposal]:
+    mark = read_mark(t)
+    if mark is None or mark.filled is not None:
+        raise Unavailable("the mirror of the metadata is being read: try again")
+    view = View(t, keys.pack_node(mark.node))
+    return fn(view), view.proposal()

@@ -1,0 +1,163 @@
+"""Takes delegations for this node, recalls those of others, and gives its own back when recalled.
+
+| step of a recall | in the engine | after a kill here | after a kill of the other node |
+|---|---|---|---|
+| 1 recalled | the other's delegation says so | 2 comes all the same | its next start, or 2b |
+| 2 what it made is known | its delegation is gone | nothing to do | nothing to do |
+| 2b its lease has ended | its delegation is gone | nothing to do | what it made may lack a place |
+| 3 the directory is removed | nobody has one: 3 looks | - | - |
+
+All goes through the engine, and its log tells of it: a node that cannot hear of a recall cannot
+renew its lease either. No clock tells anything, and nobody believes an answer of before a restart.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from kvfs.base.errors import Busy, KvfsError
+from kvfs.meta import delegations, keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.replica.applier import Applied
+from kvfs.meta.replica.committer import Function, Proposer
+from kvfs.meta.replica.local_writes import Privates
+
+PATIENCE_S: Final = 15.0
+"""For which a removal waits: longer than it takes to know that a node is dead."""
+RECHECK_S: Final = 0.5
+"""The end of a lease is told by no log."""
+PAUSE_S: Final = 0.25
+"""For which a node takes no delegation again: whoever wants to remove a directory needs a moment in
+which there is none, and removes others soon."""
+_RETRY_S: Final = 0.25
+_BATCH: Final = 64
+_log = logging.getLogger(__name__)
+
+
+class Recalls:
+    """Of one mirror. `is_alive`: whether another node may still do what it has a delegation for."""
+
+    def __init__(
+        self, node: int, privates: Privates, proposer: Proposer, is_alive: Callable[[int], bool]
+    ) -> None:
+        self._node = node
+        self._privates = privates
+        self._proposer = proposer
+        self._is_alive = is_alive
+        self._paused: dict[int, float] = {}
+        """Namespaces, and until when."""
+        self._waiting: dict[int, trio.Event] = {}
+        """Namespaces in which others' delegations have to go."""
+        self._recalled: dict[int, None] = {}
+        self._wake = trio.Event()
+
+    def taking(self, namespace_id: int, fn: Function) -> Function:
+        """`fn`, and with it a delegation is taken where that can be."""
+        if trio.current_time() < self._paused.get(namespace_id, -math.inf):
+            return fn
+
+        def taken(t: Transaction) -> Any:
+            delegations.take(t, namespace_id)
+            return fn(t)
+
+        return taken
+
+    def applied(self, changed: Iterable[Applied]) -> None:
+        """What others changed in the engine."""
+        for key, _, value in changed:
+            if not keys.is_delegation(key):
+                continue
+            namespace_id, node = keys.parse_delegation(key)
+            if node != self._node:
+                self._tell(namespace_id)
+            elif value == delegations.RECALLED:
+                self._give_back_soon(namespace_id)
+
+    def found(self, t: Transaction) -> None:
+        """What the mirror says when it was read anew, or is followed again after a rest."""
+        node = keys.pack_node(self._node)
+        for namespace_id in delegations.of_node(t, node):
+            if t.get(keys.delegation(namespace_id, node)) == delegations.RECALLED:
+                self._give_back_soon(namespace_id)
+
+    async def recall(self, namespace_id: int, end: float) -> None:
+        """When this returns, no living node but this one has a delegation of the namespace; one may
+        take one again at once. Raises Busy at `end`, Unavailable, Conflict, NoSpace."""
+        with trio.move_on_at(end):
+            while True:
+                gone = self._waiting.setdefault(namespace_id, trio.Event())
+                if not await self._proposer.commit(partial(self._ask, namespace_id)):
+                    return
+                with trio.move_on_after(RECHECK_S):
+                    await gone.wait()
+        raise Busy("another node may be making files in the directory, and does not answer")
+
+    async def run(self) -> None:
+        """Give back what is recalled, until cancelled."""
+        complained = False
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            while self._recalled:
+                namespace_id = next(iter(self._recalled))
+                del self._recalled[namespace_id]
+                try:
+                    await self._give_back(namespace_id)
+                except KvfsError as error:
+                    self._recalled[namespace_id] = None  # after the others
+                    if not complained:
+                        _log.warning(
+                            "others wait until new files of this node are known: %s", error
+                        )
+                    complained = True
+                    await trio.sleep(_RETRY_S)
+                else:
+                    complained = False
+
+    def _ask(self, namespace_id: int, t: Transaction) -> bool:
+        """Whether there is anybody to wait for."""
+        is_waiting = False
+        for node in delegations.others(t, namespace_id):
+            key = keys.delegation(namespace_id, keys.pack_node(node))
+            if not self._is_alive(node):
+                t.delete(key)
+                continue
+            is_waiting = True
+            if t.get(key) != delegations.RECALLED:
+                t.put(key, delegations.RECALLED)
+        return is_waiting
+
+    def _give_back_soon(self, namespace_id: int) -> None:
+        self._pause(namespace_id)
+        self._recalled[namespace_id] = None
+        self._wake.set()
+
+    async def _give_back(self, namespace_id: int) -> None:
+        key = keys.delegation(namespace_id, keys.pack_node(self._node))
+
+        def some(t: Transaction) -> list[int]:
+            return self._privates.named_in(t, namespace_id)[:_BATCH]
+
+        def fn(t: Transaction) -> bool:
+            """Nothing is made any more that only this node knows of, since the mirror says that it
+            was recalled; what is beyond a batch comes first."""
+            if len(self._privates.named_in(t, namespace_id)) > _BATCH:
+                return False
+            t.delete(key)
+            return True
+
+        while not await self._proposer.commit(fn, some):
+            pass
+        self._pause(namespace_id)
+
+    def _pause(self, namespace_id: int) -> None:
+        self._paused[namespace_id] = trio.current_time() + PAUSE_S
+
+    def _tell(self, namespace_id: int) -> None:
+        event = self._waiting.pop(namespace_id, None)
+        if event is not None:
+            event.set()

@@ -1,0 +1,92 @@
+"""What says that an LMDB file is a mirror, whose, and how far it has come."""
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvfs.base.errors import Conflict, Corrupt, NotSupported
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.journal import MIRROR_KEY
+
+if TYPE_CHECKING:
+    from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+
+
+class Mark(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
+    """Written with all that it speaks of, in one commit."""
+
+    cluster: str
+    node: int
+    position: int
+    """Of the last entry of the log that was applied."""
+    token: bytes
+    """Of that entry."""
+    filled: bytes | None
+    """Up to which key it has been read from the server; None: it is whole."""
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Mark).decode
+
+
+def read_mark(t: Transaction) -> Mark | None:
+    """None: it is no mirror. Raises Corrupt."""
+    packed = t.get(MIRROR_KEY)
+    return None if packed is None else _unpack(packed)
+
+
+def write_mark(t: Transaction, mark: Mark) -> None:
+    t.put(MIRROR_KEY, _encode(mark))
+
+
+def unfilled(packed: bytes) -> bytes:
+    """A mark, as of a mirror that is to be read anew. Raises Corrupt."""
+    return _encode(msgspec.structs.replace(_unpack(packed), filled=b""))
+
+
+def _unpack(packed: bytes) -> Mark:
+    try:
+        return _decode(packed)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"the mirror's mark is damaged: {error}") from None
+
+
+def refuse_mirror(local: "EmbeddedEngine") -> None:
+    """For a lone node. Raises Conflict where its store's metadata are a cluster's."""
+    mark = local.read_now(read_mark)
+    if mark is not None:
+        raise Conflict(
+            f"the store's metadata in {local.path} mirror those of the cluster {mark.cluster}:"
+            " start the node with --engine, or give it another store"
+        )
+
+
+def refuse_lone(local: "EmbeddedEngine") -> None:
+    """For a node of a cluster, before it joins. Raises NotSupported where its store's metadata are
+    a lone node's."""
+    if local.read_now(read_mark) is None and local.read_now(lambda t: t.get(keys.VERSION)):
+        raise NotSupported(
+            f"the store's metadata in {local.path} are a lone node's: copy them with kvfs engine"
+            " copy, or give the node another store"
+        )
+
+
+def check_mirror(local: "EmbeddedEngine", cluster: str, node: int) -> Mark | None:
+    """For a node of a cluster; None where the file is new, or was another node's of the cluster, as
+    which it was removed: it is to be read anew. Raises NotSupported where it holds a lone node's
+    metadata, Conflict where another cluster's."""
+    mark = local.read_now(read_mark)
+    if mark is None:
+        if local.read_now(lambda t: t.get(keys.VERSION)) is not None:
+            raise NotSupported(
+                f"the store's metadata in {local.path} are a lone node's: copy them with kvfs"
+                " engine copy, or give the node another store"
+            )
+        return None
+    if mark.cluster != cluster:
+        raise Conflict(
+            f"the store's metadata in {local.path} mirror the cluster {mark.cluster}, not"
+            f" {cluster}: give the node another store"
+        )
+    return mark if mark.node == node else None

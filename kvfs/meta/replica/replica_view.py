@@ -1,0 +1,282 @@
+"""A transaction that is run on a mirror, to be proposed. No I/O but reading the mirror.
+
+It remembers what it read, values and ranges, which the server finds unchanged or refuses it. What
+it merges it did not read.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.gathered_writes import Gathering
+from kvfs.meta.merge_operators import MERGED, merged
+from kvfs.meta.redis.log import Proposal
+from kvfs.meta.redis.scripts import digest
+
+Pair = tuple[bytes, bytes]
+
+
+class Below:
+    """What transactions wrote that are to be committed just before, in the same request."""
+
+    def __init__(self) -> None:
+        self._writes: dict[bytes, bytes | None] = {}
+        self._merges: dict[bytes, bytes] = {}
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._writes or key in self._merges
+
+    def add(self, view: "View") -> None:
+        """One that comes after those before."""
+        for key, value in view.writes.items():
+            self._writes[key] = value
+            self._merges.pop(key, None)
+        for key, operand in view.merges.items():
+            if key in self._writes:
+                self._writes[key] = merged(key, self._writes[key], operand)
+            else:
+                self._merges[key] = merged(key, self._merges.get(key, None), operand) or operand
+
+    def over(self, key: bytes, value: bytes | None) -> bytes | None:
+        """What a key has whose value in the mirror is `value`."""
+        if key in self._writes:
+            return self._writes[key]
+        return merged(key, value, self._merges[key])
+
+    def within(self, start: bytes, end: bytes) -> list[bytes]:
+        """Keys of a range, in order."""
+        return sorted(
+            key for each in (self._writes, self._merges) for key in each if start <= key < end
+        )
+
+
+class _Range(NamedTuple):
+    """What was read of a range: its end grows while it is read."""
+
+    start: bytes
+    end: list[bytes]
+    pairs: list[Pair]
+
+
+class Known(Protocol):
+    """What the mirror has and the server has not (`private.Privates`)."""
+
+    @property
+    def owners(self) -> Mapping[bytes, int]: ...
+
+    @property
+    def shadows(self) -> Mapping[bytes, bytes | None]: ...
+
+    @property
+    def groups(self) -> "Mapping[int, Carried]": ...
+
+
+class Carried(Protocol):
+    """A group that a transaction takes along."""
+
+    keys: set[bytes]
+    merges: dict[bytes, bytes]
+    published_at: float
+    before: dict[bytes, bytes]
+
+
+class View(Gathering):
+    """Run one function on it; then `proposal` is what it did."""
+
+    def __init__(
+        self,
+        base: Transaction,
+        node: bytes,
+        below: Below | None = None,
+        privates: Known | None = None,
+    ) -> None:
+        super().__init__(writable=True)
+        self.node = node
+        self._base = base
+        self._below = Below() if below is None else below
+        self._privates = privates
+        self._owners = {} if privates is None else privates.owners
+        self._shadows = {} if privates is None else privates.shadows
+        self.carried: dict[int, None] = {}
+        """Private inodes that it read or wrote."""
+        self._seen: dict[bytes, bytes | None] = {}
+        """Values that it read."""
+        self.reads: dict[bytes, bytes | None] = {}
+        """What the server is to have of those."""
+        self.merges: dict[bytes, bytes] = {}
+        self.leans = False
+        """Whether it read what is to be committed just before."""
+        self._ranges: list[_Range] = []
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to be committed."""
+        return bool(self.writes or self.merges or self.leans)
+
+    def proposal(self) -> Proposal:
+        """What is to be committed."""
+        ranges = [
+            (each.start, each.end[0], len(each.pairs) + 1, digest(each.pairs))
+            for each in self._ranges
+            if each.start < each.end[0]
+        ]
+        return Proposal(self.reads, ranges, self.writes, list(self.merges.items()))
+
+    def carry(
+        self, settle: Callable[[Transaction, int, float], None], inos: Iterable[int] = ()
+    ) -> None:
+        """Take along the private groups that it read or wrote of, and those of `inos`: of each
+        first `settle`, which may read and write more."""
+        if self._privates is None:
+            return
+        self.carried.update(dict.fromkeys(inos))
+        done: dict[int, None] = {}
+        while True:
+            for key in self.writes:
+                if key in self._owners and key not in self._below:
+                    self.carried[self._owners[key]] = None
+            more = [ino for ino in self.carried if ino not in done]
+            if not more:
+                break
+            for ino in more:
+                done[ino] = None
+                group = self._privates.groups.get(ino)
+                settle(self, ino, 0.0 if group is None else group.published_at)
+        for ino in done:
+            group = self._privates.groups.get(ino)
+            if group is not None and keys.inode(ino) not in self._below:
+                self._take(group)
+
+    def _take(self, group: Carried) -> None:
+        """Its values, where the transaction did not write others; what is there is as it was."""
+        for key in group.keys:
+            if key not in self.writes:
+                self.writes[key] = self._base.get(key)
+            self.reads[key] = group.before.get(key)
+        for key, operand in group.merges.items():
+            if key not in self.writes:
+                own = self.merges.get(key)
+                self.merges[key] = operand if own is None else merged(key, own, operand) or own
+
+    def get(self, key: bytes, /) -> bytes | None:
+        if key in self.writes:
+            return self.writes[key]
+        value = self._read(key)
+        if key in self.merges:
+            return merged(key, value, self.merges[key])
+        return value
+
+    def get_many(self, names: Sequence[bytes], /) -> list[bytes | None]:
+        return [self.get(key) for key in names]
+
+    def put(self, key: bytes, value: bytes, /) -> None:
+        super().put(key, value)
+        self.merges.pop(key, None)
+
+    def delete(self, key: bytes, /) -> bool:
+        found = super().delete(key)
+        self.merges.pop(key, None)
+        return found
+
+    def merge(self, key: bytes, operand: bytes, /) -> None:
+        self._check(key)
+        if key in self.writes:
+            super().merge(key, operand)
+        elif key in self.merges:
+            self.merges[key] = merged(key, self.merges[key], operand) or operand
+        else:
+            self.merges[key] = operand
+
+    def scan(self, start: bytes, end: bytes, /) -> Iterator[Pair]:
+        if start >= end:
+            return
+        read = _Range(start, [start], [])
+        self._ranges.append(read)
+        own = sorted({key for each in (self.writes, self.merges) for key in each})
+        own = own[bisect_left(own, start) : bisect_left(own, end)]
+        taken = 0
+        for pair in self._scan_below(start, end):
+            while taken < len(own) and own[taken] < pair[0]:
+                read.end[0] = own[taken] + b"\0"
+                yield from self._present(own[taken])
+                taken += 1
+            self._record(read, pair)
+            read.end[0] = pair[0] + b"\0"
+            if taken < len(own) and own[taken] == pair[0]:
+                taken += 1
+                yield from self._present(pair[0])
+            else:
+                yield pair
+        for key in own[taken:]:
+            read.end[0] = key + b"\0"
+            yield from self._present(key)
+        read.end[0] = end
+
+    def scan_keys(self, start: bytes, end: bytes, /) -> Iterator[bytes]:
+        return (key for key, _ in self.scan(start, end))
+
+    def _present(self, key: bytes) -> Iterator[Pair]:
+        """A pair of its own."""
+        value = self.get(key)
+        if value is not None:
+            yield key, value
+
+    def _read(self, key: bytes) -> bytes | None:
+        if key in self._seen:
+            return self._seen[key]
+        value = self._base.get(key)
+        if key in self._below:
+            self.leans = True
+            value = self._below.over(key, self._shadows.get(key, value))
+            self._expect(key, value)
+        elif key in self._owners:
+            self.carried[self._owners[key]] = None
+        else:
+            self._expect(key, self._shadows.get(key, value))
+        self._seen[key] = value
+        return value
+
+    def _expect(self, key: bytes, value: bytes | None) -> None:
+        """The server has to have it; what is merged into changes all the time."""
+        if key[0] not in MERGED:
+            self.reads[key] = value
+
+    def _record(self, read: _Range, pair: Pair) -> None:
+        """What the server is to have there."""
+        key, value = pair
+        if key in self._below:
+            read.pairs.append(pair)
+        elif key in self._owners:
+            ino = self._owners[key]
+            self.carried[ino] = None
+            was = None if self._privates is None else self._privates.groups[ino].before.get(key)
+            if was is not None:
+                read.pairs.append((key, was))
+        else:
+            there = self._shadows.get(key, value)
+            if there is not None:
+                read.pairs.append((key, there))
+
+    def _scan_below(self, start: bytes, end: bytes) -> Iterator[Pair]:
+        """The mirror's pairs, with those of the transactions before."""
+        below = self._below.within(start, end)
+        self.leans = self.leans or bool(below)
+        taken = 0
+        for key, value in self._base.scan(start, end):
+            while taken < len(below) and below[taken] < key:
+                yield from self._over(below[taken], None)
+                taken += 1
+            if taken < len(below) and below[taken] == key:
+                taken += 1
+                yield from self._over(key, self._shadows.get(key, value))
+            else:
+                yield key, value
+        for key in below[taken:]:
+            yield from self._over(key, None)
+
+    def _over(self, key: bytes, value: bytes | None) -> Iterator[Pair]:
+        found = self._below.over(key, value)
+        if found is not None:
+            yield key, found

@@ -1,0 +1,410 @@
+"""What a node of a cluster has beyond a lone one, put together: see `node` for the rest.
+
+| step of the start | what a kill after it leaves |
+|---|---|
+| 1 the peers' port is bound | nothing |
+| 2 joined: number, incarnation, lease (`membership`) | a lease that the next start takes over |
+| 3 the mirror is whole and follows the engine | a mirror that goes on where it was |
+| 4 the key of S3's secrets is here | nothing |
+| 5 peers are served, the record is entered | the same record, of a node that is away |
+
+Steps 2 and 3 wait for the engine for as long as it takes, and say so once.
+Imported by nodes of a cluster alone: it brings the Redis client.
+"""
+
+import base64
+import contextlib
+import errno
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from kvfs.base.clock import now
+from kvfs.base.config import PEER_PORT, Address, Config, Transport
+from kvfs.base.control import Handler
+from kvfs.base.encryption import KEY_NAME
+from kvfs.base.errors import Busy, Invalid, Unavailable
+from kvfs.base.retry import Persistence
+from kvfs.cluster.change_feed import Written
+from kvfs.cluster.cluster_requests import ClusterRequests
+from kvfs.cluster.job_lease import Claims
+from kvfs.cluster.membership import About, Measured, Membership, joined
+from kvfs.cluster.peer_client import PeerClient
+from kvfs.cluster.peer_protocol import Identity, PeerAddress
+from kvfs.cluster.peer_server import PeerServer
+from kvfs.cluster.shared_key import share_key
+from kvfs.datastore.files import DataFiles
+from kvfs.datastore.index import Index
+from kvfs.datastore.layout import Store
+from kvfs.datastore.replica_clock import HeardWriter
+from kvfs.http.api import listen
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.node_leases import Lost
+from kvfs.meta.redis.location import Location, parse
+from kvfs.meta.replica import process_transactions
+from kvfs.meta.replica.applier import Applied
+from kvfs.meta.replica.replica_engine import MirrorEngine
+from kvfs.meta.replica.replica_mark import refuse_lone
+from kvfs.node.replication import Replicas
+from kvfs.node.tasks.copier import Brings
+from kvfs.node.tasks.drainer import Evict
+from kvfs.node.tasks.lease_renewer import Renewal
+from kvfs.node.tasks.removed_node_gc import Forget, Removal
+from kvfs.transfer.chunk_provider import Shelf
+from kvfs.transfer.file_fetches import Fetcher
+from kvfs.transfer.peer_source import by_peers
+from kvfs.transfer.rdma.rdma_transport import Rdma
+from kvfs.transfer.rdma.transfer_process import require
+from kvfs.tree.private_files import is_late, settle
+from kvfs.vfs.space_accounting import Space
+
+Told = Callable[[Sequence[Written]], Awaitable[None]]
+_RETRY_S: Final = 1.0
+_TELL_S: Final = 0.25
+_EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104
+log = logging.getLogger(__name__)
+
+
+class _Propose(msgspec.Struct):
+    transaction: str
+    """As `asking.pack` makes it, in base64."""
+
+
+class _Recall(msgspec.Struct):
+    namespace: int
+    """In which a directory is to be removed."""
+
+
+class _Job(msgspec.Struct):
+    job: str
+    """That one node at a time may do."""
+
+
+class Clustered:
+    """A node's part in its cluster. Made by `joined_cluster`."""
+
+    def __init__(
+        self,
+        member: Membership,
+        engine: MirrorEngine,
+        store: Store,
+        url: str,
+        at: PeerAddress,
+        listeners: Sequence[socket.socket],
+        look: Callable[[], Awaitable[None]],
+        transport: Transport,
+    ) -> None:
+        """`look` is `Renewal.look`."""
+        self._look = look
+        self._store = store
+        self._url = url
+        self.member = member
+        self.engine = engine
+        self.identity = Identity(member.party, lambda: member.secrets, at)
+        self.peers = PeerClient(self.identity)
+        self.rdma = Rdma(at.host, self.peers) if transport == "rdma" else None
+        """Of the transport of this name."""
+        self.fetcher = Fetcher(self.peers, member.node, self.rdma.taking if self.rdma else None)
+        self.fetch: Final = by_peers(self.fetcher, self.address, lambda: member.holds_lease)
+        self.replicas: Replicas | None = None
+        self.server: PeerServer | None = None
+        """Once there is something to serve."""
+        self.claims = Claims(member, engine)
+        """Of jobs that one node at a time may do."""
+        self._requests = ClusterRequests(member, engine)
+        self._listeners = listeners
+
+    def handlers(self, told: Told) -> dict[str, Handler]:
+        """What its node's control socket answers besides; `told` hears what other processes of
+        this host had committed, and returns when mounts have forgotten what was there."""
+
+        async def propose(params: dict[str, Any]) -> bool:
+            asked = msgspec.convert(params, _Propose)
+            proposal = process_transactions.unpack(base64.b64decode(asked.transaction))
+            if not await self.engine.propose(proposal):
+                return False
+            reads = proposal.reads
+            await told([Written(key, reads.get(key), new) for key, new in proposal.writes.items()])
+            return True
+
+        async def recall(params: dict[str, Any]) -> None:
+            await self.engine.recall(msgspec.convert(params, _Recall).namespace)
+
+        async def catch_up(_params: dict[str, Any]) -> None:
+            await self.engine.catch_up()
+
+        async def sync(_params: dict[str, Any]) -> None:
+            await self.engine.sync()
+
+        async def claim(params: dict[str, Any]) -> bool:
+            return await self.claims.take(msgspec.convert(params, _Job).job)
+
+        own = {"propose": propose, "recall": recall, "catch_up": catch_up}
+        return {**own, "sync": sync, "claim": claim, **self._requests.handlers()}
+
+    async def report(self) -> dict[str, object]:
+        """What the node's status says of its cluster."""
+        rdma = self.rdma.report() if self.rdma else None
+        return {**await self._requests.report(), "rdma": rdma}
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What went to and came from other nodes."""
+        return {
+            **self.fetcher.counters,
+            **(self.server.counters if self.server else {}),
+            **(self.rdma.counters if self.rdma else {}),
+        }
+
+    def describe(self) -> dict[str, object]:
+        """What it says of its engine."""
+        engine = self.engine
+        return {
+            "name": f"LMDB, a mirror of {parse(self._url).shown}",
+            "server": engine.server,
+            "position": engine.position,
+            "round_trips": engine.round_trips,
+            "is_full": engine.is_full,
+            "mirror_refusal": engine.refusal,
+            "silent_s": max(0.0, now() - engine.heard_at),
+        }
+
+    def may_lag(self, namespace_id: int) -> bool:
+        """As `Volume.may_lag`."""
+        namespace = self.engine.namespace(namespace_id)
+        return namespace is not None and namespace.may_lag
+
+    async def share_key(self) -> None:
+        """Have the cluster's key of secrets in the store: step 4. Raises as `share_key`."""
+        await share_key(self.engine, self._store.root / KEY_NAME, self.member.secrets)
+
+    def address(self, node: int) -> PeerAddress | None:
+        """Where a living node is reached by its peers."""
+        found = self.member.roster.get(node)
+        if found is None or not found.alive or not found.peer:
+            return None
+        host, _, port = found.peer.rpartition(":")
+        return PeerAddress(node, host.removeprefix("[").removesuffix("]"), int(port))
+
+    async def look_again(self, nodes: Sequence[int]) -> bool:
+        """See who is there now, before these nodes are believed not to be; whether one of them has
+        come, or is elsewhere than was known. Raises KvfsError."""
+        before = [self.address(node) for node in nodes]
+        await self._look()
+        return [self.address(node) for node in nodes] != before
+
+    def serve(
+        self, files: DataFiles, index: Index, is_changed: Callable[[int], bool]
+    ) -> PeerServer:
+        """The server of what this node has; `run` starts it. `is_changed`: as `Shelf` has it."""
+        shelf = Shelf(files, index, self.fetcher, is_changed)
+        self.server = PeerServer(self.identity, shelf, lambda: self.member.holds_lease)
+        if self.rdma is not None:
+            self.rdma.serve(self.server)
+        return self.server
+
+    def keep_copies(self, brings: Brings, index: Index, evict: Evict, bytes_per_s: int) -> Replicas:
+        """This node's part in keeping copies; whoever has it runs it."""
+        assert self.server is not None, "serve comes first"
+        member, peers = self.member, self.peers
+        self.replicas = Replicas(
+            self.engine, member, peers, self.server, brings, index, evict, bytes_per_s
+        )
+        return self.replicas
+
+    async def run(
+        self,
+        space: Callable[[], Space],
+        forget: Forget,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve and ask peers, until cancelled; started when this node's record is entered. Raises
+        NotSupported where the transport does not start.
+
+        `space` of the store is told to others. `forget` has mounts forget files that were evicted
+        with a node that was removed."""
+        assert self.server is not None, "serve comes first"
+        self.member.measure = lambda: _measured(space(), self.replicas)
+        try:
+            async with trio.open_nursery() as nursery:
+                if self.rdma is not None:
+                    await nursery.start(self.rdma.run)
+                await nursery.start(self.fetcher.run)
+                await nursery.start(self.server.serve, self._listeners)
+                await self.member.announce(self.engine)
+                nursery.start_soon(Removal(self.engine, self.claims, forget).run)
+                task_status.started()
+                nursery.start_soon(self._tell_heard)
+                await trio.sleep_forever()
+        finally:
+            self.peers.close()
+
+    async def _tell_heard(self) -> None:
+        """Other processes of the host learn how new the mirror is."""
+        telling = Persistence(log.warning, "how new the mirror is cannot be told")
+
+        async def tell() -> None:
+            heard.tell(self.engine.heard_at)
+
+        with contextlib.closing(HeardWriter(self._store.heard)) as heard:
+            while True:
+                await telling.attempt(tell)
+                await trio.sleep(_TELL_S)
+
+
+@contextlib.asynccontextmanager
+async def joined_cluster(
+    config: Config,
+    store: Store,
+    local: EmbeddedEngine,
+    on_applied: Callable[[Sequence[Written]], None],
+) -> AsyncIterator[Clustered]:
+    """This node as a member of the cluster of `config.engine`, whose metadata `local` mirrors, as
+    long as the block lasts.
+
+    Raises as `membership.joined`, but for Unavailable, and as `MirrorEngine.run`; Busy, Invalid
+    (the peers' port), NotSupported (the transport). While the block runs: Fenced, when this node
+    was removed from its cluster.
+    """
+    location = parse(config.engine)
+    refuse_lone(local)
+    if config.transport == "rdma":
+        require()
+    async with contextlib.AsyncExitStack() as stack:
+        listeners = await trio.to_thread.run_sync(_listen, config, location)
+        for each in listeners:
+            stack.callback(each.close)
+        host, port = _advertised(config, location, listeners[0].getsockname()[1])
+        disk = os.statvfs(store.data)
+        capacity = config.capacity.of(disk.f_blocks * disk.f_frsize)
+        about = About(
+            name=config.node_name,
+            peer=str(Address(host, port)),
+            zone=config.zone,
+            rack=config.rack,
+            media=_media(config),
+            capacity_bytes=capacity,
+        )
+        member = await _join(stack, config, store, about)
+
+        def heard(applied: Sequence[Applied]) -> None:
+            on_applied([Written(*each) for each in applied])
+            if any(each.key[:1] == keys.NODES for each in applied):
+                renewal.wake()
+
+        engine = MirrorEngine(
+            local,
+            config.engine,
+            node=member.node,
+            incarnation=member.incarnation,
+            cluster=member.cluster,
+            on_applied=heard,
+            settle=_settle,
+            is_alive=member.roster.lives,
+        )
+        renewal = Renewal(member, engine)
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        nursery.start_soon(renewal.run)
+        await nursery.start(engine.run)
+        try:
+            at = PeerAddress(member.node, host, port)
+            yield Clustered(
+                *(member, engine, store, config.engine, at, listeners, renewal.look),
+                config.transport,
+            )
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+async def _join(
+    stack: contextlib.AsyncExitStack, config: Config, store: Store, about: About
+) -> Membership:
+    secret_file = Path(config.secret_file) if config.secret_file else None
+    complained = False
+    while True:
+        try:
+            return await stack.enter_async_context(
+                joined(
+                    *(store, config.engine, about),
+                    secret_file=secret_file,
+                    founds=config.found,
+                )
+            )
+        except Lost:
+            raise
+        except Unavailable as error:
+            if not complained:
+                log.warning("%s; it is tried again until it answers", error)
+            complained = True
+            await trio.sleep(_RETRY_S)
+
+
+def _settle(t: Transaction, ino: int, closed_at: float) -> None:
+    settle(t, ino, time.time_ns(), yields=is_late(closed_at, now()))
+
+
+def _media(config: Config) -> tuple[str, ...]:
+    """What this node lends."""
+    return tuple(sorted({"ssd", *(each.medium for each in (*config.tier, *config.shared))}))
+
+
+def _listen(config: Config, location: Location) -> list[socket.socket]:
+    """Listeners for peers: unless told otherwise, where this host reaches the engine, so that one
+    whose engine is on the host itself serves nobody else. Raises Busy, Invalid."""
+    where = config.peer
+    if not isinstance(where, Address):
+        where = Address(_own_address(location), PEER_PORT)
+    try:
+        return listen(where.host, where.port)
+    except socket.gaierror as error:
+        raise Invalid(f"peer {where}: {error.strerror}") from error
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise Invalid(f"peer {where}: {error.strerror}") from error
+        if config.peer == "auto":
+            return listen(where.host, 0)
+        raise Busy(f"another program listens at {where}: choose another port (--peer)") from error
+
+
+def _advertised(config: Config, location: Location, port: int) -> tuple[str, int]:
+    """Host and port by which others reach `port` here."""
+    if config.advertise:
+        host, colon, named = config.advertise.rpartition(":")
+        if colon and "]" not in named:
+            return host.removeprefix("[").removesuffix("]"), int(named)
+        return config.advertise.removeprefix("[").removesuffix("]"), port
+    if isinstance(config.peer, Address) and config.peer.host not in _EVERYWHERE:
+        return config.peer.host, port
+    return _own_address(location), port
+
+
+def _own_address(location: Location) -> str:
+    """The address by which this host reaches the engine: by it others most likely reach this host.
+    With a socket of this host, all nodes are on it."""
+    for address in location.addresses:
+        if address.path:
+            return "127.0.0.1"
+        with contextlib.suppress(OSError):
+            found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
+            family, kind, protocol, _, where = found[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(where)  # a datagram socket: nothing is sent
+                return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _measured(space: Space, replicas: Replicas | None) -> Measured:
+    load = min(os.getloadavg()[0] / len(os.sched_getaffinity(0)), 1.0)
+    if replicas is None:
+        return Measured(space.free, space.capacity, load)
+    return Measured(space.free, space.capacity, load, replicas.lacking, replicas.obstacle)

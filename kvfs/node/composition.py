@@ -1,0 +1,333 @@
+"""The parts of a node, put together: which there are, and what each knows of others. They run in
+`opening`."""
+
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kvfs.base import descriptors
+from kvfs.base.config import Config
+from kvfs.base.control import ControlServer
+from kvfs.base.descriptors import OpenFileShares
+from kvfs.base.errors import Unavailable
+from kvfs.cluster.change_feed import Written
+from kvfs.cluster.cluster_locks import Locks
+from kvfs.cluster.coherence import Coherence
+from kvfs.datastore import layout, places
+from kvfs.datastore.index import NAME as INDEX_NAME
+from kvfs.datastore.index import Index
+from kvfs.datastore.known_directories import KnownDirectories
+from kvfs.datastore.removal_reasons import GoneNames
+from kvfs.datastore.tiered_files import TieredFiles, data_files
+from kvfs.meta.engine import Engine
+from kvfs.meta.lmdb.disk_usage import metadata_bytes
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.records import namespace_of
+from kvfs.node.append_leases import AppendLeases
+from kvfs.node.client_requests import Requests
+from kvfs.node.former_writers import FormerWriters
+from kvfs.node.locate import WHERE, Whereabouts
+from kvfs.node.mounts import Mounts
+from kvfs.node.tasks.cold_offload import Releaser
+from kvfs.node.tasks.cold_tier import ColdTier, connect
+from kvfs.node.tasks.damaged_files import Damage
+from kvfs.node.tasks.evictor import Evictor
+from kvfs.node.tasks.orphan_gc import Leftovers
+from kvfs.node.tasks.scrubber import Scrubber
+from kvfs.node.tasks.sealer import Sealer
+from kvfs.node.tasks.stale_data_gc import Strays
+from kvfs.node.tasks.surplus_replicas import Spare
+from kvfs.node.tasks.tier_mover import Tiering
+from kvfs.node.tasks.unsealer import Unsealer
+from kvfs.transfer.borrowed_file import Borrowing
+from kvfs.transfer.cold.endpoint import parse
+from kvfs.transfer.fetcher import Bringing
+from kvfs.tree.changes import Change
+from kvfs.tree.inodes import read_inodes
+from kvfs.vfs.inode_holders import Holders
+from kvfs.vfs.missing_data import Missing
+from kvfs.vfs.quarantine import Quarantine
+from kvfs.vfs.space_accounting import STORE, Accounting, Local, Space
+from kvfs.vfs.volume import Volume
+
+if TYPE_CHECKING:
+    from kvfs.node.cluster_node import Clustered
+    from kvfs.node.replication import Replicas
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[], Awaitable[dict[str, Any]]]
+
+
+class Node:
+    """The parts of a running node. Made by `open_node`."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: layout.Store,
+        engine: Engine,
+        local: EmbeddedEngine,
+        known: KnownDirectories,
+        gone: GoneNames,
+        cluster: "Clustered | None",
+    ) -> None:
+        """`local`: the embedded engine itself, which in a cluster is the mirror's file."""
+        self.config = config
+        self.store = store
+        self.engine = engine
+        self.local = local
+        self.cluster = cluster
+        self.coherence = Coherence(cluster.engine) if cluster else None
+        """Of a node of a cluster; a lone one believes itself."""
+        self.boot = places.boot_of(store)
+        self.files = data_files(store)
+        self.former_writers = FormerWriters(engine, self.files)
+        self.index = Index(local.database(INDEX_NAME))
+        self.holders = Holders()
+        self.open_file_shares = OpenFileShares(descriptors.limit(), is_shared=config.allow_other)
+        self.locks = _locks(cluster) if cluster else None
+        """In a cluster: those of the mount's processes."""
+        self.appends = self._append_leases(cluster) if cluster else None
+        self.known = known
+        self.volume = Volume(engine, self.files, self.index, self.holders)
+        self.mounts = Mounts(local, known, gone, self.holders)
+        self.volume.on_lost = lambda lost: self.mounts.remember([lost])
+        self.accounting = Accounting(self.files.root, config.capacity, self.holders.writers)
+        self.evictor = Evictor(
+            engine, self.files, self.index, self.holders, self.accounting, self.mounts.tell_evicted
+        )
+        self.evictor.on_evicted = self.mounts.remember
+        self.quarantine = Quarantine(self.files, self.index)
+        self.accounting.metadata = lambda: metadata_bytes(store.meta)
+        self.accounting.quarantined = lambda: self.quarantine.used.beside
+        self.sealer = Sealer(engine, self.files, self.index, self.holders.writes)
+        self.accounting.sealing = lambda: self.sealer.open_in
+        self.volume.on_published = self.sealer.published
+        self.leftovers = Leftovers(engine, self.files, self.holders, self.volume.drop_later)
+        self.cold = self._cold_tier()
+        self.tiering = self._tiering()
+        self.bringing = Bringing(
+            engine,
+            self.files,
+            self.index,
+            self.volume,
+            lambda size: self.evictor.room_for(STORE, size),
+        )
+        self.borrowing = Borrowing(engine, self.files)
+        if self.cold is not None:
+            self.bringing.cold = self.cold.fetch
+        if cluster is not None:
+            self.bringing.fetch = self.borrowing.fetch = cluster.fetch
+            self.bringing.look_again = cluster.look_again
+            self.evictor.spare = Spare(cluster.member.roster.lives)
+            self.accounting.local = lambda: Local(
+                self.index.used_bytes(), self.bringing.coming_bytes, self.bringing.settles
+            )
+        if self.bringing.is_possible:
+            self.volume.why_lost = "unavailable"
+        self.strays = Strays(engine, self.files, self.index, self.holders)
+        self.damage = Damage(engine, self.files, self.holders, self.mounts.tell_lost, self.drop)
+        self.unsealer = Unsealer(engine, self.files, self.holders.writes)
+        self.missing = Missing(
+            engine,
+            self.files,
+            self.volume,
+            self.damage.found,
+            lambda: self.bringing.is_possible,
+            self.unsealer.is_written,
+        )
+        self.requests = Requests(
+            engine,
+            self.index,
+            self.holders,
+            self.sealer,
+            self.evictor,
+            self.bringing,
+            self.borrowing,
+            self.missing,
+            lambda: self.accounting.capacity,
+            self.changed,
+            self.drop,
+        )
+        self.scrubber = Scrubber(
+            engine, self.files, self.index, self.damage.found, config.scrub_rate
+        )
+        self.whereabouts = Whereabouts(
+            engine,
+            self.files,
+            self.bringing.share,
+            self.bringing.bring,
+            config.cold,
+        )
+        self.control = ControlServer(
+            store.socket,
+            {
+                "scrub": self._on_scrub,
+                **self.requests.handlers(),
+                **(cluster.handlers(self.told) if cluster else {}),
+                **self.whereabouts.handlers(),
+            },
+        )
+        self.replicas: Replicas | None = None
+        """In a cluster, once it serves its peers."""
+        self.recovery: dict[str, int] | None = None
+        """What the start had to mend, by kind; None where nothing was."""
+        self.ready_after_s = 0.0
+        self.reports: dict[str, Report] = {"cluster": cluster.report} if cluster else {}
+        """What others beside the node say of themselves in its status, by name."""
+        self.started = time.monotonic()
+
+    def _append_leases(self, cluster: "Clustered") -> AppendLeases:
+        member, coherence = cluster.member, Coherence(cluster.engine)
+        return AppendLeases(
+            self.engine,
+            member.node,
+            member.incarnation,
+            member.roster.lives,
+            lambda ino: coherence.is_strict(namespace_of(ino)),
+        )
+
+    def _cold_tier(self) -> ColdTier | None:
+        """Where the settings name one. Raises NotSupported, Invalid."""
+        if not self.config.cold:
+            return None
+        where = parse(self.config.cold)
+        endpoint = connect(where, self.config.cold_endpoint)
+        owner, rate = owner_of(self.store, self.cluster), self.config.cold_rate
+        tier = ColdTier(self.engine, self.files, where, endpoint, owner, rate)
+        if self.cluster is not None:
+            tier.may_collect = partial(self.cluster.claims.take, "cold")
+        self.accounting.has_cold_tier = True
+        self.evictor.releaser = Releaser(
+            self.engine, self.files, self.index, tier, self.holders.in_use
+        )
+        return tier
+
+    def _tiering(self) -> Tiering | None:
+        """Where data files lie in several places."""
+        if not isinstance(self.files, TieredFiles):
+            return None
+        tiering = Tiering(
+            self.store,
+            self.engine,
+            self.files,
+            self.index,
+            self.holders,
+            lambda: self.accounting.own_free,
+        )
+        self.accounting.elsewhere = lambda: tiering.elsewhere
+        return tiering
+
+    def keep_copies(self, cluster: "Clustered") -> "Replicas":
+        """Serve peers and take part in keeping copies; returns what is to be run for that."""
+        # A mount says so, and there may be another one later.
+        cluster.serve(self.files, self.index, lambda ino: self.holders.is_changed(ino))
+        replicas = cluster.keep_copies(
+            self.bringing, self.index, self.evictor.evict, self.config.repair_rate
+        )
+        self.replicas = self.damage.others = replicas
+        self.volume.on_published = self._published
+        self.volume.acknowledge = replicas.acknowledge
+        self.volume.may_lag = cluster.may_lag
+        self.volume.lapses = lambda: cluster.member.lapses
+        self.whereabouts.join(cluster.member.node, replicas)
+        assert cluster.server is not None, "it was just made"
+        cluster.server.methods[WHERE] = self.whereabouts.tell
+        return replicas
+
+    def _published(self, ino: int, version: int, blocks: int) -> None:
+        self.sealer.published(ino, version, blocks)
+        if self.replicas is not None:
+            self.replicas.published(ino)
+
+    def ready(self) -> None:
+        """The node serves: the start ends here."""
+        self.ready_after_s = time.monotonic() - self.started
+
+    async def changed(self, changes: Sequence[Change]) -> None:
+        """Every mount has forgotten these names when it returns, and drops what lost its last link
+        by it as soon as nobody holds it. Raises Unavailable."""
+        await self.mounts.tell(changes)
+        if not self.mounts:
+            unlinked = [change.ino for change in changes if change.ino]
+            await self.leftovers.drop(unlinked, before_ns=time.time_ns())
+
+    async def drop(self, inos: Sequence[int]) -> None:
+        """Of these, what has lost its last link goes; what somebody holds, with its last holder.
+        Raises Unavailable."""
+        inodes = await self.engine.read(lambda t: read_inodes(t, inos))
+        held = []
+        for ino, inode in zip(inos, inodes, strict=True):
+            if inode is None or inode.nlink:
+                continue
+            if self.holders.keep(ino):
+                held.append(Change(ino, b"", ino))
+            else:
+                self.holders.let_go(ino)
+                self.volume.drop_later(ino, inode.version)
+        if held:
+            await self.mounts.tell(held)
+
+    async def told(self, written: Sequence[Written]) -> None:
+        """Another process of this host had this committed; every mount has forgotten what was there
+        when it returns, and what was published by it has the copies that it promises. Raises
+        Unavailable."""
+        if changes := self.mounts.follows(written):
+            await self.mounts.tell(changes)
+        if self.replicas is not None and (published := self.replicas.held(written)):
+            for ino in published:
+                self.replicas.published(ino)
+            await self.replicas.acknowledge(published)
+
+    def hear(self, written: Sequence[Written]) -> None:
+        """Others committed this, and it is in the mirror: mounts are told soon."""
+        self.bringing.applied(written)
+        if self.locks is not None:
+            self.locks.applied(each.key for each in written)
+        if self.replicas is not None:
+            self.replicas.heard(written)
+        if self.appends is not None:
+            self.appends.applied(each.key for each in written)
+        self.unsealer.applied(each.key for each in written)
+        self.mounts.tell_soon(written)
+
+    def own_space(self) -> Space:
+        """Of the store, as this node knows it."""
+        return self.local.read_now(self.accounting.census).store
+
+    async def space(self, namespace_id: int) -> os.statvfs_result:
+        """What statvfs(2) says in a namespace (0: at the root). Raises Unavailable."""
+        census = await self.engine.read(self.accounting.census)
+        return census.statvfs(namespace_id, os.statvfs(self.files.root))
+
+    async def finish(self) -> None:
+        """Write what is held in memory and leave the store in order. Call after the keepers
+        ended."""
+        self.index.flush()
+        try:
+            await self.volume.flush_atimes()
+            await self.sealer.sync_durable()
+            await self.engine.sync()
+        except Unavailable as error:
+            if self.cluster is None:
+                raise
+            log.warning("the engine was not told what this node did last: %s", error)
+            await self.local.sync()
+
+    async def _on_scrub(self, _params: dict[str, Any]) -> dict[str, Any]:
+        self.scrubber.ask()
+        return {}
+
+
+def _locks(cluster: "Clustered") -> Locks:
+    member, engine = cluster.member, cluster.engine
+    return Locks(engine, member.node, member.incarnation, member.roster.lives, engine.catch_up)
+
+
+def owner_of(store: layout.Store, cluster: "Clustered | None") -> str:
+    """Of what several nodes share."""
+    return cluster.member.cluster if cluster else store.identity.store

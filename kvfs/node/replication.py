@@ -1,0 +1,167 @@
+"""A node's part in keeping copies of files, put together: who makes them, when, and who waits."""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import trio
+
+from kvfs.base.errors import NotFound
+from kvfs.cluster import placement_view
+from kvfs.cluster.membership import Membership
+from kvfs.cluster.node_records import set_state
+from kvfs.cluster.peer_client import PeerClient
+from kvfs.cluster.peer_server import PeerServer
+from kvfs.datastore.index import Index
+from kvfs.meta import keys
+from kvfs.meta.replica.replica_engine import MirrorEngine
+from kvfs.node.tasks.copier import ADOPT, TAKE, Brings, Copies
+from kvfs.node.tasks.drainer import Evict
+from kvfs.node.tasks.rebalancer import Evening
+from kvfs.node.tasks.replica_keeper import Keeper
+from kvfs.node.tasks.sync_acknowledger import Acknowledging
+from kvfs.tree.copies.replica_counts import Copied
+
+log = logging.getLogger(__name__)
+
+
+class Replicas:
+    """Of one node of a cluster. `bytes_per_s`: what repair, draining and evening out may move."""
+
+    def __init__(
+        self,
+        engine: MirrorEngine,
+        member: Membership,
+        peers: PeerClient,
+        server: PeerServer,
+        brings: Brings,
+        index: Index,
+        evict: Evict,
+        bytes_per_s: int,
+    ) -> None:
+        self._engine = engine
+        self._member = member
+        self._peers = peers
+        self._brings = brings
+        self._copies = Copies(
+            member.node,
+            engine,
+            lambda: placement_view.snapshot(member.roster),
+            brings,
+            self._call,
+            engine.catch_up,
+        )
+        self._keeper = Keeper(self._copies, bytes_per_s, evict, self._drained)
+        self._evening = Evening(self._copies, index, bytes_per_s)
+        self._acknowledging = Acknowledging(self._copies)
+        self.acknowledge = self._acknowledging.acknowledge
+        server.methods[TAKE] = self._copies.take
+        server.methods[ADOPT] = self._copies.adopt
+        server.demanded = self._evening.demanded
+
+    def held(self, written: Iterable[tuple[bytes, bytes | None, bytes | None]]) -> list[int]:
+        """Of what another process of this host had committed (key, before, now): the files whose
+        data it put here."""
+        return [
+            keys.unpack_u64(key, 1)
+            for key, _, now in written
+            if key[:1] == b"p" and key[9:] == self._member.number and now is not None
+        ]
+
+    def heard(self, written: Iterable[tuple[bytes, bytes | None, bytes | None]]) -> None:
+        """Other nodes committed this (key, before, now)."""
+        self._keeper.given_up(
+            keys.unpack_u64(key, 1) for key, _, now in written if key[:1] == b"p" and now is None
+        )
+
+    def published(self, ino: int) -> None:
+        """A file was closed here."""
+        self._keeper.published(ino)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._copies.run)
+            nursery.start_soon(self._keeper.run)
+            nursery.start_soon(self._evening.run)
+
+    async def have(self, ino: int) -> bool:
+        """Whether another node that is there has the whole file."""
+        file = await self._copies.look(ino)
+        if file is None:
+            return False
+        there = self._copies.snapshot().alive(file.holders)
+        return any(host.number != self._member.node for host in there)
+
+    async def replace(self, ino: int) -> bool:
+        """Give up this node's copy, which is damaged, and fetch it anew; False where it is the last
+        one. Raises KvfsError, OSError."""
+        if not await self._brings.let_go(ino):
+            return False
+        await self._brings.bring(ino)
+        return True
+
+    # ---- for `whereabouts`: what people ask for by hand
+
+    def name(self, node: int) -> str:
+        """What a node is called; its number where nobody knows."""
+        found = self._member.roster.get(node)
+        return found.name if found is not None else str(node)
+
+    def lives(self, node: int) -> bool:
+        """Whether it holds its lease."""
+        return self._member.roster.lives(node)
+
+    async def ask(self, node: int, method: str, params: Any, deadline_s: float) -> Any:
+        """What a node's method answers. Raises KvfsError."""
+        return await self._call(node, method, params, deadline_s)
+
+    async def send(self, ino: int, node: int) -> None:
+        """Have a node take a file; it has it when this returns. Raises KvfsError."""
+        await self._copies.ask(node, await self._look(ino))
+
+    async def spread(self, ino: int, copies: int) -> list[int]:
+        """Have more nodes take a file, until so many that live have it; those that do. Raises
+        KvfsError."""
+        file = await self._look(ino)
+        have = [each.number for each in self._copies.snapshot().alive(file.holders)]
+        if len(have) < copies:
+            have += await self._copies.make(file, copies - len(have))
+        return sorted(have)
+
+    async def _look(self, ino: int) -> Copied:
+        file = await self._copies.look(ino)
+        if file is None:
+            raise NotFound("the file was removed, or has no data yet")
+        return file
+
+    @property
+    def lacking(self) -> int:
+        """Files that lack copies which this node is to have made."""
+        return self._keeper.lacking
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps this node from being drained, for people; empty: nothing."""
+        return self._keeper.obstacle
+
+    def report(self) -> dict[str, Any]:
+        """For the node's status."""
+        return self._keeper.report()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Since the start."""
+        parts = (self._copies, self._keeper, self._evening, self._acknowledging)
+        return {name: count for each in parts for name, count in each.counters.items()}
+
+    async def _call(self, number: int, method: str, params: Any, deadline_s: float) -> Any:
+        address = placement_view.address(self._member.roster, number)
+        return await self._peers.call(address, method, params, deadline_s)
+
+    async def _drained(self) -> None:
+        node = self._member.node
+        await self._engine.transact(
+            lambda t: set_state(t, node, lambda old: old == "draining", "drained")
+        )
+        log.info("this node is drained: `kvfs node remove %d` on another one takes it out", node)

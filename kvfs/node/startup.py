@@ -1,0 +1,227 @@
+"""A node's start and its end: what is started in which order, and stopped in the reverse.
+
+| step of the start | what a kill after it leaves |
+|---|---|
+| 1 store made or opened, locked | an empty store, or the old one; the lock goes with the process |
+| 2 engine opened (after a power cut rebuilt), first namespaces made | no `clean` marker |
+| 3 marker taken, files still written by a mount from before parted from it | it is done again |
+| 4 what the last process left is mended (`recover`) | it is mended again |
+| 5 keepers (dropper, sealer, evictor) and control socket in a nursery | a dead socket, replaced |
+
+In a cluster step 2 joins it (`clustered`), and waits until its engine answers.
+
+The stop runs backwards: keepers end, what they hold in memory is flushed, the engine is synced and
+closed, the marker written, the lock given back. This module does not know the front doors: they use
+a Node, and register with it.
+"""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from kvfs.base.config import Config
+from kvfs.base.errors import Conflict, Corrupt
+from kvfs.cluster.change_feed import Written
+from kvfs.cluster.node_identity import which_node
+from kvfs.datastore import layout, places
+from kvfs.datastore.known_directories import KnownDirectories
+from kvfs.datastore.removal_reasons import made_ready
+from kvfs.datastore.tiered_files import data_files
+from kvfs.meta import keys
+from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.engine_copy import refuse_unfinished
+from kvfs.meta.lmdb.boot import boot_id
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.lmdb.reserve import give_up_where_full
+from kvfs.meta.replica.replica_mark import refuse_mirror
+from kvfs.node.composition import Node, owner_of
+from kvfs.node.recover import recover
+from kvfs.node.status import status_of
+from kvfs.tree import namespaces
+
+if TYPE_CHECKING:
+    from kvfs.node.cluster_node import Clustered
+
+FIRST_NAMESPACES: Final = ((b"cache", "cache"), (b"models", "durable"))
+"""Name and kind of the namespaces that a new store begins with."""
+log = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def open_node(config: Config) -> AsyncIterator[Node]:
+    """A running node: it answers requests on its control socket while the block lasts.
+
+    Raises Invalid (somebody else's directory), Busy (another node has the store), ReadOnly,
+    NoSpace, Corrupt, NotSupported. Cancelled: the node stops in order, as at the end of the block.
+    """
+    store = layout.create_store(config.store)
+    give_up_where_full(store.meta)
+    store.lock()
+    async with contextlib.AsyncExitStack() as closing:
+        closing.callback(store.unlock)
+        local = EmbeddedEngine(store.meta)
+        closing.callback(local.close)
+        known = layout.guarded(store.root, lambda: KnownDirectories(store.known))
+        closing.callback(known.close)
+        gone = made_ready(store.gone)
+        closing.callback(gone.close)
+        ears: list[Callable[[Sequence[Written]], object]] = []
+        engine, cluster = await _open_engine(config, store, local, closing, ears)
+        if await engine.transact(_first_start) and cluster is None:
+            local.rotate_now()  # what all else hangs on is in the base, not in a journal alone
+        if cluster is not None:
+            await cluster.share_key()
+        before = _boots_before(store)
+        places.prepare(store, [*config.tier, *config.shared], owner_of(store, cluster))
+        node = Node(config, store, engine, local, known, gone, cluster)
+        closing.callback(node.files.close)
+        ears.append(node.hear)
+        node.files.keep_spares()
+        clean = store.take_clean()
+        if not clean and store.recovered_boot() in before:
+            await node.former_writers.part(at_once=False)
+        node.recovery = await recover(
+            store,
+            engine,
+            node.files,
+            node.index,
+            boot=node.boot,
+            before=before,
+            now=time.time_ns(),
+            clean=clean,
+            restored=local.restored,
+        )
+        if node.recovery:
+            log.info("mended what the last process left: %s", node.recovery)
+        await node.quarantine.look()
+
+        async def answer_status(_params: dict[str, Any]) -> dict[str, Any]:
+            return await status_of(node)
+
+        async with trio.open_nursery() as nursery:
+            await _start_keepers(node, nursery)
+            node.control.handlers["status"] = answer_status
+            await nursery.start(node.control.serve)
+            yield node
+            nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            if node.tiering is not None:
+                node.tiering.ended()
+            await node.finish()
+            engine.close()
+            local.close()
+            _mark_clean(store)
+
+
+def _mark_clean(store: layout.Store) -> None:
+    try:
+        give_up_where_full(store.meta)
+        store.mark_clean()
+    except OSError as error:  # on a full disk, for one: the next start looks for what is to mend
+        log.warning("the store could not be marked as left in order: %s", error)
+
+
+def _boots_before(store: layout.Store) -> set[int]:
+    """What the store's last process took for the running boot, if its disks were there all the
+    time: of the places as they were told then, or, of an earlier version, the kernel's id alone."""
+    boots = set()
+    with contextlib.suppress(Corrupt):
+        boots.add(places.boot_of(store))
+    if store.recovered_boot() == boot_id():
+        boots.add(boot_id())
+    return boots
+
+
+async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:
+    """What runs in the background while the node does."""
+    nursery.start_soon(node.volume.run)
+    nursery.start_soon(node.former_writers.run)
+    nursery.start_soon(node.index.run)
+    nursery.start_soon(node.sealer.run)
+    nursery.start_soon(node.evictor.run)
+    nursery.start_soon(node.requests.run)
+    nursery.start_soon(node.leftovers.run)
+    nursery.start_soon(node.quarantine.run)
+    nursery.start_soon(node.bringing.run)
+    nursery.start_soon(node.borrowing.run)
+    nursery.start_soon(node.whereabouts.run)
+    if node.cluster is not None:
+        nursery.start_soon(node.strays.run)
+        nursery.start_soon(node.unsealer.run)
+    if node.locks is not None:
+        nursery.start_soon(node.locks.run)
+    if node.appends is not None:
+        nursery.start_soon(node.appends.run)
+    nursery.start_soon(node.scrubber.run)
+    if node.cold is not None:
+        await nursery.start(node.cold.run)
+    if node.tiering is not None:
+        await node.evictor.sample()
+        await nursery.start(node.tiering.run)
+    if node.cluster is not None:
+        nursery.start_soon(node.keep_copies(node.cluster).run)
+        nursery.start_soon(node.mounts.run)
+        await nursery.start(node.cluster.run, node.own_space, node.mounts.tell_lost)
+
+
+async def _open_engine(
+    config: Config,
+    store: layout.Store,
+    local: EmbeddedEngine,
+    closing: contextlib.AsyncExitStack,
+    ears: Sequence[Callable[[Sequence[Written]], object]],
+) -> tuple[Engine, "Clustered | None"]:
+    """What the node's metadata are in: its own engine, or a mirror of its cluster's, which `ears`
+    are told of. Raises Conflict where the store is the other kind of node's, Corrupt where there
+    are data and nothing says what they are."""
+    if not config.engine:
+        refuse_mirror(local)
+        if (member := which_node(store)) is not None:
+            raise Conflict(
+                f"the store {store.root} is node {member.node} of the cluster {member.cluster}:"
+                " start it with --engine URL"
+            )
+        _refuse_lost_metadata(local, store)
+        return local, None
+    from kvfs.node.cluster_node import joined_cluster  # brings the Redis client
+
+    def applied(written: Sequence[Written]) -> None:
+        for hear in ears:
+            hear(written)
+
+    cluster = await closing.enter_async_context(joined_cluster(config, store, local, applied))
+    return cluster.engine, cluster
+
+
+def _refuse_lost_metadata(engine: EmbeddedEngine, store: layout.Store) -> None:
+    """Raises Corrupt where there are data and nothing that says what they are."""
+    if engine.read_now(lambda t: t.get(keys.VERSION)) is not None:
+        return
+    files = data_files(store)
+    try:
+        if next(chain(files.scan(), files.quarantined()), None) is not None:
+            raise Corrupt(
+                f"the metadata of the store {store.root} have gone, its data are there: "
+                f"`kvfs rebuild --store {store.root}` makes them anew from these"
+            )
+    finally:
+        files.close()
+
+
+def _first_start(t: Transaction) -> bool:
+    """Make what a new store begins with; nothing in an old one. Whether it was new."""
+    if t.get(keys.VERSION) is not None:
+        namespaces.check_format(t)
+        return False
+    refuse_unfinished(t)
+    now, uid, gid = time.time_ns(), os.geteuid(), os.getegid()
+    namespaces.format(t, now, uid, gid)
+    for name, kind in FIRST_NAMESPACES:
+        namespaces.create(t, name, kind=kind, uid=uid, gid=gid, now=now)
+    return True

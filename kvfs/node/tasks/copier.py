@@ -1,0 +1,280 @@
+"""Has other nodes take copies of files, and takes them when asked.
+
+Nobody sends a file: who is asked to take it fetches it, from whoever has it, as it would for a
+reader, and records that it has it. Who asks looks at that record, and not at what was said.
+
+Invariants
+- A copy counts once its node has recorded it: then its data are verified, and on that node's disk.
+- A node takes no more than 64 files at once; who asks for one more goes elsewhere.
+- Who asks waits no longer than the file may take at 1 MiB a second, and a minute.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Final, Protocol, TypeVar
+
+import trio
+
+from kvfs.base.errors import Busy, Invalid, KvfsError, NotFound, Stale, Unavailable
+from kvfs.meta import keys
+from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.records import Namespace
+from kvfs.policy import placement, rendezvous
+from kvfs.policy.cluster_snapshot import Snapshot
+from kvfs.tree.copies import replica_counts
+from kvfs.tree.copies.replica_counts import Copied
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+TAKE: Final = "take"
+ADOPT: Final = "adopt"
+"""The methods by which nodes ask each other."""
+_ANSWER_S: Final = 2.0
+"""So long who is asked waits for the file before it says that it is on its way."""
+_DEADLINE_S: Final = 5.0
+_AGAIN_S: Final = 0.5
+_LOOK_S: Final = 0.01
+_RECORDED_S: Final = 10.0
+_LEAST_S: Final = 60.0
+_BYTES_PER_S: Final = 1 << 20
+_MOST: Final = 64
+
+Call = Callable[[int, str, Any, float], Awaitable[Any]]
+"""Ask a node by number: method, parameters, deadline in seconds. Raises KvfsError."""
+
+
+class Brings(Protocol):
+    """How files come here, and go."""
+
+    async def bring(self, ino: int) -> None:
+        """Returns when the file's data are here. Raises KvfsError, OSError."""
+
+    async def let_go(self, ino: int) -> bool:
+        """Drop this node's data of a file, unless they are the last. Raises KvfsError."""
+
+    async def adopt(self, ino: int, version: int, giver: int) -> None:
+        """Answer for a file in a store that is shared with another node, in its place. Raises
+        KvfsError, OSError."""
+
+    def disown(self, ino: int) -> None:
+        """Another node answers for the file."""
+
+
+class Mirrored(Engine, Protocol):
+    """An engine that can be read at once."""
+
+    def read_now(self, fn: Callable[[Transaction], T]) -> T:
+        """As `read`."""
+
+    def namespace(self, number: int) -> Namespace | None:
+        """The record of a namespace. Raises Unavailable."""
+
+
+class _Taking:
+    """A file that is asked for."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.error: KvfsError | None = None
+
+
+class Copies:
+    """Those of one node. `call` asks others, `catch_up` waits for what they know."""
+
+    def __init__(
+        self,
+        me: int,
+        engine: Mirrored,
+        snapshot: Callable[[], Snapshot],
+        brings: Brings,
+        call: Call,
+        catch_up: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.me = me
+        self.engine = engine
+        self.snapshot = snapshot
+        self.brings = brings
+        self.taken: Callable[[int], None] = lambda _ino: None
+        """Told of a file that was taken because it is hot."""
+        self._call = call
+        self._catch_up = catch_up
+        self._takings: dict[int, _Taking] = {}
+        self._nursery: trio.Nursery | None = None
+        self.counters = {"copies_made": 0, "copies_refused": 0, "copies_taken": 0}
+
+    async def run(self) -> None:
+        """Take what others ask for, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await trio.sleep_forever()
+
+    # ---- asking others
+
+    async def look(self, ino: int) -> Copied | None:
+        """The file as this node knows it; None: it has no data that others could be given."""
+        found = await self.engine.read(lambda t: replica_counts.look(t, [ino]))
+        return found[0] if found else None
+
+    async def make(
+        self,
+        file: Copied,
+        count: int,
+        *,
+        hot: bool = False,
+        without: Collection[int] = (),
+        refusals: dict[int, str] | None = None,
+    ) -> list[int]:
+        """Have `count` more nodes take the file; those that have. Fewer where no more are there,
+        or will: `refusals` is given why. Cancelled: some may take it all the same."""
+        made: list[int] = []
+        refused = {} if refusals is None else refusals
+        while len(made) < count:
+            chosen = placement.choose(
+                self.snapshot(),
+                file.ino,
+                file.inode.size,
+                count - len(made),
+                holders=[*file.holders, *made],
+                media=file.namespace.media,
+                without={*without, *refused},
+            )
+            if not chosen:
+                break
+            async with trio.open_nursery() as nursery:
+                for node in chosen:
+                    nursery.start_soon(self._try, node, file, hot, made, refused)
+        return made
+
+    async def _try(
+        self, node: int, file: Copied, hot: bool, made: list[int], refused: dict[int, str]
+    ) -> None:
+        try:
+            await self.ask(node, file, hot=hot)
+        except KvfsError as error:
+            log.info("node %d takes no copy of inode %#x: %s", node, file.ino, error)
+            self.counters["copies_refused"] += 1
+            refused[node] = str(error)
+        else:
+            made.append(node)
+
+    async def ask(self, node: int, file: Copied, *, hot: bool = False) -> None:
+        """Have one node take the file; it has it when this returns. Raises KvfsError."""
+        limit_s = _LEAST_S + file.inode.size / _BYTES_PER_S
+        with trio.move_on_after(limit_s):
+            while not await self._has(node, file):
+                params = [file.ino, file.inode.version, hot]
+                if await self._call(node, TAKE, params, _DEADLINE_S):
+                    await self._catch_up()
+                    break
+                await trio.sleep(_AGAIN_S)
+            if await self._has(node, file):
+                self.counters["copies_made"] += 1
+                return
+        raise Unavailable(f"node {node} did not take the file")
+
+    async def _has(self, node: int, file: Copied) -> bool:
+        version = file.inode.version
+        return node in await self.engine.read(
+            lambda t: replica_counts.whole_holders(t, file.ino, version)
+        )
+
+    async def _answers_for(self, ino: int) -> bool:
+        """Whether this node is recorded as having the file, in whichever version."""
+        mine = keys.placement(ino, keys.pack_node(self.me))
+        return await self.engine.read(lambda t: t.get(mine)) is not None
+
+    async def hand_over(self, file: Copied, refusals: dict[int, str]) -> bool:
+        """Have another node answer for a file in a store that it shares with this one: nothing
+        travels. Whether one does; `refusals` is given why not. Raises KvfsError."""
+        medium = file.namespace.media[:1]
+        sharing = [
+            (host.number, 1.0)
+            for host in self.snapshot().open
+            if host.number != self.me and placement.lends(host, medium)
+        ]
+        for node in rendezvous.ranked(file.ino, sharing):
+            try:
+                await self._call(node, ADOPT, [file.ino, file.inode.version, self.me], _DEADLINE_S)
+            except KvfsError as error:  # or its answer was lost
+                refusals[node] = str(error)
+            await self._catch_up()
+            if not await self._answers_for(file.ino):
+                self.brings.disown(file.ino)
+                return True
+        return False
+
+    # ---- taking
+
+    async def adopt(self, _peer: object, params: Any) -> None:
+        """Another node asks this one to answer for a file in a store that both share. Raises
+        Invalid, and what `Brings.adopt` does."""
+        try:
+            ino, version, giver = (int(each) for each in params)
+        except (TypeError, ValueError):
+            raise Invalid("a file to adopt is an inode number, a version and a node") from None
+        try:
+            await self.brings.adopt(ino, version, giver)
+        except OSError as error:
+            raise Unavailable(f"the file cannot be seen here: {error.strerror}") from error
+
+    async def take(self, _peer: object, params: Any) -> bool:
+        """Another node asks: whether the file is here now, else it is on its way, and whoever
+        asked asks again. Raises Busy, Invalid, and what `Brings.bring` does."""
+        try:
+            ino, version, hot = int(params[0]), int(params[1]), bool(params[2])
+        except (TypeError, ValueError, IndexError):
+            raise Invalid(
+                "a file to take is an inode number, a version, and whether it is hot"
+            ) from None
+        taking = self._takings.get(ino)
+        if taking is None:
+            taking = self._begin(ino, version, hot)
+        with trio.move_on_after(_ANSWER_S):
+            await taking.done.wait()
+        if not taking.done.is_set():
+            return False
+        self._takings.pop(ino, None)
+        if taking.error is not None:
+            raise taking.error
+        return True
+
+    def _begin(self, ino: int, version: int, hot: bool) -> _Taking:
+        if self._nursery is None:
+            raise Unavailable("the node is not ready to take copies")
+        for done in [each for each, taking in self._takings.items() if taking.done.is_set()]:
+            del self._takings[done]  # nobody came back to ask
+        if len(self._takings) >= _MOST:
+            raise Busy("the node takes as many files as it can at a time")
+        taking = self._takings[ino] = _Taking()
+        self._nursery.start_soon(self._take, taking, ino, version, hot)
+        return taking
+
+    async def _take(self, taking: _Taking, ino: int, version: int, hot: bool) -> None:
+        try:
+            await self._bring(ino)
+            await self._recorded(ino, version)
+            self.counters["copies_taken"] += 1
+            if hot:
+                self.taken(ino)
+        except KvfsError as error:
+            taking.error = error
+        except OSError as error:
+            taking.error = Unavailable(f"the file cannot be written here: {error.strerror}")
+        finally:
+            taking.done.set()
+
+    async def _bring(self, ino: int) -> None:
+        try:
+            await self.brings.bring(ino)
+        except (NotFound, Stale):  # made a moment ago: not heard of yet
+            await self._catch_up()
+            await self.brings.bring(ino)
+
+    async def _recorded(self, ino: int, version: int) -> None:
+        with trio.move_on_after(_RECORDED_S):
+            while self.me not in await self.engine.read(
+                lambda t: replica_counts.whole_holders(t, ino, version)
+            ):
+                await trio.sleep(_LOOK_S)
+            return
+        raise Unavailable("the copy could not be recorded")

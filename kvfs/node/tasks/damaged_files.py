@@ -1,0 +1,120 @@
+"""What becomes of a file whose data are not what they were sealed as.
+
+| step, cache | after a kill here | step, durable | after a kill here |
+|---|---|---|---|
+| 1 names removed | recovery finishes it | 1 into quarantine | opens are refused |
+| 2 mounts told, the rest dropped | the same | 2 said | - |
+
+Where another node has the file, neither: the data file goes into quarantine, this node's copy is
+given up, and the file brought again; then the damaged one is unlinked. After a kill in between,
+others have it.
+
+Invariants
+- Nobody is given these bytes by an open that comes later; who has the file open goes on.
+- What a durable file has left is not thrown away: an administrator may prefer it to nothing.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import trio
+
+from kvfs.base.errors import KvfsError
+from kvfs.datastore.files import DataFiles
+from kvfs.datastore.quarantine_directory import Reason
+from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.records import Inode, namespace_of
+from kvfs.tree import lifecycle, namespaces, tree
+
+log = logging.getLogger(__name__)
+
+
+class Holds(Protocol):
+    """What this process has open."""
+
+    @property
+    def let_go(self) -> Callable[[int], None]:
+        """Closes a data file that is kept open though no handle is."""
+
+
+class Others(Protocol):
+    """The other nodes of a cluster."""
+
+    async def have(self, ino: int) -> bool:
+        """Whether another one that is there has the whole file."""
+
+    async def replace(self, ino: int) -> bool:
+        """Give up this node's copy and fetch it anew; False where it is the last one, and stays.
+        Raises KvfsError, OSError."""
+
+
+class Damage:
+    """Sees to it for one node. `tell` makes mounts forget names, `drop` what has none."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        files: DataFiles,
+        holders: Holds,
+        tell: Callable[[Sequence[lifecycle.Evicted]], Awaitable[None]],
+        drop: Callable[[Sequence[int]], Awaitable[None]],
+    ) -> None:
+        self._engine = engine
+        self._files = files
+        self._holders = holders
+        self._tell = tell
+        self._drop = drop
+        self.others: Others | None = None
+        """None: a lone node."""
+        self.counters = {"damage_mended": 0}
+
+    async def found(self, ino: int, inode: Inode) -> None:
+        """The data file of this record is damaged. Raises KvfsError, OSError."""
+        path = await self._engine.read(lambda t: tree.path_of(t, ino))
+        name = path.decode(errors="backslashreplace")
+        if await self._is_mended(ino, inode, name):
+            return
+        now = time.time_ns()
+        evicted = await self._engine.transact(lambda t: _evict(t, ino, now))
+        if evicted is not None:
+            log.warning("%s is damaged: it does not match its checksum; it is evicted", name)
+            await self._tell([evicted])
+            await self._drop([ino])
+            return
+        left = await self._quarantine(ino, inode)
+        log.error("%s is damaged: it does not match its checksum; what is left: %s", name, left)
+
+    async def _is_mended(self, ino: int, inode: Inode, name: str) -> bool:
+        """Whether others have the file, whatever became of this node's copy."""
+        if self.others is None or not await self.others.have(ino):
+            return False
+        damaged = await self._quarantine(ino, inode)
+        try:
+            if not await self.others.replace(ino):
+                return False
+        except (KvfsError, OSError) as error:
+            log.warning("%s was damaged here, and is not brought again yet: %s", name, error)
+            return True
+        if damaged is not None:
+            os.unlink(damaged)
+        self.counters["damage_mended"] += 1
+        log.warning("%s was damaged here: another node's copy is in its place", name)
+        return True
+
+    async def _quarantine(self, ino: int, inode: Inode) -> str | None:
+        """Where the data file lies now; None: it was there before."""
+        path = await trio.to_thread.run_sync(
+            self._files.quarantine, ino, inode.version, Reason.DAMAGED
+        )
+        self._holders.let_go(ino)
+        return path
+
+
+def _evict(t: Transaction, ino: int, now: int) -> lifecycle.Evicted | None:
+    """Nothing where the file is durable."""
+    if namespaces.get(t, namespace_of(ino)).kind != "cache":
+        return None
+    return lifecycle.evict(t, ino, now, "damaged")

@@ -1,0 +1,71 @@
+"""The keeper of a node's lease: renews it, and keeps the picture of the other nodes fresh.
+
+Nothing else waits in its loop: what takes long elsewhere must not cost the node its lease.
+"""
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import trio
+
+from kvfs.base.errors import KvfsError, Unavailable
+from kvfs.base.retry import Persistence
+from kvfs.cluster.failure_detector import RENEWAL_S
+from kvfs.cluster.node_records import list_nodes
+from kvfs.meta.engine import Engine
+from kvfs.meta.node_leases import Fenced
+
+if TYPE_CHECKING:  # it loads what speaks to a server, which a lone node does without
+    from kvfs.cluster.membership import Membership
+
+log = logging.getLogger(__name__)
+
+
+class Renewal:
+    """For one member, with the engine on which it runs."""
+
+    def __init__(self, member: "Membership", engine: Engine) -> None:
+        self._member = member
+        self._engine = engine
+        self._renewing = Persistence(log.error, "this node's lease was not renewed")
+        self._turn = trio.Lock()
+        self._begun = 0
+        self._done = 0
+        """The last look that was done, by its number."""
+        self._woken = trio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled. Raises Fenced: this process must end."""
+        while True:
+            held = self._member.holds_lease
+            try:
+                await self.look()
+            except Fenced:
+                raise
+            except (KvfsError, OSError) as error:
+                self._renewing.complain(error)
+            else:
+                if not held:
+                    log.info("this node holds its lease again")
+            self._woken = trio.Event()
+            with trio.move_on_after(RENEWAL_S):
+                await self._woken.wait()
+
+    async def look(self) -> None:
+        """When this returns, the roster is as all is known at a moment after the call: one round
+        trip, which all share who wait. Raises as `Membership.renew`."""
+        wanted = self._begun + 1
+        async with self._turn:
+            if self._done < wanted:
+                self._begun += 1
+                number = self._begun
+                await self._member.renew()
+                # Before the mirror is whole for the first time it tells nothing of nodes.
+                with contextlib.suppress(Unavailable):
+                    self._member.roster.read(await self._engine.read(list_nodes))
+                self._done = number
+
+    def wake(self) -> None:
+        """A node's record was changed: it is looked at soon."""
+        self._woken.set()

@@ -1,0 +1,129 @@
+"""Drops inodes that lost their last name, or never got one, and that nobody will ever drop: of
+clients in other processes that were killed, and of those that the node could not be told of.
+
+Invariants
+- An orphan stays while the mount holds it, while any process has its data file open or mapped, and
+  for a minute after it became one: a client makes a file's record before its data file.
+- In a cluster each node drops its own data files; an orphan that nobody has data of is anybody's.
+- Where the filesystem grants no leases, nobody knows who has a data file open: then all is left to
+  the next start.
+"""
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+import trio
+
+from kvfs.base.retry import Persistence
+from kvfs.datastore import file_lease
+from kvfs.datastore.files import DataFiles
+from kvfs.meta import keys
+from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.records import Inode
+from kvfs.tree import lifecycle, reserved_inodes
+from kvfs.tree.copies import placements
+from kvfs.tree.inodes import read_inodes
+
+log = logging.getLogger(__name__)
+_PERIOD_S: Final = 30.0
+_AGE_NS: Final = 60_000_000_000
+_BATCH: Final = 256
+
+
+class Holds(Protocol):
+    """What the mount holds."""
+
+    def keep(self, ino: int) -> bool:
+        """Whether somebody may still use the inode though its last link has gone."""
+
+
+class Leftovers:
+    """Finds them for one node; `drop_later` gets inode number and data version of each."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        files: DataFiles,
+        holders: Holds,
+        drop_later: Callable[[int, int], None],
+    ) -> None:
+        self._engine = engine
+        self._files = files
+        self._holders = holders
+        self._drop_later = drop_later
+
+    async def run(self) -> None:
+        """Look every half minute, until cancelled."""
+        sweeping = Persistence(log.warning, "what killed clients left is looked for again later")
+        while True:
+            await trio.sleep(_PERIOD_S)
+            await sweeping.attempt(lambda: self.sweep(time.time_ns() - _AGE_NS))
+
+    async def sweep(self, before_ns: int) -> None:
+        """Drop the orphans that became so before this time and that nobody uses."""
+        after = 0
+        while inos := await self._engine.read(
+            lambda t, after=after: lifecycle.orphans(t, after, _BATCH)  # type: ignore[misc]
+        ):
+            await self.drop(inos, before_ns)
+            after = inos[-1]
+            await trio.lowlevel.checkpoint()
+        await self._abandon(before_ns)
+
+    async def _abandon(self, before_ns: int) -> None:
+        """Make orphans of reserved numbers that have a data file which nobody uses any more."""
+        after = 0
+        while inos := await self._engine.read(
+            lambda t, after=after: reserved_inodes.reserved(t, after, _BATCH)  # type: ignore[misc]
+        ):
+            after = inos[-1]
+            left = [ino for ino in inos if self._is_left(ino, before_ns)]
+            if left:
+                now = time.time_ns()
+                await self._engine.transact(lambda t: reserved_inodes.abandon(t, left, now))  # noqa: B023
+            await trio.lowlevel.checkpoint()
+
+    def _is_left(self, ino: int, before_ns: int) -> bool:
+        try:
+            found = self._files.stat(ino, 0)
+        except FileNotFoundError:
+            return False
+        return found.st_ctime_ns < before_ns and not self._is_open(ino, 0)
+
+    async def drop(self, inos: Iterable[int], before_ns: int) -> None:
+        """Of these inodes, drop the orphans that became so before this time and that nobody
+        uses."""
+        wanted = [ino for ino in inos if not self._holders.keep(ino)]
+        wanted = await self._engine.read(lambda t: [ino for ino in wanted if _concerns(t, ino)])
+        inodes = await self._engine.read(lambda t: read_inodes(t, wanted))
+        for ino, inode in zip(wanted, inodes, strict=True):
+            if inode is None or inode.nlink or inode.ctime_ns >= before_ns:
+                continue
+            if not self._in_use(ino, inode):
+                self._drop_later(ino, inode.version)
+
+    def _in_use(self, ino: int, inode: Inode) -> bool:
+        return stat.S_ISREG(inode.mode) and self._is_open(ino, inode.version)
+
+    def _is_open(self, ino: int, version: int) -> bool:
+        try:
+            fd = self._files.open(ino, version, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        try:
+            return file_lease.is_unused(fd) is not True
+        finally:
+            os.close(fd)
+
+
+def _concerns(t: Transaction, ino: int) -> bool:
+    """Whether it is for this node to drop it."""
+    if not t.node or t.get(keys.placement(ino, t.node)) is not None:
+        return True
+    return not placements.is_held(t, ino)

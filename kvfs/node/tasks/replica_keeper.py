@@ -1,0 +1,279 @@
+"""Keeps as many copies of each file as its namespace wants, on nodes that are there.
+
+| what happens | what is looked at |
+|---|---|
+| a file is closed | this file, once it was quiet for a moment |
+| another node gives up its copy | this file |
+| a node's lease ends | all that it held |
+| a node is drained, removed or given data again | all that this node holds |
+| this node has its lease again | likewise |
+| a node comes, or a minute passes | all that lacked copies |
+| ten minutes pass | all that this node holds |
+
+Each time the first of a file's live holders acts, the others do not (`policy.repair`); who found
+that a file lacks copies sees to it until it has them, since a new first holder does not know of it.
+A node that is drained gives all away by itself (`draining`).
+
+Invariants
+- Repair keeps to a rate; copies of what was just closed do not wait for it.
+- What could not be done is tried again with the next look.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
+from typing import Any, Final
+
+import trio
+
+from kvfs.base.errors import KvfsError
+from kvfs.base.retry import PAUSE_S, Persistence
+from kvfs.meta import keys
+from kvfs.meta.records import Flag, namespace_of
+from kvfs.node.tasks.copier import Copies
+from kvfs.node.tasks.drainer import Draining, Evict
+from kvfs.policy import replica_repair
+from kvfs.policy.pace import Pace
+from kvfs.tree.copies import placements, replica_counts
+from kvfs.tree.copies.replica_counts import Copied
+
+log = logging.getLogger(__name__)
+_TICK_S: Final = 0.5
+_QUIET_S: Final = 1.5
+"""Since a close: by then a file that stays as it is was sealed."""
+_PATIENCE_S: Final = 15.0
+"""For a seal; what is written all the time gets copies of what was closed last."""
+_AGAIN_S: Final = 60.0
+_ROUTINE_S: Final = 600.0
+_FIRST_S: Final = 15.0
+_PAGE: Final = 256
+_MOST_WAITING: Final = 65_536
+_WORKERS: Final = 8
+
+
+class _Due:
+    """A file that may need copies."""
+
+    __slots__ = ("at", "fresh", "since")
+
+    def __init__(self, at: float, since: float, fresh: bool) -> None:
+        self.at = at
+        self.since = since
+        self.fresh = fresh
+
+
+class Keeper:
+    """That of one node. `bytes_per_s`: of repair; `drained` says that nothing is left here."""
+
+    def __init__(
+        self,
+        made: Copies,
+        bytes_per_s: int,
+        evict: Evict,
+        drained: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._copies = made
+        self._me = made.me
+        self._engine = made.engine
+        self._draining = Draining(made, evict, self._afford, drained)
+        self._rate = bytes_per_s
+        self._pace = Pace(bytes_per_s, 0.0)
+        self._waiting: dict[int, _Due] = {}
+        self._working: set[int] = set()
+        self._lacking: set[int] = set()
+        self._seen: dict[int, tuple[bool, str]] | None = None
+        """Whether each node was there, and its state, when we looked last."""
+        self._owed: set[int] = set()
+        """Nodes that went, and what they held was not looked at yet."""
+        self._owes_own = False
+        """Likewise, what this node holds."""
+        self._again_at = 0.0
+        self._failing = Persistence(log.warning, "a copy could not be made, it is tried again")
+        self._slots = trio.Semaphore(_WORKERS)
+        self._without: dict[int, int] = {}
+        """By node that went, the files that nobody has who is there."""
+        self.counters = self._draining.counters
+
+    def published(self, ino: int) -> None:
+        """A file was closed here."""
+        namespace = self._engine.namespace(namespace_of(ino))
+        if namespace is not None and namespace.replicas and len(self._waiting) < _MOST_WAITING:
+            now = trio.current_time()
+            since = self._waiting[ino].since if ino in self._waiting else now
+            self._waiting[ino] = _Due(now + _QUIET_S, since, fresh=True)
+
+    def given_up(self, inos: Iterable[int]) -> None:
+        """Other nodes do not have these files any more."""
+        now = trio.current_time()
+        for ino in inos:
+            if len(self._waiting) >= _MOST_WAITING:
+                self._owes_own = True
+                return
+            namespace = self._engine.namespace(namespace_of(ino))
+            if namespace is not None and namespace.replicas and ino not in self._waiting:
+                self._waiting[ino] = _Due(now + _QUIET_S, now, fresh=False)
+
+    @property
+    def lacking(self) -> int:
+        """Files that lack copies which this node is to have made."""
+        return len(self._lacking)
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps this node from being drained, for people; empty: nothing."""
+        return self._draining.obstacle
+
+    def report(self) -> dict[str, Any]:
+        """For the node's status: what this node is to see to."""
+        return {
+            "under_replicated": self.lacking,
+            "without_holder": sum(self._without.values()),
+            "waiting": len(self._waiting),
+            "in_progress": len(self._working),
+            **self._draining.report(),
+        }
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._pace = Pace(self._rate, trio.current_time())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            nursery.start_soon(self._patrol)
+            nursery.start_soon(self._work)
+            nursery.start_soon(self._draining.run)
+
+    # ---- looking
+
+    async def _watch(self) -> None:
+        """Nodes that go."""
+        watching = Persistence(log.warning, "files of a node that went are looked at later")
+        while True:
+            await watching.attempt(self._look_around)
+            await trio.sleep(_TICK_S)
+
+    async def _look_around(self) -> None:
+        """What was owed and could not be done is owed still."""
+        self._compare({host.number: (host.alive, host.state) for host in self._copies.snapshot()})
+        for number in sorted(self._owed - {self._me}):
+            await self._look_at_held(number)
+            self._owed.discard(number)
+        if self._owes_own and self._sees_to_own():
+            self._owes_own = False
+            try:
+                await self._look_at_held(self._me)
+            except BaseException:
+                self._owes_own = True
+                raise
+        if trio.current_time() >= self._again_at:
+            self._try_again()
+
+    def _sees_to_own(self) -> bool:
+        """Of a node that drains, `draining` sees to all that is here."""
+        own = self._copies.snapshot().get(self._me)
+        return own is not None and own.alive and own.state != "draining"
+
+    def _compare(self, seen: dict[int, tuple[bool, str]]) -> None:
+        """With what was seen before."""
+        before, self._seen = self._seen, seen
+        if before is None or before == seen:
+            return
+        dead = {number for number, (alive, _) in seen.items() if not alive}
+        # What nobody has who is there is counted anew for all that are away.
+        self._owed = dead | {number for number in self._owed if number in seen}
+        self._without = {number: n for number, n in self._without.items() if number in dead}
+        states = {number: state for number, (_, state) in seen.items()}
+        self._owes_own |= any(states.get(number) != state for number, (_, state) in before.items())
+        if self._me in dead:  # what it judges meanwhile, it judges as a node that is not there
+            self._owes_own = True
+        self._try_again()
+
+    def _try_again(self) -> None:
+        """To make the copies that are lacking; a page of them where they are many."""
+        now = trio.current_time()
+        self._again_at = now + _AGAIN_S
+        for ino in islice(self._lacking, _MOST_WAITING - len(self._waiting)):
+            self._waiting.setdefault(ino, _Due(now, now, fresh=False))
+
+    async def _patrol(self) -> None:
+        patrolling = Persistence(log.warning, "copies are looked after later")
+        await trio.sleep(_FIRST_S)
+        while True:
+            await patrolling.attempt(lambda: self._look_at_held(self._me))
+            await trio.sleep(_ROUTINE_S)
+
+    async def _look_at_held(self, number: int) -> None:
+        """All files that a node has something of."""
+        node, after, without = keys.pack_node(number), 0, 0
+        while inos := await self._engine.read(
+            lambda t, after=after: placements.held_by(t, node, after, _PAGE)  # type: ignore[misc]
+        ):
+            after = inos[-1]
+            files = await self._engine.read(lambda t, inos=inos: replica_counts.look(t, inos))  # type: ignore[misc]
+            without += self._judge(files, number)
+            await trio.lowlevel.checkpoint()
+        if number != self._me:
+            self._without[number] = without
+
+    def _judge(self, files: Iterable[Copied], held_by: int) -> int:
+        """Take up what this node is to see to; how many files nobody there has, of which this
+        holder is the first."""
+        snapshot, now, without = self._copies.snapshot(), trio.current_time(), 0
+        for file in files:
+            verdict = replica_repair.judge(snapshot, file.ino, file.holders, file.wanted)
+            without += verdict.actor is None and held_by == min(file.holders, default=held_by)
+            mine = verdict.missing > 0 and self._sees_to(file.ino, verdict.actor)
+            (self._lacking.add if mine else self._lacking.discard)(file.ino)
+            if mine and file.ino not in self._waiting and len(self._waiting) < _MOST_WAITING:
+                self._waiting[file.ino] = _Due(now, now, fresh=False)
+        return without
+
+    def _sees_to(self, ino: int, actor: int | None) -> bool:
+        return actor == self._me or (ino in self._lacking and actor is not None)
+
+    # ---- acting
+
+    async def _work(self) -> None:
+        async with trio.open_nursery() as nursery:
+            while True:
+                now = trio.current_time()
+                due = [ino for ino, each in self._waiting.items() if each.at <= now]
+                for ino in due:
+                    if ino in self._working:
+                        continue
+                    await self._slots.acquire()
+                    self._working.add(ino)
+                    nursery.start_soon(self._see_to, ino, self._waiting.pop(ino))
+                await trio.sleep(_TICK_S)
+
+    async def _see_to(self, ino: int, due: _Due) -> None:
+        try:
+            await self._replicate(ino, due)
+        except (KvfsError, OSError) as error:
+            self._failing.complain(error)
+            self._waiting.setdefault(ino, _Due(trio.current_time() + PAUSE_S, due.since, due.fresh))
+        finally:
+            self._working.discard(ino)
+            self._slots.release()
+
+    async def _replicate(self, ino: int, due: _Due) -> None:
+        file = await self._copies.look(ino)
+        if file is None:
+            self._lacking.discard(ino)
+            return
+        now = trio.current_time()
+        if due.fresh and not file.inode.flags & Flag.SEALED and now - due.since < _PATIENCE_S:
+            self._waiting.setdefault(ino, _Due(now + _QUIET_S, due.since, fresh=True))
+            return
+        verdict = replica_repair.judge(self._copies.snapshot(), ino, file.holders, file.wanted)
+        # What was closed here is this node's to copy, whoever else may have it already.
+        if verdict.missing and (due.fresh or self._sees_to(ino, verdict.actor)):
+            self._lacking.add(ino)
+            if not due.fresh:
+                await self._afford(file.inode.size)
+            made = await self._copies.make(file, verdict.missing)
+            if len(made) < verdict.missing:
+                return
+        self._lacking.discard(ino)
+
+    async def _afford(self, size: int) -> None:
+        await trio.sleep(self._pace.spend(size, trio.current_time()))

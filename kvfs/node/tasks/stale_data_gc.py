@@ -1,0 +1,261 @@
+"""Data files of a node of a cluster that nobody speaks of any more: their content was replaced, or
+their file removed, while the node was away; or a kill came between a data file and its record.
+
+| data file | record | done |
+|---|---|---|
+| of the record's version, held by this node | there, in the index | it is as it should be |
+| the same | there, sealed, not in the index | it is read, and comes into the index |
+| the same, not recorded as held | another node has it, or the file was removed | it goes |
+| the same | nobody else has it, sealed | compared with its checksum: see below |
+| the same | nobody else has it, not sealed | put away |
+| of an older version | another node has the record's, or the file was removed | it goes |
+| of another version | else | put away |
+| any | none, and its number is not reserved | put away |
+
+A node that comes back after a power cut, or behind a damaged journal, has from its engine the
+records that its own journal lost, and not the entries of its index, by which it counts and evicts.
+
+What is compared is the record's content, and recorded as held; or it differs, and is put away; or
+nobody can tell now (no descriptor, no memory, an error of the disk): then it stays, and the next
+sweep looks again. To put away is to unlink what is of a cache, and to move into quarantine what may
+be durable (`background/quarantine.py`).
+
+Invariants
+- A data file younger than the sweep's limit stays: who made it may be about to record it.
+- What is open in this process stays, whatever its record says: it goes when it is closed.
+- What goes because a commit says so goes after that commit is as durable as the engine makes it.
+"""
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import Final, NamedTuple, Protocol
+
+import trio
+
+from kvfs.base.retry import Persistence
+from kvfs.datastore import file_sync
+from kvfs.datastore.batch_unlink import Name, unlink_each
+from kvfs.datastore.checksum import Checksum, checksum
+from kvfs.datastore.files import DataFiles
+from kvfs.datastore.index import Index, Sealed
+from kvfs.datastore.quarantine_directory import Reason
+from kvfs.meta import keys
+from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.records import Flag
+from kvfs.tree.copies import placements
+from kvfs.tree.inodes import read_inodes
+from kvfs.vfs.quarantine import kinds_of, put_away
+
+log = logging.getLogger(__name__)
+_BATCH: Final = 256
+_PERIOD_S: Final = 3600.0
+_AGE_S: Final = 60.0
+
+
+class Holds(Protocol):
+    """What this process has open."""
+
+    def busy(self, ino: int) -> bool:
+        """Whether a handle is open."""
+
+    @property
+    def let_go(self) -> Callable[[int], None]:
+        """Closes a data file that is kept open though no handle is."""
+
+
+class _Found(NamedTuple):
+    """What is to become of data files."""
+
+    held: list[Name]
+    """Sealed, and as their records say."""
+    gone: list[Name]
+    alone: list[Name]
+    """To be compared."""
+    away: list["_Away"]
+
+
+class _Away(NamedTuple):
+    """A data file that is to be put away."""
+
+    name: Name
+    reason: Reason
+    recorded: int
+    """Another version, that its record has; -1: there is none."""
+
+
+class Strays:
+    """Finds them for one node."""
+
+    def __init__(self, engine: Engine, files: DataFiles, index: Index, holders: Holds) -> None:
+        self._engine = engine
+        self._files = files
+        self._index = index
+        self._holders = holders
+        self._unclear = Persistence(log.warning, "data files that cannot be judged now stay")
+        self.counters = {"strays_removed": 0, "strays_kept": 0, "strays_quarantined": 0}
+
+    async def run(self) -> None:
+        """Look at all data files once, and every hour, until cancelled. The first time what was
+        made since the start is left alone."""
+        sweeping = Persistence(log.warning, "data files that nobody needs stay for now")
+        before_ns = time.time_ns()
+        while True:
+            await sweeping.attempt(lambda: self.sweep(before_ns))  # noqa: B023
+            await trio.sleep(_PERIOD_S)
+            before_ns = time.time_ns() - int(_AGE_S * 1e9)
+
+    async def sweep(self, before_ns: int) -> None:
+        """Look at the data files that were made, or got their name, before this time."""
+        everything = self._files.scan()
+        while batch := list(islice(everything, _BATCH)):
+            await self._judge([name for name in batch if self._is_older(name, before_ns)])
+            await trio.lowlevel.checkpoint()
+
+    def _is_older(self, name: Name, before_ns: int) -> bool:
+        try:
+            return self._files.stat(*name).st_ctime_ns < before_ns
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._complain(name, error)
+            return False
+
+    async def _judge(self, names: list[Name]) -> None:
+        found = await self._engine.read(lambda t: _strays(t, names))
+        for name in found.held:
+            if not self._is_indexed(*name):
+                await self._enter(name)
+        away = found.away
+        for name in found.alone:
+            try:
+                if not await self._adopt(name):
+                    away.append(_Away(name, Reason.DAMAGED, -1))
+            except (OSError, MemoryError) as error:
+                self._complain(name, error)
+        if found.gone:
+            await self._engine.sync()
+        await self._put_away([each for each in away if not self._holders.busy(each.name[0])])
+        await self._remove([name for name in found.gone if not self._holders.busy(name[0])])
+
+    def _complain(self, name: Name, error: OSError | MemoryError) -> None:
+        path = self._files.path(*name)
+        if isinstance(error, MemoryError):
+            error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), path)
+        self._unclear.complain(error)
+
+    async def _put_away(self, away: list[_Away]) -> None:
+        kinds = await self._engine.read(kinds_of)
+        for (ino, version), reason, recorded in away:
+            self._holders.let_go(ino)
+            try:
+                path = await trio.to_thread.run_sync(
+                    put_away, self._files, kinds, ino, version, reason, recorded
+                )
+            except OSError as error:
+                self._complain((ino, version), error)
+                continue
+            if self._is_indexed(ino, version):
+                self._index.remove([ino])
+            self.counters["strays_removed" if path is None else "strays_quarantined"] += 1
+            if path is not None:
+                log.warning("%s, a data file, is %s: see `kvfs quarantine`", path, reason.value)
+
+    async def _remove(self, names: list[Name]) -> None:
+        for ino, _ in names:
+            self._holders.let_go(ino)
+        failed = await unlink_each(self._files, names)
+        gone = [name for name in names if name not in failed]
+        self._index.remove([ino for ino, version in gone if self._is_indexed(ino, version)])
+        self.counters["strays_removed"] += len(gone)
+        for name, error in failed.items():
+            self._complain(name, error)
+
+    def _is_indexed(self, ino: int, version: int) -> bool:
+        entry = self._index.get(ino)
+        return entry is not None and entry.version == version
+
+    async def _enter(self, name: Name) -> None:
+        """Have a sealed data file in the index. What differs from its record is in it without
+        checksums: it is the scrubber's to judge."""
+        ino, version = name
+        inode = await self._engine.read(lambda t: read_inodes(t, [ino])[0])
+        if inode is None or inode.version != version:
+            return
+        try:
+            found = await trio.to_thread.run_sync(self._read, name, inode.size)
+        except (OSError, MemoryError) as error:
+            self._complain(name, error)
+            return
+        if found is not None and found[0].combined == inode.checksum:
+            self._index.store([Sealed(ino, version, found[0].chunks, found[1])])
+        else:
+            self._index.add_missing(ino, version, inode.blocks)
+
+    async def _adopt(self, name: Name) -> bool:
+        """Record the data file as held, where it is what its record says; False where it differs.
+        Raises OSError, MemoryError: nobody can tell."""
+        ino, version = name
+        inode = await self._engine.read(lambda t: read_inodes(t, [ino])[0])
+        if inode is None or inode.version != version:
+            return True  # by now it is the next sweep's
+        found = await trio.to_thread.run_sync(self._read, name, inode.size)
+        if found is None or found[0].combined != inode.checksum:
+            return False
+        sums, blocks = found
+
+        def hold(t: Transaction) -> bool:
+            now = read_inodes(t, [ino])[0]
+            if now is None or (now.version, now.checksum) != (version, sums.combined):
+                return False
+            placements.hold(t, ino, version)
+            return True
+
+        if await self._engine.transact(hold):
+            self._index.store([Sealed(ino, version, sums.chunks, blocks)])
+            self.counters["strays_kept"] += 1
+        return True
+
+    def _read(self, name: Name, size: int) -> tuple[Checksum, int] | None:
+        """Checksums and blocks; None where it is not as long as its record says."""
+        fd = self._files.open_unseen(*name)
+        try:
+            file_sync.sync(fd)
+            stat = os.fstat(fd)
+            found = checksum(fd, size) if stat.st_size == size else None
+        finally:
+            os.close(fd)
+        return None if found is None else (found, stat.st_blocks)
+
+
+def _strays(t: Transaction, names: list[Name]) -> _Found:
+    found = _Found([], [], [], [])
+    inos = [ino for ino, _ in names]
+    own = placements.holding(t, inos, t.node)
+    for name, inode, held in zip(names, read_inodes(t, inos), own, strict=True):
+        if inode is None:
+            if t.get(keys.reserved(name[0])) is None:
+                found.away.append(_Away(name, Reason.UNNAMED, -1))
+        elif inode.version == name[1] and held is not None and held.version == name[1]:
+            if inode.flags & Flag.SEALED:
+                found.held.append(name)
+        elif not inode.nlink or _is_elsewhere(t, name[0], inode.version, at_least=name[1]):
+            found.gone.append(name)
+        elif inode.version == name[1] and inode.flags & Flag.SEALED:
+            found.alone.append(name)
+        elif inode.version == name[1]:
+            found.away.append(_Away(name, Reason.UNNAMED, -1))
+        else:
+            found.away.append(_Away(name, Reason.OUTDATED, inode.version))
+    return found
+
+
+def _is_elsewhere(t: Transaction, ino: int, version: int, *, at_least: int) -> bool:
+    """Whether another node has the whole of this version, and it is not older than `at_least`."""
+    return version >= at_least and any(
+        each.whole and each.holding.version == version and each.node != t.node
+        for each in placements.holders(t, ino)
+    )

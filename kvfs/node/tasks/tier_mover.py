@@ -1,0 +1,286 @@
+"""Keeps the places of a store apart: measures them, says where new files go, and moves what is used
+least from memory to disk before memory is full.
+
+| step of a move | memory | disk |
+|---|---|---|
+| 1 copied, its checksum compared | data file | arriving, without a name |
+| 2 named, synced where its record says that it is on disk | data file | data file |
+| 3 unlinked | nothing | data file |
+
+After a kill between 2 and 3 both are there, with the same content; the disk's counts, and the other
+goes with the next measurement.
+
+Invariants
+- Only sealed files are moved, and none that the mount has open; who reads the old one elsewhere
+  goes on doing so.
+- Between the look whether the file is what was copied, and step 3, nothing of this process runs.
+- Walking a place takes at most a twentieth of a thread's time.
+"""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+import trio
+
+from kvfs.base.retry import Persistence
+from kvfs.datastore import file_lease, file_sync, places
+from kvfs.datastore.checksum import checksum
+from kvfs.datastore.files import DataFiles, copy_description
+from kvfs.datastore.index import Index
+from kvfs.datastore.layout import Store
+from kvfs.datastore.tiered_files import TieredFiles
+from kvfs.meta.engine import Engine
+from kvfs.meta.records import Flag, Inode
+from kvfs.policy import tier_choice as policy
+from kvfs.policy.tier_choice import Room
+from kvfs.tree import namespaces
+from kvfs.tree.inodes import BLOCK, read_inodes
+
+log = logging.getLogger(__name__)
+_TELL_S: Final = 1.0
+_SHORTEST_S: Final = 0.25
+_COST_FACTOR: Final = 20
+_BATCH: Final = 512
+_SEND_BYTES: Final = 64 << 20
+
+
+class Holds(Protocol):
+    """What this process has open."""
+
+    def in_use(self, ino: int) -> bool:
+        """Whether a handle is open; what is only kept open is closed."""
+
+
+class _Seen(NamedTuple):
+    """A data file as the last walk saw it."""
+
+    ino: int
+    version: int
+    size: int
+    """Bytes on its medium."""
+
+
+class Tiering:
+    """That of one node. `own_free` says how many bytes the store's own directory has left."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        files: TieredFiles,
+        index: Index,
+        holders: Holds,
+        own_free: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._files = files
+        self._index = index
+        self._holders = holders
+        self._own_free = own_free
+        self.rooms: list[Room] = []
+        self.counters = {"demoted_files": 0, "demoted_bytes": 0}
+
+    @property
+    def elsewhere(self) -> tuple[int, int]:
+        """Bytes of data files that are not in the store's own directory, nor in shared ones, and
+        the capacity that counts for them: memory's is what it has, since it is no room for all."""
+        local = [each for each in self.rooms if not each.place.is_shared]
+        used = sum(each.used for each in local)
+        return used, sum(
+            each.used if each.place.medium == "ram" else each.capacity for each in local
+        )
+
+    def describe(self) -> list[dict[str, Any]]:
+        """For the status."""
+        return [
+            {
+                "medium": each.place.medium,
+                "path": each.place.root,
+                "used_bytes": each.used,
+                "capacity_bytes": each.capacity,
+            }
+            for each in self.rooms
+        ]
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Measure, tell and move, until cancelled. A move that is cut off leaves both files."""
+        await self._measure()
+        await self._tell()
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_telling)
+            nursery.start_soon(self._keep_apart)
+
+    def ended(self) -> None:
+        """No node decides any more: other processes make files in the store's own directory."""
+        places.write_targets(self._store, {})
+
+    async def _keep_telling(self) -> None:
+        telling = Persistence(log.warning, "where new files go cannot be told")
+        while True:
+            await trio.sleep(_TELL_S)
+            await telling.attempt(self._tell)
+
+    async def _keep_apart(self) -> None:
+        moving = Persistence(log.warning, "files are not moved between tiers")
+        while True:
+            await moving.attempt(self._round)
+
+    async def _tell(self) -> None:
+        media = {
+            each.id: each.namespace.media for each in await self._engine.read(namespaces.list_all)
+        }
+        targets = policy.targets(media, self.rooms, self._own_free())
+        self._files.use(targets)
+        places.write_targets(self._store, targets)
+
+    async def _round(self) -> None:
+        began = time.monotonic()
+        seen = await self._measure()
+        cost_s = time.monotonic() - began
+        for room in self.rooms:
+            if room.place.medium == "ram" and room.excess:
+                await self._tell()
+                await self._relieve(room, seen[room.place.root])
+        await trio.sleep(max(_SHORTEST_S, cost_s * _COST_FACTOR))
+
+    async def _measure(self) -> dict[str, list[_Seen]]:
+        """Look at every place; what lies in those of memory."""
+        seen: dict[str, list[_Seen]] = {}
+        rooms = []
+        for place in self._files.places:
+            found: list[_Seen] = []
+            if not place.is_shared:
+                files = self._files.at(place)
+                found = await trio.to_thread.run_sync(_walk, files)
+            used = sum(each.size for each in found)
+            disk = os.statvfs(place.root)
+            capacity = used + disk.f_bavail * disk.f_frsize
+            rooms.append(Room(place, used, min(place.limit or capacity, capacity)))
+            if place.medium == "ram":
+                seen[place.root] = found
+        self.rooms = rooms
+        return seen
+
+    async def _relieve(self, room: Room, seen: list[_Seen]) -> None:
+        """Move the coldest of what lies there until it is below its headroom again."""
+        need = room.excess
+        source = self._files.at(room.place)
+        for each in await self._coldest(seen):
+            if need <= 0:
+                return
+            if self._is_double(each):
+                source.unlink(each.ino, each.version)
+                need -= each.size
+            elif await self._move(source, each):
+                need -= each.size
+
+    async def _coldest(self, seen: list[_Seen]) -> list[_Seen]:
+        clocks: dict[_Seen, int] = {}
+        for start in range(0, len(seen), _BATCH):
+            for each in seen[start : start + _BATCH]:
+                entry = self._index.get(each.ino)
+                clocks[each] = entry.clock if entry is not None else 0
+            await trio.lowlevel.checkpoint()
+        return sorted(seen, key=lambda each: clocks[each])
+
+    def _is_double(self, each: _Seen) -> bool:
+        """Whether it was moved, but for step 3."""
+        for place in self._files.places:
+            if place.medium == "ssd" and _is_there(self._files.at(place), each):
+                return True
+        return _is_there(self._files.own, each)
+
+    async def _move(self, source: DataFiles, each: _Seen) -> bool:
+        (inode,) = await self._engine.read(lambda t: read_inodes(t, [each.ino]))
+        if not self._may_move(each, inode):
+            return False
+        assert inode is not None
+        target = self._target()
+        if target is None:
+            return False
+        try:
+            fd = source.open_unseen(each.ino, each.version)
+        except FileNotFoundError:
+            return False
+        try:
+            before = _stamp(fd)
+            whole = await trio.to_thread.run_sync(lambda: _copy(fd, target, each, inode))
+            (now,) = await self._engine.read(lambda t: read_inodes(t, [each.ino]))
+            if not whole or now is None or now.checksum != inode.checksum:
+                return False
+            if not self._may_move(each, now) or _stamp(fd) != before:
+                return False
+            if file_lease.is_quiet(fd) is False:
+                return False
+            target.arrived(each.ino, each.version)
+            source.unlink(each.ino, each.version)
+        finally:
+            os.close(fd)
+            target.drop_arriving(each.ino, each.version)
+        self.counters["demoted_files"] += 1
+        self.counters["demoted_bytes"] += each.size
+        return True
+
+    def _may_move(self, each: _Seen, inode: Inode | None) -> bool:
+        if inode is None or not inode.flags & Flag.SEALED or inode.version != each.version:
+            return False
+        return not self._holders.in_use(each.ino)
+
+    def _target(self) -> DataFiles | None:
+        """The disk with the most space; None where all are full, until the evictor has made
+        room."""
+        best = policy.roomiest("ssd", self.rooms)
+        own_free = self._own_free()
+        if best is None or best.free <= own_free:
+            return self._files.own if own_free else None
+        return self._files.at(best.place)
+
+
+def _walk(files: DataFiles) -> list[_Seen]:
+    found = []
+    for ino, version in files.scan():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(_Seen(ino, version, BLOCK * files.stat(ino, version).st_blocks))
+    return found
+
+
+def _is_there(files: DataFiles, each: _Seen) -> bool:
+    try:
+        files.stat(each.ino, each.version)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _stamp(fd: int) -> tuple[int, int, int]:
+    found = os.fstat(fd)
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _copy(fd: int, target: DataFiles, each: _Seen, inode: Inode) -> bool:
+    """Step 1, in a thread; whether the copy is what the record says."""
+    source = os.fstat(fd)
+    copy = target.begin_arriving(each.ino, each.version, source.st_size)
+    try:
+        at = 0
+        while at < source.st_size:
+            count = os.sendfile(copy, fd, at, min(_SEND_BYTES, source.st_size - at))
+            if not count:
+                return False
+            at += count
+        found = checksum(copy, source.st_size)
+        if found is None or found.combined != inode.checksum:
+            return False
+        copy_description(fd, copy)
+        os.utime(copy, ns=(source.st_atime_ns, source.st_mtime_ns))
+        if not inode.boot:
+            file_sync.sync(copy)
+        return True
+    finally:
+        os.close(copy)

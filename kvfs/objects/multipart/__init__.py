@@ -1,0 +1,1 @@
+"""Uploads in parts: their records, their parts' data files, and how they are completed."""

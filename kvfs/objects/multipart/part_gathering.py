@@ -1,0 +1,96 @@
+"""The parts of an upload on this host, while it is completed: those that were put here, and those
+that were put on other nodes.
+
+A part with a file of its own is brought as any file is. Of an assembly elsewhere, which nobody has
+but the node that made it, the bytes up to the last part are borrowed: they lie in a body of their
+own until the completion ends.
+"""
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from kvfs.base.errors import NotFound, Stale
+from kvfs.objects import range_copy
+from kvfs.objects.lookup import Bucket
+from kvfs.objects.multipart.upload_transactions import Part
+from kvfs.objects.object_errors import InvalidPart
+from kvfs.objects.staged_files import Bodies, Body
+from kvfs.session.byte_transfer import Step
+from kvfs.session.node_client import Link
+from kvfs.session.session import Session
+
+
+class Gathering:
+    """Of one completion; one thread. Leaving its block lets go of all that was opened."""
+
+    def __init__(
+        self, session: Session, link: Link, bodies: Bodies, bucket: Bucket, parts: Sequence[Part]
+    ) -> None:
+        self._session = session
+        self._link = link
+        self._bodies = bodies
+        self._bucket = bucket
+        self._parts = parts
+        self._open: dict[int, int] = {}
+        self._borrowed: list[Body] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        for body in self._borrowed:
+            self._bodies.discard(body)
+
+    def copy(self, part: Part, target: int, at: int, step: Step) -> None:
+        """Copy a part's bytes into an open file. Raises InvalidPart, Unavailable (its node does not
+        answer), Conflict (parts are put there all the time), NoSpace, OSError, what `step`
+        raises."""
+        fd = self._open.get(part.place.data)
+        if fd is None:
+            fd = self._open_data(part)
+        moved = range_copy.copy_range(fd, part.place.offset, part.size, target, at, step)
+        if moved != part.size:
+            raise InvalidPart(f"part {part.number} is shorter than it was")
+        if part.place.data == part.ino:
+            os.close(self._open.pop(part.ino))  # no other part is in it
+
+    def _open_data(self, part: Part) -> int:
+        fd = self._open_here(part)
+        if fd is None:
+            try:
+                fd = self._open_elsewhere(part)
+            except (NotFound, Stale):
+                fd = None
+        if fd is None:
+            raise InvalidPart(f"part {part.number} is there no more")
+        self._open[part.place.data] = fd
+        return fd
+
+    def _open_here(self, part: Part) -> int | None:
+        try:
+            return self._session.files.open(part.place.data, part.version, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+
+    def _open_elsewhere(self, part: Part) -> int | None:
+        if self._session.mirrored is None:
+            return None
+        if part.place.data == part.ino:
+            return self._open_here(part) if self._link.bring(part.ino) else None
+        return self._borrow(part.place.data)
+
+    def _borrow(self, data: int) -> int | None:
+        """An assembly that another node has, as far as the parts reach."""
+        size = max(each.place.offset + each.size for each in self._parts if each.place.data == data)
+        body = self._bodies.begin(self._bucket, size)
+        self._borrowed.append(body)
+        return os.dup(body.fd) if self._link.borrow(data, size, body.ino) else None

@@ -1,0 +1,405 @@
+"""The objects of one store: what the S3 front door calls.
+
+Every method is blocking and may be called from any thread. What a method that changes anything
+returned survives SIGKILL, and in a durable bucket power loss; the node's mount has forgotten what
+was there before, unless Unavailable says that it did not answer in time (the change is committed
+then).
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kvfs.base.errors import Conflict, KvfsError
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.objects import listing, lookup, mutations
+from kvfs.objects.bucket_store import Buckets
+from kvfs.objects.listing import Page, VersionPage
+from kvfs.objects.lookup import Bucket
+from kvfs.objects.multipart.part_slots import Slots
+from kvfs.objects.multipart.upload_store import Uploads
+from kvfs.objects.mutations import Check, Deleted, Moment, New, anything
+from kvfs.objects.object_attributes import Metadata
+from kvfs.objects.object_drafts import Draft, Drafts
+from kvfs.objects.object_errors import NoSuchKey
+from kvfs.objects.object_info import Facts
+from kvfs.objects.open_object import Opener
+from kvfs.objects.publish import Publisher
+from kvfs.objects.seals import Seals
+from kvfs.objects.staged_files import Bodies, Body
+from kvfs.session import byte_transfer, session
+from kvfs.session.byte_transfer import Step, go_on
+from kvfs.session.node_client import Link
+from kvfs.session.post_commit import Changed, Finisher
+from kvfs.session.space_reservation import Room
+from kvfs.session.staging import Written
+from kvfs.session.touches import Touches
+from kvfs.tree import lifecycle
+from kvfs.vfs.miss_counters import Misses
+
+_DELETED_AT_ONCE: Final = 256
+_OWN: Final = frozenset(("retention", "legal-hold", "acl", "owner", "parts", "part-checksums"))
+"""What is said of an object alone, and not of its copies; long ones go on in `parts.1` ..."""
+
+
+class Doomed(NamedTuple):
+    """What is to be deleted."""
+
+    key: bytes
+    version: str = ""
+    check: Check = anything
+
+
+class ObjectStore:
+    """Opens the store in `root`, which others may use at the same time; `close` it.
+
+    Raises NotFound (no store there), Invalid, Corrupt.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._session = session.acquire(root)
+        opened = self._session
+        self._link = Link(opened.store.socket)
+        self._finisher = Finisher(opened, self._link)
+        self._touches = Touches(opened, self._link)
+        self._bodies = Bodies(opened, Room(opened.files.root, self._link))
+        self._publisher = Publisher(opened, self._finisher, self._bodies)
+        opener = Opener(opened, self._touches, self._link)
+        self.seals = Seals(opened, self._link)
+        slots = Slots(opened, self._bodies)
+        drafts = Drafts(opened, self._bodies, slots)
+        self.buckets = Buckets(opened, self._publisher)
+        self.uploads = Uploads(
+            opened, self._bodies, slots, drafts, opener, self._publisher, self._link
+        )
+        self.begin = drafts.begin
+        self.begin_now = drafts.begin_now
+        self.grow = drafts.grow
+        self.written = drafts.written
+        self.discard = drafts.discard
+        self.finish = self._finisher.finish
+        self.put_off = self._finisher.put_off
+        self.tell = self._finisher.tell
+        self.find = opener.find
+        self.open = opener.open
+        self.open_here = opener.open_here
+        self.open_coming = opener.open_coming
+        self.bring = opener.bring
+        self.reopen = opener.reopen
+        self.is_same = opener.is_same
+        self.misses = Misses(opened.gone)
+        opened.files.keep_spares()
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._bodies.give_back()
+        self._touches.flush()
+        self._finisher.close()
+        self._link.close()
+        session.release(self._session)
+
+    @property
+    def session(self) -> session.Session:
+        """For what else is kept in the same engine."""
+        return self._session
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is that of a node of a cluster: what is committed waits for another host."""
+        return self._session.mirrored is not None
+
+    # ---- reading
+
+    def find_many(self, bucket: bytes, wanted: Sequence[bytes]) -> list[Facts | None]:
+        """The current version of each key, None where there is none. Raises NoSuchBucket,
+        Invalid."""
+        boot = self._session.boot
+        return self._session.read(
+            lambda t: lookup.find_many(t, lookup.find_bucket(t, bucket), wanted, boot)
+        )
+
+    def list_objects(
+        self,
+        bucket: bytes,
+        *,
+        prefix: bytes = b"",
+        delimiter: bytes = b"",
+        start_after: bytes = b"",
+        max_keys: int = 1000,
+    ) -> Page:
+        """See `listing.list_objects`. Raises NoSuchBucket."""
+        return self._session.read(
+            lambda t: listing.list_objects(
+                t,
+                lookup.find_bucket(t, bucket),
+                prefix=prefix,
+                delimiter=delimiter,
+                start_after=start_after,
+                max_keys=max_keys,
+                boot=self._session.boot,
+            )
+        )
+
+    def list_versions(
+        self,
+        bucket: bytes,
+        *,
+        prefix: bytes = b"",
+        delimiter: bytes = b"",
+        start_after: bytes = b"",
+        start_version: str = "",
+        max_keys: int = 1000,
+    ) -> VersionPage:
+        """See `listing.list_versions`. Raises NoSuchBucket."""
+        return self._session.read(
+            lambda t: listing.list_versions(
+                t,
+                lookup.find_bucket(t, bucket),
+                prefix=prefix,
+                delimiter=delimiter,
+                start_after=start_after,
+                start_version=start_version,
+                max_keys=max_keys,
+                boot=self._session.boot,
+            )
+        )
+
+    # ---- putting
+
+    def commit(
+        self,
+        draft: Draft,
+        etag: str,
+        metadata: Metadata,
+        *,
+        versioning: str = "",
+        check: Check = anything,
+        later: list[Changed] | None = None,
+    ) -> Facts:
+        """Put the draft under its key, whole or not at all; the draft is spent, also by an error.
+
+        `later`: the node is not told yet; its list is for `finish`, which tells of many commits in
+        one round trip, and before which nobody may be told of success.
+
+        Raises what `check` raises, NoSuchBucket, TooLarge, NoSpace, ReadOnly, Unavailable,
+        Conflict, OSError.
+        """
+        assert draft.upload is None, "a part is put with commit_part"
+        assert isinstance(draft.body, Body)
+        bucket = draft.body.bucket
+
+        def fn(t: Transaction, body: Written, changed: Changed) -> Facts:
+            new = New(body, etag, metadata)
+            return mutations.put(
+                t, bucket, draft.key, new, versioning, check, self._publisher.moment(), changed
+            )
+
+        return self._publisher.publish(draft.body, fn, later)
+
+    def copy(
+        self,
+        source: tuple[bytes, bytes, str],
+        target: tuple[bytes, bytes],
+        *,
+        metadata: Metadata | None = None,
+        etag: str | None = None,
+        versioning: str = "",
+        check_source: Check = anything,
+        check: Check = anything,
+        step: Step = go_on,
+    ) -> Facts:
+        """Copy an object (bucket, key, version) to (bucket, key) without moving its bytes where the
+        filesystem can; onto itself in a bucket without versions, only its facts change.
+
+        `metadata` None: the source's, but locks and access list; `etag` None: the source's. `step`
+        is called with the bytes copied, every 64 MiB at least; what it raises ends the copy, and
+        nothing is left of it. Raises as `open` and `commit`; Conflict when the source was written
+        to meanwhile.
+        """
+        opened = self.open(*source)
+        try:
+            check_source(opened.facts)
+            facts = opened.facts
+            kept = facts.metadata if metadata is None else metadata
+            if metadata is None:
+                kept = {k: v for k, v in kept.items() if k.partition(".")[0] not in _OWN}
+            if source[:2] == target and facts.latest and not versioning:
+                return self._restate(source, facts, kept, etag or facts.etag, check)
+            draft = self.begin(*target, facts.size)
+            try:
+                byte_transfer.copy(opened.fd, draft.fd, step)
+                if not opened.is_unchanged():
+                    raise Conflict("the source of the copy was written to meanwhile")
+                tag = facts.etag if etag is None else etag
+                return self.commit(draft, tag, kept, versioning=versioning, check=check)
+            finally:
+                self.discard(draft)
+        finally:
+            os.close(opened.fd)
+
+    def update(
+        self,
+        bucket: bytes,
+        key: bytes,
+        version: str,
+        change: Callable[[Facts], tuple[Metadata, Sequence[str]]],
+    ) -> Facts:
+        """Change what is said about one version: `change` is given the facts and returns what to
+        set and which names to remove. Raises as `find`, and what `change` raises."""
+
+        def fn(t: Transaction, changed: Changed) -> Facts:
+            moment = self._publisher.moment()
+            found = lookup.find(t, lookup.find_bucket(t, bucket), key, version, moment.boot)
+            metadata, removed = change(found)
+            mutations.update(t, found, metadata, removed, moment, changed)
+            return found
+
+        found = self._publisher.change(fn)
+        self._publisher.sync_if_durable(found.ino)
+        return found
+
+    # ---- deleting
+
+    def delete(
+        self,
+        bucket: bytes,
+        key: bytes,
+        *,
+        version: str = "",
+        versioning: str = "",
+        check: Check = anything,
+        bypass: bool = False,
+        later: list[Changed] | None = None,
+    ) -> Deleted:
+        """Delete the current version, or one for good. `later`: as for `commit`. Raises
+        NoSuchBucket, Invalid, Locked, what `check` raises."""
+        doomed = [Doomed(key, version, check)]
+        (result,) = self.delete_many(
+            bucket, doomed, versioning=versioning, bypass=bypass, later=later
+        )
+        if isinstance(result, KvfsError):
+            raise result
+        return result
+
+    def delete_many(
+        self,
+        bucket: bytes,
+        doomed: Sequence[Doomed],
+        *,
+        versioning: str = "",
+        bypass: bool = False,
+        expired: bool = False,
+        later: list[Changed] | None = None,
+    ) -> list[Deleted | KvfsError]:
+        """As `delete` for each, with the error in its place. `expired`: whoever looks for them is
+        to be told that their time had come. Raises NoSuchBucket."""
+        results: list[Deleted | KvfsError] = []
+        durable = False
+        for start in range(0, len(doomed), _DELETED_AT_ONCE):
+            part = doomed[start : start + _DELETED_AT_ONCE]
+
+            def fn(
+                t: Transaction, changed: Changed, part: Sequence[Doomed] = part
+            ) -> list[Deleted | KvfsError]:
+                nonlocal durable
+                found = lookup.find_bucket(t, bucket)
+                durable = found.durable
+                deleted = [
+                    self._delete(t, found, each, versioning, bypass, changed) for each in part
+                ]
+                if expired:  # before the commit: nobody misses them earlier
+                    self._session.gone.add(_entries_of(found, part, changed), "expired")
+                    for ino, inode in changed.orphans:
+                        lifecycle.lose(t, ino, inode, "expired")
+                return deleted
+
+            results += self._publisher.change(fn, later)
+        if durable:
+            self._session.sync()
+        return results
+
+    def delete_now(
+        self,
+        bucket: bytes,
+        doomed: Doomed,
+        later: list[Changed],
+        *,
+        versioning: str = "",
+        bypass: bool = False,
+    ) -> Deleted | None:
+        """As `delete`, for an event loop: None, and nothing is done, where that waits for the
+        disk, or for another host."""
+        if self.is_shared:
+            return None
+
+        def fn(t: Transaction, changed: Changed) -> Deleted | KvfsError | None:
+            found = lookup.find_bucket(t, bucket)
+            if found.durable:
+                return None
+            return self._delete(t, found, doomed, versioning, bypass, changed)
+
+        result = self._publisher.change(fn, later)
+        if isinstance(result, KvfsError):
+            raise result
+        return result
+
+    # ---- how it is done
+
+    def _delete(
+        self,
+        t: Transaction,
+        bucket: Bucket,
+        doomed: Doomed,
+        versioning: str,
+        bypass: bool,
+        changed: Changed,
+    ) -> Deleted | KvfsError:
+        moment, key = self._publisher.moment(), doomed.key
+        try:
+            if doomed.version:
+                return mutations.delete_version(
+                    t, bucket, key, doomed.version, doomed.check, moment, changed, bypass=bypass
+                )
+            return mutations.delete(t, bucket, key, versioning, doomed.check, moment, changed)
+        except KvfsError as error:
+            return error
+
+    def _restate(
+        self,
+        source: tuple[bytes, bytes, str],
+        facts: Facts,
+        metadata: Metadata,
+        etag: str,
+        check: Check,
+    ) -> Facts:
+        def fn(t: Transaction, changed: Changed) -> Facts:
+            author = self._session.author()
+            bucket, key, version = source
+            found = lookup.find(t, lookup.find_bucket(t, bucket), key, version, author.boot)
+            check(found)
+            if found.ino != facts.ino:
+                raise NoSuchKey("the object was replaced while it was copied onto itself")
+            moment = Moment(time.time_ns(), author.boot)
+            restated = mutations.restate(t, found._replace(etag=etag), metadata, moment, changed)
+            # Before anybody sees the record: who seals would take the file's own time for newer.
+            times = (restated.inode.atime_ns, restated.inode.mtime_ns)
+            path = self._session.files.path(restated.ino, restated.inode.version)
+            os.utime(path, ns=times, follow_symlinks=False)
+            return restated
+
+        result = self._publisher.change(fn)
+        self._publisher.sync_if_durable(result.ino)
+        return result
+
+
+def _entries_of(bucket: Bucket, doomed: Sequence[Doomed], changed: Changed) -> list[bytes]:
+    """By which what was deleted is known: the names that changed, directories that went with them
+    too, and versions."""
+    names = [keys.file_entry(each.parent, each.name) for each in changed.changes]
+    versions = [
+        lookup.version_entry(bucket, each.key, each.version) for each in doomed if each.version
+    ]
+    return names + versions

@@ -1,0 +1,250 @@
+"""Opens objects for reading: a descriptor, and facts that agree with it.
+
+An open descriptor is the lease: what replaces or deletes the object only unlinks its data file.
+While a file is not sealed, its data file is the truth about size and time (a mount may be writing
+to it), so who sends it compares both again at the end: `Opened.is_unchanged`.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvfs.base.errors import Conflict, Corrupt, KvfsError, NotFound, OtherVersion, Stale, Unreached
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import Flag, unpack_inode
+from kvfs.objects import lookup, object_attributes
+from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NotHere, Unheld, WrittenElsewhere
+from kvfs.objects.object_info import Facts
+from kvfs.session.node_client import Link
+from kvfs.session.read_cache import Remembering
+from kvfs.session.session import Session
+from kvfs.session.touches import Touches
+from kvfs.tree import etags, namespaces
+from kvfs.tree.copies import cold_copies
+from kvfs.tree.inodes import read_inodes
+
+_ATTEMPTS: Final = 3
+_BRINGINGS: Final = 8
+_REMEMBERED: Final = 4096
+_REMEMBERED_METADATA: Final = 4096
+"""Characters: an object about which more is said is found anew each time."""
+
+
+class Opened(NamedTuple):
+    """An object open for reading; the caller closes `fd`."""
+
+    fd: int
+    facts: Facts
+    coming: Callable[[int, int], None] | None = None
+    """Its data are on their way here: call it for (offset, length) before those bytes are read. It
+    blocks, and raises as `Opener.bring`."""
+
+    @property
+    def size(self) -> int:
+        return self.facts.size
+
+    def is_unchanged(self) -> bool:
+        """Whether the bytes read so far are those of the object that was opened: False where its
+        file was written in place meanwhile."""
+        if self.coming is not None:
+            return True
+        found = os.fstat(self.fd)
+        return (found.st_size, found.st_mtime_ns) == (self.facts.size, self.facts.data_mtime_ns)
+
+
+class Opener:
+    """Of one store; any thread."""
+
+    def __init__(self, session: Session, touches: Touches, link: Link) -> None:
+        self._session = session
+        self._touches = touches
+        self._link = link
+        self._seen = Remembering[tuple[bytes, bytes], Facts](session, _REMEMBERED, _is_short)
+
+    def find(self, bucket: bytes, key: bytes, version: str) -> Facts:
+        """One version, or a delete marker. Raises NoSuchBucket, NoSuchKey, NoSuchVersion,
+        Invalid."""
+        found = self._found(bucket, key, version)
+        if found.delete_marker or found.inode.flags & Flag.SEALED:
+            return found
+        try:
+            data = self._session.files.stat(found.ino, found.inode.version)
+        except FileNotFoundError:
+            return found
+        return _as_data(found, data)
+
+    def open(self, bucket: bytes, key: bytes, version: str) -> Opened:
+        """A new descriptor of one version, whose data are brought where they are on another node.
+        Blocking. Raises as `find`, MarkedDeleted, Corrupt, Unavailable, NoSpace, OSError."""
+        for _ in range(_BRINGINGS):
+            try:
+                return self.open_here(bucket, key, version)
+            except NotHere as missing:
+                self.bring(missing.facts)
+        return self.open_here(bucket, key, version)
+
+    def bring(self, facts: Facts) -> None:
+        """The object's data are on this host when it returns, or it is another by now. Blocking.
+        Raises NoSuchKey (a miss), Corrupt, Busy (it is being written), Unavailable, NoSpace."""
+        try:
+            if self._link.bring(facts.ino):
+                return
+        except (OtherVersion, Unreached) as missed:
+            raise _as_key(missed) from None
+        except (NotFound, Stale, Conflict):
+            return
+        if self._is_still(facts):
+            raise self._lost(facts)
+
+    def open_coming(self, facts: Facts) -> Opened | None:
+        """A descriptor of data that are on their way here, read as they come; None: look again.
+        Blocking. Raises as `bring`."""
+        ino, version = facts.ino, facts.inode.version
+
+        def coming(offset: int, length: int) -> None:
+            if not self._link.bring_span(ino, version, offset, length):
+                raise self._lost(facts)
+
+        try:
+            if self._link.bring_span(ino, version, 0, 1):
+                fd = self._session.files.open_arriving(ino, version)
+                self._touches.add(ino)
+                return Opened(fd, facts, coming)
+        except (OtherVersion, Unreached) as missed:
+            raise _as_key(missed) from None
+        except (NotFound, Stale, Conflict, FileNotFoundError):
+            return None
+        if self._is_still(facts):
+            raise self._lost(facts)
+        return None
+
+    def open_here(self, bucket: bytes, key: bytes, version: str) -> Opened:
+        """A new descriptor of one version. Raises as `find`, MarkedDeleted, NotHere, OSError."""
+        found = None
+        for _ in range(_ATTEMPTS):
+            found = self._found(bucket, key, version)
+            opened = self._open(found)
+            if opened is not None and self._was_overtaken(opened):
+                os.close(opened.fd)
+            elif opened is not None:
+                if opened.facts.inode is found.inode and opened.facts is not found:
+                    self._seen.replace((bucket, key), found, opened.facts)
+                self._touches.add(found.ino)
+                return opened
+        assert found is not None
+        raise NotHere(found)
+
+    def _is_still(self, facts: Facts) -> bool:
+        """Whether the record is still there: else somebody replaced or forgot the object."""
+        (now,) = self._session.read(lambda t: read_inodes(t, [facts.ino]))
+        return now is not None and now.nlink > 0 and now.version == facts.inode.version
+
+    def _lost(self, facts: Facts) -> KvfsError:
+        """Nobody has the data of this record."""
+        shown = facts.key.decode(errors="backslashreplace")
+        if self._session.read(lambda t: namespaces.is_durable(t, facts.ino)):
+            if facts.inode.flags & Flag.COLD:
+                return self._session.read(lambda t: cold_copies.out_of_reach(t, facts.ino, shown))
+            return Corrupt(f"{shown}: its data file is missing or torn: run `kvfs fsck`")
+        gone = Unheld(f"{shown}: its data have gone")
+        gone.at = keys.file_entry(facts.inode.parent, facts.inode.name)  # the node may know why
+        return gone
+
+    def is_same(self, bucket: bytes, key: bytes, facts: Facts) -> bool:
+        """Whether these facts, which somebody was told, are still those of the current version.
+        Raises as `find`."""
+        return self._found(bucket, key, "") is facts
+
+    def reopen(self, seen: Opened) -> Opened | None:
+        """A new descriptor of what was opened before and is the same by the metadata; None where
+        its data file is not what it was then. Raises OSError."""
+        facts = seen.facts
+        try:
+            opened = Opened(
+                self._session.files.open(facts.ino, facts.inode.version, os.O_RDONLY), facts
+            )
+        except FileNotFoundError:
+            return None
+        if opened.is_unchanged():
+            self._touches.add(facts.ino)
+            return opened
+        os.close(opened.fd)
+        return None
+
+    def _was_overtaken(self, opened: Opened) -> bool:
+        """Whether a sealed file was written to between the look at its record and that at its data
+        file. The record says so before the first byte changes; it is asked again only where the
+        times differ, as in a store that was copied."""
+        facts, inode = opened.facts, opened.facts.inode
+        if not inode.flags & Flag.SEALED or facts.data_mtime_ns == inode.mtime_ns:
+            return False
+        packed = self._session.read(lambda t: t.get(keys.inode(facts.ino)))
+        if packed is None:
+            return True
+        now = unpack_inode(packed)
+        return not now.flags & Flag.SEALED or now.mtime_ns != inode.mtime_ns
+
+    def _found(self, bucket: bytes, key: bytes, version: str) -> Facts:
+        """As the engine has it now. Raises as `find`."""
+        boot = self._session.boot
+
+        def read(t: Transaction) -> Facts:
+            return lookup.find(t, lookup.find_bucket(t, bucket), key, version, boot)
+
+        if version:
+            return self._session.read(read)
+        return self._seen.get((bucket, key), read)
+
+    def _open(self, found: Facts) -> Opened | None:
+        """None when the data file has gone, or is not what the record says."""
+        if found.delete_marker:
+            raise marked_deleted(found)
+        try:
+            fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        data = os.fstat(fd)
+        if found.inode.flags & Flag.SEALED:
+            if data.st_size == found.inode.size:
+                return Opened(fd, _with_mtime(found, data))
+            os.close(fd)
+            return None
+        return Opened(fd, _as_data(found, data))
+
+
+def marked_deleted(marker: Facts) -> MarkedDeleted:
+    """The error of who asks for the object that this delete marker stands for."""
+    shown = marker.key.decode(errors="backslashreplace")
+    deleted = MarkedDeleted(f"{shown} is deleted", marker.version, latest=marker.latest)
+    deleted.at = lookup.current_entry(marker)
+    return deleted
+
+
+def _as_key(missed: OtherVersion | Unreached) -> NoSuchKey:
+    """The node's answer, as an answer about an object."""
+    kind = WrittenElsewhere if isinstance(missed, OtherVersion) else Unheld
+    return kind(str(missed))
+
+
+def _is_short(facts: Facts) -> bool:
+    return sum(map(len, facts.metadata.values())) <= _REMEMBERED_METADATA
+
+
+def _with_mtime(found: Facts, data: os.stat_result) -> Facts:
+    if found.data_mtime_ns == data.st_mtime_ns:
+        return found
+    return found._replace(data_mtime_ns=data.st_mtime_ns)
+
+
+def _as_data(found: Facts, data: os.stat_result) -> Facts:
+    """The facts as the data file has them."""
+    inode = found.inode
+    if (inode.size, inode.mtime_ns) == (data.st_size, data.st_mtime_ns):
+        return _with_mtime(found, data)
+    inode = msgspec.structs.replace(inode, size=data.st_size, mtime_ns=data.st_mtime_ns)
+    etag = etags.computed(found.ino, inode)
+    metadata = object_attributes.of_other_content(found.metadata)
+    return found._replace(inode=inode, etag=etag, metadata=metadata, data_mtime_ns=data.st_mtime_ns)

@@ -1,0 +1,64 @@
+"""What keeps a node that is drained from being empty, in words. Pure."""
+
+from typing import Final
+
+from kvfs.base.units import format_size
+from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.placement import lends
+
+_NODES_NAMED: Final = 3
+
+
+class Obstacles:
+    """What one pass over a node's files found that has to stay for now."""
+
+    def __init__(self) -> None:
+        self.in_use = 0
+        """Files that are being made, written or read here, or that somebody still holds."""
+        self.shared = 0
+        """Files in a store that others might share, and nobody who is there does."""
+        self._homeless = 0
+        self._homeless_bytes = 0
+        self._media: set[str] = set()
+        self._refused = 0
+        self._refusal = ""
+
+    def homeless(self, size: int, media: list[str]) -> None:
+        """No other node has room for a file of `size` bytes, on one of these media (empty: any)."""
+        self._homeless += 1
+        self._homeless_bytes += size
+        self._media.update(media)
+
+    def refused(self, refusals: dict[int, str]) -> None:
+        """Nodes that have room did not take a file: which, and why."""
+        self._refused += 1
+        for node, why in refusals.items():
+            self._refusal = f" (node {node}: {why})"
+
+    def describe(self, snapshot: Snapshot, me: int) -> str:
+        """For people; empty where nothing is in the way."""
+        parts = []
+        if self._homeless:
+            others = [host for host in snapshot.open if host.number != me]
+            parts.append(
+                f"{_files(self._homeless)}, {format_size(self._homeless_bytes)}, for which "
+                + (f"no other node has room{self._lacks(others)}" if others else "no node is there")
+            )
+        if self._refused:
+            parts.append(f"{_files(self._refused)} that nobody took{self._refusal}")
+        if self.shared:
+            parts.append(f"{_files(self.shared)} in a shared store that no other node has")
+        if self.in_use:
+            parts.append(f"{_files(self.in_use)} in use")
+        return "; ".join(parts)
+
+    def _lacks(self, others: list[Host]) -> str:
+        """What the nodes that lack least would need to take all of it."""
+        lenders = [host for host in others if lends(host, self._media)]
+        lacking = sorted((self._homeless_bytes - host.room, host.number) for host in lenders)
+        shown = [f"node {number} lacks {format_size(size)}" for size, number in lacking if size > 0]
+        return f" ({', '.join(shown[:_NODES_NAMED])})" if shown else ""
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"

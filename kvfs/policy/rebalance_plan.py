@@ -1,0 +1,108 @@
+"""Evening out how full nodes are, with as few bytes as can do it. Pure.
+
+Each node that is fuller than the cluster gives away what it has above that, to those below it, in
+the proportion in which they lack. What one gives needs no word from another: the sum of all is what
+the emptier ones lack, so that the bytes moved are the least that can be. A node that is full gives
+to all that are emptier; one that is nearly even gives its part to those alone that are nearly
+empty, as one that was added is. Where less is left to give than a file holds, a hash decides
+whether it goes, as often as the rest is of it: of a thousand nodes that each should give a tenth of
+a file, a hundred give one.
+
+Invariants
+- Nothing moves to a node that is fuller than the cluster, or away from one that is emptier: so
+  nothing moves twice.
+- A file moves only to where it is no nearer to its other copies than it was.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from kvfs.policy import rendezvous
+from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.placement import crowd
+
+TOLERANCE: Final = 0.05
+"""Of a node's capacity: what it is fuller or emptier by is not worth a move below it."""
+
+
+class Copy(NamedTuple):
+    """A file that a node holds."""
+
+    ino: int
+    size: int
+    holders: tuple[int, ...]
+    """Of it, this node included."""
+
+
+class Move(NamedTuple):
+    """A copy that another node is to have instead."""
+
+    ino: int
+    size: int
+    target: int
+
+
+def fill(snapshot: Snapshot) -> float:
+    """How full the nodes that may be given data are, together: 0 to 1."""
+    capacity = sum(host.capacity for host in snapshot.open)
+    if not capacity:
+        return 0.0
+    return 1.0 - sum(host.free for host in snapshot.open) / capacity
+
+
+def shed(snapshot: Snapshot, number: int, copies: Iterable[Copy]) -> Iterator[Move]:
+    """What this node gives to whom, in the order of `copies`, until it holds its share.
+
+    Lazy: a copy is drawn only while there is something to give.
+    """
+    budget = _budget(snapshot, number)
+    give = sum(budget.values())
+    for copy in copies:
+        if give <= 0:
+            return
+        target = _target(snapshot, number, copy, budget)
+        if target is None:
+            continue
+        if give < copy.size and rendezvous.mix(copy.ino, number) % copy.size >= give:
+            return
+        give -= copy.size
+        budget[target] -= copy.size
+        yield Move(copy.ino, copy.size, target)
+
+
+def _budget(snapshot: Snapshot, number: int) -> dict[int, float]:
+    """Bytes that this node is to give to each of the others."""
+    own = snapshot.get(number)
+    mean = fill(snapshot)
+    if own is None or not own.is_open or (over := _over(own, mean)) <= 0:
+        return {}
+    lacks = {host.number: lack for host in snapshot.open if (lack := -_over(host, mean)) > 0}
+    total = sum(lacks.values())
+    is_full = over > TOLERANCE * own.capacity
+    return {
+        host.number: over * lacks[host.number] / total
+        for host in snapshot.open
+        if host.number in lacks and (is_full or lacks[host.number] > TOLERANCE * host.capacity)
+    }
+
+
+def _over(host: Host, mean: float) -> int:
+    return host.capacity - host.free - round(mean * host.capacity)
+
+
+def _target(snapshot: Snapshot, number: int, copy: Copy, budget: dict[int, float]) -> int | None:
+    """Who is to have this copy: not a holder, no nearer to the others, with room for it."""
+    own = snapshot.get(number)
+    if own is None or copy.size <= 0:
+        return None
+    others = snapshot.alive(each for each in copy.holders if each != number)
+    limit = crowd(own, others)
+    fitting = [
+        (host.number, max(left, 0.0))
+        for each, left in budget.items()
+        if (host := snapshot.get(each)) is not None
+        and each not in copy.holders
+        and host.room >= copy.size
+        and crowd(host, others) <= limit
+    ]
+    return next(iter(rendezvous.ranked(copy.ino, fitting)), None)

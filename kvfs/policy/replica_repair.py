@@ -1,0 +1,66 @@
+"""Which copies a file lacks, which may go, and who acts on it. Pure.
+
+Invariants
+- One node acts on a file at a time: the first of its live holders by rendezvous. Nodes that see
+  different members may both act; then a copy too many is made, and goes later.
+- A copy on a node that drains is read from, but counts for nothing: it is about to go.
+- What may go is decided by all holders alike from the same snapshot, and its node says so again in
+  the transaction in which it lets go: two that see different members cannot both drop the last.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from kvfs.policy import rendezvous
+from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.placement import crowd
+
+
+class Verdict(NamedTuple):
+    """What is to be said of one file's copies."""
+
+    missing: int
+    """Copies to be made."""
+    actor: int | None
+    """The node that is to see to it; None: no holder is there, nobody can."""
+
+
+def judge(snapshot: Snapshot, key: int, holders: Collection[int], wanted: int) -> Verdict:
+    """`wanted`: copies in all, the first one included. More than there are nodes to hold them
+    cannot be made: see `placement.choose`."""
+    there = snapshot.alive(holders)
+    if not there:
+        return Verdict(0, None)
+    staying = [host for host in there if host.is_open]
+    actor = rendezvous.first(key, [host.number for host in there])
+    return Verdict(max(wanted - len(staying), 0), actor)
+
+
+def may_go(
+    snapshot: Snapshot, key: int, holders: Collection[int], wanted: int, number: int
+) -> bool:
+    """Whether the copy on this node is one that the others do without.
+
+    A draining node's copy may go as soon as enough others have one; at least one always stays.
+    """
+    staying = [host for host in snapshot.alive(holders) if host.is_open]
+    own = next((host for host in staying if host.number == number), None)
+    if own is None:
+        return len(staying) >= max(wanted, 1)
+    return own.number in _surplus(key, staying, max(wanted, 1))
+
+
+def _surplus(key: int, staying: list[Host], wanted: int) -> list[int]:
+    """The copies too many: first those nearest to others, of these those on the fullest nodes."""
+    left, gone = list(staying), []
+    while len(left) > wanted:
+        worst = max(left, key=lambda host: _dispensable(key, host, left))
+        left.remove(worst)
+        gone.append(worst.number)
+    return gone
+
+
+def _dispensable(key: int, host: Host, left: list[Host]) -> tuple[int, int, float, int]:
+    zone, rack = crowd(host, [each for each in left if each is not host])
+    used = 1.0 - host.free / host.capacity if host.capacity else 1.0
+    return zone, rack, used, rendezvous.mix(key, host.number)

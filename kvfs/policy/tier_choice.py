@@ -1,0 +1,54 @@
+"""Where new files go, and how much of a fast place has to leave it. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kvfs.base.media import Place
+from kvfs.policy import eviction
+
+
+class Room(NamedTuple):
+    """A place and the bytes in it, as last measured."""
+
+    place: Place
+    used: int
+    capacity: int
+
+    @property
+    def free(self) -> int:
+        return max(0, self.capacity - self.used)
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether new files may still be made in it: half of its headroom is left to those that are
+        being written."""
+        return self.free > eviction.headroom(self.capacity) // 2
+
+    @property
+    def excess(self) -> int:
+        """Bytes that should leave it."""
+        return eviction.excess(self.used, self.capacity)
+
+
+def targets(
+    media: Mapping[int, Sequence[str]], rooms: Sequence[Room], own_free: int
+) -> dict[int, str]:
+    """By namespace id, the root of the place where its new files go; none where that is the store's
+    own directory, which has so many bytes free."""
+    found: dict[int, str] = {}
+    for namespace_id, wanted in media.items():
+        for medium in wanted or ("ssd",):
+            best = roomiest(medium, rooms)
+            if medium == "ssd" and (best is None or best.free <= own_free):
+                break
+            if best is not None:
+                found[namespace_id] = best.place.root
+                break
+    return found
+
+
+def roomiest(medium: str, rooms: Sequence[Room]) -> Room | None:
+    """Of the places of a medium that take files, the one with the most space; None: there is
+    none."""
+    able = [each for each in rooms if each.place.medium == medium and each.takes_files]
+    return max(able, key=lambda each: each.free, default=None)

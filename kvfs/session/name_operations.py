@@ -1,0 +1,275 @@
+"""What a client does with names: look up, list, remove, rename, make directories."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from os import stat_result
+from typing import Final, TypeVar
+
+from kvfs.base.errors import NotADirectory, NotFound
+from kvfs.datastore import file_sync
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import Flag, Inode
+from kvfs.session import paths, staging
+from kvfs.session.file_status import Stat, describe
+from kvfs.session.node_client import Link
+from kvfs.session.paths import Path, naming
+from kvfs.session.post_commit import Changed, Finisher
+from kvfs.session.session import Session, now_ns
+from kvfs.session.staging import Options, Target
+from kvfs.session.touches import Touches
+from kvfs.tree import lifecycle, name_escaping, published_view, tree
+from kvfs.tree.inodes import is_directory, read_inodes
+from kvfs.tree.namespaces import MAX_NAME
+
+T = TypeVar("T")
+Parts = tuple[bytes, ...]
+_PAGE: Final = 1_000
+_ODD: Final = frozenset((b"", b".", b".."))
+
+
+class _Following(bytes):
+    """Where a listing goes on, as the engine has it: what stands there may be gone by then."""
+
+
+class Names:
+    """Of one client; any thread."""
+
+    def __init__(self, session: Session, touches: Touches, finisher: Finisher, link: Link) -> None:
+        self._session = session
+        self._touches = touches
+        self._finisher = finisher
+        self._link = link
+
+    def stat(self, path: Parts) -> Stat:
+        """See `Client.stat`."""
+        found = self._read(path, lambda t: self._find(t, path))
+        name = path[-1] if path else b""
+        return describe(name, found.ino, found.inode, self._data(found.ino, found.inode))
+
+    def exist(self, wanted: Sequence[Path]) -> list[bool]:
+        """See `Client.exists`."""
+        raw = paths.encode_all(wanted)
+        answers, missing = self._session.read(lambda t: _exist(t, raw, self._session.boot))
+        if missing:
+            self._touches.missed(missing)
+        return answers
+
+    def entries(self, path: Parts, after: bytes) -> Iterator[Stat]:
+        """See `Client.list`."""
+        following = after
+        while True:
+            page, following = self.page(path, following)
+            yield from page
+            if not following:
+                return
+
+    def page(self, path: Parts, after: bytes) -> tuple[list[Stat], bytes]:
+        """The entries that come next, and where to go on; empty when these are the last."""
+
+        def fn(t: Transaction) -> tuple[list[published_view.Listed], bytes]:
+            found = self._find(t, path)
+            if not is_directory(found.inode):
+                raise NotADirectory("not a directory")
+            start = after if isinstance(after, _Following) else _place(t, found.ino, after)
+            return published_view.list_children(t, found.ino, start, _PAGE, self._session.boot)
+
+        listed, following = self._read(path, fn)
+        entries = [
+            describe(each.name, each.ino, each.inode, self._data(each.ino, each.inode))
+            for each in listed
+        ]
+        return entries, _Following(following)
+
+    def remove(self, path: Parts, name: bytes) -> None:
+        """See `Client.remove`."""
+        now = now_ns()
+
+        def fn(t: Transaction, changed: Changed) -> None:
+            parent = self._directory(t, path)
+            self._find(t, (*path, name))
+            changed.name(parent, name, tree.unlink(t, parent, name, now, _keep))
+
+        self._change(fn, (*path, name))
+
+    def remove_directory(self, path: Parts, name: bytes) -> None:
+        """See `Client.rmdir`."""
+        now = now_ns()
+
+        def fn(t: Transaction, changed: Changed) -> None:
+            parent = self._directory(t, path)
+            removed = tree.rmdir(t, parent, name, now, _keep)
+            changed.name(parent, name, removed)
+            if removed.marker is not None:
+                changed.name(removed.ino, b"", removed.marker)
+
+        self._change(fn, (*path, name))
+
+    def rename(
+        self, old: tuple[Parts, bytes], new: tuple[Parts, bytes], *, exclusive: bool
+    ) -> None:
+        """See `Client.rename`."""
+        now = now_ns()
+        flags = tree.RENAME_NOREPLACE if exclusive else 0
+        source_path, target_path = (*old[0], old[1]), (*new[0], new[1])
+        settled = self._settle_source(old, new)
+
+        def fn(t: Transaction, changed: Changed) -> None:
+            if settled is not None and _is_still(t, settled):
+                lifecycle.synced(t, settled.ino)
+            with naming(source_path):
+                source = self._directory(t, old[0])
+                self._find(t, source_path)
+            with naming(target_path):
+                target = self._directory(t, new[0])
+            removed = tree.rename(
+                t, source, old[1], target, new[1], flags=flags, now=now, keep=_keep
+            )
+            changed.name(source, old[1])
+            changed.name(target, new[1], removed)
+
+        self._change(fn, source_path, target_path)
+
+    def _settle_source(
+        self, old: tuple[Parts, bytes], new: tuple[Parts, bytes]
+    ) -> published_view.Found | None:
+        """Have what is about to replace a durable file on disk; the file that this was done for.
+        Raises OSError, Unavailable."""
+
+        def fn(t: Transaction) -> published_view.Found | None:
+            source, target = self._directory(t, old[0]), self._directory(t, new[0])
+            found = lifecycle.unsettled_source(t, source, old[1], target, new[1])
+            return None if found is None else published_view.Found(*found)
+
+        try:
+            found = self._session.read(fn)
+        except (NotADirectory, NotFound):
+            return None
+        if found is not None:
+            self._sync(found)
+        return found
+
+    def _sync(self, found: published_view.Found) -> None:
+        try:
+            fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
+        except FileNotFoundError:
+            self._link.bring(found.ino)  # it is on disk when it has come
+            return
+        try:
+            file_sync.sync(fd)
+        finally:
+            os.close(fd)
+
+    def make_directory(self, target: Target, options: Options) -> None:
+        """See `Client.mkdir`."""
+        author = self._session.author()
+        self._change(
+            lambda t, changed: staging.make_directory(t, target, options, author, changed),
+            (*target.directory, target.name),
+        )
+
+    def _change(self, step: Callable[[Transaction, Changed], None], *named: Parts) -> None:
+        changed = Changed()
+
+        def fn(t: Transaction) -> None:
+            self._finisher.clear(t)
+            step(t, changed)
+            self._finisher.post(t, changed, now_ns())
+
+        with naming(*named):
+            self._session.write(fn)
+        self._finisher.finish(changed)
+
+    def _read(self, path: Parts, fn: Callable[[Transaction], T]) -> T:
+        try:
+            with naming(path):
+                return self._session.read(fn)
+        except NotFound as error:
+            self._touches.found_nothing(error)
+            raise
+
+    def _find(self, t: Transaction, path: Parts) -> published_view.Found:
+        return published_view.find(t, path, self._session.boot)
+
+    def _directory(self, t: Transaction, path: Parts) -> int:
+        found = self._find(t, path)
+        if not is_directory(found.inode):
+            raise NotADirectory("a part of the path is not a directory")
+        return found.ino
+
+    def _data(self, ino: int, inode: Inode) -> stat_result | None:
+        """The data file's own attributes where they are the truth."""
+        if inode.flags & Flag.SEALED or not stat.S_ISREG(inode.mode):
+            return None
+        try:
+            return self._session.files.stat(ino, inode.version)
+        except FileNotFoundError:
+            return None
+
+
+def _place(t: Transaction, directory: int, key: bytes) -> bytes:
+    """Where in the engine the entry stands that shows this `Stat.key`."""
+    if b"%" not in key or t.get(keys.entries(directory) + key) is not None:
+        return key
+    place = name_escaping.find(t, directory, key.removesuffix(b"/"))
+    return key if place is None else place or name_escaping.NUL
+
+
+def _exist(
+    t: Transaction, wanted: list[bytes], boot: int
+) -> tuple[list[bool], list[bytes | NotFound]]:
+    """Whether each is there, and the entries that are not, or why their directory is not. Paths of
+    one directory cost one look-up of it; then an entry each."""
+    answers = [False] * len(wanted)
+    missing: list[bytes | NotFound] = []
+    prefixes: dict[bytes, bytes | NotFound] = {}
+    entries: list[bytes] = []
+    places: list[int] = []
+    for at, path in enumerate(wanted):
+        directory, _, name = path.rpartition(b"/")
+        if directory not in prefixes:
+            prefixes[directory] = _prefix(t, directory, boot)
+        prefix = prefixes[directory]
+        if type(prefix) is not bytes:
+            missing.append(prefix)
+            continue
+        if len(name) > MAX_NAME:
+            missing.append(NotFound("no such name"))
+            continue
+        if name in _ODD or b"%" in name:
+            (found,) = published_view.find_many(t, [paths.parse(path)], boot)
+            if isinstance(found, published_view.Found):
+                answers[at] = True
+            else:
+                missing.append(found)
+            continue
+        entries.append(prefix + name)
+        places.append(at)
+    there = published_view.exist(t, entries)
+    for at, is_there in zip(places, there, strict=True):
+        answers[at] = is_there
+    if not all(there):
+        missing += (entry for entry, is_there in zip(entries, there, strict=True) if not is_there)
+    return answers, missing
+
+
+def _prefix(t: Transaction, directory: bytes, boot: int) -> bytes | NotFound:
+    """Of the entries of a directory; the error where there is no such directory."""
+    ino = published_view.find_directory(t, paths.parse(directory), boot)
+    return ino if isinstance(ino, NotFound) else keys.entries(ino)
+
+
+def _is_still(t: Transaction, found: published_view.Found) -> bool:
+    """Whether nothing was published since."""
+    (now,) = read_inodes(t, [found.ino])
+    return now is not None and _content(now) == _content(found.inode)
+
+
+def _content(inode: Inode) -> tuple[int, int, int]:
+    return inode.version, inode.size, inode.mtime_ns
+
+
+def _keep(_: int) -> bool:
+    # An orphan first: a kill between the record's end and the data file's must not leak the latter.
+    return True

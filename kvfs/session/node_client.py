@@ -1,0 +1,189 @@
+"""What a client says to the node of its store, if one runs.
+
+No node means no mount, and nobody who holds what a client removes: a socket that is missing, or
+refuses, says so for the moment after it was asked. A mount that is made later cannot have seen what
+was gone before. A node that does not answer may be stopped while its mount's kernel shows what it
+remembers: then the client drops that itself.
+"""
+
+import enum
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvfs.base import control, fuse_device
+from kvfs.base.errors import Unavailable
+from kvfs.tree.changes import Change, to_wire
+from kvfs.vfs import kernel_notify
+
+_DEADLINE_S: Final = 10.0
+_ROOM_DEADLINE_S: Final = 15.0
+"""The node itself looks for room for ten seconds."""
+_STAND_IN_S: Final = 2.0
+_CHANGES_IN_A_REQUEST: Final = 1_000
+_NUMBERS_IN_A_REQUEST: Final = 8_192
+
+
+def _nothing() -> None:
+    """Nothing was put off."""
+
+
+class Room(msgspec.Struct):
+    """The node's answer to a request for space."""
+
+    capacity_bytes: int
+    """What the store may hold in all, as the node is set."""
+    others_bytes: int = 0
+    """What usage counts beside, since other nodes have it."""
+
+
+class _Brought(msgspec.Struct):
+    state: str
+
+
+class _Writers(msgspec.Struct):
+    open: bool
+
+
+class _Sealed(msgspec.Struct):
+    tried: bool
+
+
+class Told(enum.Enum):
+    """Who took notice of a change."""
+
+    NODE = "the node"
+    KERNEL = "the kernel of the node's mount, in place of a node that did not answer"
+    """The node's own part is still to be done: it has the notice."""
+    NOBODY = "no node runs"
+
+
+class Link:
+    """To the node behind one control socket; any thread."""
+
+    def __init__(self, socket: Path) -> None:
+        self._node = control.Caller(socket)
+        self.before_asking: Callable[[], None] = _nothing
+        """Tells the node of space that it does not know yet it can have back."""
+
+    def close(self) -> None:
+        """Close the connection to the node; who asks on makes one each time."""
+        self._node.close()
+
+    def tell(
+        self, changes: Sequence[Change], published: Sequence[int], dropped: Sequence[int] = ()
+    ) -> Told:
+        """The kernels of all mounts have forgotten these names when it returns, and the node, if it
+        answered, knows these new files, and what lost its last link under names that no kernel knew
+        (inode numbers).
+
+        Raises Unavailable when a node runs that has not answered in time, and its mount could not
+        be made to forget without it.
+        """
+        most = max(len(changes), len(published), len(dropped))
+        for start in range(0, most, _CHANGES_IN_A_REQUEST):
+            part = slice(start, start + _CHANGES_IN_A_REQUEST)
+            params = {
+                "changes": to_wire(changes[part]),
+                "published": published[part],
+                "dropped": dropped[part],
+            }
+            try:
+                self._node.call("changed", params, _DEADLINE_S)
+            except control.NoNode:
+                return Told.NOBODY
+            except Unavailable as error:
+                if names := changes[start:]:
+                    self._stand_in(names, error)
+                return Told.KERNEL
+        return Told.NODE
+
+    def _stand_in(self, changes: Sequence[Change], error: Unavailable) -> None:
+        """Make the mount's kernel forget in the node's place. Raises Unavailable."""
+        why = "its process is not known"
+        if self._node.node_pid:
+            messages = kernel_notify.at_once(changes)
+            why = fuse_device.write_for(self._node.node_pid, messages, _STAND_IN_S)
+        if why:
+            raise Unavailable(
+                "the change is committed, but the node did not say in time that its mount has "
+                "forgotten what was there, and could not be stood in for: the mount may show that "
+                f"for a while ({error}; {why})"
+            ) from None
+
+    def ask_for_room(self, namespace_id: int, size: int) -> Room | None:
+        """Wait until the namespace has room for `size` bytes more; None: no node runs.
+
+        Raises NoSpace, naming what is full; Unavailable when the node does not answer in time.
+        """
+        self.before_asking()
+        params = {"namespace": namespace_id, "bytes": size}
+        answer = self._ask("room", params, _ROOM_DEADLINE_S)
+        return None if answer is None else msgspec.convert(answer, Room)
+
+    def bring(self, ino: int) -> bool:
+        """Returns when the file's data are on this host. False: they are on no other, or no node
+        runs.
+
+        Raises NotFound, Stale, Conflict, Corrupt, NoSpace; Busy while they are written in place on
+        another host; Unavailable where nobody who has them answers."""
+        return self._bring({"inode": ino})
+
+    def bring_span(self, ino: int, version: int, offset: int, length: int) -> bool:
+        """As `bring`, of some bytes of one content: when they can be read here."""
+        span = {"inode": ino, "version": version, "offset": offset, "length": length}
+        return self._bring(span)
+
+    def borrow(self, ino: int, size: int, into: int) -> bool:
+        """Returns when the first `size` bytes of a data file that another node has are in the data
+        file of a body of ours. False: there are no other nodes, or none runs here. Raises as
+        `bring`."""
+        return self._bring({"inode": ino, "bytes": size, "into": into}, "borrow")
+
+    def _bring(self, params: dict[str, Any], method: str = "bring") -> bool:
+        while True:
+            answer = self._ask(method, params, _DEADLINE_S)
+            state = "nowhere" if answer is None else msgspec.convert(answer, _Brought).state
+            if state != "coming":
+                return state == "here"
+
+    def is_written(self, ino: int) -> bool:
+        """Whether somebody has the file open for writing on the node's mounts; a node that does not
+        run has none. Raises Unavailable."""
+        answer = self._ask("writers", {"inode": ino}, _DEADLINE_S)
+        return answer is not None and msgspec.convert(answer, _Writers).open
+
+    def seal(self, inos: Sequence[int], until: float) -> bool:
+        """Returns True when the node sealed each of these files, or tried to: then it is in use.
+        False: not by `until` (time.monotonic), or no node runs. Raises Unavailable."""
+        while time.monotonic() < until:
+            answer = self._ask("seal", {"inodes": inos}, _DEADLINE_S)
+            if answer is None:
+                return False
+            if msgspec.convert(answer, _Sealed).tried:
+                return True
+        return False
+
+    def touched(self, inos: Iterable[int], misses: Mapping[str, int]) -> bool:
+        """These files were read, in this order, and so many names were missed. False: no node runs,
+        or it is busy."""
+        rest = iter(inos)
+        try:
+            while (part := list(islice(rest, _NUMBERS_IN_A_REQUEST))) or misses:
+                params = {"inodes": part, "misses": misses}
+                if self._ask("touched", params, _DEADLINE_S) is None:
+                    return False
+                misses = {}
+        except Unavailable:
+            return False
+        return True
+
+    def _ask(self, method: str, params: dict[str, Any], deadline_s: float) -> Any:
+        try:
+            return self._node.call(method, params, deadline_s)
+        except control.NoNode:
+            return None

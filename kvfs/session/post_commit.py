@@ -1,0 +1,151 @@
+"""After a change of names is committed: the node's mount forgets them, and what lost its last link
+goes.
+
+| step | left by a kill before it, and who mends it |
+|---|---|
+| 1 names changed, with a notice of it (one transaction) | nothing was changed |
+| 2 the node told: kernels forgot, it drops the removed | the notice: the node, within seconds |
+| 2 it does not answer: the kernel told in its place | the same |
+| 3 no node: data files of the removed unlinked | orphans: the next start |
+| 4 no node: their index entries and records dropped | orphans: the next start |
+| 5 the notice removed, with the next change | the notice: the node, to no effect |
+
+Where no kernel knows a directory in which names changed (`store.known`) there is nothing to forget
+and no notice: the node hears of new files and of what is to be dropped a moment later (`soon`).
+"""
+
+import stat
+from collections.abc import Sequence
+
+from kvfs.base.errors import KvfsError
+from kvfs.datastore.known_directories import Known
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import Inode
+from kvfs.session.deferred_notify import Soon
+from kvfs.session.node_client import Link, Told
+from kvfs.session.session import Session
+from kvfs.tree import namespaces, notices, tree
+from kvfs.tree.changes import Change
+from kvfs.tree.tree import Removed
+
+
+class Changed:
+    """Gathers, in one transaction, what it changes."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.orphans: list[tuple[int, Inode]] = []
+        self.published: list[int] = []
+        """New files."""
+        self.size_bytes = 0
+        """Of the new files."""
+        self.notice = b""
+        """Empty: no kernel can know what was changed."""
+        self.links_stay = False
+        """An inode that changed has further links, by which a kernel may know it."""
+
+    def name(self, parent: int, name: bytes, removed: Removed | None = None) -> None:
+        """This name came, went or leads elsewhere; `removed` is what lost its link by that."""
+        self.changes.append(Change(parent, name, removed.ino if removed else 0))
+        if removed is None:
+            return
+        if removed.inode.nlink:
+            self.links_stay = True
+        else:
+            self.orphans.append((removed.ino, removed.inode))
+
+    def file(self, ino: int, inode: Inode) -> None:
+        """What is told of a file is another, under each of its names."""
+        self.changes.append(Change(inode.parent, b"", ino))
+        if inode.nlink > 1:
+            self.links_stay = True
+
+    def publish(self, ino: int, size: int) -> None:
+        """A file of `size` bytes came."""
+        self.published.append(ino)
+        self.size_bytes += size
+
+
+class Finisher:
+    """Does steps 2 to 5 for one client; any thread."""
+
+    def __init__(self, session: Session, link: Link) -> None:
+        self._session = session
+        self._link = link
+        self._known = Known(session.store.known)
+        self._soon: Soon[Changed] = Soon(self.tell)
+        self._taken: list[bytes] = []
+        link.before_asking = self._soon.flush
+
+    def post(self, t: Transaction, changed: Changed, now: int) -> None:
+        """Step 1; call last in the transaction. A node that commits it for us, in a cluster, tells
+        its mount by itself."""
+        if t.node:
+            return
+        if changed.links_stay or self._known.any_of(each.parent for each in changed.changes):
+            changed.notice = notices.post(t, changed.changes, now)
+
+    def clear(self, t: Transaction) -> None:
+        """Step 5, in any transaction that writes anyway."""
+        taken, self._taken = self._taken, []
+        notices.remove(t, taken)
+
+    def finish(self, *changed: Changed) -> None:
+        """Steps 2 to 4, for all these at once. Raises Unavailable when the node does not answer and
+        its mount may show what was there: the changes are committed, and the node has its
+        notices."""
+        if urgent := self.put_off(changed):
+            self.tell(urgent)
+
+    def put_off(self, changed: Sequence[Changed]) -> Sequence[Changed]:
+        """Leave to a thread what no kernel can know. What is to be told now, by `tell`: also of
+        what was left before, where that is much. Never waits."""
+        urgent = [each for each in changed if each.notice]
+        if len(urgent) < len(changed):
+            rest = [each for each in changed if not each.notice]
+            urgent += self._soon.add(rest, sum(each.size_bytes for each in rest))
+        return urgent
+
+    def tell(self, changed: Sequence[Changed]) -> None:
+        """`finish`, of what `put_off` gave back."""
+        changes = [change for each in changed if each.notice for change in each.changes]
+        dropped = [ino for each in changed if not each.notice for ino, _ in each.orphans]
+        orphans = [orphan for each in changed for orphan in each.orphans]
+        published = [ino for each in changed for ino in each.published]
+        told = self._link.tell(changes, published, dropped)
+        if told is Told.NOBODY and orphans:
+            self.drop(orphans)
+        if told is not Told.KERNEL:
+            self._taken += [each.notice for each in changed if each.notice]
+
+    def drop(self, orphans: Sequence[tuple[int, Inode]]) -> None:
+        """Steps 3 and 4."""
+        inos = [ino for ino, _ in orphans]
+        if self._session.read(lambda t: any(namespaces.is_durable(t, ino) for ino in inos)):
+            # Else a power cut could undo what made an orphan of it, and find no data.
+            self._session.sync()
+        for ino, inode in orphans:
+            if stat.S_ISREG(inode.mode):
+                self._session.files.unlink(ino, inode.version)
+        self._session.use_index(lambda index: index.remove(inos))
+
+        def reap(t: Transaction) -> None:
+            for ino in inos:
+                tree.reap(t, ino)
+
+        self._session.write(reap)
+
+    def close(self) -> None:
+        """Tell what was put off, and remove the notices that were taken; the node does what this
+        cannot."""
+        try:
+            self._soon.close()
+        except KvfsError:
+            pass
+        self._known.close()
+        if not self._taken or not self._session.writable:
+            return
+        try:
+            self._session.write(self.clear)
+        except KvfsError:
+            pass

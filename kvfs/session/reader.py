@@ -1,0 +1,298 @@
+"""Reads files straight from the store's data files.
+
+An open descriptor is the lease: eviction and replacement only unlink a data file, so what was
+opened is read to its end. Between the look-up and the open it may go; then the look-up is done once
+more, and finds what took its place, or nothing. What other nodes have this host's node brings.
+
+Nothing is copied here: the kernel reads into the caller's memory, or into a new bytearray.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from kvfs.base.errors import (
+    Conflict,
+    Corrupt,
+    Invalid,
+    IsADirectory,
+    KvfsError,
+    NotADirectory,
+    NotFound,
+    NotSupported,
+    OtherVersion,
+    Stale,
+    TooLarge,
+    Unavailable,
+    Unreached,
+)
+from kvfs.datastore.checksum import CHUNK_BYTES, wrong_in
+from kvfs.meta import keys
+from kvfs.meta.records import Flag
+from kvfs.session import parallel
+from kvfs.session.node_client import Link
+from kvfs.session.parallel import Step
+from kvfs.session.paths import joined, naming, shown
+from kvfs.session.session import Session
+from kvfs.session.stored_checksums import Sums
+from kvfs.session.touches import Touches
+from kvfs.tree import namespaces, published_view
+from kvfs.tree.copies import cold_copies
+from kvfs.tree.inodes import read_inodes
+from kvfs.tree.published_view import Found
+
+T = TypeVar("T")
+Parts = tuple[bytes, ...]
+_ATTEMPTS: Final = 8
+_STEP_BYTES: Final = 64 << 20
+_ALONE_BYTES: Final = 1 << 20
+"""Less than this is read without the help of threads: waking one costs as much as reading 256
+KiB."""
+
+
+class Opened(NamedTuple):
+    """A data file open for reading."""
+
+    fd: int
+    size: int
+    found: Found
+    """Whose it is."""
+
+
+class Reader:
+    """Opens and reads for one client; any thread."""
+
+    def __init__(self, session: Session, touches: Touches, link: Link) -> None:
+        self._session = session
+        self._touches = touches
+        self._link = link
+        self._sums = Sums(session)
+
+    def open(self, path: Parts, found: Found | None = None) -> Opened:
+        """A new descriptor of the file, which `found` may say already.
+
+        Raises NotFound, NotADirectory, NameTooLong, IsADirectory, NotSupported (a symbolic link),
+        Invalid (another kind), Corrupt, Unavailable, NoSpace, OSError.
+        """
+        try:
+            return self._open(path, found)
+        except NotFound as error:
+            self._touches.found_nothing(error)
+            raise
+
+    def _open(self, path: Parts, found: Found | None) -> Opened:
+        """See `open`."""
+        found = found or self._find(path)
+        opened = self._open_found(found, path)
+        if opened is None:
+            found = self._find(path)
+            opened = self._open_found(found, path)
+        for _ in range(_ATTEMPTS):
+            if opened is not None or not self._bring(found):
+                break
+            found = self._find(path)
+            opened = self._open_found(found, path)
+        if opened is None:
+            raise self._lost(found, path)
+        return opened
+
+    def _bring(self, found: Found) -> bool:
+        """The data may be on another node: whether another look is worth while. Raises OtherVersion
+        or Unreached where a cache's are there, and cannot be had."""
+        try:
+            return self._link.bring(found.ino)
+        except (OtherVersion, Unreached):
+            raise
+        except (NotFound, Stale, Conflict):
+            return True
+
+    def read(self, path: Parts, offset: int, size: int | None, step: Step) -> bytearray:
+        """See `Client.get`."""
+        return self._read(self.open(path), path, offset, size, step)
+
+    def read_into(
+        self, path: Parts, into: memoryview, offset: int, size: int | None, step: Step
+    ) -> int:
+        """See `Client.get`; the bytes that were read."""
+        return self._read_into(self.open(path), path, into, offset, size, step)
+
+    def read_many(
+        self, paths: Sequence[Parts], step: Step, *, verify: bool
+    ) -> list[bytearray | KvfsError | None]:
+        """See `Client.get_many`."""
+
+        def read(_: int, opened: Opened, path: Parts) -> bytearray:
+            data = self._read(opened, path, 0, None, parallel.nothing)
+            if verify:
+                self._check(opened.found, memoryview(data), path)
+            return data
+
+        return self._each(paths, read, step)
+
+    def read_many_into(
+        self, paths: Sequence[Parts], buffers: Sequence[memoryview], step: Step, *, verify: bool
+    ) -> list[int | KvfsError | None]:
+        """See `Client.get_many`; the bytes that were read."""
+
+        def read(at: int, opened: Opened, path: Parts) -> int:
+            count = self._read_into(opened, path, buffers[at], 0, None, parallel.nothing)
+            if verify:
+                self._check(opened.found, buffers[at][:count], path)
+            return count
+
+        return self._each(paths, read, step)
+
+    def sums_of(self, opened: Opened) -> bytes | None:
+        """See `Sums.of`."""
+        return self._sums.of(opened.found)
+
+    def _each(
+        self, paths: Sequence[Parts], read: Callable[[int, Opened, Parts], T], step: Step
+    ) -> list[T | KvfsError | None]:
+        """None for a path that is not there, and for others the error where there is one."""
+        found = self._session.read(lambda t: published_view.find_many(t, paths, self._session.boot))
+        if missing := [each for each in found if not isinstance(each, Found)]:
+            self._touches.missed(missing)
+        results: list[T | KvfsError | None] = [None] * len(paths)
+
+        def job(at: int) -> None:
+            try:
+                results[at] = read(at, self.open(paths[at], there[at]), paths[at])
+            except (NotFound, NotADirectory):
+                pass
+            except KvfsError as error:
+                results[at] = error
+            except OSError as error:
+                results[at] = Unavailable(f"{joined(paths[at])}: {error.strerror}")
+
+        there = {at: each for at, each in enumerate(found) if isinstance(each, Found)}
+        sizes = [each.inode.size for each in there.values()]
+        parallel.each(
+            self._session, list(there), job, sizes=sizes, alone_below=_ALONE_BYTES, step=step
+        )
+        return results
+
+    def _read(
+        self, opened: Opened, path: Parts, offset: int, size: int | None, step: Step
+    ) -> bytearray:
+        try:
+            data = bytearray(_length(opened, offset, size))
+            count = _fill(opened.fd, memoryview(data), offset, step, path)
+        finally:
+            os.close(opened.fd)
+        if count < len(data):
+            del data[count:]
+        return data
+
+    def _read_into(
+        self,
+        opened: Opened,
+        path: Parts,
+        into: memoryview,
+        offset: int,
+        size: int | None,
+        step: Step,
+    ) -> int:
+        try:
+            wanted = _length(opened, offset, size)
+            if wanted > len(into):
+                raise TooLarge(
+                    f"{joined(path)}: {wanted} bytes do not fit into a buffer of {len(into)}"
+                )
+            return _fill(opened.fd, into[:wanted], offset, step, path)
+        finally:
+            os.close(opened.fd)
+
+    def _check(self, found: Found, data: memoryview, path: Parts) -> None:
+        """Raises Corrupt where the whole content, `data`, is not what was sealed. What was written
+        to since may well be another."""
+        chunks = self._sums.of(found)
+        wrong = None if chunks is None else wrong_in(data, chunks)
+        if wrong is None or not self._sums.hold(found):
+            return
+        begin = wrong * CHUNK_BYTES
+        raise Corrupt(
+            f"{joined(path)}: what was read from byte {begin} on is not what was stored: its "
+            "checksum differs"
+        )
+
+    def _find(self, path: Parts) -> Found:
+        with naming(path):
+            return self._session.read(lambda t: published_view.find(t, path, self._session.boot))
+
+    def _open_found(self, found: Found, path: Parts) -> Opened | None:
+        """None when the data file has gone, or is not as long as its seal."""
+        _require_file(found, path)
+        try:
+            fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise Corrupt(f"{joined(path)}: {error.strerror}") from error
+        size = os.fstat(fd).st_size
+        if found.inode.flags & Flag.SEALED and size != found.inode.size and self._is_torn(found):
+            os.close(fd)
+            return None
+        self._touches.add(found.ino)
+        return Opened(fd, size, found)
+
+    def _is_torn(self, found: Found) -> bool:
+        """Whether the record still says the same: else it was opened for writing meanwhile."""
+        (now,) = self._session.read(lambda t: read_inodes(t, [found.ino]))
+        return now == found.inode
+
+    def _lost(self, found: Found, path: Parts) -> KvfsError:
+        """A record without its data file: a miss in a cache namespace, an error in a durable
+        one."""
+        if found.inode.flags & Flag.COLD:
+            return self._session.read(
+                lambda t: cold_copies.out_of_reach(t, found.ino, joined(path))
+            )
+        if self._session.read(lambda t: namespaces.is_durable(t, found.ino)):
+            return Corrupt(f"{joined(path)}: its data file is missing or torn: run `kvfs fsck`")
+        gone = Unreached(f"{joined(path)}: its data have gone")
+        gone.at = keys.file_entry(found.inode.parent, found.inode.name)  # the node may know why
+        return gone
+
+
+def _require_file(found: Found, path: Parts) -> None:
+    mode = found.inode.mode
+    if stat.S_ISREG(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectory(f"{joined(path)} is a directory")
+    if stat.S_ISLNK(mode):
+        raise NotSupported(
+            f"{joined(path)} is a symbolic link to {shown(found.inode.target)}: name the file "
+            "itself, or read it through the mount"
+        )
+    raise Invalid(f"{joined(path)} is no regular file: reach it through the mount")
+
+
+def _length(opened: Opened, offset: int, size: int | None) -> int:
+    """The bytes to read."""
+    if offset < 0 or (size is not None and size < 0):
+        raise Invalid("an offset or a size is never negative")
+    left = max(0, opened.size - offset)
+    return left if size is None else min(left, size)
+
+
+def _fill(fd: int, view: memoryview, offset: int, step: Step, path: Parts) -> int:
+    """Read until the view is full, or the file ends; the bytes read."""
+    done = 0
+    while done < len(view):
+        try:
+            count = os.preadv(fd, [view[done : done + _STEP_BYTES]], offset + done)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise Corrupt(f"{joined(path)}: the disk cannot read its data file") from error
+        if count == 0:
+            break
+        done += count
+        step(done)
+    return done

@@ -1,0 +1,158 @@
+"""Transactions of a process beside a node of a cluster, whose metadata are a mirror.
+
+What is read lies on this host, and is as new as its namespace demands (`kvfs.cluster.coherence`):
+the node catches up before a strict namespace is looked into, and a cache's names are misses while
+the node does not hear the engine. What is written the node has committed for us, and its mount has
+forgotten what was there when it answers.
+"""
+
+import base64
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+from kvfs.base import control
+from kvfs.base.clock import now
+from kvfs.base.errors import Busy, Conflict, KvfsError, TooLarge, Unavailable, Unreached
+from kvfs.cluster.coherence import CACHE_S
+from kvfs.datastore.layout import Store
+from kvfs.datastore.replica_clock import heard_at
+from kvfs.meta import keys
+from kvfs.meta.delegations import Delegated
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.records import ROOT_INODE, namespace_of, unpack_namespace
+from kvfs.meta.replica import process_transactions
+
+T = TypeVar("T")
+_TOP: Final = keys.entries(ROOT_INODE)
+"""What the keys of namespaces' entries begin with."""
+_MOST_BYTES: Final = control.LINE_LIMIT * 3 // 4 - 4096
+"""Of a transaction: base64 makes four bytes of three."""
+_DEADLINE_S: Final = 30.0
+"""The node waits for the engine for ten seconds, and then for its mount's kernel."""
+_OF_THE_ENGINE: Final = (Unavailable, Conflict, TooLarge)
+"""Errors that say nothing of what is in the metadata."""
+
+
+class _Behind(Exception):
+    """The mirror has to catch up before this is read."""
+
+
+class _Checked:
+    """A view that is left where it turns to a namespace which the mirror may be behind in."""
+
+    __slots__ = ("_is_believed", "_t", "get_many", "node", "scan", "scan_keys")
+
+    def __init__(self, t: Transaction, is_believed: Callable[[], bool]) -> None:
+        self._t = t
+        self._is_believed = is_believed
+        self.get_many: Callable[[Sequence[bytes]], list[bytes | None]] = t.get_many
+        self.scan: Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]] = t.scan
+        self.scan_keys: Callable[[bytes, bytes], Iterator[bytes]] = t.scan_keys
+        self.node = t.node
+
+    def get(self, key: bytes, /) -> bytes | None:
+        value = self._t.get(key)
+        if key.startswith(_TOP) and key.endswith(b"/"):
+            self._look(value)
+        return value
+
+    def _look(self, entry: bytes | None) -> None:
+        """At a namespace. Raises Unreached where all in it is a miss."""
+        if entry is None:
+            raise _Behind
+        record = self._t.get(keys.namespace(namespace_of(keys.unpack_u64(entry))))
+        if record is None or unpack_namespace(record).is_strict:
+            raise _Behind
+        if not self._is_believed():
+            raise Unreached("the engine is not heard, and a cache's names may be outdated")
+
+    def put(self, key: bytes, value: bytes, /) -> object:
+        return self._t.put(key, value)
+
+    def delete(self, key: bytes, /) -> bool:
+        return self._t.delete(key)
+
+    def merge(self, key: bytes, operand: bytes, /) -> None:
+        self._t.merge(key, operand)
+
+
+class Mirrored:
+    """Of one store; any thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._node = control.Caller(store.socket)
+
+    def read(self, engine: EmbeddedEngine, fn: Callable[[Transaction], T]) -> T:
+        """Run `fn` on the mirror `engine`. Raises what it raises, Unreached, Unavailable."""
+        try:
+            return engine.read_now(lambda t: fn(_Checked(t, self.is_believed)))
+        except _Behind:
+            self.catch_up()
+        return engine.read_now(fn)
+
+    def write(self, engine: EmbeddedEngine, fn: Callable[[Transaction], T]) -> T:
+        """Run `fn` on the mirror, and have the node commit it. Raises what it raises, Unavailable
+        (it may be committed or not), Conflict, TooLarge; Busy where another node may be making
+        files in a directory that `fn` removes, and does not answer."""
+        end = time.monotonic() + _DEADLINE_S
+        while True:
+            try:
+                return self._write(engine, fn)
+            except Delegated as found:
+                if time.monotonic() >= end:
+                    raise Busy(
+                        "other nodes make files in the namespace all the time: try again"
+                    ) from None
+                self._ask("recall", {"namespace": found.namespace_id})
+
+    def _write(self, engine: EmbeddedEngine, fn: Callable[[Transaction], T]) -> T:
+        try:
+            return process_transactions.ask(engine, fn, self._propose, most_bytes=_MOST_BYTES)
+        except _OF_THE_ENGINE:
+            raise
+        except KvfsError:
+            # What it raised was perhaps not so any more: what it writes is checked, this is not.
+            self.catch_up()
+        return process_transactions.ask(engine, fn, self._propose, most_bytes=_MOST_BYTES)
+
+    def is_believed(self) -> bool:
+        """Whether the node heard the engine of late."""
+        return now() - heard_at(self._store.heard) < CACHE_S
+
+    def catch_up(self) -> None:
+        """The mirror holds all that was committed before the call. Raises Unavailable."""
+        self._ask("catch_up", {})
+
+    def must_catch_up(self, t: Transaction, name: bytes) -> bool:
+        """Whether what is looked for in a namespace asks for that. Raises Unreached where all in
+        it is a miss."""
+        try:
+            _Checked(t, self.is_believed).get(keys.directory_entry(ROOT_INODE, name))
+        except _Behind:
+            return True
+        return False
+
+    def sync(self) -> None:
+        """See `Engine.sync`. Raises Unavailable."""
+        self._ask("sync", {})
+
+    def claim(self, job: str) -> bool:
+        """Whether this node does a job that one node of the cluster at a time may do. Raises
+        Unavailable."""
+        return bool(self._ask("claim", {"job": job}))
+
+    def close(self) -> None:
+        """Close the connection to the node."""
+        self._node.close()
+
+    def _propose(self, packed: bytes) -> bool:
+        return bool(self._ask("propose", {"transaction": base64.b64encode(packed).decode()}))
+
+    def _ask(self, method: str, params: dict[str, object]) -> Any:
+        try:
+            return self._node.call(method, params, _DEADLINE_S)
+        except control.NoNode as error:
+            raise Unavailable(f"{error}: what nodes share is changed through a node") from None

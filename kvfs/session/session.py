@@ -1,0 +1,343 @@
+"""A store as this process has it open: one session for each store, shared by all its clients.
+
+LMDB must not be opened twice in one process, so sessions are found by store and counted. The engine
+is opened read-only, and again for writing at the first write: a process that only reads needs no
+right to write, and disturbs nobody.
+
+Invariants
+- The engine is exchanged only while no transaction of this process is inside.
+- LMDB does not survive a fork: the engine is closed before, and opened again by whichever process
+  uses the session next.
+
+On the store of a node of a cluster the engine is a mirror: what is written goes through the node
+(`mirrored`).
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from kvfs.base.errors import KvfsError, ReadOnly, Unavailable
+from kvfs.datastore import layout, places
+from kvfs.datastore.index import NAME as INDEX_NAME
+from kvfs.datastore.index import Index
+from kvfs.datastore.removal_reasons import GoneNames
+from kvfs.datastore.tiered_files import TieredFiles
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.replica.replica_mark import read_mark
+from kvfs.session.replica_transactions import Mirrored
+from kvfs.tree import namespaces
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+_CLOCK: Final = 5
+"""CLOCK_REALTIME_COARSE."""
+WORKERS: Final = 8
+"""Threads that move data at once, for all clients of a store in this process."""
+
+
+class Author(NamedTuple):
+    """Who makes inodes, and when."""
+
+    uid: int
+    gid: int
+    now: int
+    """Nanoseconds since the epoch."""
+    boot: int
+    """The running boot, as the store's disks see it."""
+
+
+def now_ns() -> int:
+    """By the coarse clock, as the kernel stamps data files."""
+    return time.clock_gettime_ns(_CLOCK)
+
+
+class Session:
+    """The parts of one store. Methods may be called from any thread."""
+
+    def __init__(self, store: layout.Store) -> None:
+        self.store = store
+        self.boot = places.boot_of(store)
+        self.files = TieredFiles(store)
+        self.gone = GoneNames(store.gone)
+        """Why names went, as the node and other processes of this store have it."""
+        self.clients = 0
+        """How many share it; `acquire` and `release` count."""
+        self._engine: EmbeddedEngine | None = None
+        self._writable = False
+        self._refused: ReadOnly | None = None
+        self._lock = threading.Lock()
+        self._gate = threading.Condition(self._lock)
+        """Of the same lock, which is taken by itself where nobody waits: half the price."""
+        self._inside = 0
+        self._exchanging = False
+        """Nobody enters, and who leaves says so."""
+        self._pool: ThreadPoolExecutor | None = None
+        self._mirrored: Mirrored | None = None
+        self.checks_itself = True
+        """Whether `read` minds how new a mirror is; else whoever calls it does."""
+
+    def author(self) -> Author:
+        """Who makes inodes now."""
+        return Author(os.geteuid(), os.getegid(), now_ns(), self.boot)
+
+    def read(self, fn: Callable[[Transaction], T]) -> T:
+        """Run `fn` on a read-only view. Raises what `fn` raises, Busy, Unavailable, Corrupt; beside
+        a node of a cluster also Unreached (see `Mirrored.read`)."""
+        engine = self._enter(write=False)
+        try:
+            if self._mirrored is None or not self.checks_itself:
+                return engine.read_now(fn)
+            return self._mirrored.read(engine, fn)
+        finally:
+            self._leave()
+
+    def read_as_it_is(self, fn: Callable[[Transaction], T]) -> T:
+        """As `read`, of what this host has, however old it is beside a node of a cluster."""
+        engine = self._enter(write=False)
+        try:
+            return engine.read_now(fn)
+        finally:
+            self._leave()
+
+    @property
+    def mirrored(self) -> Mirrored | None:
+        """Beside a node of a cluster, its mirror; None: beside a lone node. Raises Busy,
+        Unavailable, Corrupt."""
+        self._enter(write=False)
+        self._leave()
+        return self._mirrored
+
+    def generation(self) -> int:
+        """See `EmbeddedEngine.generation`. Taken before a read, it is never newer than what was
+        read. Raises Busy, Unavailable, Corrupt."""
+        engine = self._enter(write=False)
+        try:
+            return engine.generation()
+        finally:
+            self._leave()
+
+    def write(self, fn: Callable[[Transaction], T]) -> T:
+        """Run `fn` and commit: it survives SIGKILL when this returns. Raises as `read`, and
+        ReadOnly, NoSpace; beside a node of a cluster as `Mirrored.write`."""
+        engine = self._enter(write=True)
+        try:
+            if self._mirrored is not None:
+                return self._mirrored.write(engine, fn)
+            return engine.transact_now(fn)
+        finally:
+            self._leave()
+
+    def read_index(self, fn: Callable[[Index], T]) -> T:
+        """Look into the index of data files. Raises as `read`."""
+        engine = self._enter(write=False)
+        try:
+            return fn(Index(engine.database(INDEX_NAME)))
+        finally:
+            self._leave()
+
+    def use_index(self, fn: Callable[[Index], None]) -> None:
+        """Change the index of data files. Raises as `write`."""
+        engine = self._enter(write=True)
+        try:
+            fn(Index(engine.database(INDEX_NAME)))
+        finally:
+            self._leave()
+
+    def sync(self) -> None:
+        """Every commit so far, of whichever process, survives power loss when this returns. Raises
+        as `write`, and Unavailable where the disk refuses."""
+        engine = self._enter(write=True)
+        try:
+            if self._mirrored is not None:
+                self._mirrored.sync()
+            engine.sync_now()
+        finally:
+            self._leave()
+
+    @property
+    def writable(self) -> bool:
+        """Whether this process has written already."""
+        return self._writable
+
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads for moving data, started when first asked for."""
+        with self._gate:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="kvfs")
+            return self._pool
+
+    def _enter(self, *, write: bool) -> EmbeddedEngine:
+        with self._lock:
+            while self._exchanging:
+                self._gate.wait()
+            engine = self._engine
+            if engine is None or (write and not self._writable):
+                engine = self._exchange(write)
+            self._inside += 1
+            return engine
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._exchanging:
+                self._gate.notify_all()
+
+    def _exchange(self, write: bool) -> EmbeddedEngine:
+        """Open the engine, in place of the one that is open. The gate is held."""
+        if self._refused is not None:
+            raise ReadOnly(str(self._refused))
+        self._exchanging = True
+        try:
+            while self._inside:
+                self._gate.wait()
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
+            self._engine, self._writable = self._open(write)
+            self._adopt(self._engine)
+            return self._engine
+        finally:
+            self._exchanging = False
+            self._gate.notify_all()
+
+    def _settle(self) -> None:
+        """Wait until nobody is inside; who comes meanwhile waits behind. The gate is held."""
+        while self._exchanging:
+            self._gate.wait()
+        self._exchanging = True
+        try:
+            while self._inside:
+                self._gate.wait()
+        finally:
+            self._exchanging = False
+            self._gate.notify_all()
+
+    def _adopt(self, engine: EmbeddedEngine) -> None:
+        """Find out whose mirror it is, if it is one."""
+        mark = engine.read_now(read_mark)
+        if mark is None:
+            return
+        engine.node = keys.pack_node(mark.node)
+        if self._mirrored is None:
+            self._mirrored = Mirrored(self.store)
+
+    def _open(self, write: bool) -> tuple[EmbeddedEngine, bool]:
+        try:
+            if write:
+                return self._open_writable(), True
+            try:
+                return EmbeddedEngine(self.store.meta, readonly=True), False
+            except Unavailable:
+                # After a power cut it must be rebuilt before anybody reads: only a writer can.
+                return self._open_writable(), True
+        except ReadOnly as refused:
+            if not write:
+                raise
+            # Reading goes on as before; the next write is refused without another attempt.
+            self._refused = refused
+            self._engine, self._writable = EmbeddedEngine(self.store.meta, readonly=True), False
+            raise
+
+    def _open_writable(self) -> EmbeddedEngine:
+        if not (self.store.meta / "state").exists():
+            raise Unavailable(
+                f"the store {self.store.root} was never started: run `kvfs up --store "
+                f"{self.store.root}` once"
+            )
+        engine = EmbeddedEngine(self.store.meta)
+        try:
+            engine.read_now(namespaces.check_format)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def close(self) -> None:
+        """Sync what was written and let go of the store."""
+        with self._gate:
+            self._settle()
+            engine, self._engine = self._engine, None
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+        self.files.close()
+        self.gone.close()
+        if self._mirrored is not None:
+            self._mirrored.close()
+        if engine is not None:
+            engine.close()
+
+    def before_fork(self) -> None:
+        """Close the engine; nobody enters until `after_fork`."""
+        self._gate.acquire()
+        self._settle()
+        engine, self._engine, self._writable = self._engine, None, False
+        if engine is None:
+            return
+        try:
+            engine.close()
+        except KvfsError as error:
+            log.error("closing the store %s before a fork: %s", self.store.root, error)
+
+    def after_fork(self, *, child: bool) -> None:
+        """Threads of the parent are not in the child."""
+        if child:
+            self._pool = None
+            self.files.after_fork()
+        self._gate.release()
+
+
+_sessions: dict[Path, Session] = {}
+_lock = threading.Lock()
+
+
+def acquire(root: Path) -> Session:
+    """The session of the store in `root`; `release` gives it back.
+
+    Raises NotFound (no store there), Invalid, Corrupt.
+    """
+    where = Path(os.path.realpath(root))
+    with _lock:
+        session = _sessions.get(where)
+        if session is None:
+            session = _sessions[where] = Session(layout.open_store(where))
+        session.clients += 1
+        return session
+
+
+def release(session: Session) -> None:
+    """One client fewer; the last one closes the session."""
+    with _lock:
+        session.clients -= 1
+        if session.clients == 0:
+            del _sessions[session.store.root]
+            session.close()
+
+
+def _before_fork() -> None:
+    _lock.acquire()
+    for session in _sessions.values():
+        session.before_fork()
+
+
+def _after_fork(*, child: bool) -> None:
+    for session in _sessions.values():
+        session.after_fork(child=child)
+    _lock.release()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=partial(_after_fork, child=False),
+    after_in_child=partial(_after_fork, child=True),
+)

@@ -1,0 +1,93 @@
+"""Whether there is space for what a client is about to write.
+
+Space is reserved in the transaction that makes a file's record, before its first byte: usage counts
+it from then on, in every process. What only the node knows are files that its mount has open for
+writing; so as long as one runs, a client comes no nearer to a limit than half of the headroom that
+the node keeps ahead of its writers, without asking it. Asked, the node evicts, and says what other
+nodes of its cluster have of what usage counts: that takes no space here.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from kvfs.base import config
+from kvfs.base.errors import NoSpace
+from kvfs.base.units import Capacity, format_size
+from kvfs.meta.engine import Transaction
+from kvfs.policy.eviction import headroom
+from kvfs.session.node_client import Link
+from kvfs.vfs.space_accounting import STORE, Accounting, Census, Space
+
+_VALID_S: Final = 10.0
+"""How long a capacity is believed."""
+_ATTEMPTS: Final = 5
+
+Sizes = Mapping[int, int]
+"""Bytes wanted, by namespace id."""
+
+
+class Refused(NamedTuple):
+    """No space may be taken before the node was asked, or at all."""
+
+    wanted: Sizes
+    full: str
+    """What is full."""
+
+
+class Room:
+    """Asked by one client, from any thread."""
+
+    def __init__(self, root: str, link: Link) -> None:
+        self._root = root
+        self._link = link
+        self._accounting = Accounting(root, Capacity(), list)
+        self._guarded = False
+        """Whether a node runs, which knows more than we."""
+        self._valid_until = 0.0
+
+    def refuse(self, t: Transaction, wanted: Sizes, attempt: int) -> Refused | None:
+        """None: this much may be reserved in this transaction. `attempt` counts from 0; before the
+        next one, `demand` what was refused."""
+        if time.monotonic() >= self._valid_until and not attempt:
+            return Refused(wanted, "")
+        census = self._accounting.census(t)
+        spared = self._guarded and not attempt
+        if not _has(census.store, sum(wanted.values()), spared):
+            return Refused(wanted, _what_is_full(census, STORE))
+        for number, size in wanted.items():
+            holding = census.namespaces.get(number)
+            if holding is not None and holding.limited and not _has(holding.space, size, spared):
+                return Refused(wanted, _what_is_full(census, number))
+        return None
+
+    def demand(self, refused: Refused, attempt: int) -> None:
+        """Ask the node for the space, which evicts. Raises NoSpace when there is none, Unavailable
+        when the node does not answer."""
+        if attempt == _ATTEMPTS or (attempt and not self._guarded):
+            raise NoSpace(refused.full)
+        answer = None
+        for number, size in refused.wanted.items():
+            answer = self._link.ask_for_room(number, size)
+        self._guarded = answer is not None
+        limit = Capacity(size_bytes=answer.capacity_bytes) if answer else config.load()[0].capacity
+        self._accounting = Accounting(self._root, limit, list)
+        self._accounting.others = answer.others_bytes if answer else 0
+        self._valid_until = time.monotonic() + _VALID_S
+
+
+def _has(space: Space, size: int, spared: bool) -> bool:
+    spare = headroom(space.capacity) // 2 if spared else 0
+    return space.used + size <= space.capacity - spare
+
+
+def _what_is_full(census: Census, number: int) -> str:
+    holding = census.namespaces.get(number)
+    if holding is None:
+        size = format_size(census.store.capacity)
+        return f"the store is full ({size}): remove files, raise its capacity or free its disk"
+    name = holding.name.decode(errors="backslashreplace")
+    return (
+        f"the namespace {name} is full ({format_size(holding.space.capacity)}): remove files from "
+        f"it, or raise its capacity with `kvfs namespace set {name} --capacity`"
+    )

@@ -1,0 +1,235 @@
+"""The transactions by which a file gets its record, and later its name. No I/O here."""
+
+import stat
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from kvfs.base.errors import Conflict, Exists, IsADirectory, NotADirectory, NotFound, NotPermitted
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import ROOT_INODE, Inode, namespace_of
+from kvfs.session.paths import joined, naming, shown
+from kvfs.session.post_commit import Changed
+from kvfs.session.session import Author
+from kvfs.session.space_reservation import Refused, Room
+from kvfs.tree import lifecycle, namespaces, tree
+from kvfs.tree.entries import find_shown
+from kvfs.tree.inodes import BLOCK, read_inode, set_blocks, write_inode
+
+_PAGE_BYTES: Final = 4096
+
+
+class Options(NamedTuple):
+    """How the files of one call are to be put."""
+
+    mode: int = 0o644
+    exclusive: bool = False
+    """The names must be free."""
+    parents: bool = False
+    """Directories that are missing are made; the namespace must be there."""
+
+
+class Target(NamedTuple):
+    """Where a file is to appear."""
+
+    directory: tuple[bytes, ...]
+    name: bytes
+
+    def __str__(self) -> str:
+        return joined((*self.directory, self.name))
+
+
+class Reserved(NamedTuple):
+    """A file's record without a name."""
+
+    ino: int
+    durable: bool
+
+
+class Dropped(Exception):
+    """A node that has started took the record for a dead process's."""
+
+
+def reserve(
+    t: Transaction,
+    room: Room,
+    wanted: Sequence[tuple[Target, int]],
+    options: Options,
+    author: Author,
+    attempt: int,
+) -> list[Reserved] | Refused:
+    """Make a record without a name for each of these files of so many bytes, the space included.
+
+    What could be known to fail at the end fails here. Raises NotFound, NotADirectory,
+    IsADirectory, Exists, NotPermitted, NameTooLong, Invalid.
+    """
+    parents = [_check(t, target, options) for target, _ in wanted]
+    sizes: dict[int, int] = {}
+    counts: dict[int, int] = {}
+    for parent, (_, size) in zip(parents, wanted, strict=True):
+        number = namespace_of(parent)
+        sizes[number] = sizes.get(number, 0) + BLOCK * blocks_of(size)
+        counts[number] = counts.get(number, 0) + 1
+    if refused := room.refuse(t, sizes, attempt):
+        return refused
+    following = {
+        number: namespaces.allocate_inodes(t, number, count) for number, count in counts.items()
+    }
+    durable = {number: namespaces.get(t, number).kind != "cache" for number in counts}
+    reserved = []
+    for parent, (_, size) in zip(parents, wanted, strict=True):
+        number = namespace_of(parent)
+        ino, following[number] = following[number], following[number] + 1
+        inode = _new(stat.S_IFREG | stat.S_IMODE(options.mode), author)
+        inode.blocks, inode.boot = blocks_of(size), author.boot
+        tree.add_unlinked(t, parent, ino, inode)
+        reserved.append(Reserved(ino, durable[number]))
+    return reserved
+
+
+def grow(t: Transaction, room: Room, ino: int, old: int, new: int, attempt: int) -> Refused | None:
+    """Reserve `new` bytes for a file in place of `old`."""
+    if refused := room.refuse(t, {namespace_of(ino): new - old}, attempt):
+        return refused
+    if t.get(keys.orphan(ino)) is not None:
+        inode = read_inode(t, ino)
+        set_blocks(t, ino, inode, blocks_of(new))
+        write_inode(t, ino, inode)
+    return None
+
+
+class Written(NamedTuple):
+    """A data file as it is to be published."""
+
+    ino: int
+    size: int
+    blocks: int
+    mtime_ns: int
+    ctime_ns: int
+    synced: bool
+
+
+def place(
+    t: Transaction,
+    target: Target,
+    file: Written,
+    options: Options,
+    author: Author,
+    changed: Changed,
+) -> None:
+    """Put a file under its name, over what may be there, and publish it.
+
+    Raises as `reserve`, Dropped, and Conflict when another namespace has taken the old one's name.
+    """
+    parent = _make_directories(t, target, options, author, changed)
+    if namespace_of(parent) != namespace_of(file.ino):
+        raise Conflict(f"{target}: the namespace is another one than when the put began")
+    if t.get(keys.orphan(file.ino)) is None:
+        raise Dropped
+    removed = None
+    if _is_taken(t, parent, target, options):
+        removed = tree.unlink(t, parent, target.name, author.now, lambda _: True)
+    tree.link(t, file.ino, parent, target.name, author.now)
+    lifecycle.publish(
+        t,
+        file.ino,
+        size=file.size,
+        blocks=file.blocks,
+        mtime_ns=file.mtime_ns,
+        ctime_ns=file.ctime_ns,
+        boot=0 if file.synced else author.boot,
+    )
+    changed.name(parent, target.name, removed)
+    changed.publish(file.ino, file.size)
+
+
+def make_directory(
+    t: Transaction, target: Target, options: Options, author: Author, changed: Changed
+) -> None:
+    """mkdir; at the top level it makes a durable namespace. Raises Exists, and as `reserve`."""
+    parent = _make_directories(t, target, options, author, changed)
+    if find_shown(t, parent, target.name) is not None:
+        raise Exists(f"{target} exists already")
+    _add_directory(t, parent, target.name, options.mode, author, changed)
+
+
+def blocks_of(size: int) -> int:
+    """Blocks (see `Inode.blocks`) that so many bytes take on disk."""
+    return -(-size // _PAGE_BYTES) * (_PAGE_BYTES // BLOCK)
+
+
+def _check(t: Transaction, target: Target, options: Options) -> int:
+    """The directory that the file will be in, or the last one above it that is there."""
+    parent, missing = _deepest(t, target, options)
+    if parent == ROOT_INODE:
+        raise NotPermitted(f"{target}: a file stands in a namespace, not beside them")
+    with naming((*target.directory, target.name)):
+        for name in (*missing, target.name):
+            namespaces.check_name(name)
+    if not missing:
+        _is_taken(t, parent, target, options)
+    return parent
+
+
+def _is_taken(t: Transaction, parent: int, target: Target, options: Options) -> bool:
+    entry = find_shown(t, parent, target.name)
+    if entry is None:
+        return False
+    if options.exclusive:
+        raise Exists(f"{target} exists already")
+    if entry.directory:
+        raise IsADirectory(f"{target} is a directory")
+    return True
+
+
+def _deepest(t: Transaction, target: Target, options: Options) -> tuple[int, tuple[bytes, ...]]:
+    """The last directory on the way that is there, and the names of those that are missing."""
+    ino = ROOT_INODE
+    for depth, name in enumerate(target.directory):
+        found = tree.find(t, ino, name)
+        if found is None:
+            if ino == ROOT_INODE:
+                raise NotFound(
+                    f"{target}: there is no namespace {shown(name)}: make it with `kvfs namespace "
+                    f"create {shown(name)}`"
+                )
+            if not options.parents:
+                raise NotFound(f"{target}: no such directory as {shown(name)}")
+            return ino, target.directory[depth:]
+        ino, inode = found
+        if not stat.S_ISDIR(inode.mode):
+            raise NotADirectory(f"{target}: {shown(name)} is not a directory")
+    return ino, ()
+
+
+def _make_directories(
+    t: Transaction, target: Target, options: Options, author: Author, changed: Changed
+) -> int:
+    parent, missing = _deepest(t, target, options)
+    for name in missing:
+        parent = _add_directory(t, parent, name, 0o755, author, changed)
+    return parent
+
+
+def _add_directory(
+    t: Transaction, parent: int, name: bytes, mode: int, author: Author, changed: Changed
+) -> int:
+    top = parent == ROOT_INODE
+    ino = 0 if top else namespaces.allocate_inodes(t, namespace_of(parent), 1)
+    inode = _new(stat.S_IFDIR | stat.S_IMODE(mode), author)
+    changed.name(parent, name)
+    return tree.add(t, parent, name, ino, inode)
+
+
+def _new(mode: int, author: Author) -> Inode:
+    return Inode(
+        mode=mode,
+        uid=author.uid,
+        gid=author.gid,
+        nlink=0,
+        atime_ns=author.now,
+        mtime_ns=author.now,
+        ctime_ns=author.now,
+        parent=0,
+        name=b"",
+    )

@@ -1,0 +1,272 @@
+"""One bucket of any S3 endpoint, through boto3: the only module that knows botocore's errors.
+
+Credentials come by the usual AWS chain (environment, shared files, instance roles), and so does
+what is not given here (AWS_ENDPOINT_URL, AWS_REGION, AWS_CA_BUNDLE). Every call blocks, for a
+worker thread, and ends by a deadline, which `Patience` says.
+
+Bytes of objects are boto3's: whoever moves them hands in parts of bounded size.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from kvfs.base.errors import (
+    AccessDenied,
+    Conflict,
+    Invalid,
+    KvfsError,
+    NotFound,
+    NotSupported,
+    Unavailable,
+)
+
+_CONNECTIONS: Final = 32
+_PARTIAL: Final = 206
+_SCHEME: Final = "s3://"
+_MISSING: Final = frozenset(("404", "NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NotFound"))
+_REFUSED: Final = frozenset(
+    (
+        *("403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"),
+        *("ExpiredToken", "RequestTimeTooSkewed", "AccountProblem"),
+    )
+)
+_CHANGED: Final = frozenset(("412", "PreconditionFailed"))
+_LATER: Final = frozenset(("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout"))
+
+
+class Location(msgspec.Struct, frozen=True):
+    """A bucket, and what all keys in it begin with (no slash at either end; may be empty)."""
+
+    bucket: str
+    prefix: str = ""
+
+    def __str__(self) -> str:
+        return f"{_SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
+
+
+def parse(text: str) -> Location:
+    """`s3://bucket/prefix`. Raises Invalid."""
+    bucket, _, prefix = text.removeprefix(_SCHEME).partition("/")
+    if not text.startswith(_SCHEME) or not bucket:
+        raise Invalid(f"'{text}' is no place in an object store: write s3://BUCKET/PREFIX")
+    return Location(bucket, prefix.strip("/"))
+
+
+class Patience(NamedTuple):
+    """How long an endpoint is waited for."""
+
+    connect_s: float = 5.0
+    read_s: float = 30.0
+    """An answer that stands still."""
+    attempts: int = 4
+
+
+USUAL: Final = Patience()
+
+
+class Remote(NamedTuple):
+    """An object as a list or its head tells of it."""
+
+    key: str
+    size: int
+    etag: str
+    modified: datetime
+
+
+class Part(NamedTuple):
+    """Of a multipart upload: what the store has of it."""
+
+    number: int
+    size: int
+    etag: str
+
+
+class Endpoint:
+    """One bucket; any thread. Every method raises Unavailable (away, or too busy), AccessDenied,
+    Invalid, and NotFound where the bucket is missing."""
+
+    def __init__(self, bucket: str, url: str | None = None, patience: Patience = USUAL) -> None:
+        """`url`: of the endpoint; None: as the AWS settings have it. Raises NotSupported where
+        boto3 is not installed, Invalid."""
+        self.bucket = bucket
+        self.url = url
+        with _translated(bucket):
+            self._client = _connect(url, patience)
+
+    def close(self) -> None:
+        """Close its connections; idempotent."""
+        self._client.close()
+
+    def head(self, key: str) -> Remote | None:
+        """The object, or None."""
+        try:
+            with _translated(self.bucket):
+                found = self._client.head_object(Bucket=self.bucket, Key=key)
+        except NotFound:
+            return None
+        return Remote(key, found["ContentLength"], found["ETag"], found["LastModified"])
+
+    def objects(self, prefix: str) -> Iterator[Remote]:
+        """All objects whose keys begin so, in pages, in the order of their keys."""
+        following: dict[str, str] = {}
+        while True:
+            with _translated(self.bucket):
+                page = self._client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, **following)
+            for each in page.get("Contents", ()):
+                yield Remote(each["Key"], each["Size"], each["ETag"], each["LastModified"])
+            if not page.get("IsTruncated"):
+                return
+            following = {"ContinuationToken": page["NextContinuationToken"]}
+
+    @contextlib.contextmanager
+    def reading(self, key: str, start: int, size: int, etag: str | None = None) -> Iterator[Any]:
+        """A stream with `read(amount)` of this range. With `etag`, Conflict where the object is
+        another one by now. Raises NotFound, also while it is read."""
+        wanted = {"Range": f"bytes={start}-{start + size - 1}"} if size else {}
+        if etag is not None:
+            wanted["IfMatch"] = etag
+        with _translated(self.bucket):
+            answer = self._client.get_object(Bucket=self.bucket, Key=key, **wanted)
+            body = answer["Body"]
+            try:
+                if start and answer["ResponseMetadata"]["HTTPStatusCode"] != _PARTIAL:
+                    raise NotSupported(f"the object store of {self.bucket} gives no ranges")
+                yield body
+            finally:
+                body.close()
+
+    def put(self, key: str, data: bytes) -> None:
+        """A whole object, over what is there."""
+        with _translated(self.bucket):
+            self._client.put_object(Bucket=self.bucket, Key=key, Body=data)
+
+    def delete(self, key: str) -> None:
+        """Whether it was there or not."""
+        with _translated(self.bucket):
+            self._client.delete_object(Bucket=self.bucket, Key=key)
+
+    def begin(self, key: str) -> str:
+        """Begin an upload in parts; its id."""
+        with _translated(self.bucket):
+            made = self._client.create_multipart_upload(Bucket=self.bucket, Key=key)
+        return str(made["UploadId"])
+
+    def begun(self, key: str) -> str | None:
+        """The id of the last upload of this key that was begun and not finished; None: there is
+        none."""
+        with _translated(self.bucket):
+            page = self._client.list_multipart_uploads(Bucket=self.bucket, Prefix=key)
+        found = [each for each in page.get("Uploads", ()) if each["Key"] == key]
+        if not found:
+            return None
+        return str(max(found, key=lambda each: each["Initiated"])["UploadId"])
+
+    def parts(self, key: str, upload: str) -> list[Part]:
+        """What came of an upload already."""
+        found: list[Part] = []
+        marker = 0
+        while True:
+            with _translated(self.bucket):
+                page = self._client.list_parts(
+                    Bucket=self.bucket, Key=key, UploadId=upload, PartNumberMarker=marker
+                )
+            found += [
+                Part(each["PartNumber"], each["Size"], each["ETag"])
+                for each in page.get("Parts", ())
+            ]
+            if not page.get("IsTruncated"):
+                return found
+            marker = page["NextPartNumberMarker"]
+
+    def put_part(self, key: str, upload: str, number: int, data: bytes) -> Part:
+        """One part. Raises NotFound where the upload is not there any more."""
+        with _translated(self.bucket):
+            done = self._client.upload_part(
+                Bucket=self.bucket, Key=key, UploadId=upload, PartNumber=number, Body=data
+            )
+        return Part(number, len(data), done["ETag"])
+
+    def complete(self, key: str, upload: str, parts: list[Part]) -> None:
+        """Make the object of its parts. Raises NotFound as `put_part`."""
+        listed = [{"PartNumber": each.number, "ETag": each.etag} for each in parts]
+        with _translated(self.bucket):
+            self._client.complete_multipart_upload(
+                Bucket=self.bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": listed}
+            )
+
+
+def _connect(url: str | None, patience: Patience) -> Any:
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError:
+        raise NotSupported("object stores of others need boto3: pip install 'kvfs[cold]'") from None
+    logging.getLogger("botocore").setLevel(logging.WARNING)
+    # Checksums in trailers are asked of nobody: not every store knows them. What is sent without
+    # TLS is signed with its SHA-256.
+    settings = Config(
+        connect_timeout=patience.connect_s,
+        read_timeout=patience.read_s,
+        retries={"mode": "standard", "total_max_attempts": patience.attempts},
+        max_pool_connections=_CONNECTIONS,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path" if url else "auto"},
+    )
+    session = boto3.session.Session()
+    region = session.region_name or "us-east-1"
+    return session.client("s3", endpoint_url=url, region_name=region, config=settings)
+
+
+@contextlib.contextmanager
+def _translated(bucket: str) -> Iterator[None]:
+    """What boto3 raises, as errors of ours."""
+    try:
+        yield
+    except (KvfsError, OSError):
+        raise
+    except Exception as error:
+        found = _translate(error, bucket)
+        if found is None:
+            raise
+        raise found from error
+
+
+def _translate(error: Exception, bucket: str) -> KvfsError | None:
+    """None: it is not botocore's."""
+    from botocore import exceptions
+    from urllib3.exceptions import HTTPError
+
+    if isinstance(error, exceptions.ClientError):
+        return _answered(error.response, bucket)
+    if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
+        return AccessDenied(
+            f"no credentials for the bucket {bucket}: set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or a profile (AWS_PROFILE)"
+        )
+    away = (exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.IncompleteReadError)
+    if isinstance(error, (*away, HTTPError)):
+        return Unavailable(f"the object store of {bucket} does not answer: {error}")
+    if isinstance(error, exceptions.BotoCoreError | ValueError):
+        return Invalid(f"the bucket {bucket} cannot be asked: {error}")
+    return None
+
+
+def _answered(response: Any, bucket: str) -> KvfsError:
+    told = response.get("Error", {})
+    code, status = str(told.get("Code", "")), response["ResponseMetadata"].get("HTTPStatusCode", 0)
+    text = f"{bucket}: {told.get('Message') or code}"
+    if code in _MISSING:
+        return NotFound(text)
+    if code in _REFUSED:
+        return AccessDenied(text)
+    if code in _CHANGED:
+        return Conflict(text)
+    if code in _LATER or status >= 500:
+        return Unavailable(text)
+    return Invalid(f"{text} ({code})")

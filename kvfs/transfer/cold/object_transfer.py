@@ -1,0 +1,168 @@
+"""Moves the bytes of one object to and from a descriptor, in parts, by several threads.
+
+An upload of several parts that was cut off goes on with those that the store has, of the same
+number, size and content (an MD5 says so, or the key, where that names the content). A download goes
+on at the byte where an answer broke off, as long as one of a few attempts in a row brings some.
+
+Invariants
+- A part is at most what four threads hold at once: 4 x 16 MiB, more only for files over 140 GiB.
+- `step` is called with the bytes of each part moved; what it raises ends the transfer at the next
+  part, of all threads, and nothing is left running.
+"""
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Final
+
+from kvfs.base.errors import Conflict, NotFound, Unavailable
+from kvfs.transfer.cold.endpoint import Endpoint, Part
+
+Step = Callable[[int], None]
+PART_BYTES: Final = 16 << 20
+_MOST_PARTS: Final = 9_000
+_MIB: Final = 1 << 20
+_THREADS: Final = 4
+_READ_BYTES: Final = 1 << 20
+_ATTEMPTS: Final = 3
+"""In a row, without a byte."""
+
+
+def upload(
+    endpoint: Endpoint, key: str, fd: int, size: int, step: Step, *, trusted: bool = False
+) -> None:
+    """The first `size` bytes of a file become an object. An upload of this key that was cut off
+    goes on; `trusted`: the key names the content, so that its parts need no comparison.
+
+    Raises as Endpoint, Conflict where the file turned out shorter, OSError.
+    """
+    if size <= PART_BYTES:
+        endpoint.put(key, _read(fd, 0, size))
+        step(size)
+        return
+    begun = endpoint.begun(key)
+    if begun is not None:
+        try:
+            _upload_parts(endpoint, key, begun, fd, size, step, trusted=trusted)
+            return
+        except NotFound:  # it was aborted meanwhile, by a lifecycle rule perhaps
+            pass
+    _upload_parts(endpoint, key, endpoint.begin(key), fd, size, step, trusted=trusted)
+
+
+def download(
+    endpoint: Endpoint, key: str, size: int, fd: int, step: Step, *, etag: str | None = None
+) -> None:
+    """An object of this size, into a file from its start on. Raises as Endpoint.reading, Conflict
+    where it is shorter, OSError."""
+    length = part_bytes(size)
+    ended = threading.Event()
+
+    def go_on(moved: int) -> None:
+        if ended.is_set():
+            raise Conflict(f"{key}: another part of it failed")
+        step(moved)
+
+    def one(start: int) -> None:
+        _download_range(endpoint, key, start, min(length, size - start), fd, go_on, etag)
+
+    _in_threads(one, range(0, size, length), ended)
+
+
+def part_bytes(size: int) -> int:
+    """Of a file of so many bytes: whole MiB, and never too many parts."""
+    least = -(-size // _MOST_PARTS)
+    return max(PART_BYTES, -(-least // _MIB) * _MIB)
+
+
+def _upload_parts(
+    endpoint: Endpoint, key: str, upload_id: str, fd: int, size: int, step: Step, *, trusted: bool
+) -> None:
+    length = part_bytes(size)
+    there = {each.number: each for each in endpoint.parts(key, upload_id)}
+    done: dict[int, Part] = {}
+
+    def one(number: int) -> None:
+        start = (number - 1) * length
+        data = _read(fd, start, min(length, size - start))
+        old = there.get(number)
+        if old is not None and _is_same(old, data, trusted=trusted):
+            done[number] = old
+        else:
+            done[number] = endpoint.put_part(key, upload_id, number, data)
+        step(len(data))
+
+    _in_threads(one, range(1, -(-size // length) + 1), threading.Event())
+    endpoint.complete(key, upload_id, [done[number] for number in sorted(done)])
+
+
+def _is_same(old: Part, data: bytes, *, trusted: bool) -> bool:
+    if old.size != len(data):
+        return False
+    md5 = hashlib.md5(data, usedforsecurity=False).hexdigest
+    return trusted or old.etag.strip('"') == md5()
+
+
+def _read(fd: int, start: int, size: int) -> bytes:
+    data = os.pread(fd, size, start)
+    while len(data) < size:
+        more = os.pread(fd, size - len(data), start + len(data))
+        if not more:
+            raise Conflict("the file became shorter while it was sent")
+        data += more
+    return data
+
+
+def _download_range(
+    endpoint: Endpoint, key: str, start: int, size: int, fd: int, step: Step, etag: str | None
+) -> None:
+    at, end, failures = start, start + size, 0
+    while at < end:
+        before = at
+        try:
+            with endpoint.reading(key, at, end - at, etag) as body:
+                while data := body.read(min(_READ_BYTES, end - at)):
+                    _write(fd, data, at)
+                    at += len(data)
+                    step(len(data))
+        except Unavailable:
+            failures = 0 if at > before else failures + 1
+            if failures >= _ATTEMPTS:
+                raise
+        else:
+            if at < end:
+                raise Conflict(f"{key}: the object is shorter than it was said to be")
+
+
+def _write(fd: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, at)
+        at, view = at + count, view[count:]
+
+
+def _in_threads(job: Callable[[int], None], items: Sequence[int], ended: threading.Event) -> None:
+    """Each item by one of a few threads; the first error ends all, and is raised."""
+    if len(items) == 1:
+        job(items[0])
+        return
+    failures: list[BaseException] = []
+
+    def guarded(item: int) -> None:
+        if ended.is_set():
+            return
+        try:
+            job(item)
+        except BaseException as error:
+            failures.append(error)
+            ended.set()
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="kvfs-cold") as pool:
+        try:
+            wait([pool.submit(guarded, item) for item in items])
+        finally:
+            ended.set()
+    if failures:
+        raise failures[0]

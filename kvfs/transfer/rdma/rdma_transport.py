@@ -1,0 +1,49 @@
+"""A node's part in the transport, put together."""
+
+import sys
+from typing import Final
+
+import trio
+
+from kvfs.cluster.peer_client import PeerClient
+from kvfs.cluster.peer_protocol import TAKEN
+from kvfs.cluster.peer_server import PeerServer
+from kvfs.transfer.rdma.exporter import Lending
+from kvfs.transfer.rdma.rdma_reader import OverMover
+from kvfs.transfer.rdma.transfer_process import Mover
+
+
+class Rdma:
+    """For one event loop; `run` it."""
+
+    def __init__(self, host: str, peers: PeerClient, interpreter: str = sys.executable) -> None:
+        """As `Mover` has it."""
+        self.mover: Final = Mover(host, interpreter)
+        self.lending: Final = Lending(self.mover)
+        self.taking: Final = OverMover(self.mover, peers)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return {
+            **self.taking.counters,
+            **self.lending.counters,
+            "mover_restarts": self.mover.restarts,
+        }
+
+    def report(self) -> dict[str, object]:
+        """What the node's status says of it."""
+        mover = self.mover
+        return {"over": mover.kind.decode(), "reason": mover.reason, "process": mover.pid}
+
+    def serve(self, server: PeerServer) -> None:
+        """Have the server lend."""
+        server.lender = self.lending
+        server.methods[TAKEN] = self.lending.taken
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled; started when the mover runs. Raises as `Mover.run`."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.mover.run)
+            nursery.start_soon(self.lending.run)
+            nursery.start_soon(self.taking.run)
+            task_status.started()

@@ -1,0 +1,1 @@
+"""Which nodes and tiers have copies of a file: functions of a transaction."""

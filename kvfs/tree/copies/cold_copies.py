@@ -1,0 +1,160 @@
+"""Which files the cold tier has a copy of, and which of its objects are garbage.
+
+An object is named after inode number, version and checksum of a sealed file, so that one name never
+stands for two contents. A record with the flag COLD says that its object is there, whole; the data
+file may then go, and is brought back from there.
+
+| step of a demotion | in the engine | in the cold tier |
+|---|---|---|
+| 1 noted | `z` with the node | nothing |
+| 2 uploaded | the same | object |
+| 3 recorded | COLD, no `z` | object |
+| 4 released | blocks 0 | object |
+| changed or removed (`inodes.outdate_cold`) | `z`, empty | object |
+| collected | nothing | nothing |
+
+What a kill before step 3 leaves is garbage from the next start of that node on.
+
+Invariants
+- Of an object there is a COLD record or a `z` key, never neither, and never both.
+- What is garbage is not uploaded anew before it was collected: the deletion may be on its way.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from kvfs.base.errors import KvfsError, NotFound, Unavailable
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import Flag, Inode, namespace_of, unpack_namespace
+from kvfs.tree.copies import placements
+from kvfs.tree.inodes import read_inodes, set_blocks, write_inode
+
+_UPLOADING: Final = b"u"
+
+
+class Object(NamedTuple):
+    """One content, by which an object is named."""
+
+    ino: int
+    version: int
+    checksum: bytes
+
+    def __str__(self) -> str:
+        return f"{self.ino:016x}.{self.version:x}.{self.checksum.hex()}"
+
+
+def is_wanted(t: Transaction, ino: int) -> bool:
+    """Whether the file's namespace asks for the cold tier."""
+    value = t.get(keys.namespace(namespace_of(ino)))
+    return value is not None and unpack_namespace(value).cold
+
+
+def object_of(ino: int, inode: Inode) -> Object | None:
+    """Of a file that may be demoted: sealed, on disk, and with a name."""
+    if not inode.flags & Flag.SEALED or inode.boot or not inode.nlink:
+        return None
+    return Object(ino, inode.version, inode.checksum)
+
+
+def out_of_reach(t: Transaction, ino: int, name: str) -> KvfsError:
+    """What a reader is told whose data are in a cold tier that is not asked here: no node runs, or
+    one without that setting. A miss in a cache; the record stays."""
+    said = f"{name}: its data are in the cold tier: start the node with --cold"
+    value = t.get(keys.namespace(namespace_of(ino)))
+    if value is not None and unpack_namespace(value).kind == "cache":
+        return NotFound(said)
+    return Unavailable(said)
+
+
+def begin(t: Transaction, wanted: Object) -> bool:
+    """Step 1; False where the file is another by now, or its object is still to be collected."""
+    key = keys.cold_object(*wanted)
+    inode = read_inodes(t, [wanted.ino])[0]
+    if inode is None or object_of(wanted.ino, inode) != wanted or inode.flags & Flag.COLD:
+        return False
+    if t.get(key) is not None:
+        return False
+    t.put(key, _UPLOADING + t.node)
+    return True
+
+
+def finish(t: Transaction, done: Object) -> bool:
+    """Step 3; False where the file is another by now: its object is garbage."""
+    key = keys.cold_object(*done)
+    inode = read_inodes(t, [done.ino])[0]
+    if inode is None or object_of(done.ino, inode) != done or inode.flags & Flag.COLD:
+        t.put(key, b"")
+        return False
+    t.delete(key)
+    inode.flags |= Flag.COLD
+    write_inode(t, done.ino, inode)
+    return True
+
+
+def there(t: Transaction, asked: Sequence[Object]) -> list[Object]:
+    """Those of which the tier has a copy now."""
+    inodes = read_inodes(t, [each.ino for each in asked])
+    return [
+        each
+        for each, inode in zip(asked, inodes, strict=True)
+        if inode is not None and inode.flags & Flag.COLD and object_of(each.ino, inode) == each
+    ]
+
+
+def give_up(t: Transaction, failed: Object) -> None:
+    """In place of step 3: what came of the object is garbage."""
+    t.put(keys.cold_object(*failed), b"")
+
+
+def release(t: Transaction, kept: Object) -> bool:
+    """Step 4, before the data file goes: it takes no space here; False where the file is another by
+    now. In a cluster it takes none at all where no other node has it."""
+    inode = read_inodes(t, [kept.ino])[0]
+    if inode is None or object_of(kept.ino, inode) != kept or not inode.flags & Flag.COLD:
+        return False
+    if t.node:
+        placements.let_go(t, kept.ino, t.node)
+        if placements.is_held(t, kept.ino):
+            return True
+    set_blocks(t, kept.ino, inode, 0)
+    write_inode(t, kept.ino, inode)
+    return True
+
+
+def garbage(t: Transaction, after: bytes, limit: int) -> tuple[list[Object], bytes]:
+    """Objects that nobody names and nobody uploads, among the next `limit` noted, and where to go
+    on (empty: nowhere)."""
+    found: list[Object] = []
+    for count, (key, value) in enumerate(t.scan(after or b"z", b"{")):
+        if count == limit:
+            return found, key
+        if not value:
+            found.append(_object(key))
+    return found, b""
+
+
+def collected(t: Transaction, gone: list[Object]) -> None:
+    """These objects are deleted."""
+    for each in gone:
+        t.delete(keys.cold_object(*each))
+
+
+def abandon(t: Transaction, after: bytes, limit: int) -> bytes:
+    """At a start: what this node was uploading is garbage; where to go on (empty: nowhere)."""
+    mine = _UPLOADING + t.node
+    left = []
+    following = b""
+    for count, (key, value) in enumerate(t.scan(after or b"z", b"{")):
+        if count == limit:
+            following = key
+            break
+        if value == mine:
+            left.append(key)
+    for key in left:
+        t.put(key, b"")
+    return following
+
+
+def _object(key: bytes) -> Object:
+    return Object(keys.unpack_u64(key, 1), keys.unpack_u64(key, 9), key[17:])

@@ -1,0 +1,122 @@
+"""Which nodes of a cluster have a file's data. On a lone node nothing is recorded: it has all.
+
+Invariants
+- A record of a file with data has the placement of the node that made it, from its first
+  transaction on; an orphan is reaped with its last placement.
+- `p` and `h` of a node and a file come and go together.
+- Who publishes new content holds it alone: what others have is of another content, which they learn
+  by their placement's end.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvfs.base.errors import Conflict, Stale
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import Flag, Holding, pack, unpack_holding, unpack_inode
+from kvfs.tree.inode_lists import listed
+
+_NODE = 9
+"""In the key of a placement: `p`, the inode, then here the node."""
+
+
+class Holder(NamedTuple):
+    """A node with what it has of a file."""
+
+    node: bytes
+    holding: Holding
+
+    @property
+    def whole(self) -> bool:
+        return not self.holding.blocks
+
+
+def hold(t: Transaction, ino: int, version: int, blocks: bytes = b"") -> None:
+    """This node has the data file: the whole, or these blocks."""
+    if t.node:
+        t.put(keys.placement(ino, t.node), pack(Holding(version=version, blocks=blocks)))
+        t.put(keys.held(t.node, ino), b"")
+
+
+def hold_alone(t: Transaction, ino: int, version: int) -> None:
+    """This node has new content, and so nobody else has the file."""
+    if not t.node:
+        return
+    for each in holders(t, ino):
+        if each.node != t.node:
+            let_go(t, ino, each.node)
+    hold(t, ino, version)
+
+
+def let_go(t: Transaction, ino: int, node: bytes) -> None:
+    """The node has nothing of the file any more."""
+    t.delete(keys.placement(ino, node))
+    t.delete(keys.held(node, ino))
+
+
+def hand_over(t: Transaction, ino: int, version: int, giver: bytes) -> None:
+    """This node answers for a file whose data file it shares with another node, which did so alone.
+    Raises Stale, Conflict (the file is another by now, or not on disk yet)."""
+    value = t.get(keys.inode(ino))
+    if value is None:
+        raise Stale("the file was removed")
+    inode = unpack_inode(value)
+    settled = inode.flags & Flag.SEALED and t.get(keys.unsealed(ino)) is None
+    if not settled or not inode.nlink or inode.version != version:
+        raise Conflict("the file is being written, or was removed")
+    if [each.node for each in holders(t, ino)] != [giver]:
+        raise Conflict("the file is not that node's alone")
+    let_go(t, ino, giver)
+    hold(t, ino, version)
+
+
+def leave_to_others(t: Transaction, ino: int) -> bool:
+    """This node's data of a file count no more, where another node has all of its content, and has
+    it on disk, as everybody has who did not write it. Whether that is so."""
+    value = t.get(keys.inode(ino))
+    if value is None:
+        return False
+    inode = unpack_inode(value)
+    others = [
+        each.node
+        for each in holders(t, ino)
+        if each.whole and each.holding.version == inode.version and each.node != t.node
+    ]
+    if not others:
+        return False
+    let_go(t, ino, t.node)
+    if t.get(keys.unsealed(ino)) == t.node:
+        inode.boot = 0
+        t.put(keys.inode(ino), pack(inode))
+        if inode.flags & Flag.SEALED:
+            t.delete(keys.unsealed(ino))
+        else:
+            t.put(keys.unsealed(ino), others[0])
+    return True
+
+
+def is_held(t: Transaction, ino: int) -> bool:
+    """Whether any node has anything of the file."""
+    prefix = keys.placements(ino)
+    return next(t.scan(prefix, keys.after(prefix)), None) is not None
+
+
+def holders(t: Transaction, ino: int) -> list[Holder]:
+    """All, in the order of their numbers; whether they live is not known here."""
+    prefix = keys.placements(ino)
+    return [
+        Holder(key[_NODE:], unpack_holding(value))
+        for key, value in t.scan(prefix, keys.after(prefix))
+    ]
+
+
+def holding(t: Transaction, inos: Sequence[int], node: bytes) -> list[Holding | None]:
+    """What a node has of each of these files; one round trip."""
+    values = t.get_many([keys.placement(ino, node) for ino in inos])
+    return [None if value is None else unpack_holding(value) for value in values]
+
+
+def held_by(t: Transaction, node: bytes, after_ino: int, limit: int) -> list[int]:
+    """Up to `limit` inode numbers above `after_ino` of files that a node has something of."""
+    return listed(t, keys.held(node, after_ino), keys.after(b"h" + node), limit)

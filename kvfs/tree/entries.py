@@ -1,0 +1,171 @@
+"""The steps that every change of a name is made of: find, touch the parent, move, lose a link.
+
+A directory's entry is `name/`, any other's `name`. Both may stand in one parent, and names may be
+of bytes that no mount can show, since object stores allow it: see `odd`.
+
+Invariants
+- A file with one link has no backlink keys; with more, one for each link, and (parent, name) of its
+  record is one of them.
+- An inode without a link has nlink 0, parent 0 and an orphan key.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from kvfs.base.errors import Corrupt, NotADirectory, NotFound
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import Inode, unpack_inode
+from kvfs.tree import name_escaping
+from kvfs.tree.inodes import drop_inode, is_directory, stamp, write_inode
+
+Keep = Callable[[int], bool]
+"""Whether an inode whose last link goes may still be held by somebody, and so must stay as an
+orphan."""
+
+_PARENT: Final = 9
+"""In a backlink key: `b`, the inode, then here the parent."""
+_NAME: Final = 17
+
+
+class Entry(NamedTuple):
+    """A name that is there."""
+
+    key: bytes
+    ino: int
+    directory: bool
+
+    @property
+    def name(self) -> bytes:
+        """As the engine has it."""
+        return self.key[9:-1] if self.directory else self.key[9:]
+
+
+class Removed(NamedTuple):
+    """What a name led to before it went."""
+
+    ino: int
+    inode: Inode
+    """As it is now: one link fewer."""
+    dropped: bool
+    """The record is gone, so the data file may go. False: a link is left, or somebody may hold
+    it."""
+    marker: "Removed | None" = None
+    """What went with a directory: an object's empty marker in it."""
+
+
+def find_shown(t: Transaction, parent: int, name: bytes) -> Entry | None:
+    """What the mount sees under this name, which may be an odd form."""
+    entry = find_entry(t, parent, name)
+    if entry is not None or b"%" not in name:
+        return entry
+    suffix = name_escaping.find(t, parent, name)
+    if suffix is None:
+        return None
+    key = keys.entries(parent) + suffix
+    return Entry(key, keys.unpack_u64(t.get(key) or b""), suffix.endswith(b"/"))
+
+
+def find_entry(t: Transaction, parent: int, name: bytes) -> Entry | None:
+    """The entry of this very name, a file's first."""
+    key = keys.file_entry(parent, name)
+    value = t.get(key)
+    if value is not None:
+        return Entry(key, keys.unpack_u64(value), False)
+    key += b"/"
+    value = t.get(key)
+    return None if value is None else Entry(key, keys.unpack_u64(value), True)
+
+
+def entry_key(parent: int, name: bytes, directory: bool) -> bytes:
+    return keys.directory_entry(parent, name) if directory else keys.file_entry(parent, name)
+
+
+def live_directory(t: Transaction, ino: int) -> Inode:
+    """The record of a directory that can take names. Raises NotFound when it was removed,
+    NotADirectory."""
+    value = t.get(keys.inode(ino))
+    if value is None:
+        raise NotFound("the directory was removed")
+    inode = unpack_inode(value)
+    if not is_directory(inode):
+        raise NotADirectory("a part of the path is not a directory")
+    if not inode.nlink:
+        raise NotFound("the directory was removed")
+    return inode
+
+
+def is_empty(t: Transaction, directory: int) -> bool:
+    prefix = keys.entries(directory)
+    return next(t.scan(prefix, keys.after(prefix)), None) is None
+
+
+def touch(t: Transaction, ino: int, inode: Inode, now: int, subdirectories: int = 0) -> None:
+    """A directory's names changed, and it gained so many subdirectories."""
+    if not subdirectories:
+        stamp(t, ino, inode, now)
+        return
+    inode.mtime_ns = inode.ctime_ns = now
+    inode.nlink += subdirectories
+    write_inode(t, ino, inode)
+
+
+def relocate(
+    t: Transaction, ino: int, inode: Inode, old: tuple[int, bytes], new: tuple[int, bytes], now: int
+) -> None:
+    """Record that one link moved from `old` to `new` (each parent, name); the entries are the
+    caller's."""
+    if inode.nlink > 1 and not is_directory(inode):
+        t.delete(keys.backlink(ino, *old))
+        t.put(keys.backlink(ino, *new), b"")
+    if (inode.parent, inode.name) == old:
+        inode.parent, inode.name = new
+    inode.ctime_ns = now
+    write_inode(t, ino, inode)
+
+
+def lose_link(
+    t: Transaction, ino: int, inode: Inode, link: tuple[int, bytes], now: int, keep: Keep
+) -> Removed:
+    """Record that the link (parent, name) is gone; the entry is the caller's."""
+    inode.ctime_ns = now
+    inode.nlink = 0 if is_directory(inode) else inode.nlink - 1
+    if inode.nlink > 0:
+        t.delete(keys.backlink(ino, *link))
+        _choose_link(t, ino, inode, link)
+        write_inode(t, ino, inode)
+        return Removed(ino, inode, False)
+    # In a cluster other nodes may have a data file of it, which they drop first.
+    if keep(ino) or (t.node and not is_directory(inode)):
+        inode.parent = 0
+        t.put(keys.orphan(ino), b"")
+        write_inode(t, ino, inode)
+        return Removed(ino, inode, False)
+    drop_inode(t, ino, inode)
+    return Removed(ino, inode, True)
+
+
+def links(t: Transaction, ino: int, inode: Inode) -> list[tuple[int, bytes]]:
+    """(parent, name) of each link."""
+    if inode.nlink == 0:
+        return []
+    if inode.nlink == 1 or is_directory(inode):
+        return [(inode.parent, inode.name)]
+    prefix = keys.backlinks(ino)
+    found = [key for key, _ in t.scan(prefix, keys.after(prefix))]
+    return [(keys.unpack_u64(key, _PARENT), key[_NAME:]) for key in found]
+
+
+def _choose_link(t: Transaction, ino: int, inode: Inode, gone: tuple[int, bytes]) -> None:
+    if inode.nlink > 1 and (inode.parent, inode.name) != gone:
+        return
+    prefix = keys.backlinks(ino)
+    pair = next(t.scan(prefix, keys.after(prefix)), None)
+    if pair is None:
+        raise Corrupt(
+            f"the file has {inode.nlink} names left, but none is recorded: run `kvfs fsck --repair`"
+        )
+    key = pair[0]
+    inode.parent, inode.name = keys.unpack_u64(key, _PARENT), key[_NAME:]
+    if inode.nlink == 1:
+        t.delete(key)

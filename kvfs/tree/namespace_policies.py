@@ -1,0 +1,91 @@
+"""What may be set of a namespace, and what goes with what. Pure.
+
+A lone node refuses what only a cluster can keep.
+"""
+
+from typing import Final, TypedDict
+
+from kvfs.base.errors import Invalid, NotSupported
+from kvfs.base.media import MEDIA, SHARED, is_medium
+from kvfs.meta.records import Namespace
+
+KINDS: Final = ("durable", "cache")
+EVICTIONS: Final = ("lru",)
+COHERENCES: Final = ("strict", "cache")
+ACKNOWLEDGES: Final = ("async", "sync")
+_TOGETHER: Final[tuple[list[str], ...]] = ([], ["ssd"], ["ram", "ssd"])
+LOCKS: Final = ("host", "cluster")
+MD5_ALL: Final = "md5-all"
+ETAGS: Final = ("md5", "fast", MD5_ALL)
+MOST_REPLICAS: Final = 15
+_OF_CLUSTER: Final = ("coherence", "replicas", "acknowledge", "locks")
+
+
+class Policy(TypedDict, total=False):
+    """What is to be changed; None: nothing of it."""
+
+    kind: str | None
+    capacity: int | None
+    eviction: str | None
+    coherence: str | None
+    replicas: int | None
+    acknowledge: str | None
+    media: list[str] | None
+    cold: bool | None
+    locks: str | None
+    etag: str | None
+
+
+def change(record: Namespace, policy: Policy, *, in_cluster: bool) -> None:
+    """Change the record. Raises Invalid, NotSupported: then nothing of it counts."""
+    fresh = Namespace(name=b"")
+    for name, value in policy.items():
+        if value is None:
+            continue
+        if name in _OF_CLUSTER and not in_cluster and value != getattr(fresh, name):
+            raise NotSupported(
+                f"{name} is for several nodes, and this one is alone: start it with --engine"
+            )
+        setattr(record, name, value)
+    _check(record)
+
+
+def _check(record: Namespace) -> None:
+    _among("a namespace is", record.kind, KINDS)
+    _among("the eviction of a namespace is", record.eviction, EVICTIONS)
+    if record.coherence:
+        _among("the coherence of a namespace is", record.coherence, COHERENCES)
+    _among("a close is acknowledged", record.acknowledge, ACKNOWLEDGES)
+    _among("the locks of a namespace are of the", record.locks, LOCKS)
+    _among("the ETags of a namespace are", record.etag, ETAGS)
+    _check_media(record)
+    if record.capacity < 0:
+        raise Invalid(f"a capacity is at least 0 bytes, not {record.capacity}")
+    if not 0 <= record.replicas <= MOST_REPLICAS:
+        raise Invalid(f"a file has 0 to {MOST_REPLICAS} replicas, not {record.replicas}")
+
+
+def _check_media(record: Namespace) -> None:
+    for medium in record.media:
+        if not is_medium(medium):
+            raise Invalid(f"a medium is {', '.join(MEDIA)} or {SHARED}NAME, not '{medium}'")
+    if len(set(record.media)) != len(record.media):
+        raise Invalid("a medium is named once")
+    if "ram" in record.media and record.kind == "durable":
+        raise NotSupported("memory loses its data in a power cut: a durable namespace is not on it")
+    is_shared = len(record.media) == 1 and record.media[0].startswith(SHARED)
+    if is_shared and record.replicas:
+        raise NotSupported("a shared store keeps its own copies: its files have no replicas")
+    if record.media not in _TOGETHER and not is_shared:
+        raise NotSupported(
+            "the media of a namespace are ssd, or ram,ssd (what is used least goes from the first "
+            f"to the second), or {SHARED}NAME alone"
+        )
+
+
+def _among(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise Invalid(f"{what} {' or '.join(known)}, not '{value}'")
+
+
+assert set(Policy.__annotations__) < set(Namespace.__struct_fields__)

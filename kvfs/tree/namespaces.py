@@ -1,0 +1,301 @@
+"""Namespaces: the top-level directories, their policies and what they hold.
+
+Invariants
+- A namespace's id is never used again, nor is an inode number, also when the namespace is gone.
+- `Usage` counts every inode of the namespace, orphans included, but for its own top directory.
+"""
+
+import stat
+from typing import Final, NamedTuple, Unpack
+
+from kvfs.base.errors import (
+    Corrupt,
+    Exists,
+    Invalid,
+    NameTooLong,
+    NoSpace,
+    NotEmpty,
+    NotFound,
+    NotSupported,
+)
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import (
+    NAMESPACE_SHIFT,
+    ROOT_INODE,
+    Flag,
+    Inode,
+    Namespace,
+    Usage,
+    namespace_of,
+    namespace_root,
+    pack,
+    unpack_namespace,
+    unpack_usage,
+)
+from kvfs.tree import namespace_policies
+from kvfs.tree.inodes import add_usage, drop_inode, read_inode, write_inode
+
+__all__ = [
+    "MAX_NAME",
+    "Listed",
+    "add_usage",
+    "adopt",
+    "allocate_inodes",
+    "by_name",
+    "check_format",
+    "check_name",
+    "create",
+    "forget",
+    "format",
+    "get",
+    "is_durable",
+    "list_all",
+    "remove",
+    "rename",
+    "set_policy",
+    "settings",
+    "usage",
+]
+
+MAX_NAME: Final = 255
+_MAX_ID: Final = (1 << 64 - NAMESPACE_SHIFT) - 1
+_FIRST_INODE: Final = ROOT_INODE + 1
+_TOP: Final = 0
+"""The 'namespace' that holds the root and, as its counter, the next namespace id."""
+
+
+class Listed(NamedTuple):
+    """A namespace as `list_all` gives it."""
+
+    id: int
+    namespace: Namespace
+    usage: Usage
+
+
+def format(t: Transaction, now: int, uid: int, gid: int) -> None:  # noqa: A001
+    """Make the root directory in an empty engine; nothing where that is done already."""
+    if t.get(keys.VERSION) is not None:
+        check_format(t)
+        return
+    t.put(keys.VERSION, b"%d" % keys.SCHEMA)
+    t.put(keys.counter(_TOP), keys.pack_u64(1))
+    write_inode(t, ROOT_INODE, _directory(0o755, uid, gid, now, b""))
+
+
+def check_format(t: Transaction) -> None:
+    """Raises Corrupt where no schema was written, NotSupported where it is another than ours."""
+    version = t.get(keys.VERSION)
+    if version is None:
+        raise Corrupt(
+            "the metadata hold no schema version: the store was never finished, make it anew"
+        )
+    if version != b"%d" % keys.SCHEMA:
+        found = version.decode(errors="replace")
+        raise NotSupported(
+            f"the metadata have schema {found}, this KVFS reads {keys.SCHEMA}:"
+            " use the version that made it"
+        )
+
+
+def check_name(name: bytes) -> None:
+    """Raises NameTooLong over 255 bytes, Invalid where it is empty, '.', '..' or holds '/' or
+    NUL."""
+    if len(name) > MAX_NAME:
+        raise NameTooLong(f"a name has at most {MAX_NAME} bytes, not {len(name)}")
+    if not name or name == b"." or name == b".." or b"/" in name or b"\0" in name:
+        raise Invalid(f"'{_shown(name)}' cannot be a name")
+
+
+def create(
+    t: Transaction,
+    name: bytes,
+    *,
+    mode: int = 0o755,
+    uid: int,
+    gid: int,
+    now: int,
+    **policy: Unpack[namespace_policies.Policy],
+) -> int:
+    """Make a namespace and its top directory; returns its id.
+
+    `capacity` in bytes, 0 for no limit of its own. Raises Exists, Invalid, NotSupported,
+    NameTooLong, NoSpace (no id is left: 65,535 were used).
+    """
+    check_name(name)
+    record = Namespace(name=name, created_ns=now)
+    namespace_policies.change(record, policy, in_cluster=bool(t.node))
+    entry = keys.directory_entry(ROOT_INODE, name)
+    if t.get(entry) is not None:
+        raise Exists(f"there is a namespace '{_shown(name)}' already")
+    namespace_id = _next_id(t)
+    ino = namespace_root(namespace_id)
+    t.put(keys.namespace(namespace_id), pack(record))
+    t.put(keys.usage(namespace_id), pack(Usage()))
+    t.put(keys.counter(namespace_id), keys.pack_u64(ino + 1))
+    t.put(entry, keys.pack_u64(ino))
+    write_inode(t, ino, _directory(mode, uid, gid, now, name))
+    _touch_root(t, now, 1)
+    return namespace_id
+
+
+def is_durable(t: Transaction, ino: int) -> bool:
+    """Whether an inode's namespace promises to drop nothing; of one that is gone, True."""
+    value = t.get(keys.namespace(namespace_of(ino)))
+    return value is None or unpack_namespace(value).kind != "cache"
+
+
+def set_policy(
+    t: Transaction,
+    namespace_id: int,
+    **policy: Unpack[namespace_policies.Policy],
+) -> Namespace:
+    """Change what is not None; returns the new policy. Raises NotFound, Invalid, NotSupported."""
+    record = get(t, namespace_id)
+    namespace_policies.change(record, policy, in_cluster=bool(t.node))
+    t.put(keys.namespace(namespace_id), pack(record))
+    return record
+
+
+def get(t: Transaction, namespace_id: int) -> Namespace:
+    """Raises NotFound."""
+    value = t.get(keys.namespace(namespace_id))
+    if value is None:
+        raise _missing(namespace_id)
+    return unpack_namespace(value)
+
+
+def usage(t: Transaction, namespace_id: int) -> Usage:
+    """What the namespace holds now. Raises NotFound."""
+    value = t.get(keys.usage(namespace_id))
+    if value is None:
+        raise _missing(namespace_id)
+    return unpack_usage(value)
+
+
+def by_name(t: Transaction, name: bytes) -> tuple[int, Namespace]:
+    """The id and policy. Raises NotFound, NameTooLong."""
+    if len(name) > MAX_NAME:
+        raise NameTooLong(f"a name has at most {MAX_NAME} bytes, not {len(name)}")
+    value = t.get(keys.directory_entry(ROOT_INODE, name))
+    if value is None:
+        raise NotFound(f"there is no namespace {_shown(name)}")
+    namespace_id = namespace_of(keys.unpack_u64(value))
+    return namespace_id, get(t, namespace_id)
+
+
+def list_all(t: Transaction) -> list[Listed]:
+    """Every namespace, in the order of their names."""
+    prefix = keys.entries(ROOT_INODE)
+    ids = [namespace_of(keys.unpack_u64(ino)) for _, ino in t.scan(prefix, keys.after(prefix))]
+    return [Listed(number, get(t, number), usage(t, number)) for number in ids]
+
+
+def remove(t: Transaction, name: bytes, now: int) -> int:
+    """Remove an empty namespace with its top directory; returns its id. Raises NotFound,
+    NotEmpty."""
+    namespace_id, _ = by_name(t, name)
+    ino = namespace_root(namespace_id)
+    prefix = keys.entries(ino)
+    if next(t.scan(prefix, keys.after(prefix)), None) is not None:
+        raise NotEmpty(f"the namespace {_shown(name)} is not empty")
+    forget(t, namespace_id, name, now)
+    drop_inode(t, ino, read_inode(t, ino))
+    return namespace_id
+
+
+def forget(t: Transaction, namespace_id: int, name: bytes, now: int) -> None:
+    """Remove an empty namespace but for its top directory's record. Its counter stays: inode
+    numbers that orphans or kernels still hold are not given out again."""
+    t.delete(keys.directory_entry(ROOT_INODE, name))
+    t.delete(keys.namespace(namespace_id))
+    t.delete(keys.usage(namespace_id))
+    for key in settings(t, namespace_id):
+        t.delete(keys.setting(namespace_id, key))
+    if t.node:
+        t.delete(keys.delegation(namespace_id, t.node))
+    _touch_root(t, now, -1)
+
+
+def adopt(t: Transaction, namespace_id: int, record: Namespace, now: int) -> None:
+    """Give a namespace whose other records are there already its place below the root."""
+    t.put(keys.namespace(namespace_id), pack(record))
+    entry = keys.directory_entry(ROOT_INODE, record.name)
+    t.put(entry, keys.pack_u64(namespace_root(namespace_id)))
+    following = keys.unpack_u64(t.get(keys.counter(_TOP)) or keys.pack_u64(1))
+    t.put(keys.counter(_TOP), keys.pack_u64(max(following, namespace_id + 1)))
+    _touch_root(t, now, 1)
+
+
+def rename(t: Transaction, namespace_id: int, name: bytes) -> None:
+    """Record the new name of a namespace; entry and directory are the caller's."""
+    record = get(t, namespace_id)
+    record.name = name
+    t.put(keys.namespace(namespace_id), pack(record))
+
+
+def allocate_inodes(t: Transaction, namespace_id: int, count: int) -> int:
+    """Take `count` inode numbers, the first of which is returned; none is ever given out again.
+
+    Raises NotFound (no such namespace), NoSpace (2^48 were used).
+    """
+    get(t, namespace_id)
+    key = keys.counter(namespace_id)
+    value = t.get(key)
+    if value is None:
+        raise Corrupt(f"the namespace {namespace_id} has no counter of inode numbers")
+    first = keys.unpack_u64(value)
+    if namespace_of(first + count) != namespace_id:
+        raise NoSpace(f"the namespace {namespace_id} has used up its inode numbers")
+    t.put(key, keys.pack_u64(first + count))
+    return first
+
+
+def settings(t: Transaction, namespace_id: int) -> dict[bytes, bytes]:
+    """What is set for the namespace as a bucket, by name."""
+    prefix = keys.setting(namespace_id, b"")
+    return {key[len(prefix) :]: value for key, value in t.scan(prefix, keys.after(prefix))}
+
+
+def _missing(namespace_id: int) -> NotFound:
+    if namespace_id == _TOP:
+        return NotFound("the top level is no namespace: it holds namespaces only")
+    return NotFound(f"there is no namespace with the id {namespace_id}")
+
+
+def _shown(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
+
+
+def _next_id(t: Transaction) -> int:
+    value = t.get(keys.counter(_TOP))
+    if value is None:
+        raise Corrupt("the metadata hold no counter of namespaces: the store was never finished")
+    number = keys.unpack_u64(value)
+    if number > _MAX_ID:
+        raise NoSpace(f"all {_MAX_ID} namespace ids were used; make a new store")
+    t.put(keys.counter(_TOP), keys.pack_u64(number + 1))
+    return number
+
+
+def _directory(mode: int, uid: int, gid: int, now: int, name: bytes) -> Inode:
+    return Inode(
+        mode=stat.S_IFDIR | stat.S_IMODE(mode),
+        uid=uid,
+        gid=gid,
+        nlink=2,
+        atime_ns=now,
+        mtime_ns=now,
+        ctime_ns=now,
+        btime_ns=now,
+        parent=ROOT_INODE,
+        name=name,
+        flags=Flag.PUBLISHED,
+    )
+
+
+def _touch_root(t: Transaction, now: int, directories: int) -> None:
+    root = read_inode(t, ROOT_INODE)
+    root.mtime_ns = root.ctime_ns = now
+    root.nlink += directories
+    write_inode(t, ROOT_INODE, root)

@@ -1,0 +1,202 @@
+"""Records made anew from what data files say of themselves: functions of a transaction.
+
+What a data file cannot say is made up: directories belong to who asks, 0755; a namespace has its
+kind, no other policy. Symbolic links, device nodes, empty directories, users and buckets' settings
+have no data file, and are lost.
+
+Invariants
+- A file keeps its inode number, so that a data file is found under its name.
+- Of several files that were under one name the one described last has it; what is durable of the
+  others gets a name of its own.
+- Whatever the order, and as often as it is done: the same result.
+"""
+
+import stat
+from typing import Final, NamedTuple
+
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import (
+    ROOT_INODE,
+    Flag,
+    Inode,
+    Namespace,
+    Usage,
+    namespace_of,
+    namespace_root,
+    pack,
+    unpack_inode,
+)
+from kvfs.tree import namespaces
+from kvfs.tree.copies import placements
+from kvfs.tree.entries import links, lose_link
+from kvfs.tree.inodes import BLOCK, add_usage, drop_inode, read_inode, write_inode
+
+_GAP: Final = 1 << 32
+"""Inode numbers left free above those that are known, for files whose data lie on other nodes."""
+
+
+class Found(NamedTuple):
+    """A file as its data file tells of it."""
+
+    ino: int
+    version: int
+    inode: Inode
+    """To be completed: names and links. Its ctime says how late it was described."""
+    paths: list[bytes]
+    """From the root of the mount; none: not known."""
+    xattrs: dict[bytes, bytes]
+
+
+class Owner(NamedTuple):
+    """Whose directories that are made up become, and when."""
+
+    uid: int
+    gid: int
+    now: int
+
+
+def make_namespace(t: Transaction, ino: int, name: bytes, kind: str, owner: Owner) -> None:
+    """The namespace of this inode number, where it is missing. A name that another one has gets
+    the id behind it."""
+    number = namespace_of(ino)
+    if t.get(keys.namespace(number)) is not None:
+        return
+    if t.get(keys.directory_entry(ROOT_INODE, name)) is not None:
+        name += b"-%d" % number
+    record = Namespace(name=name, kind=kind, created_ns=owner.now)
+    top = namespace_root(number)
+    t.put(keys.usage(number), pack(Usage()))
+    t.put(keys.counter(number), keys.pack_u64(top + 1))
+    write_inode(t, top, _directory(ROOT_INODE, name, owner))
+    namespaces.adopt(t, number, record, owner.now)
+
+
+def pass_by(t: Transaction, greatest: dict[int, int]) -> None:
+    """Numbers that are given out from now on are none of these: the greatest inode number that is
+    in use, by namespace id."""
+    for number, ino in greatest.items():
+        value = t.get(keys.counter(number))
+        if value is not None and keys.unpack_u64(value) <= ino:
+            t.put(keys.counter(number), keys.pack_u64(ino + _GAP))
+
+
+def add(t: Transaction, found: Found, owner: Owner) -> bool:
+    """Put the file under its names, where it has none that is not another's under a name of its
+    own (`lost+found-<inode number>`), or record that this node has a copy of it.
+
+    False, and nothing is written: what is there is of a later description, or the file is a cache
+    file whose names are all those of later ones.
+    """
+    value = t.get(keys.inode(found.ino))
+    if value is not None:
+        there = unpack_inode(value)
+        if there.version == found.version and there.size == found.inode.size:
+            placements.hold(t, found.ino, found.version)
+            return True
+        if (there.version, there.ctime_ns) >= (found.version, found.inode.ctime_ns):
+            return False
+        _forget(t, found.ino, there)
+    top = namespace_root(namespace_of(found.ino))
+    names = []
+    for path in found.paths:
+        *parts, name = path.removeprefix(b"/").split(b"/")[1:]
+        parent = _walk(t, top, parts, owner)
+        if _take(t, parent, name, found):
+            names.append((parent, name))
+    if not names and (not found.paths or namespaces.is_durable(t, found.ino)):
+        names = [(top, _lost(t, found.ino))]
+    if names:
+        _put(t, found, names)
+    return bool(names)
+
+
+def _walk(t: Transaction, parent: int, parts: list[bytes], owner: Owner) -> int:
+    """The directory at the end of these names; those that are missing are made."""
+    for name in parts:
+        key = keys.directory_entry(parent, name)
+        value = t.get(key)
+        if value is not None:
+            parent = keys.unpack_u64(value)
+            continue
+        number = namespace_of(parent)
+        ino = namespaces.allocate_inodes(t, number, 1)
+        above = read_inode(t, parent)
+        above.nlink += 1
+        write_inode(t, parent, above)
+        write_inode(t, ino, _directory(parent, name, owner))
+        add_usage(t, number, 0, 1)
+        t.put(key, keys.pack_u64(ino))
+        parent = ino
+    return parent
+
+
+def _take(t: Transaction, parent: int, name: bytes, found: Found) -> bool:
+    """Whether the name is this file's now: it was free, or of one that was described earlier."""
+    key = keys.file_entry(parent, name)
+    value = t.get(key)
+    if value is not None:
+        other = keys.unpack_u64(value)
+        inode = read_inode(t, other)
+        if (inode.ctime_ns, other) >= (found.inode.ctime_ns, found.ino):
+            return False
+        _displace(t, other, inode, (parent, name))
+    t.put(key, keys.pack_u64(found.ino))
+    return True
+
+
+def _displace(t: Transaction, ino: int, inode: Inode, link: tuple[int, bytes]) -> None:
+    """Another file has this name. Perhaps it replaced this one, perhaps this one was renamed since
+    it was described: what is durable stays."""
+    lose_link(t, ino, inode, link, inode.ctime_ns, lambda _: True)
+    if not inode.nlink and namespaces.is_durable(t, ino):
+        t.delete(keys.orphan(ino))
+        inode.nlink, inode.parent = 1, namespace_root(namespace_of(ino))
+        inode.name = _lost(t, ino)
+        write_inode(t, ino, inode)
+
+
+def _lost(t: Transaction, ino: int) -> bytes:
+    """A name at the top of the file's namespace, as `kvfs fsck` gives it; it is put there."""
+    name = b"lost+found-%x" % ino
+    t.put(keys.file_entry(namespace_root(namespace_of(ino)), name), keys.pack_u64(ino))
+    return name
+
+
+def _put(t: Transaction, found: Found, names: list[tuple[int, bytes]]) -> None:
+    inode = found.inode
+    inode.nlink = len(names)
+    inode.parent, inode.name = names[0]
+    if len(names) > 1:
+        for parent, name in names:
+            t.put(keys.backlink(found.ino, parent, name), b"")
+    if not inode.flags & Flag.SEALED:
+        t.put(keys.unsealed(found.ino), t.node)
+    for name, value in found.xattrs.items():
+        t.put(keys.xattr(found.ino, name), value)
+    write_inode(t, found.ino, inode)
+    add_usage(t, namespace_of(found.ino), BLOCK * inode.blocks, 1)
+    placements.hold(t, found.ino, found.version)
+
+
+def _forget(t: Transaction, ino: int, inode: Inode) -> None:
+    """A record that an older data file made gives way."""
+    for parent, name in links(t, ino, inode):
+        t.delete(keys.file_entry(parent, name))
+        t.delete(keys.backlink(ino, parent, name))
+    drop_inode(t, ino, inode)
+
+
+def _directory(parent: int, name: bytes, owner: Owner) -> Inode:
+    return Inode(
+        mode=stat.S_IFDIR | 0o755,
+        uid=owner.uid,
+        gid=owner.gid,
+        nlink=2,
+        atime_ns=owner.now,
+        mtime_ns=owner.now,
+        ctime_ns=owner.now,
+        parent=parent,
+        name=name,
+        flags=Flag.PUBLISHED,
+    )

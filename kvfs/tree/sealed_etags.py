@@ -1,0 +1,49 @@
+"""ETags that files get at their seal, in namespaces whose `etag` is `md5-all`.
+
+The transaction that seals gives the MD5. Who must tell an ETag before that has it kept, and then
+the seal leaves it as it is: a version has one ETag for its life.
+"""
+
+from kvfs.meta import keys
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import Inode, namespace_of
+from kvfs.tree import namespaces
+from kvfs.tree.etags import ETAG, etag_of, is_awaited, is_content_as_given, packed
+from kvfs.tree.inodes import read_inodes
+from kvfs.tree.namespace_policies import MD5_ALL
+
+
+def wanting_md5(t: Transaction, inos: list[int]) -> set[int]:
+    """Those to which a seal gives the MD5 of their content."""
+    return {
+        ino
+        for ino, inode in zip(inos, read_inodes(t, inos), strict=True)
+        if inode is not None and _wants_md5(t, ino, inode)
+    }
+
+
+def give(t: Transaction, ino: int, md5: str) -> None:
+    """Keep the MD5 of the present content, unless it has an ETag that was told."""
+    (inode,) = read_inodes(t, [ino])
+    if inode is not None and _wants_md5(t, ino, inode):
+        t.put(keys.xattr(ino, ETAG), packed(md5, inode))
+
+
+def keep(t: Transaction, ino: int, told: str) -> bool:
+    """Keep the ETag that is told of a file before it is sealed. False: it has another by now."""
+    (inode,) = read_inodes(t, [ino])
+    if inode is None:
+        return False
+    kept = t.get(keys.xattr(ino, ETAG))
+    if etag_of(kept, ino, inode) != told:
+        return False
+    if is_awaited(kept, inode):
+        t.put(keys.xattr(ino, ETAG), packed(told, inode))
+    return True
+
+
+def _wants_md5(t: Transaction, ino: int, inode: Inode) -> bool:
+    if namespaces.get(t, namespace_of(ino)).etag != MD5_ALL:
+        return False
+    kept = t.get(keys.xattr(ino, ETAG))
+    return kept is None or not is_content_as_given(kept, inode)

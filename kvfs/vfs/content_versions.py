@@ -1,0 +1,131 @@
+"""New content of a file that was published before, on a node of a cluster.
+
+Other nodes have data files of the old content, and some are away: so new content has a new version,
+and with it another name, and nobody takes the one for the other. On a lone node content changes
+under one version.
+
+| step | on disk | record | after a kill here |
+|---|---|---|---|
+| 1 second name | both names, one data file | old version | the new name is a stray: `strays` |
+| 1 on disk, where the record will count as that | the same | old version | the same |
+| 2 recorded | both names | new version | the old name is one |
+| 3 old name unlinked | new name | new version | nothing to do |
+
+Where it is not known whether step 2 was done (its answer was lost), both names stay, as after a
+kill.
+
+Invariants
+- A version is used by one node alone: its lower bits are that node's number. So what a node left
+  behind at step 1 is never taken for what another node published.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from kvfs.base import detach
+from kvfs.base.errors import Conflict, KvfsError
+from kvfs.datastore.files import DataFiles
+from kvfs.datastore.quarantine_directory import Reason
+from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.keys import unpack_node
+from kvfs.meta.records import Flag, Inode
+from kvfs.tree import namespaces
+from kvfs.tree.inodes import read_inode, read_inodes
+from kvfs.vfs.quarantine import kinds_of, put_away
+
+_ATTEMPTS: Final = 16
+_NODE_BITS: Final = 16
+_NODE_MASK: Final = (1 << _NODE_BITS) - 1
+
+
+class Overtaken(KvfsError):
+    """Others have published since the version that content builds on."""
+
+
+def check_follows(t: Transaction, ino: int, version: int) -> None:
+    """Raises Overtaken where another node than this one has published since that version."""
+    last = read_inode(t, ino).version
+    if last != version and last & _NODE_MASK != unpack_node(t.node):
+        raise Overtaken("another node has published newer content of the file")
+
+
+def next_version(version: int, node: bytes) -> int:
+    """The first one above it that is a node's own."""
+    return ((version >> _NODE_BITS) + 1) << _NODE_BITS | unpack_node(node)
+
+
+async def name_draft(engine: Engine, files: DataFiles, ino: int, version: int) -> int:
+    """Make a data file of the draft that is to replace this version; the version that it has got,
+    which nobody has recorded."""
+    node = await engine.read(lambda t: t.node)
+    while True:
+        following = next_version(version, node)
+        try:
+            files.name_draft(ino, version, following)
+        except FileExistsError:
+            await _clear(engine, files, ino, version, following)
+        else:
+            return following
+
+
+async def publish_anew(
+    engine: Engine,
+    files: DataFiles,
+    ino: int,
+    version: int,
+    record: Callable[[Transaction, int], object],
+    *,
+    synced: bool = False,
+) -> int:
+    """Give the data file of a version the next one, by `record(t, version)`, which raises Conflict
+    where the record has that or a later one: whoever publishes last has the last one. Returns it.
+
+    `synced`: the record will count as on disk, so the name is on disk before it, which may be
+    another one. Raises Overtaken (by `record`, see `check_follows`), Stale, Conflict (others
+    publish all the time), Unavailable, OSError. Where it is not known whether the engine took it,
+    the data file keeps both names.
+    """
+    for _ in range(_ATTEMPTS):
+        inode, node, lasts = await engine.read(
+            lambda t: (read_inode(t, ino), t.node, namespaces.is_durable(t, ino))
+        )
+        new = next_version(max(inode.version, version), node)
+        try:
+            files.add_version(ino, version, new)
+        except FileExistsError:
+            await _clear(engine, files, ino, version, new)
+            files.add_version(ino, version, new)
+        if lasts and (synced or _counts_as_synced(inode)):
+            await detach.aside()
+            await trio.to_thread.run_sync(files.sync_name, ino, new)
+        try:
+            await engine.transact(lambda t, new=new: record(t, new))  # type: ignore[misc]
+        except (Conflict, Overtaken) as error:
+            was_recorded = await engine.read(lambda t, new=new: _is_at(t, ino, new))  # type: ignore[misc]
+            files.unlink(ino, version if was_recorded else new)
+            if was_recorded:  # by an earlier attempt, whose answer was lost
+                version = new
+            elif isinstance(error, Overtaken):
+                raise
+            continue
+        files.unlink(ino, version)
+        return new
+    raise Conflict("others publish the file all the time: its last content is not recorded")
+
+
+async def _clear(engine: Engine, files: DataFiles, ino: int, version: int, new: int) -> None:
+    """Take a name that a kill left behind. Mostly it is another one of the data file itself; else
+    its content may have been acknowledged by an engine that lost it."""
+    kinds = await engine.read(kinds_of)
+    put_away(files, kinds, ino, new, Reason.UNNAMED, version)
+
+
+def _counts_as_synced(inode: Inode) -> bool:
+    return bool(inode.flags & Flag.PUBLISHED) and not inode.boot
+
+
+def _is_at(t: Transaction, ino: int, version: int) -> bool:
+    (inode,) = read_inodes(t, [ino])
+    return inode is not None and inode.version == version

@@ -1,0 +1,256 @@
+"""How much space is used, and how much there is: the one place that says so.
+
+Used is what the engine's usage says (512 x the blocks of all records, changed in the transactions
+that change them, so right after a crash) plus what files open for writing have grown since their
+last publish: passthrough writes are not seen, so the blocks of their data files are sampled. The
+engine counts each file once; a node of a cluster has some of them, so that what its store holds is
+what its own index says, and what is on its way there. What is in quarantine is used, too.
+
+The store's capacity is its setting, or less where the disk has less left for it: other programs use
+the disk too, and a small reserve stays for the metadata, so that a full disk is met by a refused
+create and not by a failed commit. What the metadata take counts against that capacity where it is
+more than METADATA_BYTES: who gives files attributes or names without end fills the store.
+"""
+
+import os
+from collections.abc import Callable, Set
+from typing import Final, NamedTuple
+
+from kvfs.base.media import is_shared
+from kvfs.base.units import Capacity
+from kvfs.meta.engine import Transaction
+from kvfs.meta.records import namespace_of
+from kvfs.tree import namespaces
+from kvfs.tree.inodes import BLOCK, read_inodes
+
+_RESERVE_BYTES: Final = 64 << 20
+_RESERVE_SHARE: Final = 64
+METADATA_BYTES: Final = 128 << 20
+"""What the metadata of 100,000 files and their reserve take."""
+_BLOCK: Final = 4096
+"""The block size of statvfs: clients choose O_DIRECT by it."""
+STORE: Final = 0
+"""Stands for the store as a whole where a namespace id is asked for."""
+
+
+class Space(NamedTuple):
+    """Bytes of the store, or of one namespace."""
+
+    capacity: int
+    used: int
+
+    @property
+    def free(self) -> int:
+        return max(0, self.capacity - self.used)
+
+
+class Holding(NamedTuple):
+    """A namespace and its space. Without a limit of its own its capacity is that of the store."""
+
+    name: bytes
+    kind: str
+    limited: bool
+    space: Space
+    inodes: int
+    writers: int
+    """Files open for writing."""
+    coming: int
+    """Bytes that those are expected to grow yet: each to the size of the largest of late."""
+    goes_cold: bool = False
+    """Whether its files go to the cold tier of this node."""
+    is_shared: bool = False
+    """Whether its files lie in a store that several nodes share: this one's space is not theirs."""
+    here: int = 0
+    """Bytes of its data files on this node."""
+    yields: bool = False
+    """Whether data files may go here of which other nodes have copies."""
+
+    @property
+    def is_cache(self) -> bool:
+        return self.kind == "cache"
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether its files' space can be had for others."""
+        return self.is_cache or self.goes_cold
+
+
+class Local(NamedTuple):
+    """What one of several nodes has of the data files."""
+
+    used: dict[int, int]
+    """Bytes here, by namespace."""
+    coming: int
+    """Bytes on their way here."""
+    settles: bool
+    """Whether files come, or came and are not recorded yet: they may go when they are."""
+
+
+class Census(NamedTuple):
+    """One reading of everything."""
+
+    store: Space
+    namespaces: dict[int, Holding]
+    coming: int = 0
+    """As `Local` has it."""
+    settles: bool = False
+    """Whether the node itself keeps files from going, for a while: they come, are not recorded yet,
+    or are being sealed."""
+    quarantined: int = 0
+    """Bytes in quarantine that no namespace's usage counts."""
+
+    @property
+    def others(self) -> int:
+        """By how much what the engine's usage counts is more than what this node has."""
+        own = (each for each in self.namespaces.values() if not each.is_shared)
+        return sum(each.space.used - each.here for each in own) - self.quarantined
+
+    def space(self, namespace_id: int) -> Space:
+        """What a writer in the namespace has: the tighter of its own limit and the store's
+        (statvfs)."""
+        holding = self.namespaces.get(namespace_id)
+        if holding is None or not holding.limited:
+            return self.store
+        own = holding.space
+        free = min(own.free, self.store.free)
+        return Space(own.used + free, own.used)
+
+    def attainable(self, namespace_id: int) -> int:
+        """Bytes that could be free in the namespace if all cache namespaces were empty, and what
+        others have too were not here."""
+        here = sum(each.here for each in self.namespaces.values() if each.gives_way or each.yields)
+        attainable = self.store.free + self.coming + here
+        holding = self.namespaces.get(namespace_id)
+        if holding is None or not holding.limited:
+            return attainable
+        own = holding.space.capacity if holding.gives_way else holding.space.free
+        return min(own, attainable)
+
+    def statvfs(self, namespace_id: int, disk: os.statvfs_result) -> os.statvfs_result:
+        """What statvfs(2) says in a namespace (0: at the root): the truth within the limit there.
+
+        The size is what is used and what is free: space that others on the disk took is neither.
+        """
+        space = self.space(namespace_id)
+        holding = self.namespaces.get(namespace_id)
+        within = self.namespaces.values() if holding is None else (holding,)
+        used, free = -(-space.used // _BLOCK), space.free // _BLOCK
+        sizes = (_BLOCK, _BLOCK, used + free, free, free)
+        inodes = sum(each.inodes for each in within) + disk.f_favail
+        return os.statvfs_result(
+            (*sizes, inodes, disk.f_favail, disk.f_favail, 0, namespaces.MAX_NAME)
+        )
+
+
+def _nothing() -> tuple[int, int]:
+    return 0, 0
+
+
+class Accounting:
+    """Takes the census of a store. `writers` gives (inode, descriptor) of each file open for
+    writing."""
+
+    def __init__(
+        self, root: str, limit: Capacity, writers: Callable[[], list[tuple[int, int]]]
+    ) -> None:
+        self._root = root
+        self._limit = limit
+        self._writers = writers
+        self._usual: dict[int, int] = {}
+        self.has_cold_tier = False
+        self.local: Callable[[], Local] | None = None
+        """In a cluster."""
+        self.sealing: Callable[[], Set[int]] = frozenset
+        """Namespaces of files that are being sealed."""
+        self.quarantined: Callable[[], int] = int
+        """Bytes in quarantine that no namespace's usage counts."""
+        self.elsewhere: Callable[[], tuple[int, int]] = _nothing
+        """Bytes of data files on other media than the store's own, and the capacity of those."""
+        self.metadata: Callable[[], int] = int
+        """What the metadata take of the store's disk."""
+        self.others = 0
+        """As a client's node told it: `Census.others`."""
+        self.own_free = 0
+        """Bytes that the last census found free in the store's own directory."""
+
+    def census(self, t: Transaction) -> Census:
+        """Read everything: a few microseconds for each namespace and file open for writing."""
+        open_files = self._open_files(t)
+        listed = namespaces.list_all(t)
+        growth = {number: sum(grown for _, grown in each) for number, each in open_files.items()}
+        used = {each.id: each.usage.bytes + growth.get(each.id, 0) for each in listed}
+        here, coming, settles = used, 0, False
+        if self.local is not None:
+            own, coming, settles = self.local()
+            here = {each.id: own.get(each.id, 0) + growth.get(each.id, 0) for each in listed}
+        shared = {each.id for each in listed if is_shared(each.namespace.media)}
+        quarantined = self.quarantined()
+        store = self._store(
+            sum(size for number, size in here.items() if number not in shared)
+            + coming
+            + quarantined
+            - self.others
+        )
+        sealing = self.sealing()
+        holdings = {
+            each.id: Holding(
+                each.namespace.name,
+                each.namespace.kind,
+                each.namespace.capacity > 0,
+                Space(each.namespace.capacity or store.capacity, used[each.id]),
+                each.usage.inodes,
+                len(open_files.get(each.id, ())),
+                self._coming(each.id, [size for size, _ in open_files.get(each.id, ())]),
+                each.namespace.cold and self.has_cold_tier,
+                each.id in shared,
+                here[each.id],
+                self.local is not None,
+            )
+            for each in listed
+        }
+        settles |= any(
+            each.gives_way or each.yields for number, each in holdings.items() if number in sealing
+        )
+        return Census(store, holdings, coming, settles, quarantined)
+
+    def _store(self, used: int) -> Space:
+        disk = os.statvfs(self._root)
+        total, available = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+        reserve = min(_RESERVE_BYTES, total // _RESERVE_SHARE)
+        beside, capacity = self.elsewhere()
+        own = max(0, used - beside)
+        own_capacity = min(self._permitted(total), own + max(0, available - reserve))
+        self.own_free = max(0, own_capacity - own)
+        return Space(own_capacity + capacity, used)
+
+    def _permitted(self, disk_bytes: int) -> int:
+        """What data files may take of a disk of this size, by the setting."""
+        return max(0, self._limit.of(disk_bytes) - max(0, self.metadata() - METADATA_BYTES))
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that data files may take by the setting, on all media of this node."""
+        disk = os.statvfs(self._root)
+        return self._permitted(disk.f_blocks * disk.f_frsize) + self.elsewhere()[1]
+
+    def _open_files(self, t: Transaction) -> dict[int, list[tuple[int, int]]]:
+        """By namespace, for each file open for writing: its bytes, and those that its record does
+        not say."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        writers = self._writers()
+        for (ino, fd), inode in zip(
+            writers, read_inodes(t, [ino for ino, _ in writers]), strict=True
+        ):
+            blocks = os.fstat(fd).st_blocks
+            grown = blocks - (inode.blocks if inode else 0)
+            found.setdefault(namespace_of(ino), []).append((BLOCK * blocks, BLOCK * grown))
+        return found
+
+    def _coming(self, namespace_id: int, sizes: list[int]) -> int:
+        """What files of these sizes are expected to grow yet. The largest size is forgotten by and
+        by, with each census that does not see it."""
+        if not sizes:
+            return 0
+        usual = max(*sizes, self._usual.get(namespace_id, 0) * 15 // 16)
+        self._usual[namespace_id] = usual
+        return sum(usual - size for size in sizes)

@@ -1,0 +1,217 @@
+"""A node's view of its files: inode numbers, and the end of files nobody holds.
+
+A regular file ends in three steps, so that a kill between any two leaks nothing: its last link goes
+and its record becomes an orphan (one transaction), its data file is unlinked, its record and index
+entry are dropped (one transaction for many). What a kill leaves behind are orphans, which the next
+start finds by their keys.
+
+Access times set by reading are gathered here and written in batches: an open must not cost a
+commit."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from itertools import islice
+from typing import Final
+
+import trio
+
+from kvfs.base.retry import Persistence
+from kvfs.datastore.batch_unlink import Name, unlink_each
+from kvfs.datastore.files import DataFiles
+from kvfs.datastore.index import Index
+from kvfs.meta.engine import Engine, T, Transaction
+from kvfs.meta.records import namespace_of
+from kvfs.policy.miss_reasons import Lost
+from kvfs.tree import inodes, lifecycle, namespaces, tree
+from kvfs.vfs.inode_holders import Holders
+
+_RANGE: Final = 1024
+"""Inode numbers taken from the engine at a time; what a process does not use is never used."""
+log = logging.getLogger(__name__)
+_BATCH: Final = 256
+_RETRY_S: Final = 1.0
+_LONGEST_RETRY_S: Final = 60.0
+_GATHER_S: Final = 0.02
+"""What is dropped together costs one transaction and one hand-over to a thread."""
+_ATIME_PERIOD_S: Final = 1.0
+
+
+async def _nothing(inos: Sequence[int]) -> None:
+    """A lone node has all the copies that there are."""
+
+
+class Volume:
+    """Inode numbers, orphans and access times of one node."""
+
+    def __init__(self, engine: Engine, files: DataFiles, index: Index, holders: Holders) -> None:
+        self.engine = engine
+        self.files = files
+        self.index = index
+        self.holders = holders
+        self.atimes: dict[int, int] = {}
+        """Access times (ns) not yet written to the engine."""
+        self.on_published: Callable[[int, int, int], None] = index.add
+        """Called with inode number, data version and blocks after each publish."""
+        self.on_lost: Callable[[lifecycle.Evicted], None] = lambda _lost: None
+        """Called with a file that was forgotten because nobody has its data."""
+        self.why_lost: Lost = "damaged"
+        """On a lone node the data file itself is missing; elsewhere nobody who lives has it."""
+        self.may_lag: Callable[[int], bool] = lambda _namespace_id: False
+        """Whether others may hear of a new file in a namespace after its close."""
+        self.lapses: Callable[[], int] | None = None
+        """In a cluster: how often this node has lost its lease, so that others may have taken it
+        for dead."""
+        self.acknowledge: Callable[[Sequence[int]], Awaitable[None]] = _nothing
+        """Returns when files that were published have the copies that a close of theirs promises.
+        Raises Unavailable."""
+        self._ranges: dict[int, tuple[int, int]] = {}
+        self._doomed: dict[Name, None] = {}
+        self._unwilling: dict[Name, None] = {}
+        """What the disk would not unlink. With the doomed never more than the orphans that the
+        engine remembers."""
+        self._wake = trio.Event()
+
+    async def allocate(self, namespace_id: int) -> int:
+        """A new inode number of the namespace; never used before, never again."""
+        following, end = self._ranges.get(namespace_id, (0, 0))
+        if following == end:
+            following = await self.engine.transact(
+                lambda t: namespaces.allocate_inodes(t, namespace_id, _RANGE)
+            )
+            end = following + _RANGE
+        self._ranges[namespace_id] = following + 1, end
+        return following
+
+    async def publish_new(
+        self, ino: int, fn: Callable[[Transaction], T], *, known: bool = False
+    ) -> T:
+        """Commit what publishes a file that was made here and that nobody else has; what `fn`
+        returned. Others may hear of it a moment later where its namespace's coherence allows, and
+        it need not be `known` when this returns."""
+        behind = not known and self.may_lag(namespace_of(ino))
+        return await self.engine.transact(fn, private=ino if behind else 0, behind=behind)
+
+    def drop_later(self, ino: int, version: int) -> None:
+        """An orphan that nobody holds any more: its data file and record go soon, in the
+        background."""
+        if (ino, version) not in self._unwilling:
+            self._doomed[ino, version] = None
+            self._wake.set()
+
+    async def drop(self, doomed: Sequence[Name]) -> dict[Name, OSError]:
+        """Unlink the data files of these orphans (inode, version), then drop their records; those
+        whose data file could not be unlinked, and why. The engine says what an orphan is: what has
+        a name stays.
+
+        In a durable namespace synced first: else a power cut could undo the rename that made an
+        orphan, and find its data gone. Cancelled: what is left is found again at the next start.
+        Raises NoSpace, ReadOnly, Unavailable.
+        """
+        names = await self.engine.read(lambda t: _nameless(t, doomed))
+        if await self.engine.read(lambda t: _any_durable(t, names)):
+            await self.engine.sync()
+
+        failed = await unlink_each(self.files, names)
+        kept = {ino for ino, _ in failed}
+        gone = list({ino: None for ino, _ in names if ino not in kept})
+
+        def forget(t: Transaction) -> None:
+            for ino in gone:
+                tree.reap(t, ino)
+
+        self.index.remove(gone)
+        await self.engine.transact(forget)
+        return failed
+
+    async def discard_lost(self, ino: int) -> bool:
+        """A file of a cache namespace whose data file has gone is a miss: forget its record. False:
+        it is durable."""
+        now = time.time_ns()
+        namespace_id = namespace_of(ino)
+
+        def fn(t: Transaction) -> tuple[bool, lifecycle.Evicted | None]:
+            if namespaces.get(t, namespace_id).kind != "cache":
+                return False, None
+            return True, lifecycle.evict(t, ino, now, self.why_lost)
+
+        discarded, lost = await self.engine.transact(fn)
+        if discarded:
+            self.drop_later(ino, 0)
+        if lost is not None:
+            self.on_lost(lost)
+        return discarded
+
+    async def run(self) -> None:
+        """Drop what is doomed and write access times, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._drop_doomed)
+            nursery.start_soon(self._retry_unwilling)
+            nursery.start_soon(self._write_atimes)
+
+    async def _drop_doomed(self) -> None:
+        dropping = Persistence(log.warning, "orphans wait for their end, it will be tried again")
+        while True:
+            await self._wake.wait()
+            await trio.sleep(_GATHER_S)
+            self._wake = trio.Event()
+            while self._doomed:
+                await dropping.attempt(partial(self._drop_batch, dropping))
+
+    async def _drop_batch(self, dropping: Persistence) -> None:
+        batch = list(islice(self._doomed, _BATCH))
+        failed = await self.drop(batch)
+        for name in batch:
+            del self._doomed[name]
+        for name, error in failed.items():
+            self._unwilling[name] = None
+            dropping.complain(error)
+
+    async def _retry_unwilling(self) -> None:
+        """All together, ever more rarely while some stay."""
+        delay_s = _RETRY_S
+        while True:
+            await trio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_RETRY_S) if self._unwilling else _RETRY_S
+            again, self._unwilling = self._unwilling, {}
+            for name in again:
+                self.drop_later(*name)
+
+    async def _write_atimes(self) -> None:
+        writing = Persistence(log.warning, "access times of the last second are lost")
+        while True:
+            await trio.sleep(_ATIME_PERIOD_S)
+            await writing.attempt(self.flush_atimes, pause_s=0)
+
+    async def flush_atimes(self) -> None:
+        """Write the gathered access times to the engine."""
+        if not self.atimes:
+            return
+        atimes, self.atimes = self.atimes, {}
+
+        def fn(t: Transaction) -> None:
+            for ino, inode in zip(atimes, inodes.read_inodes(t, list(atimes)), strict=True):
+                if inode is not None:
+                    inode.atime_ns = atimes[ino]
+                    inodes.write_inode(t, ino, inode)
+
+        await self.engine.transact(fn)
+
+
+def _nameless(t: Transaction, doomed: Sequence[Name]) -> list[Name]:
+    """The data files of those that have no name; of an orphan that was written to since its last
+    name went, also the one that its record has now."""
+    found: dict[Name, None] = {}
+    records = inodes.read_inodes(t, [ino for ino, _ in doomed])
+    for name, inode in zip(doomed, records, strict=True):
+        if inode is None or not inode.nlink:
+            found[name] = None
+        if inode is not None and not inode.nlink:
+            found[name[0], inode.version] = None
+    return list(found)
+
+
+def _any_durable(t: Transaction, doomed: Sequence[Name]) -> bool:
+    kinds = {each.id: each.namespace.kind for each in namespaces.list_all(t)}
+    return any(kinds.get(namespace_of(ino)) != "cache" for ino, _ in doomed)
