@@ -83,87 +83,93 @@ def default_node_name() -> str:
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node is told. Field names are the keys of the TOML file."""
+    """The settings of a node. Field names are the keys of the TOML file; the text below each field
+    stands in the documents too (`cli.settings_page`)."""
 
     store: Path = msgspec.field(default_factory=default_store)
-    """Directory of the data files and of the embedded engine."""
+    """The directory of data files and metadata."""
     mount: Path = Path("/mnt/kvfs")
-    """Where the namespace appears."""
+    """Where the namespaces appear."""
     mode: Mode = "auto"
-    """Fast path: one of MODES; 'auto' takes the best that the kernel and the privileges give."""
+    """The data path: `auto` (the best one that the kernel and the privileges give), `passthrough`,
+    `relay` or `libfuse`."""
     capacity: Capacity = Capacity(percent=90.0)
-    """Limit of what the store may hold: bytes, or a share of the disk."""
+    """What the store may hold: a share of its disk, or bytes (`500GiB`)."""
     allow_other: bool = msgspec.field(default_factory=lambda: os.geteuid() == 0)
-    """Whether other users may enter the mount (needs root, or user_allow_other in /etc/fuse.conf).
-    """
+    """Whether other users may enter the mount (needs root, or `user_allow_other` in
+    /etc/fuse.conf)."""
     suid: bool = False
     """Whether set-user-id bits take effect on the mount."""
     dev: bool = False
     """Whether device nodes work on the mount."""
     log_level: str = "info"
-    """One of LOG_LEVELS."""
+    """`debug`, `info`, `warning` or `error`."""
     s3: Listening = "auto"
-    """Where the S3 API listens: HOST:PORT, `off`, or `auto` (S3_USUAL)."""
+    """Where the S3 API listens: `HOST:PORT`, `off`, or `auto`: 127.0.0.1:9000, or any free port if
+    that is taken."""
     s3_workers: int = msgspec.field(default_factory=default_s3_workers)
-    """Processes that serve it."""
+    """Processes that serve S3."""
     s3_domains: tuple[str, ...] = ("localhost",)
-    """Its names: a host below one of them names the bucket (virtual-hosted addressing)."""
+    """Names of the S3 API: a host below one of them names the bucket (virtual-hosted
+    addressing)."""
     s3_region: str = "us-east-1"
-    """What it says of its region, and signs presigned URLs for."""
+    """The region that S3 reports, and signs presigned URLs for."""
     s3_certificate: str = ""
-    """A PEM file with certificate and chain: the S3 API speaks TLS. Empty: it does not."""
+    """A PEM file with certificate and chain: S3 over TLS."""
     s3_private_key: str = ""
     """The PEM file of the certificate's key."""
     s3_signature_v2: bool = True
-    """Whether presigned URLs of signature version 2 are taken."""
+    """Whether presigned URLs of signature version 2 are accepted."""
     s3_object_ownership: str = OBJECT_OWNERSHIPS[0]
-    """Of buckets that S3 creates where the request names none: one of OBJECT_OWNERSHIPS."""
+    """Object ownership of buckets that S3 creates, where the request names none. ACLs count only
+    under `ObjectWriter` and `BucketOwnerPreferred`."""
     encrypted_storage: str = ENCRYPTED_STORAGE[0]
-    """Whether all that the store lies on is encrypted: one of ENCRYPTED_STORAGE, `auto` where the
-    kernel says so."""
+    """Whether all that the store lies on is encrypted, so that S3 accepts and reports SSE (AES256):
+    `yes`, `no`, or `auto`: where fscrypt or dm-crypt are found."""
     s3_bucket_mode: str = "0700"
-    """Permissions, in octal, of the directories of buckets that S3 creates; its objects have those
-    to read and write of their bucket's directory."""
+    """Permissions, in octal, of the directories of buckets that S3 creates, and so of their objects
+    (0600); `0755` lets engines of other local users read them."""
     s3_access_log: str = ""
-    """A file for a line on each request, in the format of S3's server access logs. Empty: none."""
+    """A file that gets a line for each request, in the format of S3's server access logs."""
     s3_log_delivery_s: int = 300
-    """Seconds between the deliveries of access logs into the buckets that PutBucketLogging
-    names."""
+    """Seconds between deliveries of access logs into the buckets that PutBucketLogging names."""
     s3_lifecycle_day_s: int = DAY_S
-    """Seconds that a day of lifecycle rules lasts: less, to see them work."""
+    """Seconds that a day of lifecycle rules lasts; 10, say, to try rules out."""
     priority: int = -10
-    """The node's nice value, where it may have it: what programs on the mount wait for goes before
-    others at a busy CPU. 0: as it was started."""
+    """Nice value of the node and its S3 workers, where they may have it (root, or `LimitNICE`):
+    programs wait for them, so they go first at a busy CPU. 0: as it was started."""
     scrub_rate: int = 16 << 20
-    """Bytes that are read in a second to compare what lies on the disk with its checksums; 0:
-    only where somebody asks for it, as fast as it goes."""
+    """Bytes a second that the daily comparison of data with their checksums reads; 0: only when
+    `kvfs scrub` asks, as fast as it goes."""
     repair_rate: int = 128 << 20
-    """Bytes in a second that this node gives to restoring lost replicas, draining and evening out;
-    0: as fast as it goes."""
+    """Bytes a second that a node of a cluster moves to restore lost replicas, to drain and to even
+    out; 0: as fast as it goes."""
     admin: Listening = "auto"
-    """Where health and metrics are told: HOST:PORT, `off`, or `auto` (ADMIN_USUAL, with S3)."""
+    """Where health and metrics are served: `HOST:PORT`, `off`, or `auto`: 127.0.0.1:9001, or any
+    free port if that is taken, while S3 is served."""
     nfs: Listening = "off"
-    """Where NFS is served: HOST:PORT, `off`, or `auto` (NFS_USUAL)."""
+    """Where NFS is served: `HOST:PORT`, `off`, or `auto`: 127.0.0.1:2049."""
     nfs_v3: bool = False
-    """Whether version 3 is served beside 4.0 and 4.1."""
+    """Whether NFS version 3 is served beside 4.0 and 4.1."""
     nfs_mount_port: int = NFS_MOUNT_PORT
-    """Where version 3's MOUNT protocol is served, at the host of `nfs`."""
+    """The port of version 3's MOUNT protocol, at the host of `nfs`."""
     engine: str = ""
-    """URL of the Redis or Valkey server that the nodes of a cluster share. Empty: a lone node, its
-    metadata embedded in its store."""
+    """URL of the Redis or Valkey server that the nodes of a cluster share: `redis://`, `rediss://`,
+    `unix://`, `redis+sentinel://`, `redis+cluster://`. Empty: a lone node."""
     node_name: str = msgspec.field(default_factory=default_node_name)
     """What the node is called in its cluster, as no other one is."""
     peer: Listening = "auto"
-    """Where other nodes fetch data: HOST:PORT, `off`, or `auto` (PEER_PORT, in a
-    cluster)."""
+    """Where other nodes fetch data: `HOST:PORT`, or `auto`: port 9002, or any free one if that is
+    taken, of the address by which the engine is reached."""
     advertise: str = ""
-    """HOST or HOST:PORT by which other nodes reach `peer`. Empty: the address by which this host
-    reaches the engine, or the host of `peer`."""
+    """`HOST[:PORT]` by which other nodes reach `peer`. Empty: the address by which the engine is
+    reached, or the host of `peer`."""
     transport: Transport = "tcp"
-    """How data come from other nodes: `tcp`, or `rdma` by Mooncake's transfer engine."""
+    """How data come from other nodes: `tcp`, or `rdma` by Mooncake's transfer engine (`pip install
+    'kvfs[rdma]'`, libibverbs1)."""
     found: bool = False
-    """Whether a new cluster is made also where the engine seems to have lost one. The first node
-    of a new engine makes one anyway."""
+    """Whether a cluster is made even where the engine was emptied, or another cluster's secret is
+    here; the first node of a new engine makes one anyway."""
     zone: str = ""
     """What fails together with this node: replicas go to other zones."""
     rack: str = ""
@@ -171,16 +177,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     secret_file: str = ""
     """The file of the cluster's secret. Empty: `cluster.key` in the store."""
     cold: str = ""
-    """The cold tier, s3://BUCKET/PREFIX: namespaces that ask for it keep files there before they
-    are evicted. Empty: there is none."""
+    """The cold tier, `s3://BUCKET/PREFIX`: namespaces with `--cold on` keep files there before they
+    are evicted."""
     cold_endpoint: str = ""
-    """URL of its S3 service. Empty: as the AWS settings have it, like the credentials."""
+    """URL of the cold tier's S3 service. Empty: as the AWS settings have it, like the
+    credentials."""
     cold_rate: int = 0
-    """Bytes a second that may be sent there; 0: no limit."""
+    """Bytes a second that may be sent to the cold tier; 0: no limit."""
     tier: tuple[Place, ...] = ()
-    """Memory and disks lent beside the store's directory: ram=DIR:SIZE, ssd=DIR:SIZE."""
+    """Memory and disks lent beside the store's directory: `ram=DIR:SIZE`, `ssd=DIR:SIZE`."""
     shared: tuple[Place, ...] = ()
-    """Directories that several nodes have, of a parallel filesystem: NAME=DIR[:owner=USER]."""
+    """Directories that several nodes have: `NAME=DIR`, or `NAME=DIR:owner=USER` where neither root
+    nor the node's user owns it (a filesystem that takes root for somebody else)."""
 
     def as_dict(self) -> dict[str, str | bool | int | list[str]]:
         """Every key as it would be written in the file."""

@@ -1,0 +1,72 @@
+"""The page of settings, as the documents have it: `python -m cli.settings_page`.
+
+Keys, defaults and meanings come from the declaration of `Config`."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from kvfs.base import config
+from kvfs.base.units import exact_size
+
+_HEAD: Final = """# Settings
+
+This page is generated: `./dev python -m cli.settings_page > docs/settings.md`.
+
+Settings come, in rising order, from their defaults, a TOML file (`--config FILE`, `$KVFS_CONFIG`,
+`/etc/kvfs.toml`), environment variables `KVFS_<KEY>` (`KVFS_S3_WORKERS`) and flags
+(`--s3-workers`). A list is `["A", "B"]` in the file and `A,B` in a variable. `kvfs config` prints
+what is in force and where it comes from. `kvfs namespace set` sets what belongs to one namespace.
+
+| key | default | meaning |
+|---|---|---|
+"""
+_FOUND_AT_START: Final = {
+    "store": "`/var/lib/kvfs` (root), `~/.local/share/kvfs`",
+    "allow_other": "root: `true`",
+    "s3_workers": "CPUs, at most 4",
+    "node_name": "the host's name",
+}
+"""Defaults that depend on the machine or the user."""
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    meanings = dict(_meanings())
+    rows = (f"| `{key}` | {_default(key)} | {meanings[key]} |\n" for key in config.KEYS)
+    return _HEAD + "".join(rows)
+
+
+def _default(key: str) -> str:
+    if key in _FOUND_AT_START:
+        return _FOUND_AT_START[key]
+    default = next(
+        field.default for field in msgspec.structs.fields(config.Config) if field.name == key
+    )
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    if isinstance(default, int):
+        return f"`{exact_size(default) if key.endswith('_rate') and default else default}`"
+    text = ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    return f"`{text}`" if text else "-"
+
+
+def _meanings() -> Iterator[tuple[str, str]]:
+    """Each field with the text below it, which Python itself does not keep."""
+    (declaration,) = ast.parse(inspect.getsource(config.Config)).body
+    assert isinstance(declaration, ast.ClassDef)
+    field = ""
+    for statement in declaration.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            field = statement.target.id
+        elif field and isinstance(statement, ast.Expr):
+            yield field, " ".join(str(ast.literal_eval(statement.value)).split())
+            field = ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
