@@ -3,7 +3,7 @@
 Who may set which is the kernel's to say, and it takes `security.capability` away from what is
 written; it asks for it once after each look at a file's attributes.
 
-Every file has `kvfs.datastore`, which says where the store behind the mount is; it is not listed.
+Every file has `kvfs.store`, which says where the store behind the mount is; it is not listed.
 """
 
 import os

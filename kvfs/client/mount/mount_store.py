@@ -14,7 +14,7 @@ from kvfs.datastore.kernel.filesystem_probe import mount_of
 from kvfs.datastore.kernel.ownership import owner_name, trusted
 
 AnyPath = str | bytes | os.PathLike[str]
-STORE_XATTR: Final = b"kvfs.datastore"
+STORE_XATTR: Final = b"kvfs.store"
 """Of each file on a mount: the store's directory."""
 
 
