@@ -1,5 +1,7 @@
-"""Links between the documents lead somewhere, and the two that everybody reads first stay short."""
+"""Links and names of modules in the documents lead somewhere, and the two pages that everybody
+reads first stay short."""
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +12,20 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_MODULE = re.compile(r"`([\w/.-]+\.py)`")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_each_link_leads_to_a_page_and_a_heading(page: Path) -> None:
     assert [link for link in _links(page) if not _resolves(page, link)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_module_that_is_named_is_there(page: Path) -> None:
+    """By its path from the root, or by its name alone where the text before says which folder."""
+    named = _MODULE.findall(page.read_text())
+    assert [name for name in named if name not in _modules()] == []
 
 
 @pytest.mark.parametrize(
@@ -28,6 +38,14 @@ def test_the_first_pages_are_short(page: str, most_bytes: int) -> None:
 def test_each_page_is_linked_from_another() -> None:
     linked = {_target(page, link)[0] for page in PAGES for link in _links(page)}
     assert [page for page in PAGES if page not in linked and page.name != "README.md"] == []
+
+
+@functools.cache
+def _modules() -> frozenset[str]:
+    folders = ("benchmarks", "cli", "gateway", "gds", "kvfs", "s3api", "tests")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    paths = {str(path.relative_to(ROOT)) for path in found}
+    return frozenset(paths | {path.name for path in found})
 
 
 def _links(page: Path) -> Iterator[str]:
