@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from kvfs.base import private_file
-from kvfs.base.errors import ConfigError, Corrupt, Invalid
+from kvfs.base.errors import ConfigError, Corrupt, Invalid, NotSupported
 from kvfs.base.media import Place
 from kvfs.datastore import quarantine_directory
 from kvfs.datastore.kernel.filesystem_probe import filesystem_type
@@ -33,6 +33,7 @@ from kvfs.meta.lmdb import boot
 
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 MARK: Final = "kvfs-place"
+_FORMAT: Final = 1
 
 
 class _Mark(msgspec.Struct):
@@ -44,7 +45,7 @@ def prepare(store: Store, places: Sequence[Place], owner: str) -> None:
     """Make the directories that are missing, mark them, and tell other processes of the store.
 
     `owner`: the store or cluster whose the shared ones are. Raises ConfigError, Invalid, ReadOnly,
-    NoSpace, AccessDenied (somebody else owns one, or may write in it)."""
+    NoSpace, AccessDenied (somebody else owns one, or may write in it), Corrupt, NotSupported."""
     roots = [place.root for place in places]
     if len(set(roots)) < len(roots) or os.fspath(store.data) in roots:
         raise ConfigError("each tier and each shared store is a directory of its own")
@@ -97,9 +98,23 @@ def _claim(place: Place, store: Store, owner: str) -> None:
     owner = owner if place.is_shared else store.identity.store
     with contextlib.suppress(FileExistsError):
         _mark(root, owner)
-    found = msgspec.json.decode((root / MARK).read_bytes(), type=_Mark)
+    found = _read_mark(root)
     if found.owner != owner:
         raise Invalid(f"{root} holds data of another store ({found.owner}): name an empty one")
+
+
+def _read_mark(root: Path) -> _Mark:
+    """Raises Corrupt, NotSupported."""
+    try:
+        found = msgspec.json.decode((root / MARK).read_bytes(), type=_Mark)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"{root / MARK} is damaged ({error}): restore it from a backup") from None
+    if found.format != _FORMAT:
+        raise NotSupported(
+            f"{root} has format {found.format}, this version of KVFS knows {_FORMAT}: use the"
+            " version that made it"
+        )
+    return found
 
 
 def owners_of(place: Place) -> frozenset[int]:
@@ -121,7 +136,7 @@ def _mark(root: Path, owner: str) -> None:
     draft = root / f".{MARK}.{os.getpid()}"
     try:
         with draft.open("wb") as file:
-            file.write(msgspec.json.encode(_Mark(1, owner)))
+            file.write(msgspec.json.encode(_Mark(_FORMAT, owner)))
             file.flush()
             os.fsync(file.fileno())
         os.link(draft, root / MARK)

@@ -16,9 +16,8 @@ from kvfs.base.errors import (
     NoSpace,
     NotEmpty,
     NotFound,
-    NotSupported,
 )
-from kvfs.meta import keys
+from kvfs.meta import keys, schema
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import (
     NAMESPACE_SHIFT,
@@ -85,17 +84,11 @@ def format(t: Transaction, now: int, uid: int, gid: int) -> None:  # noqa: A001
 
 def check_format(t: Transaction) -> None:
     """Raises Corrupt where no schema was written, NotSupported where it is another than ours."""
-    version = t.get(keys.VERSION)
-    if version is None:
+    if t.get(keys.VERSION) is None:
         raise Corrupt(
             "the metadata hold no schema version: the store was never finished, make it anew"
         )
-    if version != b"%d" % keys.SCHEMA:
-        found = version.decode(errors="replace")
-        raise NotSupported(
-            f"the metadata have schema {found}, this KVFS reads {keys.SCHEMA}:"
-            " use the version that made it"
-        )
+    schema.check(t)
 
 
 def check_name(name: bytes) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 import xxhash
 
 from kvfs.meta.lmdb.lmdb_file import read_metas
+from kvfs.meta.lmdb.magic import refuse_later
 
 _MAGIC: Final = b"KVFSBAS1"
 _SEAL: Final = struct.Struct("<8sQ16s")
@@ -30,11 +31,11 @@ def seal(fd: int) -> None:
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with a base, None where it is as it was taken. Raises OSError, other than where
-    the disk cannot read it."""
+    """What is wrong with a base, None where it is as it was taken. Raises NotSupported where a
+    later version took it; OSError, other than where the disk cannot read it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _find_damage(fd)
+        return _find_damage(path, fd)
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     finally:
@@ -47,13 +48,14 @@ def pages_bytes(path: Path) -> int:
     return size - _SEAL.size if _is_sealed(size) else size
 
 
-def _find_damage(fd: int) -> str | None:
+def _find_damage(path: Path, fd: int) -> str | None:
     size = os.fstat(fd).st_size
     if not _is_sealed(size):
         ends = [(meta.last_page + 1) * meta.page_size for meta in read_metas(fd)]
         return None if ends and size >= max(ends) else f"it has {size} bytes, which is too short"
     pages = size - _SEAL.size
     magic, sealed, digest = _SEAL.unpack(os.pread(fd, _SEAL.size, pages))
+    refuse_later(path, _MAGIC, magic)
     if (magic, sealed) != (_MAGIC, pages):
         return "what should be its seal is none"
     return None if digest == _digest(fd, pages) else "its pages are not those that were sealed"

@@ -24,6 +24,7 @@ import lmdb
 import trio
 
 from kvfs.base.errors import Invalid
+from kvfs.meta import schema
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.checkpoints import find_base_damage
 from kvfs.meta.lmdb.journal import (
@@ -109,7 +110,8 @@ class EmbeddedEngine:
 
     `map_size` bounds the file and takes address space only; where the system refuses that much,
     less is taken. `boot` stands for what `boot_of` says of `path`; `journal_bytes` is the length
-    from which a journal is replaced by a new base. Raises ReadOnly, NoSpace, Corrupt, Unavailable.
+    from which a journal is replaced by a new base. Raises ReadOnly, NoSpace, Corrupt, Unavailable,
+    NotSupported (metadata of another schema, files of another version).
     """
 
     immediate = True
@@ -155,6 +157,11 @@ class EmbeddedEngine:
         main = Database(self, b"", self._main)
         self.read_now = main.read_now
         self.transact_now = main.transact_now
+        try:
+            self.read_now(schema.check)
+        except BaseException:
+            self.close()
+            raise
 
     async def read(self, fn: Callable[[Transaction], T]) -> T:
         """Run `fn` on a read-only view; never suspends."""

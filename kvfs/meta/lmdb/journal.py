@@ -27,6 +27,7 @@ import lmdb
 import msgspec
 
 from kvfs.base.errors import Corrupt
+from kvfs.meta.lmdb.magic import refuse_later
 
 POSITION_KEY: Final = b"\xffjournal"
 """In the unnamed database, beyond every key of the metadata."""
@@ -213,12 +214,14 @@ def read_mark(fd: int) -> int:
 
 
 def read_start(path: Path) -> Position | None:
-    """The position before the first record of a journal; None where its header is not whole."""
+    """The position before the first record of a journal; None where its header is not whole. Raises
+    NotSupported where it is of a later version."""
     with path.open("rb") as file:
         header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
         return None
     magic, generation, sequence, digest = _HEADER.unpack(header)
+    refuse_later(path, _MAGIC, magic)
     if magic not in (_MAGIC, _FORMER_MAGIC):
         return None
     end = _MARK_END if magic == _MAGIC else _HEADER.size

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from kvfs.meta.lmdb.magic import refuse_later
+
 _STATE: Final = struct.Struct("<8sQ?")
 _MAGIC: Final = b"KVFSEND1"
 _DIGEST_SIZE: Final = 16
@@ -30,11 +32,13 @@ class State(NamedTuple):
 
 
 def read_state(path: Path) -> State | None:
-    """None where there is none, or it was torn by a power cut. Raises OSError."""
+    """None where there is none, or it was torn by a power cut. Raises NotSupported where a later
+    version of KVFS wrote it, OSError."""
     try:
         stored = path.read_bytes()
     except FileNotFoundError:
         return None
+    refuse_later(path, _MAGIC, stored[: len(_MAGIC)])
     packed, digest = stored[: _STATE.size], stored[_STATE.size :]
     if len(packed) < _STATE.size or digest != _digest(packed):
         return None
