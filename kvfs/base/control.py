@@ -2,13 +2,16 @@
 
 A unix socket in the store, one JSON object on a line for each request and each response:
 
-    {"method": "status", "params": {}}  ->  {"result": ...}
-                                        or  {"error": {"type": "NotFound", "message": "..."}}
+    {"method": "status", "params": {}, "version": 1}
+        ->  {"result": ...}  or  {"error": {"type": "NotFound", "message": "..."}}
 
 Invariants
 - Only root and the user that runs the node are answered (SO_PEERCRED; the socket is 0600 besides).
 - A line is at most LINE_LIMIT bytes; a connection that says nothing for IDLE_S is closed; at most
   CONNECTIONS are served.
+- A request of a version that is more than one away from the node's is refused with both versions
+  and the remedy; `status` and `stop` are answered whatever the version, so that any `kvfs` can show
+  and stop any node. A request that says no version has the first one.
 - Domain errors arrive at the caller as the same class; anything else as Unavailable.
 - Paths may be longer than a socket address (108 bytes): the socket is reached through its
   directory's descriptor.
@@ -32,12 +35,14 @@ import msgspec
 import trio
 
 from kvfs.base import errors
+from kvfs.base.version import CONTROL, VERSION
 
 LINE_LIMIT: Final = 12 << 20
 IDLE_S: Final = 30.0
 CONNECTIONS: Final = 256
 DEADLINE_S: Final = 10.0
 _BACKLOG: Final = 128
+_OF_ANY_VERSION: Final = frozenset(("status", "stop"))
 _EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _EXHAUSTED_PAUSE_S: Final = 0.1
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -55,6 +60,7 @@ log = logging.getLogger(__name__)
 class Request(msgspec.Struct):
     method: str
     params: dict[str, Any] = {}
+    version: int = 1
 
 
 class ErrorBody(msgspec.Struct):
@@ -116,6 +122,7 @@ class ControlServer:
     async def _answer(self, line: bytes) -> Response:
         try:
             request = _decode_request(line)
+            _check_version(request)
             handler = self.handlers.get(request.method)
             if handler is None:
                 raise errors.NotSupported(f"this node has no method '{request.method}'")
@@ -127,6 +134,18 @@ class ControlServer:
         except Exception as error:
             log.exception("a control request failed")
             return Response(error=ErrorBody("Unavailable", f"the node failed: {error!r}"))
+
+
+def _check_version(request: Request) -> None:
+    """Raises NotSupported."""
+    if abs(request.version - CONTROL) <= 1 or request.method in _OF_ANY_VERSION:
+        return
+    is_newer = request.version > CONTROL
+    remedy = "restart the node with the newer one" if is_newer else "start the program anew"
+    raise errors.NotSupported(
+        f"the program that asks speaks version {request.version} of the control socket, the node"
+        f" (KVFS {VERSION}) version {CONTROL}: they may be one apart; {remedy}"
+    )
 
 
 async def _accept(listener: trio.socket.SocketType) -> trio.socket.SocketType:
@@ -260,7 +279,7 @@ async def acall(
 
 
 def _request(method: str, params: Mapping[str, object] | None) -> bytes:
-    line = _encode(Request(method, dict(params or {}))) + b"\n"
+    line = _encode(Request(method, dict(params or {}), CONTROL)) + b"\n"
     if len(line) > LINE_LIMIT:
         raise errors.TooLarge(f"a control request may hold {LINE_LIMIT} bytes, not {len(line)}")
     return line

@@ -1,5 +1,6 @@
 """The control socket, with a real socket between a server and callers of both kinds."""
 
+import json
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -11,6 +12,7 @@ import trio
 
 from kvfs.base import control
 from kvfs.base.errors import Invalid, NotFound, NotSupported, TooLarge, Unavailable
+from kvfs.base.version import CONTROL
 
 Params = dict[str, Any]
 
@@ -32,6 +34,8 @@ async def forever(_params: Params) -> None:
 
 
 HANDLERS = {"echo": echo, "missing": missing, "broken": broken, "forever": forever}
+HANDLERS |= {"status": echo, "stop": echo}
+OF_VERSION = b'{"method": "%s", "params": {}, "version": %d}\n'
 
 
 @pytest.fixture
@@ -184,3 +188,39 @@ def test_the_wire_classes_are_the_core_errors() -> None:
         control._result(bytearray(b'{"error":{"type":"Invalid","message":"x"}}'))
     with pytest.raises(Unavailable):
         control._result(bytearray(b'{"error":{"type":"os","message":"x"}}'))
+
+
+def test_neighbouring_versions_work_together(path: Path) -> None:
+    async def talk() -> None:
+        for version in (CONTROL - 1, CONTROL, CONTROL + 1):
+            assert await said(path, OF_VERSION % (b"echo", version)) == {"result": {}}
+        assert await said(path, b'{"method": "echo"}\n') == {"result": {}}, "the first version"
+
+    serving(path, talk)
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [(CONTROL + 2, "restart the node with the newer one"), (CONTROL - 2, "start the program anew")],
+)
+def test_another_version_is_refused_with_the_remedy(path: Path, version: int, remedy: str) -> None:
+    """`status` and `stop` any version may ask."""
+
+    async def talk() -> None:
+        answer = await said(path, OF_VERSION % (b"echo", version))
+        assert answer["error"]["type"] == "NotSupported"
+        assert f"version {version} " in answer["error"]["message"]
+        assert remedy in answer["error"]["message"]
+        assert await said(path, OF_VERSION % (b"status", version)) == {"result": {}}
+        assert await said(path, OF_VERSION % (b"stop", version)) == {"result": {}}
+
+    serving(path, talk)
+
+
+async def said(path: Path, line: bytes) -> Any:
+    """What is answered to a line as it stands."""
+    with control._address(path) as address:
+        peer = await trio.open_unix_socket(address)
+    async with peer:
+        await peer.send_all(line)
+        return json.loads(await peer.receive_some(65536))
