@@ -51,7 +51,7 @@ async def answer(call: Call) -> Response:
     try:
         form = await _form(call)
         action = form.get("Action", "")
-        make = _ACTIONS.get(action)
+        make = ACTIONS.get(action)
         if make is None or form.get("Version", _VERSION) != _VERSION:
             raise S3Error("InvalidAction", f"There is no action {action} here")
         result = make(call, form)
@@ -186,7 +186,7 @@ def _elements(members: Members) -> str:
     )
 
 
-_ACTIONS: Final[Mapping[str, Callable[[Call, Mapping[str, str]], Members]]] = {
+ACTIONS: Final[Mapping[str, Callable[[Call, Mapping[str, str]], Members]]] = {
     "AssumeRole": _assume_role,
     "GetCallerIdentity": _get_caller_identity,
     "GetSessionToken": _get_session_token,
