@@ -4,9 +4,7 @@ Every candidate runs the same functions of kvfs.tree, must keep each commit thro
 and offers a sync after which commits survive power loss. Candidates: the engine as it is (LMDB
 without syncing, and a journal), LMDB that syncs each commit, and SQLite in WAL mode with
 synchronous=NORMAL, where a sync is one of the log. Rounds are interleaved; medians in microseconds,
-and for a commit the bytes that it makes the kernel write. The Redis engine, where a server is
-installed, follows with figures of its own (`_redis_rows`): it answers to another contract. Prints
-tables, then one JSON object.
+and for a commit the bytes that it makes the kernel write. Prints a table, then one JSON object.
 """
 
 import argparse
@@ -25,7 +23,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 import lmdb
 
-from benchmarks import _program, _redis_rows, _report
+from benchmarks import _program, _report
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.lmdb.lmdb_transactions import ReadTransaction
@@ -341,18 +339,14 @@ def main() -> int:
     options.files = options.files or (20_000 if options.quick else 100_000)
     with tempfile.TemporaryDirectory(prefix="kvfs-bench-", dir=options.dir) as base:
         measured = measure(options, Path(base))
-        distant = _redis_rows.measure(
-            Path(base) / "redis", options.rounds or (3 if options.quick else 7)
-        )
         report = {
             "benchmark": "engine",
             "quick": options.quick,
             "files": options.files,
             "conditions": _report.conditions(Path(options.dir)),
-            "rows": [*measured, *distant],
+            "rows": measured,
         }
     print(table(measured))
-    print(_redis_rows.table(distant) or "Redis: not measured, no redis-server is installed")
     _program.print_json(report, options.json)
     return 0
 

@@ -12,14 +12,14 @@ import trio
 
 from cli import progress, store
 from cli.group import Group
-from kvfs.base.errors import Invalid, NotFound, NotSupported
+from kvfs.base.errors import Invalid, NotFound
 from kvfs.base.units import format_size
 
 if TYPE_CHECKING:
     from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
-    from kvfs.meta.redis.engine import RedisEngine
+    from kvfs.meta.replica.direct_engine import DirectEngine
 
-    AnyEngine = EmbeddedEngine | RedisEngine
+    AnyEngine = EmbeddedEngine | DirectEngine
 
 
 @click.group("engine", cls=Group)
@@ -43,8 +43,7 @@ def copy(source: str, target: str, name: str | None, replace: bool) -> None:
     redis+sentinel://HOST[:PORT],.../NAME, redis+cluster://HOST[:PORT],...; ?prefix=NAME keeps
     several copies apart, and ?password-file=FILE keeps a password out of the list of processes.
 
-    In a Redis cluster a new copy is spread over its servers, each namespace on one: nodes, which
-    need all on one, do not start on that.
+    In a Redis cluster a copy lies in one slot, so on one server and its replicas.
 
     Data files are not copied, and the secrets of S3 users stay encrypted with the key of the store
     they come from. A copy that was cut short is begun anew by the same command.
@@ -81,7 +80,9 @@ def _opened(place: str, *, make: bool = False) -> "Iterator[AnyEngine]":
     from kvfs.meta.redis.location import is_url
 
     if is_url(place):
-        engine = _distant(place)
+        from kvfs.meta.replica.direct_engine import DirectEngine
+
+        engine = DirectEngine(place)
         try:
             yield engine
         finally:
@@ -89,14 +90,6 @@ def _opened(place: str, *, make: bool = False) -> "Iterator[AnyEngine]":
         return
     with _embedded(Path(place), make=make) as embedded:
         yield embedded
-
-
-def _distant(url: str) -> "RedisEngine":
-    try:
-        from kvfs.meta.redis.engine import RedisEngine
-    except ModuleNotFoundError as error:
-        raise NotSupported(f"this needs {error.name}: pip install 'kvfs[redis]'") from error
-    return RedisEngine(url)
 
 
 @contextmanager

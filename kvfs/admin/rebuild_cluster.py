@@ -22,7 +22,7 @@ Invariants
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import trio
 
@@ -39,14 +39,13 @@ from kvfs.meta import engine_copy, keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.redis.calling import locate
-from kvfs.meta.redis.engine import RedisEngine
 from kvfs.meta.redis.restoring import Restoring
+from kvfs.meta.replica.direct_engine import DirectEngine
 from kvfs.meta.replica.replica_mark import read_mark
 from kvfs.tree.copies import placements
 from kvfs.tree.inodes import read_inodes
 from kvfs.tree.rebuilt_records import Owner
 
-T = TypeVar("T")
 Progress = Callable[[int], None]
 _DEADLINE_S: Final = 10.0
 _MARK: Final = keys.copying(0)
@@ -65,27 +64,6 @@ class Came(NamedTuple):
     """Of `rebuild.Rebuild`."""
     lost: int
     """Files that it was said to have, and has not."""
-
-
-class As:
-    """An engine, as a node of the cluster uses it."""
-
-    def __init__(self, engine: RedisEngine, node: int) -> None:
-        self._engine = engine
-        self.node = keys.pack_node(node)
-
-    def read_now(self, fn: Callable[[Transaction], T]) -> T:
-        return self._engine.read_now(self._by_node(fn))
-
-    def transact_now(self, fn: Callable[[Transaction], T]) -> T:
-        return self._engine.transact_now(self._by_node(fn))
-
-    def _by_node(self, fn: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
-        def run(t: Transaction) -> T:
-            t.node = self.node  # type: ignore[misc]
-            return fn(t)
-
-        return run
 
 
 class Rebuilding:
@@ -115,7 +93,7 @@ class Rebuilding:
 
         Raises Exists (nothing was lost), Conflict, Corrupt, Unavailable, OSError."""
         was_known = trio.run(partial(self._enrol, replace=replace))
-        engine = RedisEngine(self._url)
+        engine = DirectEngine(self._url, node=keys.pack_node(self._me.node))
         try:
             if not was_known and not replace and engine.read_now(_is_whole):
                 return self._join_late(engine)
@@ -125,21 +103,21 @@ class Rebuilding:
 
     def finish(self) -> None:
         """Every node that could has had its turn: nodes may start. Raises as `run`."""
-        engine = RedisEngine(self._url)
+        engine = DirectEngine(self._url)
         try:
             trio.run(self._restart)
             engine.transact_now(_finish)
         finally:
             engine.close()
 
-    def _join_late(self, engine: RedisEngine) -> Came:
+    def _join_late(self, engine: DirectEngine) -> Came:
         """The others go on already: what is here of what they know is entered."""
-        me, files, entered = As(engine, self._me.node), data_files(self._store), 0
+        files, entered = data_files(self._store), 0
         try:
             names = files.scan()
             while batch := list(islice(names, _PAGE)):
-                entered += me.transact_now(partial(_hold_known, names=batch))
-            lost = _drop_missing(me, files)
+                entered += engine.transact_now(partial(_hold_known, names=batch))
+            lost = _drop_missing(engine, files)
         finally:
             files.close()
         return Came(False, self.position, {"files": entered, "bytes": 0}, lost)
@@ -166,7 +144,9 @@ class Rebuilding:
         finally:
             restoring.close()
 
-    def _add(self, engine: RedisEngine, owner: Owner, progress: Progress, *, replace: bool) -> Came:
+    def _add(
+        self, engine: DirectEngine, owner: Owner, progress: Progress, *, replace: bool
+    ) -> Came:
         engine.transact_now(lambda t: _begin(t, replace=replace))
         is_newest = self.position > engine.read_now(_filled)
         if is_newest:
@@ -174,13 +154,12 @@ class Rebuilding:
             engine_copy.copy(self._local, engine, engine_copy.whole(), lambda _: None)
             filled = keys.pack_u64(self.position)
             engine.transact_now(lambda t: t.put(_MARK, filled))
-        me = As(engine, self._me.node)
-        me.transact_now(lambda t: rebuild.begin(t, owner))
+        engine.transact_now(lambda t: rebuild.begin(t, owner))
         files = data_files(self._store)
         try:
             index = Index(self._local.database(NAME))
-            counts = rebuild.Rebuild(me, files, index, owner).run(progress)
-            lost = _drop_missing(me, files)
+            counts = rebuild.Rebuild(engine, files, index, owner).run(progress)
+            lost = _drop_missing(engine, files)
         finally:
             files.close()
         return Came(is_newest, self.position, counts, lost)
@@ -224,18 +203,18 @@ def _finish(t: Transaction) -> None:
         t.delete(_MARK)
 
 
-def _drop_missing(me: As, files: DataFiles) -> int:
+def _drop_missing(engine: DirectEngine, files: DataFiles) -> int:
     """Take back what is said to be here and is not; how much."""
     after = missing = 0
-    while inos := me.read_now(partial(_held, after=after)):
+    while inos := engine.read_now(partial(_held, after=after)):
         after = inos[-1]
-        inodes = me.read_now(partial(read_inodes, inos=inos))
+        inodes = engine.read_now(partial(read_inodes, inos=inos))
         gone = [
             ino
             for ino, inode in zip(inos, inodes, strict=True)
             if inode is None or not _is_there(files, ino, inode.version)
         ]
-        me.transact_now(partial(_let_go, inos=gone))
+        engine.transact_now(partial(_let_go, inos=gone))
         missing += len(gone)
     return missing
 

@@ -9,7 +9,6 @@ Invariants
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import xxhash
@@ -23,9 +22,6 @@ Pair = tuple[bytes, bytes]
 Range = tuple[bytes, bytes]
 Progress = Callable[[int], None]
 """Told the bytes of keys and values that are done."""
-_BOUNDS: Final = sorted({b"", b"\xff", *keys.OF_NAMESPACES, *map(keys.after, keys.OF_NAMESPACES)})
-_ALL: Final = tuple(pairwise(_BOUNDS))
-"""Class by class: an engine of many shards then goes through all of them for one at a time."""
 _PAGE_KEYS: Final = 2_000
 _PAGE_BYTES: Final = 1 << 20
 
@@ -57,7 +53,7 @@ class Copied(NamedTuple):
 
 def whole() -> Part:
     """Everything."""
-    return Part(keys.copying(0), _ALL, frozenset({keys.VERSION, keys.copying(0)}))
+    return Part(keys.copying(0), [(b"", b"\xff")], frozenset({keys.VERSION, keys.copying(0)}))
 
 
 def of_namespace(namespace_id: int) -> Part:
@@ -143,6 +139,7 @@ def _put(page: Sequence[Pair], t: Transaction) -> None:
 
 
 def _delete(page: Sequence[Pair], t: Transaction) -> None:
+    t.get_many([key for key, _ in page])  # in one round trip
     for key, _ in page:
         t.delete(key)
 

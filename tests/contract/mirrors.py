@@ -10,8 +10,8 @@ import trio
 
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
-from kvfs.meta.redis.engine import RedisEngine
 from kvfs.meta.replica.applier import Applied
+from kvfs.meta.replica.direct_engine import DirectEngine
 from kvfs.meta.replica.replica_engine import MirrorEngine
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ def everything(engine: Any) -> list[tuple[bytes, bytes]]:
 
 def in_redis(url: str) -> list[tuple[bytes, bytes]]:
     """The same, of the server itself."""
-    engine = RedisEngine(url)
+    engine = DirectEngine(url)
     try:
         return everything(engine)
     finally:

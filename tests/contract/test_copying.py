@@ -15,7 +15,7 @@ from kvfs.meta.engine_copy import Blocking
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import Inode, namespace_root
-from kvfs.meta.redis.engine import RedisEngine
+from kvfs.meta.replica.direct_engine import DirectEngine
 from kvfs.tree import inodes, namespaces, tree
 from kvfs.tree.metadata_copy import copy_all, copy_namespace
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
@@ -39,7 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
 @pytest.fixture
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """An empty engine of a kind."""
-    made: list[EmbeddedEngine | MemoryEngine | RedisEngine] = []
+    made: list[EmbeddedEngine | MemoryEngine | DirectEngine] = []
 
     def one(kind: str) -> Blocking:
         if kind == "memory":
@@ -48,7 +48,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
             made.append(EmbeddedEngine(tmp_path / secrets.token_hex(4)))
         else:
             server = request.getfixturevalue(kind)
-            made.append(RedisEngine(f"{server.url}?prefix={secrets.token_hex(4)}"))
+            made.append(DirectEngine(f"{server.url}?prefix={secrets.token_hex(4)}"))
         return made[-1]
 
     yield one

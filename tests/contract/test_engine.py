@@ -11,11 +11,11 @@ from kvfs.base.errors import Exists, KvfsError
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.memory_engine import MemoryEngine
-from kvfs.meta.redis.engine import RedisEngine
+from tests.contract.direct import Direct
 from tests.contract.mirrors import Mirror
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 
-AnyEngine = EmbeddedEngine | MemoryEngine | RedisEngine | Mirror
+AnyEngine = EmbeddedEngine | MemoryEngine | Direct | Mirror
 
 
 ALONE = ["memory", "embedded", "redis", "redis cluster", "valkey"]
@@ -38,7 +38,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> AnyEngine:
         url = request.getfixturevalue("redis" if request.param == "mirror" else "redis_cluster").url
         return Mirror(tmp_path / "meta", f"{url}?prefix={secrets.token_hex(4)}")
     server = request.getfixturevalue(request.param.replace(" ", "_"))
-    return RedisEngine(f"{server.url}?prefix={secrets.token_hex(4)}")
+    return Direct(f"{server.url}?prefix={secrets.token_hex(4)}")
 
 
 @pytest.fixture(scope="module")

@@ -32,11 +32,11 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.node_leases import Fenced, Lost
 from kvfs.meta.records import Holding, Inode, namespace_root, pack
-from kvfs.meta.redis.engine import RedisEngine
 from kvfs.node.tasks.lease_renewer import Renewal
 from kvfs.node.tasks.removed_node_gc import Removal
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.lifecycle import Evicted
+from tests.contract.direct import Direct
 from tests.contract.redis_servers import RedisServer, killed
 
 PATIENCE_S = 60.0
@@ -100,7 +100,7 @@ def test_a_store_keeps_its_number_and_each_start_is_another_incarnation(site: Si
 
 
 def test_members_see_each_other_live_and_leave(site: Site) -> None:
-    engine = RedisEngine(site.url)
+    engine = Direct(site.url)
 
     async def main() -> None:
         async with joined(site.store("a"), site.url, about("a")) as a:
@@ -131,7 +131,7 @@ def test_members_see_each_other_live_and_leave(site: Site) -> None:
     engine.close()
 
 
-async def look(member: Membership, engine: RedisEngine) -> None:
+async def look(member: Membership, engine: Direct) -> None:
     await member.renew()
     member.roster.read(await engine.read(list_nodes))
 
@@ -147,7 +147,7 @@ def test_a_second_process_of_a_store_fences_the_first(site: Site) -> None:
                 await old.renew()
             assert not old.holds_lease
             assert new.holds_lease
-            engine = RedisEngine(site.url)
+            engine = await trio.to_thread.run_sync(Direct, site.url)
             with pytest.raises(Fenced):
                 await Renewal(old, engine).run()
             engine.close()
@@ -313,7 +313,7 @@ def test_a_node_of_a_protocol_too_far_apart_is_refused(
 
 
 def test_a_removed_node_is_out_and_stays_out(site: Site) -> None:
-    engine = RedisEngine(site.url)
+    engine = Direct(site.url)
 
     async def main() -> None:
         async with joined(site.store("a"), site.url, about("a")) as a:
@@ -335,7 +335,7 @@ def test_a_removed_node_is_out_and_stays_out(site: Site) -> None:
 
 
 def test_a_job_is_done_by_one_node_until_that_is_gone(site: Site) -> None:
-    engine = RedisEngine(site.url)
+    engine = Direct(site.url)
 
     async def main() -> None:
         async with joined(site.store("a"), site.url, about("a")) as a:
@@ -361,7 +361,7 @@ def test_a_job_is_done_by_one_node_until_that_is_gone(site: Site) -> None:
 
 
 def test_a_node_without_its_lease_takes_no_job(site: Site) -> None:
-    engine = RedisEngine(site.url)
+    engine = Direct(site.url)
 
     async def main() -> None:
         async with joined(site.store("a"), site.url, about("a")) as a:
@@ -373,7 +373,7 @@ def test_a_node_without_its_lease_takes_no_job(site: Site) -> None:
 
 
 def test_people_ask_for_nodes_to_be_emptied_and_removed(site: Site) -> None:
-    engine = RedisEngine(site.url)
+    engine = Direct(site.url)
     forgotten: list[int] = []
 
     async def forget(evicted: Sequence[Evicted]) -> None:
@@ -441,7 +441,7 @@ def make_files(t: Transaction, node: bytes) -> list[int]:
 
 
 def test_a_draining_node_that_starts_again_goes_on_draining(site: Site) -> None:
-    engine = RedisEngine(site.url)
+    engine = Direct(site.url)
 
     async def main() -> None:
         for _ in range(2):
@@ -527,7 +527,7 @@ def test_errors_of_the_block_pass(site: Site) -> None:
 
 def test_what_a_newer_version_says_of_itself_stops_nobody(site: Site) -> None:
     """Words that cannot be read cost their reader nothing but their meaning."""
-    engine = RedisEngine(site.url)
+    engine = Direct(site.url)
 
     async def main() -> None:
         async with joined(site.store("a"), site.url, about("a")) as a:

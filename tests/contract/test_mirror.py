@@ -14,10 +14,10 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import Namespace, Usage, pack, unpack_usage
-from kvfs.meta.redis.engine import RedisEngine
 from kvfs.meta.redis.log import Proposal
 from kvfs.meta.redis.slots import slot_of
 from kvfs.meta.replica import process_transactions
+from kvfs.meta.replica.direct_engine import DirectEngine
 from kvfs.meta.replica.replica_mark import refuse_mirror
 from tests.contract.mirrors import Mirror, everything, in_redis
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
@@ -286,7 +286,7 @@ def test_a_mirror_that_was_away_too_long_is_read_anew(
 
 
 def test_what_others_commit_without_a_mirror_arrives(one: Mirror, url: str) -> None:
-    engine = RedisEngine(url)
+    engine = DirectEngine(url)
     try:
         engine.transact_now(lambda t: [t.put(b"a", b"\xff\x00"), t.put(b"b", b"")])
         engine.transact_now(lambda t: t.delete(b"b"))
@@ -381,16 +381,26 @@ def test_who_reads_what_others_merge_into_is_not_refused(one: Mirror, other: Mir
     assert one.engine.round_trips + other.engine.round_trips - asked == 2 * rounds
 
 
-def test_a_copy_that_is_spread_over_servers_is_no_nodes_engine(
+def test_what_was_written_without_a_mirror_is_a_nodes_engine(url: str, tmp_path: Path) -> None:
+    engine = DirectEngine(url)
+    put(engine, b"a", b"1")
+    engine.close()
+    mirror = Mirror(tmp_path / "meta", url)
+    try:
+        assert everything(mirror) == [(b"a", b"1")]
+    finally:
+        mirror.close()
+
+
+def test_a_copy_that_is_spread_over_servers_is_refused(
     server: RedisServer | RedisCluster, url: str, tmp_path: Path
 ) -> None:
-    """What `kvfs engine copy` makes on a cluster; on a server all is together."""
-    RedisEngine(url).close()
-    if isinstance(server, RedisServer):
-        Mirror(tmp_path / "meta", url).close()
-        return
-    with pytest.raises(NotSupported, match=r"spread over the servers.*\?prefix=NAME"):
-        Mirror(tmp_path / "meta", url)
+    """As earlier versions made them on a cluster."""
+    DirectEngine(url).close()
+    tamper(server, url, "HSET", "s", "layout", "namespaces")
+    for open_ in (lambda: Mirror(tmp_path / "meta", url), lambda: DirectEngine(url)):
+        with pytest.raises(NotSupported, match=r"spread over the servers.*\?prefix=NAME"):
+            open_()
 
 
 class Asker:

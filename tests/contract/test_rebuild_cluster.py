@@ -22,7 +22,7 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import namespace_root
-from kvfs.meta.redis.engine import RedisEngine
+from kvfs.meta.replica.direct_engine import DirectEngine
 from kvfs.node.tasks.sealer import Sealer
 from kvfs.node.tasks.stale_data_gc import Strays
 from kvfs.tree import lifecycle, namespaces, tree
@@ -172,7 +172,7 @@ class Site:
 
     def all(self) -> dict[bytes, bytes]:
         """What the engine holds."""
-        engine = RedisEngine(self.url)
+        engine = DirectEngine(self.url)
         try:
             return dict(engine.read_now(lambda t: list(t.scan(b"", b"\xff"))))
         finally:
@@ -285,7 +285,7 @@ def test_until_the_last_turn_the_engine_is_neither_whole_nor_empty(site: Site) -
     site.a.write(site.kept, "one", b"1")
     site.lose_engine()
     site.a.rebuild()
-    engine = RedisEngine(site.url)
+    engine = DirectEngine(site.url)
     try:
         assert engine.read_now(lambda t: t.get(keys.VERSION)) is None
         assert engine.read_now(lambda t: t.get(keys.copying(0))) is not None

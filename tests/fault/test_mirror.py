@@ -16,7 +16,7 @@ import pytest
 
 from kvfs.base.errors import Conflict, NoSpace, Unavailable
 from kvfs.meta.engine import Transaction
-from kvfs.meta.redis.engine import RedisEngine
+from kvfs.meta.replica.direct_engine import DirectEngine
 from tests.cluster.waiting import wait_until
 from tests.contract.mirrors import Mirror, everything, in_redis
 from tests.contract.redis_servers import RedisServer, ask, killed
@@ -301,7 +301,7 @@ def test_an_engine_that_was_put_back_is_not_built_on(server: RedisServer, tmp_pa
         assert dict(in_redis(server.url))[b"n"] == b"1"
 
         # Nor when it has gone on without them, past where they are.
-        engine = RedisEngine(server.url)
+        engine = DirectEngine(server.url)
         for _ in range(5):
             engine.transact_now(increment(b"other"))
         engine.close()
@@ -332,7 +332,7 @@ def test_a_mirror_whose_cluster_has_gone_on_without_it_in_another_engine_is_refu
         mirror.transact_now(increment(b"n"))
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     elsewhere = f"{server.url}?prefix=other"
-    RedisEngine(elsewhere).close()
+    DirectEngine(elsewhere).close()
     with pytest.raises(Conflict, match="give the node another store"):
         Mirror(tmp_path / "copy", elsewhere).close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.meta.engine import Transaction
-from kvfs.meta.redis.engine import RedisEngine
+from kvfs.meta.replica.direct_engine import DirectEngine
 from tests.contract.mirrors import everything, in_redis
 from tests.contract.redis_servers import RedisServer, killed
 from tests.fault.counters import increment, number
@@ -57,7 +57,7 @@ def test_a_kill_at_a_step_of_a_commit(server: RedisServer, tmp_path: Path, step:
     "step", ["before begin", "after begin", "after fill", "before finish", "after finish"]
 )
 def test_a_kill_while_a_mirror_is_read(server: RedisServer, tmp_path: Path, step: str) -> None:
-    engine = RedisEngine(server.url)
+    engine = DirectEngine(server.url)
     try:
         engine.transact_now(lambda t: _put(t, range(SEVERAL_PAGES), b"old"))
         assert until_it_dies(server, tmp_path / "victim", step, 1) == 0

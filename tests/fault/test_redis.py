@@ -1,33 +1,29 @@
-"""What befalls servers and connections of the Redis engine: nothing that was acknowledged is
-lost, nothing is done twice, nobody hangs."""
+"""What befalls servers and connections of an engine without a mirror: nothing that was acknowledged
+is lost, nothing is done twice, nobody hangs."""
 
 import contextlib
-import secrets
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import trio
 
-from kvfs.base.errors import Conflict, Exists, Invalid, NotSupported, Unavailable
-from kvfs.meta import keys
-from kvfs.meta.records import ROOT_INODE
+from kvfs.base.errors import Conflict, Invalid, NoSpace, NotSupported, Unavailable
 from kvfs.meta.redis.about import check_server, sync_means
-from kvfs.meta.redis.engine import RedisEngine
 from kvfs.meta.redis.location import parse
+from kvfs.meta.redis.log import BEGIN, PROPOSE, Answer, Proposal, proposed, read_answer
+from kvfs.meta.redis.scripts import TOP, keys_of
 from kvfs.meta.redis.slots import slot_of
-from kvfs.tree import inodes, namespaces, tree
+from kvfs.meta.replica.direct_engine import DirectEngine
 from tests.cluster.waiting import wait_until
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed, on_a_port
 from tests.fault.counters import increment, number
 from tests.fault.proxy import proxied
 
-CREATOR = Path(__file__).parent / "redis_creator.py"
 KEPT = ("--appendonly", "yes", "--appendfsync", "always")
 """A server that has on disk what it acknowledged: with everysec it answers while a sync hangs."""
 SHORT_S = 0.5
@@ -47,30 +43,26 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
 
 
 @contextlib.contextmanager
-def opened(url: str, **options: float | str) -> Iterator[RedisEngine]:
-    engine = RedisEngine(url, **options)  # type: ignore[arg-type]
+def opened(url: str, **options: float | str) -> Iterator[DirectEngine]:
+    engine = DirectEngine(url, **options)  # type: ignore[arg-type]
     try:
         yield engine
     finally:
         engine.close()
 
 
-def count_up(engine: RedisEngine, tasks: int, rounds: int) -> None:
-    """Many tasks count in counters of their own, and all in one."""
+def count_up(engine: DirectEngine, tasks: int, rounds: int) -> None:
+    """Many threads count in counters of their own, and all in one."""
 
-    async def work(mine: bytes) -> None:
+    def work(mine: bytes) -> None:
         for _ in range(rounds):
-            await engine.transact(lambda t: (increment(mine)(t), increment(b"all")(t)))
+            engine.transact_now(lambda t: (increment(mine)(t), increment(b"all")(t)))
 
-    async def main() -> None:
-        async with engine.within(), trio.open_nursery() as nursery:
-            for task in range(tasks):
-                nursery.start_soon(work, b"%d" % task)
-
-    trio.run(main)
+    with ThreadPoolExecutor(tasks) as threads:
+        list(threads.map(work, [b"%d" % task for task in range(tasks)]))
 
 
-def check_counted(engine: RedisEngine, tasks: int, rounds: int) -> None:
+def check_counted(engine: DirectEngine, tasks: int, rounds: int) -> None:
     assert [number(engine, b"%d" % task) for task in range(tasks)] == [rounds] * tasks
     assert number(engine, b"all") == tasks * rounds
 
@@ -78,7 +70,7 @@ def check_counted(engine: RedisEngine, tasks: int, rounds: int) -> None:
 class Background:
     """Counts in a thread until it is told to stop; what it counted is what it was told."""
 
-    def __init__(self, engine: RedisEngine, key: bytes) -> None:
+    def __init__(self, engine: DirectEngine, key: bytes) -> None:
         self.counted = 0
         self.error: Exception | None = None
         self._engine = engine
@@ -123,19 +115,20 @@ def test_cut_connections_count_once(server: RedisServer, tmp_path: Path, seed: i
 
 def test_a_commit_that_comes_late_is_not_done_again(server: RedisServer) -> None:
     """One whose connection hung while it was sent again by another, and others followed."""
-    from kvfs.meta.redis import scripts
+    names = keys_of("kvfs", TOP)
 
-    def commit(value: bytes, of_number: int) -> list[object]:
-        changes = scripts.Changes([], [], [(b"k", value)], [])
-        head = [b"engine", of_number, b"?", b"write", b"", b"", *scripts.commit_arguments(changes)]
-        names = [b"{kvfs:0}" + kind for kind in (b"h", b"z", b"s")]
-        answer: list[object] = server.call("EVAL", scripts.COMMIT.text, 3, *names, *head)
-        return answer
+    def commit(value: bytes, of_number: int) -> Answer:
+        head = [b"", b"", b"engine", of_number, *mark, b"before", b""]
+        items = proposed(Proposal({}, [], {b"k": value}, []))
+        found = server.call("EVAL", PROPOSE.text, len(names), *names, *head, *items)
+        return read_answer(found)
 
-    assert commit(b"old", 1)[0] == b"done"
-    assert commit(b"old", 1) == [b"again"]
-    assert commit(b"new", 2)[0] == b"done"
-    assert commit(b"old", 1) == [b"late"]
+    mark = server.call("EVAL", BEGIN.text, len(names), *names)
+    assert commit(b"old", 1).results == b"1"
+    again = commit(b"old", 1)
+    assert (again.results, len(again.entries)) == (b"1", 1)
+    assert commit(b"new", 2).results == b"1"
+    assert commit(b"old", 1).results == b""
     with opened(server.url) as engine:
         assert engine.read_now(lambda t: t.get(b"k")) == b"new"
 
@@ -146,7 +139,6 @@ def test_what_engines_leave_of_themselves_goes_after_a_day(server: RedisServer) 
         engine.transact_now(increment(b"n"))
     now_ms = time.time_ns() // 1_000_000
     server.call("HSET", state, "e:gone", f"7 {now_ms - 86_500_000}")
-    server.call("HSET", state, "m:gone", f"undone:{now_ms - 86_500_000}")
     server.call("HSET", state, "e:lately", f"7 {now_ms - 1000}")
     with opened(server.url) as engine:
         engine.transact_now(increment(b"n"))
@@ -157,7 +149,7 @@ def test_what_engines_leave_of_themselves_goes_after_a_day(server: RedisServer) 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"unix:///.*/nobody .*see that it runs"):
-        RedisEngine(f"unix://{tmp_path}/nobody", deadline_s=SHORT_S)
+        DirectEngine(f"unix://{tmp_path}/nobody", deadline_s=SHORT_S)
 
 
 def test_a_server_that_goes_and_comes_back(tmp_path: Path) -> None:
@@ -228,7 +220,7 @@ def test_a_server_that_hangs_holds_nobody_for_ever(server: RedisServer) -> None:
 
 
 def test_a_closed_engine_says_so(server: RedisServer) -> None:
-    engine = RedisEngine(server.url)
+    engine = DirectEngine(server.url)
     engine.close()
     with pytest.raises(Unavailable, match="closed"):
         engine.transact_now(increment(b"n"))
@@ -239,11 +231,11 @@ def test_a_closed_engine_says_so(server: RedisServer) -> None:
 # ---- what a server refuses
 
 
-def test_a_full_server_is_unavailable_and_then_goes_on(server: RedisServer) -> None:
+def test_a_full_server_is_named_and_then_goes_on(server: RedisServer) -> None:
     with opened(server.url, deadline_s=SHORT_S) as engine:
         engine.transact_now(increment(b"n"))
         server.call("CONFIG", "SET", "maxmemory", 1)
-        with pytest.raises(Unavailable, match="OOM"):
+        with pytest.raises(NoSpace, match="raise its maxmemory"):
             engine.transact_now(increment(b"n"))
         assert number(engine, b"n") == 1
         server.call("CONFIG", "SET", "maxmemory", 0)
@@ -281,7 +273,7 @@ def test_a_wrong_password_is_not_shown(tmp_path: Path) -> None:
         server.call("CONFIG", "SET", "requirepass", "right")
         for user in ("", "kvfs:wrong-secret@", ":wrong-secret@"):
             with pytest.raises(Invalid, match="name a user and password") as refused:
-                RedisEngine(f"redis://{user}127.0.0.1:{server.port}", deadline_s=5)
+                DirectEngine(f"redis://{user}127.0.0.1:{server.port}", deadline_s=5)
             assert "wrong-secret" not in str(refused.value)
         with opened(f"redis://:right@127.0.0.1:{server.port}") as engine:
             engine.transact_now(increment(b"n"))
@@ -290,9 +282,9 @@ def test_a_wrong_password_is_not_shown(tmp_path: Path) -> None:
 def test_a_server_that_would_drop_metadata_is_refused(server: RedisServer) -> None:
     server.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     with pytest.raises(NotSupported, match=r"allkeys-lru.*set it to noeviction"):
-        RedisEngine(server.url)
+        DirectEngine(server.url)
     server.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
-    RedisEngine(server.url).close()
+    DirectEngine(server.url).close()
 
 
 @pytest.mark.parametrize(
@@ -313,7 +305,7 @@ def test_another_clusters_prefix_is_refused(server: RedisServer) -> None:
     with opened(server.url, cluster="mine") as engine:
         assert engine.cluster == "mine"
     with pytest.raises(Conflict, match=r"belongs to the cluster mine, not to theirs.*prefix="):
-        RedisEngine(server.url, cluster="theirs")
+        DirectEngine(server.url, cluster="theirs")
     with opened(f"{server.url}?prefix=other", cluster="theirs"):
         pass
     with opened(server.url) as engine:
@@ -321,20 +313,20 @@ def test_another_clusters_prefix_is_refused(server: RedisServer) -> None:
 
 
 def test_a_newer_layout_is_refused(server: RedisServer) -> None:
-    RedisEngine(server.url).close()
+    DirectEngine(server.url).close()
     server.call("HSET", "{kvfs:0}s", "schema", "2")
     with pytest.raises(NotSupported, match="version 2, this KVFS knows 1"):
-        RedisEngine(server.url)
+        DirectEngine(server.url)
 
 
 def test_a_server_of_a_cluster_is_told_by_its_url(cluster: RedisCluster, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"redis\+cluster://"):
-        RedisEngine(cluster.servers[0].url)
+        DirectEngine(cluster.servers[0].url)
     with (
         killed(on_a_port(tmp_path)) as alone,
         pytest.raises(Invalid, match=r"is not a server of a cluster: its URL .* redis://"),
     ):
-        RedisEngine(f"redis+cluster://127.0.0.1:{alone.port}", deadline_s=SHORT_S)
+        DirectEngine(f"redis+cluster://127.0.0.1:{alone.port}", deadline_s=SHORT_S)
 
 
 # ---- fail-over
@@ -355,7 +347,7 @@ def test_a_master_that_becomes_a_replica_is_left(tmp_path: Path) -> None:
         background = Background(engine, b"n")
         background.wait_for(20)
         kept = background.counted
-        assert trio.run(engine.promise) == "it is in the memory of a replica as well"
+        assert engine.promise() == "it is in the memory of a replica as well"
         end = time.monotonic() + 30
         while sentinel.call("SENTINEL", "FAILOVER", "kvfs") != "OK":
             # It has to have seen the replica.
@@ -389,7 +381,7 @@ def test_a_master_that_dies_is_replaced(tmp_path: Path) -> None:
         url = f"redis+sentinel://127.0.0.1:{sentinel.port}/kvfs"
         with opened(url, deadline_s=60) as engine:
             count_up(engine, tasks=2, rounds=5)
-            assert trio.run(engine.promise) == "it is in the memory of a replica as well"
+            assert engine.promise() == "it is in the memory of a replica as well"
             while not sentinel.call("SENTINEL", "REPLICAS", "kvfs"):
                 time.sleep(0.05)
             master.kill()
@@ -403,11 +395,11 @@ def test_a_master_that_dies_is_replaced(tmp_path: Path) -> None:
 
 def test_what_a_server_promises_is_told(tmp_path: Path) -> None:
     with killed(RedisServer(tmp_path / "r")) as server, opened(server.url) as engine:
-        assert trio.run(engine.promise).startswith("it is in the server's memory")
+        assert engine.promise().startswith("it is in the server's memory")
         server.call("CONFIG", "SET", "appendonly", "yes")
-        assert trio.run(engine.promise).endswith("within two seconds (appendfsync everysec)")
+        assert engine.promise().endswith("within two seconds (appendfsync everysec)")
         server.call("CONFIG", "SET", "appendfsync", "always")
-        assert trio.run(engine.promise).startswith("each commit is on the server's disk")
+        assert engine.promise().startswith("each commit is on the server's disk")
 
 
 @pytest.mark.parametrize(
@@ -462,9 +454,9 @@ def test_tls_with_a_ca_of_ones_own(tmp_path: Path, certificates: Path) -> None:
             check_counted(engine, tasks=2, rounds=5)
         for ca in (f"?ca={certificates}/other.crt", ""):
             with pytest.raises(Invalid, match=r"certificate.*\?ca=FILE"):
-                RedisEngine(url + ca)
+                DirectEngine(url + ca)
         with pytest.raises(Invalid, match=r"nowhere\.crt.*No such file"):
-            RedisEngine(f"{url}?ca=/nowhere.crt")
+            DirectEngine(f"{url}?ca=/nowhere.crt")
 
 
 # ---- clusters
@@ -472,94 +464,13 @@ def test_tls_with_a_ca_of_ones_own(tmp_path: Path, certificates: Path) -> None:
 
 def test_counts_while_slots_move(cluster: RedisCluster, seed: int) -> None:
     prefix = f"moving-{seed}"
-    key = keys.inode(3 << 48 | 5)
     with opened(f"{cluster.url}?prefix={prefix}") as engine:
-        background = Background(engine, key)
-        slot = slot_of(prefix, 3)
+        background = Background(engine, b"n")
+        slot = slot_of(prefix, TOP)
         for _ in range(4):
             background.wait_for(10)
             home = cluster.servers.index(cluster.owner(slot))
             cluster.move(slot, cluster.servers[(home + 1) % 3])
         background.wait_for(10)
         counted = background.stop()
-        assert number(engine, key) == counted
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("step", ["intent", "point", "settle", "forget"])
-def test_a_namespace_is_there_wholly_or_not_at_all(
-    cluster: RedisCluster, step: str, when: str
-) -> None:
-    """Whoever makes one is killed at a step; others neither wait for long nor see a half."""
-    url = f"{cluster.url}?prefix={step}-{when}-{secrets.token_hex(4)}"
-    with opened(url) as engine:
-        engine.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
-        engine.transact_now(lambda t: namespaces.create(t, b"old", uid=0, gid=0, now=1))
-        victim = subprocess.run([sys.executable, CREATOR, url, step, when], timeout=60, check=False)
-        assert victim.returncode == -signal.SIGKILL
-        is_there = (step, when) not in [
-            ("intent", "before"),
-            ("intent", "after"),
-            ("point", "before"),
-        ]
-        names = [each.namespace.name for each in engine.read_now(namespaces.list_all)]
-        assert names == ([b"new", b"old"] if is_there else [b"old"])
-        root = engine.read_now(lambda t: inodes.read_inode(t, ROOT_INODE))
-        assert root.nlink == 2 + len(names)
-        if is_there:
-            found, _ = engine.read_now(lambda t: tree.resolve(t, b"/new"))
-            assert engine.read_now(lambda t: inodes.read_inode(t, found)).nlink == 2
-            with pytest.raises(Exists):
-                engine.transact_now(lambda t: namespaces.create(t, b"new", uid=0, gid=0, now=3))
-        else:
-            engine.transact_now(lambda t: namespaces.create(t, b"new", uid=0, gid=0, now=3))
-
-
-def test_whoever_was_thought_dead_does_not_do_by_halves(cluster: RedisCluster) -> None:
-    """It hangs between intent and commit point; others undo it; it begins again."""
-    url = f"{cluster.url}?prefix={secrets.token_hex(4)}"
-    with opened(url) as engine:
-        engine.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
-        engine.transact_now(lambda t: namespaces.create(t, b"old", uid=0, gid=0, now=1))
-        with subprocess.Popen(
-            [sys.executable, CREATOR, url, "point", "paused"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        ) as paused:
-            assert paused.stdin is not None
-            assert paused.stdout is not None
-            assert paused.stdout.readline() == b"paused\n"
-            engine.transact_now(lambda t: namespaces.create(t, b"mine", uid=0, gid=0, now=2))
-            assert len(engine.read_now(namespaces.list_all)) == 2
-            paused.stdin.write(b"go on\n")
-            paused.stdin.close()
-            assert paused.wait(timeout=60) == 0
-        names = [each.namespace.name for each in engine.read_now(namespaces.list_all)]
-        assert names == [b"mine", b"new", b"old"]
-        root = engine.read_now(lambda t: inodes.read_inode(t, ROOT_INODE))
-        assert root.nlink == 2 + 3
-
-
-def test_namespaces_made_and_removed_by_many_at_once(cluster: RedisCluster) -> None:
-    url = f"{cluster.url}?prefix={secrets.token_hex(4)}"
-    with opened(url) as one, opened(url) as two:
-        one.transact_now(lambda t: namespaces.format(t, 1, 0, 0))
-
-        async def work(engine: RedisEngine, name: bytes) -> None:
-            for _ in range(4):
-                await engine.transact(lambda t: namespaces.create(t, name, uid=0, gid=0, now=2))
-                listed = await engine.read(namespaces.list_all)
-                assert name in [each.namespace.name for each in listed]
-                await engine.transact(lambda t: namespaces.remove(t, name, 3))
-            await engine.transact(lambda t: namespaces.create(t, name, uid=0, gid=0, now=2))
-
-        async def main() -> None:
-            async with trio.open_nursery() as nursery:
-                for number in range(3):
-                    nursery.start_soon(work, one, b"one %d" % number)
-                    nursery.start_soon(work, two, b"two %d" % number)
-
-        trio.run(main)
-        assert len(one.read_now(namespaces.list_all)) == 6
-        root = two.read_now(lambda t: inodes.read_inode(t, ROOT_INODE))
-        assert root.nlink == 2 + 6
+        assert number(engine, b"n") == counted

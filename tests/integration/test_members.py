@@ -15,9 +15,9 @@ from kvfs.base.control import ControlServer
 from kvfs.cluster.cluster_requests import ClusterRequests
 from kvfs.cluster.membership import About, Measured, Membership, joined
 from kvfs.datastore import layout
-from kvfs.meta.redis.engine import RedisEngine
 from kvfs.node.tasks.lease_renewer import Renewal
 from tests.cluster.waiting import wait_until
+from tests.contract.direct import Direct
 from tests.contract.redis_servers import RedisServer, killed
 from tests.integration.harness import kvfs
 
@@ -47,7 +47,7 @@ class Member:
         self._stopping, self._token = trio.Event(), trio.lowlevel.current_trio_token()
         store = layout.create_store(self.store)
         store.lock()
-        engine = RedisEngine(self.url)
+        engine = await trio.to_thread.run_sync(Direct, self.url)
         try:
             async with joined(store, self.url, self._about) as member:
                 member.measure = lambda: Measured(3 * GIB, 8 * GIB, obstacle="2 files in use")
@@ -65,7 +65,7 @@ class Member:
         self,
         store: layout.Store,
         member: Membership,
-        engine: RedisEngine,
+        engine: Direct,
         started: "Future[None]",
     ) -> None:
         async with trio.open_nursery() as nursery:

@@ -22,13 +22,13 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of, namespace_root
-from kvfs.meta.redis.engine import RedisEngine
 from kvfs.tree import inodes, lifecycle, namespaces, tree
+from tests.contract.direct import Direct
 from tests.contract.mirrors import Mirror
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 from tests.model.plain_tree import Node, PlainTree, Refusal
 
-AnyEngine = MemoryEngine | RedisEngine | Mirror
+AnyEngine = MemoryEngine | Direct | Mirror
 
 BOOT = 7
 PICK = st.integers(0, 1 << 16)
@@ -348,7 +348,7 @@ class DistantTrees(Trees):
     url: ClassVar[str]
 
     def make_engine(self) -> AnyEngine:
-        return RedisEngine(f"{self.url}?prefix={secrets.token_hex(8)}")
+        return Direct(f"{self.url}?prefix={secrets.token_hex(8)}")
 
 
 Trees.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

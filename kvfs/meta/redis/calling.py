@@ -13,14 +13,13 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.base.errors import Invalid, KvfsError, NotSupported, Unavailable
+from kvfs.base.errors import Invalid, KvfsError, Unavailable
 from kvfs.meta.redis import identity, refusals, scripts
 from kvfs.meta.redis.about import check_server, read_info, sync_means
 from kvfs.meta.redis.finding import Finder
 from kvfs.meta.redis.line import Line, Lost, Refused, connect
 from kvfs.meta.redis.location import Address, Kind, Location, parse
-from kvfs.meta.redis.scripts import Item, Script, keys_of
-from kvfs.meta.redis.sharding import TOP, Layout
+from kvfs.meta.redis.scripts import TOP, Item, Script, keys_of
 from kvfs.meta.redis.slots import Redirect, redirect
 
 _PAUSE_S: Final = (0.005, 0.25)
@@ -70,16 +69,8 @@ class Caller:
         """Whether the server will do; returns whose the metadata are, `cluster` or a new id where
         there are none yet. Raises Unavailable, NotSupported, Conflict, Invalid."""
         check_server(read_info(await self.call(b"INFO")), self.location)
-        arguments = identity.arguments(Layout.SINGLE, cluster)
-        found = await self.script(scripts.IDENTIFY, *arguments)
-        shown = self.location.shown
-        whose, layout = identity.checked(found, cluster, shown)
-        if layout is not Layout.SINGLE:
-            raise NotSupported(
-                f"the engine {shown} holds a copy that is spread over the servers of its cluster,"
-                " which nodes cannot share: name another prefix (?prefix=NAME)"
-            )
-        return whose
+        found = await self.script(scripts.IDENTIFY, *identity.arguments(cluster))
+        return identity.checked(found, cluster, self.location.shown)
 
     async def keep(self) -> str:
         """Ask the server to keep what was committed; returns what it promises. Raises

@@ -1,4 +1,5 @@
-"""Commits of several shards, all or nothing, also where whoever makes one dies on the way.
+"""Commits of several shards, all or nothing, also where whoever makes one dies on the way. No I/O:
+generators say what to ask of which shard, and are told the answers.
 
 | step | in | leaves there | without a next step |
 |---|---|---|---|
@@ -7,66 +8,75 @@
 | 3 settle | each shard of an intent | what was kept is written | done |
 | 4 forget | the highest shard written | the mark is gone | |
 
-Who meets an intent looks for the mark. Found, it does steps 3 and 4. Else it waits for PATIENCE_S
-after the intent was made, then marks the commit as undone, whereupon its commit point is refused
-for ever, and removes the intent. Namespaces are made and removed so: the root's entry is shard
-0's, the rest the namespace's own.
+Whoever meets an intent looks for the mark. Found, it does steps 3 and 4. Else it waits for
+PATIENCE_S after the intent was made, then marks the commit as undone, whereupon its commit point is
+refused for ever, and removes the intent.
 
 What such a commit read of shards that it does not write was so just before its first step, not
 with the commit point.
+
+Nodes have one log today, in one shard, and commit there (`kvfs.meta.redis.log`). This is the
+protocol for a log of each namespace.
 """
 
 import secrets
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
-import trio
+from kvfs.meta.redis.crossing_scripts import COMMIT, DECIDE, FORGET, PENDING, SETTLE
+from kvfs.meta.redis.scripts import Item, Pair, Script, digest
 
-from kvfs.base.errors import Unavailable
-from kvfs.meta.redis import scripts
-from kvfs.meta.redis.connecting import Server
-from kvfs.meta.redis.scripts import Changes, Item, commit_arguments
-
+T = TypeVar("T")
 PATIENCE_S: Final = 1.0
 """How long whoever made an intent may take to go on."""
-_PAUSE_S: Final = 0.01
+NOWHERE: Final = b"?"
+"""No commit's token: all that was read is compared."""
+
+
+class Changes(NamedTuple):
+    """What a commit checks and writes in one shard."""
+
+    reads: Sequence[tuple[bytes, bytes | None]]
+    scans: Sequence[tuple[bytes, bytes, Sequence[Pair]]]
+    """Start, end, and what was between them."""
+    puts: Sequence[Pair]
+    deletes: Sequence[bytes]
+
+    @property
+    def is_written(self) -> bool:
+        return bool(self.puts or self.deletes)
+
+
+class Request(NamedTuple):
+    """What to ask of a shard: its answer is sent to the generator."""
+
+    shard: int
+    script: Script
+    arguments: Sequence[Item]
+
+
+class Pause(NamedTuple):
+    """Another may go on: to be resumed a moment later."""
+
+
+Steps = Generator[Request | Pause, Any, T]
 
 
 class Committer:
-    """Sends commits, each under a number that grows."""
+    """Commits under numbers that grow. A shard is sent one at a time, so that one whose answer was
+    lost is known by its number when it is sent again."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self) -> None:
         self.engine = secrets.token_hex(8).encode()
         self._number = 0
 
-    async def send(
-        self,
-        kind: bytes,
-        shard: int,
-        changes: Changes,
-        expected: bytes,
-        end: float,
-        of: tuple[bytes, bytes] = (b"", b""),
-    ) -> tuple[list[Any], bytes]:
-        """What COMMIT answers, and the token that stands for it when it is done. `of`: a commit of
-        several shards, and what its kind needs. Raises Unavailable: then it may be done or not."""
-        self._number += 1
-        number = self._number
-        head: list[Item] = [self.engine, number, expected, kind, *of]
-        arguments = [*head, *commit_arguments(changes)]
-        answer = await self._server.script(scripts.COMMIT, shard, arguments, end)
-        assert answer[0] != b"late", "a shard is sent one commit at a time"
-        return answer, b"%b:%d" % (self.engine, number)
-
-    async def cross(
-        self, changes: Mapping[int, Changes], expected: Mapping[int, bytes], end: float
-    ) -> bool:
-        """Commit in several shards; False: something that was read has changed. Raises Unavailable:
-        then it may be done, or be done or undone soon."""
-        written = sorted(shard for shard, each in changes.items() if each.writes)
+    def commit(self, changes: Mapping[int, Changes], expected: Mapping[int, bytes]) -> Steps[bool]:
+        """Commit in all these shards; False: something that was read has changed. `expected`: the
+        token at which each shard was read, or NOWHERE. Left in the middle: it is done or undone
+        by those who meet it."""
+        written = sorted(shard for shard, each in changes.items() if each.is_written)
         for shard in changes.keys() - written:
-            if not await self._taken(b"check", shard, changes, expected, end):
+            if not (yield from self._taken(b"check", shard, changes, expected)):
                 return False
         if not written:
             return True
@@ -75,57 +85,80 @@ class Committer:
         kept: list[int] = []
         for shard in others:
             of = (commit, b"%d" % last)
-            if not await self._taken(b"intent", shard, changes, expected, end, of):
-                await self._settle(commit, kept, b"undone", end)
+            if not (yield from self._taken(b"intent", shard, changes, expected, of)):
+                yield from _settle(commit, kept, b"undone")
                 return False
             kept.append(shard)
         of = (commit, b",".join(b"%d" % shard for shard in kept))
         kind = b"point" if kept else b"write"
-        done = await self._taken(kind, last, changes, expected, end, of)
-        await self._settle(commit, kept, b"done" if done else b"undone", end)
+        done = yield from self._taken(kind, last, changes, expected, of)
+        yield from _settle(commit, kept, b"done" if done else b"undone")
         if done:
-            await self._forget(commit, last, kept, end)
+            yield from _forget(commit, last, kept)
         return done
 
-    async def resolve(self, shard: int, intent: list[Any], end: float) -> None:
-        """Have a commit that another left in `shard` done or undone; wait while it may go on.
-        Raises Unavailable at `end`."""
-        commit, last, age_ms = intent
-        forbid = age_ms >= PATIENCE_S * 1000
-        arguments: list[Item] = [commit, b"undo" if forbid else b""]
-        verdict = await self._server.script(scripts.DECIDE, int(last), arguments, end)
-        if not verdict:
-            if trio.current_time() >= end:
-                raise Unavailable(
-                    f"the engine {self._server.location.shown} holds an unfinished commit of"
-                    " another node: try again"
-                )
-            await trio.sleep(_PAUSE_S)
-            return
-        await self._settle(commit, [shard], verdict, end)
-        if verdict == b"done":
-            await self._forget(commit, int(last), [shard], end)
-
-    async def _taken(
+    def _taken(
         self,
         kind: bytes,
         shard: int,
         changes: Mapping[int, Changes],
         expected: Mapping[int, bytes],
-        end: float,
         of: tuple[bytes, bytes] = (b"", b""),
-    ) -> bool:
-        """One shard's part; False: conflict."""
+    ) -> Steps[bool]:
+        """One shard's part; False: conflict. `of`: the commit, and what its kind needs."""
         while True:
-            answer, _ = await self.send(kind, shard, changes[shard], expected[shard], end, of)
+            self._number += 1
+            head: list[Item] = [self.engine, self._number, expected[shard], kind, *of]
+            answer = yield Request(shard, COMMIT, [*head, *commit_arguments(changes[shard])])
+            assert answer[0] != b"late", "a shard is sent one commit at a time"
             if answer[0] != b"busy":
                 return answer[0] in (b"done", b"again")
-            await self.resolve(shard, answer[1], end)
+            yield from _resolve(shard, answer[1])
 
-    async def _settle(self, commit: bytes, shards: list[int], verdict: bytes, end: float) -> None:
-        for shard in shards:
-            await self._server.script(scripts.SETTLE, shard, [commit, verdict], end)
 
-    async def _forget(self, commit: bytes, last: int, shards: list[int], end: float) -> None:
-        for shard in shards:
-            await self._server.script(scripts.FORGET, last, [commit, b"%d" % shard], end)
+def resolve(shard: int) -> Steps[None]:
+    """Have what others left in `shard` done or undone, so that it can be read; waits while they may
+    go on."""
+    while intent := (yield Request(shard, PENDING, ())):
+        yield from _resolve(shard, intent)
+
+
+def commit_arguments(changes: Changes) -> list[Item]:
+    """COMMIT's lists."""
+    reads, scans, puts, deletes = changes
+    return [
+        *_counted(key for key, _ in reads),
+        *_counted(b"" if value is None else b"=" + value for _, value in reads),
+        4 * len(scans),
+        *(part for each in scans for part in (each[0], each[1], len(each[2]) + 1, digest(each[2]))),
+        2 * len(puts),
+        *(part for pair in puts for part in pair),
+        *_counted(deletes),
+    ]
+
+
+def _resolve(shard: int, intent: Sequence[Any]) -> Steps[None]:
+    commit, last, age_ms = intent
+    forbid = age_ms >= PATIENCE_S * 1000
+    verdict = yield Request(int(last), DECIDE, (commit, b"undo" if forbid else b""))
+    if not verdict:
+        yield Pause()
+        return
+    yield from _settle(commit, [shard], verdict)
+    if verdict == b"done":
+        yield from _forget(commit, int(last), [shard])
+
+
+def _settle(commit: bytes, shards: Sequence[int], verdict: bytes) -> Steps[None]:
+    for shard in shards:
+        yield Request(shard, SETTLE, (commit, verdict))
+
+
+def _forget(commit: bytes, last: int, shards: Sequence[int]) -> Steps[None]:
+    for shard in shards:
+        yield Request(last, FORGET, (commit, b"%d" % shard))
+
+
+def _counted(items: Iterable[bytes]) -> list[Item]:
+    listed = list(items)
+    return [len(listed), *listed]

@@ -12,8 +12,7 @@ import trio
 
 from kvfs.meta.redis.line import Lost, Refused, connect
 from kvfs.meta.redis.location import Address, Kind, Location
-from kvfs.meta.redis.scripts import Item
-from kvfs.meta.redis.sharding import TOP
+from kvfs.meta.redis.scripts import TOP, Item
 from kvfs.meta.redis.slots import Range, ranges, slot_of
 
 _ASK_S: Final = 1.0

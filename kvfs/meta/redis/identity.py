@@ -6,33 +6,41 @@ from typing import Final
 
 from kvfs.base.errors import Conflict, NotSupported
 from kvfs.meta.redis.scripts import Item
-from kvfs.meta.redis.sharding import Layout
 
 SCHEMA: Final = 1
 """Of the layout within the server."""
-_LAYOUTS: Final = tuple(each.value for each in Layout)
+_TOGETHER: Final = "single"
+"""All metadata are in one shard."""
+_SPREAD: Final = "namespaces"
+"""Each namespace is in one of its own: copies in a Redis cluster once were."""
 
 
-def arguments(layout: Layout, cluster: str | None) -> list[Item]:
+def arguments(cluster: str | None) -> list[Item]:
     """IDENTIFY's: what is to be so where nothing is there yet."""
     owner = (cluster or secrets.token_hex(8)).encode()
-    return [b"schema", SCHEMA, b"layout", layout.value.encode(), b"cluster", owner]
+    return [b"schema", SCHEMA, b"layout", _TOGETHER.encode(), b"cluster", owner]
 
 
-def checked(found: Sequence[bytes], cluster: str | None, shown: str) -> tuple[str, Layout]:
-    """Whose the metadata are, and how they are laid out, by what IDENTIFY of the engine `shown`
-    answered. Raises NotSupported; Conflict where they are not those of `cluster`."""
+def checked(found: Sequence[bytes], cluster: str | None, shown: str) -> str:
+    """Whose the metadata are, by what IDENTIFY of the engine `shown` answered. Raises NotSupported;
+    Conflict where they are not those of `cluster`."""
     schema, layout, whose = (value.decode() for value in found)
     if schema != str(SCHEMA):
         raise _strange(shown, f"version {schema}", str(SCHEMA))
-    if layout not in _LAYOUTS:
-        raise _strange(shown, f"'{layout}'", " and ".join(_LAYOUTS))
+    if layout == _SPREAD:
+        raise NotSupported(
+            f"the engine {shown} holds a copy that is spread over the servers of its cluster, which"
+            " only versions before this one read: copy it to a store with one of those, or name"
+            " another prefix (?prefix=NAME)"
+        )
+    if layout != _TOGETHER:
+        raise _strange(shown, f"'{layout}'", f"'{_TOGETHER}'")
     if cluster is not None and whose != cluster:
         raise Conflict(
             f"the engine {shown} belongs to the cluster {whose}, not to {cluster}: name another"
             " prefix (?prefix=NAME)"
         )
-    return whose, Layout(layout)
+    return whose
 
 
 def _strange(shown: str, layout: str, known: str) -> NotSupported:

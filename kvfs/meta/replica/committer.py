@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 
@@ -13,7 +13,6 @@ from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.lmdb.growth import NONE, Growth
 from kvfs.meta.redis.calling import Caller
-from kvfs.meta.redis.committing import LIMIT, Outcome
 from kvfs.meta.redis.log import PROPOSE, Proposal, proposed, read_answer, size
 from kvfs.meta.redis.scripts import Item
 from kvfs.meta.replica.applier import Applier
@@ -23,6 +22,8 @@ from kvfs.meta.replica.local_writes import Privates, Settle, inodes_among
 from kvfs.meta.replica.replica_mark import Mark
 from kvfs.meta.replica.replica_view import Below, View
 
+LIMIT: Final = 128
+"""Transactions in one request: beyond it the server would keep others waiting for milliseconds."""
 MOST_BYTES: Final = 8 << 20
 """Of one request."""
 MOST_WAITING: Final = 4_096
@@ -31,6 +32,19 @@ _DONE: Final = ord("1")
 Function = Callable[[Transaction], Any]
 Groups = Callable[[Transaction], Iterable[int]]
 """Private groups that are to be known, looked for each time that a transaction is run."""
+
+
+class Outcome(NamedTuple):
+    """What one function returned, or raised."""
+
+    value: object = None
+    error: Exception | None = None
+
+    def get(self) -> Any:
+        """The value, or its error is raised."""
+        if self.error is not None:
+            raise self.error
+        return self.value
 
 
 class _Commit(Waiting):

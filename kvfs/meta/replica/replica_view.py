@@ -13,9 +13,7 @@ from kvfs.meta.engine import Transaction
 from kvfs.meta.gathered_writes import Gathering
 from kvfs.meta.merge_operators import MERGED, merged
 from kvfs.meta.redis.log import Proposal
-from kvfs.meta.redis.scripts import digest
-
-Pair = tuple[bytes, bytes]
+from kvfs.meta.redis.scripts import Pair, digest
 
 
 class Below:
@@ -60,6 +58,14 @@ class _Range(NamedTuple):
     pairs: list[Pair]
 
 
+class Base(Protocol):
+    """What a view reads."""
+
+    def get(self, key: bytes, /) -> bytes | None: ...
+
+    def scan(self, start: bytes, end: bytes, /) -> Iterator[Pair]: ...
+
+
 class Known(Protocol):
     """What the mirror has and the server has not (`private.Privates`)."""
 
@@ -87,12 +93,14 @@ class View(Gathering):
 
     def __init__(
         self,
-        base: Transaction,
+        base: Base,
         node: bytes,
         below: Below | None = None,
         privates: Known | None = None,
+        *,
+        writable: bool = True,
     ) -> None:
-        super().__init__(writable=True)
+        super().__init__(writable=writable)
         self.node = node
         self._base = base
         self._below = Below() if below is None else below
