@@ -125,7 +125,10 @@ class ControlServer:
             _check_version(request)
             handler = self.handlers.get(request.method)
             if handler is None:
-                raise errors.NotSupported(f"this node has no method '{request.method}'")
+                known = ", ".join(sorted(self.handlers))
+                raise errors.NotSupported(
+                    f"this node has no method '{request.method}'; there are: {known}"
+                )
             return Response(result=await handler(request.params))
         except errors.KvfsError as error:
             return Response(error=ErrorBody(type(error).__name__, str(error)))

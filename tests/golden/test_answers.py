@@ -15,6 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cli.commands import group, run
+from kvfs.base import control
+from kvfs.base.errors import NotSupported
 from s3api import metrics
 from tests.cluster.waiting import wait_until
 from tests.golden import shapes
@@ -90,6 +92,14 @@ def test_answers(lone: Running, cluster: Running, ask: Ask, tmp_path: Path) -> N
             yield from _shape(command, ask(command, stopped))
 
     hold("answers.txt", answers())
+
+
+def test_methods(lone: Running, cluster: Running) -> None:
+    """What nodes are asked over the control socket."""
+    alone, in_cluster = _methods(lone), _methods(cluster)
+    assert set(alone) < set(in_cluster)
+    lines = [f"{each}{'' if each in alone else '  in a cluster'}" for each in in_cluster]
+    hold("methods.txt", lines)
 
 
 def test_metrics(lone: Running, cluster: Running) -> None:
@@ -169,6 +179,12 @@ def _page_with_nfs(running: Running) -> str:
         "restarts": 0
     }
     return metrics.exposition(status, None).decode()
+
+
+def _methods(running: Running) -> list[str]:
+    with pytest.raises(NotSupported) as refused:
+        control.call(running.node.store / "run" / "control.sock", "nonsense")
+    return str(refused.value).partition("there are: ")[2].split(", ")
 
 
 def _families(page: str) -> dict[str, str]:
