@@ -210,6 +210,13 @@ def test_a_record_without_its_later_fields_is_read(name: str, record: msgspec.St
     assert msgspec.to_builtins(found)[:needed] == msgspec.to_builtins(record)[:needed], name
 
 
+@pytest.mark.parametrize(("name", "record"), RECORDS, ids=[name for name, _ in RECORDS])
+def test_a_record_with_further_fields_is_read(name: str, record: msgspec.Struct) -> None:
+    """As the next version writes it, which adds some at the end."""
+    values = [*msgspec.msgpack.decode(_encode(record)), "further", {"more": 1}]
+    assert msgspec.msgpack.decode(_encode(values), type=type(record)) == record, name
+
+
 def test_other_values(tmp_path: Path) -> None:
     """What is kept and is no record."""
     hold("values.txt", itertools.chain(_values(), _index(), _files(tmp_path)))

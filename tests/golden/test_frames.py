@@ -43,6 +43,15 @@ def test_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
     hold("handshake.txt", _handshake())
 
 
+def test_a_newer_node_may_say_more_of_itself() -> None:
+    dialing = Dialing(SECRETS, Party("c" * 16, 7, 3, "n7"))
+    answering = Answering(SECRETS, Party("c" * 16, 8, 4, "n8"))
+    party, *others = msgspec.msgpack.decode(dialing.hello)
+    dialing.hello = msgspec.msgpack.encode([[*party, "further"], *others, {"more": 1}])
+    _, proof = dialing.conclude(answering.reply(dialing.hello))
+    assert answering.conclude(proof).node == 7
+
+
 def test_peers() -> None:
     hold("peers.txt", _peers())
 
