@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,7 @@ _START_S: Final = 60.0
 _QUIET_S: Final = 1.5
 _QUIET_PROCESSOR_S: Final = 0.015
 _ROOT: Final = Path(__file__).resolve().parent.parent
-_KVFS_COMMAND: Final = (sys.executable, "-c", "from cli.main import main; main()")
+_KVFS_PROGRAM: Final = ("-c", "from cli.main import main; main()")
 _UCRED: Final = struct.Struct("3i")
 
 
@@ -60,12 +60,29 @@ class System:
 class Kvfs(System):
     """A node of its own with one mode of the mount; store and mountpoint lie under `base`."""
 
-    def __init__(self, name: str, base: Path, mode: str, *arguments: str) -> None:
-        """`arguments`: further ones of `kvfs up`."""
+    def __init__(
+        self,
+        name: str,
+        base: Path,
+        mode: str,
+        *arguments: str,
+        checkout: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        path: Path | None = None,
+    ) -> None:
+        """`arguments`: further ones of `kvfs up`. `checkout`: another one, run by the interpreter
+        of its own environment. `environment`: what is set beside this process's; `path`: where
+        modules are looked for first."""
         self.store = base / "store"
         self.mountpoint = base / "mount"
         self.mode = mode
         self._arguments = arguments
+        self._interpreter = sys.executable
+        if checkout is not None:
+            self._interpreter = str(checkout.resolve() / ".venv" / "bin" / "python")
+        places = [path, (checkout or _ROOT).resolve()]
+        search = os.pathsep.join(str(each) for each in places if each is not None)
+        self._environment = os.environ | {"PYTHONPATH": search} | dict(environment or {})
         self._guard: Guard | None = None
         self._data_files: dict[int, Path] = {}
         super().__init__(name, self.mountpoint / "cache" / "bench")
@@ -100,8 +117,8 @@ class Kvfs(System):
     def command(self, *words: str) -> str:
         """What a command of `kvfs` on this store prints. Raises Unavailable where it fails."""
         done = subprocess.run(
-            [*_KVFS_COMMAND, *words, "--store", str(self.store)],
-            env=os.environ | {"PYTHONPATH": str(_ROOT)},
+            [self._interpreter, *_KVFS_PROGRAM, *words, "--store", str(self.store)],
+            env=self._environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -1,0 +1,216 @@
+"""The rows of `requests`: what each flow asks of the mount, and what it may cost."""
+
+import ctypes
+import os
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from benchmarks import _call_counter
+from benchmarks._call_counter import Counted
+from benchmarks._interleave import Group, Row, Target
+from benchmarks._load import stat_missing
+from benchmarks._systems import Kvfs, System
+
+BEFORE: Final = "before"
+"""The node of the other checkout."""
+_BLOCK: Final = bytes(4096)
+_COUNTED: Final = 200
+_AT_FDCWD: Final = -100
+_FORCE_SYNC: Final = 0x2000
+_BASIC_STATS: Final = 0x7FF
+_MICRO: Final = 1e6
+_NANO: Final = 1e9
+Call = Callable[[str], object]
+_clock = time.perf_counter_ns
+_libc = ctypes.CDLL(None, use_errno=True)
+_statx_buffer = ctypes.create_string_buffer(256)
+
+
+class Measured(Kvfs):
+    """A node whose daemon's calls can be counted; of this checkout, or another."""
+
+    def __init__(self, name: str, base: Path, mode: str, checkout: Path | None) -> None:
+        self.counts = base / "counts"
+        super().__init__(
+            name,
+            base,
+            mode,
+            "--no-s3",
+            checkout=checkout,
+            environment=_call_counter.environment(self.counts),
+            path=self.counts,
+        )
+
+    def counted(self, work: Callable[[], object]) -> Counted:
+        """The calls of the daemon's main thread meanwhile."""
+        pid = self.daemon()
+        assert pid is not None
+        _call_counter.begin(self.counts, pid)
+        work()
+        return _call_counter.end(self.counts, pid)
+
+
+class _Flow(NamedTuple):
+    """One kind of request, or several in the order in which a program makes them."""
+
+    name: str
+    requests: Sequence[str]
+    """Of all that the kernel makes, those whose calls are bounded, by their handlers."""
+    call: Call
+    makes: Call | None
+    """Makes each name, outside what is measured."""
+    tidies: Call | None
+    calls: float | None
+    """The most that it may take, and the most commits."""
+    commits: float | None
+
+
+def groups(count: int) -> list[Group]:
+    """In the order of the table; each asks so often in a round."""
+    return [_group(flow, count) for flow in _FLOWS]
+
+
+def profile(system: Measured, pattern: str) -> Iterator[tuple[str, Sequence[tuple[str, float]]]]:
+    """Of each request of the flows whose name has the pattern in it, which functions are called how
+    often for each time of the flow."""
+    for flow in _FLOWS:
+        if pattern in flow.name:
+            for request, functions in _count(flow, system).items():
+                shares = [(name, n / _COUNTED) for name, n in functions.most_common()]
+                yield f"{flow.name}: {request or 'beside requests'}", shares
+
+
+# ---- measuring
+
+
+def _group(flow: _Flow, count: int) -> Group:
+    label = " + ".join(name.upper() for name in flow.requests)
+    calls = Row(f"{flow.name}: calls for {label}", "", False, _bound(flow.calls), BEFORE)
+    all_calls = Row(f"{flow.name}: calls for all", "", False, {}, BEFORE)
+    commits = Row(f"{flow.name}: commits", "", False, _bound(flow.commits), BEFORE)
+    processor = Row(f"{flow.name}: CPU of the daemon", "µs", False, {}, BEFORE)
+    all_processor = Row(f"{flow.name}: CPU, with the caller's", "µs", False, {}, BEFORE)
+    middle = Row(f"{flow.name}: p50", "µs", False, {}, BEFORE)
+    late = Row(f"{flow.name}: p99", "µs", False, {}, BEFORE)
+
+    def measure(system: System) -> Mapping[str, float]:
+        assert isinstance(system, Measured)
+        counted = _count(flow, system)
+        times, daemon_s, own_s = _time(flow, system, count)
+        return {
+            calls.name: _call_counter.calls(counted, flow.requests) / _COUNTED,
+            all_calls.name: _call_counter.calls(counted, counted) / _COUNTED,
+            commits.name: _call_counter.commits(counted) / _COUNTED,
+            processor.name: _MICRO * daemon_s / count,
+            all_processor.name: _MICRO * (daemon_s + own_s) / count,
+            middle.name: statistics.median(times) / 1000,
+            late.name: statistics.quantiles(times, n=100)[98] / 1000,
+        }
+
+    return Group((calls, all_calls, commits, processor, all_processor, middle, late), measure)
+
+
+def _bound(most: float | None) -> Mapping[str, Sequence[Target]]:
+    bounds = () if most is None else (Target("at_most", most),)
+    return {"passthrough": bounds, "relay": bounds}
+
+
+def _count(flow: _Flow, system: Measured) -> Counted:
+    names = _names(flow, system, _COUNTED)
+    counted = system.counted(lambda: [flow.call(name) for name in names])
+    _tidy(flow, names)
+    return counted
+
+
+def _time(flow: _Flow, system: Measured, count: int) -> tuple[list[int], float, float]:
+    """Nanoseconds of each, and the seconds of processor time of daemon and caller for all."""
+    names = _names(flow, system, count)
+    pids = system.processes()
+    daemon, own = _processor_s(pids), time.process_time()
+    times = []
+    for name in names:
+        began = _clock()
+        flow.call(name)
+        times.append(_clock() - began)
+    taken = _processor_s(pids) - daemon, time.process_time() - own
+    _tidy(flow, names)
+    return times, *taken
+
+
+def _processor_s(pids: Sequence[int]) -> float:
+    """To the nanosecond, where /proc/PID/stat has hundredths of a second."""
+    return sum(_thread_ns(pid) for pid in pids) / _NANO
+
+
+def _thread_ns(pid: int) -> int:
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads)
+
+
+def _names(flow: _Flow, system: System, count: int) -> list[str]:
+    tag = secrets.token_hex(8)
+    names = [f"{system.root}/{tag}{number:016x}" for number in range(count)]
+    if flow.makes is not None:
+        for name in names:
+            flow.makes(name)
+    return names
+
+
+def _tidy(flow: _Flow, names: Sequence[str]) -> None:
+    if flow.tidies is not None:
+        for name in names:
+            flow.tidies(name)
+
+
+# ---- what is asked
+
+
+def _write(name: str) -> None:
+    descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    os.write(descriptor, _BLOCK)
+    os.close(descriptor)
+
+
+def _put_block(name: str) -> None:
+    _write(name + ".tmp")
+    os.rename(name + ".tmp", name)
+
+
+def _open(name: str) -> None:
+    os.close(os.open(name, os.O_RDONLY))
+
+
+def _write_and_open(name: str) -> None:
+    _write(name)
+    _open(name)
+
+
+def _attributes(name: str) -> None:
+    """Asks the daemon, whatever the kernel remembers."""
+    path = os.fsencode(name)
+    if _libc.statx(_AT_FDCWD, path, _FORCE_SYNC, _BASIC_STATS, _statx_buffer):
+        raise OSError(ctypes.get_errno(), name)
+
+
+def _rename(name: str) -> None:
+    os.rename(name, name + ".new")
+
+
+def _unlink_renamed(name: str) -> None:
+    os.unlink(name + ".new")
+
+
+_BLOCK_REQUESTS: Final = ("create", "flush", "rename2")
+_FLOWS: Final = (
+    _Flow("block", _BLOCK_REQUESTS, _put_block, None, os.unlink, 160, 2),
+    _Flow("absent name", ("lookup",), stat_missing, None, None, None, 0),
+    _Flow("first open", ("open",), _open, _write, os.unlink, 40, 0),
+    _Flow("kept descriptor", ("open",), _open, _write_and_open, os.unlink, 16, 0),
+    _Flow("attributes", ("getattr",), _attributes, _write, os.unlink, None, 0),
+    _Flow("rename", ("rename2",), _rename, _write, _unlink_renamed, None, 1),
+    _Flow("unlink", ("unlink",), os.unlink, _write, None, None, 1),
+)
