@@ -19,7 +19,7 @@ from typing import Any, Final
 _DIRECTORY: Final = "BENCH_CALLS"
 _COMMIT: Final = "EmbeddedEngine.commit"
 _REQUEST: Final = "FastPath._guarded_dispatch"
-_HANDLERS: Final = "Handlers."
+_HANDLERS: Final = ("Handlers.", "PlainAnswers.")
 _POLL_S: Final = 0.002
 _WAIT_S: Final = 20.0
 
@@ -114,7 +114,7 @@ class _Counting:
                 self._request = frame
             self._calls[name] += 1
             if self._request is not None and not self._name and name.startswith(_HANDLERS):
-                method = name.removeprefix(_HANDLERS)
+                method = name.rpartition(".")[2]
                 if method != "may_wait" and not method.startswith("_"):
                     self._name = method
         elif event == "return" and frame is self._request:

@@ -74,6 +74,12 @@ def groups(count: int) -> list[Group]:
     return [_group(flow, count) for flow in _FLOWS]
 
 
+def calls(system: Measured, name: str) -> float:
+    """For each time of this flow, those that its requests take."""
+    (flow,) = (each for each in _FLOWS if each.name == name)
+    return _call_counter.calls(_count(flow, system), flow.requests) / _COUNTED
+
+
 def profile(system: Measured, pattern: str) -> Iterator[tuple[str, Sequence[tuple[str, float]]]]:
     """Of each request of the flows whose name has the pattern in it, which functions are called how
     often for each time of the flow."""
@@ -204,13 +210,13 @@ def _unlink_renamed(name: str) -> None:
     os.unlink(name + ".new")
 
 
-_BLOCK_REQUESTS: Final = ("create", "flush", "rename2")
+_BLOCK_REQUESTS: Final = ("create", "flush", "rename")
 _FLOWS: Final = (
     _Flow("block", _BLOCK_REQUESTS, _put_block, None, os.unlink, 160, 2),
     _Flow("absent name", ("lookup",), stat_missing, None, None, None, 0),
     _Flow("first open", ("open",), _open, _write, os.unlink, 40, 0),
     _Flow("kept descriptor", ("open",), _open, _write_and_open, os.unlink, 16, 0),
     _Flow("attributes", ("getattr",), _attributes, _write, os.unlink, None, 0),
-    _Flow("rename", ("rename2",), _rename, _write, _unlink_renamed, None, 1),
+    _Flow("rename", ("rename",), _rename, _write, _unlink_renamed, None, 1),
     _Flow("unlink", ("unlink",), os.unlink, _write, None, None, 1),
 )

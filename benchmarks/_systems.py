@@ -21,7 +21,7 @@ _START_S: Final = 60.0
 _QUIET_S: Final = 1.5
 _QUIET_PROCESSOR_S: Final = 0.015
 _ROOT: Final = Path(__file__).resolve().parent.parent
-_KVFS_PROGRAM: Final = ("-c", "from cli.main import main; main()")
+_KVFS_PROGRAM: Final = ("-P", "-c", "from cli.main import main; main()")
 _UCRED: Final = struct.Struct("3i")
 
 

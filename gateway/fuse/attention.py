@@ -94,7 +94,10 @@ class Attention:
         if not block or now >= self._block_until or self._watched is None:
             return False
         ready = self._watched.poll(_BLOCK_S)
-        return not ready or any(fd == self._device for fd, _ in ready)
+        for fd, _ in ready:
+            if fd == self._device:
+                return True
+        return not ready
 
     def woken(self) -> None:
         """The loop has slept."""

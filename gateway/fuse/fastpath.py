@@ -17,6 +17,7 @@ rest.
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import signal
@@ -36,6 +37,7 @@ from gateway.fuse.kernel_inodes import OTHER, ino_of
 from gateway.fuse.locks import LockHandlers
 from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.operations import Operations
+from gateway.fuse.plain_answers import Answer, PlainAnswers
 from gateway.fuse.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
 from kvfs.base import detach
 from kvfs.base.errors import KvfsError
@@ -137,16 +139,16 @@ class Backing:
         file = handle.file
         flags = 0 if handle.writable or self.lock_flags else Fopen.NOFLUSH
         is_first = file.handles - file.viewed == 1
-        if is_first and not file.backing_id and self.may_pass(file):
+        if self.passthrough and is_first and not file.backing_id and self.may_pass(file):
             try:
                 file.backing_id = dev.backing_open(self.device, file.fd)
             except OSError:
                 file.backing_id = 0  # this file is relayed until its last handle closes
         if file.backing_id:
             return flags | Fopen.PASSTHROUGH, file.backing_id
-        if self.direct_writes and handle.creating and _is_write_only(handle.flags):
+        if handle.creating and self.direct_writes and _is_write_only(handle.flags):
             return flags | Fopen.DIRECT_IO, 0
-        if self.direct_reads and file.is_partial:
+        if file.incoming is not None and self.direct_reads and file.is_partial:
             flags |= Fopen.DIRECT_IO
         return flags if handle.replaced else flags | Fopen.KEEP_CACHE, 0
 
@@ -183,11 +185,16 @@ class FastPath:
     ) -> None:
         """`server`: libfuse's socket; None: what is not answered here is not supported."""
         self._device = device
+        # By this None says that nothing is there, where os.readv raises.
+        self._read_into = io.FileIO(device, "r+b", closefd=False).readinto
         self._server = server
         self._operations = operations
         self._backing = backing
         self._handlers = handlers or Handlers(operations, backing)
         self._root = self._handlers.root
+        self._plain: dict[int, Answer] = {}
+        if handlers is None and operations.coherence is None:
+            self._plain = PlainAnswers(operations, operations.node.local, backing).table()
         if handlers is None and operations.locks is not None:
             self._handlers.waiting.update(LockHandlers(operations.locks).table())
         self._steps = operations.engine.reads_immediate
@@ -264,9 +271,7 @@ class FastPath:
     def _receive(self) -> int:
         """Bytes of the next request; 0: there is none now; -1: the mount has gone."""
         try:
-            return os.readv(self._device, [self._buffer])
-        except BlockingIOError:
-            return 0
+            return self._read_into(self._buffer) or 0
         except OSError as e:
             if e.errno == errno.ENODEV:
                 return -1
@@ -295,6 +300,12 @@ class FastPath:
         elif opcode == Op.UNLINK:  # the kernel keeps what is not released: a handle would find it
             while self._deferred:
                 self._release_one()
+        plain = self._plain.get(opcode)
+        if plain is not None:
+            answer = plain(nodeid, buffer[_HEADER:n], uid)
+            if answer is not None:
+                self._reply_plainly(unique, answer)
+                return
         handler = self._handlers.inline.get(opcode)
         if handler is not None:
             request = Request(opcode, unique, number, uid, gid, pid, buffer[_HEADER:n])
@@ -413,6 +424,12 @@ class FastPath:
         except OSError as e:
             if e.errno not in (errno.ENOENT, errno.ENODEV):
                 raise
+
+    def _reply_plainly(self, unique: int, answer: bytes | int) -> None:
+        if isinstance(answer, bytes):
+            self._reply(unique, answer)
+        else:
+            payload.reply_error(self._device, unique, answer)
 
     def _reply_error(self, unique: int, error: Exception) -> None:
         if not isinstance(error, KvfsError | OSError):

@@ -211,6 +211,57 @@ class OpenFiles:
             if not file.handles:
                 self._close_unused(file)
 
+    def is_plain(self, ino: int) -> bool:
+        """Whether an open of the file for reading waits for nothing, on a lone node: it is not
+        being made, and what was written of it is neither still to be recorded nor to be copied."""
+        former = self.former_writers
+        return not (
+            ino in self._making
+            or ino in self.unrecorded.files
+            or (former is not None and ino in former.left)
+        )
+
+    def open_kept(self, ino: int, flags: int, owner: int) -> Handle | None:
+        """As `open`, of a plain file that is only read and whose data file is open here; None where
+        it is not. Raises TooManyOpenFiles."""
+        file = self._files.get(ino)
+        if file is None:
+            if ino not in self._idle:
+                return None
+            file = self._revive(ino, owner)
+        elif file.owner is None:
+            self._shares.take(owner)
+            file.owner = owner
+        return self._add(file, flags, False)
+
+    def open_first(self, ino: int, inode: Inode, flags: int, owner: int) -> Handle | None:
+        """As `open`, of a plain file that is only read and not open, by its record; None where its
+        data file is not here, or not what the record says. Raises TooManyOpenFiles, OSError."""
+        if inode.mode & 0o170000 != 0o100000:
+            return None
+        self._shares.take(owner)
+        file = None
+        try:
+            file = self._open_whole(ino, inode, flags)
+        finally:
+            if file is None:
+                self._shares.give(owner)
+        if file is None:
+            return None
+        file.owner = owner
+        return self._add(file, flags, False)
+
+    def _open_whole(self, ino: int, inode: Inode, flags: int) -> OpenFile | None:
+        try:
+            fd = self._volume.files.open(ino, inode.version, os.O_RDONLY | flags & os.O_NOATIME)
+        except FileNotFoundError:
+            return None
+        stat = os.fstat(fd)
+        if is_torn(inode, stat):
+            os.close(fd)
+            return None
+        return self._opened(ino, inode, fd, stat, False)
+
     def number(self, ino: int) -> int:
         """By which the mount's kernel knows the file."""
         return self.kernels[0].number(ino) if self.kernels else ino
@@ -316,17 +367,20 @@ class OpenFiles:
             handle.replaced = True
         self._handles[handle.fh] = handle
         file.handles += 1
-        holders = self._volume.holders
-        holders.opened(file.ino)
+        self._volume.holders.opened(file.ino)
         if writable:
-            file.writers += 1
-            holders.writing(file.ino, file.fd)
+            self._add_writer(handle)
+        return handle
+
+    def _add_writer(self, handle: Handle) -> None:
+        file = handle.file
+        file.writers += 1
+        self._volume.holders.writing(file.ino, file.fd)
         if handle.overwrites:
             file.overwriters += 1
             file.rewritten = True
         if handle.maps:
             file.is_mappable = True
-        return handle
 
     async def _open_counted(
         self, ino: int, flags: int, writable: bool, owner: int | None

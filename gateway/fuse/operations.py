@@ -224,6 +224,11 @@ class Operations:
             return _as_opened(inode, content)
         if file and file.armed and await self.publishing.disarm(file):
             inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
+        return self.present(ino, inode)
+
+    def present(self, ino: int, inode: Inode) -> Inode:
+        """A regular file's record, as `live`; of what is sealed with the access time that the data
+        file has. Changes `inode`."""
         st = self._data_stat(ino, inode.version)
         if st is None:
             return inode

@@ -37,24 +37,25 @@ class Unrecorded:
     ) -> None:
         self._publish = publish
         self._close_unused = close_unused
-        self._files: dict[int, OpenFile] = {}
+        self.files: dict[int, OpenFile] = {}
+        """By inode. Only looked at by others."""
         self._arrived = trio.Event()
 
     def __contains__(self, ino: int) -> bool:
-        return ino in self._files
+        return ino in self.files
 
     def add(self, file: OpenFile, error: KvfsError) -> None:
         """The close of its last writer failed; where it may go another time, it is tried again."""
-        if not isinstance(error, _PASSING) or file.ino in self._files:
+        if not isinstance(error, _PASSING) or file.ino in self.files:
             return
         log.warning("inode %x: its close is not recorded yet: %s", file.ino, error)
         self.keep(file)
 
     def keep(self, file: OpenFile) -> None:
         """What its last writer wrote is recorded soon."""
-        if file.ino not in self._files:
+        if file.ino not in self.files:
             file.users += 1
-            self._files[file.ino] = file
+            self.files[file.ino] = file
             self._arrived.set()
 
     async def record(self, file: OpenFile) -> None:
@@ -74,7 +75,7 @@ class Unrecorded:
         while True:
             await self._arrived.wait()
             await self._try_each()
-            if self._files:
+            if self.files:
                 await trio.sleep(_PAUSE_S)
             else:
                 self._arrived = trio.Event()
@@ -82,12 +83,12 @@ class Unrecorded:
     async def close(self) -> None:
         """The mount has gone: what can be is recorded."""
         await self._try_each()
-        for file in list(self._files.values()):
+        for file in list(self.files.values()):
             log.error("inode %x: its last close is not recorded", file.ino)
             self._end(file)
 
     async def _try_each(self) -> None:
-        for file in list(self._files.values()):
+        for file in list(self.files.values()):
             if file.writers:
                 self._end(file)
                 continue
@@ -100,6 +101,6 @@ class Unrecorded:
                     log.error("inode %x: its last close is not recorded: %s", file.ino, error)
 
     def _end(self, file: OpenFile) -> None:
-        if self._files.pop(file.ino, None) is not None:
+        if self.files.pop(file.ino, None) is not None:
             file.users -= 1
             self._close_unused(file)

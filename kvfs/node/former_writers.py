@@ -64,17 +64,17 @@ class FormerWriters:
         self._files = files
         self._copying = trio.Lock()
         """Of two copies of one file the later one would take the place of the earlier one."""
-        self._left: dict[int, tuple[Name, int, trio.Event]] = {}
+        self.left: dict[int, tuple[Name, int, trio.Event]] = {}
         """By inode, what is to be copied yet, its bytes, and those who wait for it."""
 
     def __contains__(self, ino: int) -> bool:
-        return ino in self._left
+        return ino in self.left
 
     def describe(self) -> dict[str, int]:
         """What is to be copied yet."""
         return {
-            "files": len(self._left),
-            "bytes": sum(size for _, size, _ in self._left.values()),
+            "files": len(self.left),
+            "bytes": sum(size for _, size, _ in self.left.values()),
         }
 
     async def part(self, *, at_once: bool) -> int:
@@ -92,15 +92,15 @@ class FormerWriters:
             names = await self._offered(inos)
             parted += await trio.to_thread.run_sync(_part, self._files, names, leave)
         if at_once:
-            while self._left:
-                self._left.popitem()[1][2].set()
+            while self.left:
+                self.left.popitem()[1][2].set()
         if parted:
             log.warning(
                 "programs still have %d files open for writing by a mount that is gone: what they"
                 " write there from now on reaches nobody else",
                 parted,
             )
-        if self._left:
+        if self.left:
             log.warning(
                 "%(files)d more with %(bytes)d bytes are being copied: who opens them waits",
                 self.describe(),
@@ -116,14 +116,14 @@ class FormerWriters:
         ]
 
     def _leave(self, name: Name, size: int) -> None:
-        self._left[name[0]] = name, size, trio.Event()
+        self.left[name[0]] = name, size, trio.Event()
 
     async def run(self) -> None:
         """Copy what `part` left. Cancelled: a file has the old data file or the new one."""
-        for ino in list(self._left):
+        for ino in list(self.left):
             async with self._copying:
-                if ino in self._left:
-                    await self._copy(self._left[ino][0])
+                if ino in self.left:
+                    await self._copy(self.left[ino][0])
 
     async def _copy(self, name: Name) -> None:
         ino = name[0]
@@ -133,13 +133,13 @@ class FormerWriters:
                 self._files.unlink(*name)
         except (KvfsError, OSError) as error:
             log.warning("inode %x: its copy may be left without a record: %s", ino, error)
-        self._left.pop(ino)[2].set()
+        self.left.pop(ino)[2].set()
 
     async def parted(self, ino: int) -> None:
         """Returns when nobody changes the file by a mount that has gone. Raises Busy."""
         await detach.aside()
         with trio.move_on_after(_PATIENCE_S):
-            while (left := self._left.get(ino)) is not None:
+            while (left := self.left.get(ino)) is not None:
                 await left[2].wait()
             return
         raise Busy("it is being copied, since a program writes it by a mount that is gone")

@@ -115,6 +115,17 @@ def delete_and_fail(t: Transaction) -> None:
     raise Exists("as it happens")
 
 
+def test_first_now_gives_the_first_key_that_is_there(path: Path) -> None:
+    engine = EmbeddedEngine(path)
+    try:
+        engine.transact_now(lambda t: (t.put(b"b", b"1"), t.put(b"c", b"2")))
+        assert engine.first_now(b"a", b"b", b"c") == b"1"
+        assert engine.first_now(b"c", b"b") == b"2"
+        assert engine.first_now(b"a", b"d") is None
+    finally:
+        engine.close()
+
+
 def test_each_commit_to_the_metadata_begins_a_generation(path: Path) -> None:
     engine = EmbeddedEngine(path, journal_bytes=20_000)
     reader = subprocess.Popen(

@@ -150,6 +150,7 @@ class EmbeddedEngine:
                 self._syncer = Syncer(self.environment, self.path, self._state, journal_bytes)
             self._boot = opener.boot
             self._main = self.environment.open_db(None)
+            self._begin = self.environment.begin
             self._reserve = Reserve(self.path, self.environment)
         except (OSError, lmdb.Error) as error:
             raise translated(error, self.path) from error
@@ -176,6 +177,22 @@ class EmbeddedEngine:
     ) -> T:
         """Run `fn` and commit; never suspends, so it cannot be cancelled halfway."""
         return self.transact_now(fn)
+
+    def first_now(self, *wanted: bytes) -> bytes | None:
+        """The value of the first of these keys that is there, at once and in one view; None: none
+        is. For the hot paths: it makes no object of a transaction."""
+        try:
+            raw = self._begin(self._main)
+            try:
+                for key in wanted:
+                    value = raw.get(key)
+                    if value is not None:
+                        return value
+                return None
+            finally:
+                raw.abort()
+        except lmdb.Error as error:
+            raise translated(error, self.path) from error
 
     async def sync(self) -> None:
         """Everything committed before the call survives power loss when this returns.

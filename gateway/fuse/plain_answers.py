@@ -1,0 +1,113 @@
+"""The hot requests of a lone node's mount, answered by plain functions.
+
+Look-ups, attributes, opens for reading and the attribute that each write asks for need one look at
+the engine, in memory, and wait for nothing: a coroutine, a transaction's object and an exception
+for each would cost more than the look. Whatever is not the common case (`None`) goes the general
+way, by `Handlers`, which says the same and more.
+
+Invariants
+- Nothing is changed before it is known that the answer is given here.
+- What is expected is a value: an absent name is a reply, an absent attribute its errno.
+- Only where the node is alone: what other nodes may have changed, the general way looks at.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from typing import Final
+
+from gateway.fuse import protocol
+from gateway.fuse.handlers import Registrar
+from gateway.fuse.operations import Operations
+from gateway.fuse.protocol import Op
+from kvfs.meta import keys
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.records import unpack_inode
+from kvfs.tree.namespaces import MAX_NAME
+
+Answer = Callable[[int, memoryview, int], bytes | int | None]
+"""Of inode, body and user: a reply's body, or an errno; None: the general way answers."""
+_DOTS: Final = (b".", b"..")
+_NEEDS_MORE: Final = os.O_ACCMODE | os.O_TRUNC
+_CAPABILITY: Final = b"security.capability"
+
+
+class PlainAnswers:
+    """Those of one mount."""
+
+    def __init__(
+        self, operations: Operations, engine: EmbeddedEngine, registrar: Registrar
+    ) -> None:
+        self._first = engine.first_now
+        self._live = operations.live
+        self._present = operations.present
+        self._looked_up = operations.holders.looked_up
+        self._missed = operations.misses.missed
+        self._known = operations.known
+        self._open_files = operations.open_files
+        self._flags = registrar.flags
+
+    def table(self) -> dict[int, Answer]:
+        """By opcode."""
+        return {
+            Op.LOOKUP: self.lookup,
+            Op.GETATTR: self.getattr,
+            Op.OPEN: self.open,
+            Op.GETXATTR: self.getxattr,
+        }
+
+    def lookup(self, parent: int, body: memoryview, _uid: int) -> bytes | None:
+        name = bytes(body[:-1])
+        if len(name) > MAX_NAME or b"%" in name or name in _DOTS:
+            return None
+        entry = b"e" + keys.pack_u64(parent) + name
+        packed = self._first(entry, entry + b"/")
+        if packed is None:
+            self._missed(entry)
+            return protocol.NO_ENTRY
+        value = self._first(b"i" + packed)
+        if value is None:
+            return None
+        ino, inode = int.from_bytes(packed), unpack_inode(value)
+        if not inode.nlink or (stat.S_ISDIR(inode.mode) and ino not in self._known):
+            return None
+        inode = self._live(ino, inode)
+        self._looked_up(ino)
+        return protocol.entry(ino, inode)
+
+    def getattr(self, ino: int, _body: memoryview, _uid: int) -> bytes | None:
+        value = self._first(b"i" + keys.pack_u64(ino))
+        if value is None:
+            return None
+        inode = unpack_inode(value)
+        if stat.S_ISREG(inode.mode):
+            file = self._open_files.get(ino)
+            if file is not None and file.armed:
+                return None
+            inode = self._present(ino, inode)
+        return protocol.attr_reply(ino, inode)
+
+    def open(self, ino: int, body: memoryview, uid: int) -> bytes | None:
+        flags, fuse_flags = protocol.OPEN_IN.unpack_from(body)
+        if flags & _NEEDS_MORE or fuse_flags:
+            return None
+        open_files = self._open_files
+        if not open_files.is_plain(ino):
+            return None
+        handle = open_files.open_kept(ino, flags, uid)
+        if handle is None:
+            value = self._first(b"i" + keys.pack_u64(ino))
+            if value is None:
+                return None
+            handle = open_files.open_first(ino, unpack_inode(value), flags, uid)
+            if handle is None:
+                return None
+        return protocol.OPEN_OUT.pack(handle.fh, *self._flags(handle))
+
+    def getxattr(self, ino: int, body: memoryview, _uid: int) -> int | None:
+        """Whether a file has capabilities, which a kernel asks before it writes."""
+        if bytes(body[8:-1]) != _CAPABILITY:
+            return None
+        is_there = self._first(b"x" + keys.pack_u64(ino) + _CAPABILITY) is not None
+        return None if is_there else errno.ENODATA
