@@ -15,7 +15,7 @@ from benchmarks._interleave import NATIVE, Group, Row, Target
 from benchmarks._load import MIB
 from benchmarks._loader_rows import GDS, Way
 from benchmarks._systems import Kvfs, System, settle
-from gds.memory import allocate
+from gds.io.memory import allocate
 from kvfs.session.session import WORKERS
 
 _BLOCK_BYTES: Final = 2 * MIB

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from gds.page_cache import cached_bytes
+from gds.io.page_cache import cached_bytes
 
 _ATTEMPTS: Final = 8
 _DROP_CACHES: Final = "/proc/sys/vm/drop_caches"

@@ -16,11 +16,11 @@ from benchmarks import _cold
 from benchmarks._interleave import NATIVE, SAFETENSORS, Group, Results, Row, Target
 from benchmarks._load import MIB
 from benchmarks._systems import System, Unavailable
-from gds.capability import probe
-from gds.measuring import timed
+from gds.probe.capability import probe
+from gds.probe.machine_limits import timed
 
 if TYPE_CHECKING:
-    from gds.devices import Mark, Work
+    from gds.device.devices import Mark, Work
 
 GDS: Final = "gds"
 _DEVICE: Final = "cuda:0"
@@ -173,7 +173,7 @@ def _make_warm(path: Path) -> None:
 def _gds(asked: str) -> Callable[[Path], object]:
     def load(file: Path) -> object:
         import gds
-        from gds.ways import ASKED
+        from gds.probe.io_path import ASKED
 
         os.environ[ASKED] = asked
         return gds.load_file(file, _DEVICE)
@@ -315,7 +315,7 @@ def timed_copies() -> Iterator[list[Interval]]:
     block the list has them."""
     import torch
 
-    from gds import cuda
+    from gds.device import cuda
 
     event = functools.partial(torch.cuda.Event, enable_timing=True)
     events: list[tuple[Any, Any]] = []

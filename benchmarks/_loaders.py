@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gds.measuring import back_memory
+from gds.probe.machine_limits import back_memory
 
 _PAGE: Final = mmap.PAGESIZE
 _THREADS: Final = 8
@@ -99,7 +99,7 @@ WAYS: Final[dict[str, Callable[[Files], object]]] = {
 
 def raw(file: str, direct: bool, threads: int, size: int) -> float:
     """Bytes per second of plain preads."""
-    from gds.measuring import read_rate
+    from gds.probe.machine_limits import read_rate
 
     with open(file, "rb", buffering=0) as opened:
         return read_rate(opened.fileno(), direct=direct, threads=threads, read_bytes=size)
@@ -107,7 +107,7 @@ def raw(file: str, direct: bool, threads: int, size: int) -> float:
 
 def memcpy(total: int, threads: int) -> float:
     """Bytes per second."""
-    from gds.measuring import copy_rate
+    from gds.probe.machine_limits import copy_rate
 
     return copy_rate(total, threads)
 

@@ -12,7 +12,7 @@ from benchmarks._load import MIB
 from benchmarks._processes import together
 from benchmarks._several import FAR, NODES, STRICT, Level, Nodes, Plain, round_trips
 from benchmarks._systems import JuiceFs, Kvfs, System, settle
-from gds.measuring import back_memory
+from gds.probe.machine_limits import back_memory
 from kvfs.meta.replica.recalls import PAUSE_S
 
 _KEYS: Final = 10_000

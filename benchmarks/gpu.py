@@ -14,7 +14,7 @@ from typing import Any, Final
 from benchmarks import _gpu_rows, _program
 from benchmarks._interleave import Results, run
 from benchmarks._load import MIB
-from gds.capability import Capability, probe
+from gds.probe.capability import Capability, probe
 
 _QUICK_S: Final = 60.0
 _FULL_S: Final = 300.0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> "NoReturn":
     """Run a command, and end with its exit code; interrupted, at once."""
     interrupts.handle_by(interrupts.end)
-    from cli.commands import run
+    from cli.root import run
 
     try:
         interrupts.raise_it()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from gds.blocks import Block, Outcome, read_blocks, write_blocks
-    from gds.loading import iter_tensors, load_file, load_model
-    from gds.opened import safe_open
-    from gds.saving import save_file
-    from gds.stages import Stages
-    from gds.ways import Taken
+    from gds.io.timings import Stages
+    from gds.load import iter_tensors, load_file, load_model
+    from gds.open_file import safe_open
+    from gds.probe.io_path import Taken
+    from gds.save import save_file
 
 __all__ = [
     "Block",
@@ -31,11 +31,11 @@ __all__ = [
 ]
 _MODULES: Final = {
     "blocks": ("Block", "Outcome", "read_blocks", "write_blocks"),
-    "loading": ("iter_tensors", "load_file", "load_model"),
-    "opened": ("safe_open",),
-    "saving": ("save_file",),
-    "stages": ("Stages",),
-    "ways": ("Taken",),
+    "load": ("iter_tensors", "load_file", "load_model"),
+    "open_file": ("safe_open",),
+    "save": ("save_file",),
+    "io.timings": ("Stages",),
+    "probe.io_path": ("Taken",),
 }
 
 

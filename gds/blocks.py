@@ -140,7 +140,7 @@ def _read_to_gpu(
     *,
     verify: bool,
 ) -> list[Block]:
-    from gds import device_blocks
+    from gds.device import device_blocks
 
     parts = _parts(keys, buffers, device_blocks.raw_of)
     results: list[Block] = []
@@ -163,7 +163,7 @@ def _write_from_gpu(
     *,
     parents: bool,
 ) -> list[Block]:
-    from gds import device_blocks
+    from gds.device import device_blocks
 
     parts = _parts(keys, buffers, device_blocks.raw_of)
     results: list[Block] = []

@@ -24,22 +24,14 @@ from typing import Final
 
 import torch
 
-from gds.checked import Damaged
-from gds.load_plan import (
-    InPlace,
-    Lines,
-    LoadPlan,
-    Sliced,
-    Span,
-    Step,
-    Strided,
-)
-from gds.numa import run_on
-from gds.pages import page_down, page_up
-from gds.safetensors import BITS
-from gds.source import Source
-from gds.stages import Lap, Stage, Stages, during, start_watch, stop_watch, together
-from gds.target import Lane, Target
+from gds.format.safetensors import BITS
+from gds.io.checked_source import Damaged
+from gds.io.source import Source
+from gds.io.target import Lane, Target
+from gds.io.timings import Lap, Stage, Stages, during, start_watch, stop_watch, together
+from gds.plan.load_plan import InPlace, Lines, LoadPlan, Sliced, Span, Step, Strided
+from gds.plan.pages import page_down, page_up
+from gds.probe.numa import run_on
 from kvfs.base.errors import Invalid, KvfsError, NoSpace, Unavailable
 from kvfs.session.uninterruptible import Aside, next_within
 

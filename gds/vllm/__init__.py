@@ -11,6 +11,6 @@ def register() -> None:
     """Have vLLM know the format. Once a process, however often it is called."""
     from vllm.model_executor.model_loader import register_model_loader
 
-    from gds.vllm.loader import KvfsModelLoader
+    from gds.vllm.load_format import KvfsModelLoader
 
     register_model_loader("kvfs")(KvfsModelLoader)

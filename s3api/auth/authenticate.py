@@ -7,7 +7,7 @@ from s3api.auth import sigv2, sigv4
 from s3api.auth.canonical import Headers, by_name
 from s3api.auth.sigv4 import Request
 from s3api.auth.verified import SecretOf, Verified
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 
 
 def authenticate(

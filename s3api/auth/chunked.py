@@ -26,7 +26,7 @@ from typing import Final
 
 from s3api.auth.signing import ALGORITHM, EMPTY_SHA256, SigningKey
 from s3api.auth.verified import PAYLOADS, Payload, Verified
-from s3api.errors import S3Error, invalid_argument
+from s3api.http.s3_errors import S3Error, invalid_argument
 
 LINE_LIMIT: Final = 512
 MAX_TRAILERS: Final = 8

@@ -16,7 +16,7 @@ import msgspec
 from kvfs.base.encryption import SecretKey
 from kvfs.base.errors import Corrupt
 from kvfs.tree.identities import Identity, secret_context
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 
 MIN_SESSION_S: Final = 900
 MAX_SESSION_S: Final = 12 * 3600

@@ -21,10 +21,10 @@ import msgspec
 from s3api.auth import sigv2
 from s3api.auth.scope import Credential, parse_credential
 from s3api.auth.signing import ALGORITHM, signing_key
+from s3api.auth.signing_times import parse_basic
 from s3api.auth.sigv4 import mismatch, unknown_key
-from s3api.auth.timestamps import parse_basic
 from s3api.auth.verified import AuthType, SecretOf, Verified
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 
 MAX_POLICY: Final = 64 << 10
 """Bytes of a policy in base64."""

@@ -5,8 +5,8 @@ from typing import Final
 
 from s3api.auth.canonical import canonical_query, canonical_request, encode, encode_path
 from s3api.auth.signing import ALGORITHM, TERMINATOR, signing_key, string_to_sign
+from s3api.auth.signing_times import basic
 from s3api.auth.sigv4 import MAX_EXPIRES_S
-from s3api.auth.timestamps import basic
 from s3api.auth.verified import Payload
 
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}

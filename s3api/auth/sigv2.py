@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 
 from s3api.auth.canonical import decode
+from s3api.auth.signing_times import check_skew, parse_basic, parse_http
 from s3api.auth.sigv4 import Request, expired, mismatch, unknown_key
-from s3api.auth.timestamps import check_skew, parse_basic, parse_http
 from s3api.auth.verified import AuthType, SecretOf, Verified
-from s3api.errors import S3Error, invalid_argument
+from s3api.http.s3_errors import S3Error, invalid_argument
 from s3api.model.routing import routes
 
 SUBRESOURCES: Final = frozenset(

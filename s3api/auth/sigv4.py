@@ -27,9 +27,16 @@ from s3api.auth.signing import (
     signing_key,
     string_to_sign,
 )
-from s3api.auth.timestamps import MAX_SKEW_S, basic, check_skew, extended, parse_basic, parse_http
+from s3api.auth.signing_times import (
+    MAX_SKEW_S,
+    basic,
+    check_skew,
+    extended,
+    parse_basic,
+    parse_http,
+)
 from s3api.auth.verified import PAYLOADS, AuthType, Payload, SecretOf, Verified
-from s3api.errors import S3Error, invalid_argument
+from s3api.http.s3_errors import S3Error, invalid_argument
 
 MAX_EXPIRES_S: Final = 7 * 24 * 3600
 SERVICES: Final = frozenset((b"s3", b"sts"))

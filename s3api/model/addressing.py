@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from s3api.errors import S3Error, invalid_argument
+from s3api.http.s3_errors import S3Error, invalid_argument
 
 KEY_LIMIT_BYTES: Final = 1024
 

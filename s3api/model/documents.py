@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from s3api.errors import S3Error
-from s3api.model.service import Member, Operation, Shape
-from s3api.model.timestamps import parse_timestamp
+from s3api.http.s3_errors import S3Error
+from s3api.model.service_model import Member, Operation, Shape
+from s3api.model.time_formats import parse_timestamp
 from s3api.model.xml import Element, read_xml
 
 # Enough for 10,000 parts with their checksums, and for 1,000 keys of 1,024 bytes in references.

@@ -11,7 +11,7 @@ from email.message import Message
 from typing import Final
 from urllib.parse import unquote
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 
 FIELDS_BYTES: Final = 64 << 10
 """The most that may stand before the file's bytes."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from s3api.errors import S3Error, invalid_argument
+from s3api.http.s3_errors import S3Error, invalid_argument
 from s3api.model.documents import (
     INTEGER_LIMIT,
     LONG_LIMIT,
@@ -26,8 +26,8 @@ from s3api.model.documents import (
     payload_reader,
     truth,
 )
-from s3api.model.service import Member, Operation, Shape, service
-from s3api.model.timestamps import parse_timestamp
+from s3api.model.service_model import Member, Operation, Shape, service
+from s3api.model.time_formats import parse_timestamp
 
 # Where S3 has another error than InvalidArgument for an unknown value: code and message.
 _UNKNOWN_VALUE: Final = {

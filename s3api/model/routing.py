@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from s3api.errors import S3Error, invalid_argument
-from s3api.model.service import Operation, Service, service
+from s3api.http.s3_errors import S3Error, invalid_argument
+from s3api.model.service_model import Operation, Service, service
 
 # Not in the model, for no SDK has them: a form's upload and a browser's CORS question. Names and
 # semantics: RESTObjectPOST and RESTOPTIONSobject of the S3 API reference.

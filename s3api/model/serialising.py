@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from s3api.errors import DECLARATION, Headers
-from s3api.model.service import XMLNS, Member, Operation, Service, Shape, service
-from s3api.model.timestamps import http_date, iso8601
+from s3api.http.s3_errors import DECLARATION, Headers
+from s3api.model.service_model import XMLNS, Member, Operation, Service, Shape, service
+from s3api.model.time_formats import http_date, iso8601
 from s3api.model.xml import escape_attribute, escape_text
 
 Text = Callable[[Any], str]

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from s3api.model.routing import OPTIONS_OBJECT, POST_OBJECT
-from s3api.model.service import service
+from s3api.model.service_model import service
 
 SUPPORTED: Final = "supported"
 NOT_IMPLEMENTED: Final = "NotImplemented"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from xml.parsers import expat
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 
 DEPTH_LIMIT: Final = 32
 ELEMENT_LIMIT: Final = 200_000

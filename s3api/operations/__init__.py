@@ -6,70 +6,69 @@ A handler finds its parameters parsed and its caller allowed. What it raises bec
 from collections.abc import Callable
 from typing import Final
 
-from s3api.call import Call, Handler
+from s3api.http.request_context import Call, Handler
 from s3api.model.routing import OPTIONS_OBJECT, POST_OBJECT, STS
-from s3api.operations import (
-    acls,
-    attributes,
+from s3api.operations import cors_headers, sts
+from s3api.operations.bucket import (
     bucket_acls,
+    bucket_cors,
+    bucket_encryption,
+    bucket_lifecycle,
     bucket_logging,
+    bucket_object_lock,
+    bucket_ownership,
+    bucket_policies,
+    bucket_public_access,
     bucket_tags,
+    bucket_versioning,
     buckets,
-    completing,
-    copying,
-    cors,
-    cors_settings,
-    deleting,
-    encryption,
-    forms,
-    lifecycle,
-    listing,
-    locks,
-    multipart,
-    object_lock,
-    ownership,
-    parts,
-    policies,
-    public_access,
-    reading,
-    refused,
-    sts,
-    tags,
-    versioning,
-    writing,
+    refused_configurations,
 )
+from s3api.operations.object import (
+    copy_object,
+    delete_objects,
+    get_object,
+    list_objects,
+    object_acls,
+    object_attributes,
+    object_tags,
+    post_object,
+    put_object,
+    retention,
+)
+from s3api.operations.upload import complete_upload, multipart, upload_part
 
 HANDLERS: Final[dict[str, Handler]] = {
-    **acls.HANDLERS,
-    **attributes.HANDLERS,
+    **object_acls.HANDLERS,
+    **object_attributes.HANDLERS,
     **bucket_acls.HANDLERS,
     **bucket_logging.HANDLERS,
     **bucket_tags.HANDLERS,
     **buckets.HANDLERS,
-    **completing.HANDLERS,
-    **copying.HANDLERS,
-    **cors_settings.HANDLERS,
-    **deleting.HANDLERS,
-    **encryption.HANDLERS,
-    **lifecycle.HANDLERS,
-    **listing.HANDLERS,
-    **locks.HANDLERS,
+    **complete_upload.HANDLERS,
+    **copy_object.HANDLERS,
+    **bucket_cors.HANDLERS,
+    **delete_objects.HANDLERS,
+    **bucket_encryption.HANDLERS,
+    **bucket_lifecycle.HANDLERS,
+    **list_objects.HANDLERS,
+    **retention.HANDLERS,
     **multipart.HANDLERS,
-    **object_lock.HANDLERS,
-    **ownership.HANDLERS,
-    **parts.HANDLERS,
-    **policies.HANDLERS,
-    **public_access.HANDLERS,
-    **reading.HANDLERS,
-    **refused.HANDLERS,
-    **tags.HANDLERS,
-    **versioning.HANDLERS,
-    **writing.HANDLERS,
+    **bucket_object_lock.HANDLERS,
+    **bucket_ownership.HANDLERS,
+    **upload_part.HANDLERS,
+    **bucket_policies.HANDLERS,
+    **bucket_public_access.HANDLERS,
+    **get_object.HANDLERS,
+    **refused_configurations.HANDLERS,
+    **object_tags.HANDLERS,
+    **bucket_versioning.HANDLERS,
+    **put_object.HANDLERS,
 }
 
 SPECIAL: Final[dict[str, Handler]] = {
-    OPTIONS_OBJECT: cors.preflight,
-    POST_OBJECT: forms.post_object,
+    OPTIONS_OBJECT: cors_headers.preflight,
+    POST_OBJECT: post_object.post_object,
     STS: sts.answer,
 }
 """These are asked by nobody, or find out themselves by whom."""
@@ -97,6 +96,6 @@ OPEN: Final = frozenset(("DeleteObjects", "CopyObject", "UploadPartCopy"))
 """These ask for permission themselves: for each object, or for two."""
 
 BEFORE_DOCUMENT: Final[dict[str, Callable[[Call], None]]] = {
-    "DeleteObjects": deleting.refuse_strangers
+    "DeleteObjects": delete_objects.refuse_strangers
 }
 """What of that can be asked before the document has been read."""

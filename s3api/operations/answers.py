@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from kvfs.http.api import Response
-from s3api.call import Call
+from s3api.http.request_context import Call
 from s3api.model.serialising import serialise
 from s3api.rules import metadata
 from s3api.rules.checksums import ALGORITHMS, Algorithm

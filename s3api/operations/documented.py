@@ -6,10 +6,11 @@ from typing import Final
 
 from s3api.model.routing import STS
 from s3api.model.table import markdown_table, operations_table
-from s3api.operations import HANDLERS, SPECIAL, refused
+from s3api.operations import HANDLERS, SPECIAL
+from s3api.operations.bucket import refused_configurations
 
 FATES: Final[Mapping[str, str]] = {
-    **refused.FATES,
+    **refused_configurations.FATES,
     "PutBucketEncryption": "AES256 where the storage is encrypted, else NotImplemented",
     "RestoreObject": "InvalidObjectState: nothing is archived",
 }

@@ -20,11 +20,11 @@ from s3api.auth import credentials
 from s3api.auth.authenticate import authenticate
 from s3api.auth.credentials import Credentials
 from s3api.auth.verified import Payload, Verified
-from s3api.call import Call
-from s3api.error_map import s3_error
-from s3api.errors import S3Error
-from s3api.model.timestamps import iso8601
-from s3api.rules.policy import parse_user_policy
+from s3api.http.error_map import s3_error
+from s3api.http.request_context import Call
+from s3api.http.s3_errors import S3Error
+from s3api.model.time_formats import iso8601
+from s3api.rules.access.policy import parse_user_policy
 
 _XMLNS: Final = "https://sts.amazonaws.com/doc/2011-06-15/"
 _VERSION: Final = "2011-06-15"

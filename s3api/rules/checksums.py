@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import xxhash
 from awscrt import checksums as crt
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 from s3api.rules import etag
 
 FULL_OBJECT: Final = "FULL_OBJECT"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 
 _TAG: Final = re.compile(r'(?P<weak>W/)?"(?P<quoted>[^"]*)"|(?P<bare>[^\s,]+)')
 

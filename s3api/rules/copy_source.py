@@ -8,7 +8,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 
 _VERSION: Final = "?versionId="
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from s3api.errors import S3Error
-from s3api.rules.glob import literal, matches
+from s3api.http.s3_errors import S3Error
+from s3api.rules.access.glob import literal, matches
 
 _RULES: Final = 100
 _ID_CHARACTERS: Final = 255

@@ -12,7 +12,7 @@ from binascii import Error as Base64Error
 from collections.abc import Mapping
 from typing import Any, Final
 
-from s3api.errors import S3Error, invalid_argument
+from s3api.http.s3_errors import S3Error, invalid_argument
 
 _PREFIXES: Final = (
     "x-amz-server-side-encryption",

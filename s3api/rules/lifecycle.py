@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any, Final
 from urllib.parse import quote
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 
 _RULES: Final = 1000
 _ID_CHARACTERS: Final = 255

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 
 DEFAULT_CONTENT_TYPE: Final = "binary/octet-stream"
 USER_METADATA_BYTES: Final = 2048

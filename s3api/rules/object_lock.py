@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 
 GOVERNANCE: Final = "GOVERNANCE"
 COMPLIANCE: Final = "COMPLIANCE"

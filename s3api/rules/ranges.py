@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from s3api.errors import S3Error, invalid_argument
+from s3api.http.s3_errors import S3Error, invalid_argument
 
 # Python refuses to convert more than 4,300 digits; so long a number is no range.
 _RANGE: Final = re.compile(r"\s*bytes\s*=\s*([0-9]{0,4000})-([0-9]{0,4000})\s*", re.IGNORECASE)

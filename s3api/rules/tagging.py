@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote_plus, urlencode
 
-from s3api.errors import S3Error, invalid_argument
+from s3api.http.s3_errors import S3Error, invalid_argument
 
 OBJECT_TAGS: Final = 10
 BUCKET_TAGS: Final = 50

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 from s3api.auth.credentials import Credentials
-from s3api.identities import ADMINISTRATOR
+from s3api.auth.key_holders import ADMINISTRATOR
 from tests.cluster.cluster import SERVES_S3, Cluster
 from tests.cluster.histories.campaign import Campaign, Plan
 from tests.conftest import SEED

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import bench_file
+from cli.commands.models import bench_file
 from kvfs.base import private_file
 from kvfs.base.errors import AccessDenied, Invalid
 from kvfs.base.media import Place, parse_shared

@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from kvfs.objects.object_store import ObjectStore
-from s3api import expiring
-from s3api.expiring import Expiring
-from s3api.settings import LIFECYCLE, VERSIONING, pack
+from s3api.server import lifecycle_worker
+from s3api.server.lifecycle_worker import Expiring
+from s3api.storage.bucket_settings import LIFECYCLE, VERSIONING, pack
 from tests.contract import client_store
 
 B = b"bucket"
@@ -24,7 +24,7 @@ RULES = [{"ID": "r", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration"
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     """With objects that are due, each on a page of its own."""
-    monkeypatch.setattr(expiring, "_PAGE", 1)
+    monkeypatch.setattr(lifecycle_worker, "_PAGE", 1)
     opened = ObjectStore(client_store.make(tmp_path / "store"))
     opened.buckets.create(B, settings={LIFECYCLE: pack(RULES)})
     for key in KEYS:

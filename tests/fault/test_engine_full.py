@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from s3api.identities import ADMINISTRATOR
+from s3api.auth.key_holders import ADMINISTRATOR
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs
 from tests.integration.posix import refused

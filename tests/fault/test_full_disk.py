@@ -14,7 +14,7 @@ import trio
 from kvfs.admin.fsck import Fsck
 from kvfs.base.errors import KvfsError, NoSpace
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
-from s3api.identities import ADMINISTRATOR
+from s3api.auth.key_holders import ADMINISTRATOR
 from tests.cluster.waiting import wait_until
 from tests.contract.small_node import SmallNode, small_node
 from tests.fault.disks import Disk, disk

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gds.safetensors import BITS
+from gds.format.safetensors import BITS
 
 if TYPE_CHECKING:
     import torch

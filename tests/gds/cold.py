@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from gds.page_cache import cached_bytes
+from gds.io.page_cache import cached_bytes
 from tests.cluster.waiting import wait_until
 
 

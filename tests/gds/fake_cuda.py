@@ -1,5 +1,5 @@
-"""CUDA as `gds.cuda` uses it, on memory of the host: what is queued is done at once. It keeps which
-GPUs have a context and which threads do, by the rules of CUDA 12 and torch 2.11:
+"""CUDA as `gds.device.cuda` uses it, on memory of the host: what is queued is done at once. It
+keeps which GPUs have a context and which threads do, by the rules of CUDA 12 and torch 2.11:
 
 - a thread begins at GPU 0, without a context; going to the GPU where a thread is does nothing;
 - going to another, and waiting for an event, make a context there;
@@ -103,7 +103,7 @@ class Cuda:
 
 
 class Torch(NamedTuple):
-    """What `gds.cuda` takes of torch."""
+    """What `gds.device.cuda` takes of torch."""
 
     cuda: Cuda
     OutOfMemoryError: type[RuntimeError] = torch.OutOfMemoryError

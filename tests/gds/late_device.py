@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gds.devices import Mark, Queue, Staging, Work
-from gds.pinned import PinnedPool
+from gds.device.devices import Mark, Queue, Staging, Work
+from gds.device.pinned import PinnedPool
 
 SCRIBBLE = 0x5A
 
@@ -55,7 +55,8 @@ class LateQueue:
 
 
 class LateDevice:
-    """See `gds.devices.Device`. `room`: bytes it has; `fails`: called before anything is done."""
+    """See `gds.device.devices.Device`. `room`: bytes it has; `fails`: called before anything is
+    done."""
 
     def __init__(self, room: int = 1 << 40, fails: Callable[[], None] = lambda: None) -> None:
         self._room = room

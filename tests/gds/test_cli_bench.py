@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gds.page_cache import cached_bytes
+from gds.io.page_cache import cached_bytes
 from tests.cluster.waiting import wait_until
 from tests.gds.checkpoints import llama, meant, write, write_shards
 from tests.gds.command import with_torch

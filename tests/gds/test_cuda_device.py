@@ -20,7 +20,7 @@ from tests.gds.test_loading import EVERY_DTYPE
 if TYPE_CHECKING:
     import torch
 
-    from gds.capability import Mode
+    from gds.probe.capability import Mode
     from tests.gds.fake_cuda import Cuda
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch, pinned: dict[int, int]) -> "Cuda":
     """Two GPUs."""
     import torch
 
-    from gds import cuda
+    from gds.device import cuda
     from tests.gds.fake_cuda import Cuda, Torch
 
     def pin(address: int, size: int) -> str:
@@ -52,7 +52,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch, pinned: dict[int, int]) -> "Cuda":
     monkeypatch.setattr(cuda, "pin", pin)
     monkeypatch.setattr(cuda, "unpin", pinned.pop)
     monkeypatch.setattr(cuda, "_made_pool", functools.cache(cuda._made_pool.__wrapped__))
-    monkeypatch.setattr("gds.ways._gpus", lambda _device: 2)
+    monkeypatch.setattr("gds.probe.io_path._gpus", lambda _device: 2)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.delenv("KVFS_GPU_READS", raising=False)
@@ -62,13 +62,13 @@ def cuda(monkeypatch: pytest.MonkeyPatch, pinned: dict[int, int]) -> "Cuda":
 @pytest.fixture
 def mode(monkeypatch: pytest.MonkeyPatch) -> Callable[["Mode"], None]:
     """Has the probe find what it is told."""
-    from gds.capability import Capability, probe
+    from gds.probe.capability import Capability, probe
 
     def find(mode: "Mode") -> None:
         def found(path: Any = None) -> Capability:
             return probe(path)._replace(mode=mode, mode_reason="as it was made up")
 
-        monkeypatch.setattr("gds.ways.probe", found)
+        monkeypatch.setattr("gds.probe.io_path.probe", found)
 
     return find
 
@@ -77,7 +77,7 @@ def mode(monkeypatch: pytest.MonkeyPatch) -> Callable[["Mode"], None]:
 def kvikio(monkeypatch: pytest.MonkeyPatch, cuda: "Cuda") -> types.ModuleType:
     """As it reads by the driver: with the context that the thread has. Files count as cold. It
     would use cuFile, unless its `defaults` are told otherwise."""
-    from gds.source import Source
+    from gds.io.source import Source
 
     class CuFile:
         def __init__(self, path: str) -> None:
@@ -130,8 +130,8 @@ def test_every_thread_has_the_context_that_cufile_reads_with(
     mode: Callable[["Mode"], None],
     index: int,
 ) -> None:
-    from gds.capability import Mode
-    from gds.ways import Way
+    from gds.probe.capability import Mode
+    from gds.probe.io_path import Way
 
     mode(Mode.GDS)
     one_run = {"t": meant("U8", (100 * MIB,), 1)}
@@ -183,7 +183,7 @@ def test_a_process_that_cannot_start_cuda_is_told_so(
 
     monkeypatch.setattr(torch.cuda, "init", forked)
     monkeypatch.setattr(
-        "gds.ways._gpus", lambda _device: pytest.fail("the driver knows of no fork")
+        "gds.probe.io_path._gpus", lambda _device: pytest.fail("the driver knows of no fork")
     )
     write(tmp_path / "a.safetensors", BLOCKS)
     refused(NotSupported, tmp_path / "a.safetensors", "cuda:0", "forked", "kvfs doctor")
@@ -192,7 +192,7 @@ def test_a_process_that_cannot_start_cuda_is_told_so(
 def test_nothing_is_under_way_of_work_that_failed_halfway(cuda: "Cuda") -> None:
     import torch
 
-    from gds.cuda import CudaDevice
+    from gds.device.cuda import CudaDevice
 
     def work() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -212,9 +212,9 @@ def test_nothing_is_under_way_of_work_that_failed_halfway(cuda: "Cuda") -> None:
 def test_memory_that_cannot_be_pinned_is_copied_from_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gds.ways import Way
+    from gds.probe.io_path import Way
 
-    monkeypatch.setattr("gds.cuda.pin", lambda _address, _size: "operation not permitted")
+    monkeypatch.setattr("gds.device.cuda.pin", lambda _address, _size: "operation not permitted")
     *told, stages = load(tmp_path / "a.safetensors", "cuda:0", BLOCKS)
     assert [taken.way for taken in told] == [Way.PINNED, Way.PAGEABLE]
     assert "not permitted" in told[1].reason
@@ -232,8 +232,8 @@ def test_without_a_kvikio_that_works_loads_go_by_buffers(
     fault: str,
     kind: type[Exception],
 ) -> None:
-    from gds.capability import Mode
-    from gds.ways import Way
+    from gds.probe.capability import Mode
+    from gds.probe.io_path import Way
 
     def fails(*_arguments: object) -> None:
         raise kind("it has to be a positive integer")
@@ -263,8 +263,8 @@ def test_what_kvikio_reads_without_cufile_is_not_said_to_be_read_by_cufile(
     monkeypatch: pytest.MonkeyPatch,
     found: str,
 ) -> None:
-    from gds.capability import Mode
-    from gds.ways import Way
+    from gds.probe.capability import Mode
+    from gds.probe.io_path import Way
 
     mode(Mode[found])
     kvikio.defaults.is_compat_mode_preferred = lambda: True
@@ -283,8 +283,8 @@ def test_cufile_is_not_opened_where_it_would_never_come_back(
     mode: Callable[["Mode"], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gds.capability import Mode
-    from gds.ways import Way
+    from gds.probe.capability import Mode
+    from gds.probe.io_path import Way
 
     mode(Mode.POSIX)  # as the probe has it without /proc/modules
     kvikio.CuFile = lambda _path: pytest.fail("cuFile was opened")  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ SIZES = [9 * MIB + n for n in range(20)] + [0, 1, 70 * MIB, 3]
 
 
 def test_batches_are_bounded_and_miss_nothing() -> None:
-    from gds.device_blocks import batches
+    from gds.device.device_blocks import batches
 
     assert list(batches([], 10)) == []
     assert list(batches([4, 4, 4], 8)) == [slice(0, 2), slice(2, 3)]
@@ -45,7 +45,7 @@ def test_batches_are_bounded_and_miss_nothing() -> None:
 
 
 def test_blocks_are_read_to_where_they_belong(device: "LateDevice") -> None:
-    from gds.device_blocks import read_into
+    from gds.device.device_blocks import read_into
 
     parts = parts_on(device, SIZES)
     asked: list[int] = []
@@ -72,7 +72,7 @@ def test_blocks_are_read_to_where_they_belong(device: "LateDevice") -> None:
 def test_blocks_are_written_as_they_are_when_the_callers_stream_is_done(
     device: "LateDevice",
 ) -> None:
-    from gds.device_blocks import write_from
+    from gds.device.device_blocks import write_from
 
     parts = parts_on(device, SIZES)
     for at, part in enumerate(parts):
@@ -89,7 +89,7 @@ def test_blocks_are_written_as_they_are_when_the_callers_stream_is_done(
 
 
 def test_what_fails_leaves_nothing_lent(device: "LateDevice") -> None:
-    from gds.device_blocks import read_into, write_from
+    from gds.device.device_blocks import read_into, write_from
 
     parts = parts_on(device, [40 * MIB] * 3)
 

@@ -21,8 +21,8 @@ from tests.gds.test_loading import EVERY_DTYPE
 if TYPE_CHECKING:
     import torch
 
-    from gds.source import Source
-    from gds.target import Target
+    from gds.io.source import Source
+    from gds.io.target import Target
     from tests.gds.late_device import LateDevice
 
 MIB = 1 << 20
@@ -31,7 +31,7 @@ Maker = Callable[[Any, "LateDevice", "torch.dtype | None", Sequence["Source"]], 
 
 
 def by_buffers(plan: Any, device: "LateDevice", dtype: Any, _sources: Sequence["Source"]) -> Any:
-    from gds.device_target import DeviceTarget
+    from gds.device.device_target import DeviceTarget
 
     return DeviceTarget(plan, device, dtype)
 
@@ -49,10 +49,10 @@ def tensors(
     opened: Callable[[], object] = lambda: None,
 ) -> Generator[tuple[str, "torch.Tensor"], None, None]:
     """As `gds.iter_tensors`, to this device."""
-    from gds.checkpoint import open_checkpoint
-    from gds.load_plan import Strategy, make_plan
+    from gds.format.checkpoint import open_checkpoint
+    from gds.load import _Asked, _wanted
     from gds.loader import Loader
-    from gds.loading import _Asked, _wanted
+    from gds.plan.load_plan import Strategy, make_plan
 
     with open_checkpoint(path) as checkpoint:
         opened()
@@ -155,7 +155,7 @@ def test_each_thread_that_reads_enters_the_device_once(
 
 
 def test_loads_of_every_kind_use_the_same_buffers(tmp_path: Path, device: "LateDevice") -> None:
-    from gds.target import STAGE_BYTES
+    from gds.io.target import STAGE_BYTES
 
     write(tmp_path / "a.safetensors", llama(2, 2048))
     dict(tensors(tmp_path / "a.safetensors", device))
@@ -227,7 +227,7 @@ class FakeCuFile:
 
 @pytest.fixture
 def kvikio(monkeypatch: pytest.MonkeyPatch) -> type[FakeCuFile]:
-    from gds.source import Source
+    from gds.io.source import Source
 
     made = type("Made", (FakeCuFile,), {"reads": []})
     module = types.ModuleType("kvikio")
@@ -242,7 +242,7 @@ def kvikio(monkeypatch: pytest.MonkeyPatch) -> type[FakeCuFile]:
 @contextlib.contextmanager
 def cufile() -> Any:
     """Makes targets that read by cuFile."""
-    from gds.cufile import CuFile, CuFileTarget
+    from gds.device.cufile import CuFile, CuFileTarget
 
     with contextlib.ExitStack() as stack:
 
@@ -275,7 +275,7 @@ def test_cufile_leaves_what_the_page_cache_holds_to_buffers(
     kvikio: type[FakeCuFile],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gds.source import Source
+    from gds.io.source import Source
 
     monkeypatch.setattr(Source, "is_cold", lambda _self, begin, _end: begin > 8 * MIB)
     write(tmp_path / "a.safetensors", EVERY_DTYPE)
@@ -293,7 +293,7 @@ def test_cufile_reads_what_the_kernel_tells_nothing_of(
     kvikio: type[FakeCuFile],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gds.source import Source
+    from gds.io.source import Source
 
     monkeypatch.setattr(Source, "is_cold", lambda _self, _begin, _end: None)
     write(tmp_path / "a.safetensors", EVERY_DTYPE)
@@ -324,8 +324,8 @@ def test_what_cufile_cannot_read_is_told(
 
 
 def test_the_way_follows_from_the_mode_unless_it_is_asked_for() -> None:
-    from gds.capability import Mode
-    from gds.ways import Way, choose
+    from gds.probe.capability import Mode
+    from gds.probe.io_path import Way, choose
 
     assert choose(Mode.GDS, "nvidia-fs 2.22", "").way is Way.CUFILE
     assert choose(Mode.GDS, "nvidia-fs 2.22", "pinned").way is Way.PINNED
@@ -342,7 +342,7 @@ def test_the_way_follows_from_the_mode_unless_it_is_asked_for() -> None:
 
 def test_a_load_tells_its_way(tmp_path: Path) -> None:
     import gds
-    from gds.ways import Way
+    from gds.probe.io_path import Way
 
     told: list[Any] = []
     write(tmp_path / "a.safetensors", {"a": meant("U8", (3,), 1)})
@@ -352,7 +352,7 @@ def test_a_load_tells_its_way(tmp_path: Path) -> None:
 
 
 def test_a_device_of_another_kind_is_refused_with_what_there_is() -> None:
-    from gds.ways import device_of
+    from gds.probe.io_path import device_of
 
     with pytest.raises(NotSupported, match="cpu and cuda"):
         device_of("meta")
@@ -364,7 +364,7 @@ def test_a_device_of_another_kind_is_refused_with_what_there_is() -> None:
 
 
 def test_pinned_buffers_are_lent_again_and_kept_within_a_bound() -> None:
-    from gds.pinned import PinnedPool
+    from gds.device.pinned import PinnedPool
 
     registered: list[int] = []
     pool = PinnedPool(
@@ -384,7 +384,7 @@ def test_pinned_buffers_are_lent_again_and_kept_within_a_bound() -> None:
 
 
 def test_memory_that_cannot_be_pinned_is_lent_and_not_kept() -> None:
-    from gds.pinned import PinnedPool
+    from gds.device.pinned import PinnedPool
 
     refusals = ["no more pinned memory", ""]
     released: list[int] = []

@@ -163,15 +163,15 @@ def test_memory_that_is_not_to_be_had_is_told_and_what_was_had_given_back(where:
 _INTERRUPTED: Final = (
     _STATE
     + """
-import gds.source, itertools
-read, calls = gds.source.os.preadv, itertools.count(1)
+import gds.io.source, itertools
+read, calls = gds.io.source.os.preadv, itertools.count(1)
 
 def preadv(*arguments):
     if next(calls) == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGINT)
     return read(*arguments)
 
-gds.source.os.preadv = preadv
+gds.io.source.os.preadv = preadv
 for load in (gds.load_file, gds.load_model, lambda path: list(gds.iter_tensors(path))):
     calls = itertools.count(1)
     try:

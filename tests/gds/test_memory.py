@@ -70,7 +70,7 @@ def test_a_load_takes_little_memory_beyond_the_tensors(
 
 _PARSING: Final = """
 import json, os, sys
-from gds.safetensors import read_header
+from gds.format.safetensors import read_header
 
 def of(key):
     with open("/proc/self/status") as file:

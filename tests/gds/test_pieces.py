@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 import gds
-from gds import company, direct_io, native_aio
-from gds import source as sources
-from gds.direct_io import Alignment
-from gds.page_cache import cached_bytes
-from gds.pieces import ROOM_BYTES
-from gds.source import Source
+from gds.io import co_readers, direct_io, native_aio
+from gds.io import source as sources
+from gds.io.direct_io import Alignment
+from gds.io.page_cache import cached_bytes
+from gds.io.small_pieces import ROOM_BYTES
+from gds.io.source import Source
 from kvfs.base.errors import Corrupt
 from tests.fault.disks import cut, disk
 from tests.gds import children
@@ -151,7 +151,7 @@ def test_what_others_load_too_comes_by_the_page_cache(path: Path, is_common: boo
     other = os.open(path, os.O_RDONLY)
     try:
         if not is_common:
-            company.join(other)
+            co_readers.join(other)
         source.share(is_common=is_common)
         before = cached_bytes(other, 0, 0)
         assert_read(source, data, SPANS)
@@ -261,7 +261,7 @@ def test_a_disk_that_died_is_told_with_the_place(tmp_path: Path) -> None:
 
 _FORKED: Final = """
 import os
-from gds.source import Source
+from gds.io.source import Source
 
 def read():
     into = bytearray(3000)
@@ -289,7 +289,7 @@ def test_a_process_that_was_forked_reads_pieces(path: Path) -> None:
 _INTERRUPTED: Final = """
 import os, signal, threading
 import gds, torch
-from gds import native_aio
+from gds.io import native_aio
 
 def bytes_of(tensor):
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 import gds
-from gds import company
-from gds.page_cache import cached_bytes
-from gds.splits import Experts, Heads, Stacked
+from gds.io import co_readers
+from gds.io.page_cache import cached_bytes
+from gds.plan.tensor_parallel import Experts, Heads, Stacked
 from kvfs.base.errors import Corrupt, Invalid
 from tests.gds import children
 from tests.gds.checkpoints import Meant, llama, meant, raw, write
@@ -91,7 +91,7 @@ def test_a_stack_in_columns_is_cut_by_the_callers_plan(where: Path) -> None:
     import torch
 
     import gds
-    from gds.splits import Stacked
+    from gds.plan.tensor_parallel import Stacked
 
     write(where / "a.safetensors", {"experts.gate_up_proj": meant("I16", (3, 40, 96), 1)})
     whole = gds.load_model(where)["experts.gate_up_proj"]
@@ -110,7 +110,7 @@ def test_a_stack_in_columns_is_cut_by_the_callers_plan(where: Path) -> None:
 
 def test_experts_of_others_are_not_loaded(where: Path) -> None:
     import gds
-    from gds.splits import Experts
+    from gds.plan.tensor_parallel import Experts
 
     tensors = {f"experts.{n}.w": meant("U8", (8, 8), n) for n in range(8)}
     write(where / "a.safetensors", tensors | {"router": meant("U8", (8,), 9)})
@@ -163,7 +163,7 @@ def test_ranks_of_one_host_read_each_byte_from_the_disk_once(tmp_path: Path) -> 
     write(small, llama(1, 256))
     fd = make_cold(path)
     try:
-        company.join(fd)  # so that the first of them is not alone before the others come
+        co_readers.join(fd)  # so that the first of them is not alone before the others come
         with ThreadPoolExecutor(4) as threads:
             read = list(
                 threads.map(lambda rank: int(children.run(_RANK, path, rank, small)), range(4))
@@ -199,7 +199,7 @@ def test_a_rank_alone_leaves_the_page_cache_to_others(tmp_path: Path) -> None:
         cached = cached_bytes(fd, 0, 0)
         assert cached is not None
         assert cached < path.stat().st_size / 8
-        company.join(fd)
+        co_readers.join(fd)
         gds.load_model(path, rank=2, world_size=4)
         assert (cached_bytes(fd, 0, 0) or 0) > path.stat().st_size / 5
     finally:

@@ -14,7 +14,7 @@ from tests.gds.checkpoints import Meant, llama, meant, write
 from tests.integration.posix import let_clock_pass
 
 if TYPE_CHECKING:
-    import gds.opened
+    import gds.open_file
 
 pytestmark = pytest.mark.timeout(1200)  # the first test may have to install torch
 
@@ -43,7 +43,7 @@ def path(mount: Path) -> Path:
     return mount / "every.safetensors"
 
 
-def opened(path: Path, framework: str = "pt") -> "gds.opened.SafeOpen":
+def opened(path: Path, framework: str = "pt") -> "gds.open_file.SafeOpen":
     import gds
 
     return gds.safe_open(path, framework=framework, device="cpu")
@@ -173,8 +173,8 @@ def test_what_an_index_leaves_out_is_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Counted where a plan is made; the whole tensor has 8 MiB."""
-    from gds import load_plan
-    from gds import loading as module
+    from gds import load as module
+    from gds.plan import load_plan
 
     asked = []
     plan = load_plan.make_plan

@@ -31,7 +31,7 @@ def every_dtype() -> "dict[str, torch.Tensor]":
     """In an order that is not the file's."""
     import torch
 
-    from gds.tensors import DTYPES
+    from gds.io.tensors import DTYPES
 
     raw = torch.arange(96, dtype=torch.uint8)
     found = {f"b {name}": raw.view(dtype) for name, dtype in DTYPES.items() if name != "BOOL"}
@@ -114,10 +114,10 @@ def test_what_lies_on_a_device_goes_through_a_small_buffer(
     import torch
 
     import gds
-    from gds import saving
+    from gds import save
 
-    monkeypatch.setattr(saving, "_is_on_host", lambda _: False)
-    monkeypatch.setattr(saving, "_PART_BYTES", 1000)
+    monkeypatch.setattr(save, "_is_on_host", lambda _: False)
+    monkeypatch.setattr(save, "_PART_BYTES", 1000)
     tensors = every_dtype() | {"large": torch.arange(5000)}
     gds.save_file(tensors, where / "a.safetensors", metadata={"format": "pt"})
     assert_as_safetensors(tensors, where / "a.safetensors", tmp_path)

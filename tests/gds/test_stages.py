@@ -8,8 +8,8 @@ from typing import Any, Final
 import pytest
 
 import gds
-from gds import stages
-from gds.stages import Spent, Stage, Stages, during, start_watch, stop_watch, together
+from gds.io import timings
+from gds.io.timings import Spent, Stage, Stages, during, start_watch, stop_watch, together
 from kvfs.base.errors import Corrupt
 from kvfs.datastore.checksum import CHUNK_BYTES
 from tests.gds.checkpoints import meant, write
@@ -115,7 +115,7 @@ def test_what_is_verified_is_read_and_checked_in_whole_chunks(node: Node) -> Non
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What time it is."""
     now = [0.0]
-    monkeypatch.setattr(stages, "_clock", lambda: now[0])
+    monkeypatch.setattr(timings, "_clock", lambda: now[0])
     return now
 
 

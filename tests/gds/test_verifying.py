@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gds.checked import CheckedSource
-from gds.memory import allocate
-from gds.pages import page_down, page_up
+from gds.io.checked_source import CheckedSource
+from gds.io.memory import allocate
+from gds.plan.pages import page_down, page_up
 from kvfs.base.errors import AccessDenied, Conflict, Corrupt, Invalid, NotSupported, Unavailable
 from kvfs.datastore.checksum import CHUNK_BYTES, checksum
 from tests.gds.checkpoints import assert_same, llama, meant, write, write_shards

@@ -14,10 +14,10 @@ import click
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cli.commands import group, run
+from cli.root import group, run
 from kvfs.base import control
 from kvfs.base.errors import NotSupported
-from s3api import metrics
+from s3api.server import metrics
 from tests.cluster.waiting import wait_until
 from tests.golden import shapes
 from tests.golden.conftest import VERSION, Running

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import click
 
-from cli import exits
-from cli.commands import group
+from cli.presentation import exits
+from cli.root import group
 from gateway.fuse.errno_map import ERRNO
 from kvfs.base import errors
 from tests.golden.golden import hold

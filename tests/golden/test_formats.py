@@ -44,7 +44,7 @@ from kvfs.policy.byte_range_locks import Lock, Owner
 from kvfs.tree import etags, notices
 from kvfs.tree.changes import Change
 from kvfs.tree.copies import cold_copies
-from s3api import settings
+from s3api.storage import bucket_settings
 from tests.golden.golden import hold
 from tests.golden.hexadecimal import shown
 
@@ -269,7 +269,9 @@ def _values() -> Iterator[str]:
     entry = versions.entry_name(b"key", versions.make(TIME, null=True))
     yield from shown("entry of a version", entry)
     yield from shown("part of an upload", upload_transactions.part_name(7), "the seventh")
-    yield from shown("setting of a bucket", settings.pack({"Status": "Enabled"}), "versioning")
+    yield from shown(
+        "setting of a bucket", bucket_settings.pack({"Status": "Enabled"}), "versioning"
+    )
     names = ("content-type", "meta.note", "checksum.crc32", "tagging", "retention", "legal-hold")
     for name in (*names, "acl", "owner", "storage", "encryption", "parts"):
         yield f"attribute of an object: {name}: {object_attributes.attribute(name).decode()}"

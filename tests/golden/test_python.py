@@ -15,7 +15,7 @@ PUBLIC: Final = {
     "kvfs.client": (),
     "kvfs.errors": (),
     "gds": (),
-    "gds.opened": ("SafeOpen",),
+    "gds.open_file": ("SafeOpen",),
     "gateway.fsspec.filesystem": ("KvfsFileSystem",),
     "gds.vllm": ("register",),
 }

@@ -7,9 +7,9 @@ import functools
 from collections.abc import Iterator
 from typing import Final
 
-from s3api import error_map, errors
+from s3api.http import error_map, s3_errors
 from s3api.model.routing import IGNORABLE, STS, routes
-from s3api.model.service import Member, Operation, Shape, service
+from s3api.model.service_model import Member, Operation, Shape, service
 from s3api.operations import HANDLERS, SPECIAL
 from s3api.operations.documented import FATES
 from s3api.operations.sts import ACTIONS
@@ -31,9 +31,9 @@ def test_parameters_that_change_nothing() -> None:
 
 
 def test_errors() -> None:
-    codes = [f"{code}  {status}" for code, (status, _) in sorted(errors.CODES.items())]
+    codes = [f"{code}  {status}" for code, (status, _) in sorted(s3_errors.CODES.items())]
     rows = [
-        f"{kind.__name__}  {code}  {errors.CODES[code][0]}"
+        f"{kind.__name__}  {code}  {s3_errors.CODES[code][0]}"
         for kind, code in sorted(error_map.CODES.items(), key=lambda item: item[0].__name__)
     ]
     hold("s3_errors.txt", ["code  status", *codes, "", "error of the core  code  status", *rows])

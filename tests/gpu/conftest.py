@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gds.capability import probe
+from gds.probe.capability import probe
 
 
 def missing() -> str:

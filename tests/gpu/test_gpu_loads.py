@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import gds
-from gds.capability import Mode, probe
+from gds.probe.capability import Mode, probe
 from kvfs.base.errors import Corrupt, Invalid, NoSpace, NotSupported
 from tests.contract import client_store
 from tests.gds.checkpoints import Meant, llama, meant, raw, write, write_shards
@@ -46,7 +46,7 @@ def way(
 
 def kvikio_with(compat: str) -> Any:
     """Until the block ends it uses cuFile, or does without."""
-    from gds import cufile
+    from gds.device import cufile
 
     try:
         kvikio = cufile.require()
@@ -309,7 +309,7 @@ for at in range(int(sys.argv[3])):
 ENTERED = """
 import ctypes, threading
 import torch
-from gds.cuda import CudaDevice
+from gds.device.cuda import CudaDevice
 torch.cuda.init()
 device = CudaDevice(torch.device("cuda", 0))
 driver = ctypes.CDLL("libcuda.so.1")

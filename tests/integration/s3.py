@@ -25,14 +25,14 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from cli.store import engine_of
+from cli.open_store import engine_of
 from kvfs.base import config as configuration
 from kvfs.objects.object_errors import BucketNotEmpty, NoSuchBucket
 from kvfs.objects.object_store import Doomed, ObjectStore
 from s3api.auth.credentials import Credentials
-from s3api.identities import ADMINISTRATOR
-from s3api.settings import OWNER, pack
-from s3api.users import Users
+from s3api.auth.key_holders import ADMINISTRATOR
+from s3api.server.users import Users
+from s3api.storage.bucket_settings import OWNER, pack
 from tests.integration.harness import Node, best_mode
 
 REGION = "us-east-1"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from s3api.log_delivery import key_of
+from s3api.server.log_delivery import key_of
 from tests.cluster.waiting import wait_until
 from tests.integration.s3 import S3, refused, serving
 from tests.integration.s3_raw import ask

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cli.s3_clients import CLIENTS
+from cli.commands.admin.s3_clients import CLIENTS
 from tests.integration.environments import lmcache, s3_clients
 from tests.integration.harness import kvfs
 from tests.integration.s3 import REGION, S3

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvfs.datastore.kernel.disk_encryption import encrypted_by
-from s3api.identities import ADMINISTRATOR
+from s3api.auth.key_holders import ADMINISTRATOR
 from tests.fault.disks import disk
 from tests.integration.harness import Node, best_mode
 from tests.integration.harness import kvfs as command

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from s3api.model.service import service
+from s3api.model.service_model import service
 from tests.integration.s3 import S3
 from tests.integration.s3_raw import Answer, ask
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvfs.objects.object_store import ObjectStore
-from s3api.settings import VERSIONING, pack
+from s3api.storage.bucket_settings import VERSIONING, pack
 from tests.integration.s3 import S3, refused
 from tests.integration.s3_raw import ask
 

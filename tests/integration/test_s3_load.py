@@ -14,7 +14,7 @@ from tests.integration.s3_raw import ask
 GIB = 1 << 30
 COPIES = 24
 SHORT_THREADS = 16
-"""Of a worker (`s3api.worker`)."""
+"""Of a worker (`s3api.server.worker`)."""
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from s3api.users import ALLOW_ALL
+from s3api.server.users import ALLOW_ALL
 from tests.integration.s3 import S3, refused
 
 Json = dict[str, Any]

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cli.s3_clients import CLIENTS
+from cli.commands.admin.s3_clients import CLIENTS
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node, best_mode, kvfs, wait_for_exit
 from tests.integration.s3 import S3, refused, serving, users_of
@@ -177,7 +177,7 @@ def test_workers_end_with_a_daemon_that_is_killed(node: Node) -> None:
 @pytest.mark.parametrize("said", [b"", b'{"store": "/nowhere", "list'])
 def test_a_worker_whose_start_is_given_up_ends_without_a_word(said: bytes) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "s3api.worker"], input=said, capture_output=True, check=False
+        [sys.executable, "-m", "s3api.server.worker"], input=said, capture_output=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 

@@ -13,7 +13,7 @@ import pytest
 
 import kvfs
 from kvfs.base.errors import Exists, NotEmpty
-from s3api.identities import ADMINISTRATOR
+from s3api.auth.key_holders import ADMINISTRATOR
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import Node
 from tests.integration.posix import refused

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from s3api.identities import ADMINISTRATOR
+from s3api.auth.key_holders import ADMINISTRATOR
 from tests.cluster.waiting import wait_until
 from tests.integration.harness import kvfs
 from tests.integration.s3 import S3, code_of, refused, users_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from s3api.identities import ADMINISTRATOR
+from s3api.auth.key_holders import ADMINISTRATOR
 from tests.integration import environments, examples
 from tests.integration.harness import kvfs
 from tests.integration.s3 import REGION, S3, serving

@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader import BaseModelLoader, get_model_loader
 from vllm.model_executor.models.utils import AutoWeightsLoader
 from vllm.plugins import load_general_plugins
 
-from gds.vllm.loader import KvfsModelLoader
+from gds.vllm.load_format import KvfsModelLoader
 
 logging.disable(logging.WARNING)
 HIDDEN, LAYERS = 256, 4

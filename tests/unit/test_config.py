@@ -141,7 +141,7 @@ def test_a_list_of_domains_from_file_and_environment(toml: Path) -> None:
 
 
 def test_every_setting_has_a_converter_and_a_flag() -> None:
-    from cli.settings import _OPTIONS
+    from cli.settings_options import _OPTIONS
 
     assert set(_OPTIONS) == set(KEYS)
     assert configuration.MODES[0] == "auto"

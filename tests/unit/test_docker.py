@@ -5,7 +5,7 @@ import re
 from configparser import ConfigParser
 from pathlib import Path
 
-from cli import up
+from cli.commands.service import up
 from kvfs.base.config import load
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import exits
+from cli.presentation import exits
 from kvfs.base import errors
 
 DOMAIN = [

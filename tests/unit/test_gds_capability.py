@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cli import doctor_loads
-from gds import numa
-from gds.capability import (
+from cli.commands.service import doctor_loads
+from gds.device.cuda_driver import Driver, Gpu, ask_driver, pin, unpin
+from gds.io.direct_io import Alignment, alignment
+from gds.probe import numa
+from gds.probe.capability import (
     Capability,
     Mode,
     Package,
@@ -20,8 +22,6 @@ from gds.capability import (
     probe,
     torch_package,
 )
-from gds.cuda_driver import Driver, Gpu, ask_driver, pin, unpin
-from gds.direct_io import Alignment, alignment
 
 H200 = Driver((Gpu("NVIDIA H200", "0000:1b:00.0", 1 << 37),), "13.0", "")
 NO_GPU = Driver((), "", "no CUDA driver: libcuda.so.1 cannot be loaded")
@@ -210,7 +210,7 @@ def test_what_o_direct_asks_for_is_enough_for_it(tmp_path: Path) -> None:
         pytest.skip("this kernel or filesystem tells no alignment")
     direct = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
-        from gds.memory import allocate
+        from gds.io.memory import allocate
 
         memory = allocate(1 << 16)[found.memory : found.memory + 4 * found.offset]
         assert os.preadv(direct, [memory], found.offset) == 4 * found.offset

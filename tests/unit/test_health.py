@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from kvfs.http.api import Body, Head
-from s3api.admin import Admin
+from s3api.server.admin_port import Admin
 
 FINE = {"engine": {"journal_failure": None}, "mount": None}
 SERVED = {"is_serving": True, "problem": "", "exports": []}

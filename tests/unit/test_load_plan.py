@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gds.load_plan import (
+from gds.format.safetensors import BITS, TensorInfo
+from gds.plan.load_plan import (
     READ_BYTES,
     RUN_BYTES,
     STAGING_BYTES,
@@ -21,9 +22,8 @@ from gds.load_plan import (
     Wanted,
     make_plan,
 )
-from gds.pages import PAGE_BYTES
-from gds.safetensors import BITS, TensorInfo
-from gds.splits import Part
+from gds.plan.pages import PAGE_BYTES
+from gds.plan.tensor_parallel import Part
 from kvfs.base.errors import Invalid
 
 MIB = 1 << 20

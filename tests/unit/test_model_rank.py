@@ -4,8 +4,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
-from cli.model_rank import _load
-from gds.stages import Spent, Stages
+from cli.commands.models.model_rank import _load
+from gds.io.timings import Spent, Stages
 
 NOTHING = Spent(0, 0.0)
 WANTED = {"path": "a", "device": "cuda:0", "rank": 0, "ranks": 1, "strategy": "auto", "verify": 0}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gds.page_cache import cached_bytes
+from gds.io.page_cache import cached_bytes
 
 MIB = 1 << 20
 PAGE = mmap.PAGESIZE

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from s3api.auth.chunked import LINE_LIMIT, Decoder, decoder
 from s3api.auth.signing import EMPTY_SHA256, SigningKey
 from s3api.auth.verified import AuthType, Payload, Verified
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 from tests.unit.s3_signed import Sent, check
 
 THEN = calendar.timegm((2013, 5, 24, 0, 0, 0))

@@ -17,7 +17,7 @@ from s3api.auth.credentials import (
     resolve,
     start_session,
 )
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 
 KEY = SecretKey(b"k" * 32)
 NOW = 1_700_000_000.0

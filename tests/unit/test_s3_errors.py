@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import s3api
 from kvfs.base import errors
 from kvfs.objects import object_errors
-from s3api.error_map import CODES as MAPPED
-from s3api.error_map import s3_error
-from s3api.errors import CODES, DECLARATION, S3Error, error_document, error_response
+from s3api.http.error_map import CODES as MAPPED
+from s3api.http.error_map import s3_error
+from s3api.http.s3_errors import CODES, DECLARATION, S3Error, error_document, error_response
 from tests.unit.s3_shapes import botocore_model, operation_model
 
 DOMAIN = [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvfs.meta.records import Inode
 from kvfs.objects.object_info import Facts
-from s3api.expiring import History
+from s3api.server.lifecycle_worker import History
 
 SECOND = 1_000_000_000
 

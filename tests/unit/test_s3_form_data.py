@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 from s3api.model.form_data import FIELDS_BYTES, Fields, boundary_of, put_file_name
 
 BOUNDARY = b"xYz0"

@@ -8,8 +8,8 @@ import trio
 
 from kvfs.base.errors import NotFound, Unreached
 from kvfs.objects.object_store import ObjectStore
-from s3api.errors import S3Error
-from s3api.freshness import Freshness
+from s3api.http.s3_errors import S3Error
+from s3api.storage.read_consistency import Freshness
 
 
 class Mirror:

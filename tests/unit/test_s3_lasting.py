@@ -11,10 +11,10 @@ import trio
 from kvfs.base.errors import Unavailable
 from kvfs.http.api import Head, Response
 from kvfs.objects.object_errors import NoSuchUpload
-from s3api.call import Call
-from s3api.errors import DECLARATION, S3Error
-from s3api.operations import lasting
-from s3api.operations.lasting import Pace, answer_lasting
+from s3api.http.request_context import Call
+from s3api.http.s3_errors import DECLARATION, S3Error
+from s3api.operations import long_running
+from s3api.operations.long_running import Pace, answer_lasting
 
 LONG = 1 << 30
 RESULT = {"CopyObjectResult": {"ETag": '"t-1"'}}
@@ -49,14 +49,14 @@ class _Call:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lasting, "_PATIENCE_S", 0.05)
-    monkeypatch.setattr(lasting, "_SPACE_S", 0.05)
+    monkeypatch.setattr(long_running, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(long_running, "_SPACE_S", 0.05)
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch, _impatient: None) -> None:
     """What is quick is in time also where the machine is busy."""
-    monkeypatch.setattr(lasting, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(long_running, "_PATIENCE_S", 60.0)
 
 
 class Held:
@@ -152,7 +152,7 @@ def test_a_short_step_waits_for_no_thread_of_the_long_ones() -> None:
 
 
 def test_too_many_that_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lasting, "_WAITING", 1)
+    monkeypatch.setattr(long_running, "_WAITING", 1)
 
     async def main() -> None:
         call, first, second = _Call(), Held(), Held()
@@ -185,7 +185,7 @@ def test_where_no_thread_can_be_had_that_request_fails_and_no_other(
 
 
 def test_its_deadline_goes_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lasting, "_DEADLINE_S", 0.0)
+    monkeypatch.setattr(long_running, "_DEADLINE_S", 0.0)
     pace = Pace()
     pace.begin(1 << 40)
     pace.step(1)

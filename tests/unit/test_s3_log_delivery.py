@@ -7,9 +7,9 @@ import pytest
 import trio
 
 from kvfs.base.errors import NoSpace
-from s3api import log_delivery
-from s3api.log_delivery import LogDelivery
-from s3api.outcome import Outcome
+from s3api.http.outcome import Outcome
+from s3api.server import log_delivery
+from s3api.server.log_delivery import LogDelivery
 
 _LINE = "x" * 1023 + "\n"
 _MOST_LINES = log_delivery._MOST_BYTES // len(_LINE)

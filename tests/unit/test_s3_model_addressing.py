@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 from s3api.model.addressing import (
     address,
     bucket_of_host,

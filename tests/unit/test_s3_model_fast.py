@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvfs.meta.records import Inode
 from kvfs.objects.listing import Listed
 from kvfs.objects.object_info import Facts
-from s3api.model import fast
+from s3api.model import frequent_answers
 from s3api.model.serialising import serialise, url_encode
 from tests.unit.s3_shapes import XML_TEXT, operation_model
 
@@ -53,8 +53,8 @@ def test_contents_are_those_of_the_generic_writer(url: bool, owner: dict[str, st
         names = [{"Prefix": url_encode(name) if url else name} for name in prefixes]
         generic = {"Contents": [members_of(each, url, owner) for each in objects]}
         _, _, document = serialise("ListObjectsV2", generic | {"CommonPrefixes": names})
-        assert fast.contents(objects, url, owner) in document
-        assert fast.common([name.encode() for name in prefixes], url) in document
+        assert frequent_answers.contents(objects, url, owner) in document
+        assert frequent_answers.common([name.encode() for name in prefixes], url) in document
 
     check()
 
@@ -63,7 +63,9 @@ def test_contents_are_those_of_the_generic_writer(url: bool, owner: dict[str, st
 @given(OBJECTS, st.lists(XML_TEXT.filter(bool).map(str.encode), max_size=3))
 def test_botocore_reads_the_whole_list(objects: list[Listed], prefixes: list[bytes]) -> None:
     small = {"Name": "b", "Prefix": "p&", "MaxKeys": 9, "KeyCount": 3, "IsTruncated": True}
-    status, headers, body = fast.list_answer("ListObjectsV2", small, objects, prefixes, url=True)
+    status, headers, body = frequent_answers.list_answer(
+        "ListObjectsV2", small, objects, prefixes, url=True
+    )
     response = {"status_code": status, "headers": {}, "body": body, "context": {}}
     parsed = create_parser("rest-xml").parse(
         response, operation_model("ListObjectsV2").output_shape
@@ -115,7 +117,7 @@ def test_versions_are_read_as_those_of_the_generic_writer(
 ) -> None:
     small = {"Name": "b", "KeyMarker": "k", "VersionIdMarker": "", "IsTruncated": False}
     names = [each.encode() for each in prefixes]
-    _, _, written = fast.versions_answer(small, versions, names, url=False, owner="me")
+    _, _, written = frequent_answers.versions_answer(small, versions, names, url=False, owner="me")
     generic = small | {
         "Versions": [_version(each) for each in versions if not each.delete_marker],
         "DeleteMarkers": [_version(each) for each in versions if each.delete_marker],
@@ -156,6 +158,6 @@ def test_headers_of_an_object() -> None:
         "ContentType": "text/plain",
         "Metadata": {"a": "b", "c": "\xe9"},
     }
-    written = fast.object_headers("abc", 1_580_702_706_999_000_000, stored)
+    written = frequent_answers.object_headers("abc", 1_580_702_706_999_000_000, stored)
     for operation in ("GetObject", "HeadObject"):
         assert sorted(written) == sorted(serialise(operation, generic)[1])

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 from s3api.model.documents import body_limit
 from s3api.model.parsing import parse, parser
-from s3api.model.service import service
-from s3api.model.timestamps import http_date, iso8601, parse_timestamp
+from s3api.model.service_model import service
+from s3api.model.time_formats import http_date, iso8601, parse_timestamp
 from s3api.model.xml import DEPTH_LIMIT, read_xml
 
 XMLNS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'

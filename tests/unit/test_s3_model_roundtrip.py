@@ -23,7 +23,7 @@ from s3api.model.addressing import address, split_target
 from s3api.model.parsing import parse
 from s3api.model.routing import route
 from s3api.model.serialising import serialise
-from s3api.model.service import service
+from s3api.model.service_model import service
 from tests.unit.s3_shapes import members, operation_model
 
 modest = settings(

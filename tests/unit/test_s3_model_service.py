@@ -3,10 +3,10 @@
 import subprocess
 import sys
 
-from s3api.errors import DECLARATION
+from s3api.http.s3_errors import DECLARATION
 from s3api.model.parsing import parser
 from s3api.model.serialising import root_of, serialise, serialiser
-from s3api.model.service import service
+from s3api.model.service_model import service
 
 
 def test_botocore_is_not_imported() -> None:

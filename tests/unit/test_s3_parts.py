@@ -2,7 +2,7 @@
 
 import pytest
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 from s3api.rules import parts
 from s3api.rules.copy_source import parse_copy_source
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from s3api.auth import sigv2
 from s3api.auth.post_policy import Form, verify
 from s3api.auth.verified import AuthType
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 from tests.unit.s3_signed import ACCESS_KEY, HOST, SECRET, secret_of
 
 NOW = 1_700_000_000.0

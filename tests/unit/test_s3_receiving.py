@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 import trio
 
-from s3api import receiving
-from s3api.beside import Beside, Hashing
-from s3api.buffers import BUFFER_BYTES, Buffers
-from s3api.call import Call
-from s3api.receiving import Receiver
+from s3api.http import body_receiver
+from s3api.http.body_receiver import Receiver
+from s3api.http.buffer_pool import BUFFER_BYTES, Buffers
+from s3api.http.request_context import Call
+from s3api.http.side_digest import Beside, Hashing
 from s3api.rules.checksums import Digests, Hasher
 
 BODIES = 64
@@ -139,7 +139,7 @@ def pieces_in_a_thread(
 ) -> int:
     """The most that a thread took without letting others have it."""
     body = Trickle(size, piece, each_s)
-    monkeypatch.setattr(receiving, "time", SimpleNamespace(monotonic=lambda: body.now))
+    monkeypatch.setattr(body_receiver, "time", SimpleNamespace(monotonic=lambda: body.now))
     with open(tmp_path / "body", "wb") as file:
         trio.run(receive, body, file.fileno())
     assert (tmp_path / "body").stat().st_size == size

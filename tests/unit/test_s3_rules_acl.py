@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from s3api.errors import S3Error
-from s3api.rules import acl, ownership
-from s3api.rules.acl import (
+from s3api.http.s3_errors import S3Error
+from s3api.rules.access import acl, ownership
+from s3api.rules.access.acl import (
     ALL_USERS,
     AUTHENTICATED_USERS,
     Acl,
@@ -21,8 +21,8 @@ from s3api.rules.acl import (
     policy_of_bucket,
     policy_of_object,
 )
-from s3api.rules.policy import Caller, Decision, Request, evaluate, new_bucket_policy
-from s3api.rules.public_access import PublicAccessBlock
+from s3api.rules.access.policy import Caller, Decision, Request, evaluate, new_bucket_policy
+from s3api.rules.access.public_access import PublicAccessBlock
 
 ANN, BOB = Owner("c-ann", "ann"), Owner("c-bob", "bob")
 CALLERS = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 from s3api.rules.conditions import (
     Conditions,
     Target,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 from s3api.rules.cors import preflight, response_headers, validate
 
 RULES: list[dict[str, Any]] = [

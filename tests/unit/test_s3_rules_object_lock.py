@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 from s3api.rules.object_lock import (
     COMPLIANCE,
     GOVERNANCE,

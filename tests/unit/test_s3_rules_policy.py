@@ -10,10 +10,10 @@ from botocore.loaders import Loader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s3api.errors import S3Error
-from s3api.rules import actions, condition_operators
-from s3api.rules.glob import is_fixed, literal, matches
-from s3api.rules.policy import (
+from s3api.http.s3_errors import S3Error
+from s3api.rules.access import actions, condition_operators
+from s3api.rules.access.glob import is_fixed, literal, matches
+from s3api.rules.access.policy import (
     SIZE_LIMIT_BYTES,
     Caller,
     Decision,

@@ -4,8 +4,8 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from s3api.rules.policy import Caller, Decision, Request, evaluate, new_bucket_policy
-from s3api.rules.request_values import (
+from s3api.rules.access.policy import Caller, Decision, Request, evaluate, new_bucket_policy
+from s3api.rules.access.request_values import (
     Signed,
     request_values,
     with_existing_tags,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 from s3api.rules.tagging import document, encode, parse_document, parse_header
 
 letters = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=20)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from s3api.auth.authenticate import authenticate, hoisted
 from s3api.auth.verified import AuthType
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 from tests.unit.s3_signed import ACCESS_KEY, SECRET, Sent, check, secret_of, signed
 
 EXAMPLE_KEY = b"AKIAIOSFODNN7EXAMPLE"

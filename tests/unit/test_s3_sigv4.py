@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from s3api.auth.authenticate import authenticate
 from s3api.auth.presign import presign
 from s3api.auth.verified import AuthType, Payload
-from s3api.errors import S3Error
+from s3api.http.s3_errors import S3Error
 from tests.unit.s3_signed import ACCESS_KEY, HOST, SECRET, Sent, check, secret_of, signed
 
 THEN = calendar.timegm((2013, 5, 24, 0, 0, 0))

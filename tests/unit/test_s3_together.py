@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from s3api.together import Together
+from s3api.storage.batches import Together
 
 
 def _run(step: Callable[[Sequence[int]], Sequence[int | Exception]], *items: int) -> list[object]:

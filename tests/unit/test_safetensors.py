@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gds.safetensors import BITS, MOST_HEADER_BYTES, Header, header_length, parse_header
+from gds.format.safetensors import BITS, MOST_HEADER_BYTES, Header, header_length, parse_header
 from kvfs.base.errors import Corrupt
 
 WHERE = "model.safetensors"

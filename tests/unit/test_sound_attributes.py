@@ -12,11 +12,12 @@ from kvfs.http.response import render_fields
 from kvfs.meta.records import Inode
 from kvfs.objects import attribute_validation, object_attributes
 from kvfs.objects.object_info import Facts
-from s3api.model.fast import object_headers
+from s3api.model.frequent_answers import object_headers
 from s3api.operations.answers import checksum_members, stored_headers
-from s3api.operations.locks import lock_attributes, retention_of
-from s3api.operations.reading import part_sizes
-from s3api.rules import acl, parts, tagging
+from s3api.operations.object.get_object import part_sizes
+from s3api.operations.object.retention import lock_attributes, retention_of
+from s3api.rules import parts, tagging
+from s3api.rules.access import acl
 from s3api.rules.object_lock import Lock, Retention
 
 NOW_S = 1_800_000_000

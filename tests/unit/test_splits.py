@@ -11,9 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gds.architecture import cutting_of, splits_of
-from gds.safetensors import BITS, TensorInfo
-from gds.splits import TRANSFORMER, Cutting, Experts, Heads, Part, Refused, Splits, Stacked
+from gds.format.safetensors import BITS, TensorInfo
+from gds.plan.architecture import cutting_of, splits_of
+from gds.plan.tensor_parallel import (
+    TRANSFORMER,
+    Cutting,
+    Experts,
+    Heads,
+    Part,
+    Refused,
+    Splits,
+    Stacked,
+)
 from kvfs.base.errors import Invalid
 
 Array = npt.NDArray[np.int64]

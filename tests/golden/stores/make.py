@@ -15,7 +15,7 @@ from typing import Final
 
 from kvfs.client import Client
 from s3api.auth.credentials import Credentials
-from s3api.identities import ADMINISTRATOR
+from s3api.auth.key_holders import ADMINISTRATOR
 from tests.cluster.waiting import wait_until
 from tests.contract.redis_servers import RedisServer
 from tests.golden.stores import contents

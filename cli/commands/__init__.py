@@ -1,0 +1,1 @@
+"""Commands, in the groups in which the help shows them."""

@@ -1,0 +1,1 @@
+"""Namespaces, users, exports, nodes, settings."""

@@ -1,0 +1,260 @@
+"""`kvfs namespace`: make, change, show and remove the top-level directories and their policies."""
+
+import grp
+import json
+import os
+import pwd
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from cli import open_store, settings_options
+from cli.commands.admin import namespace_policy, namespace_tiers
+from cli.group import Group
+from kvfs.base.errors import Invalid
+from kvfs.base.units import format_size
+
+if TYPE_CHECKING:
+    from kvfs.meta.engine import Transaction
+    from kvfs.tree.namespaces import Listed
+
+_PERMISSIONS = 0o7777
+
+
+class Owner(NamedTuple):
+    """Ids, None where they were not given."""
+
+    uid: int | None
+    gid: int | None
+
+
+def _policy_options(function: Any) -> Any:
+    for option in (
+        click.option("--mode", metavar="OCTAL", help="Permission bits of the directory."),
+        click.option("--owner", metavar="USER[:GROUP]", help="Owner of the directory."),
+    ):
+        function = option(function)
+    return namespace_policy.options(function)
+
+
+@click.group("namespace", cls=Group)
+def command() -> None:
+    """Namespaces: the top-level directories and their policies.
+
+    A namespace made by mkdir on the mount is durable: nothing in it is ever dropped.
+    """
+
+
+@command.command("create")
+@click.argument("name", type=click.UNPROCESSED)
+@_policy_options
+@settings_options.options("store")
+def create(
+    name: str,
+    config_file: Path | None,
+    owner: str | None,
+    mode: str | None,
+    **flags: object,
+) -> None:
+    """Make a namespace. Default: durable, no limit of its own, of the caller, mode 0755."""
+    from kvfs.meta.records import namespace_root
+    from kvfs.tree import namespaces
+
+    wanted = namespace_policy.take(flags)
+    config = settings_options.resolve(config_file, **flags)
+    namespace_tiers.require(config, wanted)
+    raw = open_store.namespace_name(os.fsencode(name))
+    who = _parse_owner(owner)
+    bits = 0o755 if mode is None else _parse_mode(mode)
+    uid = os.getuid() if who.uid is None else who.uid
+    gid = os.getgid() if who.gid is None else who.gid
+    with open_store.engine_of(config) as engine:
+        number = engine.transact_now(
+            lambda t: namespaces.create(
+                t, raw, now=time.time_ns(), mode=bits, uid=uid, gid=gid, **wanted
+            )
+        )
+    open_store.tell_node(config, raw, namespace_root(number))
+    click.echo(f"made the {wanted.get('kind') or 'durable'} namespace /{name.strip('/')}")
+
+
+@command.command("set")
+@click.argument("name", type=click.UNPROCESSED)
+@_policy_options
+@settings_options.options("store")
+def set_(
+    name: str,
+    config_file: Path | None,
+    owner: str | None,
+    mode: str | None,
+    **flags: object,
+) -> None:
+    """Change what is named by the options, and nothing else."""
+    from kvfs.meta.records import namespace_root
+    from kvfs.tree import inodes, namespaces
+
+    wanted = namespace_policy.take(flags)
+    if not wanted and owner is None and mode is None:
+        raise click.UsageError(
+            f"nothing to change: give {', '.join(namespace_policy.SHOWN)}, --owner or --mode"
+        )
+    config = settings_options.resolve(config_file, **flags)
+    namespace_tiers.require(config, wanted)
+    raw = open_store.namespace_name(os.fsencode(name))
+    who = _parse_owner(owner)
+    changes = inodes.Changes(
+        mode=None if mode is None else _parse_mode(mode), uid=who.uid, gid=who.gid
+    )
+
+    def change(t: "Transaction") -> int:
+        number, _ = namespaces.by_name(t, raw)
+        namespaces.set_policy(t, number, **wanted)
+        if changes != inodes.Changes():
+            inodes.set_attributes(t, namespace_root(number), changes, time.time_ns())
+        return number
+
+    with open_store.engine_of(config) as engine:
+        number = engine.transact_now(change)
+    open_store.tell_node(config, raw, namespace_root(number))
+
+
+@command.command("remove")
+@click.argument("name", type=click.UNPROCESSED)
+@settings_options.options("store")
+def remove(name: str, config_file: Path | None, **flags: object) -> None:
+    """Remove an empty namespace."""
+    from kvfs.meta.records import namespace_root
+    from kvfs.tree import namespaces
+
+    config = settings_options.resolve(config_file, **flags)
+    raw = open_store.namespace_name(os.fsencode(name))
+    with open_store.engine_of(config) as engine:
+        number = engine.transact_now(lambda t: namespaces.remove(t, raw, time.time_ns()))
+    open_store.tell_node(config, raw, namespace_root(number))
+
+
+@command.command("show")
+@click.argument("name", type=click.UNPROCESSED)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@settings_options.options("store")
+def show(name: str, config_file: Path | None, as_json: bool, **flags: object) -> None:
+    """Show one namespace: policy, owner, use."""
+    config = settings_options.resolve(config_file, **flags)
+    raw = open_store.namespace_name(os.fsencode(name))
+    with open_store.engine_of(config) as engine:
+        facts = engine.read_now(lambda t: _facts_of(t, raw))
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    for key, value in {**_readable(facts), **_of_several(facts)}.items():
+        click.echo(f"{key:<12}{value}")
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@settings_options.options("store")
+def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
+    """List all namespaces."""
+    from kvfs.tree import namespaces
+
+    config = settings_options.resolve(config_file, **flags)
+    with open_store.engine_of(config) as engine:
+        all_facts = engine.read_now(lambda t: [_facts(t, each) for each in namespaces.list_all(t)])
+    if as_json:
+        click.echo(json.dumps(all_facts))
+        return
+    rows = [list(_readable(facts).values()) for facts in all_facts]
+    header = ["NAME", "KIND", "CAPACITY", "EVICTION", "OWNER", "MODE", "USED", "FILES"]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in [header, *rows]:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def _facts_of(t: "Transaction", name: bytes) -> dict[str, Any]:
+    from kvfs.tree import namespaces
+
+    number, namespace = namespaces.by_name(t, name)
+    return _facts(t, namespaces.Listed(number, namespace, namespaces.usage(t, number)))
+
+
+def _facts(t: "Transaction", listed: "Listed") -> dict[str, Any]:
+    from kvfs.meta.records import namespace_root
+    from kvfs.tree import inodes
+
+    top = inodes.read_inode(t, namespace_root(listed.id))
+    return {
+        "name": listed.namespace.name.decode(errors="backslashreplace"),
+        **namespace_policy.facts(listed.namespace),
+        "uid": top.uid,
+        "gid": top.gid,
+        "mode": f"{stat.S_IMODE(top.mode):04o}",
+        "used_bytes": listed.usage.bytes,
+        "inodes": listed.usage.inodes,
+    }
+
+
+def _readable(facts: dict[str, Any]) -> dict[str, str]:
+    return {
+        "name": f"/{facts['name']}",
+        "kind": facts["kind"],
+        "capacity": namespace_policy.shown_capacity(facts["capacity_bytes"]),
+        "eviction": facts["eviction"] or "-",
+        "owner": f"{_user_name(facts['uid'])}:{_group_name(facts['gid'])}",
+        "mode": facts["mode"],
+        "used": format_size(facts["used_bytes"]),
+        "files": str(facts["inodes"]),
+    }
+
+
+def _of_several(facts: dict[str, Any]) -> dict[str, str]:
+    """What `list` has no room for."""
+    return {
+        "media": ",".join(facts["media"]) or "-",
+        "cold": "on" if facts["cold"] else "off",
+        "coherence": facts["coherence"],
+        "replicas": str(facts["replicas"]),
+        "acknowledge": facts["acknowledge"],
+        "locks": facts["locks"],
+    }
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def _parse_mode(text: str) -> int:
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= _PERMISSIONS:
+        raise Invalid(f"'{text}' is not a mode; write it in octal, like 0755")
+    return mode
+
+
+def _parse_owner(text: str | None) -> Owner:
+    if text is None:
+        return Owner(None, None)
+    user, colon, group = text.partition(":")
+    try:
+        uid = (int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid) if user else None
+        gid = (int(group) if group.isdigit() else grp.getgrnam(group).gr_gid) if group else None
+    except KeyError as error:
+        raise Invalid(f"--owner {text}: {error.args[0]}") from None
+    if (uid is None and gid is None) or (colon and not group):
+        raise Invalid(f"--owner {text}: write USER, USER:GROUP or :GROUP")
+    return Owner(uid, gid)

@@ -1,0 +1,154 @@
+"""`kvfs nfs`: which namespaces are exported over NFS, to whom, and who is connected."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli import node_requests, open_store, settings_options
+from cli.group import Group
+from kvfs.base.config import Config
+from kvfs.base.errors import NotFound, NotSupported, Unavailable
+
+if TYPE_CHECKING:
+    from gateway.nfs.exports import Exported, Groups, Squash
+
+
+@click.group("nfs", cls=Group)
+def command() -> None:
+    """NFS: what is exported, to whom, and who is connected.
+
+    `kvfs up --nfs` serves it; nothing is exported before `kvfs nfs export`.
+    """
+
+
+@command.command("export")
+@click.argument("name", type=click.UNPROCESSED)
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="NETWORK",
+    help="Clients that may enter: 10.1.0.0/16 or one address; may be repeated. Default: this host.",
+)
+@click.option(
+    "--squash",
+    type=click.Choice(["none", "root", "all"]),
+    default="root",
+    show_default=True,
+    help="Whose calls are nobody's: no one's, root's, everybody's.",
+)
+@click.option("--read-only", is_flag=True, help="Nothing can be changed through it.")
+@click.option(
+    "--groups",
+    type=click.Choice(["client", "server"]),
+    default="client",
+    show_default=True,
+    help="Who says which groups a user is in: the client, which can name 16, or this host's"
+    " /etc/group (no directory service).",
+)
+@settings_options.options("store")
+def export(
+    name: str,
+    config_file: Path | None,
+    allow: Sequence[str],
+    squash: "Squash",
+    read_only: bool,
+    groups: "Groups",
+    **flags: object,
+) -> None:
+    """Export a namespace as /NAME, or change how it is exported."""
+    from gateway.nfs import exports
+
+    config = settings_options.resolve(config_file, **flags)
+    raw = open_store.namespace_name(os.fsencode(name))
+    wanted = exports.make(allow, squash=squash, read_only=read_only, groups=groups)
+    with open_store.engine_of(config) as engine:
+        engine.transact_now(lambda t: exports.put(t, raw, wanted, time.time_ns()))
+    text = raw.decode()
+    click.echo(f"exported /{text} to {', '.join(wanted.allow)}")
+    served = _have_it_seen(config)
+    if served is None:
+        click.echo("no node that serves NFS runs on this store: `kvfs up --nfs` starts one")
+        return
+    for each in served["exports"]:
+        if each["namespace"] == text and each["problem"]:
+            raise Unavailable(f"/{text} cannot be served: {each['problem']}")
+
+
+@command.command("unexport")
+@click.argument("name", type=click.UNPROCESSED)
+@settings_options.options("store")
+def unexport(name: str, config_file: Path | None, **flags: object) -> None:
+    """Export a namespace no more; its files stay."""
+    from gateway.nfs import exports
+
+    config = settings_options.resolve(config_file, **flags)
+    raw = open_store.namespace_name(os.fsencode(name))
+    with open_store.engine_of(config) as engine:
+        engine.transact_now(lambda t: exports.take_away(t, raw, time.time_ns()))
+    _have_it_seen(config)
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@settings_options.options("store")
+def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
+    """List what is exported, to whom and how."""
+    from gateway.nfs import exports
+
+    config = settings_options.resolve(config_file, **flags)
+    with open_store.engine_of(config) as engine:
+        found = engine.read_now(exports.list_all)
+    if as_json:
+        click.echo(json.dumps([_row(each) for each in found]))
+        return
+    for each in found:
+        how = each.export
+        access = "ro" if how.read_only else "rw"
+        click.echo(
+            f"/{each.name}  {access}  squash {how.squash}  groups by {how.groups}"
+            f"  {', '.join(how.allow)}"
+        )
+
+
+@command.command("clients")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@settings_options.options("store")
+def clients(config_file: Path | None, as_json: bool, **flags: object) -> None:
+    """List the hosts that have a connection now."""
+    config = settings_options.resolve(config_file, **flags)
+    try:
+        found = node_requests.ask(config, "nfs_clients")["clients"]
+    except NotSupported:
+        raise NotFound("the running node serves no NFS: start it with --nfs") from None
+    if as_json:
+        rows = [{"address": address, "connections": count} for address, count in found.items()]
+        click.echo(json.dumps(rows))
+        return
+    for address, count in found.items():
+        click.echo(f"{address}  {count} connection{'s' if count != 1 else ''}")
+
+
+def _row(exported: "Exported") -> dict[str, Any]:
+    how = exported.export
+    return {
+        "namespace": exported.name,
+        "allow": list(how.allow),
+        "squash": how.squash,
+        "read_only": how.read_only,
+        "groups": how.groups,
+    }
+
+
+def _have_it_seen(config: Config) -> dict[str, Any] | None:
+    """Returns when the node of this store serves what is exported now: what it says of it; None
+    where none serves NFS."""
+    with contextlib.suppress(Unavailable, NotSupported):
+        found: dict[str, Any] = node_requests.ask(config, "nfs_look")
+        return found
+    return None

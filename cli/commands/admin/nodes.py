@@ -1,0 +1,216 @@
+"""`kvfs node`: which nodes a cluster has, who may be one, and how one is emptied and removed."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from cli import node_requests, settings_options
+from cli.group import Group
+from kvfs.base.config import Config
+from kvfs.base.control import NoNode
+from kvfs.base.errors import Invalid, NotFound, NotSupported
+from kvfs.base.units import format_size
+
+if TYPE_CHECKING:
+    from kvfs.cluster.secrets import Secrets
+    from kvfs.datastore.layout import Store
+
+_REMOVE_S: Final = 60.0
+"""All files of the node are looked at first."""
+_LEASES: Final = {
+    "held": "held",
+    "left": "none, it was stopped",
+    "unknown": "not known: the engine is silent",
+}
+
+
+@click.group("node", cls=Group)
+def command() -> None:
+    """The nodes that share an engine.
+
+    A node joins when it is started with --engine. The first one makes the cluster's secret; every
+    other one is given it before: on a node that runs `kvfs node secret`, on the new one `kvfs node
+    join`.
+    """
+
+
+def of(config: Config) -> dict[str, Any]:
+    """What the running node says of its cluster's nodes. Raises NotSupported (it is in none),
+    Unavailable (none runs)."""
+    try:
+        report: dict[str, Any] = node_requests.ask(config, "nodes")
+    except NotSupported:
+        raise NotSupported(
+            f"the node on {config.store} is in no cluster: "
+            "`kvfs up --engine redis://HOST` joins one"
+        ) from None
+    return report
+
+
+@command.command("list")
+@settings_options.options("store")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def list_nodes(config_file: Path | None, store: Path | None, as_json: bool) -> None:
+    """Show the nodes of the cluster, as the running node on this host sees them."""
+    config = settings_options.resolve(config_file, store=store)
+    report = of(config)
+    if as_json:
+        click.echo(json.dumps(report))
+        return
+    click.echo(f"cluster {report['cluster']}, seen from node {report['node']} ({report['name']})")
+    click.echo(table(report["nodes"]), nl=False)
+    click.echo(obstacles(report["nodes"]), nl=False)
+
+
+@command.command("drain")
+@click.argument("which", metavar="NODE")
+@click.option("--stop", is_flag=True, help="Give it data again.")
+@settings_options.options("store")
+def drain(which: str, stop: bool, config_file: Path | None, store: Path | None) -> None:
+    """Have all data of a node moved to others while it goes on serving.
+
+    NODE is a number or a name. `kvfs node list` shows it as 'draining', with what is in the way,
+    and as 'drained' when nothing is left: then it can be stopped and removed. Files of a cache that
+    nobody has room for are evicted.
+    """
+    config = settings_options.resolve(config_file, store=store)
+    name = node_requests.ask(config, "drain", {"node": which, "stop": stop})
+    click.echo(f"node {name} is given data again" if stop else f"node {name} is being emptied")
+
+
+@command.command("remove")
+@click.argument("which", metavar="NODE")
+@click.option("--force", is_flag=True, help="Though it runs, or has what no other node has.")
+@settings_options.options("store")
+def remove(which: str, force: bool, config_file: Path | None, store: Path | None) -> None:
+    """Forget a node that does not come back.
+
+    NODE is a number or a name. It is refused while the node runs and was not drained, and where it
+    has files of durable namespaces that no other node has.
+    """
+    config = settings_options.resolve(config_file, store=store)
+    name = node_requests.ask(
+        config, "remove", {"node": which, "force": force}, deadline_s=_REMOVE_S
+    )
+    click.echo(f"node {name} is removed; what it left in the metadata is cleared up")
+
+
+@command.command("join")
+@click.argument("file", type=click.File("r"), default="-")
+@click.option("--again", is_flag=True, help="As a new node: this one was removed, or is a copy.")
+@settings_options.options("store", "engine", "secret_file")
+def join(file: Any, again: bool, config_file: Path | None, **flags: object) -> None:
+    """Take the cluster's secret, so that `kvfs up --engine URL` on this store is let in.
+
+    FILE, or the standard input, holds what `kvfs node secret` printed on another node. A node that
+    runs takes a new secret too, within seconds.
+    """
+    import trio
+
+    from kvfs.cluster import membership, node_identity, secrets
+    from kvfs.datastore import layout
+
+    config = settings_options.resolve(config_file, **flags)
+    if not config.engine:
+        raise Invalid("which cluster? name the engine that its nodes share with --engine")
+    if file.isatty():
+        raise Invalid("the secret is not typed: pipe `kvfs node secret` of another node in")
+    those = secrets.parse(file.read(secrets.LIMIT), "what was given")
+    trio.run(membership.check_secrets, config.engine, those)
+    store = layout.create_store(config.store)
+    if again:
+        _be_new(store)
+    layout.guarded(store.root, lambda: node_identity.keep_secrets(_secret_file(config), those))
+    click.echo(f"the store {store.root} has the secret of the cluster {those.cluster}")
+
+
+@command.command("secret")
+@click.option("--rotate", "change", flag_value="rotate", help="Make a new one, valid beside it.")
+@click.option("--retire", "change", flag_value="retire", help="Only the newest is valid from now.")
+@settings_options.options("store")
+def secret(change: str | None, config_file: Path | None, store: Path | None) -> None:
+    """Print the cluster's secret, for `kvfs node join` on another host.
+
+    To replace it: --rotate, bring what that prints to every other node with `kvfs node join`, then
+    --retire.
+    """
+    config = settings_options.resolve(config_file, store=store)
+    try:
+        text = node_requests.ask(config, "secret", {"change": change})
+    except NoNode:
+        if change is not None:
+            raise
+        text = _read_secrets(config).as_text()
+    if change != "retire":
+        sys.stdout.write(text)
+
+
+def table(nodes: list[dict[str, Any]]) -> str:
+    """For people, and whole however narrow the terminal is."""
+    rows = [("NODE", "NAME", "STATE", "LEASE", "PLACE", "PEER", "FREE", "OF", "VERSION")]
+    rows += [_row(each) for each in nodes]
+    widths = [max(len(text) for text in column) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+    return "".join(f"  {line.rstrip()}\n" for line in lines)
+
+
+def obstacles(nodes: list[dict[str, Any]]) -> str:
+    """What keeps nodes that are drained from being empty; a line for each."""
+    return "".join(
+        f"  node {each['number']} ({each['name']}) still has {each['obstacle']}\n"
+        for each in nodes
+        if each["state"] == "draining" and each["obstacle"]
+    )
+
+
+def _row(shown: dict[str, Any]) -> tuple[str, str, str, str, str, str, str, str, str]:
+    place = "/".join(part for part in (shown["zone"], shown["rack"]) if part)
+    return (
+        str(shown["number"]),
+        shown["name"],
+        shown["state"],
+        _LEASES.get(shown["lease"], f"lost for {shown['silent_s']:.0f} s"),
+        place or "-",
+        shown["peer"] or "-",
+        format_size(shown["free_bytes"]),
+        format_size(shown["capacity_bytes"]),
+        shown["version"],
+    )
+
+
+def _secret_file(config: Config) -> Path:
+    from kvfs.cluster import node_identity
+
+    return Path(config.secret_file) if config.secret_file else config.store / node_identity.SECRETS
+
+
+def _read_secrets(config: Config) -> "Secrets":
+    from kvfs.cluster import node_identity
+
+    path = _secret_file(config)
+    found = node_identity.read_secrets(path)
+    if found is None:
+        raise NotFound(f"there is no secret of a cluster in {path}: is this store a node of one?")
+    return found
+
+
+def _be_new(store: "Store") -> None:
+    from kvfs.cluster import node_identity
+    from kvfs.datastore import layout
+
+    store.lock()
+    try:
+        if node_identity.which_node(store) is None:
+            raise Invalid(
+                f"the store {store.root} was never a node of a cluster: leave --again out"
+            )
+        layout.guarded(store.root, lambda: layout.be_new_node(store))
+        node_identity.forget_node(store)
+    finally:
+        store.unlock()

@@ -1,0 +1,1 @@
+"""Files by their paths: ls, stat, put, get, rm, import, export, copies."""

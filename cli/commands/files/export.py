@@ -1,0 +1,33 @@
+"""`kvfs export`: files become objects of an S3 bucket."""
+
+import os
+from pathlib import Path
+
+import click
+
+from cli import settings_options
+from cli.commands.files import import_export
+
+
+@click.command("export")
+@click.argument("path", type=click.UNPROCESSED)
+@click.argument("target", type=click.UNPROCESSED)
+@import_export.options
+@settings_options.options("store")
+def command(
+    path: str,
+    target: str,
+    config_file: Path | None,
+    endpoint: str | None,
+    jobs: int,
+    **flags: object,
+) -> None:
+    """Copy the file or tree PATH to TARGET (s3://BUCKET/PREFIX).
+
+    What is there already with the same size, and is not older, is left alone, and of a large file
+    the parts that are: run it again to go on after an interruption. Credentials come by the usual
+    AWS settings.
+    """
+    config = settings_options.resolve(config_file, **flags)
+    with import_export.of(config, target, endpoint, jobs, f"export {path}") as (moving, location):
+        import_export.tell("exported", moving.export(os.fsencode(path), location))

@@ -1,0 +1,86 @@
+"""What `kvfs import` and `kvfs export` share."""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from cli import interrupts, open_store
+from cli.presentation import progress
+from kvfs.base.config import Config
+from kvfs.base.errors import NotSupported
+from kvfs.base.printable import printable
+from kvfs.base.units import format_size
+
+if TYPE_CHECKING:
+    from kvfs.admin.import_export import Moved, Trees
+    from kvfs.transfer.cold.endpoint import Location
+
+_JOBS: Final = 8
+_MOST_JOBS: Final = 64
+
+
+def options(function: Any) -> Any:
+    """The options of both."""
+    for option in (
+        click.option(
+            "--jobs",
+            type=click.IntRange(1, _MOST_JOBS),
+            default=_JOBS,
+            show_default=True,
+            help="Files moved at once.",
+        ),
+        click.option("--endpoint", metavar="URL", help="Of the S3 service (AWS_ENDPOINT_URL)."),
+    ):
+        function = option(function)
+    return function
+
+
+@contextlib.contextmanager
+def of(
+    config: Config, place: str, url: str | None, jobs: int, what: str
+) -> Iterator[tuple["Trees", "Location"]]:
+    """Moves trees between the store and this place, with a bar that counts the bytes."""
+    from kvfs.admin.import_export import Trees
+    from kvfs.transfer.cold.endpoint import Endpoint, parse
+
+    location = parse(place)
+    lock, moved = threading.Lock(), 0
+    with (
+        open_store.client_of(config) as client,
+        contextlib.closing(Endpoint(location.bucket, url)) as endpoint,
+        _ending_at_once(),
+        progress.shown(what, None) as step,
+    ):
+
+        def told(size: int) -> None:
+            nonlocal moved
+            with lock:
+                moved += size
+                step(moved)
+
+        yield Trees(client, endpoint, told, jobs=jobs), location
+
+
+@contextlib.contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """Ctrl-C waits for no thread, which may wait for an answer: what is not whole has no name yet,
+    and goes as that of a killed process."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("kvfs: interrupted: run it again to go on", file=sys.stderr, flush=True)
+        interrupts.end()
+
+
+def tell(done: str, moved: "Moved") -> None:
+    """The result, in one line. Raises NotSupported where something had to be left out."""
+    there = f"; {moved.there} were there" if moved.there else ""
+    click.echo(f"{done} {moved.files} files, {format_size(moved.bytes)}{there}")
+    for each in moved.left_out:
+        click.echo(f"left out: {printable(str(each))}", err=True)
+    if moved.left_out_files:
+        raise NotSupported(f"{moved.left_out_files} were left out")

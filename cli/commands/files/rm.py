@@ -1,0 +1,61 @@
+"""`kvfs rm`: remove files and, asked to, directories with what is in them."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli import open_store, settings_options
+from kvfs.base.errors import IsADirectory, NotFound
+from kvfs.session.paths import parse_name
+
+if TYPE_CHECKING:
+    from kvfs.client import Client
+
+
+@click.command("rm")
+@click.argument("paths", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PATH...")
+@settings_options.options("store")
+@click.option("-r", "--recursive", is_flag=True, help="Remove directories with all they hold.")
+@click.option("-f", "--force", is_flag=True, help="What is not there is no error.")
+def command(
+    paths: tuple[str, ...],
+    config_file: Path | None,
+    recursive: bool,
+    force: bool,
+    **flags: object,
+) -> None:
+    """Remove files. A top-level directory is a namespace: -r removes that too."""
+    config = settings_options.resolve(config_file, **flags)
+    with open_store.client_of(config) as client:
+        for path in map(os.fsencode, paths):
+            try:
+                _remove(client, path, recursive=recursive)
+            except NotFound:
+                if not force:
+                    raise
+
+
+def _remove(client: "Client", path: bytes, *, recursive: bool) -> None:
+    if not client.stat(path).is_directory:
+        client.remove(path)
+    elif recursive:
+        parse_name(path)  # `/` and what ends with `..` are refused before anything is gone
+        _remove_tree(client, path)
+    else:
+        raise IsADirectory(f"{os.fsdecode(path)} is a directory: -r removes it with all it holds")
+
+
+def _remove_tree(client: "Client", path: bytes) -> None:
+    """Depth first; what others remove meanwhile is gone, as wanted."""
+    for entry in client.list(path):
+        below = path.rstrip(b"/") + b"/" + entry.name
+        try:
+            if entry.is_directory:
+                _remove_tree(client, below)
+            else:
+                client.remove(below)
+        except NotFound:
+            continue
+    client.rmdir(path)

@@ -1,0 +1,109 @@
+"""`kvfs stat`: what is known of a file or directory."""
+
+import json
+import os
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli import open_store, settings_options
+from kvfs.base.printable import printable
+from kvfs.base.units import format_size
+from kvfs.client import Stat
+
+_KINDS = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFBLK: "block device",
+    stat.S_IFCHR: "character device",
+}
+
+
+@click.command("stat")
+@click.argument("paths", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PATH...")
+@settings_options.options("store")
+@click.option("--json", "as_json", is_flag=True, help="For machines: one object on each line.")
+def command(
+    paths: tuple[str, ...], config_file: Path | None, as_json: bool, **flags: object
+) -> None:
+    """Show type, size, times, owner and checksum."""
+    config = settings_options.resolve(config_file, **flags)
+    with open_store.client_of(config) as client:
+        for path in paths:
+            found = client.stat(os.fsencode(path))
+            bucket = _bucket(path, found)
+            if as_json:
+                shown = as_json_object(found)
+                if bucket is not None:
+                    shown["s3_bucket"] = bucket
+                click.echo(json.dumps(shown))
+            else:
+                click.echo(_readable(path, found, bucket))
+
+
+def as_json_object(found: Stat) -> dict[str, Any]:
+    """Names that are not UTF-8 have their bytes as backslash escapes."""
+    return {
+        "name": found.name.decode(errors="backslashreplace"),
+        "kind": kind(found),
+        "inode": found.ino,
+        "mode": f"{stat.S_IMODE(found.mode):04o}",
+        "uid": found.uid,
+        "gid": found.gid,
+        "links": found.nlink,
+        "size_bytes": found.size,
+        "disk_bytes": found.blocks * 512,
+        "atime_ns": found.atime_ns,
+        "mtime_ns": found.mtime_ns,
+        "ctime_ns": found.ctime_ns,
+        "target": found.target.decode(errors="backslashreplace") or None,
+        "xxh3_128": found.checksum.hex() or None,
+    }
+
+
+def _bucket(path: str, found: Stat) -> bool | None:
+    """Whether a top-level directory is a bucket of the S3 API; None: it is no such directory."""
+    from s3api.model.addressing import is_bucket_name
+
+    name = path.strip("/")
+    if "/" in name or not name or not found.is_directory:
+        return None
+    return is_bucket_name(name)
+
+
+def kind(found: Stat) -> str:
+    """The type, in a word."""
+    return _KINDS.get(stat.S_IFMT(found.mode), "unknown")
+
+
+def _readable(path: str, found: Stat, bucket: bool | None) -> str:
+    disk = format_size(found.blocks * 512)
+    rows = [
+        ("path", printable(path)),
+        ("kind", kind(found)),
+        ("size", f"{found.size} bytes, {disk} on disk"),
+        ("mode", f"{stat.filemode(found.mode)} {found.uid}:{found.gid}"),
+        ("inode", f"{found.ino:#x}, {found.nlink} link{'' if found.nlink == 1 else 's'}"),
+        ("read", _when(found.atime_ns)),
+        ("written", _when(found.mtime_ns)),
+        ("changed", _when(found.ctime_ns)),
+    ]
+    if bucket is not None:
+        absent = "absent: not a legal name of a bucket (3 to 63 of a-z 0-9 . -)"
+        rows.append(("s3", "a bucket" if bucket else absent))
+    if found.is_symlink:
+        rows.append(("target", printable(os.fsdecode(found.target))))
+    if found.is_file:
+        rows.append(("xxh3-128", found.checksum.hex() or "not computed yet"))
+    return "\n".join(f"{name:<10}{value}" for name, value in rows)
+
+
+def _when(time_ns: int) -> str:
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09d} UTC"

@@ -1,0 +1,1 @@
+"""Model weights: what they are made of, loads and their speed."""

@@ -1,0 +1,49 @@
+"""`kvfs model prefetch`: have checkpoints brought to nodes before they are loaded there."""
+
+import os
+from pathlib import Path
+
+import click
+
+from cli import settings_options
+from cli.commands.files import mounted_path, prefetch
+from gds.format.checkpoint import indexes_in, is_index, shards_of
+from kvfs.base.config import Config
+from kvfs.base.errors import NotSupported
+from kvfs.client.mount.backing_file import within_mount
+
+
+@click.command("prefetch")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH...")
+@prefetch.to_nodes
+@settings_options.options("store")
+def command(
+    paths: tuple[str, ...], targets: tuple[str, ...], config_file: Path | None, **flags: object
+) -> None:
+    """Bring checkpoints to nodes before they are loaded.
+
+    Of an index the shards that it names, of a directory all that lies in it: configuration and
+    tokenizer too. Nodes fetch from each other, so that many take hardly longer than one.
+    """
+    config = settings_options.resolve(config_file, **flags)
+    found = [
+        os.fsdecode(within_mount(file)) for path in paths for file in _files(_found(config, path))
+    ]
+    prefetch.bring(config, found, targets)
+
+
+def _found(config: Config, path: str) -> Path:
+    """Raises NotFound, NotSupported."""
+    place = mounted_path.find(config, path)
+    if not mounted_path.is_on_mount(place):
+        raise NotSupported(f"{path} is on no mount of KVFS: it is where it is")
+    return Path(place)
+
+
+def _files(path: Path) -> list[Path]:
+    """What belongs to it. Raises NotFound (also of what an index names), Corrupt, Invalid."""
+    if is_index(path):
+        return [path, *(shard.path for shard in shards_of(path))]
+    for index in indexes_in(path):
+        shards_of(index)
+    return [path]

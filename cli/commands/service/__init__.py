@@ -1,0 +1,1 @@
+"""A node as a service: up, down, status, doctor, mount."""

@@ -1,0 +1,55 @@
+"""What `kvfs up` makes where nothing was, taken away again when the start fails."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from cli.presentation import exits
+from kvfs.base.config import Config
+
+
+class Fresh:
+    """Looks, before a start, for what is not there yet: a store, the directories above it and
+    above the mountpoint."""
+
+    def __init__(self, config: Config, *, mounted: bool) -> None:
+        self._store = config.store.absolute()
+        self._is_new = not os.path.lexists(self._store / "format")
+        self._missing = list(_missing(self._store))
+        if mounted:
+            self._missing += _missing(config.mount.absolute())
+        self._started = False
+
+    def started(self) -> None:
+        """From here on nothing is taken away."""
+        self._started = True
+
+    @contextlib.contextmanager
+    def kept_if_started(self) -> Iterator[None]:
+        """Where the block fails before `started`, everything that it made goes: a store only while
+        it has never held a file. After a bug all stays, with the log."""
+        try:
+            yield
+        except BaseException as error:
+            if not self._started and exits.exit_code(error) != exits.BUG:
+                self._remove()
+            raise
+
+    def _remove(self) -> None:
+        from gateway.bare_directory import open_to_writers
+        from kvfs.datastore import layout
+
+        if self._is_new:
+            layout.remove_unused(self._store)
+        for directory in self._missing:
+            open_to_writers(directory)
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+
+
+def _missing(path: Path) -> Iterator[Path]:
+    """The directory and those above it that are not there, deepest first."""
+    while not os.path.lexists(path):
+        yield path
+        path = path.parent

@@ -1,0 +1,225 @@
+"""`kvfs status`: what a running node does, for people and machines."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from cli import node_requests, settings_options
+from cli.commands.admin import nodes
+from kvfs.base.units import format_size
+
+_DOORS: Final = {"mount": "by the mount", "s3": "by S3", "client": "by clients"}
+_EVICTED: Final = {
+    "namespace_full": "namespace full",
+    "store_full": "store full",
+    "drained": "node drained",
+}
+
+
+@click.command("status")
+@settings_options.options("store")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def command(config_file: Path | None, store: Path | None, as_json: bool) -> None:
+    """Show the running node: mount, fast path, space, evictions, S3."""
+    config = settings_options.resolve(config_file, store=store)
+    status = node_requests.ask(config, "status")
+    if as_json:
+        click.echo(json.dumps(status))
+    else:
+        _show(status)
+
+
+def _show(status: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from cli.commands.service.up import summary
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(summary(status).split("\n", 1)[1].rstrip(), markup=False)
+    console.print(
+        f"  {'memory':<8}{format_size(status['rss_bytes'])} resident, "
+        f"up for {status['uptime_s']:.0f} s\n",
+        markup=False,
+    )
+    if lent := _lent(status):
+        console.print(lent, markup=False)
+    if (left := status["engine"]["reserve_left"]) < 1:
+        console.print(
+            f"  the store's DISK IS FULL: what adds is refused, what removes goes on ({left:.0%} of"
+            " the metadata's reserve is left)\n",
+            markup=False,
+        )
+    for path in status["engine"]["damaged_metadata"]:
+        console.print(
+            f"  a start found the metadata's journal or base DAMAGED, the log says what it gave up:"
+            f" {path} keeps it until you remove it\n",
+            markup=False,
+        )
+    if (s3 := status.get("s3")) is not None:
+        console.print(_served(s3), markup=False)
+    if (nfs := status.get("nfs")) is not None:
+        console.print(_exported(nfs), markup=False)
+    if (cluster := status.get("cluster")) is not None:
+        console.print(_membership(cluster), markup=False)
+        if not cluster["holds_lease"]:
+            console.print(_silent(status["engine"]), markup=False)
+        if (refusal := status["engine"]["mirror_refusal"]) is not None:
+            console.print(
+                "  the mirror of the metadata CANNOT TAKE what other nodes commit: strict"
+                f" namespaces are errors, caches are misses ({refusal})",
+                markup=False,
+            )
+        if status["engine"]["is_full"]:
+            console.print(
+                "  the engine's MEMORY IS FULL: what adds is refused, what removes goes on",
+                markup=False,
+            )
+        console.print(nodes.table(cluster["nodes"]), markup=False)
+        if stuck := nodes.obstacles(cluster["nodes"]):
+            console.print(stuck, markup=False)
+    metadata = format_size(status["engine"]["bytes"])
+    console.print(f"  metadata take {metadata} of the store's disk", markup=False)
+    table = Table("NAMESPACE", "KIND", box=box.SIMPLE_HEAD)
+    for name in ("USED", "CAPACITY", "FILES"):
+        table.add_column(name, justify="right")
+    for space in status["namespaces"]:
+        table.add_row(
+            space["name"],
+            space["kind"],
+            format_size(space["used_bytes"]),
+            format_size(space["capacity_bytes"]) if space["capacity_bytes"] else "-",
+            str(space["inodes"]),
+        )
+    console.print(table)
+    if (written := status["former_writers"])["files"]:
+        size = format_size(written["bytes"])
+        console.print(
+            f"  {written['files']} files, {size}, that programs write by a mount that is gone are "
+            "being copied: who opens them waits\n",
+            markup=False,
+        )
+    if (held := status["held"])["files"]:
+        size = format_size(held["bytes"])
+        console.print(f"  removed, but held open by programs: {held['files']} files, {size}")
+    counters = status["counters"]
+    for reason, meaning in _EVICTED.items():
+        if files := counters[f"evicted_files_{reason}"]:
+            size = format_size(counters[f"evicted_bytes_{reason}"])
+            console.print(f"  evicted {files} files, {size}: {meaning}")
+    for door, meaning in _DOORS.items():
+        counts = status["misses"].get(door, {})
+        missed = [
+            f"{count} {reason.replace('_', ' ')}" for reason, count in counts.items() if count
+        ]
+        if missed:
+            console.print(f"  looked for {meaning} and not there: {', '.join(missed)}")
+    if refused := counters["refused_no_space"]:
+        console.print(f"  refused {refused} creates: no space")
+    if (replicas := status.get("replicas")) is not None:
+        console.print(_replicated(replicas, status["cluster"]["nodes"]), markup=False)
+    console.print(_scrubbed(status), markup=False)
+
+
+def _lent(status: dict[str, Any]) -> str:
+    """The places beside the store's directory."""
+    lines = [
+        f"  {each['medium']:<8}{each['path']}, {format_size(each['used_bytes'])} of "
+        f"{format_size(each['capacity_bytes'])}"
+        if not each["medium"].startswith("shared:")
+        else f"  {'shared':<8}{each['path']} ({each['medium'].removeprefix('shared:')})"
+        for each in status["tiers"]
+    ]
+    if (cold := status["cold"]) is not None:
+        sent = format_size(status["counters"]["cold_sent_bytes"])
+        fetched = format_size(status["counters"]["cold_fetched_bytes"])
+        away = "" if cold["answers"] else "; it DOES NOT ANSWER"
+        lines.append(f"  {'cold':<8}{cold['place']}, {sent} sent, {fetched} fetched{away}")
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _membership(cluster: dict[str, Any]) -> str:
+    """What this node is in its cluster."""
+    lease = "" if cluster["holds_lease"] else "; its LEASE IS LOST: it serves no other node"
+    return (
+        f"  {'cluster':<8}{cluster['cluster']}, node {cluster['node']} ({cluster['name']}), "
+        f"incarnation {cluster['incarnation']}{lease}{_transport(cluster['rdma'])}"
+    )
+
+
+def _silent(engine: dict[str, Any]) -> str:
+    return (
+        f"  the ENGINE DOES NOT ANSWER, for {engine['silent_s']:.0f} s: strict namespaces are "
+        "errors, caches are misses"
+    )
+
+
+def _transport(rdma: dict[str, Any] | None) -> str:
+    """What is worth a word of it."""
+    if rdma is None:
+        return ""
+    if not rdma["over"]:
+        return f"; transport rdma, but {rdma['reason']}: over TCP"
+    device = "" if rdma["over"] == "rdma" else ", without a device"
+    return f"; transport rdma{device}"
+
+
+def _replicated(replicas: dict[str, Any], others: list[dict[str, Any]]) -> str:
+    """What copies files of the cluster lack, and what this node is doing about it."""
+    counted = [each["lacking_files"] for each in others if each["lease"] == "held"]
+    lacking = f"{sum(counted)} files lack" if counted else "it is not known how many files lack"
+    lines = [
+        f"  {lacking} copies; of those that this node has made, "
+        f"{replicas['in_progress']} are under way, {replicas['waiting']} wait"
+    ]
+    if lost := replicas["without_holder"]:
+        lines.append(f"  {lost} files of nodes that went are on no node that is there")
+    if (left := replicas["draining_files_left"]) is not None:
+        lines.append(f"  draining: {left} files are left here")
+    return "\n".join(lines)
+
+
+def _scrubbed(status: dict[str, Any]) -> str:
+    """What was compared with its checksums, and what is in quarantine."""
+    counters, scrub = status["counters"], status["scrub"]
+    lines = [
+        f"  scrubbed {counters['scrubbed_files']} files, "
+        f"{format_size(counters['scrubbed_bytes'])}"
+        f"{', going on' if scrub['running'] else ''}; {counters['scrub_damaged']} were damaged"
+    ]
+    if (kept := status["quarantine"])["files"]:
+        size = format_size(kept["used_bytes"])
+        lines.append(f"  in quarantine: {kept['files']} data files, {size}; see kvfs quarantine")
+    return "\n".join(lines)
+
+
+def _exported(nfs: dict[str, Any]) -> str:
+    """What is exported over NFS, and whether it is served."""
+    names = [f"/{each['namespace']}" for each in nfs["exports"]]
+    what = ", ".join(names) if names else "nothing is exported"
+    if nfs["is_serving"]:
+        how = f"{nfs['clients']} clients, {nfs['connections']} connections"
+    else:
+        how = f"NOT SERVED: {nfs['problem']}"
+    lines = [f"  {'nfs':<8}{nfs['endpoint']}: {what}; {how}, {nfs['restarts']} restarts"]
+    lines += [
+        f"  {'':<8}/{each['namespace']} is NOT SERVED: {each['problem']}"
+        for each in nfs["exports"]
+        if each["problem"]
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _served(s3: dict[str, Any]) -> str:
+    """What the S3 API has done."""
+    sent, received = format_size(s3["sent_bytes"]), format_size(s3["received_bytes"])
+    lines = [
+        f"  {'s3':<8}{s3['requests']} requests, {sent} sent, {received} received, "
+        f"{s3['connections']} connections",
+        f"  {'':<8}{len(s3['workers'])} of {s3['wanted_workers']} workers, "
+        f"{format_size(s3['rss_bytes'])} resident, {s3['restarts']} restarts\n",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,289 @@
+"""`kvfs up`: start a node, mount it and serve it over S3, in the foreground or detached."""
+
+import errno
+import json
+import logging
+import os
+import select
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import click
+
+from cli import settings_options
+from cli.commands.service.fresh_start import Fresh
+from cli.presentation import exits
+from kvfs.base import log_lines
+from kvfs.base.config import Config
+from kvfs.base.errors import Corrupt, Unavailable
+from kvfs.base.units import format_size
+from kvfs.base.version import VERSION
+
+if TYPE_CHECKING:
+    from s3api.auth.credentials import Credentials
+
+log = logging.getLogger(__name__)
+_SILENT_S: Final = 30.0
+"""A start that takes longer waits for something."""
+_LOG_LIMIT_BYTES: Final = 10 << 20
+_FASTEST: Final = "the kernel reads and writes the data files itself"
+
+
+@click.command("up")
+@settings_options.options(*settings_options.NAMES)
+@click.option(
+    "--no-passthrough",
+    is_flag=True,
+    help="Do not use kernel passthrough (the same as --mode relay).",
+)
+@click.option("--no-mount", is_flag=True, help="Run the node without a mount; see `kvfs mount`.")
+@click.option(
+    "--daemon", is_flag=True, help="Return when mount and S3 answer; go on in the background."
+)
+@click.option("--no-s3", is_flag=True, help="Do not serve S3 (the same as --s3 off).")
+def command(
+    config_file: Path | None,
+    no_passthrough: bool,
+    no_mount: bool,
+    no_s3: bool,
+    daemon: bool,
+    **flags: object,
+) -> None:
+    """Start a node on a store, mount it and serve it over S3.
+
+    SIGTERM and ^C unmount and stop it.
+    """
+    if no_s3:
+        if flags["s3"] not in (None, "off"):
+            raise click.UsageError(f"--no-s3 does not go with --s3 {flags['s3']}")
+        flags["s3"] = "off"
+    if no_passthrough:
+        if flags["mode"] not in (None, "relay"):
+            raise click.UsageError(f"--no-passthrough does not go with --mode {flags['mode']}")
+        flags["mode"] = "relay"
+    config = settings_options.resolve(config_file, **flags)
+    if no_mount and config.nfs != "off":
+        raise click.UsageError("NFS is served over the mount: --nfs does not go with --no-mount")
+    _refuse_place(config, mounted=not no_mount)
+    fresh = Fresh(config, mounted=not no_mount)
+    if daemon:
+        _start_detached(config, fresh, mounted=not no_mount)
+    else:
+        _run(config, fresh, mounted=not no_mount, on_ready=_present)
+
+
+def _refuse_place(config: Config, *, mounted: bool) -> None:
+    """What stands in the way of a new store is found before one is made. With an old store the
+    mountpoint comes after the lock: who holds the store is what a second `up` is told."""
+    from gateway import mountpoint
+
+    mountpoint.refuse_nested(config.store)
+    mountpoint.end_dead(config.mount, config.store / "lock")
+    if mounted and not os.path.exists(config.store / "format"):
+        mountpoint.check(config.mount, config.store)
+
+
+OnReady = Callable[[dict[str, Any], str], None]
+"""Gets the status, and what must be shown once and logged nowhere (empty: nothing)."""
+
+
+def _run(config: Config, fresh: Fresh, *, mounted: bool, on_ready: OnReady) -> None:
+    # Imported here: `--help` and a daemon's parent need neither trio nor the engine.
+    import trio
+
+    from gateway import service
+    from s3api.server.companion import Serving, is_wanted
+
+    log_lines.begin(config.log_level)
+    serving = Serving(config)
+
+    def ready(status: dict[str, Any]) -> None:
+        fresh.started()
+        on_ready(status, welcome(config, serving.first))
+
+    companions: list[service.Companion] = [serving] if is_wanted(config) else []
+    if config.nfs != "off":
+        from gateway.nfs.serving import Serving as NfsServing
+
+        companions.append(NfsServing(config))
+    with fresh.kept_if_started():
+        try:
+            trio.run(
+                lambda: service.run(config, mounted=mounted, on_ready=ready, companions=companions)
+            )
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that ended the service: where several did, the first is shown and all are in the
+    log."""
+    if len(group.exceptions) > 1:
+        log.error("several parts failed", exc_info=group)
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _present(status: dict[str, Any], once: str) -> None:
+    sys.stdout.write(summary(status) + once)
+    sys.stdout.flush()
+
+
+def welcome(config: Config, first: "Credentials | None") -> str:
+    """The key pair that the first start made, for people."""
+    if first is None:
+        return ""
+    return (
+        f"\nThe S3 API has a first user, admin, who may do everything. This is shown once:\n"
+        f"  access key  {first.access_key}\n"
+        f"  secret      {first.secret}\n"
+        f"It is also in {config.store}/s3-credentials; "
+        f"`kvfs s3 env --store {config.store}` sets a shell up.\n"
+    )
+
+
+def summary(status: dict[str, Any]) -> str:
+    """The start-up summary: what runs where, and which fast path is active and why."""
+    from gateway.mountpoint import hidden
+
+    store, engine, mount = status["store"], status["engine"], status["mount"]
+    rows = [
+        ("mount", mount["mountpoint"] if mount else "none; `kvfs mount DIR` makes one"),
+        *([("hidden", hidden(mount["mountpoint"], mount["hides"]))] if _hides(mount) else []),
+        ("path", f"{mount['mode']}: {mount['reason'] or _FASTEST}" if mount else "none"),
+        ("store", f"{store['path']} ({store['filesystem']})"),
+        (
+            "space",
+            f"{format_size(store['free_bytes'])} free of a limit of "
+            f"{format_size(store['capacity_bytes'])}",
+        ),
+        ("engine", f"{engine['name']}: {engine['durability']}"),
+        *_served(status),
+        ("start", f"{status['start_s']:.2f} s, process {status['pid']}"),
+    ]
+    lines = [f"kvfs {VERSION} is up"] + [f"  {name:<8}{text}" for name, text in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _hides(mount: dict[str, Any] | None) -> bool:
+    return bool(mount and mount.get("hides"))  # a node of an older version does not say
+
+
+def _served(status: dict[str, Any]) -> list[tuple[str, str]]:
+    s3, admin = status.get("s3"), status.get("admin")
+    rows = []
+    if s3 is not None:
+        rows.append(("s3", f"{s3['endpoint']} ({len(s3['workers'])} workers)"))
+    if (nfs := status.get("nfs")) is not None:
+        exported = ", ".join(f"/{each['namespace']}" for each in nfs["exports"])
+        where = f"{nfs['endpoint']} (version {', '.join(nfs['versions'])})"
+        rows.append(("nfs", f"{where}: {exported or 'nothing is exported, see kvfs nfs export'}"))
+    if admin is not None:
+        rows.append(("admin", f"{admin['endpoint']}/metrics, /health/live, /health/ready"))
+    return rows
+
+
+# ---- detached
+
+
+def _start_detached(config: Config, fresh: Fresh, *, mounted: bool) -> None:
+    """Fork, let the child report, and end with what it reported.
+
+    A fork and not a new interpreter: what is imported already need not be imported again.
+    """
+    with fresh.kept_if_started():
+        log_path, output = _open_log(config)
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _be_daemon(config, fresh, writer, output, mounted=mounted)
+    os.close(writer)
+    os.close(output)
+    with open(reader, "rb") as pipe:
+        if not select.select([pipe], [], [], _SILENT_S)[0]:
+            print(f"kvfs: still starting, its log is {log_path}", file=sys.stderr)
+        report = pipe.read()
+    if not report:
+        raise Unavailable(f"the node died while it started; its log is {log_path}")
+    answer = json.loads(report)
+    if "error" in answer:
+        os.waitpid(child, 0)
+        print(f"kvfs: {answer['error']}", file=sys.stderr)
+        sys.exit(answer["code"])
+    _present(answer["status"], answer["once"])
+
+
+def _be_daemon(
+    config: Config, fresh: Fresh, writer: int, output: int, *, mounted: bool
+) -> NoReturn:
+    """The child's life. It never returns into the parent's code."""
+    reported = False
+
+    def ready(status: dict[str, Any], once: str) -> None:
+        for line in summary(status).splitlines():
+            log.info("%s", line)
+        report({"status": status, "once": once})
+
+    def report(answer: dict[str, Any]) -> None:
+        nonlocal reported
+        os.write(writer, json.dumps(answer).encode())
+        os.close(writer)
+        reported = True
+
+    code = 0
+    try:
+        os.setsid()
+        os.chdir("/")
+        _redirect(output)
+        _close_others(writer)
+        _run(config, fresh, mounted=mounted, on_ready=ready)
+    except BaseException as error:
+        code = exits.exit_code(error)
+        log.error("the node stopped: %s", exits.describe(error), exc_info=code == exits.BUG)
+        if not reported:
+            report({"error": exits.describe(error), "code": code})
+    finally:
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _open_log(config: Config) -> tuple[Path, int]:
+    """The log of the store, made where it is missing: its path and a descriptor.
+
+    Done before the fork: a store that cannot be written is told to the caller. Raises ReadOnly,
+    NoSpace, Invalid, Corrupt (the disk fails).
+    """
+    from kvfs.datastore import layout
+
+    try:
+        path = layout.create_store(config.store).run / "kvfs.log"
+        if path.exists() and path.stat().st_size > _LOG_LIMIT_BYTES:
+            path.replace(path.with_suffix(".log.1"))
+        return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise Corrupt(
+                f"the disk of the store {config.store} fails ({error.strerror}): look into the "
+                "kernel's log (dmesg), then unmount it, check it and mount it again"
+            ) from error
+        raise layout.translate(error, config.store) from error
+
+
+def _redirect(output: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(null)
+    os.close(output)
+
+
+def _close_others(kept: int) -> None:
+    """Close what the caller had open beside the standard streams: it may wait for its end."""
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))

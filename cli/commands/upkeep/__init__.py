@@ -1,0 +1,1 @@
+"""Stores and engines: fsck, scrub, quarantine, rebuild."""

@@ -1,0 +1,69 @@
+"""A store opened beside its node, or without one: the engine lets several processes in."""
+
+import base64
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from cli import node_requests
+from kvfs.base.config import Config
+from kvfs.base.errors import Invalid, Unavailable
+from kvfs.meta.records import ROOT_INODE
+
+if TYPE_CHECKING:
+    from kvfs.client import Client
+    from kvfs.meta.blocking_engine import BlockingEngine
+    from kvfs.session.session import Session
+
+_SEPARATOR: Final = b"/"
+
+
+class _Engine:
+    """The metadata of a store; what is written beside a node of a cluster goes through it."""
+
+    def __init__(self, session: "Session") -> None:
+        self.read_now = session.read_as_it_is
+        self.transact_now = session.write
+        self.sync_now = session.sync
+
+
+@contextlib.contextmanager
+def engine_of(config: Config) -> Iterator["BlockingEngine"]:
+    """The metadata engine of an existing store. Raises NotFound, Invalid (somebody else's
+    directory), Corrupt."""
+    from kvfs.session import session
+
+    opened = session.acquire(config.store)
+    try:
+        yield _Engine(opened)
+    finally:
+        session.release(opened)
+
+
+@contextlib.contextmanager
+def client_of(config: Config) -> Iterator["Client"]:
+    """The Python API on a store, with or without a running node."""
+    from kvfs.client import Client
+
+    with Client(store=config.store) as client:
+        yield client
+
+
+def tell_node(config: Config, name: bytes, ino: int) -> None:
+    """A running node's mount forgets what its kernel knows of a top-level name; without a node
+    there is nothing to do."""
+    change = {
+        "parent": ROOT_INODE,
+        "name": base64.b64encode(name).decode("ascii"),
+        "ino": ino,
+    }
+    with contextlib.suppress(Unavailable):
+        node_requests.ask(config, "changed", {"changes": [change]})
+
+
+def namespace_name(text: bytes) -> bytes:
+    """The name of a namespace, written with or without slashes around it. Raises Invalid."""
+    name = text.strip(_SEPARATOR)
+    if not name or _SEPARATOR in name:
+        raise Invalid(f"'{text.decode(errors='backslashreplace')}' is not the name of a namespace")
+    return name

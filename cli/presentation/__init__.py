@@ -1,0 +1,1 @@
+"""What commands print: exit codes, progress."""

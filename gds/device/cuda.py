@@ -1,0 +1,167 @@
+"""Devices of CUDA, by torch.
+
+Whose memory
+- Tensors are made in the caller's stream: the one that is current when the load is asked for. They
+  are his as if he had made them there; another stream waits for nothing, as they are whole when
+  they are handed over.
+- What the allocator gives may be in use by what that stream has yet to do, so copies wait for that
+  (`ready`) on the device.
+
+Whose context
+- A context on a GPU takes some 500 MB of it, and many calls make one on the thread's current
+  device, which for a new thread is GPU 0. So threads that read enter their device, and what the
+  caller's thread does is guarded: by `torch.cuda.device`, which makes none when it goes back, where
+  `torch.cuda.stream` alone does.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from gds.device.cuda_driver import pin, unpin
+from gds.device.devices import Mark, Queue, Staging, Work, first_line
+from gds.device.pinned import PinnedPool
+from kvfs.base.errors import NoSpace, Unavailable
+
+
+class CudaDevice:
+    """One GPU, for one load; see `gds.device.devices.Device`."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        pageable: Callable[[str], object] = lambda _why: None,
+    ) -> None:
+        """`device`: with its index. Made in the thread that asked for the load.
+        `pageable` is called once where buffers cannot be pinned, with the reason, by a thread that
+        reads. Raises Unavailable."""
+        self.device = device
+        self._pool = _pool(device.index)
+        self._pageable = pageable
+        self._telling = threading.Lock()
+        self._is_told = False
+        with _translated(device):
+            self._caller = torch.cuda.current_stream(device)
+
+    def enter(self) -> None:
+        with _translated(self.device):
+            torch.cuda.set_device(self.device)
+            torch.cuda.mem_get_info(self.device)  # see `_bound`: cuFile goes by the driver
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        try:
+            with torch.cuda.device(self.device), torch.cuda.stream(self._caller):
+                return torch.empty(shape, dtype=dtype, device=self.device)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise _failed(self.device, error) from None
+
+    def ready(self) -> Mark:
+        with _translated(self.device):
+            return CudaMark(self._caller)
+
+    def queue(self) -> Queue:
+        with _translated(self.device):
+            return CudaQueue(self.device)
+
+    def lend(self, size: int) -> Staging:
+        staging = self._pool.lend(size)
+        if staging.refused:
+            with self._telling:
+                is_told, self._is_told = self._is_told, True
+            if not is_told:
+                self._pageable(staging.refused)
+        return staging
+
+    def give_back(self, staging: Staging) -> None:
+        self._pool.give_back(staging)
+
+
+class CudaQueue:
+    """A stream of its own; see `gds.device.devices.Queue`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def submit(self, work: Work, after: Sequence[Mark] = ()) -> Mark:
+        try:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                for mark in after:
+                    assert isinstance(mark, CudaMark)
+                    self._stream.wait_event(mark.event)
+                work()
+            return CudaMark(self._stream)
+        except BaseException as error:
+            # What was queued before it failed has no mark, and its memory is about to go.
+            with contextlib.suppress(RuntimeError):
+                self._stream.synchronize()
+            if isinstance(error, RuntimeError):
+                raise _failed(self._device, error) from None
+            raise
+
+
+class CudaMark:
+    """An event; see `gds.device.devices.Mark`."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._device = stream.device
+        # A thread that waits leaves its processor to those that read.
+        self.event = torch.cuda.Event(blocking=True)
+        self.event.record(stream)
+
+    def wait(self) -> None:
+        with _translated(self._device), torch.cuda.device(self._device):
+            self.event.synchronize()
+
+
+@contextlib.contextmanager
+def _translated(device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise _failed(device, error) from None
+
+
+def _failed(device: torch.device, error: RuntimeError) -> Unavailable | NoSpace:
+    what = f"{device}: {first_line(error)}"
+    return NoSpace(what) if isinstance(error, torch.OutOfMemoryError) else Unavailable(what)
+
+
+_making = threading.Lock()
+
+
+def _pool(index: int) -> PinnedPool:
+    with _making:
+        return _made_pool(index)
+
+
+@functools.cache
+def _made_pool(index: int) -> PinnedPool:
+    """The process's own, for each GPU: a load is short, and pinning memory slow; and a GPU's
+    buffers lie on its NUMA node."""
+    device = torch.device("cuda", index)
+    return PinnedPool(functools.partial(_pin, device), functools.partial(_unpin, device))
+
+
+def _pin(device: torch.device, address: int, size: int) -> str:
+    with _bound(device):
+        return pin(address, size)
+
+
+def _unpin(device: torch.device, address: int) -> None:
+    with contextlib.suppress(Unavailable), _bound(device):
+        unpin(address)
+
+
+@contextlib.contextmanager
+def _bound(device: torch.device) -> Iterator[None]:
+    """The driver's own calls find the thread's context, which calls of torch bind as they need it:
+    going to the GPU where a thread is, for a new one GPU 0, does nothing."""
+    with _translated(device), torch.cuda.device(device):
+        torch.cuda.mem_get_info(device)
+        yield

@@ -1,0 +1,134 @@
+"""Reads into GPU memory by cuFile, through kvikio: the one module that imports it.
+
+Only where the probe (`gds.probe.capability`) finds another mode than POSIX: without a CUDA driver
+kvikio can be imported and fails at its first read, without /proc/modules opening a file never ends.
+What it raises is a RuntimeError, and a ValueError where its settings (KVIKIO_*) are none; what
+became of a read is told as `Source` tells it.
+"""
+
+import os
+from typing import Any, Final
+
+import torch
+
+from gds.device.device_target import DeviceLane, DeviceTarget
+from gds.device.devices import Device, first_line
+from gds.io.source import Source
+from gds.io.target import Lane
+from gds.io.timings import Stage, during
+from gds.plan.load_plan import InPlace, LoadPlan
+from gds.plan.pages import PAGE_BYTES, page_down, page_up
+from kvfs.base.errors import Corrupt, KvfsError, NotSupported, Unavailable
+
+_REFUSALS: Final = (RuntimeError, ValueError)
+
+
+def require() -> Any:
+    """kvikio, imported. Raises NotSupported: it is not installed, or lacks a library."""
+    try:
+        import kvikio
+        import kvikio.defaults
+    except (ImportError, OSError, *_REFUSALS) as error:
+        what = first_line(error)
+        raise NotSupported(
+            f"kvikio cannot be loaded ({what}): pip install 'kvfs[gds-cu13]' "
+            "(CUDA 12: kvfs[gds-cu12]) brings it and what finds its libraries (rapids-logger)"
+        ) from None
+    return kvikio
+
+
+def avoids_cufile() -> bool:
+    """Whether kvikio itself would rather read without cuFile (its library is missing, /run/udev
+    cannot be read, KVIKIO_COMPAT_MODE says so). Raises NotSupported, Unavailable (settings that
+    kvikio does not take)."""
+    kvikio = require()
+    try:
+        return bool(kvikio.defaults.is_compat_mode_preferred())
+    except _REFUSALS as error:
+        raise Unavailable(f"kvikio does not start: {first_line(error)}") from None
+
+
+class CuFile:
+    """One open file; reads come from any thread."""
+
+    def __init__(self, source: Source) -> None:
+        """`source` stays open for longer. Raises Unavailable, NotSupported."""
+        self._source = source
+        try:
+            self._file: Any = require().CuFile(f"/proc/self/fd/{source.fd}")
+        except _REFUSALS as error:
+            raise Unavailable(f"{source.where}: cuFile cannot open it: {error}") from None
+
+    def read_into(self, to: torch.Tensor, offset: int) -> None:
+        """Fill `to`, uint8 on the GPU that this thread is at, with the file's bytes from `offset`
+        on. Raises Corrupt (it ends before), Unavailable."""
+        done = 0
+        while done < len(to):
+            try:
+                count = self._file.raw_read(to[done:], None, offset + done)
+            except _REFUSALS as error:
+                raise self._failed(offset + done, len(to) - done, str(error)) from None
+            if not count:
+                raise self._failed(offset + done, len(to) - done, "nothing came")
+            done += count
+
+    def _failed(self, offset: int, size: int, error: str) -> KvfsError:
+        """What it says of a read behind the file's end differs with its mode."""
+        end = os.fstat(self._source.fd).st_size
+        if end < offset + size:
+            return Corrupt(f"{self._source.where}: truncated: it ends at byte {end}")
+        return Unavailable(f"{self._source.where}: cuFile cannot read it at {offset}: {error}")
+
+    def close(self) -> None:
+        """Nobody reads any more. Idempotent."""
+        self._file.close()
+
+
+class CuFileTarget(DeviceTarget):
+    """Memory of a GPU that lies page by page as the file does: what GDS asks for."""
+
+    def __init__(
+        self,
+        plan: LoadPlan,
+        device: Device,
+        dtype: torch.dtype | None,
+        files: dict[Source, CuFile],
+    ) -> None:
+        super().__init__(plan, device, dtype)
+        self._files = files
+
+    def lane(self) -> Lane:
+        return CuFileLane(self, self._device)
+
+    def read(self, source: Source, step: InPlace) -> None:
+        """A step's bytes, and the rest of its first and last page: as far as the file goes, behind
+        which kvikio does not read."""
+        base = page_down(self._plan.runs[step.run].begin)
+        first, end = page_down(step.begin), min(page_up(step.end), source.size)
+        pages = self._runs[step.run][first - base : end - base]
+        self.ready(step.run).wait()
+        with during(Stage.READ, step.end - step.begin):
+            self._files[source].read_into(pages, first)
+
+    def _make_run(self, number: int) -> torch.Tensor:
+        size = self._plan.runs[number].room
+        made = self._device.empty((size + PAGE_BYTES,), torch.uint8)
+        self._ready[number] = self._device.ready()
+        skip = -made.data_ptr() % PAGE_BYTES
+        return made[skip : skip + size]
+
+    def _start(self, number: int) -> int:
+        return self._plan.runs[number].start
+
+
+class CuFileLane(DeviceLane):
+    """What the page cache holds is copied from there by buffers, the rest read past it: also what
+    may be there, for all the kernel tells (who has GDS has disks for it)."""
+
+    _target: CuFileTarget
+
+    def read_in_place(self, source: Source, step: InPlace) -> None:
+        if not (source.is_alone() and source.is_cold(step.begin, step.end) is not False):
+            super().read_in_place(source, step)
+        else:
+            self._target.read(source, step)

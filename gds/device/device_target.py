@@ -1,0 +1,169 @@
+"""Where tensors of a device go: through buffers of the host, or without them.
+
+    file -> buffer (read) -> the device's memory (queued copy) -> the tensor, once the copy is done
+
+Invariants
+- A lane (one thread's way) has two buffers: it reads into one while the other is copied. A buffer
+  is read into again when its copy is done.
+- A tensor is handed over when all copies into its memory are done, and begins at a multiple of
+  `ALIGN_BYTES`: kernels ask for that, files keep multiples of 8 at best.
+- A lane that ends, in whichever way, waits for its copies first: no copy outlives the memory that
+  it reads or writes.
+- Lines of which pieces are wanted, and elements that become others, are cut and converted by the
+  device.
+"""
+
+import functools
+import threading
+from typing import Final
+
+import torch
+
+from gds.device.devices import Device, Mark, Queue, Staging, Work, first_line
+from gds.device.double_buffer import Turns
+from gds.io.source import Source
+from gds.io.target import STAGE_BYTES, Lane, Target
+from gds.io.timings import Stage, during
+from gds.plan.load_plan import InPlace, LoadPlan
+from gds.plan.pages import PAGE_BYTES, page_down, page_up
+from kvfs.base.errors import NoSpace
+
+ALIGN_BYTES: Final = 16
+
+
+class DeviceTarget(Target):
+    """The memory of one load on a device."""
+
+    def __init__(self, plan: LoadPlan, device: Device, dtype: torch.dtype | None) -> None:
+        super().__init__(plan, dtype)
+        self._device = device
+        self._ready: dict[int, Mark] = {}
+        """By unit (`LoadPlan.unit`): when its memory may be written."""
+        self._lock = threading.Lock()
+        self._landing: dict[int, dict[Queue, Mark]] = {}
+        """By unit: the newest copy of each lane into it."""
+        self._aligning = device.queue()
+
+    def lane(self) -> Lane:
+        return DeviceLane(self, self._device)
+
+    def _make_run(self, number: int) -> torch.Tensor:
+        run = self._plan.runs[number]
+        made = self._device.empty((self._start(number) + run.end - run.begin,), torch.uint8)
+        self._ready[number] = self._device.ready()
+        return made
+
+    def _make_alone(self, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        made = self._device.empty(shape, dtype)
+        self._ready[~at] = self._device.ready()
+        return made
+
+    def _start(self, _number: int) -> int:
+        return 0
+
+    def ready(self, unit: int) -> Mark:
+        return self._ready[unit]
+
+    def span(self, step: InPlace) -> torch.Tensor:
+        """Where the bytes of a step belong."""
+        begin = self._start(step.run) + step.begin - self._plan.runs[step.run].begin
+        return self._runs[step.run][begin : begin + step.end - step.begin]
+
+    def landing(self, unit: int, queue: Queue, mark: Mark) -> None:
+        """A copy into the unit's memory is done at `mark`."""
+        with self._lock:
+            self._landing.setdefault(unit, {})[queue] = mark
+
+    def take(self, at: int) -> torch.Tensor:
+        unit = self._plan.unit(at)
+        with self._lock:
+            marks = list(self._landing.get(unit, {}).values())
+        for mark in marks:
+            mark.wait()
+        if unit < 0:
+            self._forget(unit)
+        return super().take(at)
+
+    def _aligned(self, raw: torch.Tensor, itemsize: int) -> torch.Tensor:
+        if raw.data_ptr() % max(ALIGN_BYTES, itemsize) == 0:
+            return raw
+        copy = self._device.empty(tuple(raw.shape), torch.uint8)
+        work = functools.partial(copy.copy_, raw)
+        self._aligning.submit(work, [self._device.ready()]).wait()
+        return copy
+
+    def close_run(self, number: int) -> None:
+        super().close_run(number)
+        self._forget(number)
+
+    def _forget(self, unit: int) -> None:
+        self._ready.pop(unit, None)
+        with self._lock:
+            self._landing.pop(unit, None)
+
+
+class DeviceLane(Lane):
+    """One thread's way to a device, by buffers that copies start from. All have the same size, so
+    that any load can have those of the one before."""
+
+    def __init__(self, target: DeviceTarget, device: Device) -> None:
+        """By the thread. Raises Unavailable."""
+        device.enter()
+        self._target = target
+        self._device = device
+        self._queue = device.queue()
+        self._turns = Turns(device, STAGE_BYTES)
+        self._scratch: torch.Tensor | None = None
+
+    def read_in_place(self, source: Source, step: InPlace) -> None:
+        pages = page_up(step.end) - page_down(step.begin)
+        staging = self.staging()
+        source.read_into(staging.memory[:pages], step.begin, step.end)
+        skip = step.begin % PAGE_BYTES
+        staged = staging.raw[skip : skip + step.end - step.begin]
+        to = self._target.span(step)
+        with during(Stage.COPY, len(staged)):
+            self._send(step.run, functools.partial(to.copy_, staged, non_blocking=True))
+
+    def staging(self) -> Staging:
+        return self._turns.take()
+
+    def copy_table(self, at: int, staged: torch.Tensor, begin: int, end: int) -> None:
+        there = self._there(staged)
+
+        def work() -> None:
+            there.copy_(staged, non_blocking=True)
+            self._target.copy_table(at, there, begin, end)
+
+        self._send(~at, work)
+
+    def copy_span(self, at: int, staged: torch.Tensor, offset: int) -> None:
+        there = self._there(staged)
+
+        def work() -> None:
+            there.copy_(staged, non_blocking=True)
+            self._target.copy_span(at, there, offset)
+
+        self._send(~at, work)
+
+    def _there(self, staged: torch.Tensor) -> torch.Tensor:
+        """Memory of the device for as many bytes, that the lane's work uses one after the other.
+        Raises NoSpace, Unavailable."""
+        if self._scratch is None:
+            try:
+                self._scratch = self._device.empty((STAGE_BYTES,), torch.uint8)
+            except RuntimeError as error:
+                raise NoSpace(f"a buffer on the device: {first_line(error)}") from None
+            self._device.ready().wait()
+        return self._scratch[: len(staged)]
+
+    def _send(self, unit: int, work: Work) -> None:
+        mark = self._queue.submit(work, [self._target.ready(unit)])
+        self._turns.copied_at(mark)
+        self._target.landing(unit, self._queue, mark)
+
+    def close(self) -> None:
+        try:
+            self._turns.close()
+        finally:
+            self._scratch = None

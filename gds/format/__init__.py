@@ -1,0 +1,1 @@
+"""What checkpoints look like: safetensors headers, indexes."""

@@ -1,0 +1,164 @@
+"""`safe_open`: a safetensors file whose tensors are read when they are asked for, whole or in
+part.
+
+In place of `safetensors.safe_open`, with its names: straight from the data file where that lies on
+a mount, past the page cache where it has not got it. The errors are those of `gds.load_file`."""
+
+import contextlib
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+
+from gds.format.checkpoint import Checkpoint, Path, open_checkpoint
+from gds.format.safetensors import TensorInfo
+from gds.format.tensor_index import is_basic, narrow, scaled
+from gds.io.tensors import dtype_of, torch_shape
+from gds.load import read_wanted
+from gds.plan.load_plan import Wanted
+from gds.plan.tensor_parallel import Part
+from gds.probe.io_path import device_of
+from kvfs.base.errors import Invalid, NotFound, NotSupported
+
+_TORCH: Final = ("pt", "torch", "pytorch")
+_NUMPY: Final = ("np", "numpy")
+
+
+def safe_open(
+    filename: Path, framework: str = "pt", device: str | torch.device | int = "cpu"
+) -> "SafeOpen":
+    """`framework`: of what is given back, `pt` (torch) or `np` (numpy, of dtypes that it has).
+
+    Use it as a context. The file stays what it is while it is open, also when it is replaced or
+    evicted. Raises NotFound, Corrupt, Invalid, NotSupported, OSError."""
+    return SafeOpen(filename, framework, device)
+
+
+class SafeOpen:
+    """One open file. Any thread may read; who closes it sees to it that none does."""
+
+    def __init__(
+        self, filename: Path, framework: str = "pt", device: str | torch.device | int = "cpu"
+    ) -> None:
+        if framework not in (*_TORCH, *_NUMPY):
+            raise NotSupported(f"framework {framework!r}: only pt and np")
+        self._numpy = framework in _NUMPY
+        self._device = device_of(f"cuda:{device}" if isinstance(device, int) else device)
+        self._closing = contextlib.ExitStack()
+        self._checkpoint: Checkpoint | None = self._closing.enter_context(
+            open_checkpoint([filename])
+        )
+        (self._header,) = self._checkpoint.headers
+        self._tensors = {tensor.name: tensor for tensor in self._header.tensors}
+
+    def __enter__(self) -> "SafeOpen":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent; tensors stay."""
+        self._checkpoint = None
+        self._closing.close()
+
+    def keys(self) -> list[str]:
+        """Names of all tensors, sorted."""
+        return sorted(self._by_name)
+
+    def offset_keys(self) -> list[str]:
+        """The same, as they lie in the file."""
+        return list(self._by_name)
+
+    def metadata(self) -> dict[str, str] | None:
+        """None: it has none."""
+        assert self._open
+        return dict(self._header.metadata) or None
+
+    def get_tensor(self, name: str) -> Any:
+        """A tensor, whole. Raises NotFound, Corrupt, Conflict, NoSpace, NotSupported, OSError."""
+        return self._given(self._read([Wanted(0, self._info(name))])[name])
+
+    def get_tensors(self) -> dict[str, Any]:
+        """All tensors, in one go. Raises as `get_tensor`."""
+        found = self._read([Wanted(0, tensor) for tensor in self._header.tensors])
+        return {name: self._given(tensor) for name, tensor in found.items()}
+
+    def get_slice(self, name: str) -> "TensorSlice":
+        """A tensor of which only what it is indexed by is read. Raises NotFound."""
+        return TensorSlice(self, self._info(name))
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self._by_name:
+            raise NotFound(f"{self._open.sources[0].where}: it has no tensor {name!r}")
+        return self._by_name[name]
+
+    @property
+    def _by_name(self) -> dict[str, TensorInfo]:
+        assert self._open
+        return self._tensors
+
+    @property
+    def _open(self) -> Checkpoint:
+        if self._checkpoint is None:
+            raise Invalid("this file is closed")
+        return self._checkpoint
+
+    def _read(self, wanted: list[Wanted]) -> dict[str, torch.Tensor]:
+        return read_wanted(self._open, wanted, self._device)
+
+    def _read_index(self, info: TensorInfo, index: Any) -> Any:
+        whole = Wanted(0, info)
+        shape = torch_shape(whole)
+        if not is_basic(index):
+            return self._given(self._read([whole])[info.name][index])
+        # Raises what torch raises for an index that makes no sense, before anything is read.
+        meant = torch.empty((), dtype=dtype_of(whole)).expand(shape)[index]
+        if not meant.numel():
+            found = torch.empty(meant.shape, dtype=meant.dtype, device=self._device)
+            return self._given(found)
+        part, rest = narrow(index, shape)
+        read = self._read([whole._replace(part=_of_file(part, info, shape))])[info.name]
+        return self._given(read[rest].contiguous())
+
+    def _given(self, tensor: torch.Tensor) -> Any:
+        if not self._numpy:
+            return tensor
+        try:
+            return tensor.numpy()
+        except TypeError as error:
+            raise NotSupported(f"numpy has no such dtype: {error}") from None
+
+
+class TensorSlice:
+    """A tensor that is read as it is indexed, in the ways in which torch's are."""
+
+    def __init__(self, file: SafeOpen, info: TensorInfo) -> None:
+        self._file = file
+        self._info = info
+
+    def get_shape(self) -> list[int]:
+        """Of the whole tensor, in elements of the file."""
+        return list(self._info.shape)
+
+    def get_dtype(self) -> str:
+        """As the file has it: `BF16`."""
+        return self._info.dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        """Reads the rows, columns or more that hold what is wanted. Raises IndexError, ValueError
+        and TypeError as torch does, else as `SafeOpen.get_tensor`."""
+        return self._file._read_index(self._info, index)
+
+
+def _of_file(part: Part | None, info: TensorInfo, shape: tuple[int, ...]) -> Part | None:
+    """In elements of the file, of which torch has several in one where it packs them."""
+    if part is None or info.shape == shape:
+        return part
+    last = part.dimension == len(shape) - 1
+    return scaled(part, info.shape[-1] // shape[-1]) if last else part

@@ -1,0 +1,1 @@
+"""Which bytes are read into which tensors. Pure."""

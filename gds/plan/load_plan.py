@@ -1,0 +1,372 @@
+"""From the tensors of a checkpoint's files to reads. Pure: no file is touched here.
+
+What a rank has of a tensor is, seen as bytes, a table: so many lines, of each of which it has one
+piece, or several where tensors are stacked in one. One piece of one line (a whole tensor, or rows
+of one) is contiguous in the file, and read straight to where the tensor lies. Of several lines
+(columns) either each piece is read alone (strided), or whole lines are read into a staging buffer
+and the pieces copied from there (sliced), whichever costs less. Several pieces of one line, and a
+tensor whose elements become others (dtype), go through a staging buffer as well.
+
+    file    | header | a a a a | b b b b | c c c c |          b: columns are wanted
+    arena   | a a a a |                  | c c c c |          two runs, read in place
+    staged                      b b b b -> b'                 whole lines, then copied
+
+Runs
+- What is read in place and lies together in the file lies together in memory: a run, which tensors
+  are views of. So reads are as large as the disk likes them, whatever size tensors have.
+- A run begins in memory at the same place of a page as in the file, and has room for the rest of
+  its first and last page: then O_DIRECT needs no copy.
+"""
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from gds.format.excerpt import shown
+from gds.format.safetensors import BITS, Header, TensorInfo
+from gds.plan.pages import page_down, page_up
+from gds.plan.tensor_parallel import Cutting, Part
+from kvfs.base.errors import Invalid
+
+READ_BYTES: Final = 16 << 20
+"""Of one read in place: large enough for a disk, and for reads of one file by several threads
+(measured: 8 threads of 16 MiB, 3 % more than of 8)."""
+RUN_BYTES: Final = 64 << 20
+"""Of what lies in memory together. Who drops a run's tensors gives its memory back; reads of runs
+that are longer are no faster."""
+STAGING_BYTES: Final = 16 << 20
+"""Of one thread's staging buffer."""
+_PIECE_NS: Final = 14_000
+"""What one more piece costs a disk, beside its bytes. Measured, as the next: a virtual NVMe disk
+with 2 processors, cold, eight threads, pieces of 4 to 256 KiB; 12 to 16 µs."""
+_PIECES_PER_NS: Final = 1.7
+"""Bytes of pieces: less than of lines, as nothing reads ahead of them."""
+_LINES_PER_NS: Final = 2.9
+"""Bytes of whole lines."""
+_WORTH: Final = 2
+"""Ranks are usually together on a host, where whole lines come from the disk once for all of them,
+and each rank's pieces apart: so pieces must cost that much less for one rank."""
+
+
+class Strategy(Enum):
+    """How columns are read."""
+
+    AUTO = "auto"
+    """By their cost."""
+    SLICE = "slice"
+    """Whole lines are read and cut."""
+    STRIDED = "strided"
+    """Each piece is read alone."""
+
+
+class Wanted(NamedTuple):
+    """A tensor, or a part of one, of one file."""
+
+    file: int
+    tensor: TensorInfo
+    part: Part | None = None
+    converted: bool = False
+    """Its elements become others: it is read through a staging buffer."""
+
+
+class Run(NamedTuple):
+    """A span of a file that lies in memory as it lies there."""
+
+    file: int
+    begin: int
+    end: int
+
+    @property
+    def room(self) -> int:
+        """Bytes of memory it needs, whole pages."""
+        return page_up(self.end) - page_down(self.begin)
+
+    @property
+    def start(self) -> int:
+        """Where its first byte lies in that memory."""
+        return self.begin - page_down(self.begin)
+
+
+class Lines(NamedTuple):
+    """What is wanted of a tensor, as bytes of its file."""
+
+    begin: int
+    """The first line's first byte."""
+    number: int
+    length: int
+    """Of a line."""
+    pieces: tuple[tuple[int, int], ...]
+    """What is wanted of each line: [first, last) of its bytes, in the order of the tensor."""
+
+    @property
+    def wanted(self) -> int:
+        """Bytes of all pieces of one line."""
+        return sum(last - first for first, last in self.pieces)
+
+    def behind(self, begin: int) -> "Lines":
+        """The same lines, so many bytes later."""
+        return Lines(begin + self.begin if self.begin else begin, *self[1:])
+
+    @property
+    def is_one_span(self) -> bool:
+        return len(self.pieces) == 1 and (self.number == 1 or self.wanted == self.length)
+
+
+class InPlace(NamedTuple):
+    """Read the bytes [begin, end) of a run's file to where they belong."""
+
+    run: int
+    begin: int
+    end: int
+    tensors: tuple[int, ...]
+    """Of which it has bytes."""
+
+
+class Sliced(NamedTuple):
+    """Read whole lines of a tensor into a staging buffer, and copy their pieces from there."""
+
+    tensor: int
+    first_line: int
+    end_line: int
+
+
+class Span(NamedTuple):
+    """Read the bytes [begin, end) of a file into a staging buffer, and copy them from there: of a
+    tensor that is converted, of one that has several pieces in one line, or of a piece that is
+    longer than the buffer."""
+
+    tensor: int
+    begin: int
+    end: int
+    offset: int
+    """In the bytes that are wanted of the tensor, as they are in the file."""
+
+
+class Strided(NamedTuple):
+    """Read the piece of each line of a tensor alone."""
+
+    tensor: int
+    first_line: int
+    end_line: int
+
+
+Step = InPlace | Sliced | Span | Strided
+
+
+class LoadPlan(NamedTuple):
+    """What to do. Tensors are numbered as they were asked for."""
+
+    wanted: tuple[Wanted, ...]
+    lines: tuple[Lines, ...]
+    """Of each tensor."""
+    runs: tuple[Run, ...]
+    run_of: tuple[int | None, ...]
+    """Of each tensor, where it lies; None: it has memory of its own."""
+    steps: tuple[Step, ...]
+    """In the order of the files and of their bytes."""
+
+    def unit(self, tensor: int) -> int:
+        """What memory is made for at once: the number of the run that has the tensor, or ~ of the
+        tensor's own."""
+        run = self.run_of[tensor]
+        return ~tensor if run is None else run
+
+    def offset(self, tensor: int, run: int) -> int:
+        """Of a tensor's first byte, counted from the first byte of its run."""
+        return self.lines[tensor].begin - self.runs[run].begin
+
+    @property
+    def read_bytes(self) -> int:
+        """That the steps ask the files for."""
+        return sum(map(self.bytes_of, self.steps))
+
+    def bytes_of(self, step: Step) -> int:
+        """That one step asks a file for."""
+        if isinstance(step, InPlace | Span):
+            return step.end - step.begin
+        lines = self.lines[step.tensor]
+        each = lines.length if isinstance(step, Sliced) else lines.wanted
+        return (step.end_line - step.first_line) * each
+
+
+def make_plan(
+    wanted: Iterable[Wanted], strategy: Strategy = Strategy.AUTO, run_bytes: int = RUN_BYTES
+) -> LoadPlan:
+    """How to read them. `run_bytes`: a run that is longer ends with the tensor in which it becomes
+    so. Raises Invalid, where a part begins or ends within a byte."""
+    asked = tuple(wanted)
+    lines = tuple(map(lines_of, asked))
+    alone = [
+        lines[at].length > 0 and (each.converted or not lines[at].is_one_span)
+        for at, each in enumerate(asked)
+    ]
+    in_place = sorted(
+        (at for at in range(len(asked)) if not alone[at]),
+        key=lambda at: (asked[at].file, lines[at].begin, lines[at].number * lines[at].length),
+    )
+    runs, run_of = _runs(asked, lines, in_place, run_bytes)
+    steps: list[Step] = list(_in_place(lines, runs, run_of, in_place))
+    for at in range(len(asked)):
+        if alone[at]:
+            steps += _steps_alone(at, lines[at], strategy)
+
+    def place(step: Step) -> tuple[int, int]:
+        if isinstance(step, InPlace):
+            return runs[step.run].file, step.begin
+        return asked[step.tensor].file, _first_byte(step, lines[step.tensor])
+
+    steps.sort(key=place)
+    return LoadPlan(asked, lines, runs, run_of, tuple(steps))
+
+
+def _first_byte(step: Sliced | Span | Strided, lines: Lines) -> int:
+    if isinstance(step, Span):
+        return step.begin
+    return lines.begin + step.first_line * lines.length
+
+
+def parts_of(headers: Iterable[Header], cutting: Cutting) -> Iterator[Wanted]:
+    """What a rank has of the tensors of several files. Raises Invalid."""
+    for file, header in enumerate(headers):
+        for tensor in header.tensors:
+            part = cutting.part(tensor)
+            if part is None or part.spans:
+                yield Wanted(file, tensor, part)
+
+
+def shape_of(wanted: Wanted) -> tuple[int, ...]:
+    """Of what is wanted, in elements."""
+    shape = list(wanted.tensor.shape)
+    if wanted.part is not None:
+        shape[wanted.part.dimension] = wanted.part.size
+    return tuple(shape)
+
+
+def lines_of(wanted: Wanted) -> Lines:
+    """Where its bytes lie. Raises Invalid."""
+    tensor, part = wanted.tensor, wanted.part
+    if part is None or not math.prod(tensor.shape):
+        return _one_line(tensor.end - tensor.begin).behind(tensor.begin)
+    lines = _lines_of(tensor.shape, BITS[tensor.dtype], part)
+    if lines is None:
+        raise Invalid(
+            f"tensor {shown(tensor.name)}: {tensor.dtype} cannot be cut at {part.spans} of "
+            f"dimension {part.dimension}: that is within a byte"
+        )
+    return lines.behind(tensor.begin)
+
+
+@functools.lru_cache(maxsize=4096)
+def _lines_of(shape: tuple[int, ...], bits: int, part: Part) -> Lines | None:
+    """Of a tensor that begins at 0 and has elements of so many bits: a checkpoint may have a
+    million tensors, and a few shapes of them. None: a part begins or ends within a byte."""
+    inner = math.prod(shape[part.dimension + 1 :]) * bits
+    count = math.prod(shape[: part.dimension])
+    length = inner * shape[part.dimension]
+    spans = [(inner * begin, inner * end) for begin, end in part.spans if begin < end]
+    if length % 8 or any(first % 8 or last % 8 for first, last in spans):
+        return None
+    if not spans:
+        return _one_line(0)
+    pieces = tuple((first // 8, last // 8) for first, last in spans)
+    return _as_span(Lines(0, count, length // 8, pieces))
+
+
+def _as_span(lines: Lines) -> Lines:
+    """As one line that is wanted whole, where the bytes lie together."""
+    if not lines.is_one_span:
+        return lines
+    return _one_line(lines.wanted * lines.number).behind(lines.begin + lines.pieces[0][0])
+
+
+@functools.lru_cache(maxsize=4096)
+def _one_line(size: int) -> Lines:
+    """That begins at 0, and is wanted whole."""
+    return Lines(0, 1, size, ((0, size),))
+
+
+def _runs(
+    asked: Sequence[Wanted], lines: Sequence[Lines], in_place: Iterable[int], most: int
+) -> tuple[tuple[Run, ...], tuple[int | None, ...]]:
+    """A loop without calls: there may be a million tensors."""
+    runs: list[tuple[int, int, int]] = []
+    run_of: list[int | None] = [None] * len(asked)
+    file, first, last = -1, 0, 0
+    number = -1  # one object for all tensors of a run
+    for at in in_place:
+        begin, _, length, _ = lines[at]
+        if asked[at].file != file or begin != last or begin - first >= most:
+            runs.append((file, first, last))
+            file, first, last = asked[at].file, begin, begin
+            number += 1
+        last += length
+        run_of[at] = number
+    runs.append((file, first, last))
+    return tuple(Run(*each) for each in runs[1:]), tuple(run_of)
+
+
+def _in_place(
+    lines: Sequence[Lines],
+    runs: Sequence[Run],
+    run_of: Sequence[int | None],
+    in_place: Sequence[int],
+) -> Iterable[InPlace]:
+    members: list[list[int]] = [[] for _ in runs]
+    for at in in_place:
+        run = run_of[at]
+        assert run is not None
+        members[run].append(at)
+    for number, each in enumerate(runs):
+        yield from _cut(number, each, [(lines[at], at) for at in members[number]])
+
+
+def _cut(number: int, run: Run, members: Sequence[tuple[Lines, int]]) -> Iterable[InPlace]:
+    """Reads of a run: they end at multiples of `READ_BYTES` of the file."""
+    first = 0
+    begin = run.begin
+    while begin < run.end or first < len(members):
+        end = min((begin // READ_BYTES + 1) * READ_BYTES, run.end)
+        touched = []
+        behind = first
+        for lines, at in members[first:]:
+            if lines.begin >= end and end < run.end:
+                break
+            touched.append(at)
+            if lines.begin + lines.length <= end:
+                behind += 1
+        yield InPlace(number, begin, end, tuple(touched))
+        first, begin = behind, end
+
+
+def _steps_alone(at: int, lines: Lines, strategy: Strategy) -> Iterator[Step]:
+    """Steps of a tensor that is not read in place."""
+    kind = _kind(lines, strategy)
+    one = lines.length if kind is Sliced else lines.wanted
+    if one > STAGING_BYTES or lines.number == 1:
+        yield from _spans(at, lines)
+        return
+    each = max(1, STAGING_BYTES // one)
+    for first in range(0, lines.number, each):
+        yield kind(at, first, min(first + each, lines.number))
+
+
+def _spans(at: int, lines: Lines) -> Iterator[Span]:
+    offset = 0
+    for line in range(lines.number):
+        start = lines.begin + line * lines.length
+        for first, last in lines.pieces:
+            for begin in range(start + first, start + last, STAGING_BYTES):
+                end = min(begin + STAGING_BYTES, start + last)
+                yield Span(at, begin, end, offset)
+                offset += end - begin
+
+
+def _kind(lines: Lines, strategy: Strategy) -> type[Sliced] | type[Strided]:
+    if strategy is Strategy.STRIDED or lines.length > STAGING_BYTES:
+        return Strided
+    if strategy is Strategy.SLICE:
+        return Sliced
+    strided = len(lines.pieces) * _PIECE_NS + lines.wanted / _PIECES_PER_NS
+    return Strided if strided * _WORTH < lines.length / _LINES_PER_NS else Sliced

@@ -1,0 +1,331 @@
+"""Which part of each tensor a tensor-parallel rank has. Pure.
+
+As Megatron-LM splits a transformer: what makes heads or hidden units is cut along its first
+dimension (rows), what takes them in along its second (columns), tables of tokens along the tokens;
+norms and biases of the second kind are on every rank. Heads are cut whole. Of tensors that are
+stacked in one a rank has its part of each: several spans.
+
+What cannot be known from a name is refused by name: a wrong cut would be other weights.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from gds.format.excerpt import shown
+from gds.format.safetensors import TensorInfo
+from kvfs.base.errors import Invalid
+
+
+class Stacked(NamedTuple):
+    """Several tensors in one, of each of which a rank has its part."""
+
+    sizes: tuple[int, ...]
+    """Of each, in their order: elements along the dimension, or numbers in the same proportion."""
+    dimension: int = 0
+
+
+class Heads(NamedTuple):
+    """Heads of attention, which are cut whole: of queries or of keys (or of values), or of all
+    three in one tensor where both numbers are given. A head of keys is on several ranks where they
+    are more than such heads: rank r has that of number r * keys // ranks, as vLLM has it."""
+
+    queries: int = 0
+    keys: int = 0
+    dimension: int = 0
+    grouped: bool = False
+    """One tensor of all three: the queries of a key, the key and its value, and so on with the next
+    key. Else all queries come first, then the keys, then the values."""
+    size: int | None = None
+    """Elements of one head along the dimension; a tensor that is of another size has other heads
+    than these."""
+
+
+class Experts(NamedTuple):
+    """Tensors of single experts. A rank has `total` / ranks of them, whole, and nothing of others;
+    an expert's number is the pattern's first group."""
+
+    total: int
+
+
+class Refused(NamedTuple):
+    """Nobody knows how it is cut. (What has one element all ranks have.)"""
+
+    why: str
+
+
+Cut = int | Stacked | Heads | Experts | Refused | None
+"""A number: the dimension to cut evenly along. None: all ranks have all of it."""
+Splits = Mapping[str, Cut]
+"""By a regular expression that is searched in the tensor's name; the first that is found counts.
+What none names, all ranks have."""
+
+COLUMNS: Final = r"\b((q|k|v|q_b|kv_b|gate|up)_proj|w[qkv13]|fc1)"
+"""Of modules that make heads or hidden units."""
+ROWS: Final = r"\b((o|out|down)_proj|w[o2]|fc2|self_attn\.dense)"
+"""Of those that take them in."""
+_NUMBER: Final = re.compile(r"(?<![^.])[0-9]+(?![^.])")
+"""All that is between two dots, or a dot and an end."""
+_MOST_KINDS: Final = 4096
+_DIMENSION: Final = "the number of a dimension is wanted, from 0 on"
+_STACKED: Final = r"\b(qkv(_proj)?|query_key_value|W_?(pack|qkv)|wqkv|c_attn)"
+
+TRANSFORMER: Final[Splits] = {
+    r"\bexperts\.(gate_up|gate|up|down)_proj(_\w+|\.\w+)?$": Refused("experts are stacked in it"),
+    r"\b(in_proj(_\w+)?|x_proj|dt_proj|conv1d)\.": Refused("a state space is cut in another way"),
+    COLUMNS + r"\.(weight|bias)$": 0,
+    ROWS + r"\.weight$": 1,
+    ROWS + r"\.bias$": None,
+    r"(\b(embed_tokens|tok_embeddings|lm_head|wte)|^output)\.(weight|bias)$": 0,
+    r"\bgate_up_proj\.(weight|bias)$": Stacked((1, 1)),
+    # Four bits packed as GPTQ and AWQ have them: the output is along the second dimension.
+    COLUMNS + r"\.(qweight|qzeros|scales)$": 1,
+    COLUMNS + r"\.g_idx$": None,
+    r"\bgate_up_proj\.(qweight|qzeros|scales)$": Stacked((1, 1), 1),
+    r"\bgate_up_proj\.g_idx$": None,
+    ROWS + r"\.(qweight|g_idx)$": 0,
+    ROWS + r"\.(qzeros|scales)$": Refused("the checkpoint's config.json would say how"),
+    _STACKED + r"\.": Refused(
+        "several tensors are stacked in it, and the checkpoint's config.json would say which"
+    ),
+    rf"({COLUMNS}|{ROWS}|\bgate_up_proj)\.": Refused("its module is cut"),
+}
+"""Names as Llama, Qwen, Mistral, Mixtral, InternLM, OPT and Phi have them. Heads are not known from
+names: these are cut as if there were no fewer of them than ranks."""
+
+
+class Part(NamedTuple):
+    """Elements along one dimension of a tensor."""
+
+    dimension: int
+    spans: tuple[tuple[int, int], ...]
+    """[begin, end) of each, in their order, none of them empty by itself. No span: the rank has
+    nothing of the tensor."""
+
+    @property
+    def size(self) -> int:
+        """Elements of all spans."""
+        return sum(end - begin for begin, end in self.spans)
+
+
+def require_splits(splits: Splits) -> None:
+    """Raises Invalid, which names what is no plan."""
+    if not isinstance(splits, Mapping):
+        raise Invalid(f"plan {splits!r}: a mapping of regular expressions to cuts is wanted")
+    for pattern, cut in splits.items():
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise Invalid(f"plan: {pattern!r} is no regular expression: {error}") from None
+        wanted = _lacks(cut)
+        if wanted:
+            raise Invalid(f"plan: {pattern!r}: {cut!r}: {wanted}")
+
+
+def _lacks(cut: object) -> str | None:
+    """What is wanted instead; None: it is a cut."""
+    match cut:
+        case Stacked(sizes, dimension):
+            if not sizes or not all(_is_number(each, 1) for each in sizes):
+                return "sizes of one or more are wanted"
+            return None if _is_number(dimension, 0) else _DIMENSION
+        case Heads():
+            return _heads_lack(cut)
+        case Experts(total):
+            return None if _is_number(total, 1) else "a number of experts is wanted"
+        case None | Refused():
+            return None
+        case int():
+            return None if _is_number(cut, 0) else _DIMENSION
+    return f"{_DIMENSION}, or Stacked, Heads, Experts, Refused, None"
+
+
+def _heads_lack(heads: Heads) -> str | None:
+    numbers = (heads.queries, heads.keys)
+    if not all(_is_number(each, 0) for each in numbers) or not any(numbers):
+        return "numbers of heads are wanted"
+    if heads.grouped and not all(numbers):
+        return "heads in groups are of queries and of keys"
+    if heads.size is not None and not _is_number(heads.size, 1):
+        return "a size of one or more is wanted"
+    return None if _is_number(heads.dimension, 0) else _DIMENSION
+
+
+def _is_number(found: object, least: int) -> bool:
+    return type(found) is int and found >= least
+
+
+class Cutting:
+    """What one of several ranks has by a plan."""
+
+    def __init__(
+        self, splits: Splits, rank: int, ranks: int, *, numbers_count: bool = True
+    ) -> None:
+        """`numbers_count` False: names that differ in numbers between dots alone, those of layers
+        and experts, are the same to the plan. Of a million names it is then asked of some dozens.
+        Raises Invalid."""
+        if not 0 <= rank < ranks:
+            raise Invalid(f"rank {rank} is none of {ranks} ranks, which count from 0")
+        self._cuts = [(re.compile(pattern), cut) for pattern, cut in splits.items()]
+        self._rank = rank
+        self._ranks = ranks
+        self._numbers_count = numbers_count
+        self._known: dict[tuple[str, tuple[int, ...]], Part | None] = {}
+        """By a name without its numbers, and a shape."""
+
+    def part(self, tensor: TensorInfo) -> Part | None:
+        """What the rank has of the tensor; None: all of it. Raises Invalid."""
+        if self._ranks == 1:
+            return None
+        if self._numbers_count:
+            return self._part(tensor)
+        kind = _NUMBER.sub("0", tensor.name), tensor.shape
+        if kind not in self._known:
+            if len(self._known) == _MOST_KINDS:
+                self._known.clear()
+            self._known[kind] = self._part(tensor)
+        return self._known[kind]
+
+    def _part(self, tensor: TensorInfo) -> Part | None:
+        rank, ranks = self._rank, self._ranks
+        cut, number = self._cut_of(tensor)
+        match cut:
+            case None:
+                return None
+            case Refused(why):
+                _require_one_element(tensor, why)
+                return None
+            case Experts(total):
+                return _of_experts(tensor, number, total, rank, ranks)
+            case Heads():
+                return _of_heads(_Along(tensor, cut.dimension, rank, ranks), cut)
+            case Stacked(sizes, dimension):
+                return _of_stacked(_Along(tensor, dimension, rank, ranks), sizes)
+        return _evenly(_Along(tensor, cut, rank, ranks))
+
+    def _cut_of(self, tensor: TensorInfo) -> tuple[Cut, str | None]:
+        """And the first group of the pattern that says so."""
+        for pattern, cut in self._cuts:
+            found = pattern.search(tensor.name)
+            if found is not None:
+                return cut, found.group(1) if pattern.groups else None
+        return None, None
+
+
+def _require_one_element(tensor: TensorInfo, why: str) -> None:
+    if math.prod(tensor.shape) > 1:
+        raise Invalid(
+            f"tensor {shown(tensor.name)} of shape {shown(list(tensor.shape))}: how it is cut is "
+            f"not known: {why}. Name it in the plan, or load it whole, with one rank"
+        )
+
+
+def _of_experts(
+    tensor: TensorInfo, number: str | None, total: int, rank: int, ranks: int
+) -> Part | None:
+    if number is None or not number.isdecimal() or int(number) >= total:
+        given = shown(number)
+        raise Invalid(
+            f"tensor {shown(tensor.name)}: {given} is no number of one of {total} experts"
+        )
+    if total % ranks:
+        raise Invalid(
+            f"tensor {shown(tensor.name)}: {total} experts cannot be divided among {ranks} ranks"
+        )
+    return None if int(number) * ranks // total == rank else Part(0, ())
+
+
+class _Along:
+    """A tensor along the dimension that is cut, and who asks. Raises Invalid."""
+
+    def __init__(self, tensor: TensorInfo, dimension: int, rank: int, ranks: int) -> None:
+        if not 0 <= dimension < len(tensor.shape):
+            raise Invalid(
+                f"tensor {shown(tensor.name)} of shape {shown(list(tensor.shape))} has no "
+                f"dimension {dimension}"
+            )
+        self.name = tensor.name
+        self.dimension = dimension
+        self.size = tensor.shape[dimension]
+        self.rank = rank
+        self.ranks = ranks
+
+    def part(self, spans: Iterable[tuple[int, int]]) -> Part:
+        return Part(self.dimension, tuple(spans))
+
+    def share(self, number: int, what: str = "") -> tuple[int, int]:
+        """[begin, end) of the rank's share of so many."""
+        each, rest = divmod(number, self.ranks)
+        if rest:
+            raise self.refusal(f"{number}{what} cannot be divided among {self.ranks} ranks")
+        return self.rank * each, (self.rank + 1) * each
+
+    def unit(self, number: int, what: str) -> int:
+        """Elements of each, where so many of the same size fill it."""
+        unit, rest = divmod(self.size, number)
+        if rest:
+            raise self.refusal(f"{self.size} are not {number} {what}")
+        return unit
+
+    def refusal(self, why: str) -> Invalid:
+        return Invalid(f"tensor {shown(self.name)}: {why} (along dimension {self.dimension})")
+
+
+def _evenly(along: _Along) -> Part:
+    return along.part([along.share(along.size)])
+
+
+def _of_stacked(along: _Along, sizes: tuple[int, ...]) -> Part:
+    whole, spans, at = sum(sizes), [], 0
+    for size in sizes:
+        elements, rest = divmod(along.size * size, whole)
+        if rest:
+            raise along.refusal(f"{along.size} are not as {':'.join(map(str, sizes))}")
+        begin, end = along.share(elements)
+        spans.append((at + begin, at + end))
+        at += elements
+    return along.part(spans)
+
+
+def _of_heads(along: _Along, heads: Heads) -> Part:
+    is_stacked = bool(heads.queries and heads.keys)
+    number = heads.queries + heads.keys * (2 if is_stacked else 1)
+    if heads.size is not None and along.size != number * heads.size:
+        if is_stacked:
+            raise along.refusal(f"{along.size} are not {number} heads of {heads.size}")
+        return _evenly(along)
+    if heads.grouped:
+        return along.part(_groups(along, heads, along.unit(number, "heads")))
+    sections = [(heads.queries, False), *[(heads.keys, True)] * (2 if is_stacked else 1)]
+    unit, spans, at = along.unit(number, "heads"), [], 0
+    for count, may_repeat in sections:
+        if count:
+            begin, end = _whole_heads(along, count, may_repeat)
+            spans.append(((at + begin) * unit, (at + end) * unit))
+        at += count
+    return along.part(spans)
+
+
+def _whole_heads(along: _Along, count: int, may_repeat: bool) -> tuple[int, int]:
+    if may_repeat and count < along.ranks and along.ranks % count == 0:
+        begin = along.rank * count // along.ranks
+        return begin, begin + 1
+    return along.share(count, " heads")
+
+
+def _groups(along: _Along, heads: Heads, unit: int) -> list[tuple[int, int]]:
+    """Whole groups; of fewer groups than ranks a part of its queries, with its key and value."""
+    queries, rest = divmod(heads.queries, heads.keys)
+    if rest:
+        raise along.refusal(f"{heads.queries} heads cannot be divided among {heads.keys} keys")
+    group = (queries + 2) * unit
+    begin, end = _whole_heads(along, heads.keys, may_repeat=True)
+    if heads.keys >= along.ranks:
+        return [(begin * group, end * group)]
+    first, last = along.share(heads.queries, " heads")
+    within, at = first - begin * queries, begin * group
+    return [
+        (at + within * unit, at + (within + last - first) * unit),
+        (at + queries * unit, at + group),
+    ]

@@ -1,0 +1,382 @@
+"""Whether a caller may do what a request asks for: policies, ACLs and ownership, put together.
+
+1. A Deny of any policy wins. 2. What a session is restricted to must allow it. 3. Whom a user's or
+the bucket's policy allows, may. 4. So may the bucket's owner, whom an ACL allows, and, to end or to
+look at an upload, who began it; of what ACLs are about (lists and writes of a bucket, reads of an
+object) the owner has what they leave it, where they count: who wrote an object into a bucket of
+somebody else owns it. 5. Anybody else may not.
+
+The bucket's owner can always read, replace and delete the bucket's policy, or could lock itself
+out.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from kvfs.base.errors import NotFound
+from kvfs.objects.object_info import Facts
+from s3api.auth.credentials import Known
+from s3api.http.s3_errors import S3Error
+from s3api.rules.access import acl, ownership, policy
+from s3api.rules.access.acl import Acl, Owner
+from s3api.rules.access.actions import PUT_TAGS
+from s3api.rules.access.policy import Caller, Decision, Policy, Request
+from s3api.rules.access.public_access import PublicAccessBlock
+from s3api.rules.access.request_values import (
+    REQUEST_TAGS,
+    Signed,
+    request_values,
+    with_existing_tags,
+    with_request_tags,
+)
+from s3api.storage.bucket_settings import ACL, POLICY, PUBLIC_ACCESS
+
+if TYPE_CHECKING:
+    from s3api.http.request_context import Call
+
+_REMEMBERED: Final = 256
+_LIST_OWN: Final = "s3:ListAllMyBuckets"
+_FOR_ALL_USERS: Final = frozenset({_LIST_OWN, "s3:CreateBucket"})
+"""What concerns no bucket of somebody else: each user may, unless a policy denies it."""
+_OF_POLICY: Final = frozenset({"s3:GetBucketPolicy", "s3:PutBucketPolicy", "s3:DeleteBucketPolicy"})
+_BY_BUCKET_ACL: Final = frozenset(
+    {
+        "s3:ListBucket",
+        "s3:ListBucketVersions",
+        "s3:ListBucketMultipartUploads",
+        "s3:PutObject",
+    }
+)
+"""What the owner of a bucket may by its ACL, once it has one: it may take it from itself."""
+_BY_OBJECT_ACL: Final = frozenset(
+    {
+        "s3:GetObject",
+        "s3:GetObjectVersion",
+        "s3:GetObjectAttributes",
+        "s3:GetObjectVersionAttributes",
+        "s3:GetObjectAcl",
+        "s3:GetObjectVersionAcl",
+        "s3:PutObjectAcl",
+        "s3:PutObjectVersionAcl",
+    }
+)
+"""What the owner of a bucket may not do with objects of others there, unless their ACLs say so."""
+_ACL_OF_OBJECT: Final = frozenset(each for each in _BY_OBJECT_ACL if each.endswith("Acl"))
+_WITH_A_WRITE: Final = frozenset({"s3:PutObjectAcl", PUT_TAGS})
+"""What somebody whom the ACL of the bucket lets write may say about the new object."""
+_WRITES: Final = frozenset({"PutObject", "CopyObject", "CreateMultipartUpload"})
+_CREATE_OBJECTS: Final = {
+    "PutObject": "true",
+    "CopyObject": "true",
+    "CompleteMultipartUpload": "true",
+    "CreateMultipartUpload": "false",
+    "UploadPart": "false",
+    "UploadPartCopy": "false",
+}
+"""Operations that need s3:PutObject: whether an object is there after them."""
+_SHOW_OWNERS: Final = frozenset({"GetObjectAcl", "PutObjectAcl", "GetObjectAttributes"})
+"""Operations for which whose object it is must be known, also of the bucket's owner. GetObject and
+HeadObject find out with the object: `Access.require_of_foreign`."""
+_BY_INITIATOR: Final = frozenset({"s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"})
+"""What who began an upload may do with it, unless a policy denies it."""
+INITIATOR: Final = "upload.initiator"
+"""With an upload: the name of who began it; empty: nobody."""
+
+
+class _UserPolicy(NamedTuple):
+    policy: Policy
+    allows_all: bool
+
+
+@functools.lru_cache(_REMEMBERED)
+def caller_of(user: str | None) -> Caller:
+    """How policies and ACLs know a user; None: nobody."""
+    return Caller() if user is None else Caller(user, "", user)
+
+
+def owner_of(user: str) -> Owner:
+    """How ACLs and lists name a user."""
+    return Owner(user, user)
+
+
+class Access:
+    """Decides for one worker. Pure but for what it reads of the bucket and the object."""
+
+    def authorise(self, call: "Call", actions: Sequence[str], *, of_object: bool) -> bool:
+        """Whether a request may do all that it needs to; `of_object`: to an object that should be
+        there. False: it is not, and who asks may be told so (who may list the bucket), and nothing
+        of one that comes meanwhile. Raises AccessDenied, NoSuchBucket."""
+        if call.operation not in _SHOW_OWNERS and all(_at_once(call, each) for each in actions):
+            return True
+        facts = facts_or_none(call) if of_object else None
+        for action in actions:
+            if self.allows(call, action, call.key, facts):
+                continue
+            if of_object and facts is None and self.allows(call, "s3:ListBucket"):
+                return False
+            raise S3Error("AccessDenied")
+        return True
+
+    def is_unconditional(self, call: "Call", actions: Iterable[str], facts: Facts) -> bool:
+        """Whether who asks decides alone whether all of it may be done to this object, and nothing
+        else of the request does. Raises NoSuchBucket."""
+        return "owner" not in facts.metadata and all(_at_once(call, each) for each in actions)
+
+    def require(self, call: "Call", actions: Iterable[str], facts: Facts | None = None) -> None:
+        """Raises AccessDenied unless the caller may do all of it; NoSuchBucket."""
+        for action in actions:
+            if not self.allows(call, action, call.key, facts):
+                raise S3Error("AccessDenied")
+
+    def could_allow(self, call: "Call", actions: Iterable[str]) -> bool:
+        """Whether there may be an object of the bucket to which the caller may do one of these;
+        False: none. Raises NoSuchBucket."""
+        return any(self.allows(call, action, any_object=True) for action in actions)
+
+    def require_of_foreign(self, call: "Call", action: str, facts: Facts) -> None:
+        """Before an object is shown that may be somebody else's than the bucket's owner. Raises
+        AccessDenied."""
+        if "owner" in facts.metadata and not self.allows(call, action, call.key, facts):
+            raise S3Error("AccessDenied")
+
+    def allows(
+        self,
+        call: "Call",
+        action: str,
+        key: str = "",
+        facts: Facts | None = None,
+        *,
+        any_object: bool = False,
+    ) -> bool:
+        """Whether the caller may do `action` to the bucket, or with a key to that object of it;
+        `facts` where the object is there. `any_object`: whether it may be so for any object of
+        it."""
+        if action in _FOR_ALL_USERS:
+            return _allows_service(call, action)
+        foreign = facts is not None and "owner" in facts.metadata
+        if _at_once(call, action) and not foreign:
+            return True
+        block = PublicAccessBlock.parse(call.settings.get(PUBLIC_ACCESS) or {})
+        request = _request(call, action, key, facts, any_object=any_object)
+        decision = policy.evaluate(_policies(call, block, action), request)
+        if decision is Decision.DENY:
+            return False
+        if _comes_with_write(call, action):
+            return self.allows(call, "s3:PutObject", key, facts)
+        if not _within(_session(call.known), request):
+            return False
+        if decision is Decision.ALLOW:
+            return True
+        if call.is_owner and not _is_by_acl(call, action, facts):
+            return True
+        if action in _BY_INITIATOR:
+            return _began(call)
+        if not _allows_by_acl(call, block, request, facts):
+            return False
+        call.by_acl = True
+        return True
+
+
+def object_acl(call: "Call", facts: Facts) -> Acl:
+    """The ACL of an object: the one that was put, else private to its owner."""
+    kept = facts.metadata.get("acl")
+    if kept is not None:
+        return acl.load(_loaded(kept))
+    owner = owner_of(facts.metadata.get("owner") or call.owner)
+    return acl.canned("private", owner, owner_of(call.owner))
+
+
+def bucket_acl(call: "Call") -> Acl:
+    """Likewise, of the bucket."""
+    kept = call.settings.get(ACL)
+    owner = owner_of(call.owner)
+    return acl.load(kept) if kept is not None else acl.canned("private", owner, owner)
+
+
+def parsed_bucket_policy(document: str) -> Policy:
+    """A bucket's policy, parsed. Raises MalformedPolicy."""
+    return _bucket_policy(document)
+
+
+def facts_or_none(call: "Call") -> Facts | None:
+    """The object that a request names, where it is there; for conditions on it."""
+    try:
+        found = call.store.find(call.raw_bucket, call.raw_key, call.version)
+    except NotFound:
+        return None
+    return None if found.delete_marker else found
+
+
+def _at_once(call: "Call", action: str) -> bool:
+    """Whether who asks decides alone, as for nearly all requests: an owner or an administrator, and
+    neither a bucket's policy nor a session."""
+    known = call.known
+    if known is None or known.session_policy or action in _FOR_ALL_USERS:
+        return False
+    settings = call.settings
+    if settings.get(POLICY) is not None:
+        return False
+    if known.policy:
+        return _user_policy(known.policy).allows_all
+    return call.is_owner and (action not in _BY_BUCKET_ACL or settings.get(ACL) is None)
+
+
+def _allows_service(call: "Call", action: str) -> bool:
+    if call.caller.name is None:
+        return action == _LIST_OWN  # of nobody's buckets, there are none
+    own = _own(call.known)
+    request = _request(call, action, "", None)
+    if own is not None and policy.evaluate([own], request) is Decision.DENY:
+        return False
+    return _within(_session(call.known), request)
+
+
+def _policies(call: "Call", block: PublicAccessBlock, action: str) -> list[Policy]:
+    own, document = _own(call.known), call.settings.get(POLICY)
+    found = [] if own is None else [own]
+    if document is not None and not (call.is_owner and action in _OF_POLICY):
+        parsed = _bucket_policy(document)
+        account = "" if call.is_owner else "another"
+        found.append(block.effective_policy(parsed, call.caller, account))
+    return found
+
+
+def _is_by_acl(call: "Call", action: str, facts: Facts | None) -> bool:
+    """Whether the bucket's owner may do it by an ACL alone."""
+    if not ownership.has_acls(call.settings.ownership):
+        return False
+    if action in _BY_BUCKET_ACL:
+        return call.settings.get(ACL) is not None
+    owner = facts.metadata.get("owner") if facts is not None else None
+    return action in _BY_OBJECT_ACL and owner not in (None, call.caller.name)
+
+
+def _began(call: "Call") -> bool:
+    """Whether the upload that a request names is the caller's."""
+    try:
+        upload = call.store.uploads.find(call.raw_bucket, call.raw_key, call.params["UploadId"])
+    except NotFound:
+        return False
+    return call.caller.name is not None and upload.metadata.get(INITIATOR) == call.caller.name
+
+
+def _allows_by_acl(
+    call: "Call", block: PublicAccessBlock, request: Request, facts: Facts | None
+) -> bool:
+    if not ownership.has_acls(call.settings.ownership):
+        return False
+    action, name = request.action, call.caller.name
+    if facts is not None:
+        of_object = block.effective_acl(object_acl(call, facts))
+        if action in _ACL_OF_OBJECT and name is not None and of_object.owner.id == name:
+            return True
+        if policy.evaluate([acl.policy_of_object(of_object)], request) is Decision.ALLOW:
+            return True
+    if call.operation in _WRITES and action in _WITH_A_WRITE:
+        request = Request(request.caller, "s3:PutObject", request.resource, request.values)
+    of_bucket = acl.policy_of_bucket(block.effective_acl(bucket_acl(call)), call.bucket)
+    return policy.evaluate([of_bucket], request) is Decision.ALLOW
+
+
+def _comes_with_write(call: "Call", action: str) -> bool:
+    """Whether who may put an object may also say this about it, unless it is denied: its tags, and
+    an ACL that shows it to nobody but the writer and the bucket's owner. (S3 asks for permissions
+    of their own; policies that other servers' users write count on these.)"""
+    if call.operation not in _WRITES:
+        return False
+    if action != "s3:PutObjectAcl":
+        return action == PUT_TAGS
+    owner, writer = owner_of(call.owner), owner_of(call.caller.name or call.owner)
+    given = acl.from_params(call.params, writer, owner, lambda name: name)
+    return given is None or all(each.user in (owner, writer) for each in given.grants)
+
+
+def _within(session: Policy | None, request: Request) -> bool:
+    return session is None or policy.evaluate([session], request) is Decision.ALLOW
+
+
+def _own(known: Known | None) -> Policy | None:
+    return _user_policy(known.policy).policy if known is not None and known.policy else None
+
+
+def _session(known: Known | None) -> Policy | None:
+    return _user_policy(known.session_policy).policy if known and known.session_policy else None
+
+
+@functools.lru_cache(_REMEMBERED)
+def _user_policy(document: str) -> _UserPolicy:
+    parsed = policy.parse_user_policy(document)
+    return _UserPolicy(parsed, all(_allows_all(each) for each in parsed.statements))
+
+
+def _allows_all(statement: policy.Statement) -> bool:
+    everything = "*" in statement.actions and "*" in statement.resources
+    return statement.allows and everything and not statement.conditions and not statement.negated
+
+
+@functools.lru_cache(_REMEMBERED)
+def _bucket_policy(document: str) -> Policy:
+    return policy.parse_bucket_policy(document)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _loaded(document: str) -> Any:
+    return msgspec.json.decode(document)
+
+
+def _request(
+    call: "Call", action: str, key: str, facts: Facts | None, *, any_object: bool = False
+) -> Request:
+    resource = policy.bucket_arn(call.bucket, key or None) if call.bucket else "*"
+    unknown = () if _request_tags(call) is not None else (REQUEST_TAGS,)
+    if any_object:
+        unknown = (*unknown, policy.RESOURCE)
+    values = _values(call, facts)
+    if action == "s3:ListBucket" and call.key:
+        # Who may list a key may be told that it is not there, whatever else the query says.
+        values["s3:prefix"] = (call.key,)
+    return Request(call.caller, action, resource, values, unknown)
+
+
+def _values(call: "Call", facts: Facts | None) -> dict[str, tuple[str, ...]]:
+    signed = None
+    if call.verified is not None:
+        name = "AWS4-HMAC-SHA256" if call.verified.version == 4 else "AWS"
+        age = max(0.0, call.now.timestamp() - call.verified.signed_at)
+        signed = Signed(name, call.verified.auth_type.value, int(age * 1000))
+    values = request_values(
+        caller=call.caller,
+        source_ip=call.head.peer[0],
+        secure=call.head.secure,
+        now=call.now,
+        headers=call.headers(),
+        query=call.query,
+        signed=signed,
+    )
+    values = with_request_tags(values, _request_tags(call) or {})
+    if facts is not None and (kept := facts.metadata.get("tagging")):
+        values = with_existing_tags(values, _tags(kept))
+    if call.operation in _CREATE_OBJECTS:
+        values["s3:objectcreationoperation"] = (_CREATE_OBJECTS[call.operation],)
+    return values
+
+
+def _request_tags(call: "Call") -> Mapping[str, str] | None:
+    """The tags that a request gives its object; None: they stand in its document, which has not
+    been read yet."""
+    if call.operation == "PutObjectTagging":
+        document = call.params.get("Tagging")
+        if document is None:
+            return None
+        return {each["Key"]: each["Value"] for each in document.get("TagSet", ())}
+    if call.operation == "CopyObject" and call.params.get("TaggingDirective") != "REPLACE":
+        return {}  # the source's: no tags of the request
+    return _tags(call.fields.get(b"x-amz-tagging", b"").decode("latin-1"))
+
+
+def _tags(text: str) -> dict[str, str]:
+    return dict(parse_qsl(text, keep_blank_values=True))

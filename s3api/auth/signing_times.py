@@ -1,0 +1,74 @@
+"""Times in requests: how they are written, and how far they may be from ours.
+
+Times are whole seconds since the epoch. What was parsed is remembered: the requests of one
+second, and those made with one presigned URL, carry the same text.
+"""
+
+import calendar
+import functools
+import re
+import time
+from email.utils import parsedate_tz
+from typing import Final
+
+from s3api.http.s3_errors import S3Error
+
+MAX_SKEW_S: Final = 15 * 60
+_BASIC: Final = re.compile(
+    rb"(\d{4})(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3])([0-5]\d)([0-5]\d)Z"
+).fullmatch
+_BASIC_LENGTH: Final = 16
+_MAX_HTTP_DATE: Final = 64
+
+
+def parse_basic(text: bytes) -> int | None:
+    """20130524T000000Z; None where it is not of that form."""
+    return _parse_basic(text) if len(text) == _BASIC_LENGTH else None
+
+
+@functools.lru_cache(maxsize=256)
+def _parse_basic(text: bytes) -> int | None:
+    match = _BASIC(text)
+    if match is None or match[1] < b"1970":
+        return None
+    return calendar.timegm((*map(int, match.groups()), 0, 0, 0))
+
+
+def parse_http(text: bytes) -> int | None:
+    """A Date header (RFC 9110); None where it cannot be read or lies before the epoch."""
+    return _parse_http(text) if len(text) <= _MAX_HTTP_DATE else None
+
+
+@functools.lru_cache(maxsize=256)
+def _parse_http(text: bytes) -> int | None:
+    try:
+        parsed = parsedate_tz(text.decode("ascii"))
+        if parsed is None:
+            return None
+        seconds = calendar.timegm((*parsed[:6], 0, 0, 0)) - (parsed[9] or 0)
+    except (ValueError, IndexError, TypeError, OverflowError):
+        return None
+    return seconds if seconds >= 0 else None
+
+
+def basic(seconds: float) -> bytes:
+    """20130524T000000Z."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(seconds)).encode()
+
+
+def extended(seconds: float) -> str:
+    """2013-05-24T00:00:00Z."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def check_skew(signed_at: int, text: bytes, now: float) -> None:
+    """Raises RequestTimeTooSkewed."""
+    if abs(now - signed_at) > MAX_SKEW_S:
+        raise S3Error(
+            "RequestTimeTooSkewed",
+            extra={
+                "RequestTime": text.decode("ascii", "replace"),
+                "ServerTime": extended(now),
+                "MaxAllowedSkewMilliseconds": str(MAX_SKEW_S * 1000),
+            },
+        )

@@ -1,0 +1,199 @@
+"""Takes the body of a request: into a draft's data file, or as a small document.
+
+Payload goes from the socket into a reused buffer, is hashed there in C and written from there.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import cycle, pairwise
+from typing import TYPE_CHECKING, Final
+
+from kvfs.http.api import BadChunk, BodyStalled, BodyTooLarge, BodyTruncated
+from kvfs.objects.object_drafts import Draft
+from s3api.auth import chunked
+from s3api.auth.verified import Payload
+from s3api.http.s3_errors import S3Error
+from s3api.http.side_digest import Beside
+from s3api.rules import checksums
+from s3api.rules.checksums import Algorithm, Digests, FirstPass
+
+if TYPE_CHECKING:
+    from s3api.http.request_context import Call
+
+_INLINE_BYTES: Final = 64 << 10
+"""Up to here hashing and writing take less than a thread's wake-up."""
+_BURST_BYTES: Final = 8 << 20
+"""A thread receives so much before others get it, as long as the bytes come without a pause of
+_PAUSE_MS: a turn of the loop and two changes of thread for each buffer cost more than the rest."""
+_PAUSE_MS: Final = 5
+_BESIDE_BYTES: Final = 1 << 20
+"""A smaller body is hashed and written before another thread has woken up."""
+_BURST_BYTES_S: Final = 32 << 20
+"""Where less comes, a thread's wake-up for each piece costs nothing that counts; and whoever sends
+a byte now and then must not keep a thread."""
+_OF_ANOTHER_BODY: Final = frozenset({"CompleteMultipartUpload"})
+"""Their checksum headers speak of the object, not of the request's body."""
+
+
+class _Target:
+    """A draft that is written from its beginning on."""
+
+    def __init__(self, draft: Draft, first_pass: FirstPass, beside: Beside | None) -> None:
+        self._beside = beside
+        self._fd = draft.fd
+        self._offset = draft.offset
+        self._first_pass = first_pass
+        self.draft = draft
+        self.size = 0
+
+    def take(self, parts: list[memoryview]) -> None:
+        """Hash and write. Raises OSError."""
+        first_pass, slow = self._first_pass, None
+        if self._beside is not None and (slow := first_pass.slow) is not None:
+            self._beside.update(slow, parts)
+        for part in parts:
+            if slow is None:
+                first_pass.update(part)
+            else:
+                first_pass.update_quickly(part)
+            done = 0
+            while done < len(part):
+                done += os.pwrite(self._fd, part[done:], self._offset + self.size + done)
+            self.size += len(part)
+
+    def settle(self) -> None:
+        """All that was taken is hashed when it returns; a buffer's worth is waited for at most."""
+        if self._beside is not None:
+            self._beside.wait()
+
+
+class Receiver:
+    """The body of one call; use it once."""
+
+    def __init__(
+        self, call: "Call", fallback: str = checksums.DEFAULT, besides: Algorithm | None = None
+    ) -> None:
+        """`fallback` names the checksum that is computed where the request asks for none, `besides`
+        one that is computed in any case.
+
+        Raises S3Error for what the headers say of the body."""
+        headers = call.headers()
+        self._call = call
+        self._decoder = chunked.decoder(call.fields, call.verified)
+        sha256 = None
+        if call.verified is not None and call.verified.payload is Payload.DIGEST:
+            sha256 = call.verified.payload_sha256.decode()
+        said = {} if call.operation in _OF_ANOTHER_BODY else headers
+        self.wanted = checksums.wanted(said, fallback)
+        self._first_pass = FirstPass(
+            self.wanted,
+            size=self.announced,
+            content_sha256=sha256,
+            content_md5=checksums.content_md5(headers.get("content-md5")),
+            besides=besides,
+        )
+
+    @property
+    def announced(self) -> int | None:
+        """Bytes of payload that the headers announce."""
+        if self._decoder is not None:
+            return int(self._call.fields[b"x-amz-decoded-content-length"])
+        return self._call.head.content_length
+
+    async def into(self, draft: Draft) -> Digests:
+        """Write the payload to the draft. Raises S3Error, OSError, NoSpace, Unavailable."""
+        self._first_pass.tag(fast=draft.fast_etag)
+        service = self._call.service
+        with ExitStack() as stack:
+            buffers, beside = [stack.enter_context(service.buffers.lent())], None
+            if self._first_pass.slow is not None and (self.announced or 0) >= _BESIDE_BYTES:
+                beside = stack.enter_context(service.hashing.body())
+            if beside is not None:
+                buffers.append(stack.enter_context(service.buffers.lent()))
+                stack.callback(beside.wait)  # before the buffers go to others
+            await self._move(_Target(draft, self._first_pass, beside), buffers)
+        return self._finish()
+
+    async def _move(self, target: _Target, buffers: list[memoryview]) -> None:
+        body, store, buffer = self._call.body, self._call.store, buffers[0]
+        while count := await self._receive(buffer):
+            if self.announced is None:
+                await self._call.blocking(partial(store.grow, target.draft, target.size + count))
+            if count <= _INLINE_BYTES and body.remaining == 0:
+                self._take(target, buffer[:count])
+                target.settle()
+            else:
+                await self._call.blocking(partial(self._burst, target, buffers, count))
+
+    async def document(self, limit_bytes: int) -> bytes:
+        """The whole of a small body. Raises S3Error."""
+        document = bytearray()
+        with self._call.service.buffers.lent() as buffer:
+            while count := await self._receive(buffer):
+                view = buffer[:count]
+                for part in [view] if self._decoder is None else self._decoder.feed(view):
+                    self._first_pass.update(part)
+                    document += part
+                if len(document) > limit_bytes:
+                    raise S3Error("MaxMessageLengthExceeded")
+        self._finish()
+        return bytes(document)
+
+    def _burst(self, target: _Target, buffers: list[memoryview], count: int) -> None:
+        """In a thread: take what is in the first buffer, and what comes at once after it, in turns
+        with the second one, where there is one."""
+        try:
+            self._take_what_comes(target, buffers, count)
+        finally:
+            target.settle()
+
+    def _take_what_comes(self, target: _Target, buffers: list[memoryview], count: int) -> None:
+        taken, began = 0, time.monotonic()
+        for buffer, following in pairwise(cycle(buffers)):
+            self._take(target, buffer[:count])
+            taken += count
+            if taken >= _BURST_BYTES:
+                start = max(0, target.size - _BURST_BYTES)
+                self._call.store.written(target.draft, start, target.size)
+                return
+            if time.monotonic() - began > _PAUSE_MS / 1000 + taken / _BURST_BYTES_S:
+                return
+            with told_as_s3():
+                count = self._call.body.receive_soon(following, _PAUSE_MS) or 0
+            if not count:
+                return
+
+    def _take(self, target: _Target, view: memoryview) -> None:
+        target.take([view] if self._decoder is None else self._decoder.feed(view))
+
+    def _finish(self) -> Digests:
+        if self._decoder is not None:
+            trailers = self._decoder.finish()
+        else:
+            trailers = {
+                name.decode("latin-1"): value.decode("latin-1")
+                for name, value in self._call.body.trailers
+            }
+        return self._first_pass.finish(trailers)
+
+    async def _receive(self, buffer: memoryview) -> int:
+        with told_as_s3():
+            return await self._call.body.receive_into(buffer)
+
+
+@contextmanager
+def told_as_s3() -> Iterator[None]:
+    """What goes wrong with a body on its way, as S3's errors."""
+    try:
+        yield
+    except BodyTruncated:
+        raise S3Error("IncompleteBody") from None
+    except BodyStalled:
+        raise S3Error("RequestTimeout") from None
+    except BodyTooLarge:
+        raise S3Error("EntityTooLarge") from None
+    except BadChunk:
+        raise S3Error("InvalidRequest", "The chunked body is malformed") from None

@@ -1,0 +1,238 @@
+"""From a request to its response: address, operation, signature, permission, parameters, handler.
+
+Whatever goes wrong on the way becomes S3's XML error here, at one point; what is a bug is logged
+and told as InternalError, without its words.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from kvfs.base.errors import KvfsError
+from kvfs.http.api import Body, Head, Response
+from kvfs.objects.object_errors import NoSuchBucket
+from s3api.auth import authorization
+from s3api.auth.authenticate import authenticate
+from s3api.http.body_receiver import Receiver
+from s3api.http.error_map import s3_error
+from s3api.http.outcome import Outcome
+from s3api.http.parsed_request import Attested, asked_of
+from s3api.http.request_context import Call, Service, new_request_id
+from s3api.http.response_cache import repeat
+from s3api.http.s3_errors import S3Error, error_response
+from s3api.model.addressing import bucket_of_host
+from s3api.model.documents import body_limit
+from s3api.model.parsing import parser
+from s3api.model.routing import OPTIONS_OBJECT
+from s3api.operations import (
+    BEFORE_DOCUMENT,
+    HANDLERS,
+    OF_EXISTING_OBJECTS,
+    OPEN,
+    SPECIAL,
+    cors_headers,
+)
+from s3api.operations.object.object_version import check_version_id, find
+from s3api.rules.access import actions
+from s3api.rules.encryption import AES256, check_headers
+
+HOST_ID: Final = "kvfs"
+log = logging.getLogger(__name__)
+
+
+class Application:
+    """Answers every request of one worker."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def handle(self, head: Head, body: Body) -> Response:
+        """The response; never raises but for cancellation."""
+        request_id = new_request_id()
+        head.handled = outcome = Outcome(request_id)
+        call = None
+        try:
+            call = outcome.call = self._call(head, body, request_id)
+            response = await self._answer(call)
+        except Exception as error:  # translated at this one point
+            response = self._refusal(head, error, outcome)
+        outcome.response, outcome.answered = response, time.monotonic()
+        further = [*response.further, (b"x-amz-request-id", request_id.encode())]
+        if self._service.encrypted and call is not None and response.status < 300:
+            further += _ENCRYPTED.get(call.operation, ())
+        if call is not None and b"origin" in call.fields and call.operation != OPTIONS_OBJECT:
+            further += cors_headers.headers(call)
+        response.further = further
+        return response
+
+    def refuse(self, status: int, reason: str) -> Response:
+        """The answer to what is no request."""
+        code = _OF_STATUS.get(status, "InvalidRequest")
+        error = S3Error(code, reason, status=status)
+        return _error(error, "", new_request_id())
+
+    def _call(self, head: Head, body: Body, request_id: str) -> Call:
+        asked = asked_of(head, self._service.domains)
+        return Call(
+            service=self._service,
+            head=head,
+            body=body,
+            asked=asked,
+            operation=asked.operation,
+            bucket=asked.bucket,
+            key=asked.key,
+            query=asked.query,
+            fields=asked.fields,
+            verified=None,
+            known=None,
+            caller=authorization.caller_of(None),
+            now=datetime.now(UTC),
+            request_id=request_id,
+        )
+
+    async def _answer(self, call: Call) -> Response:
+        if self._service.freshness.is_needed:
+            await self._service.freshness.before(call.raw_bucket, call.operation)
+        if call.head.memo is not None and (response := repeat(call)) is not None:
+            return response
+        if special := SPECIAL.get(call.operation):
+            return await special(call)
+        self._authenticate(call)
+        return await self._perform(call)
+
+    def _authenticate(self, call: Call) -> None:
+        if _is_attested(call):
+            return
+        head, known = call.head, None
+
+        def secret_of(access_key: str, session_token: str) -> bytes | None:
+            nonlocal known
+            known = self._service.identities.find(access_key, session_token)
+            return None if known is None else known.secret
+
+        host = (head.get(b"host") or b"").decode("latin-1")
+        bucket = bucket_of_host(host, self._service.domains) or ""
+        verified = authenticate(
+            head.method,
+            head.target,
+            head.headers,
+            secret_of,
+            call.now.timestamp(),
+            version_2=self._service.version_2,
+            host_bucket=bucket.encode(),
+        )
+        if verified is None:
+            return
+        if verified.service != b"s3":
+            raise S3Error(
+                "AuthorizationHeaderMalformed",
+                "The authorization header is malformed; incorrect service: this is s3",
+            )
+        assert known is not None, "a signature is right for a secret"
+        call.take_signer(verified, known)
+        call.asked.attested = Attested(verified, known.secret)
+
+    async def _perform(self, call: Call) -> Response:
+        handler = HANDLERS.get(call.operation)
+        if handler is None:
+            raise S3Error("NotImplemented", f"{call.operation} is not supported")
+        parsing, asked = parser(call.operation), call.asked
+        if asked.params is None:
+            asked.params = parsing.parse(
+                call.bucket or None, call.key or None, call.query, call.fields
+            )
+        call.params = dict(asked.params)
+        _check_named(call)
+        if call.operation not in OPEN:
+            self._authorise(call)
+        elif ask := BEFORE_DOCUMENT.get(call.operation):
+            ask(call)
+        if asked.about_encryption:
+            reads = call.head.method in ("GET", "HEAD")
+            check_headers(call.headers(), reads=reads, encrypted=self._service.encrypted)
+        if parsing.payload is not None and not parsing.streams:
+            # Nobody may make us read a document who may not ask for anything.
+            document = await Receiver(call).document(body_limit(call.operation))
+            parsing.take_document(call.params, document)
+            # It has a say in what is allowed, and took as long as its sender liked: what was
+            # decided before may be about another object.
+            call.look_again()
+            if call.operation not in OPEN:
+                self._authorise(call)
+        return await handler(call)
+
+    def _authorise(self, call: Call) -> None:
+        needed = actions.needed(call.operation, call.params)
+        of_object = call.operation in OF_EXISTING_OBJECTS
+        if not self._service.access.authorise(call, needed, of_object=of_object):
+            find(call)
+            raise S3Error("AccessDenied")  # it has come meanwhile
+
+    def _refusal(self, head: Head, error: Exception, outcome: Outcome) -> Response:
+        told = s3_error(error)
+        if isinstance(error, NoSuchBucket) and _is_of_object(outcome):
+            self._service.store.misses.found_nothing(error)
+        outcome.code, request_id = told.code, outcome.request_id
+        if not isinstance(error, S3Error | KvfsError | OSError):
+            log.error("request %s failed by a bug", request_id, exc_info=error)
+        elif told.status >= 500 and told.status != 501:  # clients may ask for what is not there
+            # It may name a key, whose line feeds would begin lines of their own.
+            log.warning("request %s: %s", request_id, ascii(str(error)))
+        path = head.target.partition(b"?")[0].decode("latin-1")
+        return _error(told, path, request_id)
+
+
+def _is_attested(call: Call) -> bool:
+    """Whether the signature of an equal head was right: then it still is, while it is valid and its
+    key has the same secret. Takes over who signed it. Raises as `Identities.find`."""
+    attested = call.asked.attested
+    if attested is None or not attested.verified.is_valid(call.now.timestamp()):
+        return False
+    verified = attested.verified
+    known = call.service.identities.find(verified.access_key, verified.session_token)
+    if known is None or known.secret != attested.secret:
+        return False
+    call.take_signer(verified, known)
+    return True
+
+
+def _is_of_object(outcome: Outcome) -> bool:
+    """Whether an object was asked for that should be there."""
+    return outcome.call is not None and outcome.call.operation in OF_EXISTING_OBJECTS
+
+
+def _check_named(call: Call) -> None:
+    """What any operation may name: a version, and whose bucket it expects. Raises S3Error."""
+    check_version_id(call.params.get("VersionId"))
+    expected = call.params.get("ExpectedBucketOwner")
+    if expected is not None and expected != call.owner:
+        raise S3Error("AccessDenied")
+
+
+def _error(error: S3Error, resource: str, request_id: str) -> Response:
+    status, headers, document = error_response(error, resource, request_id, HOST_ID)
+    return Response(status, headers, document)
+
+
+_ENCRYPTED: Final = dict.fromkeys(
+    (
+        *("CompleteMultipartUpload", "CopyObject", "CreateMultipartUpload", "GetObject"),
+        *("HeadObject", "PostObject", "PutObject", "UploadPart", "UploadPartCopy"),
+    ),
+    ((b"x-amz-server-side-encryption", AES256.encode()),),
+)
+"""Operations whose answers tell how the object is encrypted, and how."""
+_OF_STATUS: Final[Mapping[int, str]] = {
+    400: "BadRequest",
+    408: "RequestTimeout",
+    411: "MissingContentLength",
+    413: "EntityTooLarge",
+    414: "KeyTooLongError",
+    417: "ExpectationFailed",
+    431: "RequestHeaderSectionTooLarge",
+    500: "InternalError",
+    501: "NotImplemented",
+    503: "SlowDown",
+}

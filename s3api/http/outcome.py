@@ -1,0 +1,42 @@
+"""What became of a request, for those who count and log; kept with its head."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvfs.http.api import Response
+
+if TYPE_CHECKING:
+    from s3api.http.request_context import Call
+
+
+class Entry(NamedTuple):
+    """What a request did besides, and has a line of its own in access logs: one of many keys
+    deleted, the source of a copy that was read."""
+
+    operation: str
+    """S3's name in the log."""
+    bucket: str
+    owner: str
+    key: str
+    version: str = ""
+    status: int = 200
+    code: str = ""
+    size: int | None = None
+
+
+Entries = Callable[[], Iterable[Entry]]
+"""Asked for where a log is kept."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of one request; what is not known (yet, or because it was refused first) is None or empty."""
+
+    request_id: str
+    call: "Call | None" = None
+    code: str = ""
+    """Of the error that it was answered with."""
+    response: Response | None = None
+    answered: float = 0.0
+    """When it was known (time.monotonic)."""

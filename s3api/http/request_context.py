@@ -1,0 +1,208 @@
+"""One request on its way: what it asks for, who asks, and what it may use."""
+
+import functools
+import itertools
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+import trio
+
+from kvfs.http.api import Body, Head, Response
+from kvfs.objects.object_errors import NoSuchBucket
+from kvfs.objects.object_info import Facts
+from kvfs.objects.object_store import ObjectStore
+from kvfs.session.post_commit import Changed
+from s3api.auth.authorization import Access, caller_of
+from s3api.auth.credentials import Known
+from s3api.auth.key_holders import Identities
+from s3api.auth.verified import Verified
+from s3api.http.buffer_pool import Buffers
+from s3api.http.header_cache import Shown
+from s3api.http.outcome import Entries
+from s3api.http.parsed_request import Asked
+from s3api.http.s3_errors import S3Error
+from s3api.http.side_digest import Hashing
+from s3api.model.addressing import is_bucket_name
+from s3api.rules.access.policy import Caller
+from s3api.rules.conditions import Target
+from s3api.storage.batch_delete import Deleter
+from s3api.storage.bucket_settings import OWNER, Settings, SettingsReader
+from s3api.storage.commit_notifier import Teller
+from s3api.storage.read_consistency import Freshness
+
+T = TypeVar("T")
+_is_bucket_name: Final = functools.lru_cache(1024)(is_bucket_name)
+_PROCESS: Final = secrets.randbits(32)
+_numbers: Final = itertools.count(secrets.randbits(32))
+
+
+@dataclass(slots=True)
+class Service:
+    """What all requests of a worker share."""
+
+    store: ObjectStore
+    identities: Identities
+    access: Access
+    buffers: Buffers
+    hashing: Hashing
+    domains: tuple[str, ...]
+    """Names of the server: a host below one of them names the bucket."""
+    region: str
+    version_2: bool
+    """Whether signatures of version 2 are taken."""
+    object_ownership: str
+    """Of new buckets."""
+    bucket_mode: int
+    """Permissions of their directories."""
+    encrypted: bool
+    """All that the store lies on is encrypted."""
+    threads: trio.CapacityLimiter
+    """For short steps."""
+    lasting: trio.CapacityLimiter
+    """For what takes as long as its bytes do."""
+    teller: Teller
+    deleter: Deleter
+    freshness: Freshness
+    settings: SettingsReader
+    shown: Shown
+
+
+@dataclass(slots=True)
+class Call:
+    """One request. `bucket` and `key` are empty where it names none."""
+
+    service: Service
+    head: Head
+    body: Body
+    asked: Asked
+    """What the head tells by itself; shared by equal heads."""
+    operation: str
+    bucket: str
+    key: str
+    query: Mapping[str, str]
+    fields: Mapping[bytes, bytes]
+    """The headers, and those that presigning moved into the query; lower-case names."""
+    verified: Verified | None
+    known: Known | None
+    """Who signed it; None: nobody."""
+    caller: Caller
+    now: datetime
+    request_id: str
+    params: dict[str, Any] = field(default_factory=dict)
+    """As botocore names them."""
+    generation: int | None = None
+    """Of the metadata, when the request came; None: nobody asked."""
+    by_acl: bool = False
+    """Whether an ACL allowed something of it that nothing else did."""
+    entries: Entries | None = None
+    """What it did besides, for access logs; None: nothing."""
+    _settings: Settings | None = None
+
+    @property
+    def store(self) -> ObjectStore:
+        return self.service.store
+
+    @property
+    def raw_bucket(self) -> bytes:
+        return self.bucket.encode()
+
+    @property
+    def raw_key(self) -> bytes:
+        return self.key.encode()
+
+    @property
+    def version(self) -> str:
+        """The version that is asked for; empty: the current one."""
+        version: str = self.params.get("VersionId") or ""
+        return version
+
+    @property
+    def settings(self) -> Settings:
+        """Of the bucket. Raises NoSuchBucket, also for what the mount has under a name that is no
+        legal one of a bucket."""
+        settings = self._settings
+        if settings is None:
+            if not _is_bucket_name(self.bucket):
+                raise NoSuchBucket(f"{self.bucket} is no legal name of a bucket")
+            self._settings = settings = self.service.settings.of(self.raw_bucket)
+        return settings
+
+    def look_again(self) -> None:
+        """Call after what may have taken long: the bucket's settings may be others by now. Any
+        thread."""
+        self._settings = None
+
+    @property
+    def owner(self) -> str:
+        """The name of the bucket's owner; a bucket made on the mount is the administrator's."""
+        return self.settings.get(OWNER) or self.service.identities.administrator
+
+    @property
+    def owner_if_known(self) -> str:
+        """The owner, where the bucket's settings have been read; else empty."""
+        return "" if self._settings is None else self.owner
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether the bucket is the caller's."""
+        return self.caller.name is not None and self.caller.name == self.owner
+
+    @property
+    def is_anonymous(self) -> bool:
+        return self.caller.name is None
+
+    def headers(self) -> dict[str, str]:
+        """The headers as rules take them: names in lower case, values read as UTF-8."""
+        return {
+            name.decode("latin-1"): value.decode("utf-8", "replace")
+            for name, value in self.fields.items()
+        }
+
+    def sign(self, verified: Verified) -> None:
+        """Take over who signed the request. Raises InvalidAccessKeyId."""
+        found = self.service.identities.find(verified.access_key, verified.session_token)
+        if found is None:
+            raise S3Error("InvalidAccessKeyId")
+        self.take_signer(verified, found)
+
+    def take_signer(self, verified: Verified, known: Known) -> None:
+        """Likewise, where it is known who holds the key."""
+        self.verified, self.known, self.caller = verified, known, caller_of(known.user)
+        session = self.head.session
+        if session is not None and not session.proven:
+            session.prove()
+
+    async def blocking(self, step: Callable[[], T]) -> T:
+        """Run what may wait for a disk, a lock or the node in a thread. Cancelled: when it is
+        done."""
+        return await trio.to_thread.run_sync(step, limiter=self.service.threads)
+
+    async def committing(self, step: Callable[[list[Changed]], T], *, waits: bool = True) -> T:
+        """Run a step that commits, in a thread unless it waits for no disk, and tell the node;
+        `step` hands the list that it is given to the store (`later`). Raises what `step` raises,
+        Unavailable."""
+        later: list[Changed] = []
+        result = await self.blocking(lambda: step(later)) if waits else step(later)
+        await self.service.teller.tell(later)
+        return result
+
+
+Handler = Callable[[Call], Awaitable[Response]]
+
+
+def target(facts: Facts) -> Target:
+    """What conditions are held against."""
+    return Target(facts.etag, moment(facts.mtime_ns), facts.size)
+
+
+def moment(time_ns: int) -> datetime:
+    """A time of the engine (ns since the epoch) as S3 shows it."""
+    return datetime.fromtimestamp(time_ns / 1e9, UTC)
+
+
+def new_request_id() -> str:
+    """Sixteen hexadecimal digits, as S3's: a number of the process, and one of the request."""
+    return f"{_PROCESS:08X}{next(_numbers) & 0xFFFFFFFF:08X}"

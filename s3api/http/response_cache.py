@@ -1,0 +1,124 @@
+"""A GET whose head comes again byte for byte is not decided anew while all is as it was.
+
+All that the answer depends on is looked at each time: the head (what is kept is kept with its
+bytes), the metadata (their generation: who holds the key, policies, settings, the object), the time
+(the signature's, and the session's), and the data file. An answer on which a policy or an ACL had a
+say is not kept, for they may ask for what is not in the head: an address, the time of day.
+"""
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from kvfs.base.errors import KvfsError
+from kvfs.http.api import Field, FileRange, Response
+from kvfs.http.connection_errors import Lost
+from kvfs.objects.open_object import Opened
+from s3api.auth.credentials import Known
+from s3api.auth.verified import Verified
+from s3api.http.request_context import Call
+from s3api.http.s3_errors import S3Error
+from s3api.rules.access import actions
+from s3api.rules.ranges import ByteRange
+from s3api.storage.bucket_settings import Settings
+
+
+@dataclass(slots=True)
+class Answered:
+    """How a GET was answered."""
+
+    generation: int
+    """Of the metadata, before anything of them was read."""
+    until: float
+    """Seconds since the epoch."""
+    verified: Verified
+    known: Known
+    settings: Settings
+    opened: Opened
+    """Its descriptor is closed."""
+    chosen: ByteRange
+    status: int
+    headers: Sequence[Field]
+    further: Sequence[Field]
+
+
+def repeat(call: Call) -> Response | None:
+    """The answer that an equal request got, where it would get it again; None: it has to be found.
+    Raises OSError, Busy, Unavailable, Corrupt."""
+    asked = call.asked
+    call.generation = call.store.session.generation()
+    seen = asked.answered
+    if not isinstance(seen, Answered):
+        return None
+    now = call.now.timestamp()
+    if seen.verified.valid_from <= now <= seen.until and _is_same(call, seen):
+        opened = call.store.reopen(seen.opened)
+        if opened is not None:
+            call.take_signer(seen.verified, seen.known)
+            body = file_range(opened, seen.chosen)
+            return Response(seen.status, seen.headers, body, further=seen.further)
+    asked.answered = None
+    return None
+
+
+def _is_same(call: Call, seen: Answered) -> bool:
+    """Whether the metadata say the same as then: no commit was made, or none that concerns this
+    answer."""
+    if seen.generation == call.generation:
+        return True
+    verified = seen.verified
+    try:
+        same = (
+            call.service.identities.find(verified.access_key, verified.session_token) is seen.known
+            and call.settings is seen.settings
+            and call.store.is_same(call.raw_bucket, call.raw_key, seen.opened.facts)
+        )
+    except (S3Error, KvfsError):
+        return False  # and found again, with the right error
+    if same and call.generation is not None:
+        seen.generation = call.generation
+    return same
+
+
+def remember(call: Call, opened: Opened, chosen: ByteRange, response: Response) -> None:
+    """Keep an answer, where it may be given again."""
+    verified, known = call.verified, call.known
+    if call.generation is None or verified is None or known is None:
+        return
+    needed = actions.needed(call.operation, call.params)
+    if not call.service.access.is_unconditional(call, needed, opened.facts):
+        return
+    until = verified.valid_until
+    call.asked.answered = Answered(
+        call.generation,
+        min(until, known.expires - 1) if known.expires else until,
+        verified,
+        known,
+        call.settings,
+        opened,
+        chosen,
+        response.status,
+        response.headers,
+        response.further,
+    )
+
+
+def file_range(opened: Opened, chosen: ByteRange) -> FileRange:
+    """The body, which closes the descriptor."""
+    fd = opened.fd
+    body = FileRange(fd, chosen.offset, chosen.length, lambda: os.close(fd), opened.is_unchanged)
+    if opened.coming is not None:
+        body.coming = _awaited(opened.coming)
+    return body
+
+
+def _awaited(coming: Callable[[int, int], None]) -> Callable[[int, int], Awaitable[None]]:
+    async def wait(offset: int, length: int) -> None:
+        try:
+            await trio.to_thread.run_sync(coming, offset, length)
+        except (KvfsError, OSError) as error:
+            raise Lost(f"the rest of the object does not come: {error}") from error
+
+    return wait

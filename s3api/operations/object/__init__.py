@@ -1,0 +1,1 @@
+"""Operations on objects and their versions."""

@@ -1,0 +1,169 @@
+"""CopyObject: the kernel copies the bytes, or shares them where the filesystem can."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+from kvfs.base.errors import Conflict
+from kvfs.http.api import Response
+from kvfs.objects.object_info import Facts
+from s3api.http.buffer_pool import BUFFER_BYTES
+from s3api.http.request_context import Call, Handler, moment
+from s3api.http.s3_errors import S3Error
+from s3api.operations.answers import checksum_members, checksum_name, metadata_of
+from s3api.operations.long_running import Pace, answer_lasting
+from s3api.operations.object.copy_sources import Source, copied
+from s3api.operations.object.object_acls import acl_of_new
+from s3api.operations.object.object_version import expiration, version_id
+from s3api.operations.object.put_object import PUT_LIMIT_BYTES, check_of, tags_of_new
+from s3api.operations.object.retention import lock_of_new
+from s3api.rules import checksums, etag, metadata
+from s3api.rules.access import actions
+from s3api.rules.checksums import ALGORITHMS, FULL_OBJECT, Hasher
+from s3api.rules.conditions import Conditions
+
+_REPLACE: Final = "REPLACE"
+_CHANGES: Final = ("StorageClass", "WebsiteRedirectLocation", "ChecksumAlgorithm")
+"""Parameters that give a reason to copy an object onto itself."""
+_REDIRECT: Final = "website-redirect-location"
+"""Of the source's headers, the one that no copy takes over."""
+
+
+async def copy_object(call: Call) -> Response:
+    """The source as it was at one moment; where it is written to meanwhile, the copy begins anew,
+    and at last fails with OperationAborted."""
+    size = _source(call).facts.size
+    return await answer_lasting(call, partial(_copied, call), size)
+
+
+def _source(call: Call) -> Source:
+    """As it is now. Raises S3Error where it may not or cannot be copied there."""
+    call.service.access.require(call, actions.needed(call.operation, call.params))
+    source = Source(call)
+    _check_itself(call, source)
+    if source.facts.size > PUT_LIMIT_BYTES:
+        raise S3Error(
+            "InvalidRequest",
+            "The specified copy source is larger than the maximum allowable size for a copy"
+            f" source: {PUT_LIMIT_BYTES}",
+        )
+    if call.params.get("TaggingDirective") != _REPLACE and source.facts.metadata.get("tagging"):
+        source.require_tags()
+        call.service.access.require(call, (actions.PUT_TAGS,))
+    return source
+
+
+def _copied(call: Call, pace: Pace) -> dict[str, Any]:
+    """The members of the answer. Blocking."""
+
+    def copy(source: Source) -> dict[str, Any]:
+        pace.begin(source.facts.size)
+        return _result(call, source, _copy(call, source, _said(call, source.facts), pace))
+
+    return copied(call, _source, copy)
+
+
+def _check_itself(call: Call, source: Source) -> None:
+    """Onto itself an object is copied to change something."""
+    bucket, key, version = source.triple
+    if (bucket, key) != (call.raw_bucket, call.raw_key) or version:
+        return
+    replaces = call.params.get("MetadataDirective") == _REPLACE
+    if not replaces and not any(name in call.params for name in _CHANGES):
+        raise S3Error(
+            "InvalidRequest",
+            "This copy request is illegal because it is trying to copy an object to itself without"
+            " changing the object's metadata, storage class, website redirect location or"
+            " encryption attributes.",
+        )
+
+
+def _said(call: Call, source: Facts) -> dict[str, str]:
+    """What is kept with the copy, but its checksum. Raises S3Error."""
+    said = metadata_of(call)
+    if call.params.get("MetadataDirective") != _REPLACE:
+        said = {name: value for name, value in said.items() if name == _REDIRECT} | {
+            name: value
+            for name, value in source.metadata.items()
+            if metadata.is_metadata(f"user.s3.{name}".encode()) and name != _REDIRECT
+        }
+    if call.params.get("TaggingDirective") == _REPLACE:
+        said |= tags_of_new(call)
+    elif tags := source.metadata.get("tagging"):
+        said["tagging"] = tags
+    return said | lock_of_new(call) | acl_of_new(call)
+
+
+def _copy(call: Call, source: Source, said: dict[str, str], pace: Pace) -> Facts:
+    """Raises Conflict where the source is another one than was looked at. Blocking."""
+    checksum, tag = _digests(call, source, pace)
+    return call.store.copy(
+        source.triple,
+        (call.raw_bucket, call.raw_key),
+        metadata=said | checksum,
+        etag=tag,
+        versioning=call.settings.versioning,
+        check_source=source.check,
+        check=check_of(Conditions.of(call.params)),
+        step=pace.step,
+    )
+
+
+def _digests(call: Call, source: Source, pace: Pace) -> tuple[dict[str, str], str]:
+    """The copy's checksum as it is kept, and its ETag. The checksum is the source's, computed anew
+    where another algorithm is asked for, or where the source's is one of parts, which a copy does
+    not have; so is the ETag computed where the source's is no MD5."""
+    kept, tag = source.facts.metadata, source.facts.etag
+    asked = call.params.get("ChecksumAlgorithm")
+    there = [each for each in ALGORITHMS.values() if checksum_name(each) in kept]
+    algorithm, said, hashers = None, dict[str, str](), list[Hasher]()
+    if asked is not None or there:
+        algorithm = checksums.algorithm(asked) if asked is not None else there[0]
+        name = checksum_name(algorithm)
+        if name in kept and kept.get("checksum.type") == FULL_OBJECT:
+            said = {name: kept[name], "checksum.type": FULL_OBJECT}
+        else:
+            hashers.append(algorithm.new())
+    if not (etag.is_md5(tag) or call.store.buckets.has_fast_etags(call.raw_bucket)):
+        hashers.append(hashlib.md5(usedforsecurity=False))
+        tag = ""
+    if hashers:
+        _read(call, source, hashers, pace)
+    if algorithm is not None and not said:
+        value = checksums.encode(hashers[0].digest())
+        said = {checksum_name(algorithm): value, "checksum.type": FULL_OBJECT}
+    return said, tag or hashers[-1].digest().hex()
+
+
+def _read(call: Call, source: Source, hashers: Sequence[Hasher], pace: Pace) -> None:
+    """Raises Conflict where the source is written to meanwhile. Blocking."""
+    opened = call.store.open(*source.triple)
+    try:
+        at = 0
+        with call.service.buffers.lent() as buffer:
+            while count := os.preadv(opened.fd, [buffer[:BUFFER_BYTES]], at):
+                for hasher in hashers:
+                    hasher.update(buffer[:count])
+                at += count
+                pace.step(at)
+        if not opened.is_unchanged():
+            raise Conflict("the source of the copy was written to meanwhile")
+    finally:
+        os.close(opened.fd)
+
+
+def _result(call: Call, source: Source, facts: Facts) -> dict[str, Any]:
+    told = {"ETag": f'"{facts.etag}"', "LastModified": moment(facts.mtime_ns)}
+    result: dict[str, Any] = {
+        "CopyObjectResult": told | checksum_members(facts.metadata),
+        "VersionId": version_id(call, facts),
+        "Expiration": expiration(call, facts),
+    }
+    if source.settings.versioning:
+        result["CopySourceVersionId"] = source.facts.version
+    return result
+
+
+HANDLERS: Final[dict[str, Handler]] = {"CopyObject": copy_object}

@@ -1,0 +1,155 @@
+"""GetObject, HeadObject: bodies by sendfile, conditions, ranges, parts."""
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from kvfs.http.api import Response
+from kvfs.objects.object_info import Facts
+from s3api.http.request_context import Call, Handler, target
+from s3api.http.response_cache import file_range, remember
+from s3api.http.s3_errors import Headers, S3Error
+from s3api.model.frequent_answers import object_headers
+from s3api.model.time_formats import iso8601
+from s3api.operations.answers import stored_headers
+from s3api.operations.object.object_version import (
+    expiration,
+    find_to_tell,
+    open_for_reading,
+    version_id,
+)
+from s3api.operations.object.retention import retention_of
+from s3api.rules import metadata
+from s3api.rules import parts as kept_parts
+from s3api.rules.access import actions
+from s3api.rules.conditions import Conditions, is_not_modified
+from s3api.rules.ranges import ByteRange, parse_range, part_range
+from s3api.rules.tagging import parse_kept
+
+_CONDITIONS: Final = frozenset(("IfMatch", "IfNoneMatch", "IfModifiedSince", "IfUnmodifiedSince"))
+_NOT_MODIFIED: Final = frozenset(
+    (b"etag", b"last-modified", b"cache-control", b"expires", b"x-amz-version-id")
+)
+"""What a 304 tells."""
+
+
+async def get_object(call: Call) -> Response:
+    """The body is the data file's, sent by the kernel; replaced meanwhile, it is the old one to the
+    end; changed in place meanwhile, the connection is reset."""
+    opened = await open_for_reading(call)
+    try:
+        response, chosen = _answer(call, opened.facts)
+    except BaseException:
+        os.close(opened.fd)
+        raise
+    if response.status == 304:
+        os.close(opened.fd)
+    else:
+        response.body = file_range(opened, chosen)
+        remember(call, opened, chosen, response)
+    return response
+
+
+async def head_object(call: Call) -> Response:
+    """As GetObject, without the body."""
+    response, chosen = _answer(call, await find_to_tell(call))
+    response.length = chosen.length
+    return response
+
+
+def _answer(call: Call, facts: Facts) -> tuple[Response, ByteRange]:
+    """Status and headers, and the bytes that they speak of."""
+    needed = actions.needed_of_source(call.params.get("VersionId"))
+    call.service.access.require_of_foreign(call, needed, facts)
+    headers = _headers(call, facts)
+    whole = ByteRange(0, facts.size)
+    conditional = not _CONDITIONS.isdisjoint(call.params)
+    if conditional and _is_not_modified(call, facts):
+        return Response(304, [each for each in headers if each[0] in _NOT_MODIFIED]), whole
+    chosen = _chosen(call, facts)
+    if chosen is None:
+        return Response(200, headers), whole
+    told = chosen.content_range(facts.size)
+    further = [] if told is None else [(b"content-range", told.encode())]
+    return Response(206, headers, further=further), chosen
+
+
+def _is_not_modified(call: Call, facts: Facts) -> bool:
+    """Raises PreconditionFailed: what is there is another version than the caller wants."""
+    try:
+        return is_not_modified(Conditions.of(call.params), target(facts))
+    except S3Error:
+        call.store.misses.count("other_version")
+        raise
+
+
+def _chosen(call: Call, facts: Facts) -> ByteRange | None:
+    """The range that is asked for; None: all of it."""
+    number, asked = call.params.get("PartNumber"), call.params.get("Range")
+    if number is not None:
+        if asked is not None:
+            raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber")
+        return part_range(part_sizes(facts), number)
+    return None if asked is None else parse_range(asked, facts.size)
+
+
+def part_sizes(facts: Facts) -> list[int]:
+    """Of the upload that made the object; of one that came whole, its own size."""
+    sizes = kept_parts.sizes_of(facts.metadata)
+    return sizes if sum(sizes) == facts.size and sizes else [facts.size]
+
+
+def _headers(call: Call, facts: Facts) -> Headers:
+    """Those of most answers are kept; not so where a parameter has a word in them."""
+    params = call.params
+    checksums = params.get("ChecksumMode") == "ENABLED" and "Range" not in params
+    if call.asked.overrides or params.get("PartNumber") is not None:
+        return _new_headers(call, facts, checksums)
+    return call.service.shown.fields(
+        facts, call.settings, checksums, lambda: _new_headers(call, facts, checksums)
+    )
+
+
+def _new_headers(call: Call, facts: Facts, checksums: bool) -> Headers:
+    kept = facts.metadata
+    stored = stored_headers(kept, call.key)
+    if call.asked.overrides:
+        stored |= metadata.overrides(call.query, anonymous=call.is_anonymous)
+    headers = object_headers(facts.etag, facts.mtime_ns, stored)
+    if (version := version_id(call, facts)) is not None:
+        headers.append((b"x-amz-version-id", version.encode()))
+    if (told := expiration(call, facts)) is not None:
+        headers.append((b"x-amz-expiration", told.encode()))
+    if kept:
+        _add_kept(call, facts, headers, checksums)
+    return headers
+
+
+def _add_kept(call: Call, facts: Facts, headers: Headers, checksums: bool) -> None:
+    kept = facts.metadata
+    if tags := kept.get("tagging"):
+        headers.append((b"x-amz-tagging-count", b"%d" % len(parse_kept(tags))))
+    if (retention := retention_of(facts)) is not None:
+        until = iso8601(retention.until)
+        headers.append((b"x-amz-object-lock-mode", retention.mode.encode()))
+        headers.append((b"x-amz-object-lock-retain-until-date", until.encode()))
+    if hold := kept.get("legal-hold"):
+        headers.append((b"x-amz-object-lock-legal-hold", hold.encode()))
+    if call.params.get("PartNumber") is not None and kept.get("parts"):
+        headers.append((b"x-amz-mp-parts-count", b"%d" % len(part_sizes(facts))))
+    if checksums:
+        headers += _checksum_headers(kept, call.params.get("PartNumber"))
+
+
+def _checksum_headers(kept: Mapping[str, str], part: int | None) -> Headers:
+    """The checksum that was stored with the object; with one part of it, that part's own."""
+    told = {name: value for name, value in kept.items() if name.startswith("checksum.")}
+    if part is not None and kept.get("parts"):
+        own = dict(enumerate(kept_parts.checksums_of(kept), 1)).get(part)
+        if own is None:
+            return []
+        told = {name: value if name == "checksum.type" else own for name, value in told.items()}
+    return [(b"x-amz-" + name.replace(".", "-").encode(), told[name].encode()) for name in told]
+
+
+HANDLERS: Final[dict[str, Handler]] = {"GetObject": get_object, "HeadObject": head_object}

@@ -1,0 +1,87 @@
+"""Access control lists of objects."""
+
+from typing import Final
+
+from kvfs.http.api import Response
+from s3api.auth import authorization
+from s3api.http.request_context import Call, Handler
+from s3api.http.s3_errors import S3Error
+from s3api.operations.answers import answer, encoded
+from s3api.operations.object.object_version import find
+from s3api.operations.object.version_update import update
+from s3api.rules.access import acl, ownership
+from s3api.rules.access.acl import Acl, NameOf, Owner
+from s3api.rules.access.public_access import PublicAccessBlock
+from s3api.storage.bucket_settings import PUBLIC_ACCESS
+
+
+def acl_of_new(call: Call) -> dict[str, str]:
+    """How owner and ACL of a new object are kept: the writer owns it and may give it an ACL,
+    unless the bucket's owner owns all. Raises S3Error."""
+    owned = call.settings.ownership
+    acl.check_object(call.params, owned)
+    if not ownership.has_acls(owned):
+        return {}
+    bucket_owner = authorization.owner_of(call.owner)
+    owner = authorization.owner_of(call.caller.name or call.owner)
+    given = acl.from_params(call.params, owner, bucket_owner, name_of(call))
+    if owned == ownership.BUCKET_OWNER_PREFERRED and (
+        call.params.get("ACL") == "bucket-owner-full-control"
+    ):
+        owner = bucket_owner
+        given = acl.canned(acl.PRIVATE, owner, bucket_owner)
+    said = {} if owner == bucket_owner else {"owner": owner.id}
+    if given is not None:
+        said["acl"] = _kept(call, given)
+    return said
+
+
+def name_of(call: Call) -> NameOf:
+    """Which users grants may name: those that there are."""
+    return lambda name: name if call.service.identities.names(name) else None
+
+
+async def get_object_acl(call: Call) -> Response:
+    """Where ACLs do not count: full control of the bucket's owner."""
+    facts = find(call)
+    if ownership.has_acls(call.settings.ownership):
+        found = authorization.object_acl(call, facts)
+    else:
+        owner = authorization.owner_of(call.owner)
+        found = acl.canned(acl.PRIVATE, owner, owner)
+    return answer(call, acl.document(found))
+
+
+async def put_object_acl(call: Call) -> Response:
+    """One of: a canned ACL, grants in headers, a document. The owner stays."""
+    if not ownership.has_acls(call.settings.ownership):
+        raise acl.not_supported()
+    owner = authorization.object_acl(call, find(call)).owner
+    kept = _kept(call, _asked(call, owner))
+    await update(call, lambda _: ({"acl": kept}, ()))
+    return answer(call)
+
+
+def _asked(call: Call, owner: Owner) -> Acl:
+    names = name_of(call)
+    document = call.params.get("AccessControlPolicy")
+    given = acl.from_params(call.params, owner, authorization.owner_of(call.owner), names)
+    if given is not None and document is not None:
+        raise S3Error("UnexpectedContent")
+    if document is not None:
+        return acl.from_document(document, owner, names)
+    if given is None:
+        raise S3Error("MissingSecurityHeader", extra={"MissingHeaderName": "x-amz-acl"})
+    return given
+
+
+def _kept(call: Call, given: Acl) -> str:
+    block = PublicAccessBlock.parse(call.settings.get(PUBLIC_ACCESS) or {})
+    block.check_acl(given)
+    return encoded(acl.document(given))
+
+
+HANDLERS: Final[dict[str, Handler]] = {
+    "GetObjectAcl": get_object_acl,
+    "PutObjectAcl": put_object_acl,
+}

@@ -1,0 +1,107 @@
+"""Retention and legal hold of versions."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+from kvfs.http.api import Response
+from kvfs.objects.object_attributes import Metadata
+from kvfs.objects.object_info import Facts
+from s3api.http.request_context import Call, Handler
+from s3api.http.s3_errors import S3Error
+from s3api.operations.answers import answer
+from s3api.operations.object.object_version import find
+from s3api.operations.object.version_update import update
+from s3api.rules import object_lock
+from s3api.rules.access import actions
+from s3api.rules.object_lock import Lock, Retention
+from s3api.storage.bucket_settings import OBJECT_LOCK
+
+HELD: Final = "ON"
+NOT_HELD: Final = "OFF"
+
+
+def lock_of_new(call: Call) -> dict[str, str]:
+    """How the lock of a new version is kept: the request's, else the bucket's default. Raises
+    S3Error."""
+    lock = object_lock.new_lock(call.params, call.settings.get(OBJECT_LOCK), call.now)
+    return lock_attributes(lock)
+
+
+def lock_attributes(lock: Lock) -> dict[str, str]:
+    """How a lock is kept."""
+    said = {}
+    if lock.retention is not None:
+        said["retention"] = _kept(lock.retention)
+    if lock.legal_hold:
+        said["legal-hold"] = HELD
+    return said
+
+
+def retention_of(facts: Facts) -> Retention | None:
+    """The retention that was put on a version, be it over or not."""
+    mode, _, until_s = facts.metadata.get("retention", "").partition(" ")
+    return Retention(mode, datetime.fromtimestamp(int(until_s), UTC)) if mode else None
+
+
+async def get_object_retention(call: Call) -> Response:
+    """Raises NoSuchObjectLockConfiguration where there is none."""
+    _check_bucket(call)
+    found = retention_of(find(call))
+    if found is None:
+        raise S3Error("NoSuchObjectLockConfiguration")
+    told = {"Mode": found.mode, "RetainUntilDate": found.until}
+    return answer(call, {"Retention": told})
+
+
+async def put_object_retention(call: Call) -> Response:
+    """Longer is free; shorter, another mode or none need the right to bypass governance."""
+    _check_bucket(call)
+    document = call.params.get("Retention")
+    if document is None:
+        raise S3Error("MalformedXML")
+    new = object_lock.parse_retention(document, call.now)
+    may_bypass = bool(call.params.get("BypassGovernanceRetention")) and (
+        call.service.access.allows(call, actions.BYPASS_GOVERNANCE, call.key)
+    )
+
+    def change(facts: Facts) -> tuple[Metadata, tuple[str, ...]]:
+        old = retention_of(facts)
+        object_lock.check_change(old, new, call.now, may_bypass=may_bypass)
+        return ({}, ("retention",)) if new is None else ({"retention": _kept(new)}, ())
+
+    await update(call, change)
+    return answer(call)
+
+
+async def get_object_legal_hold(call: Call) -> Response:
+    """Raises NoSuchObjectLockConfiguration where none was ever set."""
+    _check_bucket(call)
+    status = find(call).metadata.get("legal-hold")
+    if status is None:
+        raise S3Error("NoSuchObjectLockConfiguration")
+    return answer(call, {"LegalHold": {"Status": status}})
+
+
+async def put_object_legal_hold(call: Call) -> Response:
+    """On or off."""
+    _check_bucket(call)
+    held = object_lock.parse_legal_hold(call.params.get("LegalHold") or {})
+    status = HELD if held else NOT_HELD
+    await update(call, lambda _: ({"legal-hold": status}, ()))
+    return answer(call)
+
+
+def _check_bucket(call: Call) -> None:
+    object_lock.check_enabled(enabled=call.settings.has_lock)
+
+
+def _kept(retention: Retention) -> str:
+    return f"{retention.mode} {int(retention.until.timestamp())}"
+
+
+HANDLERS: Final[dict[str, Handler]] = {
+    "GetObjectLegalHold": get_object_legal_hold,
+    "GetObjectRetention": get_object_retention,
+    "PutObjectLegalHold": put_object_legal_hold,
+    "PutObjectRetention": put_object_retention,
+}

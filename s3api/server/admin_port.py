@@ -1,0 +1,133 @@
+"""The admin port: health for probes, metrics for Prometheus. No secrets, no way to change anything.
+
+/health/live   the process answers
+/health/ready  the engine can be read, a node of a cluster holds its lease and learns what others
+               commit, what is committed reaches the disk, the mount answers, and so do the workers;
+               what lacks of NFS stands in the answer, but whoever balances load of S3 leaves the
+               node in while NFS is started again
+/health/nfs    NFS is served; exports that are not stand in the answer
+/metrics       Prometheus' text format
+"""
+
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import trio
+
+from kvfs.base.errors import KvfsError
+from kvfs.http.api import Body, Head, Limits, Response
+from s3api.server import metrics
+from s3api.server.counters import Tally
+
+READY_S: Final = 3.0
+"""For each thing that is asked for."""
+LIMITS: Final = Limits(body_bytes=0, connections=64, header_count=50, stop_s=1.0)
+_LOOKS: Final = trio.CapacityLimiter(4)
+"""Threads that look at mounts; what hangs in one takes none of the node's."""
+_TEXT: Final = [(b"Content-Type", b"text/plain; charset=utf-8")]
+_THERE: Final = b"there are /health/live, /health/ready, /health/nfs and /metrics\n"
+log = logging.getLogger(__name__)
+
+
+class Admin:
+    """Answers the requests of the admin port."""
+
+    def __init__(
+        self,
+        status: Callable[[], Awaitable[dict[str, Any]]],
+        tally: Callable[[], Awaitable[Tally]] | None,
+    ) -> None:
+        """`status` is the node's, `tally` the workers' (None: S3 is off)."""
+        self._status = status
+        self._tally = tally
+
+    async def handle(self, head: Head, _body: Body) -> Response:
+        """The answer to one request."""
+        path = head.target.partition(b"?")[0]
+        if head.method not in ("GET", "HEAD"):
+            return Response(405, [*_TEXT, (b"Allow", b"GET, HEAD")], b"read only\n")
+        if path == b"/health/live":
+            return Response(200, _TEXT, b"alive\n")
+        if path == b"/health/ready":
+            return await self._health(_ready)
+        if path == b"/health/nfs":
+            return await self._health(_nfs)
+        if path == b"/metrics":
+            return await self._metrics()
+        return Response(404, _TEXT, _THERE)
+
+    async def _health(self, answer: Callable[[dict[str, Any]], Awaitable[Response]]) -> Response:
+        try:
+            with trio.fail_after(READY_S):
+                status = await self._status()
+        except (trio.TooSlowError, KvfsError) as error:
+            return Response(
+                503, _TEXT, f"not ready: the engine cannot be read ({error})\n".encode()
+            )
+        return await answer(status)
+
+    async def _metrics(self) -> Response:
+        status = await self._status()
+        tally = None if self._tally is None else await self._tally()
+        page = await trio.to_thread.run_sync(metrics.exposition, status, tally)
+        return Response(200, [(b"Content-Type", metrics.CONTENT_TYPE)], page)
+
+
+async def _ready(status: dict[str, Any]) -> Response:
+    if lacking := await _lacking(status):
+        return Response(503, _TEXT, f"not ready: {lacking}\n".encode())
+    nfs = status.get("nfs")
+    return Response(200, _TEXT, "\n".join(["ready", *_lacking_of_nfs(nfs), ""]).encode())
+
+
+async def _nfs(status: dict[str, Any]) -> Response:
+    nfs = status.get("nfs")
+    if nfs is None:
+        return Response(404, _TEXT, b"NFS is off\n")
+    told = "\n".join([*(["served"] if nfs["is_serving"] else []), *_lacking_of_nfs(nfs), ""])
+    return Response(200 if nfs["is_serving"] else 503, _TEXT, told.encode())
+
+
+async def _lacking(status: dict[str, Any]) -> str:
+    """What is not as it should be; empty where nothing is."""
+    if (failure := status["engine"]["journal_failure"]) is not None:
+        return str(failure)
+    if (cluster := status.get("cluster")) is not None and not cluster["holds_lease"]:
+        silent_s = status["engine"]["silent_s"]
+        return f"the engine does not renew this node's lease ({silent_s:.0f} s without a word)"
+    if (refusal := status["engine"].get("mirror_refusal")) is not None:
+        return f"the mirror of the metadata cannot take what other nodes commit ({refusal})"
+    mount, s3 = status["mount"], status.get("s3")
+    if mount is not None and not await _answers(mount["mountpoint"]):
+        return f"the mount at {mount['mountpoint']} does not answer"
+    if s3 is not None and s3["answering_workers"] < s3["wanted_workers"]:
+        return f"{s3['answering_workers']} of {s3['wanted_workers']} S3 workers answer"
+    return ""
+
+
+def _lacking_of_nfs(nfs: dict[str, Any] | None) -> list[str]:
+    """The same of NFS (None: it is off), a line for each."""
+    if nfs is None:
+        return []
+    if not nfs["is_serving"]:
+        return [f"NFS is not served: {nfs['problem']}"]
+    return [
+        f"/{each['namespace']} is not served by NFS: {each['problem']}"
+        for each in nfs["exports"]
+        if each["problem"]
+    ]
+
+
+async def _answers(mountpoint: str) -> bool:
+    """Whether a system call on the mount returns. The thread is left behind where it does not."""
+    with trio.move_on_after(READY_S):
+        try:
+            await trio.to_thread.run_sync(
+                os.statvfs, mountpoint, abandon_on_cancel=True, limiter=_LOOKS
+            )
+        except OSError:
+            return False
+        return True
+    return False

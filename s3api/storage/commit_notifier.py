@@ -1,0 +1,34 @@
+"""Tells the node what was committed: one round trip for all requests that wait for it.
+
+A response goes out only after the node's mount has forgotten what the commit replaced. Under load
+many commits wait at once, so that those which came while the node was being told go together next.
+What the mount cannot know is told later: nobody waits for that.
+"""
+
+from collections.abc import Sequence
+
+from kvfs.objects.object_store import ObjectStore
+from kvfs.session.post_commit import Changed
+from s3api.storage.batches import Together
+
+
+class Teller:
+    """Of one worker. `run` must be running while anybody waits."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._together: Together[Sequence[Changed], None] = Together(self._finish)
+        self.run = self._together.run
+
+    async def tell(self, changed: list[Changed]) -> None:
+        """The node's mount has forgotten what these commits replaced when it returns.
+
+        Raises Unavailable: the node did not answer in time. Cancelled: the node is told all the
+        same."""
+        if urgent := self._store.put_off(changed):
+            await self._together.do(urgent)
+
+    def _finish(self, batch: Sequence[Sequence[Changed]]) -> list[None]:
+        # The link to the node has a deadline of its own.
+        self._store.tell([one for each in batch for one in each])
+        return [None] * len(batch)
