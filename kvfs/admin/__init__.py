@@ -1,1 +1,1 @@
-"""What administrators do with a store or a cluster: check, repair, rebuild, import and export."""
+"""Administration of a store or a cluster: check, repair, rebuild, import and export."""

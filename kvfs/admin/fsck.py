@@ -23,7 +23,7 @@
 Of a member of a cluster the data files alone are checked, those that it holds: its metadata are the
 engine's. What is damaged there is named and not mended: the running node has it from others, where
 they have it, and says where they do not. Where its mirror went back to damage in its journal, what
-it does not know may be known to the engine: that is the running node's to judge (`strays`).
+it does not know may be known to the engine: that is the running node's to judge (`stale_data_gc`).
 
 What a kill left for the next start (orphans, unpublished files) is no problem. Reads page by page:
 memory does not grow with the number of files.
@@ -167,7 +167,8 @@ class Fsck:
             yield Problem("missing_index_entry", self._name(ino), detail, mend)
 
     def _damage(self, ino: int, inode: Inode, entry: Entry | None) -> str:
-        """What differs, by reading all the file's data; empty when nothing does."""
+        """Reads all the file's data and says how they differ from the record; empty when they do
+        not."""
         fd = self._files.open_unseen(ino, inode.version)
         try:
             found = checksum(fd, inode.size)

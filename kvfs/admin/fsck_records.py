@@ -162,7 +162,7 @@ def name_of(t: Transaction, ino: int) -> str:
 
 
 def _path(t: Transaction, parent: int, name: bytes) -> str:
-    """On one line; begins with `...` where it cannot be followed up to the root."""
+    """The path on one line; it begins with `...` where it cannot be followed up to the root."""
     parts, seen = [name], set[int]()
     while parent != ROOT_INODE:
         value = t.get(keys.inode(parent))
@@ -217,8 +217,8 @@ def _backlinks(t: Transaction, ino: int) -> list[tuple[int, bytes]]:
 
 
 def _count_links(t: Transaction, ino: int, inode: Inode) -> int:
-    """Of a directory: 2 and one for each directory in it. Of anything else: its names that lead to
-    it."""
+    """The right link count: for a directory, 2 and one for each directory in it; for anything else,
+    the number of names that lead to it."""
     if stat.S_ISDIR(inode.mode):
         if not inode.nlink:
             return 0

@@ -34,7 +34,7 @@ class Stopped(Exception):
 
 
 class Moved(msgspec.Struct):
-    """What one run did."""
+    """The result of one run."""
 
     files: int = 0
     bytes: int = 0
@@ -153,8 +153,9 @@ class Trees:
         self._count(size)
 
     def _each(self, items: Iterable[tuple[T, U]], job: Callable[[T, U], None]) -> None:
-        """By several threads, of a listing that goes on meanwhile. The first error ends all; who
-        interrupts does not wait for the threads, which may wait for an answer."""
+        """Runs `job` for each item in several threads, while the listing goes on. The first error
+        ends all; an interrupted caller does not wait for the threads, which may wait for an
+        answer."""
         waiting: set[Future[None]] = set()
         pool = ThreadPoolExecutor(self._jobs, thread_name_prefix="kvfs-tree")
         try:
@@ -192,7 +193,8 @@ class Trees:
 
 
 def _without_done(waiting: "set[Future[None]]") -> "set[Future[None]]":
-    """Those that are still under way, once one is done. Raises its error."""
+    """Waits until one is done and returns those still under way. Raises the error of one that is
+    done."""
     done, rest = wait(waiting, return_when=FIRST_COMPLETED)
     for each in done:
         each.result()

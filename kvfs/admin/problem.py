@@ -1,4 +1,4 @@
-"""What `fsck` finds."""
+"""A problem that `fsck` finds."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -52,7 +52,7 @@ class Blocking(Protocol):
 
 
 class Read(NamedTuple):
-    """What was found in a data file."""
+    """The findings of one data file."""
 
     ino: int
     version: int
@@ -85,7 +85,7 @@ class Read(NamedTuple):
 
 
 class Rebuild:
-    """Of one store. `engine`: where the records are to be, empty or begun by another node's."""
+    """The rebuild of one store. `engine`: takes the records, empty or begun by another node's."""
 
     def __init__(self, engine: Blocking, files: DataFiles, index: Index, owner: Owner) -> None:
         self._engine = engine
@@ -227,7 +227,8 @@ class Rebuild:
         self.counts["written_since"] += sum(each.was_written and not each.is_known for each in here)
 
     def _is_kept(self, each: Read) -> bool:
-        """What is damaged, or of a cache and nameless, gets no record."""
+        """Whether the data file gets a record: a damaged one, or a nameless one of a cache, gets
+        none."""
         is_cache = self._kinds[namespace_of(each.ino)] == "cache"
         if each.is_known:
             return True
@@ -266,7 +267,7 @@ def begin(t: Transaction, owner: Owner) -> None:
 
 
 def finish(t: Transaction) -> None:
-    """From here on nodes open it."""
+    """Completes the engine: from here on nodes open it."""
     t.put(keys.VERSION, b"%d" % keys.SCHEMA)
 
 

@@ -54,7 +54,7 @@ _NONE: Final = -1
 
 
 class Came(NamedTuple):
-    """What a node added."""
+    """The contribution of one node."""
 
     mirror: bool
     """Whether its mirror is what the engine holds now."""

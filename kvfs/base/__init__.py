@@ -1,1 +1,1 @@
-"""What every layer may use: errors, settings, units, and parts that know no records of KVFS."""
+"""The base of every layer: errors, settings, units, and parts that know no records of KVFS."""

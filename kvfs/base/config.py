@@ -37,7 +37,8 @@ _is_place: Final = re.compile(r"[A-Za-z0-9._-]{0,63}").fullmatch
 
 
 def default_store() -> Path:
-    """For root a system directory, for others one of their own."""
+    """The default store's directory: a system directory for root, one of their own for other
+    users."""
     if os.geteuid() == 0:
         return Path("/var/lib/kvfs")
     base = os.environ.get("XDG_DATA_HOME")
@@ -45,7 +46,7 @@ def default_store() -> Path:
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where to listen: a host (name or address) and a port, 0 for any free one."""
+    """An address to listen at: a host (name or address) and a port, 0 for any free one."""
 
     host: str
     port: int
@@ -236,7 +237,7 @@ def load(
 
 
 def _check(config: Config, origins: Mapping[str, str]) -> None:
-    """What settings ask of each other. Raises ConfigError."""
+    """Checks that the settings fit together. Raises ConfigError."""
     pair = ("s3_certificate", "s3_private_key")
     for given, missing in (pair, pair[::-1]):
         if getattr(config, given) and not getattr(config, missing):
@@ -248,7 +249,7 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
 
 
 def _check_nfs(config: Config, origins: Mapping[str, str]) -> None:
-    """That NFS has ports of its own."""
+    """Checks that NFS has ports of its own."""
     address = NFS_USUAL if config.nfs == "auto" else config.nfs
     if not isinstance(address, Address):
         return
@@ -260,7 +261,8 @@ def _check_nfs(config: Config, origins: Mapping[str, str]) -> None:
 
 
 def _check_cluster(config: Config, origins: Mapping[str, str]) -> None:
-    """What nodes of a cluster are told, and lone ones are not."""
+    """Checks the settings of a cluster's nodes: they are complete there, and not given to a lone
+    node."""
     if not config.engine:
         for key in _OF_CLUSTERS:
             if origins[key].startswith("flag") and getattr(config, key) not in _NONE:

@@ -65,7 +65,7 @@ def kept_of(limit: int) -> int:
 
 
 class OpenFileShares:
-    """Who holds how many open files of the mount. Used from the event loop."""
+    """The shares of users in the open files of the mount. Used from the event loop."""
 
     def __init__(self, limit: int, *, is_shared: bool) -> None:
         """`limit`: descriptors of this process. `is_shared`: whether several users may come."""
@@ -99,5 +99,5 @@ class OpenFileShares:
         self.held -= 1
 
     def describe(self) -> dict[str, int]:
-        """What status shows."""
+        """The counts that status shows."""
         return {"limit": self.limit, "files": self.held, "most_files": self.most}

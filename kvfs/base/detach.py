@@ -32,7 +32,7 @@ def _leave() -> Generator[object, None, None]:
 
 
 class Unfinished(Generic[T]):
-    """What is left of a coroutine that went aside: await it in a task, or close it."""
+    """The rest of a coroutine that went aside: await it in a task, or close it."""
 
     __slots__ = ("_step",)
 

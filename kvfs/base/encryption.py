@@ -77,7 +77,7 @@ def open_key(path: Path) -> SecretKey:
 
 
 def unwrap(wrapped: bytes, by: SecretKey, context: bytes) -> SecretKey:
-    """What `SecretKey.wrapped` made. Raises Corrupt: by another key, or damaged."""
+    """Decrypts the result of `SecretKey.wrapped`. Raises Corrupt: by another key, or damaged."""
     return SecretKey(by.decrypt(wrapped, context))
 
 

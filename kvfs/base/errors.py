@@ -18,7 +18,7 @@ class NotFound(KvfsError):
 
 
 class OtherVersion(NotFound):
-    """What is there is another version than the one that was asked for."""
+    """The version that is there is not the one that was asked for."""
 
 
 class Unreached(NotFound):
@@ -106,7 +106,7 @@ class TooManyOpenFiles(KvfsError):
 
 
 class Busy(KvfsError):
-    """In use by somebody else."""
+    """It is in use by somebody else."""
 
 
 class ConfigError(KvfsError):

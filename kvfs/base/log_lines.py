@@ -9,7 +9,7 @@ from kvfs.base.printable import printable
 
 
 class LineFormatter(logging.Formatter):
-    """Of tracebacks the lines stay."""
+    """Log lines in printable characters. Tracebacks keep their lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 -- logging's name
         return printable(super().formatMessage(record))

@@ -1,4 +1,4 @@
-"""On what data files may lie, and how the places for them are written."""
+"""The media on which data files may lie, and the notation for their places."""
 
 import os
 import pwd
@@ -32,7 +32,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def flag(self) -> str:
-        """Of the command line, that names such a place."""
+        """The command line's option that names such a place."""
         return "--shared" if self.is_shared else "--tier"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Whose turn it is at a busy CPU: what somebody waits for goes before other programs, the rest does
+"""Priority at a busy CPU: work that somebody waits for goes before other programs, the rest does
 not.
 
 A program on the mount waits for the node at each name, so beside N busy processes each of its calls

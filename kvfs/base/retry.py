@@ -21,8 +21,8 @@ _REMEMBERED: Final = 64
 
 
 class Persistence:
-    """That of one task. `say` (a logger's method) is given a line; `what` is what it says before
-    the error."""
+    """The retry state of one task. `say` (a logger's method) is given a line; `what` comes before
+    the error in it."""
 
     def __init__(self, say: Callable[[str], None], what: str) -> None:
         self._say = say

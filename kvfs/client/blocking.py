@@ -220,7 +220,7 @@ class Client:
         return self._core.names.exist(keys)
 
     def stat(self, path: Path) -> Stat:
-        """What is known of a file, directory or symbolic link. Raises NotFound, NotADirectory,
+        """Attributes of a file, directory or symbolic link. Raises NotFound, NotADirectory,
         NameTooLong."""
         return self._core.names.stat(paths.parse(path))
 
@@ -253,12 +253,12 @@ class Client:
         self._core.names.remove_directory(*paths.parse_name(path))
 
     def sync(self) -> None:
-        """What was done to names so far, by whichever process, survives power loss when this
-        returns. Raises Unavailable where the disk refuses."""
+        """Makes all changes of names so far, by any process, survive power loss. Raises Unavailable
+        where the disk refuses."""
         self._core.session.sync()
 
     def list(self, path: Path = "/", *, after: bytes = b"") -> Iterator[Stat]:
-        """What stands in a directory, sorted by name (a directory as its name and `/`).
+        """The entries of a directory, sorted by name (a directory as its name and `/`).
 
         Read in pages of 1,000 as the iteration goes on, each as of one moment: names that stay all
         the while are given once. `after`: goes on after the entry that has this `Stat.key`. Raises

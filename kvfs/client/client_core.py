@@ -1,4 +1,4 @@
-"""What both clients are made of: the parts on one store, and the transfers with a `step` in each.
+"""The common core of both clients: the parts on one store, and the transfers with a `step` in each.
 
 Each method is one step after the other, in the caller's thread; `step` is called between parts of a
 transfer, by that thread.
@@ -214,5 +214,5 @@ class Core:
 
 
 def target_of(path: Path) -> Target:
-    """Where a new file or directory is to appear. Raises Invalid for `/`."""
+    """The place of a new file or directory. Raises Invalid for `/`."""
     return Target(*paths.parse_name(path))

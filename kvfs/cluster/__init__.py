@@ -1,1 +1,1 @@
-"""Which nodes there are, whether they live, and how they come to trust each other."""
+"""The nodes of a cluster: membership, failure detection, and how nodes come to trust each other."""

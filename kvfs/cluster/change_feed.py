@@ -1,8 +1,8 @@
-"""What was committed beyond this loop, by other nodes or other processes of this one, as changes
-that mounts are told of.
+"""Commits made beyond this loop, by other nodes or other processes of this one, as changes for
+mounts.
 
-A commit is told key by key. Of names only those are of interest that a kernel may know: in a
-directory that it knows. Of inodes, those that it holds. Pure.
+A commit is told key by key. A name matters only where a kernel may know it: in a directory that it
+knows; an inode, where the kernel holds it. Pure.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +30,7 @@ class Written(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What follows for mounts."""
+    """The consequences for mounts."""
 
     changes: list[Change]
     contents: list[int]

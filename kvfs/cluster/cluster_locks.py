@@ -38,7 +38,7 @@ _CLOSES_S: Final = 10.0
 
 
 class Place(NamedTuple):
-    """What is locked."""
+    """The file that is locked, and the kind of lock."""
 
     ino: int
     whole: bool
@@ -96,7 +96,7 @@ class Locks:
         """Who has closed, and still has locks in the engine."""
 
     def owner(self, number: int) -> Owner:
-        """Of this mount, as its kernel names it."""
+        """An owner of this mount, as its kernel names it."""
         return Owner(self._node, self._incarnation, number)
 
     async def run(self) -> None:
@@ -165,7 +165,7 @@ class Locks:
             raise NoLocks("locks of a file that was closed cannot be given back")
 
     async def obstacle(self, place: Place, wish: Lock) -> Lock | None:
-        """What keeps this lock from being granted now. Raises NoLocks."""
+        """The lock that keeps this one from being granted now. Raises NoLocks."""
         await self._after_closes(place)
         if not self.reaches_cluster(place.ino):
             return obstacle(self._here.get(place, ()), wish)
@@ -226,7 +226,7 @@ class Locks:
         return done
 
     async def _change_in_cluster(self, place: Place, owner: Owner, change: Change) -> bool:
-        """What is granted is checked where all are; what seems to be in the way may have gone."""
+        """Checks a grant where all locks are; a lock that seems to be in the way may have gone."""
 
         def fn(t: Transaction) -> list[Lock] | None:
             # Where it asks for several at once, one may end what another one believed.
@@ -257,7 +257,7 @@ class Locks:
         return held is not None
 
     def _believe(self, place: Place, owner: Owner, held: Sequence[Lock]) -> None:
-        """That these are the locks of a file; its owner is one who may have some."""
+        """Believes that these are the locks of a file, and that its owner may have some."""
         believed = self._believed.setdefault(place, set())
         if any(each.owner == owner for each in held):
             believed.add(owner)
@@ -306,7 +306,7 @@ class Locks:
 
 
 class _Lost(Exception):
-    """Who asks had locks of the file, and has none any more."""
+    """The owner had locks of the file, and has none any more."""
 
 
 def _held(t: Transaction, place: Place) -> list[Lock]:

@@ -1,4 +1,4 @@
-"""What people ask a node of a cluster about its cluster, over its control socket.
+"""Requests about the cluster, which people make of one of its nodes over the control socket.
 
 | method | params | answer |
 |---|---|---|
@@ -43,7 +43,7 @@ class ClusterRequests:
         self._engine = engine
 
     def handlers(self) -> dict[str, Handler]:
-        """By method."""
+        """The handlers by method."""
         return {
             "nodes": self._on_nodes,
             "drain": self._on_drain,
@@ -52,7 +52,7 @@ class ClusterRequests:
         }
 
     async def report(self) -> dict[str, Any]:
-        """What the node's status says of its cluster."""
+        """The cluster's part of the node's status."""
         member = self._member
         return {
             "cluster": member.cluster,
@@ -126,8 +126,8 @@ class ClusterRequests:
 
 
 def describe(member: Member, *, is_current: bool) -> dict[str, Any]:
-    """In JSON's types; sizes in bytes. `is_current`: whether the engine tells of leases just
-    now."""
+    """The member in JSON's types; sizes in bytes. `is_current`: whether the engine tells of leases
+    just now."""
     lease = "held" if member.alive else "left" if member.left else "lost"
     return {
         "number": member.number,

@@ -22,7 +22,7 @@ _TOP: Final = 0
 
 
 class Mirror(Protocol):
-    """What a node's mirror can say and do."""
+    """The view of a node's mirror that coherence needs."""
 
     @property
     def heard_at(self) -> float:
@@ -37,7 +37,7 @@ class Mirror(Protocol):
 
 
 class Coherence:
-    """That of one node, for its mounts."""
+    """The coherence of one node, for its mounts."""
 
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror
@@ -73,19 +73,19 @@ class Coherence:
             return
 
     def entry_s(self, ino: int) -> float:
-        """For how long the kernel may believe that a name leads to this inode."""
+        """Seconds for which the kernel may believe that a name leads to this inode."""
         namespace_id = namespace_of(ino)
         if ino == namespace_root(namespace_id) or not self.is_strict(namespace_id):
             return self.rest_s()
         return 0.0
 
     def absence_s(self, directory: int) -> float:
-        """For how long it may believe that a name is not in this directory."""
+        """Seconds for which the kernel may believe that a name is not in this directory."""
         namespace_id = namespace_of(directory)
         if namespace_id == _TOP or self.is_strict(namespace_id):
             return 0.0
         return self.rest_s()
 
     def rest_s(self) -> float:
-        """For how long what the mirror holds is believed."""
+        """Seconds for which the contents of the mirror are still believed."""
         return max(0.0, self._mirror.heard_at + CACHE_S - now())

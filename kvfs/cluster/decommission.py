@@ -1,4 +1,5 @@
-"""What a node that was removed leaves in the metadata, and how it goes: functions of a transaction.
+"""Decommission: removal of the traces of a removed node from the metadata, as functions of a
+transaction.
 
 | left | what becomes of it |
 |---|---|
@@ -35,7 +36,7 @@ class Left(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """What went."""
+    """The result of a removal."""
 
     evicted: list[Evicted]
     lost: int
@@ -43,8 +44,8 @@ class Gone(NamedTuple):
 
 
 def alone(t: Transaction, node: bytes, after_ino: int, limit: int) -> tuple[int, int]:
-    """Of the next `limit` files of a node behind `after_ino`, how many in durable namespaces no
-    other node has; and where to go on, 0: that was all."""
+    """Looks at the next `limit` files of a node behind `after_ino`. Returns how many in durable
+    namespaces no other node has, and where to go on; 0: that was all."""
     inos = placements.held_by(t, node, after_ino, limit)
     caches = _caches(t)
     count = sum(

@@ -1,4 +1,4 @@
-"""Who lives, told from leases and from this host's own clock. Pure.
+"""Failure detection: tells from leases and this host's own clock which nodes live. Pure.
 
 Clocks of hosts and of the engine may be wrong, and may jump. So no two clocks are ever compared:
 
@@ -32,7 +32,7 @@ class _Sighting(NamedTuple):
 
 
 class Sightings:
-    """What one node saw of the others' leases."""
+    """One node's observations of the others' leases."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Sighting] = {}
@@ -57,7 +57,7 @@ class Sightings:
         return None if seen is None else seen.lease
 
     def silent_s(self, node: int) -> float:
-        """For how long it was not heard of, at least."""
+        """Seconds for which the node was not heard of, at least."""
         seen = self._seen.get(node)
         return 0.0 if seen is None else seen.silent_s
 

@@ -44,7 +44,7 @@ _Word = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._+-]{1,64}\Z")]
 
 
 class Party(msgspec.Struct, frozen=True, array_like=True):
-    """What a node says of itself."""
+    """The identity that a node declares."""
 
     cluster: _Word
     node: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
@@ -87,8 +87,8 @@ class Dialing:
         """The first message."""
 
     def conclude(self, reply: bytes) -> tuple[Party, bytes]:
-        """Who answered, and the proof to send it. Raises AccessDenied, NotSupported, Conflict,
-        Invalid."""
+        """The peer that answered, and the proof to send it. Raises AccessDenied, NotSupported,
+        Conflict, Invalid."""
         proven = _decoded(_proven, reply)
         told = _decoded(_reply, proven.reply)
         _check(told.party, self._me)
@@ -122,7 +122,7 @@ class Answering:
         return _encode(_Proven(reply, _proof(secret, _ANSWERS, hello, reply)))
 
     def conclude(self, proof: bytes) -> Party:
-        """Who dialed, once this is its proof. Raises AccessDenied, Invalid."""
+        """The peer that dialed, if `proof` is its proof. Raises AccessDenied, Invalid."""
         expected, self._expected = self._expected, None
         if self._peer is None or expected is None:
             raise Invalid("a handshake begins with a hello, and has one proof")

@@ -16,7 +16,7 @@ from kvfs.meta.records import pack
 
 
 class Claims:
-    """Those of one node."""
+    """The claims of one node."""
 
     def __init__(self, member: Membership, engine: Engine) -> None:
         self._member = member
@@ -33,7 +33,8 @@ class Claims:
         return found == self._mine
 
     def check(self, t: Transaction, name: str) -> None:
-        """In a transaction of the job. Raises Conflict where another node does it by now."""
+        """Checks the claim in a transaction of the job. Raises Conflict where another node does it
+        by now."""
         if _claim(t, name) != self._mine:
             raise Conflict(f"another node does '{name}' by now")
 

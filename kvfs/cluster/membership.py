@@ -62,7 +62,7 @@ _REBUILT: Final = (
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node is, by its settings."""
+    """A node's description, from its settings."""
 
     name: str
     peer: str = ""
@@ -74,7 +74,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What a node tells with each renewal."""
+    """The measurements that a node reports with each renewal."""
 
     free_bytes: int
     capacity_bytes: int
@@ -136,7 +136,7 @@ class Membership:
 
     @property
     def party(self) -> handshake.Party:
-        """What it says of itself to a peer."""
+        """The identity that the node declares to a peer."""
         return handshake.Party(self.cluster, self.node, self.incarnation, self.about.name)
 
     # ---- joining and leaving
@@ -248,9 +248,10 @@ class Membership:
             )
 
     async def _wait_for_twin(self, before: Kept, state: State) -> None:
-        """Of this very store the lock, which we have, tells that no other process is this node: who
-        renewed its lease was killed. A lease that was renewed elsewhere a moment ago is that of a
-        host which has just died, or of a copy of the store, whose lease goes on."""
+        """Waits until no other process can be this node. For this very store the lock, which we
+        have, tells that none is: the process that renewed its lease was killed. A lease that was
+        renewed elsewhere a moment ago belongs to a host which has just died, or to a copy of the
+        store, whose lease goes on."""
         found = state.leases.get(before.node)
         while found is not None and found.age_s < TERM_S:
             words = _readable(found.words)

@@ -1,4 +1,4 @@
-"""What a store keeps of its cluster: the secrets, and which node it is."""
+"""A store's record of its cluster: the secrets, and which node it is."""
 
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ _LIMIT: Final = 1024
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Which node of which cluster the store is."""
+    """The store's identity as a node of a cluster."""
 
     cluster: str
     node: int

@@ -1,4 +1,5 @@
-"""What the engine holds of a cluster's nodes: their records and claims, and the way to change them.
+"""The engine's records of a cluster's nodes and of their claims, and the functions that change
+them.
 
 Words are msgspec arrays: fields are only ever appended.
 """
@@ -17,7 +18,7 @@ NodeState = Literal["active", "draining", "drained", "removed"]
 
 
 class NodeRecord(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
-    """What changes seldom; what changes all the time comes with the lease (`Words`)."""
+    """The facts about a node that seldom change; the others come with the lease (`Words`)."""
 
     number: int
     name: str
@@ -39,7 +40,7 @@ class NodeRecord(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
 
 
 class Words(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
-    """What a node says of itself with each renewal of its lease."""
+    """A node's report about itself, sent with each renewal of its lease."""
 
     name: str
     protocol: int
@@ -64,7 +65,7 @@ class Words(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
 
 
 class Claim(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
-    """Who does a job that one node at a time may do."""
+    """The node that does a job which one node at a time may do."""
 
     node: int
     incarnation: int

@@ -95,7 +95,7 @@ class PeerClient:
     async def call(
         self, address: PeerAddress, method: str, params: Any, deadline_s: float = CALL_S
     ) -> Any:
-        """What the node's method answers to `params` (of msgpack's types). It may have run twice
+        """Calls a method of the node with `params` (of msgpack's types). It may have run twice
         where a connection broke.
 
         Raises the KvfsError that the method raised, Unavailable where no answer came in time,
@@ -136,7 +136,7 @@ class PeerClient:
             self._keep(address, peer)
 
     def _keep(self, address: PeerAddress, peer: _Peer) -> None:
-        """For the next request, where the last answer was taken to its end."""
+        """Keeps the connection for the next request, if the last answer was taken to its end."""
         idle = self._idle.setdefault(address, [])
         if peer.connection.is_reusable and len(idle) < _IDLE_MOST:
             idle.append(peer)
@@ -232,7 +232,7 @@ async def _check(answer: Answer, connection: ClientConnection) -> None:
 
 @contextmanager
 def _in_time(deadline_s: float, address: PeerAddress) -> Iterator[None]:
-    """What goes wrong on the way there, as Unavailable."""
+    """Raises Unavailable for what goes wrong on the way to the peer."""
     try:
         with trio.fail_after(deadline_s):
             yield

@@ -1,4 +1,4 @@
-"""What nodes say to each other over HTTP/1.1. No I/O.
+"""The protocol between nodes, over HTTP/1.1. No I/O.
 
 | request | answer |
 |---|---|
@@ -6,15 +6,15 @@
 | `GET /v1/data/NAME?size=&first=&count=&sealed=&insist=` | 200, chunks and their checksums |
 | `POST /v1/do/METHOD`, msgpack | 200, msgpack |
 
-Who dialed proves who it is in a header field of the request that follows the hello: that costs no
-round trip. A holder that gives the file to others already answers 307 with nodes that have it or
-are getting it, unless the request insists; who is getting it and has not got so far answers 202,
-again and again. Whatever else is wrong is an error of the core by name
-and message, raised again by who asked.
+The node that dialed proves its identity in a header field of the request that follows the hello:
+that costs no round trip. A holder that gives the file to others already answers 307 with nodes that
+have it or are getting it, unless the request insists; a node that is getting it and has not got so
+far answers 202, again and again. Whatever else is wrong is an error of the core by name and
+message, raised again by the caller.
 
-Who has a mover (`transfer.rdma`) says so in a field of a request for data. A holder that has one of
-the same kind may then answer without the bytes: with where they lie in memory that its mover lends.
-`POST /v1/do/taken` gives them back. Nodes that know nothing of it pass the field over.
+A node that has a mover (`transfer.rdma`) says so in a field of a request for data. A holder that
+has one of the same kind may then answer without the bytes: with where they lie in memory that its
+mover lends. `POST /v1/do/taken` gives them back. Nodes that know nothing of it pass the field over.
 """
 
 import base64
@@ -81,7 +81,7 @@ _OTHER_STATUS: Final = 500
 
 
 class PeerAddress(NamedTuple):
-    """Where a node's peers reach it."""
+    """The address at which a node's peers reach it."""
 
     node: int
     host: str
@@ -90,7 +90,7 @@ class PeerAddress(NamedTuple):
 
 @dataclass(slots=True)
 class Identity:
-    """What this node shows its peers; shared by its server and its client."""
+    """The identity that this node shows its peers; shared by its server and its client."""
 
     party: Party
     secrets: Callable[[], Secrets]
@@ -158,14 +158,14 @@ def chunks_of(size: int) -> int:
 
 
 def data_target(ask: Ask) -> bytes:
-    """What to ask for."""
+    """The request target for this question."""
     return b"%b%016x.%x?size=%d&first=%d&count=%d&sealed=%d&insist=%d" % (
         *(DATA, ask.ino, ask.version, ask.size, ask.first, ask.chunks, ask.sealed, ask.insist),
     )
 
 
 def parse_data_target(target: bytes) -> Ask:
-    """What is asked for. Raises Invalid where it makes no sense."""
+    """The question of a request target. Raises Invalid where it makes no sense."""
     match = _TARGET.fullmatch(target)
     if match is None:
         raise Invalid("this is no request for data")
@@ -200,7 +200,8 @@ def render_at(address: PeerAddress) -> bytes:
 
 
 def parse_at(node: int, value: bytes | None) -> PeerAddress | None:
-    """Where `node` says that it is; None where it says nothing that can be understood."""
+    """The address that `node` gives for itself; None where it says nothing that can be
+    understood."""
     match = _AT.fullmatch(value or b"")
     if match is None or not 0 < int(match[2]) < 1 << 16:
         return None
@@ -257,7 +258,7 @@ def parse_lent(value: bytes, ask: Ask) -> Lent:
 
 
 def render_addresses(addresses: Sequence[PeerAddress]) -> bytes:
-    """At most MOST_PEERS of them."""
+    """Encodes the addresses, at most MOST_PEERS of them."""
     return _encode(addresses[:MOST_PEERS])
 
 

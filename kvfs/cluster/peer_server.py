@@ -54,13 +54,13 @@ class Offer(NamedTuple):
 
 
 class Shelf(Protocol):
-    """What a node has for others."""
+    """The data that a node has for others."""
 
     def has(self, ino: int, version: int) -> bool:
         """Whether the file is here, or on its way."""
 
     async def offer(self, ask: Ask, peer: int) -> Offer:
-        """What is here of what the node `peer` asks for, at least the first chunk.
+        """Offers what is here of the data that the node `peer` asks for, at least the first chunk.
 
         Raises NotFound, Conflict (the file has other content), Busy (it is being written),
         Later (it is still on its way), Unavailable, OSError."""
@@ -74,7 +74,7 @@ class Lender(Protocol):
 
     @property
     def most_chunks(self) -> int:
-        """To one request."""
+        """The most chunks that one request gets."""
 
     def knows(self, kind: bytes) -> bool:
         """Whether the mover of a reader can take what this one lends."""
@@ -154,7 +154,7 @@ class PeerServer:
         return Response(200, [], reply)
 
     def _known(self, head: Head) -> Party:
-        """Who the connection belongs to. Raises AccessDenied, Invalid."""
+        """The node that the connection belongs to. Raises AccessDenied, Invalid."""
         assert head.session is not None
         known = head.session.value
         if isinstance(known, Party):
@@ -219,12 +219,12 @@ class PeerServer:
         )
 
     def _lender(self, head: Head) -> Lender | None:
-        """Where who asks can take what is lent."""
+        """The lender, if the peer can take what it lends."""
         kind = head.get(peer_protocol.MOVER)
         return self.lender if kind and self.lender is not None and self.lender.knows(kind) else None
 
     def _others(self, head: Head, ask: Ask, peer: Party) -> list[PeerAddress]:
-        """Where it is sent; empty: it is served."""
+        """The nodes that the peer is sent to; empty: it is served."""
         at = peer_protocol.parse_at(peer.node, head.get(peer_protocol.AT))
         others = self._spreading.ask(
             (ask.ino, ask.version), ask.size, peer.node, at, trio.current_time(), ask.insist
@@ -284,7 +284,7 @@ def _problem(error: KvfsError) -> Response:
 
 
 def _refuse(status: int, reason: str) -> Response:
-    """What the wire refuses, in the words of peers."""
+    """The HTTP layer's refusals as errors of the peer protocol."""
     response = _problem(Invalid(reason) if status < 500 else Unavailable(reason))
     response.status = status
     return response

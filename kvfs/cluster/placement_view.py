@@ -7,7 +7,7 @@ from kvfs.policy.cluster_snapshot import Host, Snapshot
 
 
 def snapshot(roster: Roster) -> Snapshot:
-    """Of all nodes that were not removed. One that others cannot reach lends nothing."""
+    """A snapshot of all nodes that were not removed. One that others cannot reach lends nothing."""
     return Snapshot(
         Host(
             number=each.number,
@@ -25,8 +25,8 @@ def snapshot(roster: Roster) -> Snapshot:
 
 
 def address(roster: Roster, number: int) -> PeerAddress:
-    """Where a node's peers reach it. Raises Unavailable where it is not there, or cannot be
-    reached."""
+    """The address at which a node's peers reach it. Raises Unavailable where it is not there, or
+    cannot be reached."""
     found = roster.get(number)
     if found is None or not found.alive:
         raise Unavailable(f"node {number} is not there")

@@ -45,7 +45,7 @@ class Member(NamedTuple):
 
 
 class Roster:
-    """What is known of all nodes, this one included."""
+    """The known state of all nodes, this one included."""
 
     def __init__(self, me: int) -> None:
         self.me = me
@@ -55,11 +55,11 @@ class Roster:
         self._records: list[NodeRecord] = []
 
     def all(self) -> list[Member]:
-        """Those that were not removed, by number."""
+        """All nodes that were not removed, by number."""
         return [each for each in self._members.values() if each.state != "removed"]
 
     def alive(self) -> list[Member]:
-        """Those that hold their lease."""
+        """The nodes that hold their lease."""
         return [each for each in self._members.values() if each.alive]
 
     def get(self, number: int) -> Member | None:

@@ -63,13 +63,13 @@ class Secret:
 
 
 class Secrets(tuple[Secret, ...]):
-    """Those of one cluster that are valid now, the newest first; at least one."""
+    """The secrets of one cluster that are valid now, the newest first; at least one."""
 
     __slots__ = ()
 
     @property
     def cluster(self) -> str:
-        """Whose they are."""
+        """The cluster that they belong to."""
         return self[0].cluster
 
     @property
@@ -81,7 +81,7 @@ class Secrets(tuple[Secret, ...]):
         return next((secret for secret in self if secret.digest in digests), None)
 
     def with_new(self) -> "Secrets":
-        """With a new one before them; the oldest goes where there are too many."""
+        """The secrets with a new one before them; the oldest goes where there are too many."""
         return Secrets((generate(self.cluster), *self)[:MOST])
 
     def as_text(self) -> str:

@@ -1,4 +1,4 @@
-"""Which versions of KVFS work together. No I/O."""
+"""The versions of KVFS that work together. No I/O."""
 
 from kvfs.base.errors import NotSupported
 from kvfs.base.version import PROTOCOL, VERSION

@@ -8,12 +8,13 @@ Invariants
 - A data file describes itself in an extended attribute, so that lost metadata can be rebuilt by a
   scan.
 - A data file is opened through no symbolic link, and only where it is a regular file of an owner
-  that is believed (`store.beneath`); the directory itself was looked at (`store.ownership`).
+  that is believed (`kernel.safe_open`); the directory itself was looked at (`kernel.ownership`).
 - What comes from another node lies beside the data files, and gets its name when it is whole: a
   data file of a published version is never partly there.
 
 Hot path: `create` and `unlink` are one system call and one formatted name (about 0.5 us of Python),
-`open` is two (`store.beneath`). The 4,096 directories are made when a create finds its own missing.
+`open` is two (`kernel.safe_open`). A create that finds its one of the 4,096 directories missing
+makes it.
 """
 
 import contextlib

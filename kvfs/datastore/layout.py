@@ -15,7 +15,7 @@ Invariants
 - `format` is written first and atomically: a directory without it that holds anything else is not
   ours and is refused.
 - It belongs to root or to the user of its node, and nobody else may write in it or in a directory
-  above it (`store.ownership`).
+  above it (`kernel.ownership`).
 - Everything is for the owner alone (0700, 0600): data files carry no permission bits of the files
   they hold.
 """

@@ -9,7 +9,7 @@ that several nodes share.
 Invariants
 - A place belongs to one store (a shared one to one cluster): it bears a mark, and one of another,
   or a directory with anything else in it, is refused. So is one that somebody else owns, may write
-  in or could replace, but for the owner that a shared one declares (`store.ownership`).
+  in or could replace, but for the owner that a shared one declares (`kernel.ownership`).
 - A place that the settings do not name any more is refused while data files lie in it.
 - Who does not hear of targets for five seconds makes files in the store's own directory.
 """

@@ -1,7 +1,7 @@
 """Why names went, remembered for every process of the store: a file of words, mapped by all.
 
 Who removes names for a reason writes it here; whoever misses a name finds it here, without asking
-the node. What a word means is in `policy.misses`.
+the node. What a word means is in `policy.miss_reasons`.
 
 Invariants
 - Where there is no such file, or one of another size, a process remembers what it did itself.

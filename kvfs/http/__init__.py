@@ -6,8 +6,8 @@ doors and nodes give it a handler.
 | module | subject |
 |---|---|
 | `limits` | what a peer may send, and how long each wait lasts |
-| `admission` | who is served where all connections are taken: no I/O |
-| `errors` | what goes wrong on a connection |
+| `full_server` | which peers are served while all connections are taken: no I/O |
+| `connection_errors` | what goes wrong on a connection |
 | `head` | the head of a request |
 | `parser` | bytes to a head: strict, no I/O |
 | `chunks` | the framing of chunked bodies: strict, no I/O |
@@ -15,9 +15,9 @@ doors and nodes give it a handler.
 | `inbox` | what has come and nobody has taken yet |
 | `body` | the body of a request |
 | `response` | what a handler answers, and its head as bytes: no I/O |
-| `sending` | a response onto a stream |
+| `response_writer` | a response onto a stream |
 | `connection` | one connection: requests in, responses out, in order |
 | `server` | listeners, connections, deadlines, the graceful end |
-| `tls` | contexts for TLS |
-| `client` | one connection as its client: requests out, answers in |
+| `tls_contexts` | contexts for TLS |
+| `http_client` | one connection as its client: requests out, answers in |
 """

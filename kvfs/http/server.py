@@ -2,9 +2,9 @@
 
 A connection is a task. When told to stop, by its event or by cancellation, the server stops
 accepting, closes idle connections at once, lets requests in flight finish for `stop_s` seconds and
-then cuts them off. At most `connections` are served, shared out as `admission` says: where one more
-comes, it waits, answers end their connections, and of those that wait for their peers the ones end
-that lose least by it.
+then cuts them off. At most `connections` are served, shared out as `full_server` says: where one
+more comes, it waits, answers end their connections, and of those that wait for their peers the ones
+end that lose least by it.
 """
 
 import errno

@@ -38,7 +38,8 @@ class Flag:
     ASSEMBLY: Final = 8
     """Parts of an upload are still received into it: it is not sealed."""
     COLD: Final = 16
-    """Sealed, and the cold tier has its content (`namespace.cold`): the data file may go."""
+    """Sealed, and the cold tier has its content (`tree.copies.cold_copies`): the data file may
+    go."""
     RESERVED: Final = 32
     """Not published yet, and its name is nobody else's all the same: made with O_EXCL in a cluster,
     or by who appends."""
@@ -106,7 +107,7 @@ class Namespace(msgspec.Struct, array_like=True, kw_only=True):
     """How far locks reach: 'host', or 'cluster'."""
     etag: str = "md5"
     """S3's ETags: 'md5' of the content for what comes by S3, 'md5-all' for files of the mount too,
-    or 'fast' ones of another form (`namespace.etags`)."""
+    or 'fast' ones of another form (`tree.etags`)."""
 
     @property
     def is_strict(self) -> bool:

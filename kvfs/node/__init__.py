@@ -1,4 +1,4 @@
-"""A node, put together (`parts`), started and stopped (`opening`)."""
+"""A node, put together (`composition`), started and stopped (`startup`)."""
 
 from kvfs.node.composition import Node
 from kvfs.node.startup import open_node

@@ -15,7 +15,7 @@ was asked for can be read), `coming` (ask again) or `nowhere` (this node has non
 has the first bytes of a data file come into another one, which the client has begun (see there).
 
 A client that was killed between its commit and `changed` leaves a notice in the engine
-(`namespace.notices`); the node acts on those that are some seconds old.
+(`tree.notices`); the node acts on those that are some seconds old.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""What a node of a cluster has beyond a lone one, put together: see `node` for the rest.
+"""What a node of a cluster has beyond a lone one, put together: see `composition` for the rest.
 
 | step of the start | what a kill after it leaves |
 |---|---|

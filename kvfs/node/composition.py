@@ -1,5 +1,5 @@
 """The parts of a node, put together: which there are, and what each knows of others. They run in
-`opening`."""
+`startup`."""
 
 import logging
 import os

@@ -20,8 +20,8 @@ processes of the host read it as it is.
 | 1 copied with its times, synced | the data file, a copy without its name | the copy is dropped |
 | 2 the copy takes the name | the copy | nothing to do: its record is taken anew |
 
-Where the filesystem cannot say who has a file open (`lease`), nothing is copied; nor in a directory
-that several nodes share, where others may have it open by mounts of theirs.
+Where the filesystem cannot say who has a file open (`datastore.file_lease`), nothing is copied; nor
+in a directory that several nodes share, where others may have it open by mounts of theirs.
 """
 
 import logging

@@ -17,7 +17,7 @@ acknowledged, so this is damage.
 
 A node of a cluster mends what it left itself; where another node has the whole content of a file,
 that counts, and what is here of it goes. Of records without a data file it looks at those alone
-that it holds. Data files that no record speaks of are found while it runs (`strays`).
+that it holds. Data files that no record speaks of are found while it runs (`stale_data_gc`).
 
 Invariants
 - Run before anything else uses the store, with its lock held. A kill at any point: run again, same

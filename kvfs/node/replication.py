@@ -101,7 +101,7 @@ class Replicas:
         await self._brings.bring(ino)
         return True
 
-    # ---- for `whereabouts`: what people ask for by hand
+    # ---- for `locate`: what people ask for by hand
 
     def name(self, node: int) -> str:
         """What a node is called; its number where nobody knows."""

@@ -8,7 +8,7 @@
 | 4 what the last process left is mended (`recover`) | it is mended again |
 | 5 keepers (dropper, sealer, evictor) and control socket in a nursery | a dead socket, replaced |
 
-In a cluster step 2 joins it (`clustered`), and waits until its engine answers.
+In a cluster step 2 joins it (`cluster_node`), and waits until its engine answers.
 
 The stop runs backwards: keepers end, what they hold in memory is flushed, the engine is synced and
 closed, the marker written, the lock given back. This module does not know the front doors: they use

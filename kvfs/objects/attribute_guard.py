@@ -2,7 +2,7 @@
 
 | attribute | EINVAL | EPERM |
 |---|---|---|
-| any `user.s3.`, `trusted.s3.` | malformed (`sound`) | kept in the other class |
+| any `user.s3.`, `trusted.s3.` | malformed (`attribute_validation`) | kept in the other class |
 | retention | | shorter, of another mode or removed while it is in force |
 | legal hold | | taken away: only S3 does that |
 | version | | always |

@@ -1,9 +1,9 @@
 """Whether the value of an attribute is one that the S3 front door could have written.
 
 Attributes are set on the mount too: `user.s3.` ones by whoever may write the file, `trusted.s3.`
-ones by root. What is malformed is refused there (`guard`); where an old store has it all the same,
-it counts as not there. Only locks do not: what cannot be read holds until somebody who may sets it
-anew. Pure.
+ones by root. What is malformed is refused there (`attribute_guard`); where an old store has it all
+the same, it counts as not there. Only locks do not: what cannot be read holds until somebody who
+may sets it anew. Pure.
 """
 
 import functools
@@ -55,7 +55,7 @@ class _Acl(msgspec.Struct):
 
 
 def is_sound(name: str, value: str) -> bool:
-    """Of an attribute by its caller's name (`attributes`), decoded with surrogateescape."""
+    """Of an attribute by its caller's name (`object_attributes`), decoded with surrogateescape."""
     return (value.isascii() or _is_text(value)) and _check_of(name)(value)
 
 

@@ -1,9 +1,9 @@
 """Lists keys in the order of their bytes: a depth-first scan that seeks.
 
-A directory's scan yields names in the order of the keys below them (see `names`), so one scan for
-each directory on the way to the present key, and no sorting. Whatever follows is reached by a new
-scan from there: the start, and what comes after a common prefix, so that the keys which it stands
-for are not read.
+A directory's scan yields names in the order of the keys below them (see `object_keys`), so one scan
+for each directory on the way to the present key, and no sorting. Whatever follows is reached by a
+new scan from there: the start, and what comes after a common prefix, so that the keys which it
+stands for are not read.
 
 Invariant: a scan's directory has its prefix, the start of all its keys.
 """

@@ -1,7 +1,8 @@
 """Where an object is, and what it is: reads only.
 
-An object is a regular file that was published (see `published`). The current version stands under
-its own name, older ones and delete markers under names of their own beside it (`versions`).
+An object is a regular file that was published (see `tree.published_view`). The current version
+stands under its own name, older ones and delete markers under names of their own beside it
+(`versions`).
 """
 
 import stat

@@ -6,16 +6,16 @@
 | `meta.NAME` (user metadata) | `user.s3.meta.NAME` | the header's |
 | `checksum.crc32`, ..., `checksum.type` | `user.s3.checksum.crc32` | base64 |
 | `tagging` | `user.s3.tagging` | the caller's encoding |
-| (ETag) | `user.s3.etag` | see `namespace.etags` |
+| (ETag) | `user.s3.etag` | see `tree.etags` |
 | `retention` | `trusted.s3.retention` | mode, end in seconds since the epoch |
 | `legal-hold` | `trusted.s3.legal-hold` | `ON` |
 | `acl`, `owner`, `storage`, `encryption`, `parts` | `trusted.s3.NAME` | the caller's encoding |
 | (version) | `trusted.s3.version` | the id of the current version (`versions`); none: null |
 
-`trusted.` ones can be set by root alone, so that no user of the mount fakes them (`guard` says what
-the mount lets them be, `sound` what counts). Names are text of
-at most 240 bytes, values text of at most 64 KiB, and so are all `user.` ones together, but for the
-checksums of parts, which S3 bounds.
+`trusted.` ones can be set by root alone, so that no user of the mount fakes them (`attribute_guard`
+says what the mount lets them be, `attribute_validation` what counts). Names are text of at most 240
+bytes, values text of at most 64 KiB, and so are all `user.` ones together, but for the checksums of
+parts, which S3 bounds.
 """
 
 import functools

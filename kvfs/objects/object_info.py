@@ -14,7 +14,7 @@ class Facts(NamedTuple):
     etag: str
     """Without quotes; empty for a delete marker."""
     metadata: dict[str, str]
-    """By the names of `attributes`."""
+    """By the names of `object_attributes`."""
     version: str
     """Its id; "null" where it was written while the bucket kept no versions."""
     latest: bool

@@ -10,8 +10,9 @@ goes.
 | 4 no node: their index entries and records dropped | orphans: the next start |
 | 5 the notice removed, with the next change | the notice: the node, to no effect |
 
-Where no kernel knows a directory in which names changed (`store.known`) there is nothing to forget
-and no notice: the node hears of new files and of what is to be dropped a moment later (`soon`).
+Where no kernel knows a directory in which names changed (`datastore.known_directories`) there is
+nothing to forget and no notice: the node hears of new files and of what is to be dropped a moment
+later (`deferred_notify`).
 """
 
 import stat

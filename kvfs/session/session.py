@@ -10,7 +10,7 @@ Invariants
   uses the session next.
 
 On the store of a node of a cluster the engine is a mirror: what is written goes through the node
-(`mirrored`).
+(`replica_transactions`).
 """
 
 import logging

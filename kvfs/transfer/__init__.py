@@ -2,14 +2,14 @@
 
 | module | subject |
 |---|---|
-| `plan` | which chunks are asked for next: no I/O |
+| `chunk_plan` | which chunks are asked for next: no I/O |
 | `sources` | the nodes that may have them, and what is known of each: no I/O |
-| `receiving` | the body of an answer into the file, verified chunk by chunk |
+| `chunk_receiver` | the body of an answer into the file, verified chunk by chunk |
 | `transport` | the ways by which the bytes of an answer come: TCP |
 | `rdma` | the other one: Mooncake's transfer engine |
-| `arriving` | a file that fills, and who waits for it |
+| `incoming_file`, `arriving_file` | a file that fills, and the readers that wait for it |
 | `hedging` | one stream, and whether it is stuck |
 | `fetch` | one file: streams, failures, what is believed |
-| `fetching` | the files of a node, each fetched once |
-| `shelf` | what this node has for others |
+| `file_fetches` | the files of a node, each fetched once |
+| `chunk_provider` | what this node has for others |
 """

@@ -1,5 +1,6 @@
 """Bytes of a data file that another node has and goes on writing, for a process of this host: of an
-upload that is completed on another node than its parts were put on (`objects.assembly`).
+upload that is completed on another node than its parts were put on
+(`objects.multipart.part_assembly`).
 
 They come into a data file that the process has begun for itself, and nothing is recorded: this node
 is no holder, since what comes is right for now only.

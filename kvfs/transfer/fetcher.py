@@ -4,7 +4,7 @@ wherever `cold` finds them.
 | step | on disk | in the engine | after a kill here |
 |---|---|---|---|
 | 1 room made, file begun | part of it, beside the data files | nothing | a start clears it away |
-| 2 whole and verified, named | the data file | nothing | nobody is told of it: `strays` |
+| 2 whole and verified, named | the data file | nothing | nobody is told of it: `stale_data_gc` |
 | 3 on disk, described | the same | nothing | the same |
 | 4 recorded | the same | this node's placement | nothing to do |
 

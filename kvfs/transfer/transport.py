@@ -2,7 +2,7 @@
 
 Who asks whom for what, redirects, checksums and deadlines are the same for all: they stay on the
 authenticated connections between nodes. Over TCP, the default, the bytes are the answer's body;
-`rdma.taking` has the other transport.
+`rdma.rdma_reader` has the other transport.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """The steps that every change of a name is made of: find, touch the parent, move, lose a link.
 
 A directory's entry is `name/`, any other's `name`. Both may stand in one parent, and names may be
-of bytes that no mount can show, since object stores allow it: see `odd`.
+of bytes that no mount can show, since object stores allow it: see `name_escaping`.
 
 Invariants
 - A file with one link has no backlink keys; with more, one for each link, and (parent, name) of its

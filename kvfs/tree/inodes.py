@@ -225,7 +225,7 @@ def drop_inode(t: Transaction, ino: int, inode: Inode) -> None:
 
 def outdate_cold(t: Transaction, ino: int, inode: Inode) -> None:
     """Call before the version or checksum of a record changes, or it goes: what the cold tier has
-    of it is garbage (`namespace.cold`). The caller writes the record."""
+    of it is garbage (`tree.copies.cold_copies`). The caller writes the record."""
     if inode.flags & Flag.COLD:
         inode.flags &= ~Flag.COLD
         t.put(keys.cold_object(ino, inode.version, inode.checksum), b"")

@@ -225,7 +225,7 @@ def unlink(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Re
 
 def rmdir(t: Transaction, parent: int, name: bytes, now: int, keep: Keep) -> Removed:
     """Remove an empty directory; at the top level, a namespace. An object's empty marker in it
-    (see `odd`) goes too: `Removed.marker`.
+    (see `name_escaping`) goes too: `Removed.marker`.
 
     Raises NotFound, NotADirectory, NotEmpty, Invalid (`.`); `delegations.Delegated`.
     """

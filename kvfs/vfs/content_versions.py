@@ -6,7 +6,7 @@ under one version.
 
 | step | on disk | record | after a kill here |
 |---|---|---|---|
-| 1 second name | both names, one data file | old version | the new name is a stray: `strays` |
+| 1 second name | both names, one data file | old version | the new name: `stale_data_gc` finds it |
 | 1 on disk, where the record will count as that | the same | old version | the same |
 | 2 recorded | both names | new version | the old name is one |
 | 3 old name unlinked | new name | new version | nothing to do |

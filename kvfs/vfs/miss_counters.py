@@ -1,8 +1,9 @@
 """Counts what was looked for and is not there, by reason: the same decision for every door.
 
-The reason for which a name went is remembered (`store.gone`); without one, the error that was found
-says it (`policy.misses`). The mount counts in the node, each S3 worker in its own process, from
-where its supervisor collects it, and a client tells the node with what else it tells it.
+The reason for which a name went is remembered (`datastore.removal_reasons`); without one, the error
+that was found says it (`policy.miss_reasons`). The mount counts in the node, each S3 worker in its
+own process, from where its supervisor collects it, and a client tells the node with what else it
+tells it.
 """
 
 from collections.abc import Iterable

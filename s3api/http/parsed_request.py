@@ -52,7 +52,7 @@ class Asked:
     attested: Attested | None = None
     """None: not verified yet, or nobody signed it."""
     answered: object = None
-    """See `repeating`."""
+    """See `response_cache`."""
 
 
 def asked_of(head: Head, domains: tuple[str, ...]) -> Asked:

@@ -1,8 +1,8 @@
-"""Which store is behind a mount, and whether its mount can be believed.
+"""The store behind a mount, and whether the mount can be believed.
 
-Anybody may mount a filesystem of their own that answers as a mount of KVFS does. What it names as
-its store is opened by root's and the caller's own mounts alone: to others' the caller lends neither
-rights nor files.
+Anybody may mount a filesystem of their own that answers as a mount of KVFS does. So only root's and
+the caller's own mounts are believed in what they name as their store: the caller lends neither
+rights nor files to the mounts of others.
 """
 
 import os

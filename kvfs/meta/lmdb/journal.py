@@ -35,7 +35,7 @@ GENERATION_KEY: Final = b"\xffgeneration"
 """Likewise: the number that the last commit to the metadata has in the journal, which does not
 write it down: whoever rebuilds the engine sets it again."""
 MIRROR_KEY: Final = b"\xffmirror"
-"""Likewise: of a mirror of a cluster's metadata, what it mirrors (`mirror.mark`)."""
+"""Likewise: of a mirror of a cluster's metadata, what it mirrors (`replica.replica_mark`)."""
 _MAGIC: Final = b"KVFSJRN2"
 _FORMER_MAGIC: Final = b"KVFSJRN1"
 """Of a journal without a mark, whose records follow its header."""

@@ -1,6 +1,6 @@
 """The engine's file made anew from a base and the journals since, where it is not to be believed.
 
-| `base_seal` says of the newest base | then |
+| `checkpoint_seal` says of the newest base | then |
 |---|---|
 | it is as it was taken; or an earlier version took it, without a seal | it is built on |
 | damaged, but a cut left the base before it, and all journals since | that is built on |

@@ -1,8 +1,8 @@
 """The cold tier of a node: sealed files are sent to an object store, and fetched from there when
 they are read again.
 
-`namespace.cold` has the steps and who mends what a kill leaves. This module moves the bytes, in
-threads of its own, and collects garbage.
+`tree.copies.cold_copies` has the steps and who mends what a kill leaves. This module moves the
+bytes, in threads of its own, and collects garbage.
 
 Invariants
 - What comes back is verified, chunk by chunk, against the checksum of its record before it counts.

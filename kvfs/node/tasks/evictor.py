@@ -8,8 +8,9 @@ longest ago.
 | 3 index entry removed | nothing | orphan | recovery finishes it |
 | 4 record dropped | nothing | nothing | - |
 
-In a cluster a data file of which other nodes have copies goes first, without its names (`spare`),
-where the store is full; where a namespace is full names go, and each node sees to its share.
+In a cluster a data file of which other nodes have copies goes first, without its names
+(`surplus_replicas`), where the store is full; where a namespace is full names go, and each node
+sees to its share.
 
 A commit that fails for lack of space is tried again after step 2: space must come from somewhere.
 What a kill leaves then is a cache file's record without data, which is a miss.

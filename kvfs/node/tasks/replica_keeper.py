@@ -10,9 +10,9 @@
 | a node comes, or a minute passes | all that lacked copies |
 | ten minutes pass | all that this node holds |
 
-Each time the first of a file's live holders acts, the others do not (`policy.repair`); who found
-that a file lacks copies sees to it until it has them, since a new first holder does not know of it.
-A node that is drained gives all away by itself (`draining`).
+Each time the first of a file's live holders acts, the others do not (`policy.replica_repair`); who
+found that a file lacks copies sees to it until it has them, since a new first holder does not know
+of it. A node that is drained gives all away by itself (`drainer`).
 
 Invariants
 - Repair keeps to a rate; copies of what was just closed do not wait for it.

@@ -9,7 +9,7 @@
 | 5 the record says so | same | sealed, not listed | - |
 
 Where the disk refuses the sync of step 4 the seal is taken back, and the file is not sealed again:
-what can be read now may not be there later (`store/syncing.py`).
+what can be read now may not be there later (`datastore.file_sync`).
 
 Invariants
 - The data file was quiet (nobody had it open or mapped for writing) before it was read and after,
@@ -24,7 +24,7 @@ times as long as it worked, or until that moment comes. What was written with O_
 in the page cache by the reading, where the kernel can (see `checksum`). A node that stops waits for
 one chunk of it at most.
 
-Who waits for the ETag of files (`namespace.sealed_etags`) asks for their seal: they go before all
+Who waits for the ETag of files (`tree.sealed_etags`) asks for their seal: they go before all
 others, settled or not, and before the rest.
 """
 

@@ -18,7 +18,7 @@ records that its own journal lost, and not the entries of its index, by which it
 What is compared is the record's content, and recorded as held; or it differs, and is put away; or
 nobody can tell now (no descriptor, no memory, an error of the disk): then it stays, and the next
 sweep looks again. To put away is to unlink what is of a cache, and to move into quarantine what may
-be durable (`background/quarantine.py`).
+be durable (`vfs.quarantine`).
 
 Invariants
 - A data file younger than the sweep's limit stays: who made it may be about to record it.

@@ -4,7 +4,7 @@ space is short, and no name goes with them.
 Invariants
 - A copy goes in a transaction that has seen those of the others: of two nodes that let go at the
   same time one sees the other, and keeps its own.
-- A kill between that and the end of the data file leaves a stray, which `strays` finds.
+- A kill between that and the end of the data file leaves a stray, which `stale_data_gc` finds.
 """
 
 from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@ data of its own, which says where it is. A part that is shorter than the stride 
 
 Invariants
 - The bytes of a recorded part are never written again: who sends the part anew gets a file of its
-  own. Who writes into an assembly holds an exclusive lock on the part's bytes (`slots`).
+  own. Who writes into an assembly holds an exclusive lock on the part's bytes (`part_slots`).
 - An assembly becomes an object only where nobody writes to it, and no recorded part is in it that
   is not the object's.
 - It is not sealed before: its flag says so to the sealer.

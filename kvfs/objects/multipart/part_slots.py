@@ -2,8 +2,8 @@
 
 | step | on disk | in the engine | left by a kill after it |
 |---|---|---|---|
-| 1 for the first part a data file, see `bodies` | empty file | `r` | as there |
-| 2 its record; the part's bytes locked | the same | the assembly | the upload: see `uploads` |
+| 1 for the first part a data file, see `staged_files` | empty file | `r` | as there |
+| 2 its record; the part's bytes locked | the same | the assembly | see `upload_transactions` |
 | 3 space reserved | the same | counted | space counted until the upload ends |
 | 4 bytes written; durable: synced | the bytes | the same | the same; they are written again |
 | 5 the part recorded | the same | the part | the part |
@@ -11,7 +11,7 @@
 | 7 one transaction | the same | the object | the object |
 
 In step 6 parts with a file of their own are copied to their places. An assembly is used on the node
-that made it; on others a part gets a file of its own, and a completion copies (`gathering`).
+that made it; on others a part gets a file of its own, and a completion copies (`part_gathering`).
 
 A lock is one of the open file (F_OFD_SETLK): it ends with the descriptor, however the process ends,
 and holds between processes and within one. A completion that finds somebody writing leaves the

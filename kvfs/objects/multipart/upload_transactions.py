@@ -7,7 +7,7 @@ files named by their numbers. What is to become of them is in attributes of the 
 |---|---|
 | created | the upload: it can go on, or be aborted |
 | part: as a put, into the directory | the part |
-| part, received into its place in a file of many: see `slots` | the part |
+| part, received into its place in a file of many: see `part_slots` | the part |
 | complete: the object's data put together in a draft | the upload, a draft (mended as any other) |
 | complete: one transaction puts the object, removes the parts and notes the result | the object |
 
@@ -84,7 +84,7 @@ class Wanted(NamedTuple):
     etag: str
     """Without quotes."""
     checksum: tuple[str, str] | None = None
-    """Name (of `attributes`) and value that the part must have been given."""
+    """Name (of `object_attributes`) and value that the part must have been given."""
 
 
 class UploadPage(NamedTuple):

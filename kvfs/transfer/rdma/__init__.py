@@ -5,13 +5,13 @@ the network: what it breaks is itself, and it is killed and started again.
 
 | module | subject |
 |---|---|
-| `process` | the mover: imports the engine, does what it is told |
-| `guard` | whose connections the kernel lets through to the mover |
-| `memory` | what it may read and write: pieces that are lent, and pieces where bytes land |
-| `mover` | the mover as its node sees it: started, asked, killed |
-| `lending` | chunks for others |
-| `taking` | chunks of others: the transport's face for `fetch` |
-| `transport` | all of it, for a node |
+| `engine_process` | the mover: imports the engine, does what it is told |
+| `port_guard` | the hosts whose connections the kernel lets through to the mover |
+| `registered_memory` | memory that it may use: pieces that are lent, pieces where bytes land |
+| `transfer_process` | the mover as its node sees it: started, asked, killed |
+| `exporter` | chunks for others |
+| `rdma_reader` | chunks of others: the transport's face for `fetch` |
+| `rdma_transport` | all of it, for a node |
 
 Who reaches the mover's ports may read and write its memory: the engine knows no authentication. So
 that memory holds nothing but chunks that a proven peer was just promised, or that were asked for,
