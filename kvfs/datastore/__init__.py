@@ -1,2 +1,2 @@
-"""What a node keeps on its own disk: the store directory, data files, their checksums, leases and
-the local index."""
+"""A node's own disk: the store directory, data files, their checksums, leases and the local
+index."""

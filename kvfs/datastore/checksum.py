@@ -28,7 +28,7 @@ _Also = Callable[[memoryview], None]
 
 
 class Checksum(NamedTuple):
-    """Of a whole file."""
+    """The checksums of a whole file."""
 
     combined: bytes
     """xxh3-128 of `chunks`: what the inode's record holds."""
@@ -41,9 +41,9 @@ class Checksum(NamedTuple):
 def checksum(
     fd: int, size: int, *, md5: bool = False, step: Callable[[], None] | None = None
 ) -> Checksum | None:
-    """Of the first `size` bytes; None when the file turned out shorter. Holes are not read. With
-    `md5` it takes ten times as long, holes included; where they are larger than a GiB together
-    there is none. `step` is called before each chunk; what it raises ends it."""
+    """The checksums of the first `size` bytes; None when the file turned out shorter. Holes are not
+    read. With `md5` it takes ten times as long, holes included; where they are larger than a GiB
+    together there is no MD5. `step` is called before each chunk; what it raises ends it."""
     buffer = memoryview(bytearray(_BUFFER_BYTES))
     digests = bytearray()
     flags = _read_flags(fd)
@@ -65,11 +65,11 @@ def checksum(
 
 
 def wrong_chunks(fd: int, size: int, chunks: bytes, first: int, count: int) -> list[int]:
-    """Which of the chunks from number `first` on, at most `count`, are not what `chunks` (checksums
-    of all) says; one that cannot be read, or is not there, is wrong.
+    """The chunks from number `first` on, at most `count`, that are not as `chunks` (checksums of
+    all) says; one that cannot be read, or is not there, is wrong.
 
-    Each is read again from the disk before it counts: what had changed in memory alone is so mended
-    for all who read the file.
+    Each is read again from the disk before it counts: a change in memory alone is thereby mended
+    for all readers of the file.
     """
     buffer = memoryview(bytearray(_BUFFER_BYTES))
     wrong = []
@@ -123,9 +123,8 @@ def _sums(fd: int, size: int, first: int, count: int, flags: int) -> bytes | Non
 
 
 def wrong_in(data: memoryview, chunks: bytes, first: int = 0) -> int | None:
-    """Which chunk of `data`, a file's bytes from its chunk `first` on, is not what `chunks`
-    (checksums of all) says, the first such one; None: all are. Only the file's last may be
-    shorter."""
+    """The first chunk of `data`, a file's bytes from its chunk `first` on, that is not as `chunks`
+    (checksums of all) says; None: all are. Only the file's last may be shorter."""
     for number, start in enumerate(range(0, len(data), CHUNK_BYTES), first):
         state = xxhash.xxh3_128()  # unlike the function for one digest it releases the GIL
         state.update(data[start : start + CHUNK_BYTES])
@@ -180,7 +179,7 @@ def _holes(fd: int, size: int) -> int:
 
 
 def _next_data(fd: int, start: int, size: int) -> int:
-    """Where the next data begin at or after `start`; `size` when only a hole follows."""
+    """The offset of the next data at or after `start`; `size` when only a hole follows."""
     try:
         return os.lseek(fd, start, os.SEEK_DATA)
     except OSError as error:

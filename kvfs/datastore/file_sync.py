@@ -40,8 +40,8 @@ counters: Final = {"failed_syncs": 0}
 
 
 def sync(fd: int, *, datasync: bool = False) -> None:
-    """What was written to the data file survives power loss when this returns. Raises OSError, from
-    then on at each sync of this data file by whatever descriptor."""
+    """Makes the data file's content survive power loss. Raises OSError, from then on at each sync
+    of this data file by whatever descriptor."""
     if is_lost(fd):
         raise OSError(
             errno.EIO, "the disk refused an earlier sync of it: copy it to a file of another name"
@@ -63,7 +63,7 @@ def is_lost(fd: int) -> bool:
 
 
 def mark_lost(fd: int) -> None:
-    """What was written to the data file may have been lost on its way to the disk."""
+    """Records that content of the data file may have been lost on its way to the disk."""
     counters["failed_syncs"] += 1
     token = os.urandom(_TOKEN_BYTES)
     with _marking:

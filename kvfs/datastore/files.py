@@ -49,7 +49,7 @@ group costs up to ten times one in a warm group."""
 
 
 class Description(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
-    """What a data file says about itself (msgpack array; fields are only ever appended)."""
+    """A data file's description of itself (msgpack array; fields are only ever appended)."""
 
     format: int = 1
     ino: int
@@ -107,12 +107,13 @@ class DataFiles:
         return f"{self.root}/{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
 
     def keep_spares(self) -> None:
-        """From here on data files are made ahead of their use; for the process that makes many."""
+        """Begins to make data files ahead of their use; for the process that makes many."""
         if self._spares is None:
             self._spares = Spares(self._directory)
 
     def after_fork(self) -> None:
-        """In the child: the files made ahead are the parent's; its own are made anew."""
+        """Lets go of the files made ahead, which are the parent's; to be called in the child, which
+        then makes its own."""
         spares, self._spares = self._spares, None
         if spares is not None:
             spares.let_go()
@@ -163,7 +164,7 @@ class DataFiles:
         return fd
 
     def arrived(self, ino: int, version: int) -> None:
-        """What arrived is whole: it becomes the data file, in place of one that is there."""
+        """Makes a file that arrived whole the data file, in place of one that is there."""
         source, target = _arriving(ino, version), _relative(ino, version)
         try:
             os.rename(source, target, src_dir_fd=self._directory, dst_dir_fd=self._directory)
@@ -292,7 +293,7 @@ class DataFiles:
         return stat.S_ISREG(found.st_mode) and found.st_uid in self._owners
 
     def medium(self, ino: int, version: int) -> str:
-        """On what a data file lies, as namespaces name it; empty when there is none."""
+        """The medium of a data file, as namespaces name it; empty when there is none."""
         try:
             self.stat(ino, version)
         except FileNotFoundError:
@@ -377,7 +378,7 @@ class DataFiles:
             pass
 
     def _unnamed(self) -> int:
-        """For a filesystem without O_TMPFILE."""
+        """Makes a file without a name on a filesystem without O_TMPFILE."""
         name = f"tmp.{os.getpid()}.{os.urandom(8).hex()}"
         fd = create_file(self._directory, name, _CREATE)
         os.unlink(name, dir_fd=self._directory)
@@ -441,7 +442,7 @@ def copy_description(source: int, target: int) -> None:
 
 
 def description(fd: int) -> Description | None:
-    """What the file says about itself; None when it says nothing that can be understood."""
+    """The file's description of itself; None when there is none that can be understood."""
     try:
         return _decode(os.getxattr(fd, _ATTRIBUTE))
     except (OSError, msgspec.MsgspecError):

@@ -57,7 +57,7 @@ class Table(Protocol):
 
 
 class Entry(msgspec.Struct, array_like=True, kw_only=True):
-    """What the node knows of one data file (msgpack array; fields are only ever appended)."""
+    """The node's knowledge of one data file (msgpack array; fields are only ever appended)."""
 
     version: int
     clock: int
@@ -69,7 +69,7 @@ class Entry(msgspec.Struct, array_like=True, kw_only=True):
 
 
 class Sealed(NamedTuple):
-    """What `Index.store` is told of a data file."""
+    """The facts about a sealed data file that `Index.store` takes."""
 
     ino: int
     version: int
@@ -133,8 +133,8 @@ class Index:
         self._table.transact_now(fn)
 
     def used_bytes(self) -> dict[int, int]:
-        """What the data files of each namespace take of this node's disk. A file that was published
-        anew in the last second may count twice."""
+        """Bytes of this node's disk that the data files of each namespace take. A file that was
+        published anew in the last second may count twice."""
         used = self._table.read_now(_all_sums)
         for ino, added in self._added.items():
             namespace_id = namespace_of(ino)
@@ -142,7 +142,7 @@ class Index:
         return used
 
     def get(self, ino: int) -> Entry | None:
-        """What is known of the file, as last written."""
+        """The entry of the file, as last written."""
         return self._table.read_now(lambda t: _get(t, ino))
 
     def remove(self, inos: Iterable[int]) -> None:
@@ -240,12 +240,12 @@ class Index:
         return self._table.read_now(fn)
 
     def scrubbing_from(self) -> int:
-        """Where the scrubber goes on: the least inode that it has not looked at."""
+        """The point where the scrubber goes on: the least inode that it has not looked at."""
         value = self._table.read_now(lambda t: t.get(_SCRUBBING))
         return keys.unpack_u64(value) if value else 0
 
     def scrub_from(self, ino: int) -> None:
-        """Where it is to go on after a restart."""
+        """Records where the scrubber is to go on after a restart."""
         self._table.transact_now(lambda t: t.put(_SCRUBBING, keys.pack_u64(ino)))
 
     def disorder(self) -> Iterator[tuple[int, int]]:
@@ -282,7 +282,7 @@ def _get(t: Transaction, ino: int) -> Entry | None:
 
 
 class _Sums:
-    """By how much the sums of namespaces change in one transaction."""
+    """The changes that one transaction makes to the sums of namespaces."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, int] = {}

@@ -1,19 +1,19 @@
-"""Which directories the kernel may know by the node's mount, told to every process of the store.
+"""The directories that the kernel may know by the node's mount, told to every process of the store.
 
-Who changes names behind the mount's back asks here whether anybody could have seen them: under a
-directory that no kernel knows there is no name, no absent name, no listing and no attribute to be
-forgotten. So a commit there costs no round trip to the node.
+A process that changes names behind the mount's back asks here whether anybody could have seen them:
+under a directory that no kernel knows there is no name, no absent name, no listing and no attribute
+to be forgotten. So a commit there costs no round trip to the node.
 
 A file of counters, mapped by all: a directory counts in the slot of its inode number. The node
 counts it before a reply first names it to the kernel, and takes it back when the kernel forgets it
 (FORGET) or the mount has gone.
 
 Why nobody sees what was there before. The node counts a directory, and reads what it replies, in
-one turn of the engine's only writer lock (`Engine.transact`); who changes names looks at the
-counter in the turn in which it changes them. Its turn comes first: then the node reads the change.
-Or the node's does: then the counter is seen, the lock having ordered both. There is no third case,
-however the processors order memory. Once counted, a directory is read without the lock: whoever
-changes it sees the counter and tells the node after the commit.
+one turn of the engine's only writer lock (`Engine.transact`); a process that changes names looks at
+the counter in the turn in which it changes them. Its turn comes first: then the node reads the
+change. Or the node's does: then the counter is seen, the lock having ordered both. There is no
+third case, however the processors order memory. Once counted, a directory is read without the lock:
+whoever changes it sees the counter and tells the node after the commit.
 
 Invariants
 - Before the file is there, and while no node serves, every directory counts as known. A node that
@@ -89,7 +89,7 @@ class KnownDirectories:
 
 
 class Known:
-    """Of any process of the store, from any thread."""
+    """The view of any process of the store, from any thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = os.fspath(path)
@@ -110,9 +110,9 @@ class Known:
         return words is None or not words[0] or any(words[_slot(ino)] for ino in inos)
 
     def _current(self) -> memoryview | None:
-        """Of the file that is there now: somebody may have tidied up between two nodes, and what is
-        still mapped of a killed one's is counted no more. None while no node of this store ever
-        ran, or it was another user's."""
+        """The counters of the file that is there now: somebody may have tidied up between two
+        nodes, and a mapping of a killed one's file is counted no more. None while no node of this
+        store ever ran, or it was another user's."""
         try:
             found = os.stat(self._path)
             if found.st_size != _SIZE:

@@ -67,7 +67,7 @@ _MADE: Final = (
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What `format` holds."""
+    """The contents of `format`."""
 
     format: int
     store: str
@@ -111,8 +111,8 @@ class Store:
         self._lock_fd = fd
 
     def place(self) -> str:
-        """Which directory of this host it is, as long as the host runs: a copy is another, the same
-        under another path is not. Raises OSError."""
+        """Identifies the directory on this host, as long as the host runs: a copy is another, the
+        same under another path is not. Raises OSError."""
         stat = os.stat(self.root)
         return f"{stat.st_dev:x}.{stat.st_ino:x}"
 
@@ -189,8 +189,8 @@ def open_store(path: Path) -> Store:
 
 
 def _require_ours(root: Path) -> None:
-    """Of the store and of its parts, which may lie elsewhere behind links. Raises AccessDenied,
-    OSError."""
+    """Requires the right owner of the store and of its parts, which may lie elsewhere behind links.
+    Raises AccessDenied, OSError."""
     require_directory(root, _WHAT, trusted())
     for part in ("meta", "data", "run"):
         if os.path.islink(root / part):
@@ -269,8 +269,8 @@ def _make_private(root: Path) -> None:
 
 
 def be_new_node(store: Store) -> None:
-    """To a cluster it is a node that was never there, from the next time that it is opened: what it
-    has mirrored goes. Needs the lock. Raises OSError."""
+    """Makes the store a node that its cluster has never seen, from the next time that it is opened:
+    its mirror of the metadata goes. Needs the lock. Raises OSError."""
     shutil.rmtree(store.meta)
     _identify(store.root, store.identity.store)
 

@@ -1,5 +1,5 @@
-"""Where data files lie beside the store's own directory: memory (tmpfs), further disks, directories
-that several nodes share.
+"""The places of data files beside the store's own directory: memory (tmpfs), further disks,
+directories that several nodes share.
 
 | file in the store | what |
 |---|---|
@@ -118,7 +118,7 @@ def _read_mark(root: Path) -> _Mark:
 
 
 def owners_of(place: Place) -> frozenset[int]:
-    """Who may own it and its files."""
+    """The users that may own the place and its files."""
     return trusted(place.owner)
 
 
@@ -153,8 +153,8 @@ def _holds_data(root: str) -> bool:
 
 
 def write_targets(store: Store, targets: dict[int, str]) -> None:
-    """By namespace id, the root of the place where its new files go now. Nobody needs it after a
-    power cut."""
+    """Writes by namespace id the root of the place where its new files go now. Nobody needs it
+    after a power cut."""
     path = store.run / "targets"
     draft = path.with_name(f".{path.name}.new")
     draft.write_bytes(msgspec.json.encode(targets))

@@ -1,7 +1,7 @@
 """Why names went, remembered for every process of the store: a file of words, mapped by all.
 
-Who removes names for a reason writes it here; whoever misses a name finds it here, without asking
-the node. What a word means is in `policy.miss_reasons`.
+A process that removes names for a reason writes it here; one that misses a name finds it here,
+without asking the node. What a word means is in `policy.miss_reasons`.
 
 Invariants
 - Where there is no such file, or one of another size, a process remembers what it did itself.
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class GoneNames:
-    """Of any process of the store, from any thread; `close` it."""
+    """The reasons as any process of the store sees them, from any thread; `close` it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -78,7 +78,7 @@ class GoneNames:
 
 
 def made_ready(path: Path) -> GoneNames:
-    """That of the node, whose start makes the file. Where the disk has no room for it, other
+    """Opens the node's own, whose start makes the file. Where the disk has no room for it, other
     processes are not told."""
     try:
         if not path.exists() or path.stat().st_size != _SIZE:
@@ -90,7 +90,8 @@ def made_ready(path: Path) -> GoneNames:
 
 
 def _make(path: Path) -> None:
-    """With all its blocks: a page without one were a SIGBUS on a full disk. Raises OSError."""
+    """Makes the file with all its blocks: a page without one were a SIGBUS on a full disk. Raises
+    OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, _SIZE)

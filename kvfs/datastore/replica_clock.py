@@ -15,7 +15,7 @@ _NUMBER: Final = struct.Struct("<d")
 
 
 class HeardWriter:
-    """Of the node."""
+    """The node's end of the clock."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
@@ -35,7 +35,7 @@ class HeardWriter:
 
 
 def heard_at(path: Path) -> float:
-    """What the node said last; 0: it said nothing."""
+    """The last time that the node gave; 0: it gave none."""
     try:
         packed = path.read_bytes()
     except OSError:

@@ -57,7 +57,8 @@ class Spares:
             os.close(self._ready.popleft())
 
     def let_go(self) -> None:
-        """In the child of a fork, where the thread is not: the spares are the parent's."""
+        """Lets go of the spares in the child of a fork, where the thread is not: they are the
+        parent's."""
         while self._ready:
             os.close(self._ready.popleft())
 

@@ -29,8 +29,8 @@ _BELIEVED_S: Final = 5.0
 
 
 class TieredFiles(DataFiles):
-    """Of one store; places and targets are those that its node last told, or `use` said. Any
-    thread."""
+    """The data files of one store in several places; places and targets are those that its node
+    last told, or `use` said. Any thread."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.data)
@@ -62,7 +62,8 @@ class TieredFiles(DataFiles):
         return self._others[place.root]
 
     def use(self, targets: dict[int, str]) -> None:
-        """Where new files of these namespaces go from now on: for the node, which decides it."""
+        """Sends new files of these namespaces to these places from now on: for the node, which
+        decides it."""
         self._is_told = True
         self._targets = targets
 
@@ -175,7 +176,8 @@ class TieredFiles(DataFiles):
             each.after_fork()
 
     def _elsewhere(self, step: Callable[[DataFiles], T]) -> T:
-        """What the first place that has the file gives. FileNotFoundError when none has."""
+        """The result of `step` at the first place that has the file. FileNotFoundError when none
+        has."""
         for _ in range(2):
             for each in self._others.values():
                 try:
@@ -209,7 +211,7 @@ class TieredFiles(DataFiles):
         return None if root is None else self._others.get(root)
 
     def _look(self) -> None:
-        """What the node says of targets; nothing where it has not said so lately."""
+        """Reads the node's targets; none where it has not given them lately."""
         self._look_again = time.monotonic() + _LOOK_S
         path = self._store.run / "targets"
         self._targets = {}
@@ -222,5 +224,6 @@ class TieredFiles(DataFiles):
 
 
 def data_files(store: Store) -> DataFiles:
-    """Of a store whose places are told by now: in several only where there are several."""
+    """The data files of a store whose places are known by now: in several only where there are
+    several."""
     return TieredFiles(store) if places.known(store) else DataFiles(store.data)

@@ -48,7 +48,7 @@ class Body:
 
     @property
     def trailers(self) -> list[Field]:
-        """What followed a chunked body; empty before its end."""
+        """The trailers of a chunked body; empty before its end."""
         return [] if self._chunks is None else self._chunks.trailers
 
     async def receive_into(self, buffer: memoryview) -> int:
@@ -138,7 +138,7 @@ class Body:
         return self._failure is None and self.remaining == 0
 
     def can_be_drained(self, limit_bytes: int) -> bool:
-        """What is left is known to come, and to be no more than the limit."""
+        """Whether the rest is known to come, and to be no more than the limit."""
         if self._failure is not None or self.remaining is None:
             return False
         return self.remaining == 0 or (self.remaining <= limit_bytes and not self._awaits_continue)

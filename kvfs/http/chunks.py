@@ -19,7 +19,7 @@ _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t\x20-\x7e\x80-
 
 
 class ChunkFraming:
-    """Where in a chunked body its reader stands.
+    """The position of a reader in a chunked body.
 
     `left` payload bytes come next; when it is 0 and not `ended`, `advance` takes the framing."""
 

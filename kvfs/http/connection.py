@@ -48,7 +48,7 @@ class Counters:
 
 @dataclass(slots=True, frozen=True)
 class Service:
-    """What the connections of a server share."""
+    """The parts that the connections of a server share."""
 
     handler: Handler
     limits: Limits
@@ -84,7 +84,7 @@ class Connection:
             self.stream.expire()
 
     def wait(self, now: float) -> Wait | None:
-        """What it waits for from its peer, and for how long; None where it does not."""
+        """The wait for the peer, and for how long; None where there is none."""
         deadline, inbox = self.stream.deadline, self._inbox
         if deadline == NEVER:
             return None

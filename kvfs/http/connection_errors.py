@@ -1,4 +1,4 @@
-"""What goes wrong on a connection."""
+"""Errors of a connection."""
 
 
 class WireError(Exception):

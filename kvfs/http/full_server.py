@@ -1,4 +1,5 @@
-"""Who gets a connection of a full server, and whose connection ends for it: pure decisions.
+"""Admission to a full server: pure decisions on who gets a connection, and whose connection ends
+for it.
 
 Strangers must not be able to hold all connections, from one address or from many, with heads that
 they never finish or bodies that they never send. So an address that has a quarter of the
@@ -85,7 +86,7 @@ class Wait(NamedTuple):
 
 
 class Waiting(Protocol):
-    """What is asked of a connection."""
+    """The facts about a connection that the decision needs."""
 
     @property
     def origin(self) -> Origin: ...

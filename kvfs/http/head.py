@@ -10,7 +10,7 @@ Field = tuple[bytes, bytes]
 
 
 class Memo:
-    """Where a handler keeps what it found out about a head, for equal ones to come."""
+    """A place where a handler keeps its findings about a head, for equal ones to come."""
 
     __slots__ = ("value",)
 
@@ -19,7 +19,7 @@ class Memo:
 
 
 class Session:
-    """Where a handler keeps what holds for the whole of a connection."""
+    """A place where a handler keeps facts that hold for the whole of a connection."""
 
     __slots__ = ("_origin", "proven", "value")
 

@@ -111,7 +111,7 @@ class ClientConnection:
         return None if count is None else self._received(count)
 
     def _buffered(self, view: memoryview) -> int:
-        """What came along with the head."""
+        """Copies the bytes that came along with the head."""
         count = min(len(view), len(self._data))
         if count:
             view[:count] = memoryview(self._data)[:count]
@@ -173,7 +173,7 @@ def render_request(method: str, target: bytes, fields: Iterable[Field], body: by
 
 
 class _Collector:
-    """What llhttp calls."""
+    """The callbacks of llhttp."""
 
     def __init__(self) -> None:
         self.fields: dict[bytes, bytes] = {}

@@ -1,4 +1,4 @@
-"""What has come on a stream and nobody has taken yet."""
+"""The bytes that have come on a stream and nobody has taken yet."""
 
 import time
 from typing import Final
@@ -69,7 +69,8 @@ class Inbox:
         return bool(self.data)
 
     async def _receive_idly(self) -> bytes:
-        """Where no more may be awaited, what has come already is served."""
+        """Receives while idle; where no more may be awaited, serves the bytes that have come
+        already."""
         if not self.stopping:
             self.since = time.monotonic()
             patience_s = self._limits.head_s if self.is_fresh else self._limits.idle_s
@@ -80,7 +81,7 @@ class Inbox:
         return await self.stream.receive(_READ_BYTES, AT_ONCE)
 
     async def _rest_of_head(self) -> int:
-        """Where the head ends; -1: the peer closed before."""
+        """Receives the rest of the head and returns where it ends; -1: the peer closed before."""
         self.in_head = True
         self.since = time.monotonic()
         patience_s = self._limits.first_head_s if self.is_fresh else self._limits.head_s

@@ -1,4 +1,4 @@
-"""What a peer may send, and how long each wait may last."""
+"""Limits of what a peer may send, and of how long each wait may last."""
 
 from dataclasses import dataclass
 

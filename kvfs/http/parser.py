@@ -34,7 +34,7 @@ _NOT_IN_TRAILERS: Final = frozenset(
 
 
 class _Collector:
-    """What llhttp calls."""
+    """The callbacks of llhttp."""
 
     def __init__(self) -> None:
         self.target = b""
@@ -48,7 +48,7 @@ class _Collector:
 
 
 def head_end(data: bytes, start: int, limits: Limits) -> int:
-    """Where the head that begins at `start` ends; -1 where more is to come.
+    """The end of the head that begins at `start`; -1 where more is to come.
 
     Raises Refused for what can become no head within the limits."""
     end = data.find(b"\r\n\r\n", start) + 4

@@ -1,4 +1,4 @@
-"""What a handler answers, and the head of it as bytes. No I/O."""
+"""A handler's response, and its head as bytes. No I/O."""
 
 import functools
 import http

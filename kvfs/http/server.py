@@ -63,7 +63,7 @@ def listen(
 
 
 def _prepare(listener: socket.socket, share_port: bool) -> None:
-    """What accepted connections inherit is set here once, not for each of them."""
+    """Sets on the listener what accepted connections inherit, once and not for each of them."""
     listener.setblocking(False)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -238,7 +238,7 @@ class _Server:
             connection.stream.expire()
 
     def _turn_away(self) -> None:
-        """Who has waited for too long is told to come again."""
+        """Tells peers that have waited too long to come again."""
         latest = time.monotonic() - self._limits.stall_s
         while self._waiting and self._waiting[0].since <= latest:
             connection = self._waiting.popleft()

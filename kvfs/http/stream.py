@@ -232,7 +232,7 @@ class Stream:
                 await self._wait_to_send()
 
     def _send_burst(self, fd: int, offset: int, end: int) -> int:
-        """In a thread: where it came to."""
+        """Sends in a thread, and returns the offset that it reached."""
         while offset < end:
             try:
                 count = os.sendfile(self._fd, fd, offset, end - offset)
@@ -356,7 +356,7 @@ class Stream:
                 self._patience_s = self._limits.stall_s
 
     def _queued_bytes(self) -> int:
-        """What the socket holds that the peer has not acknowledged (SIOCOUTQ)."""
+        """Bytes in the socket that the peer has not acknowledged (SIOCOUTQ)."""
         answer = fcntl.ioctl(self._fd, termios.TIOCOUTQ, bytes(_INT.size))
         return int(_INT.unpack(answer)[0])
 
@@ -381,7 +381,8 @@ class Stream:
             await trio.lowlevel.checkpoint()
 
     def _is_turn_over(self) -> bool:
-        """Asked before each operation; if so, the caller lets others run."""
+        """Whether the turn is over, in which case the caller lets others run; to be asked before
+        each operation."""
         self._turn -= _TURN_COST
         if self._turn > 0:
             return False

@@ -1,1 +1,1 @@
-"""Where metadata live: the contract of an engine, the records and keys, and the engines."""
+"""Metadata: the contract of an engine, the records and keys, and the engines."""

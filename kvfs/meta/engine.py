@@ -1,4 +1,4 @@
-"""What the core asks of a metadata engine: ordered keys, and transactions.
+"""The contract of a metadata engine: ordered keys, and transactions.
 
 Semantics (lookup, rename, publish ...) are written once, in `kvfs.tree`, as plain functions of
 a `Transaction`. An engine runs such a function against one consistent view and commits what it
@@ -9,8 +9,7 @@ Invariants
   write through its argument.
 - Keys are at most 511 bytes; order is that of the bytes.
 - A transaction sees its own writes.
-- What `transact` returned survives SIGKILL of every process. What `sync` returned after survives
-  power loss.
+- Whatever `transact` returned for survives SIGKILL of every process; after `sync`, power loss.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +56,7 @@ class Transaction(Protocol):
 
 
 class Engine(Protocol):
-    """Where metadata lives."""
+    """A store of metadata."""
 
     @property
     def immediate(self) -> bool:

@@ -34,7 +34,7 @@ class Blocking(Protocol):
 
 
 class Part(NamedTuple):
-    """What is copied."""
+    """The keys that are copied."""
 
     mark: bytes
     """The key that marks the target as unfinished."""
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """What a copy came to; `finish` has still to be called."""
+    """The result of a copy; `finish` has still to be called."""
 
     keys: int
     bytes: int
@@ -106,7 +106,7 @@ def copy(source: Blocking, target: Blocking, part: Part, progress: Progress) -> 
 
 
 class _Digest:
-    """Of keys and values in their order."""
+    """A digest of keys and values in their order."""
 
     def __init__(self) -> None:
         self.keys = 0

@@ -1,4 +1,4 @@
-"""What transactions have in common that gather their writes, to be committed later."""
+"""The common part of transactions that gather their writes, to be committed later."""
 
 from abc import ABC, abstractmethod
 from typing import Final

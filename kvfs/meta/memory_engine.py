@@ -22,7 +22,7 @@ _ATTEMPTS: Final = 1_000
 
 
 class Snapshot:
-    """What was committed up to one moment; never changed once made."""
+    """All commits up to one moment; never changed once made."""
 
     def __init__(self, values: dict[bytes, bytes]) -> None:
         self.values = values

@@ -26,7 +26,7 @@ class _Values(Protocol):
 
 
 def merged(key: bytes, old: bytes | None, operand: bytes) -> bytes | None:
-    """What is there afterwards; None: nothing, as before."""
+    """The value afterwards; None: there is none, as before."""
     if key[0] == _USAGE:
         return None if old is None else _sum(old, operand)
     assert key[0] == _TIMES, key
@@ -37,7 +37,7 @@ def merged(key: bytes, old: bytes | None, operand: bytes) -> bytes | None:
 
 
 def without(key: bytes, operands: bytes, operand: bytes) -> bytes:
-    """What is left of operands that were merged into one when `operand` among them has reached what
+    """The rest of operands that were merged into one, when `operand` among them has reached what
     they are merged into: times stay, which does no harm there."""
     if key[0] == _USAGE:
         taken = unpack_usage(operand)

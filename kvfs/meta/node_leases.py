@@ -22,7 +22,7 @@ Leases = dict[int, Lease]
 
 
 class Joined(NamedTuple):
-    """Which node this process is."""
+    """The number and incarnation of this process as a node."""
 
     node: int
     incarnation: int
@@ -30,7 +30,7 @@ class Joined(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a node finds that is about to join."""
+    """The state that a joining node finds."""
 
     cluster: str
     """Empty: there are no metadata."""
@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """What a node hears when it renews its lease."""
+    """The answer to a node that renews its lease."""
 
     secrets: tuple[bytes, ...]
     leases: Leases

@@ -122,7 +122,7 @@ class Namespace(msgspec.Struct, array_like=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, array_like=True, kw_only=True):
-    """What a namespace holds, kept in the transaction that changes it."""
+    """The contents of a namespace in numbers, kept in the transaction that changes it."""
 
     bytes: int = 0
     """512 x the blocks of all its records, orphans included until they are reaped."""
@@ -130,7 +130,7 @@ class Usage(msgspec.Struct, array_like=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, array_like=True, kw_only=True):
-    """What one node has of a file's data."""
+    """One node's share of a file's data."""
 
     version: int
     """Of the data file."""
@@ -149,7 +149,7 @@ class User(msgspec.Struct, array_like=True, kw_only=True):
 
 
 class AccessKey(msgspec.Struct, array_like=True, kw_only=True):
-    """What requests are signed with."""
+    """A key that requests are signed with."""
 
     user: str
     secret: bytes

@@ -1,4 +1,4 @@
-"""Who may append: one node of a cluster at a time, for each file of a strict namespace.
+"""Append leases: one node of a cluster at a time may append to a file of a strict namespace.
 
 A node's appends are its own until it closes the file, and of two such closes the last would take
 the other's lines away. So a node that opens a file with O_APPEND has its lease first, and the
@@ -53,7 +53,7 @@ _unpack: Final = msgspec.msgpack.Decoder(Holder).decode
 
 
 class AppendLeases:
-    """Those of one node. `is_strict` says of which files there are any."""
+    """The append leases of one node. `is_strict` says of which files there are any."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""What clients in other processes of this host ask of a node, and notices they could not deliver.
+"""Requests that clients in other processes of this host make of a node, and notices they could not
+deliver.
 
 | method | params | answer |
 |---|---|---|
@@ -126,7 +127,7 @@ class Requests:
         """That clients told of."""
 
     def handlers(self) -> dict[str, Handler]:
-        """By method name, for a ControlServer."""
+        """The handlers by method name, for a ControlServer."""
         return {
             "changed": self._on_changed,
             "room": self._on_room,
@@ -222,7 +223,7 @@ class Requests:
 
 
 def _unsealed(t: Transaction, inos: list[int]) -> tuple[list[int], list[int]]:
-    """Those that this node is to seal, and those that other nodes are."""
+    """The files that this node is to seal, and those that other nodes are."""
     here: list[int] = []
     elsewhere: list[int] = []
     for ino, inode in zip(inos, read_inodes(t, inos), strict=True):

@@ -1,4 +1,5 @@
-"""What a node of a cluster has beyond a lone one, put together: see `composition` for the rest.
+"""The parts of a node of a cluster that a lone one has not, put together: see `composition` for the
+rest.
 
 | step of the start | what a kill after it leaves |
 |---|---|
@@ -124,8 +125,9 @@ class Clustered:
         self._listeners = listeners
 
     def handlers(self, told: Told) -> dict[str, Handler]:
-        """What its node's control socket answers besides; `told` hears what other processes of
-        this host had committed, and returns when mounts have forgotten what was there."""
+        """The methods that its node's control socket serves besides; `told` hears what other
+        processes of this host had committed, and returns when mounts have forgotten what was
+        there."""
 
         async def propose(params: dict[str, Any]) -> bool:
             asked = msgspec.convert(params, _Propose)
@@ -152,13 +154,13 @@ class Clustered:
         return {**own, "sync": sync, "claim": claim, **self._requests.handlers()}
 
     async def report(self) -> dict[str, object]:
-        """What the node's status says of its cluster."""
+        """The cluster's part of the node's status."""
         rdma = self.rdma.report() if self.rdma else None
         return {**await self._requests.report(), "rdma": rdma}
 
     @property
     def counters(self) -> dict[str, int]:
-        """What went to and came from other nodes."""
+        """The counters of traffic to and from other nodes."""
         return {
             **self.fetcher.counters,
             **(self.server.counters if self.server else {}),
@@ -166,7 +168,7 @@ class Clustered:
         }
 
     def describe(self) -> dict[str, object]:
-        """What it says of its engine."""
+        """The engine's part of the node's status."""
         engine = self.engine
         return {
             "name": f"LMDB, a mirror of {parse(self._url).shown}",
@@ -188,7 +190,7 @@ class Clustered:
         await share_key(self.engine, self._store.root / KEY_NAME, self.member.secrets)
 
     def address(self, node: int) -> PeerAddress | None:
-        """Where a living node is reached by its peers."""
+        """The address at which its peers reach a living node."""
         found = self.member.roster.get(node)
         if found is None or not found.alive or not found.peer:
             return None
@@ -354,7 +356,7 @@ def _settle(t: Transaction, ino: int, closed_at: float) -> None:
 
 
 def _media(config: Config) -> tuple[str, ...]:
-    """What this node lends."""
+    """The media that this node lends."""
     return tuple(sorted({"ssd", *(each.medium for each in (*config.tier, *config.shared))}))
 
 

@@ -192,7 +192,7 @@ class Node:
         )
 
     def _cold_tier(self) -> ColdTier | None:
-        """Where the settings name one. Raises NotSupported, Invalid."""
+        """The cold tier, if the settings name one. Raises NotSupported, Invalid."""
         if not self.config.cold:
             return None
         where = parse(self.config.cold)
@@ -208,7 +208,7 @@ class Node:
         return tier
 
     def _tiering(self) -> Tiering | None:
-        """Where data files lie in several places."""
+        """The tiering, if data files lie in several places."""
         if not isinstance(self.files, TieredFiles):
             return None
         tiering = Tiering(
@@ -257,8 +257,8 @@ class Node:
             await self.leftovers.drop(unlinked, before_ns=time.time_ns())
 
     async def drop(self, inos: Sequence[int]) -> None:
-        """Of these, what has lost its last link goes; what somebody holds, with its last holder.
-        Raises Unavailable."""
+        """Drops those of these inodes that have lost their last link; one that somebody holds goes
+        with its last holder. Raises Unavailable."""
         inodes = await self.engine.read(lambda t: read_inodes(t, inos))
         held = []
         for ino, inode in zip(inos, inodes, strict=True):
@@ -296,11 +296,11 @@ class Node:
         self.mounts.tell_soon(written)
 
     def own_space(self) -> Space:
-        """Of the store, as this node knows it."""
+        """The space of the store, as this node knows it."""
         return self.local.read_now(self.accounting.census).store
 
     async def space(self, namespace_id: int) -> os.statvfs_result:
-        """What statvfs(2) says in a namespace (0: at the root). Raises Unavailable."""
+        """The answer of statvfs(2) in a namespace (0: at the root). Raises Unavailable."""
         census = await self.engine.read(self.accounting.census)
         return census.statvfs(namespace_id, os.statvfs(self.files.root))
 
@@ -329,5 +329,5 @@ def _locks(cluster: "Clustered") -> Locks:
 
 
 def owner_of(store: layout.Store, cluster: "Clustered | None") -> str:
-    """Of what several nodes share."""
+    """The owner of what several nodes share: the cluster, or the lone store."""
     return cluster.member.cluster if cluster else store.identity.store

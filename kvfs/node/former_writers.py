@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class FormerWriters:
-    """Those of one store's files."""
+    """The former writers of one store's files."""
 
     def __init__(self, engine: Engine, files: DataFiles) -> None:
         self._engine = engine
@@ -71,7 +71,7 @@ class FormerWriters:
         return ino in self.left
 
     def describe(self) -> dict[str, int]:
-        """What is to be copied yet."""
+        """The amount that is to be copied yet."""
         return {
             "files": len(self.left),
             "bytes": sum(size for _, size, _ in self.left.values()),
@@ -154,7 +154,7 @@ def _is_offered(inode: Inode) -> bool:
 
 
 def _part(files: DataFiles, names: list[Name], leave: Callable[[Name, int], None] | None) -> int:
-    """Of some files, in a thread; `leave` takes those that take long."""
+    """Copies some files, in a thread; `leave` takes those that take long."""
     written = [name for name in names if _is_written(files, name)]
     if written:
         time.sleep(_PAUSE_S)
@@ -177,7 +177,8 @@ class _NotShared(Exception):
 
 
 def _unless_shared(size: int, copied: int) -> None:
-    """Of a copy that shares its blocks this is called when it is whole."""
+    """Raises where a copy does not share its blocks; a copy that does is whole at the first
+    call."""
     if copied < size:
         raise _NotShared
 

@@ -1,4 +1,4 @@
-"""Where the data of files lie, and having them elsewhere: what people ask of a node about single
+"""The places of files' data, and their moves on request: what people ask of a node about single
 files.
 
 | method | params | answer |
@@ -35,7 +35,7 @@ _PEER_S: Final = 2.0
 
 
 class Local(msgspec.Struct, array_like=True):
-    """What a node has of a file."""
+    """A node's share of a file."""
 
     medium: str = ""
     """On which it lies; empty: it is not here."""
@@ -47,13 +47,13 @@ class Others(Protocol):
     """The other nodes of a cluster."""
 
     def name(self, node: int) -> str:
-        """What a node is called."""
+        """The name of a node."""
 
     def lives(self, node: int) -> bool:
         """Whether it holds its lease."""
 
     async def ask(self, node: int, method: str, params: Any, deadline_s: float) -> Any:
-        """What the node's method answers. Raises KvfsError."""
+        """The answer of the node's method. Raises KvfsError."""
 
     async def send(self, ino: int, node: int) -> None:
         """Have a node take a file; it has it when this returns. Raises KvfsError."""
@@ -86,8 +86,9 @@ class _Job:
 
 
 class Whereabouts:
-    """Of one node. `arriving` says what share of a data file is here, negative where it is not on
-    its way; `bring` has a file's data brought here. `cold`: where the cold tier is, to be shown."""
+    """The whereabouts of files, as one node tells them. `arriving` gives the share of a data file
+    that is here, negative where it is not on its way; `bring` has a file's data brought here.
+    `cold`: the cold tier's location, to be shown."""
 
     def __init__(
         self,
@@ -108,12 +109,12 @@ class Whereabouts:
         self._nursery: trio.Nursery | None = None
 
     def join(self, me: int, others: Others) -> None:
-        """From here on this is one node of several."""
+        """Makes this one node of several, from here on."""
         self._me = me
         self._others = others
 
     def handlers(self) -> dict[str, Handler]:
-        """By method, for a ControlServer."""
+        """The handlers by method, for a ControlServer."""
         return {
             "where": self._on_where,
             "prefetch": self._on_prefetch,
@@ -193,7 +194,7 @@ class Whereabouts:
         }
 
     def _copy(self, node: int, local: Local | None) -> dict[str, Any]:
-        """What one node has: all blocks of the file, unless they are arriving."""
+        """One node's copy: all blocks of the file, unless they are arriving."""
         is_arriving = local is not None and not local.medium and local.arriving >= 0
         return {
             "node": node,
@@ -268,7 +269,7 @@ class Whereabouts:
                 await job.done.wait()
 
     def _forget(self) -> None:
-        """Those that are done: whoever asks again has it looked at again."""
+        """Forgets the jobs that are done: a later request has them looked at again."""
         for name in [name for name, job in self._jobs.items() if job.done.is_set()]:
             del self._jobs[name]
 

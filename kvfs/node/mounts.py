@@ -46,7 +46,8 @@ class Views(Protocol):
 
 
 class Mounts:
-    """Those that there are now. `local`: the embedded engine, in a cluster the mirror's file."""
+    """The mounts that there are now. `local`: the embedded engine, in a cluster the mirror's
+    file."""
 
     def __init__(
         self, local: EmbeddedEngine, known: KnownDirectories, gone: GoneNames, holders: Holders
@@ -148,8 +149,8 @@ class Mounts:
             self._hearing.set()
 
     def follows(self, written: Sequence[Written]) -> list[Change]:
-        """What mounts have to be told of what others committed; which contents are others now they
-        know when it returns."""
+        """The changes that mounts have to be told of, since others committed them; new contents
+        they know when it returns."""
         found = self._local.read_now(
             lambda t: heard(t, written, self._known.__contains__, self._holders.keep)
         )

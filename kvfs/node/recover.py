@@ -1,4 +1,4 @@
-"""What a start does about what the last process left behind.
+"""Recovery: a start's work on what the last process left behind.
 
 | left by | found by | done |
 |---|---|---|
@@ -120,7 +120,8 @@ class Recovery:
             await trio.lowlevel.checkpoint()
 
     async def _abandon_reserved(self, inos: list[int]) -> None:
-        """Those who reserved them are dead, or learn of it when they use one."""
+        """Abandons reserved numbers. The processes that reserved them are dead, or learn of it when
+        they use one."""
         await self._engine.transact(lambda t: reserved_inodes.abandon(t, inos, self._now))
 
     async def _drop_unpublished(self, inos: list[int]) -> None:
@@ -169,8 +170,8 @@ class Recovery:
         self.found["sizes_refreshed"] += len(grown)
 
     async def _leave_to_others(self, inos: list[int]) -> list[int]:
-        """What may be torn, or was changed and not closed, and what another node has whole: that
-        counts. The files of which nobody else has."""
+        """Leaves files to other nodes that may be torn here, or were changed and not closed, and
+        that another node has whole: that counts. Returns those that nobody else has."""
         doubtful = [
             ino
             for ino, inode in (await self._read(inos)).items()
@@ -195,13 +196,13 @@ class Recovery:
         return _same_content(inode, stat)
 
     def _is_unsure(self, inode: Inode) -> bool:
-        """Of what is listed as unsealed: whether its seal may be of content that a power cut took
-        in part."""
+        """Whether the seal of a file that is listed as unsealed may be of content that a power cut
+        took in part."""
         return self._is_cut and bool(inode.flags & Flag.SEALED)
 
     async def _publish_grown(self, grown: list[tuple[int, Inode, os.stat_result]]) -> None:
-        """In a cluster other content is another version, but for the data of an upload, which no
-        other node has: there its parts say what counts."""
+        """Publishes changed content, which in a cluster is another version, but for the data of an
+        upload, which no other node has: there its parts say what counts."""
         uploads = [each for each in grown if each[1].flags & Flag.ASSEMBLY]
         await self._engine.transact(lambda t: _refresh(t, uploads))
         for each in grown:

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class Replicas:
-    """Of one node of a cluster. `bytes_per_s`: what repair, draining and evening out may move."""
+    """The replication of one node of a cluster. `bytes_per_s`: the rate of repair, draining and
+    rebalancing."""
 
     def __init__(
         self,
@@ -60,8 +61,8 @@ class Replicas:
         server.demanded = self._evening.demanded
 
     def held(self, written: Iterable[tuple[bytes, bytes | None, bytes | None]]) -> list[int]:
-        """Of what another process of this host had committed (key, before, now): the files whose
-        data it put here."""
+        """The files whose data another process of this host put here, by what it had committed
+        (key, before, now)."""
         return [
             keys.unpack_u64(key, 1)
             for key, _, now in written
@@ -104,7 +105,7 @@ class Replicas:
     # ---- for `locate`: what people ask for by hand
 
     def name(self, node: int) -> str:
-        """What a node is called; its number where nobody knows."""
+        """The name of a node; its number where nobody knows its name."""
         found = self._member.roster.get(node)
         return found.name if found is not None else str(node)
 
@@ -113,7 +114,7 @@ class Replicas:
         return self._member.roster.lives(node)
 
     async def ask(self, node: int, method: str, params: Any, deadline_s: float) -> Any:
-        """What a node's method answers. Raises KvfsError."""
+        """The answer of a node's method. Raises KvfsError."""
         return await self._call(node, method, params, deadline_s)
 
     async def send(self, ino: int, node: int) -> None:
@@ -142,11 +143,11 @@ class Replicas:
 
     @property
     def obstacle(self) -> str:
-        """What keeps this node from being drained, for people; empty: nothing."""
+        """The reason why this node cannot be drained, for people; empty: there is none."""
         return self._keeper.obstacle
 
     def report(self) -> dict[str, Any]:
-        """For the node's status."""
+        """The part of the node's status."""
         return self._keeper.report()
 
     @property

@@ -128,8 +128,9 @@ def _mark_clean(store: layout.Store) -> None:
 
 
 def _boots_before(store: layout.Store) -> set[int]:
-    """What the store's last process took for the running boot, if its disks were there all the
-    time: of the places as they were told then, or, of an earlier version, the kernel's id alone."""
+    """The boots that the store's last process took for the running one, if its disks were there all
+    the time: of the places as they were told then, or, of an earlier version, the kernel's id
+    alone."""
     boots = set()
     with contextlib.suppress(Corrupt):
         boots.add(places.boot_of(store))
@@ -139,7 +140,7 @@ def _boots_before(store: layout.Store) -> set[int]:
 
 
 async def _start_keepers(node: Node, nursery: trio.Nursery) -> None:
-    """What runs in the background while the node does."""
+    """Starts the node's background tasks."""
     nursery.start_soon(node.volume.run)
     nursery.start_soon(node.former_writers.run)
     nursery.start_soon(node.index.run)
@@ -177,9 +178,9 @@ async def _open_engine(
     closing: contextlib.AsyncExitStack,
     ears: Sequence[Callable[[Sequence[Written]], object]],
 ) -> tuple[Engine, "Clustered | None"]:
-    """What the node's metadata are in: its own engine, or a mirror of its cluster's, which `ears`
-    are told of. Raises Conflict where the store is the other kind of node's, Corrupt where there
-    are data and nothing says what they are."""
+    """The engine of the node's metadata: its own, or a mirror of its cluster's, which `ears` are
+    told of. Raises Conflict where the store is the other kind of node's, Corrupt where there are
+    data and nothing says what they are."""
     if not config.engine:
         refuse_mirror(local)
         if (member := which_node(store)) is not None:

@@ -1,4 +1,4 @@
-"""What a node says of itself: all that `kvfs status` shows."""
+"""A node's status: all that `kvfs status` shows."""
 
 import os
 import time
@@ -24,7 +24,7 @@ _BATCH: Final = 256
 
 
 async def status_of(node: Node) -> dict[str, Any]:
-    """In JSON's types; sizes in bytes. Raises Unavailable."""
+    """The status in JSON's types; sizes in bytes. Raises Unavailable."""
     await node.quarantine.look()
     reports = {name: await report() for name, report in node.reports.items()}
     listed, census = await node.engine.read(
@@ -98,7 +98,8 @@ def _namespace(listed: namespaces.Listed, used_bytes: int) -> dict[str, Any]:
 
 
 async def _held(node: Node) -> dict[str, int]:
-    """What was removed, and stays on the disk until those who have it open on a mount close it."""
+    """Counts files that were removed, and stay on the disk until those who have them open on a
+    mount close them."""
     files = blocks = after = 0
     while inos := await node.engine.read(
         lambda t, after=after: lifecycle.orphans(t, after, _BATCH)  # type: ignore[misc]
@@ -119,7 +120,7 @@ def _cold(node: Node) -> dict[str, Any] | None:
 
 
 def _misses(node: Node, reports: Mapping[str, dict[str, Any]]) -> dict[str, Counts]:
-    """By door and reason; what else serves beside the node reports its own."""
+    """Misses by door and reason; what else serves beside the node reports its own."""
     beside = {name: each.pop("misses") for name, each in reports.items() if "misses" in each}
     return {"mount": node.mounts.misses.counts, "client": node.requests.misses, **beside}
 

@@ -1,4 +1,4 @@
-"""What may be done on the mount to attributes that say something about an object.
+"""The mount's rules for attributes that say something about an object.
 
 | attribute | EINVAL | EPERM |
 |---|---|---|

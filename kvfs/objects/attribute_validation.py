@@ -55,13 +55,14 @@ class _Acl(msgspec.Struct):
 
 
 def is_sound(name: str, value: str) -> bool:
-    """Of an attribute by its caller's name (`object_attributes`), decoded with surrogateescape."""
+    """Whether the value of an attribute is valid, by its caller's name (`object_attributes`),
+    decoded with surrogateescape."""
     return (value.isascii() or _is_text(value)) and _check_of(name)(value)
 
 
 @functools.lru_cache(_REMEMBERED)
 def _check_of(name: str) -> Callable[[str], bool]:
-    """What the values of an attribute are held against."""
+    """The check for the values of an attribute."""
     kind, _, rest = name.partition(".")
     if not _is_text(name) or (kind == "meta" and not _META_NAME.fullmatch(rest)):
         return lambda _: False

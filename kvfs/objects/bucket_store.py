@@ -17,7 +17,7 @@ _BUCKETS: Final = 1024
 
 
 class Buckets:
-    """What is done to buckets as a whole."""
+    """Operations on buckets as a whole."""
 
     def __init__(self, opened: Session, publisher: Publisher) -> None:
         self._session = opened
@@ -31,7 +31,8 @@ class Buckets:
         settings: Mapping[str, bytes] | None = None,
         mode: int = 0o755,
     ) -> Bucket:
-        """With settings from its beginning; `mode`: the permissions of its directory.
+        """Makes a bucket, with settings from its beginning; `mode`: the permissions of its
+        directory.
 
         Raises BucketExists, Invalid, NameTooLong, NoSpace."""
         author = self._session.author()

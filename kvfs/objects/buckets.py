@@ -76,7 +76,7 @@ def list_all(t: Transaction) -> list[Described]:
 
 
 def get_setting(t: Transaction, bucket: Bucket, name: str) -> bytes | None:
-    """What is set; None where nothing is."""
+    """The value of a setting; None where it is not set."""
     return t.get(_setting(bucket, name))
 
 

@@ -311,7 +311,7 @@ def is_listable(key: bytes) -> bool:
 def _after_version(
     t: Transaction, bucket: Bucket, key: bytes, version: str, boot: int
 ) -> tuple[bytes, bool]:
-    """What follows a key's name in the first entry after one of its versions, or after all; and
+    """The rest of a key's name in the first entry after one of its versions, or after all; and
     whether the key has newer ones, which stand before."""
     parent, place = lookup.place_in(t, bucket, key)
     if parent is None or not version:

@@ -1,4 +1,4 @@
-"""Where an object is, and what it is: reads only.
+"""Look-ups of objects and their records: reads only.
 
 An object is a regular file that was published (see `tree.published_view`). The current version
 stands under its own name, older ones and delete markers under names of their own beside it
@@ -47,7 +47,7 @@ def find_bucket(t: Transaction, name: bytes) -> Bucket:
 
 
 def bucket_of(t: Transaction, number: int) -> Bucket:
-    """By the id of its namespace. Raises NotFound."""
+    """The bucket with this namespace id. Raises NotFound."""
     return _bucket(t, number, namespace_root(number))
 
 
@@ -87,7 +87,7 @@ def find(t: Transaction, bucket: Bucket, key: bytes, version: str, boot: int) ->
 
 
 def version_entry(bucket: Bucket, key: bytes, version: str) -> bytes:
-    """By which a version that went is known (`NotFound.at`)."""
+    """The entry by which a version that went is known (`NotFound.at`)."""
     return keys.file_entry(bucket.root, key + NUL + version.encode(errors="replace"))
 
 
@@ -110,7 +110,8 @@ def _missing(
 
 
 def _first_missing(t: Transaction, root: int, place: Place) -> bytes:
-    """What a mount is asked for that is not there: the object's own name, or a directory's."""
+    """The first missing name that a mount would be asked for: the object's own, or a
+    directory's."""
     ino = root
     for name in place.directories:
         value = t.get(keys.directory_entry(ino, name))
@@ -213,8 +214,8 @@ def noncurrent(t: Transaction, parent: int, name: bytes) -> Iterator[tuple[bytes
 def facts(
     t: Transaction, key: bytes, ino: int, inode: Inode, version: bytes | None, *, latest: bool
 ) -> Facts:
-    """Of a record that was read in this transaction; `version` is None for the current one, which
-    says it itself."""
+    """The facts from a record that was read in this transaction; `version` is None for the current
+    one, which says it itself."""
     raw = object_attributes.read_raw(t, ino)
     marker = is_marker(inode)
     version = raw.get(object_attributes.VERSION) if version is None else version

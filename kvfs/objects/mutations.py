@@ -63,7 +63,7 @@ class Moment(NamedTuple):
 
 
 class New(NamedTuple):
-    """What is to be put."""
+    """An object that is to be put."""
 
     body: Written
     etag: str
@@ -80,7 +80,7 @@ class TooOld(Exception):
 
 
 class Deleted(NamedTuple):
-    """What a delete did."""
+    """The result of a delete."""
 
     found: bool
     """Whether something was there; in a bucket with versions a delete marker is made anyway."""
@@ -413,7 +413,7 @@ def _drop_null(t: Transaction, parent: int, name: bytes, moment: Moment, changed
 
 
 def _next_time(t: Transaction, parent: int, name: bytes, version: bytes | None, now: int) -> int:
-    """For the id of a new version: later than those of all others."""
+    """The time in the id of a new version: later than those of all others."""
     newest = next(lookup.noncurrent(t, parent, name), None)
     times = [versions.time_of(each) for each in (version, newest and newest[0]) if each]
     return max([now, *(time_ns + 2 for time_ns in times)])
@@ -472,7 +472,8 @@ def _publish(
 
 
 def _file_mode(top: Inode) -> int:
-    """Who may enter the bucket may read or write its objects, as its directory says."""
+    """The mode of the bucket's objects: whoever may enter the bucket may read or write them, as its
+    directory says."""
     return stat.S_IFREG | (top.mode & 0o666)
 
 

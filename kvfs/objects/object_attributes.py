@@ -1,4 +1,4 @@
-"""What is said about an object beside its bytes, as extended attributes of its file.
+"""The attributes of an object beside its bytes, as extended attributes of its file.
 
 | name | attribute | value |
 |---|---|---|
@@ -44,7 +44,7 @@ _PREFIX: Final = 9
 
 
 def read(t: Transaction, ino: int) -> dict[str, str]:
-    """What is said about an object, but its ETag and version."""
+    """The attributes of an object, but its ETag and version."""
     return split(read_raw(t, ino))
 
 
@@ -59,7 +59,8 @@ def read_raw(t: Transaction, ino: int) -> dict[bytes, bytes]:
 
 
 def split(raw: Mapping[bytes, bytes]) -> dict[str, str]:
-    """By the callers' names. What is malformed does not count, but locks hold all the same."""
+    """The attributes by the callers' names. What is malformed does not count, but locks hold all
+    the same."""
     said = {}
     for attribute, packed in raw.items():
         name = name_of(attribute)
@@ -105,7 +106,7 @@ def remove(t: Transaction, ino: int, names: Iterable[str]) -> None:
 
 
 def remove_all(t: Transaction, ino: int) -> None:
-    """What is said about it, ETag and version too."""
+    """Removes all attributes of an object, ETag and version too."""
     for name in read_raw(t, ino):
         t.delete(keys.xattr(ino, name))
 
@@ -119,8 +120,8 @@ def attribute(name: str) -> bytes:
 
 
 def of_other_content(metadata: Metadata) -> dict[str, str]:
-    """What is still true of an object that was written to on the mount: all but what was computed
-    from its old content."""
+    """The attributes that are still true of an object that was written to on the mount: all but
+    what was computed from its old content."""
     return {
         name: value
         for name, value in metadata.items()

@@ -24,12 +24,12 @@ class Draft:
 
     @property
     def fd(self) -> int:
-        """Of the data file, open for reading and writing."""
+        """The data file, open for reading and writing."""
         return self.body.fd
 
     @property
     def offset(self) -> int:
-        """Where in the data file its bytes begin."""
+        """The offset of its bytes in the data file."""
         return self.body.place.offset if isinstance(self.body, Slot) else 0
 
     @property

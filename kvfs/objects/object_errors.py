@@ -1,4 +1,4 @@
-"""What is refused to who works with objects; each is a kind of the core's errors."""
+"""Refusals of operations on objects; each is a kind of the core's errors."""
 
 from kvfs.base.errors import (
     AccessDenied,
@@ -61,7 +61,7 @@ class BucketNotEmpty(NotEmpty):
 
 
 class PreconditionFailed(Conflict):
-    """What the caller made a condition is not so."""
+    """A condition of the caller does not hold."""
 
 
 class NotAnObject(Conflict):
@@ -82,7 +82,8 @@ class NotHere(Unavailable):
 
 
 class _OfPart(Exception):
-    """Of the part with this number; 0: of none in particular. `etag` as the caller has it."""
+    """An error of the part with this number; 0: of none in particular. `etag` as the caller has
+    it."""
 
     def __init__(self, message: str, number: int = 0, etag: str = "", size: int = 0) -> None:
         super().__init__(message)

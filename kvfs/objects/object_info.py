@@ -1,4 +1,4 @@
-"""What is known of an object."""
+"""The facts about an object."""
 
 from typing import NamedTuple
 

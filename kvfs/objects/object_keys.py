@@ -23,7 +23,7 @@ COMPLETED: Final = b"\0completed"
 
 
 class Place(NamedTuple):
-    """Where a key is in its bucket."""
+    """The place of a key in its bucket."""
 
     directories: tuple[bytes, ...]
     """Their names, from the top."""

@@ -46,7 +46,7 @@ _OWN: Final = frozenset(("retention", "legal-hold", "acl", "owner", "parts", "pa
 
 
 class Doomed(NamedTuple):
-    """What is to be deleted."""
+    """An object or a version that is to be deleted."""
 
     key: bytes
     version: str = ""
@@ -103,7 +103,7 @@ class ObjectStore:
 
     @property
     def session(self) -> session.Session:
-        """For what else is kept in the same engine."""
+        """The session, for what else is kept in the same engine."""
         return self._session
 
     @property
@@ -396,8 +396,8 @@ class ObjectStore:
 
 
 def _entries_of(bucket: Bucket, doomed: Sequence[Doomed], changed: Changed) -> list[bytes]:
-    """By which what was deleted is known: the names that changed, directories that went with them
-    too, and versions."""
+    """The entries by which deleted objects are known: the names that changed, directories that went
+    with them too, and versions."""
     names = [keys.file_entry(each.parent, each.name) for each in changed.changes]
     versions = [
         lookup.version_entry(bucket, each.key, each.version) for each in doomed if each.version

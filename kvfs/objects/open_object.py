@@ -56,7 +56,7 @@ class Opened(NamedTuple):
 
 
 class Opener:
-    """Of one store; any thread."""
+    """The opener of one store; any thread."""
 
     def __init__(self, session: Session, touches: Touches, link: Link) -> None:
         self._session = session

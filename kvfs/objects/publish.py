@@ -20,7 +20,7 @@ _ATTEMPTS: Final = 3
 
 
 class Publisher:
-    """For one store. The functions that it commits may be run more than once."""
+    """The publisher of one store. The functions that it commits may be run more than once."""
 
     def __init__(self, opened: session.Session, finisher: Finisher, bodies: Bodies) -> None:
         self._session = opened
@@ -119,7 +119,8 @@ class Publisher:
         return put(written._replace(mtime_ns=mtime_ns))
 
     def sync_if_durable(self, ino: int) -> None:
-        """What was committed is on disk when it returns, if that inode's bucket is durable."""
+        """Has everything committed so far on disk when it returns, if that inode's bucket is
+        durable."""
         if self._session.read(lambda t: lookup.bucket_of(t, namespace_of(ino))).durable:
             self._session.sync()
 

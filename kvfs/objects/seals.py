@@ -32,7 +32,7 @@ _ATTEMPTS: Final = 8
 
 
 class Seals:
-    """Of one store; any thread."""
+    """The seals of one store; any thread."""
 
     def __init__(self, session: Session, link: Link) -> None:
         self._session = session
@@ -47,7 +47,7 @@ class Seals:
         return self._session.read(lambda t: _is_awaited(t, bucket, facts))
 
     def settled(self, look: Callable[[], T], awaited: Callable[[T], Mapping[int, str]]) -> T:
-        """What `look` finds, with ETags that stay. `awaited` says of what was found which files
+        """The result of `look`, with ETags that stay. `awaited` names the files in a result that
         are not sealed (inode numbers), and the ETags that it tells of them. Blocking. Raises what
         `look` raises, Unavailable."""
         until = time.monotonic() + PATIENCE_S

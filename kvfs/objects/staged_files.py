@@ -93,7 +93,7 @@ class Bodies:
         return self._made(Body(bucket, self._number(bucket.id), SMALL_BYTES, small=True))
 
     def _made(self, body: Body) -> Body:
-        """With its data file."""
+        """The body with its data file, which it makes."""
         try:
             body.fd = self._session.files.create(body.ino, 0)
         except BaseException:
@@ -117,7 +117,7 @@ class Bodies:
         body.reserved = new
 
     def sync(self, body: Body) -> None:
-        """Of a durable bucket: the data survive power loss when this returns. Raises OSError."""
+        """Makes the data of a durable bucket's body survive power loss. Raises OSError."""
         if body.bucket.durable:
             file_sync.sync(body.fd, datasync=True)
 

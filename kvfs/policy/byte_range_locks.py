@@ -16,7 +16,7 @@ LAST: Final = (1 << 63) - 1
 
 
 class Owner(msgspec.Struct, array_like=True, frozen=True):
-    """Who holds locks: an open file or a process of one run of a node."""
+    """An owner of locks: an open file or a process of one run of a node."""
 
     node: int
     incarnation: int
@@ -49,7 +49,7 @@ def obstacle(held: Iterable[Lock], wish: Lock) -> Lock | None:
 
 
 def granted(held: Sequence[Lock], wish: Lock) -> list[Lock]:
-    """What is held once `wish` is, in place of what its owner had there."""
+    """The locks once `wish` is granted, in place of those that its owner had there."""
     others = released(held, wish.owner, wish.start, wish.end)
     joined = wish
     kept = []
@@ -62,7 +62,7 @@ def granted(held: Sequence[Lock], wish: Lock) -> list[Lock]:
 
 
 def released(held: Sequence[Lock], owner: Owner, start: int = 0, end: int = LAST) -> list[Lock]:
-    """What is held once `owner` has given these bytes back."""
+    """The locks once `owner` has given these bytes back."""
     left = []
     for lock in held:
         if lock.owner != owner or lock.end < start or end < lock.start:

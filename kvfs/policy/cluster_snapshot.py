@@ -1,4 +1,4 @@
-"""What placement is decided from: the nodes of a cluster as one of them saw them. Pure.
+"""The basis of placement: the nodes of a cluster as one of them saw them. Pure.
 
 Invariants
 - A snapshot is a value: what is decided from it depends on nothing else, so that nodes that see the
@@ -57,19 +57,19 @@ class Snapshot:
         return self._hosts.get(number)
 
     def alive(self, numbers: Iterable[int]) -> list[Host]:
-        """Those of `numbers` that are there, in their order."""
+        """The nodes among `numbers` that are there, in their order."""
         found = (self._hosts.get(each) for each in numbers)
         return [each for each in found if each is not None and each.alive]
 
     @cached_property
     def open(self) -> list[Host]:
-        """Those that may be given data."""
+        """The nodes that may be given data."""
         return [each for each in self._hosts.values() if each.is_open]
 
     @cached_property
     def offers(self) -> list[tuple[Host, int, float]]:
-        """Those that have room, how much, and how much of what is placed each should get: its room,
-        less where it is busy."""
+        """The nodes that have room, how much, and how much of what is placed each should get: its
+        room, less where it is busy."""
         rooms = [(each, each.room) for each in self.open]
         return [
             (host, room, room * (1.0 - min(max(host.load, 0.0), 0.9)))

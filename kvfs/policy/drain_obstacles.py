@@ -1,4 +1,4 @@
-"""What keeps a node that is drained from being empty, in words. Pure."""
+"""The obstacles that keep a node from being drained, in words. Pure."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ _NODES_NAMED: Final = 3
 
 
 class Obstacles:
-    """What one pass over a node's files found that has to stay for now."""
+    """The findings of one pass over a node's files: what has to stay for now."""
 
     def __init__(self) -> None:
         self.in_use = 0
@@ -36,7 +36,7 @@ class Obstacles:
             self._refusal = f" (node {node}: {why})"
 
     def describe(self, snapshot: Snapshot, me: int) -> str:
-        """For people; empty where nothing is in the way."""
+        """The obstacles in words for people; empty where there are none."""
         parts = []
         if self._homeless:
             others = [host for host in snapshot.open if host.number != me]
@@ -53,7 +53,7 @@ class Obstacles:
         return "; ".join(parts)
 
     def _lacks(self, others: list[Host]) -> str:
-        """What the nodes that lack least would need to take all of it."""
+        """The space that the nodes that lack least would need to take all of it."""
         lenders = [host for host in others if lends(host, self._media)]
         lacking = sorted((self._homeless_bytes - host.room, host.number) for host in lenders)
         shown = [f"node {number} lacks {format_size(size)}" for size, number in lacking if size > 0]

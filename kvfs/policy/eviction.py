@@ -29,8 +29,8 @@ def excess(used: int, capacity: int) -> int:
 
 
 def share(need: int, here: int, everywhere: int) -> int:
-    """What one node of a cluster has to evict of what a namespace has too much, by what it has of
-    it; each does its part."""
+    """One node's part of the bytes that a cluster has to evict from a namespace, by its share of
+    the namespace; each node does its part."""
     if need <= 0 or here >= everywhere:
         return need
     return -(-need * here // everywhere)
@@ -43,7 +43,8 @@ def reserve(coming: int, capacity: int) -> int:
 
 
 def coldest(orders: Iterable[list[tuple[int, int]]], limit: int) -> list[int]:
-    """At most `limit` inodes from several lists of (clock, inode), each sorted, coldest first."""
+    """The coldest inodes, at most `limit`, of several lists of (clock, inode), each sorted, coldest
+    first."""
     return [ino for _, ino in islice(heapq.merge(*orders), limit)]
 
 

@@ -1,14 +1,14 @@
-"""Who gets a file from this node, and who is sent to others that have it or are getting it. Pure:
-no clock, no I/O.
+"""Chooses which readers get a file from this node, and which are sent to others that have it or are
+getting it. Pure: no clock, no I/O.
 
 A holder gives a large file to few nodes at a time. Whoever else asks is named nodes that asked
 before it, the last one first: so the first reads from the holder, the second from the first, and
 each link carries the file about once, however many readers there are.
 
 Invariants
-- Nobody is sent to a node that asked for the file after it: who waits for whom has no cycle among
-  the readers of one holder.
-- Who insists is served.
+- Nobody is sent to a node that asked for the file after it: among the readers of one holder, waits
+  have no cycle.
+- A node that insists is served.
 - What is remembered has a bound, and is forgotten where nobody asks for it.
 """
 

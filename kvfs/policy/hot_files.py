@@ -1,4 +1,4 @@
-"""Which files are asked for so much that they get more copies, and when these go again. Pure.
+"""Files that are asked for so much that they get more copies, and when these go again. Pure.
 
 A file's heat is how often it was asked for of late: each demand counts one, and what was counted
 halves in each half-life. Copies grow with the logarithm of the heat, as a tree of readers does.

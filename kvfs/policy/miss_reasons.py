@@ -42,12 +42,12 @@ hash_of: Final = xxhash.xxh3_64_intdigest
 
 
 def word_of(hashed: int, reason: Lost) -> int:
-    """What is remembered of a name with this hash."""
+    """The word that is remembered for a name with this hash."""
     return hashed >> _HASH_SHIFT << _CODE_BITS | REASONS.index(reason)
 
 
 def reason_in(word: int, hashed: int) -> Reason:
-    """What a word says of the name with this hash; `never_stored`: nothing."""
+    """The reason in a word for the name with this hash; `never_stored`: there is none."""
     if word >> _CODE_BITS != hashed >> _HASH_SHIFT:
         return "never_stored"
     code = word & (1 << _CODE_BITS) - 1
@@ -55,7 +55,7 @@ def reason_in(word: int, hashed: int) -> Reason:
 
 
 def reason_of(error: NotFound) -> Reason:
-    """Where nothing is remembered of the name."""
+    """The reason where nothing is remembered of the name."""
     match error:
         case OtherVersion():
             return "other_version"

@@ -1,4 +1,5 @@
-"""Where the copies of a file go: the writer's own node first, then nodes far from each other. Pure.
+"""The placement of a file's copies: the writer's own node first, then nodes far from each other.
+Pure.
 
 A copy goes to a zone that has none yet, there to a rack that has none; among equals, weighted
 rendezvous hashing decides by the room that a node has and how busy it is. So nodes fill evenly, and

@@ -1,4 +1,4 @@
-"""What the reader of a file that is still arriving will want next. Pure.
+"""Predicts what the reader of a file that is still arriving will want next. Pure.
 
 Reads that follow each other want the window behind the last one; the kernel sends those of one
 readahead in no fixed order, so that a small step back or forth is in sequence too. Reads at equal
@@ -15,7 +15,7 @@ _STEPS: Final = 8
 
 
 class Readahead:
-    """Of one reader."""
+    """The readahead of one reader."""
 
     __slots__ = ("_end", "_last", "_stride")
 

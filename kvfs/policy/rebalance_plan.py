@@ -51,7 +51,7 @@ def fill(snapshot: Snapshot) -> float:
 
 
 def shed(snapshot: Snapshot, number: int, copies: Iterable[Copy]) -> Iterator[Move]:
-    """What this node gives to whom, in the order of `copies`, until it holds its share.
+    """The moves from this node to others, in the order of `copies`, until it holds its share.
 
     Lazy: a copy is drawn only while there is something to give.
     """
@@ -91,7 +91,8 @@ def _over(host: Host, mean: float) -> int:
 
 
 def _target(snapshot: Snapshot, number: int, copy: Copy, budget: dict[int, float]) -> int | None:
-    """Who is to have this copy: not a holder, no nearer to the others, with room for it."""
+    """The node that is to have this copy: not a holder, no nearer to the others, with room for
+    it."""
     own = snapshot.get(number)
     if own is None or copy.size <= 0:
         return None

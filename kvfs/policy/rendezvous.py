@@ -27,7 +27,7 @@ def mix(key: int, number: int) -> int:
 
 
 def draw(key: int, number: int, weight: float) -> float:
-    """What a node of this weight draws for the key; 0 where it has no weight."""
+    """The draw of a node of this weight for the key; 0 where it has no weight."""
     if weight <= 0:
         return 0.0
     return -weight / math.log(((mix(key, number) >> 11) + 0.5) * _UNIT)
@@ -40,5 +40,5 @@ def ranked(key: int, weights: Iterable[tuple[int, float]]) -> list[int]:
 
 
 def first(key: int, numbers: Iterable[int]) -> int:
-    """Which of them is to act on the key: each alike. ValueError when there is none."""
+    """The one of them that is to act on the key: each alike. ValueError when there is none."""
     return max(numbers, key=lambda number: (mix(key, number), number))

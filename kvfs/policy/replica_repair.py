@@ -1,4 +1,4 @@
-"""Which copies a file lacks, which may go, and who acts on it. Pure.
+"""The copies that a file lacks, those that may go, and the node that acts on it. Pure.
 
 Invariants
 - One node acts on a file at a time: the first of its live holders by rendezvous. Nodes that see
@@ -17,7 +17,7 @@ from kvfs.policy.placement import crowd
 
 
 class Verdict(NamedTuple):
-    """What is to be said of one file's copies."""
+    """The verdict on one file's copies."""
 
     missing: int
     """Copies to be made."""

@@ -1,4 +1,4 @@
-"""Where new files go, and how much of a fast place has to leave it. Pure."""
+"""The place of new files, and how much of a fast place has to leave it. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -33,8 +33,8 @@ class Room(NamedTuple):
 def targets(
     media: Mapping[int, Sequence[str]], rooms: Sequence[Room], own_free: int
 ) -> dict[int, str]:
-    """By namespace id, the root of the place where its new files go; none where that is the store's
-    own directory, which has so many bytes free."""
+    """The root of the place where new files go, by namespace id; none where that is the store's own
+    directory, which has so many bytes free."""
     found: dict[int, str] = {}
     for namespace_id, wanted in media.items():
         for medium in wanted or ("ssd",):
@@ -48,7 +48,6 @@ def targets(
 
 
 def roomiest(medium: str, rooms: Sequence[Room]) -> Room | None:
-    """Of the places of a medium that take files, the one with the most space; None: there is
-    none."""
+    """The place of a medium that takes files and has the most space; None: there is none."""
     able = [each for each in rooms if each.place.medium == medium and each.takes_files]
     return max(able, key=lambda each: each.free, default=None)

@@ -112,7 +112,8 @@ def _copy_range(source: int, target: int, step: Step, at: int, end: int) -> tupl
 
 
 def _send(source: int, target: int, step: Step, at: int, end: int, place: int | None) -> int:
-    """By sendfile: to the target's offset `place`, or where it is where that is None."""
+    """Copies by sendfile: to the target's offset `place`, or to its present one where that is
+    None."""
     if place is not None:
         os.lseek(target, place, os.SEEK_SET)
     first = at

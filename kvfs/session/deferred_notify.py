@@ -1,5 +1,5 @@
-"""What the node is told of, but nobody waits for: gathered for a moment, so that many commits cost
-one round trip. Not for longer, nor of more bytes: the node can evict only what it knows.
+"""Notices to the node that nobody waits for: gathered for a moment, so that many commits cost one
+round trip. Not for longer, nor of more bytes: the node can evict only what it knows.
 
 What a kill loses, the node finds by its own sweeps: new files by those that are not sealed, what
 lost its last link by the orphans.
@@ -63,8 +63,8 @@ class Soon(Generic[T]):
                 self._thread.join()
 
     def _begin(self) -> None:
-        """With nothing: in the child of a fork what was gathered is the parent's, and thread and
-        locks are not there."""
+        """Begins with nothing: in the child of a fork what was gathered is the parent's, and thread
+        and locks are not there."""
         self._telling = threading.Lock()
         self._gathered = deque()
         self._bytes = 0

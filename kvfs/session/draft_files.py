@@ -144,12 +144,12 @@ class Drafts:
         draft.reserved = new
 
     def sync(self, draft: Draft) -> None:
-        """Of a durable file: its data survive power loss when this returns. Raises OSError."""
+        """Makes a durable file's data survive power loss. Raises OSError."""
         if draft.durable:
             file_sync.sync(draft.fd, datasync=True)
 
     def failed(self, draft: Draft, error: OSError) -> Exception:
-        """What to raise for what the system said about its data file."""
+        """The error to raise for the system's error on its data file."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             meant = translate(error, self._session.store.root)
             return type(meant)(f"{draft.target}: {meant}")
@@ -238,7 +238,7 @@ def _written(draft: Draft) -> Written:
 
 @contextmanager
 def _naming(targets: Sequence[Target]) -> Iterator[None]:
-    """Where there is no space, it is said for what."""
+    """Names the targets in an error for lack of space."""
     try:
         yield
     except NoSpace as error:

@@ -1,4 +1,4 @@
-"""What a client does with names: look up, list, remove, rename, make directories."""
+"""A client's operations on names: look up, list, remove, rename, make directories."""
 
 import os
 import stat
@@ -30,11 +30,12 @@ _ODD: Final = frozenset((b"", b".", b".."))
 
 
 class _Following(bytes):
-    """Where a listing goes on, as the engine has it: what stands there may be gone by then."""
+    """The point where a listing goes on, as the engine has it: the entry there may be gone by
+    then."""
 
 
 class Names:
-    """Of one client; any thread."""
+    """The names of one client's store; any thread."""
 
     def __init__(self, session: Session, touches: Touches, finisher: Finisher, link: Link) -> None:
         self._session = session
@@ -209,7 +210,7 @@ class Names:
 
 
 def _place(t: Transaction, directory: int, key: bytes) -> bytes:
-    """Where in the engine the entry stands that shows this `Stat.key`."""
+    """The place in the engine of the entry that shows this `Stat.key`."""
     if b"%" not in key or t.get(keys.entries(directory) + key) is not None:
         return key
     place = name_escaping.find(t, directory, key.removesuffix(b"/"))
@@ -255,7 +256,7 @@ def _exist(
 
 
 def _prefix(t: Transaction, directory: bytes, boot: int) -> bytes | NotFound:
-    """Of the entries of a directory; the error where there is no such directory."""
+    """The prefix of the entries of a directory; the error where there is no such directory."""
     ino = published_view.find_directory(t, paths.parse(directory), boot)
     return ino if isinstance(ino, NotFound) else keys.entries(ino)
 

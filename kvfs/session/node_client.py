@@ -1,4 +1,4 @@
-"""What a client says to the node of its store, if one runs.
+"""A client's messages to the node of its store, if one runs.
 
 No node means no mount, and nobody who holds what a client removes: a socket that is missing, or
 refuses, says so for the moment after it was asked. A mount that is made later cannot have seen what
@@ -54,7 +54,7 @@ class _Sealed(msgspec.Struct):
 
 
 class Told(enum.Enum):
-    """Who took notice of a change."""
+    """The one that took notice of a change."""
 
     NODE = "the node"
     KERNEL = "the kernel of the node's mount, in place of a node that did not answer"
@@ -63,7 +63,7 @@ class Told(enum.Enum):
 
 
 class Link:
-    """To the node behind one control socket; any thread."""
+    """The link to the node behind one control socket; any thread."""
 
     def __init__(self, socket: Path) -> None:
         self._node = control.Caller(socket)

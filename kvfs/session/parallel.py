@@ -66,8 +66,8 @@ def each(
 
 
 class _Helpers:
-    """Who is at work. Counted as they come, not as they are called: an interrupt can come between
-    the call and its being noted."""
+    """The helpers at work. They are counted as they come, not as they are called: an interrupt can
+    come between the call and its being noted."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -56,7 +56,7 @@ class Changed:
             self.orphans.append((removed.ino, removed.inode))
 
     def file(self, ino: int, inode: Inode) -> None:
-        """What is told of a file is another, under each of its names."""
+        """Notes that what is told of a file is another, under each of its names."""
         self.changes.append(Change(inode.parent, b"", ino))
         if inode.nlink > 1:
             self.links_stay = True

@@ -1,9 +1,9 @@
-"""What was read of the engine, remembered as long as it would be read again.
+"""Results of reads of the engine, remembered as long as they would be read again.
 
 With each thing stands what was read to find it. While no commit to the metadata was made, by
 whichever process, it is as it was (`EmbeddedEngine.generation`); after one its reads are made again
-and compared, which takes a fraction of decoding them. So nothing stale is told, and who was told
-the same object twice knows that nothing about it has changed.
+and compared, which takes a fraction of decoding them. So nothing stale is told, and a caller that
+was given the same object twice knows that nothing about it has changed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ class _Scan:
 
 
 class _Reads:
-    """What was read in one transaction."""
+    """The reads of one transaction."""
 
     __slots__ = ("gets", "scans")
 
@@ -108,8 +108,8 @@ class _Seen(Generic[V]):
 
 
 class Remembering(Generic[K, V]):
-    """At most `limit` things, by key; any thread. One for which `keeps` says no is read anew each
-    time."""
+    """A cache of at most `limit` things, by key; any thread. One for which `keeps` says no is read
+    anew each time."""
 
     def __init__(
         self, session: Session, limit: int, keeps: Callable[[V], bool] = lambda _: True
@@ -120,8 +120,8 @@ class Remembering(Generic[K, V]):
         self._seen: dict[K, _Seen[V]] = {}
 
     def get(self, key: K, read: Callable[[Transaction], V]) -> V:
-        """What `read` finds now; the same object while that is the same. Raises what it raises, and
-        as `Session.read`."""
+        """The present result of `read`; the same object while that is the same. Raises what it
+        raises, and as `Session.read`."""
         generation = self._session.generation()
         seen = self._seen.get(key)
         if seen is not None:
@@ -139,7 +139,7 @@ class Remembering(Generic[K, V]):
         return value
 
     def replace(self, key: K, value: V, better: V) -> None:
-        """Where `value` is remembered, remember `better` in its place, which follows from the same
+        """Remembers `better` in place of `value`, if that is remembered; it follows from the same
         reads."""
         seen = self._seen.get(key)
         if seen is not None and seen.value is value:

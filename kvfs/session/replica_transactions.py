@@ -59,7 +59,7 @@ class _Checked:
         return value
 
     def _look(self, entry: bytes | None) -> None:
-        """At a namespace. Raises Unreached where all in it is a miss."""
+        """Looks at a namespace. Raises Unreached where all in it is a miss."""
         if entry is None:
             raise _Behind
         record = self._t.get(keys.namespace(namespace_of(keys.unpack_u64(entry))))
@@ -79,7 +79,7 @@ class _Checked:
 
 
 class Mirrored:
-    """Of one store; any thread."""
+    """The transactions of one store; any thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

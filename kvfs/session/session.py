@@ -45,7 +45,7 @@ WORKERS: Final = 8
 
 
 class Author(NamedTuple):
-    """Who makes inodes, and when."""
+    """The user that makes inodes, and the time."""
 
     uid: int
     gid: int
@@ -56,7 +56,7 @@ class Author(NamedTuple):
 
 
 def now_ns() -> int:
-    """By the coarse clock, as the kernel stamps data files."""
+    """The time by the coarse clock, as the kernel stamps data files."""
     return time.clock_gettime_ns(_CLOCK)
 
 
@@ -86,7 +86,7 @@ class Session:
         """Whether `read` minds how new a mirror is; else whoever calls it does."""
 
     def author(self) -> Author:
-        """Who makes inodes now."""
+        """The author of inodes made now."""
         return Author(os.geteuid(), os.getegid(), now_ns(), self.boot)
 
     def read(self, fn: Callable[[Transaction], T]) -> T:

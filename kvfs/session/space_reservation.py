@@ -36,7 +36,7 @@ class Refused(NamedTuple):
 
 
 class Room:
-    """Asked by one client, from any thread."""
+    """The space that one client asks for, from any thread."""
 
     def __init__(self, root: str, link: Link) -> None:
         self._root = root

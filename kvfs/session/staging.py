@@ -30,7 +30,7 @@ class Options(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where a file is to appear."""
+    """The place where a file is to appear."""
 
     directory: tuple[bytes, ...]
     name: bytes

@@ -8,7 +8,7 @@ from kvfs.tree.published_view import Found
 
 
 class Sums:
-    """Of one client; any thread."""
+    """The stored checksums, for one client; any thread."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

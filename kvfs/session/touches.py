@@ -1,5 +1,5 @@
-"""Which files were read, gathered so that a read costs no commit: the node evicts what was used
-longest ago. And how many names were missed, by reason, gathered so that a miss costs no round trip.
+"""Reads of files, gathered so that a read costs no commit: the node evicts what was used longest
+ago. And counts of missed names, by reason, gathered so that a miss costs no round trip.
 
 Told to the node a second after the first of them, or by a thousand reads, with what is read or
 missed next; what is left when the client is closed is told then. Without a node, a process that has
@@ -24,7 +24,8 @@ _PERIOD_S: Final = 1.0
 
 
 class Touches:
-    """Of one client; any thread. A race of two threads may lose a touch, which does no harm."""
+    """The touches of one client; any thread. A race of two threads may lose a touch, which does no
+    harm."""
 
     def __init__(self, session: Session, link: Link, *, known: bool = False) -> None:
         """`known`: the node sees itself what is read."""

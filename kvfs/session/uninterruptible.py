@@ -22,9 +22,9 @@ end the wait: it is noticed when that is over."""
 
 
 def uninterrupted(work: Callable[[], T], discard: Callable[[T], object]) -> T:
-    """What `work` returns, called aside. Interrupted, it waits until `work` ended, and `discard`s
-    what it returned; who interrupts that wait twice is let go, and that is done aside. Raises what
-    `work` raises, and NoSpace (of memory for a thread)."""
+    """Calls `work` aside and returns its result. Interrupted, it waits until `work` ended, and
+    `discard`s its result; a second interrupt ends that wait, and the rest is done aside. Raises
+    what `work` raises, and NoSpace (of memory for a thread)."""
     job = Aside(work, discard)
     try:
         job.start()
@@ -120,7 +120,7 @@ class Aside(Generic[T]):
             self._error = error
 
     def _discard_found(self) -> None:
-        """By the one of the two threads that comes first."""
+        """Discards the result, by the one of the two threads that comes first."""
         try:
             found = self._found.pop()
         except IndexError:

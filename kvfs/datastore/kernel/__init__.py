@@ -1,1 +1,1 @@
-"""What the kernel is asked about files and filesystems beside plain reads and writes."""
+"""Kernel interfaces to files and filesystems, beside plain reads and writes."""

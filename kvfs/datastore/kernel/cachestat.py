@@ -1,4 +1,4 @@
-"""What the page cache holds of a file, as cachestat(2) counts it (Linux 6.5 and newer)."""
+"""The part of a file in the page cache, as cachestat(2) counts it (Linux 6.5 and newer)."""
 
 import ctypes
 import os
@@ -33,7 +33,8 @@ class Pages(NamedTuple):
 
 
 def cachestat(fd: int, offset: int = 0, length: int = 0) -> Pages:
-    """Of the bytes [offset, offset + length), in whole pages; a length of 0 means to the end.
+    """Counts the pages of the bytes [offset, offset + length), in whole pages; a length of 0 means
+    to the end.
 
     Raises OSError: ENOSYS, EPERM (a file of others, or a sandbox that does not know the call),
     EOPNOTSUPP (a filesystem without a page cache).

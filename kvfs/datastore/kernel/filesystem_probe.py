@@ -1,4 +1,5 @@
-"""What the filesystem beneath a store can do, found out by trying it on two files without names.
+"""The abilities of the filesystem beneath a store, found out by trying them on two files without
+names.
 
 Nothing here is needed for correctness: each ability has a fallback, which its fact names.
 """

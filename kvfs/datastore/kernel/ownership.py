@@ -1,5 +1,5 @@
-"""Who may own what a node trusts: its store, tiers and shared directories, and the directories
-above them.
+"""The owners that a node trusts with its store, tiers and shared directories, and with the
+directories above them.
 
 Whoever may write in a directory can put a link or a file of theirs in place of what is in it. So a
 directory of data belongs to root or to the node's user and nobody else may write in it; the same

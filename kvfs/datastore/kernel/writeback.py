@@ -36,8 +36,8 @@ def start_writing(fd: int, offset: int, size: int) -> None:
 
 
 def clean_now(fd: int) -> bool:
-    """Where that waits for nothing, have each later store through a mapping set mtime; whether it
-    does. False: `clean` may do it."""
+    """Has each later store through a mapping set mtime, if that waits for nothing; returns whether
+    it does. False: `clean` may do it."""
     try:
         pages = cachestat(fd)
         if not pages.dirty:

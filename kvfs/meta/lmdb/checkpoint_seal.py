@@ -31,8 +31,8 @@ def seal(fd: int) -> None:
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with a base, None where it is as it was taken. Raises NotSupported where a
-    later version took it; OSError, other than where the disk cannot read it."""
+    """The damage of a base, None where it is as it was taken. Raises NotSupported where a later
+    version took it; OSError, other than where the disk cannot read it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return _find_damage(path, fd)

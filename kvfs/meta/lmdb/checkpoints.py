@@ -43,7 +43,7 @@ def base_path(directory: Path, generation: int) -> Path:
 
 
 def read_position(environment: lmdb.Environment) -> Position:
-    """Where the journal ends as of the last commit; `FIRST` in a new file."""
+    """The end of the journal as of the last commit; `FIRST` in a new file."""
     with environment.begin() as transaction:
         packed = transaction.get(POSITION_KEY)
     return FIRST if packed is None else unpack_position(packed)
@@ -75,7 +75,7 @@ def rotate(environment: lmdb.Environment, directory: Path) -> None:
 
 
 def find_base_damage(directory: Path) -> str | None:
-    """What is wrong with the newest base, or None. Reads all of it. Raises OSError."""
+    """The damage of the newest base, or None. Reads all of it. Raises OSError."""
     path = base_path(directory, generations(directory, "base")[-1])
     wrong = checkpoint_seal.find_damage(path)
     return wrong and f"{path} is damaged: {wrong}"

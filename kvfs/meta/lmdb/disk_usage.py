@@ -1,4 +1,4 @@
-"""What the metadata of a store take of its disk."""
+"""The disk space of a store's metadata."""
 
 import contextlib
 import os

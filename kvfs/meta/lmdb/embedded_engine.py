@@ -241,8 +241,8 @@ class EmbeddedEngine:
 
     @property
     def reserve_left(self) -> float:
-        """What is left, as a share of the whole, of the space that was kept for a full disk; 1
-        while it can be filled up. As of the last commit."""
+        """The part that is left, as a share of the whole, of the space that was kept for a full
+        disk; 1 while it can be filled up. As of the last commit."""
         return self._reserve.left
 
     def database(self, name: bytes) -> Database:

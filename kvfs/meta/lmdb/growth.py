@@ -1,4 +1,4 @@
-"""By how much a commit makes the metadata grow, and so whether it may be made where space or memory
+"""The growth of the metadata by a commit, and whether the commit may be made where space or memory
 has run out. Pure."""
 
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ from kvfs.meta import keys
 
 
 class Growth(NamedTuple):
-    """What commits add, or where negative take away."""
+    """The additions of commits; negative where they take away."""
 
     names: int
     """In directories."""

@@ -66,7 +66,7 @@ class Record(msgspec.Struct, array_like=True):
 
 
 class Position(NamedTuple):
-    """Where the journal ends."""
+    """The end of the journal."""
 
     generation: int
     end: int
@@ -321,5 +321,5 @@ def parse_record(data: bytes | mmap.mmap, offset: int) -> tuple[int, bytes, byte
 
 
 def chain_digest(previous: bytes, payload: bytes) -> bytes:
-    """Of a record after one with the digest `previous`."""
+    """The digest of a record that follows one with the digest `previous`."""
     return hashlib.blake2b(previous + payload, digest_size=_DIGEST_SIZE).digest()

@@ -1,4 +1,5 @@
-"""What a journal holds behind the first record that cannot be read, and the way past that record.
+"""The contents of a journal behind the first record that cannot be read, and the way past that
+record.
 
 A power cut leaves a torn end, behind which nothing was acknowledged: replay ends there. Damage (a
 bit that flipped, a sector that was lost, a file cut short) looks alike at its first byte. Two
@@ -67,8 +68,9 @@ class Damage(NamedTuple):
 
 
 def find(directory: Path, start: Position, reached: Position, least: int) -> Damage | None:
-    """What is behind the last record of the chain that begins at `start`; None where that is a torn
-    end. `least`: a commit that was on disk, besides what the marks say. Raises OSError."""
+    """The damage behind the last record of the chain that begins at `start`; None where that is a
+    torn end. `least`: a commit that was on disk, besides those that the marks name. Raises
+    OSError."""
     synced = max(start.sequence, least, *_marks(directory))
     path = journal_path(directory, reached.generation)
     following = 0
@@ -197,7 +199,7 @@ _Contents = bytes | mmap.mmap
 
 
 def _contents(path: Path) -> _Contents:
-    """Of a journal that nobody writes."""
+    """The contents of a journal that nobody writes."""
     if not path.exists() or not path.stat().st_size:
         return b""
     with path.open("rb") as file:

@@ -1,5 +1,4 @@
-"""What LMDB and the system say when they refuse, as domain errors that name the file and the
-remedy."""
+"""Refusals by LMDB and the system, as domain errors that name the file and the remedy."""
 
 import errno
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""What we read and write of LMDB's own file format (data version 1, on 64-bit machines).
+"""The part of LMDB's own file format that is read and written here (data version 1, on 64-bit
+machines).
 
 `data.mdb` is pages; pages 0 and 1 each hold a meta record: the roots of two trees (free pages, and
 the data) as of one transaction. A commit writes new pages and then the meta page that is not in
@@ -45,7 +46,7 @@ class Meta(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Of a tree."""
+    """A page of a tree."""
 
     raw: bytes
     is_branch: bool
@@ -54,7 +55,7 @@ class Page(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """What a leaf's node holds."""
+    """The contents of a leaf's node."""
 
     key: bytes
     value: bytes
@@ -82,7 +83,7 @@ def read_metas(fd: int) -> list[Meta]:
 
 
 def find_damage(fd: int, meta: Meta, limit_pages: int) -> str | None:
-    """What is wrong with the snapshot's pages, None when nothing was found.
+    """The damage of the snapshot's pages, None when none was found.
 
     Looks at the headers of at most `limit_pages` pages, from the roots down, and at the file's
     length. The snapshot must be held by a read transaction, or nobody may be writing.
@@ -127,7 +128,7 @@ def child_of(page: Page, offset: int) -> int:
 
 
 def read_leaf(fd: int, meta: Meta, page: Page, offset: int) -> Leaf | None:
-    """What a leaf's node holds; None when it is damaged. Raises OSError."""
+    """The contents of a leaf's node; None when it is damaged. Raises OSError."""
     low, high, flags, key_size = _NODE.unpack_from(page.raw, offset)
     start, size = offset + _NODE.size + key_size, low | high << 16
     here = _PAGE_NUMBER.size if flags & _ELSEWHERE else size

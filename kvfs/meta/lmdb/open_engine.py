@@ -55,7 +55,7 @@ class Opened(NamedTuple):
 
 
 class Opener:
-    """Where and how. Every method raises Corrupt, Unavailable, OSError, lmdb.Error."""
+    """The opening of one engine. Every method raises Corrupt, Unavailable, OSError, lmdb.Error."""
 
     def __init__(
         self, path: Path, map_size: int, boot: int | None, *, past_damage: bool = False

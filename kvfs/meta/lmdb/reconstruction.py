@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class Rebuilt(NamedTuple):
-    """What a rebuild came to."""
+    """The result of a rebuild."""
 
     damage: dict[str, str]
     """What is lost, or may be, of the newest base and of the journals, by the kinds of `fsck`; they
@@ -192,8 +192,8 @@ def _lay(
 
 
 def _start_of(ground: _Ground, environment: lmdb.Environment, directory: Path) -> Position:
-    """From where the journals are replayed: of a damaged base, all of its own journal, which gives
-    it some of what cannot be read. Raises Corrupt."""
+    """The position from which the journals are replayed: for a damaged base, the start of its own
+    journal, which gives it some of what cannot be read. Raises Corrupt."""
     begin = read_start(journal_path(directory, ground.generation))
     start = read_position(environment) if ground.is_whole or begin is None else begin
     if start.generation != ground.generation:
@@ -268,7 +268,7 @@ def _is_mirror(environment: lmdb.Environment) -> bool:
 
 
 def _drop_tail(directory: Path, reached: Position) -> None:
-    """What lies behind the last commit, in whichever journal."""
+    """Drops the records behind the last commit, in whichever journal."""
     if journal_path(directory, reached.generation).exists():
         cut_journal(directory, reached)
     for generation in generations(directory, "journal"):

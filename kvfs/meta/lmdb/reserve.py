@@ -78,7 +78,7 @@ def permitted(growth: Growth, left: float) -> bool:
 
 
 def wanted_bytes(disk_bytes: int, *, is_mirror: bool = False) -> int:
-    """What is kept on a disk of that size: three eighths of it for `data.mdb`, one for the journal,
+    """Bytes kept on a disk of that size: three eighths of them for `data.mdb`, one for the journal,
     half as a file. A mirror has to take what others commit, however full this disk is."""
     if is_mirror:
         return min(_MIRROR_MOST, disk_bytes // _SMALL_SHARE)
@@ -86,7 +86,7 @@ def wanted_bytes(disk_bytes: int, *, is_mirror: bool = False) -> int:
 
 
 class Reserve:
-    """Of one writing engine, within its write transactions."""
+    """The reserve of one writing engine, within its write transactions."""
 
     def __init__(self, directory: Path, environment: lmdb.Environment) -> None:
         self._directory = directory

@@ -1,4 +1,5 @@
-"""What can still be read of an LMDB file in which bits have flipped: for an administrator's repair.
+"""Salvage: reads what it can of an LMDB file in which bits have flipped, for an administrator's
+repair.
 
 LMDB believes its pages, and would follow a damaged one out of its mapping. So they are read here,
 each checked against its length; a page that is not what its parent says is left out, with all that
@@ -54,7 +55,7 @@ class _Snapshot:
         self._seen: set[int] = set()
 
     def leaves(self, root: int) -> Iterator[Leaf]:
-        """In the order of their keys."""
+        """The leaves in the order of their keys."""
         waiting = [root] if root != NO_PAGE else []
         while waiting:
             page = self._page(waiting.pop())

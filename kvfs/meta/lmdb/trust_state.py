@@ -1,4 +1,4 @@
-"""Who has the engine's file open, and whether it can be trusted: the files `state` and `users`.
+"""The users of the engine's file, and whether it can be trusted: the files `state` and `users`.
 
 `state` holds the boot (`boot.boot_of`) in which the file was last opened for writing, and whether
 it was synced and closed since. In another boot, a file that was not is rebuilt before LMDB sees it.
@@ -97,7 +97,7 @@ class StateFile:
         return read_state(self.path)
 
     def write(self, state: State) -> None:
-        """On disk when this returns."""
+        """Writes the state; on disk when this returns."""
         packed = _STATE.pack(_MAGIC, state.boot, state.clean)
         os.pwrite(self._fd, packed + _digest(packed), 0)
         os.fsync(self._fd)

@@ -1,4 +1,4 @@
-"""What a server says about itself (INFO): whether it will do, and what it can promise. No I/O."""
+"""A server's report of itself (INFO): whether it will do, and what it can promise. No I/O."""
 
 import re
 from typing import Final, NamedTuple
@@ -12,7 +12,7 @@ _WITH_WAITAOF: Final = (7, 2)
 
 
 class Sync(NamedTuple):
-    """What a server can be asked for, so that it keeps what it has."""
+    """The command that makes a server keep its data, and its promise."""
 
     command: tuple[Item, ...]
     """Empty: nothing."""
@@ -58,7 +58,7 @@ def seems_emptied(commands: dict[str, str], keys: int) -> bool:
 
 
 def sync_means(about: dict[str, str], appendfsync: str, timeout_ms: int) -> Sync:
-    """What a server that says this `about` itself (INFO) can be asked for."""
+    """The command for a server that says this `about` itself (INFO)."""
     version = about.get("valkey_version") or about.get("redis_version", "0")
     aof = about.get("aof_enabled") == "1"
     if aof and appendfsync == "always":

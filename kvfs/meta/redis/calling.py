@@ -57,12 +57,13 @@ class Caller:
         return trio.current_time() + self.deadline_s
 
     async def call(self, *command: Item, end: float | None = None) -> Any:
-        """What a command answers. Raises Unavailable at `end`, NoSpace (the server's memory is
-        full, and nothing was done), Invalid, NotSupported."""
+        """Sends a command and returns its answer. Raises Unavailable at `end`, NoSpace (the
+        server's memory is full, and nothing was done), Invalid, NotSupported."""
         return await self._patiently(lambda line: line.ask(*command), end)
 
     async def script(self, script: Script, *arguments: Item, end: float | None = None) -> Any:
-        """What a script answers. Cancelled: it may have been done. Raises as `call`."""
+        """Runs a script and returns its answer. Cancelled: it may have been done. Raises as
+        `call`."""
         return await self._patiently(lambda line: line.script(script, *arguments), end)
 
     async def examine(self, cluster: str | None) -> str:
@@ -130,7 +131,7 @@ class Caller:
         raise Unavailable("the engine is closed")
 
     def _begin_anew(self) -> None:
-        """What a request before this one was told to do aside is not for this one."""
+        """Forgets what a request before this one was told to do aside: it is not for this one."""
         self._aside = None
 
     async def _send_aside(self, send: Callable[[Line], Awaitable[Any]], address: Address) -> Any:
@@ -193,7 +194,7 @@ class Caller:
 
 
 def locate(url: str) -> Location:
-    """What a URL says, with the password that is in a file. Raises Invalid."""
+    """The location that a URL names, with the password from its file. Raises Invalid."""
     location = parse(url)
     if not location.password_file:
         return location

@@ -34,7 +34,7 @@ NOWHERE: Final = b"?"
 
 
 class Changes(NamedTuple):
-    """What a commit checks and writes in one shard."""
+    """The checks and writes of a commit in one shard."""
 
     reads: Sequence[tuple[bytes, bytes | None]]
     scans: Sequence[tuple[bytes, bytes, Sequence[Pair]]]
@@ -48,7 +48,7 @@ class Changes(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What to ask of a shard: its answer is sent to the generator."""
+    """A request to a shard: its answer is sent to the generator."""
 
     shard: int
     script: Script

@@ -1,4 +1,4 @@
-"""What a shard does of a commit over several of them (`kvfs.meta.redis.crossing`).
+"""A shard's part of a commit over several of them (`kvfs.meta.redis.crossing`).
 
 In the hash `s` of a shard, beside what `scripts` keeps there:
 

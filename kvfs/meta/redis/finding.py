@@ -1,5 +1,5 @@
-"""Where a node's metadata are: at the server of the URL, the master that sentinels name, or who has
-their slot in a cluster.
+"""Finds the server of a node's metadata: that of the URL, the master that sentinels name, or the
+one that has their slot in a cluster.
 
 Invariant: a server that does not answer, or tells of one that does not, is asked last the next
 time; so one that is cut off from the others keeps nobody from the right one.
@@ -20,7 +20,7 @@ _ASK_S: Final = 1.0
 
 
 class Finder:
-    """Of one caller."""
+    """The finder of one caller."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -32,8 +32,8 @@ class Finder:
         self._told: Address | None = None
 
     async def find(self) -> Address:
-        """Where they are, as the first that answers says. Raises Lost; Refused, Invalid (by a
-        server of a cluster: who we are)."""
+        """The address of the metadata, as the first server that answers says. Raises Lost; Refused,
+        Invalid (by a server of a cluster that does not know or accept us)."""
         if self._location.kind is Kind.SERVER:
             return self._servers[0]
         if self._told is not None:
@@ -51,7 +51,7 @@ class Finder:
         raise reason
 
     def again(self) -> None:
-        """What was found is wrong, or does not answer: another one is asked next."""
+        """Notes that the server found is wrong, or does not answer: another one is asked next."""
         self._servers.append(self._servers.pop(0))
 
     def tell(self, address: Address) -> None:
@@ -59,7 +59,7 @@ class Finder:
         self._told = address
 
     async def _ask(self, server: Address) -> Address:
-        """Whom one server names."""
+        """The address that one server names."""
         if self._location.kind is Kind.CLUSTER:
             answer = await _answer(server, self._location, b"CLUSTER", b"SLOTS")
             return self._owner(server, answer)
@@ -74,7 +74,7 @@ class Finder:
         return Address(found[0].decode(), int(found[1]))
 
     def _owner(self, server: Address, answer: Sequence[Any]) -> Address:
-        """Who has the slot, by what `server` answered. Raises Lost."""
+        """The owner of the slot, by the answer of `server`. Raises Lost."""
         try:
             found = list(ranges(answer, server))
         except ValueError as error:
@@ -86,7 +86,7 @@ class Finder:
         raise Lost(f"no server has the slot {self._slot}")
 
     def _learn(self, found: Sequence[Range]) -> None:
-        """Who else can be asked, when those of the URL are gone."""
+        """Learns which other servers can be asked, when those of the URL are gone."""
         named = {address for each in found for address in (each.master, *each.replicas)}
         kept = named.union(self._location.addresses)
         known = [each for each in self._servers if each in kept]

@@ -1,4 +1,4 @@
-"""Whose a server's metadata are, and how they are laid out there. No I/O."""
+"""The cluster that owns a server's metadata, and their layout there. No I/O."""
 
 import secrets
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ def arguments(cluster: str | None) -> list[Item]:
 
 
 def checked(found: Sequence[bytes], cluster: str | None, shown: str) -> str:
-    """Whose the metadata are, by what IDENTIFY of the engine `shown` answered. Raises NotSupported;
-    Conflict where they are not those of `cluster`."""
+    """The cluster that owns the metadata, by the answer of the engine `shown` to IDENTIFY. Raises
+    NotSupported; Conflict where they are not those of `cluster`."""
     schema, layout, whose = (value.decode() for value in found)
     if schema != str(SCHEMA):
         raise _strange(shown, f"version {schema}", str(SCHEMA))

@@ -1,4 +1,4 @@
-"""Which nodes of a cluster live, as its Redis server knows it: numbers, incarnations and leases.
+"""The live nodes of a cluster, as its Redis server knows them: numbers, incarnations and leases.
 
 All of it lies in shard 0: in the hash `s` (`scripts`) what must last,
 
@@ -167,7 +167,7 @@ class LeaseTable:
             return await self._caller.examine(cluster)
 
     async def peek(self) -> State:
-        """What is there; changes nothing."""
+        """The present state; changes nothing."""
         cluster, secrets, leases = await self._run(PEEK)
         return State(cluster.decode(), _digests(secrets), _leases(leases))
 

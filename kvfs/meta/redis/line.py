@@ -96,7 +96,7 @@ class Parser:
 
 
 class _Bytes(Protocol):
-    """What bytes go through."""
+    """The transport of the bytes."""
 
     async def send(self, data: bytes) -> None: ...
 
@@ -175,8 +175,8 @@ class Line:
         return await self._exchange(command)
 
     async def script(self, script: Script, *arguments: Item) -> Any:
-        """What a script returns for the prefix's metadata; the server learns it where it has
-        forgotten it."""
+        """Runs a script for the prefix's metadata; the server learns it where it has forgotten
+        it."""
         rest = (len(self._keys), *self._keys, *arguments)
         try:
             return await self.ask(b"EVALSHA", script.sha, *rest)

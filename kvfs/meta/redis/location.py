@@ -1,4 +1,4 @@
-"""What an engine's URL says. No I/O."""
+"""The location in an engine's URL. No I/O."""
 
 from enum import Enum
 from typing import Final, NamedTuple
@@ -17,7 +17,7 @@ HELP: Final = (
 
 
 class Kind(Enum):
-    """What is there."""
+    """The kind of server behind a URL."""
 
     SERVER = "server"
     SENTINEL = "sentinel"
@@ -25,7 +25,7 @@ class Kind(Enum):
 
 
 class Address(NamedTuple):
-    """Of a server: a host with a port, or the path of a socket."""
+    """The address of a server: a host with a port, or the path of a socket."""
 
     host: str
     port: int
@@ -36,7 +36,7 @@ class Address(NamedTuple):
 
 
 class Location(NamedTuple):
-    """Where an engine is."""
+    """The location of an engine."""
 
     kind: Kind
     addresses: tuple[Address, ...]

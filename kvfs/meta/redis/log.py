@@ -1,5 +1,5 @@
-"""What mirrors ask of the server: the log of all that was written, and to commit what they propose.
-No I/O.
+"""The server's log for mirrors: requests for all that was written, and for commits that they
+propose. No I/O.
 
 The log is the stream `x`. Each script that writes adds one entry, under a number that grows by one
 (`<number>-0`), with
@@ -9,8 +9,8 @@ The log is the stream `x`. Each script that writes adds one entry, under a numbe
   back with older data, is found out by the first entry that does not follow;
 - `w`: msgpack of what was written: a list of lists of keys and values in turn (no value: deleted).
 
-It is bounded: 50,000 entries, and some 64 MiB. Who needs older ones reads everything anew (PAGE).
-A mirror that stands at (position, token) is told one of
+It is bounded: 50,000 entries, and some 64 MiB. A mirror that needs older ones reads everything anew
+(PAGE). A mirror that stands at (position, token) is told one of
 
 | status | |
 |---|---|
@@ -273,7 +273,7 @@ class Entry(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What POSITION or PROPOSE said."""
+    """The answer to POSITION or PROPOSE."""
 
     status: str
     entries: list[Entry]

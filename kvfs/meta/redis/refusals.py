@@ -1,5 +1,5 @@
-"""What a server's refusals mean: which pass by themselves, and what the others are raised as. No
-I/O."""
+"""The meaning of a server's refusals: which pass by themselves, and what the others are raised as.
+No I/O."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ _STRANGER: Final = ("invalid password", "unauthenticated")
 
 
 def said(text: str) -> str:
-    """What a server says, which those before 7.0 wrap into the error of a script."""
+    """The server's own words, which those before 7.0 wrap into the error of a script."""
     _, _, within = text.rpartition(": -") if text.startswith("Error running script") else ("",) * 3
     return within or text
 
@@ -39,7 +39,7 @@ def full(shown: str) -> NoSpace:
 
 
 def raised(text: str, shown: str) -> KvfsError:
-    """What is raised for a refusal by the engine `shown` that does not pass."""
+    """The error for a refusal by the engine `shown` that does not pass."""
     inner = said(text)
     if inner.startswith(_DENIED) or "AUTH" in inner[:24] or any(w in inner for w in _STRANGER):
         return denied(inner, shown)

@@ -65,7 +65,7 @@ that each mirror finds a gap, and is read anew."""
 
 
 class Restoring:
-    """On one server; all raise Unavailable, Invalid."""
+    """The restoring of metadata on one server; all methods raise Unavailable, Invalid."""
 
     def __init__(self, location: Location, deadline_s: float) -> None:
         self._caller = Caller(location, deadline_s)

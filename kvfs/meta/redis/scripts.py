@@ -1,4 +1,4 @@
-"""What runs inside the server, and what its scripts have in common.
+"""The scripts that run inside the server, and their common part.
 
 All metadata of a prefix lie in one shard: five Redis keys with one hash tag, so in a cluster on one
 server. `h` is a hash of all values; `z` a sorted set of all keys with one score, which ZRANGEBYLEX
@@ -142,7 +142,7 @@ def keys_of(prefix: str, shard: int) -> list[bytes]:
 
 
 def digest(pairs: Iterable[Pair]) -> bytes:
-    """Of what a range held: SHA-1, in hexadecimal, of length:key length:value ..., as scripts
+    """The digest of a range: SHA-1, in hexadecimal, of length:key length:value ..., as scripts
     compute it."""
     whole = sha1(usedforsecurity=False)
     for key, value in pairs:

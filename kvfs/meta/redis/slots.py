@@ -1,4 +1,4 @@
-"""What the servers of a Redis cluster say of who has what. No I/O."""
+"""The distribution of slots, as the servers of a Redis cluster tell it. No I/O."""
 
 from binascii import crc_hqx
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,8 @@ def slot_of(prefix: str, shard: int) -> int:
 
 
 def ranges(answer: Sequence[Any], asked: Address) -> Iterator[Range]:
-    """Of CLUSTER SLOTS' answer by the server `asked`. Raises ValueError: that is none."""
+    """The ranges in the answer of the server `asked` to CLUSTER SLOTS. Raises ValueError: it is
+    none."""
     try:
         for first, last, master, *replicas in answer:
             others = tuple(_address(each, asked) for each in replicas)
@@ -44,8 +45,7 @@ def ranges(answer: Sequence[Any], asked: Address) -> Iterator[Range]:
 
 
 def redirect(refusal: str, asked: Address) -> Redirect | None:
-    """What a refusal by the server `asked` says of who is the right one; None: nothing.
-    `MOVED 3999 10.0.0.2:6381`, or ASK; without a host it is that of `asked`."""
+    """The right server, as a refusal by the server `asked` names it; None: it names none."""
     words = refusal.split(" ")
     if len(words) < 3 or words[0] not in ("MOVED", "ASK"):
         return None

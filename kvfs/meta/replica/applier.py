@@ -32,8 +32,8 @@ class Applied(NamedTuple):
 
 
 class Applier:
-    """Of one mirror. `is_ours`: whether a token is that of what this node is committing just now,
-    of which it needs not be told."""
+    """The applier of one mirror. `is_ours`: whether a token is that of a commit which this node is
+    making just now and needs not be told of."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ Groups = Callable[[Transaction], Iterable[int]]
 
 
 class Outcome(NamedTuple):
-    """What one function returned, or raised."""
+    """The value that one function returned, or the error that it raised."""
 
     value: object = None
     error: Exception | None = None
@@ -78,7 +78,7 @@ class _Full(Exception):
 
 
 class Proposer:
-    """Of one mirror. `engine` is this process' name at the server."""
+    """The proposer of one mirror. `engine` is this process' name at the server."""
 
     def __init__(
         self,
@@ -110,9 +110,9 @@ class Proposer:
         return self._is_asking and token == b"%b:%d" % (self._head[2], self._number)
 
     async def commit(self, function: Function, groups: Groups = lambda _t: ()) -> Any:
-        """What the function returns, or its error, when what it wrote is committed, and what is
-        private of these groups. Raises Unavailable: then it may be committed or not; Conflict,
-        TooLarge."""
+        """Commits what the function writes, and what is private of these groups; returns the
+        function's result, or raises its error. Raises Unavailable: then it may be committed or not;
+        Conflict, TooLarge."""
         commit = _Commit(self._caller.end(), function, groups=groups)
         await self._wait(commit)
         return commit.outcome.get()
@@ -202,7 +202,7 @@ class Proposer:
     def _steps(
         self, commit: _Commit, t: Transaction, below: Below
     ) -> list[tuple[Proposal, View | None]]:
-        """What one that waits comes to, the last its own; nothing where it changed nothing."""
+        """The steps of one commit that waits, its own the last; none where it changed nothing."""
         view = View(t, self._local.node, below, self._privates)
         if commit.function is None:
             given = commit.given
@@ -278,7 +278,7 @@ def _growth(steps: list[tuple[Proposal, View | None]]) -> Growth:
 
 
 def _nothing(t: Transaction) -> None:
-    """Of who wants nothing changed."""
+    """Changes nothing."""
 
 
 def _run(function: Function, view: View, settle: Settle, inos: Sequence[int]) -> Outcome:

@@ -146,7 +146,7 @@ class DirectEngine:
     def _run(
         self, fn: Callable[[Transaction], T], end: float, snapshot: "_Snapshot", *, writable: bool
     ) -> tuple[T, Proposal]:
-        """What `fn` returned, and what it did."""
+        """Runs `fn`; returns its result and its reads and writes."""
         while True:
             view = _DirectView(snapshot, self._node, writable=writable)
             try:
@@ -189,7 +189,7 @@ class DirectEngine:
 
 
 class _Snapshot:
-    """What was asked of the server, all as of one moment."""
+    """Answers of the server, all as of one moment."""
 
     def __init__(self, read: Callable[[Sequence[bytes], Sequence[_Range]], list[Any]]) -> None:
         self._read = read

@@ -37,7 +37,8 @@ _log = logging.getLogger(__name__)
 
 
 class Follower:
-    """Of one mirror. `asking` serves look-ups that want to be sure, `following` the log."""
+    """The follower of one mirror. `asking` serves look-ups that want to be sure, `following` the
+    log."""
 
     def __init__(self, applier: Applier, asking: Caller, following: Caller) -> None:
         self._applier = applier
@@ -178,7 +179,7 @@ class Follower:
         self.whole.set()
 
     def _unwhole(self) -> None:
-        """What is missing of the log makes it useless."""
+        """Begins to read the mirror anew: the log without its missing part is useless."""
         if self._applier.mark.filled is None:
             _log.warning("the engine's log does not reach back to this mirror: it is read anew")
         self.whole = trio.Event()

@@ -1,4 +1,4 @@
-"""What this node alone knows of: files that were made here and that nobody else has to know yet.
+"""Files that this node alone knows of: they were made here, and nobody else has to know yet.
 
 Making a file and closing it would be two commits at the server. So the first is done in the mirror
 alone: the keys of its inode, its entry, and what it merges (usage, its directory's times). Whatever
@@ -16,8 +16,8 @@ name is taken. Its first close can be private all the same.
 Invariants
 - A group's keys, its record and the shadows are written in one commit, and go in the one that
   applies the entry of the log that has its inode.
-- Numbers of inodes are a node's own, so nobody else ever writes those keys. An entry's key somebody
-  else may write: then theirs stands, and whoever takes the group along sees to its name (`Settle`).
+- Numbers of inodes are a node's own, so nobody else ever writes those keys. Somebody else may write
+  an entry's key: then theirs stands, and whoever takes the group along sees to its name (`Settle`).
 - What is at the server already others may move or remove by its name: then the names are theirs,
   and content and state this node's, until it is known.
 - What the server does not have at all is made, and published, with a delegation of its namespace
@@ -53,7 +53,7 @@ _INODE: Final = ord("i")
 
 
 class Group(msgspec.Struct, array_like=True):
-    """Of one inode."""
+    """The private keys of one inode."""
 
     keys: set[bytes]
     """That are there, in the mirror alone."""
@@ -82,7 +82,7 @@ class _Undelegated(_NotPrivate):
 
 
 class Committed(NamedTuple):
-    """What became of a transaction that was to be private."""
+    """The outcome of a transaction that was to be private."""
 
     is_done: bool
     result: object = None
@@ -91,7 +91,8 @@ class Committed(NamedTuple):
 
 
 class Privates:
-    """Of one mirror. What it remembers is as its file has it; after an error, `load` it again."""
+    """The private groups of one mirror. They are remembered as its file has them; after an error,
+    `load` it again."""
 
     def __init__(self, local: EmbeddedEngine) -> None:
         self._local = local
@@ -122,7 +123,7 @@ class Privates:
         self._local.read_now(fn)
 
     def forget(self) -> None:
-        """What was private to another node: it was removed, and its files with it."""
+        """Forgets the groups of another node: it was removed, and its files with it."""
 
         def fn(t: Transaction) -> None:
             for prefix in (_GROUPS, _SHADOWS):
@@ -364,7 +365,7 @@ def _has_directory(t: Transaction, ino: int) -> bool:
 
 
 def inodes_among(names: Iterable[bytes]) -> list[int]:
-    """Those whose records are among these keys."""
+    """The inodes whose records are among these keys."""
     return [keys.unpack_u64(name, 1) for name in names if name[0] == _INODE]
 
 

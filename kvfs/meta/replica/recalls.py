@@ -39,7 +39,8 @@ _log = logging.getLogger(__name__)
 
 
 class Recalls:
-    """Of one mirror. `is_alive`: whether another node may still do what it has a delegation for."""
+    """The recalls of one mirror. `is_alive`: whether another node may still do what it has a
+    delegation for."""
 
     def __init__(
         self, node: int, privates: Privates, proposer: Proposer, is_alive: Callable[[int], bool]
@@ -67,7 +68,7 @@ class Recalls:
         return taken
 
     def applied(self, changed: Iterable[Applied]) -> None:
-        """What others changed in the engine."""
+        """Takes notice of changes that others made in the engine."""
         for key, _, value in changed:
             if not keys.is_delegation(key):
                 continue
@@ -78,7 +79,8 @@ class Recalls:
                 self._give_back_soon(namespace_id)
 
     def found(self, t: Transaction) -> None:
-        """What the mirror says when it was read anew, or is followed again after a rest."""
+        """Takes notice of recalls in the mirror, when it was read anew or is followed again after a
+        rest."""
         node = keys.pack_node(self._node)
         for namespace_id in delegations.of_node(t, node):
             if t.get(keys.delegation(namespace_id, node)) == delegations.RECALLED:

@@ -262,7 +262,8 @@ class MirrorEngine:
             raise Unavailable("the engine is closed")
 
     async def _commit(self, fn: Function) -> Any:
-        """Where others have delegations that must go first, they are recalled. Raises Busy too."""
+        """Commits; where others have delegations that must go first, they are recalled. Raises Busy
+        too."""
         end = 0.0
         while True:
             try:
@@ -288,5 +289,5 @@ class MirrorEngine:
 
 
 def _new_mark(cluster: str, node: int) -> Mark:
-    """Of a mirror that holds nothing yet."""
+    """The mark of a mirror that holds nothing yet."""
     return Mark(cluster=cluster, node=node, position=0, token=b"", filled=b"")

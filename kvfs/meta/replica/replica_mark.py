@@ -1,4 +1,4 @@
-"""What says that an LMDB file is a mirror, whose, and how far it has come."""
+"""The mark that makes an LMDB file a mirror: whose it is, and how far it has come."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -53,7 +53,8 @@ def _unpack(packed: bytes) -> Mark:
 
 
 def refuse_mirror(local: "EmbeddedEngine") -> None:
-    """For a lone node. Raises Conflict where its store's metadata are a cluster's."""
+    """Refuses a mirror for a lone node. Raises Conflict where its store's metadata are a
+    cluster's."""
     mark = local.read_now(read_mark)
     if mark is not None:
         raise Conflict(
@@ -63,8 +64,8 @@ def refuse_mirror(local: "EmbeddedEngine") -> None:
 
 
 def refuse_lone(local: "EmbeddedEngine") -> None:
-    """For a node of a cluster, before it joins. Raises NotSupported where its store's metadata are
-    a lone node's."""
+    """Refuses a lone node's metadata for a node of a cluster, before it joins. Raises
+    NotSupported."""
     if local.read_now(read_mark) is None and local.read_now(lambda t: t.get(keys.VERSION)):
         raise NotSupported(
             f"the store's metadata in {local.path} are a lone node's: copy them with kvfs engine"
@@ -73,9 +74,9 @@ def refuse_lone(local: "EmbeddedEngine") -> None:
 
 
 def check_mirror(local: "EmbeddedEngine", cluster: str, node: int) -> Mark | None:
-    """For a node of a cluster; None where the file is new, or was another node's of the cluster, as
-    which it was removed: it is to be read anew. Raises NotSupported where it holds a lone node's
-    metadata, Conflict where another cluster's."""
+    """Checks the file for a node of a cluster. None where it is new, or was another node's of the
+    cluster, as which it was removed: it is to be read anew. Raises NotSupported where it holds a
+    lone node's metadata, Conflict where another cluster's."""
     mark = local.read_now(read_mark)
     if mark is None:
         if local.read_now(lambda t: t.get(keys.VERSION)) is not None:

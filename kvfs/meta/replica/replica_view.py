@@ -17,7 +17,7 @@ from kvfs.meta.redis.scripts import Pair, digest
 
 
 class Below:
-    """What transactions wrote that are to be committed just before, in the same request."""
+    """The writes of transactions that are to be committed just before, in the same request."""
 
     def __init__(self) -> None:
         self._writes: dict[bytes, bytes | None] = {}
@@ -38,7 +38,7 @@ class Below:
                 self._merges[key] = merged(key, self._merges.get(key, None), operand) or operand
 
     def over(self, key: bytes, value: bytes | None) -> bytes | None:
-        """What a key has whose value in the mirror is `value`."""
+        """The value of a key whose value in the mirror is `value`."""
         if key in self._writes:
             return self._writes[key]
         return merged(key, value, self._merges[key])
@@ -51,7 +51,7 @@ class Below:
 
 
 class _Range(NamedTuple):
-    """What was read of a range: its end grows while it is read."""
+    """The part of a range that was read: its end grows while it is read."""
 
     start: bytes
     end: list[bytes]
@@ -59,7 +59,7 @@ class _Range(NamedTuple):
 
 
 class Base(Protocol):
-    """What a view reads."""
+    """The reads beneath a view."""
 
     def get(self, key: bytes, /) -> bytes | None: ...
 
@@ -67,7 +67,7 @@ class Base(Protocol):
 
 
 class Known(Protocol):
-    """What the mirror has and the server has not (`private.Privates`)."""
+    """The keys that the mirror has and the server has not (`local_writes.Privates`)."""
 
     @property
     def owners(self) -> Mapping[bytes, int]: ...
@@ -124,7 +124,7 @@ class View(Gathering):
         return bool(self.writes or self.merges or self.leans)
 
     def proposal(self) -> Proposal:
-        """What is to be committed."""
+        """The reads and writes that are to be committed."""
         ranges = [
             (each.start, each.end[0], len(each.pairs) + 1, digest(each.pairs))
             for each in self._ranges
@@ -252,7 +252,7 @@ class View(Gathering):
             self.reads[key] = value
 
     def _record(self, read: _Range, pair: Pair) -> None:
-        """What the server is to have there."""
+        """Records what the server is to have there."""
         key, value = pair
         if key in self._below:
             read.pairs.append(pair)

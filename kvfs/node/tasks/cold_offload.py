@@ -37,8 +37,8 @@ _PRESSED_S: Final = 5.0
 
 
 class Releaser:
-    """Of one node. `in_use` says whether this process uses a file, after it let go of what it only
-    keeps open."""
+    """The releaser of one node. `in_use` says whether this process uses a file, after it closed
+    those that it only keeps open."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Releaser:
 
 
 async def _close_all(fds: Iterable[int]) -> None:
-    """In a thread: the last close of a large file takes its time."""
+    """Closes them in a thread: the last close of a large file takes its time."""
 
     def close() -> None:
         for fd in fds:

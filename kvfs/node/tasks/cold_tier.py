@@ -50,7 +50,7 @@ def connect(where: Location, url: str) -> Endpoint:
 
 
 class ColdTier:
-    """That of one node. `owner` names the store or cluster: several share a bucket."""
+    """The cold tier of one node. `owner` names the store or cluster: several share a bucket."""
 
     def __init__(
         self,

@@ -1,12 +1,13 @@
 """Has other nodes take copies of files, and takes them when asked.
 
-Nobody sends a file: who is asked to take it fetches it, from whoever has it, as it would for a
-reader, and records that it has it. Who asks looks at that record, and not at what was said.
+Nobody sends a file: a node that is asked to take it fetches it, from any node that has it, as it
+would for a reader, and records that it has it. The asking node looks at that record, and not at the
+answer.
 
 Invariants
 - A copy counts once its node has recorded it: then its data are verified, and on that node's disk.
-- A node takes no more than 64 files at once; who asks for one more goes elsewhere.
-- Who asks waits no longer than the file may take at 1 MiB a second, and a minute.
+- A node takes no more than 64 files at once; a request for one more goes elsewhere.
+- The asking node waits no longer than the file may take at 1 MiB a second, and a minute.
 """
 
 import logging
@@ -79,7 +80,7 @@ class _Taking:
 
 
 class Copies:
-    """Those of one node. `call` asks others, `catch_up` waits for what they know."""
+    """The copies of one node. `call` asks others, `catch_up` waits for what they know."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What becomes of a file whose data are not what they were sealed as.
+"""The treatment of a file whose data are not what they were sealed as.
 
 | step, cache | after a kill here | step, durable | after a kill here |
 |---|---|---|---|
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Holds(Protocol):
-    """What this process has open."""
+    """The files that this process has open."""
 
     @property
     def let_go(self) -> Callable[[int], None]:
@@ -105,7 +105,8 @@ class Damage:
         return True
 
     async def _quarantine(self, ino: int, inode: Inode) -> str | None:
-        """Where the data file lies now; None: it was there before."""
+        """Moves the data file into quarantine and returns where it lies now; None: it was there
+        before."""
         path = await trio.to_thread.run_sync(
             self._files.quarantine, ino, inode.version, Reason.DAMAGED
         )

@@ -41,8 +41,8 @@ OSError."""
 
 
 class Draining:
-    """That of one node. `afford` waits until so many bytes may be moved; `drained` says that
-    nothing is left here."""
+    """The draining of one node. `afford` waits until so many bytes may be moved; `drained` says
+    that nothing is left here."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Draining:
         self.counters = {"drained_files": 0}
 
     def report(self) -> dict[str, Any]:
-        """For the node's status."""
+        """The part of the node's status."""
         return {"draining_files_left": self._left, "draining_obstacle": self.obstacle}
 
     async def run(self) -> None:

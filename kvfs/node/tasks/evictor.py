@@ -63,7 +63,7 @@ Evicted = Sequence[lifecycle.Evicted]
 
 
 class Holds(Protocol):
-    """What this process has open."""
+    """The files that this process has open."""
 
     def in_use(self, ino: int) -> bool:
         """Whether a handle is open. A data file that was kept open though none is has been closed
@@ -118,8 +118,8 @@ class Evictor:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What was evicted since the start and why; files not evicted because in use; creates
-        refused."""
+        """Counts of what was evicted since the start and why; of files not evicted because in use;
+        of creates refused."""
         released = self.releaser.counters if self.releaser else {}
         return {**self._counters, "refused_no_space": self._admission.refused, **released}
 
@@ -235,7 +235,7 @@ class Evictor:
         return True
 
     async def _evicted(self, evicted: Evicted, reason: str) -> int:
-        """What follows step 1; the bytes freed."""
+        """Does the work after step 1; returns the bytes freed."""
         self.on_evicted(evicted)
         self._tell(evicted)
         await self._drop(evicted)
@@ -263,8 +263,8 @@ class Evictor:
         return []
 
     async def _spare(self, spare: Spare, inos: list[int]) -> list[int]:
-        """Those that other nodes have too, in their order. Those of a durable namespace that they
-        do not have leave the cold end: nothing can be had of them."""
+        """The files that other nodes have too, in their order. Files of a durable namespace that no
+        other node has leave the cold end: nothing can be had of them."""
 
         def fn(t: Transaction) -> tuple[set[int], set[int]]:
             found = zip(inos, read_inodes(t, inos), strict=True)

@@ -11,7 +11,7 @@ _REMEMBERED: Final = 65_536
 
 
 class FailingFiles:
-    """Those of one task. `what` is what is to become of a file, as a participle."""
+    """The failing files of one task. `what` is what the task does to a file, as a participle."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
         self.failures = 0

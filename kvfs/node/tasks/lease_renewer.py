@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Renewal:
-    """For one member, with the engine on which it runs."""
+    """The renewal for one member, with the engine on which it runs."""
 
     def __init__(self, member: "Membership", engine: Engine) -> None:
         self._member = member

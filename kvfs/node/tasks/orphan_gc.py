@@ -35,7 +35,7 @@ _BATCH: Final = 256
 
 
 class Holds(Protocol):
-    """What the mount holds."""
+    """The inodes that the mount holds."""
 
     def keep(self, ino: int) -> bool:
         """Whether somebody may still use the inode though its last link has gone."""
@@ -95,8 +95,7 @@ class Leftovers:
         return found.st_ctime_ns < before_ns and not self._is_open(ino, 0)
 
     async def drop(self, inos: Iterable[int], before_ns: int) -> None:
-        """Of these inodes, drop the orphans that became so before this time and that nobody
-        uses."""
+        """Drops those of these inodes that became orphans before this time and that nobody uses."""
         wanted = [ino for ino in inos if not self._holders.keep(ino)]
         wanted = await self._engine.read(lambda t: [ino for ino in wanted if _concerns(t, ino)])
         inodes = await self._engine.read(lambda t: read_inodes(t, wanted))

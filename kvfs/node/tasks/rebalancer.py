@@ -42,7 +42,7 @@ _MOST_WARM: Final = 65_536
 
 
 class Evening:
-    """For one node."""
+    """The rebalancing of one node."""
 
     def __init__(self, made: Copies, index: Index, bytes_per_s: int) -> None:
         self._copies = made

@@ -31,7 +31,7 @@ Forget = Callable[[Sequence[Evicted]], Awaitable[None]]
 
 
 class Removal:
-    """For one node."""
+    """The removal, as one node does it."""
 
     def __init__(self, engine: Engine, claims: "Claims", forget: Forget) -> None:
         self._engine = engine

@@ -63,7 +63,8 @@ class _Due:
 
 
 class Keeper:
-    """That of one node. `bytes_per_s`: of repair; `drained` says that nothing is left here."""
+    """The keeper of one node. `bytes_per_s`: the rate of repair; `drained` says that nothing is
+    left here."""
 
     def __init__(
         self,
@@ -120,11 +121,11 @@ class Keeper:
 
     @property
     def obstacle(self) -> str:
-        """What keeps this node from being drained, for people; empty: nothing."""
+        """The reason why this node cannot be drained, for people; empty: there is none."""
         return self._draining.obstacle
 
     def report(self) -> dict[str, Any]:
-        """For the node's status: what this node is to see to."""
+        """The work that this node is to see to, for its status."""
         return {
             "under_replicated": self.lacking,
             "without_holder": sum(self._without.values()),
@@ -152,7 +153,7 @@ class Keeper:
             await trio.sleep(_TICK_S)
 
     async def _look_around(self) -> None:
-        """What was owed and could not be done is owed still."""
+        """Looks at the files of nodes that changed. Work that could not be done is owed still."""
         self._compare({host.number: (host.alive, host.state) for host in self._copies.snapshot()})
         for number in sorted(self._owed - {self._me}):
             await self._look_at_held(number)
@@ -168,12 +169,13 @@ class Keeper:
             self._try_again()
 
     def _sees_to_own(self) -> bool:
-        """Of a node that drains, `draining` sees to all that is here."""
+        """Whether it sees to this node's own files: on a node that drains, `drainer` sees to all
+        that is here."""
         own = self._copies.snapshot().get(self._me)
         return own is not None and own.alive and own.state != "draining"
 
     def _compare(self, seen: dict[int, tuple[bool, str]]) -> None:
-        """With what was seen before."""
+        """Compares the nodes with those seen before."""
         before, self._seen = self._seen, seen
         if before is None or before == seen:
             return
@@ -188,7 +190,7 @@ class Keeper:
         self._try_again()
 
     def _try_again(self) -> None:
-        """To make the copies that are lacking; a page of them where they are many."""
+        """Tries again to make the copies that are lacking; a page of them where they are many."""
         now = trio.current_time()
         self._again_at = now + _AGAIN_S
         for ino in islice(self._lacking, _MOST_WAITING - len(self._waiting)):

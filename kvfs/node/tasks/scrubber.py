@@ -53,7 +53,8 @@ Damaged = Callable[[int, Inode], Awaitable[None]]
 
 
 class Scrubber:
-    """That of one node. `bytes_per_s`: what it may read; 0: it reads nothing by itself."""
+    """The scrubber of one node. `bytes_per_s`: the rate of its reads; 0: it reads nothing by
+    itself."""
 
     def __init__(
         self, engine: Engine, files: DataFiles, index: Index, damaged: Damaged, bytes_per_s: int
@@ -98,7 +99,7 @@ class Scrubber:
             self._running = False
 
     def report(self) -> dict[str, Any]:
-        """For the node's status."""
+        """The part of the node's status."""
         return {"running": self._running}
 
     async def _look_at(self, page: list[tuple[int, Entry]]) -> None:
@@ -127,7 +128,8 @@ class Scrubber:
             await self._damaged(ino, inode)
 
     async def _describe_anew(self, ino: int, fd: int, inode: Inode) -> None:
-        """Where the file was renamed, or its attributes were changed, since it described itself."""
+        """Describes the file anew, if it was renamed, or its attributes were changed, since it
+        described itself."""
 
         def fn(t: Transaction) -> Description | None:
             return seal.described(t, ino, inode.version, inode.size, inode.checksum)
@@ -194,5 +196,5 @@ def _is_sealed(inode: Inode, entry: Entry) -> bool:
 
 
 def _cost(size: int, first: int) -> int:
-    """What a step is to be paid as."""
+    """The cost of a step in bytes."""
     return max(min(size - first * CHUNK_BYTES, _SPAN * CHUNK_BYTES), _LEAST_BYTES)

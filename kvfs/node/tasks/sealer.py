@@ -238,7 +238,7 @@ class Sealer:
             self._next_scan = now + _SCAN_PERIOD_S
 
     async def _due(self, now: float) -> list[int]:
-        """What is to be tried now, those that wait longest first."""
+        """The files to be tried now, those that wait longest first."""
         due = [ino for ino, wait in self._waiting.items() if wait.due <= now]
         if now - self._last_publish < _CALM_S:
             kinds = await self._engine.read(lambda t: _cache_namespaces(t, due))
@@ -355,7 +355,8 @@ class Sealer:
         self.counters["sealed_bytes"] += sum(each.stat.st_size for each in read)
 
     async def _publish_changed(self, unsealed: list[seal.Read]) -> None:
-        """In a cluster, what was changed through a mapping is new content; it is sealed later."""
+        """Publishes what was changed through a mapping: in a cluster it is new content, which is
+        sealed later."""
         changed = await self._engine.read(
             lambda t: [each for each in unsealed if t.node and seal.is_changed(t, each)]
         )

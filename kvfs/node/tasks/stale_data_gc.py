@@ -57,7 +57,7 @@ _AGE_S: Final = 60.0
 
 
 class Holds(Protocol):
-    """What this process has open."""
+    """The files that this process has open."""
 
     def busy(self, ino: int) -> bool:
         """Whether a handle is open."""
@@ -68,7 +68,7 @@ class Holds(Protocol):
 
 
 class _Found(NamedTuple):
-    """What is to become of data files."""
+    """The findings, by what is to become of the data files."""
 
     held: list[Name]
     """Sealed, and as their records say."""

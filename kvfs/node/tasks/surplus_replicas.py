@@ -20,13 +20,13 @@ Name = tuple[int, int]
 
 
 class Spare:
-    """Of one node; `lives` says whether a node is there."""
+    """The surplus replicas of one node; `lives` says whether a node is there."""
 
     def __init__(self, lives: Callable[[int], bool]) -> None:
         self._lives = lives
 
     def among(self, t: Transaction, inodes: dict[int, Inode]) -> set[int]:
-        """Those of these files of which enough others have all that the record speaks of."""
+        """The files of these of which enough others have all that the record speaks of."""
         wanted = {number: _wanted(t, number) for number in {namespace_of(ino) for ino in inodes}}
         return {
             ino

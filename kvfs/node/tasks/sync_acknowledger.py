@@ -27,7 +27,7 @@ _BYTES_PER_S: Final = 32 << 20
 
 
 class Acknowledging:
-    """For one node."""
+    """The acknowledging of one node."""
 
     def __init__(self, made: Copies) -> None:
         self._copies = made

@@ -49,7 +49,7 @@ _SEND_BYTES: Final = 64 << 20
 
 
 class Holds(Protocol):
-    """What this process has open."""
+    """The files that this process has open."""
 
     def in_use(self, ino: int) -> bool:
         """Whether a handle is open; what is only kept open is closed."""
@@ -65,7 +65,8 @@ class _Seen(NamedTuple):
 
 
 class Tiering:
-    """That of one node. `own_free` says how many bytes the store's own directory has left."""
+    """The tiering of one node. `own_free` says how many bytes the store's own directory has
+    left."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Tiering:
         )
 
     def describe(self) -> list[dict[str, Any]]:
-        """For the status."""
+        """The part of the node's status."""
         return [
             {
                 "medium": each.place.medium,

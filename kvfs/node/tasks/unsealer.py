@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class Unsealer:
-    """Of one node. `writes`: whether a file is open for writing here, or about to be."""
+    """The unsealer of one node. `writes`: whether a file is open for writing here, or about to
+    be."""
 
     def __init__(self, engine: Engine, files: DataFiles, writes: Callable[[int], bool]) -> None:
         self._engine = engine

@@ -35,7 +35,7 @@ _PLACE: Final = b"trusted.s3.part"
 
 
 class Place(NamedTuple):
-    """Where the bytes of a part are."""
+    """The place of a part's bytes."""
 
     data: int
     """The inode number of the data file."""

@@ -23,7 +23,8 @@ from kvfs.session.session import Session
 
 
 class Gathering:
-    """Of one completion; one thread. Leaving its block lets go of all that was opened."""
+    """The gathering of one completion; one thread. Leaving its block lets go of all that was
+    opened."""
 
     def __init__(
         self, session: Session, link: Link, bodies: Bodies, bucket: Bucket, parts: Sequence[Part]

@@ -67,7 +67,7 @@ class Slot:
 
 
 class Slots:
-    """Of one store; any thread."""
+    """The slots of one store; any thread."""
 
     def __init__(self, session: Session, bodies: Bodies) -> None:
         self._session = session

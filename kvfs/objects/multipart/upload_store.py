@@ -32,7 +32,7 @@ from kvfs.session.staging import Written
 
 
 class Uploads:
-    """What is done to uploads, from their beginning to their end."""
+    """Operations on uploads, from their beginning to their end."""
 
     def __init__(
         self,
@@ -190,8 +190,8 @@ class Uploads:
     def choose_parts(
         self, bucket: bytes, key: bytes, upload_id: str, wanted: Sequence[Wanted]
     ) -> tuple[Upload, list[Part]]:
-        """What `complete` is to put together. Raises NoSuchBucket, NoSuchUpload, Invalid,
-        PartOrder, InvalidPart, PartTooSmall."""
+        """The upload and the parts that `complete` is to put together. Raises NoSuchBucket,
+        NoSuchUpload, Invalid, PartOrder, InvalidPart, PartTooSmall."""
 
         def fn(t: Transaction) -> tuple[Upload, list[Part]]:
             upload = upload_transactions.find(t, lookup.find_bucket(t, bucket), key, upload_id)

@@ -73,7 +73,7 @@ class Part(NamedTuple):
 
     @property
     def version(self) -> int:
-        """Of its data file."""
+        """The version of its data file."""
         return self.inode.version
 
 
