@@ -48,8 +48,13 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize(
-    ("count", "shape", "aligned"),
-    [(2, (16384, 16384), True), (90, (4400, 1024), True), (90, (4400, 1024), False)],
+    ("where", "count", "shape", "aligned"),
+    [
+        ("plain", 2, (16384, 16384), True),
+        ("mount", 90, (4400, 1024), True),
+        ("plain", 90, (4400, 1024), False),
+    ],
+    indirect=["where"],
 )
 def test_a_load_takes_little_memory_beyond_the_tensors(
     where: Path, count: int, shape: tuple[int, int], aligned: bool

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.waiting import wait_until
+from tests.conftest import LONG
 from tests.integration.conftest import Place
 from tests.integration.harness import Node
 from tests.integration.posix import descriptor, folder, touch
+
+REPLACEMENTS = 1_500 if LONG else 400
 
 
 def together(*jobs: Callable[[], None]) -> None:
@@ -43,7 +46,7 @@ def test_replace_under_concurrent_opens(here: Path) -> None:
     stop = here / "stop"
 
     def write() -> None:
-        for n in range(1_500):
+        for n in range(REPLACEMENTS):
             temporary = here / "temporary"
             temporary.write_bytes(b"%d" % (n % 10) * 10_000)
             os.replace(temporary, path)
@@ -69,7 +72,7 @@ def test_replace_under_concurrent_stats_by_path(here: Path) -> None:
     stop = here / "stop"
 
     def write() -> None:
-        for n in range(1_500):
+        for n in range(REPLACEMENTS):
             temporary = here / f"temporary{n % 3}"
             temporary.write_bytes(b"x" * (n % 7 + 1))
             os.replace(temporary, path)
@@ -272,7 +275,7 @@ def test_readers_of_a_full_cache_meet_whole_blocks_or_none(
 
     def write() -> None:
         try:
-            for n in range(1_500):
+            for n in range(REPLACEMENTS):
                 (cache / "draft").write_bytes(bytes([n % 251]) * size)
                 (cache / "draft").replace(cache / f"b{n % 300}")
         finally:
