@@ -56,6 +56,7 @@ def test_sentinels_and_clusters() -> None:
         "redis://u:hidden@host?prefix=",
         "redis://u:hidden@host?prefix={x}",
         "redis://u:hidden@[::1",
+        "redis://u:hidden@[::1]7",
         "unix://u:hidden@",
         "unix://u:hidden@host/path",
         "redis+sentinel://u:hidden@host",

@@ -1,8 +1,9 @@
 """The location in an engine's URL. No I/O."""
 
+import re
 from enum import Enum
 from typing import Final, NamedTuple
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote
 
 from kvfs.base.errors import Invalid
 
@@ -58,6 +59,7 @@ class Location(NamedTuple):
         return f"Location({self.shown})"
 
 
+_URL: Final = re.compile(r"([^:/?#]+)://([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.DOTALL)
 _KINDS: Final = {
     "redis": Kind.SERVER,
     "rediss": Kind.SERVER,
@@ -74,10 +76,7 @@ def is_url(text: str) -> bool:
 
 def parse(url: str) -> Location:
     """Raises Invalid; what it says has no password in it."""
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise Invalid(f"that is no URL of an engine ({error}); one is {HELP}") from None
+    parts = _split(url)
     kind = _KINDS.get(parts.scheme)
     if kind is None:
         raise Invalid(f"{shown(url)}: an engine's URL is {HELP}")
@@ -85,6 +84,16 @@ def parse(url: str) -> Location:
         return _parsed(parts, kind, shown(url))
     except ValueError as error:
         raise Invalid(f"{shown(url)}: {error}; an engine's URL is {HELP}") from None
+
+
+def _split(url: str) -> SplitResult:
+    """Its parts: urlsplit of some releases of Python takes one host, and refuses addresses of IPv6
+    after others."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise Invalid(f"that is no URL of an engine; one is {HELP}")
+    scheme, netloc, path, query, fragment = found.groups(default="")
+    return SplitResult(scheme.lower(), netloc, path, query, fragment)
 
 
 def shown(url: str) -> str:
@@ -149,7 +158,9 @@ def _query(parts: SplitResult) -> dict[str, str]:
 def _address(text: str, port: int) -> Address:
     host, number = text, ""
     if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError("an address of IPv6 is [ADDRESS] or [ADDRESS]:PORT")
         number = rest.removeprefix(":")
     elif ":" in text:
         host, _, number = text.rpartition(":")
