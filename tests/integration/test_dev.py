@@ -48,6 +48,48 @@ def test_help_names_every_command() -> None:
         assert f"\n  {name} " in done.stdout
 
 
+def interpreter(commands: Path, *, optimized: bool, complete: bool = True) -> Path:
+    """A stub that says so of itself, and makes no environment."""
+    commands.mkdir(exist_ok=True)
+    script = f"""case "$2" in
+*enable-optimizations*) exit {0 if optimized else 1} ;;
+*ensurepip*) exit {0 if complete else 1} ;;
+*venv*) exit 1 ;;
+*platform*) echo 3.11.9 ;;
+*) exit 0 ;;
+esac"""
+    stub(commands, "python3.11", script)
+    return commands / "python3.11"
+
+
+def chosen(*places: Path, **environment: str) -> str:
+    """What find_python takes from these directories, and how it is described."""
+    script = """source <(sed -n '/^python_is_recent/,/^# What pip needs/p' "$0")
+python=$(find_python) && describe_python "$python" """
+    path = ":".join(str(each) for each in places)
+    return subprocess.run(
+        [shutil.which("bash") or "bash", "-c", script, DEV],
+        env={"PATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    ).stdout
+
+
+def test_an_optimized_interpreter_is_taken_before_one_that_comes_first(
+    bare: Path, tmp_path: Path
+) -> None:
+    (bare / "sed").symlink_to(shutil.which("sed") or "sed")
+    slow = interpreter(tmp_path / "slow", optimized=False)
+    fast = interpreter(tmp_path / "fast", optimized=True)
+    lacking = interpreter(tmp_path / "lacking", optimized=True, complete=False)
+    slow_first = (slow.parent, lacking.parent, fast.parent, bare)
+    assert chosen(*slow_first) == f"{fast} (3.11.9, an optimized build)\n"
+    assert chosen(*slow_first, PYTHON=str(slow)).startswith(f"{slow} (3.11.9, not optimized")
+    assert chosen(slow.parent, lacking.parent, bare).startswith(f"{slow} (3.11.9, not optimized")
+
+
 def test_an_unknown_command_is_refused() -> None:
     done = dev("launch")
     assert done.returncode == 69
