@@ -7,6 +7,7 @@ for a thread that it cannot end.
 """
 
 import contextlib
+import gc
 import os
 import socket
 from functools import partial
@@ -167,6 +168,7 @@ async def _attend(recorder: Recorder) -> None:
     """Answer the supervisor until it ends the conversation, or dies."""
     asked, answers = trio.lowlevel.FdStream(os.dup(0)), trio.lowlevel.FdStream(os.dup(1))
     async with asked, answers:
+        gc.freeze()  # what is there by now stays: no collection looks at it again
         with contextlib.suppress(trio.BrokenResourceError):
             await answers.send_all(READY)
             async for part in asked:

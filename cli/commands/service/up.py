@@ -1,6 +1,7 @@
 """`kvfs up`: start a node, mount it and serve it over S3, in the foreground or detached."""
 
 import errno
+import gc
 import json
 import logging
 import os
@@ -100,6 +101,7 @@ def _run(config: Config, fresh: Fresh, *, mounted: bool, on_ready: OnReady) -> N
     serving = Serving(config)
 
     def ready(status: dict[str, Any]) -> None:
+        gc.freeze()  # what is there by now stays: no collection looks at it again
         fresh.started()
         on_ready(status, welcome(config, serving.first))
 
