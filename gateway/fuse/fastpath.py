@@ -32,7 +32,7 @@ from gateway.fuse import payload, protocol
 from gateway.fuse.attention import Attention
 from gateway.fuse.attributes import NO_ATTRIBUTES
 from gateway.fuse.errno_map import errno_of
-from gateway.fuse.handlers import Handlers, Request
+from gateway.fuse.handlers import MAY_WAIT, Handlers, Request
 from gateway.fuse.kernel_inodes import OTHER, ino_of
 from gateway.fuse.locks import LockHandlers
 from gateway.fuse.open_file import Handle, OpenFile
@@ -311,7 +311,9 @@ class FastPath:
             request = Request(opcode, unique, number, uid, gid, pid, buffer[_HEADER:n])
             if opcode == Op.RELEASE and self._steps and nodeid not in self._operations.orphans:
                 self._defer(request)
-            elif self._steps and not self._handlers.may_wait(opcode, request):
+            elif self._steps and not (
+                opcode in MAY_WAIT and self._handlers.may_wait(opcode, request)
+            ):
                 self._answer(request, handler(request))
             else:
                 self._spawn(handler, request)

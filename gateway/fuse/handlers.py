@@ -7,7 +7,6 @@
 import errno
 import os
 import stat
-import struct
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
@@ -29,6 +28,8 @@ from kvfs.tree.changes import Change
 _SECOND: Final = 1_000_000_000
 _LEAST_DIRENT: Final = 32
 _NO_RANGE: Final = errno.ERANGE
+MAY_WAIT: Final = frozenset({Op.CREATE, Op.OPEN, Op.SETATTR})
+"""Of the inline requests those of which `Handlers.may_wait` is asked."""
 Handler = Callable[["Request"], Coroutine[Any, Any, bytes]]
 
 
@@ -157,10 +158,6 @@ class Handlers:
         if opcode == Op.SETATTR:
             valid = protocol.SETATTR_IN.unpack_from(request.body)[0]
             return bool(valid & Fattr.SIZE) and self._is_large(request.nodeid)
-        if opcode == Op.RENAME:
-            return self._replaces_what_lasts(request, protocol.RENAME_IN)
-        if opcode == Op.RENAME2:
-            return self._replaces_what_lasts(request, protocol.RENAME2_IN)
         return False
 
     def _is_large(self, ino: int) -> bool:
@@ -169,14 +166,11 @@ class Handlers:
         except KvfsError:  # the handler will say so
             return False
 
-    def _replaces_what_lasts(self, r: Request, layout: struct.Struct) -> bool:
-        target = self._node(layout.unpack_from(r.body)[0])
-        old, new = r.names(layout.size)
-        return detach.finish(self._ops.at_risk(r.nodeid, old, target, new)) is not None
-
     def _node(self, number: int) -> int:
         """The inode that the kernel means by this number in a request's body."""
-        return self.root if number == ROOT_INODE else ino_of(number)
+        if number & OTHER:
+            return ino_of(number)
+        return self.root if number == ROOT_INODE else number
 
     def _opener(self, r: Request) -> Opener | None:
         """None where nobody replaces a content that is open."""
@@ -220,7 +214,9 @@ class Handlers:
     def _told(self, parent: int, name: bytes, ino: int = 0) -> None:
         """A caller has changed what this name stands for, the last link of an inode maybe, or
         something about the inode alone (no name, parent 0)."""
-        if ino and not self.inodes.is_one(ino):  # its kernel knows of one of them
+        if (
+            ino and self._coherence is not None and not self.inodes.is_one(ino)
+        ):  # its kernel knows of one of them
             self._ops.open_files.forget_attributes(ino)
         beside = self.beside
         if beside is not None and beside.others:
@@ -395,7 +391,8 @@ class Handlers:
             await self._ops.flush(fh)
             self._told_of_data(r.nodeid)
         finally:
-            await self._ops.unlock(Place(r.nodeid, False), owner)
+            if self._ops.locks is not None:
+                await self._ops.unlock(Place(r.nodeid, False), owner)
         return b""
 
     async def release(self, r: Request) -> bytes:

@@ -1,6 +1,7 @@
 """An open file of the mount, and one open of it. What they share is decided in `handles`."""
 
 import os
+import stat
 
 import trio
 
@@ -11,6 +12,7 @@ from kvfs.transfer.incoming_file import Incoming
 from kvfs.tree import inodes
 
 _APPENDS = os.O_WRONLY | os.O_APPEND
+_SET_IDS = stat.S_ISUID | stat.S_ISGID
 
 
 class OpenFile:
@@ -91,7 +93,8 @@ class OpenFile:
         """As the record has it, or will soon."""
         self.record = record
         """As it was when the file was opened."""
-        self.set_ids = inodes.without_set_ids(record.mode) != record.mode
+        mode = record.mode
+        self.set_ids = bool(mode & _SET_IDS) and inodes.without_set_ids(mode) != mode
         """A write takes mode bits away, so the daemon must see each write: no passthrough."""
         self.armed: tuple[int, int, int] | None = None
         """Set-id bits came while the file was open for writing: the data file as it was then. Once

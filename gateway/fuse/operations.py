@@ -27,7 +27,7 @@ from gateway.fuse.overtaken_opens import OvertakenOpens
 from gateway.fuse.protocol import NAME_MAX, Fattr
 from gateway.fuse.ranges import Ranges
 from gateway.fuse.xattrs import Xattrs
-from kvfs.base import clock
+from kvfs.base import clock, detach
 from kvfs.base.errors import (
     Busy,
     Conflict,
@@ -280,7 +280,6 @@ class Operations:
     ) -> tuple[int, Inode]:
         """Give a new inode a name. `ino`: its number; 0: the next one. `is_leased`: it is made by
         who appends to it."""
-        _check_name(name)
         top = parent == ROOT_INODE  # a new namespace numbers its directory itself
         if not top and not ino:
             ino = await self.volume.allocate(namespace_of(parent))
@@ -358,17 +357,13 @@ class Operations:
 
         Over a file of a durable namespace it waits until the new file's present data are on disk: a
         power cut must not take both."""
-        _check_name(new_name)
-        at_risk = await self.at_risk(old_parent, old_name, new_parent, new_name)
-        if at_risk is not None:
-            await self._settle(*at_risk)
         now = now_ns()
         old, new = (old_parent, old_name), (new_parent, new_name)
         ino = 0
         if flags & tree.RENAME_WHITEOUT and old_parent != ROOT_INODE:
             ino = await self.volume.allocate(namespace_of(old_parent))
 
-        def fn(t: Transaction) -> Removed | None:
+        def move(t: Transaction) -> Removed | None:
             if not ino:
                 return tree.rename(t, *old, *new, flags=flags, now=now, keep=_keep)
             whiteout = ino, _new(stat.S_IFCHR, caller, now)
@@ -376,18 +371,16 @@ class Operations:
                 t, old, new, whiteout, flags=flags, now=now, keep=_keep
             )
 
-        replaced = await self.engine.transact(fn)
+        def move_settled(t: Transaction) -> Removed | lifecycle.Unsettled | None:
+            return lifecycle.unsettled_source(t, *old, *new) or move(t)
+
+        replaced = await self.engine.transact(move_settled)
+        if isinstance(replaced, lifecycle.Unsettled):
+            await detach.aside()
+            await self._settle(*replaced)
+            replaced = await self.engine.transact(move)
         self.orphans.removed(replaced)
         return 0 if replaced is None else replaced.ino
-
-    async def at_risk(
-        self, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes
-    ) -> tuple[int, Inode] | None:
-        """The file whose data must be on disk before this rename is committed; None: no file."""
-
-        return await self.engine.read(
-            lambda t: lifecycle.unsettled_source(t, old_parent, old_name, new_parent, new_name)
-        )
 
     async def _settle(self, ino: int, inode: Inode) -> None:
         """Wait until the data of a file are on disk, and record that where it is not."""
@@ -530,7 +523,8 @@ class Operations:
 
         Raises Exists, NoSpace, NotPermitted (top level), NameTooLong, NotFound, TooManyOpenFiles.
         """
-        self._check_locks(parent)
+        if self.node.locks is not None:
+            self._check_locks(parent)
         namespace_id = namespace_of(parent)
         if self.node.evictor.pressed(namespace_id):
             await self.node.evictor.make_room(namespace_id)

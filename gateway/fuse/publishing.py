@@ -109,7 +109,8 @@ class Publishing:
         waiting: list[trio.Event] = []
         file.publishing = waiting
         try:
-            await self._fix(file)
+            if file.is_mappable:
+                await self._fix(file)
             known = synced or file.lapses != lapses
             place = await self._publish_first(file, record, known=known)
             if place is None:
@@ -175,7 +176,7 @@ class Publishing:
     async def _fix(self, file: OpenFile) -> None:
         """Have whatever is stored through a mapping from here on change the signature. Only the
         data file itself can be mapped unseen: elsewhere the kernel writes back at each FLUSH."""
-        if file.is_mappable and file.backing_id and not writeback.clean_now(file.fd):
+        if file.backing_id and not writeback.clean_now(file.fd):
             await detach.aside()
             await trio.to_thread.run_sync(writeback.clean, file.fd)
 

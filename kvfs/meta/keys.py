@@ -54,6 +54,7 @@ COPYING: Final = (b"C", b"D")
 """The range of marks of unfinished copies."""
 _u16 = struct.Struct(">H")
 _u64 = struct.Struct(">Q")
+pack_u16 = _u16.pack
 pack_u64 = _u64.pack
 
 

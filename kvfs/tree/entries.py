@@ -9,6 +9,7 @@ Invariants
 - An inode without a link has nlink 0, parent 0 and an orphan key.
 """
 
+import stat
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -56,8 +57,16 @@ class Removed(NamedTuple):
 
 def find_shown(t: Transaction, parent: int, name: bytes) -> Entry | None:
     """What the mount sees under this name, which may be an odd form."""
+    key = b"e" + keys.pack_u64(parent) + name
+    value = t.get(key)
+    if value is not None:
+        return Entry(key, int.from_bytes(value), False)
+    if b"%" not in name:
+        key += b"/"
+        value = t.get(key)
+        return None if value is None else Entry(key, int.from_bytes(value), True)
     entry = find_entry(t, parent, name)
-    if entry is not None or b"%" not in name:
+    if entry is not None:
         return entry
     suffix = name_escaping.find(t, parent, name)
     if suffix is None:
@@ -68,13 +77,13 @@ def find_shown(t: Transaction, parent: int, name: bytes) -> Entry | None:
 
 def find_entry(t: Transaction, parent: int, name: bytes) -> Entry | None:
     """The entry of this very name, a file's first."""
-    key = keys.file_entry(parent, name)
+    key = b"e" + keys.pack_u64(parent) + name
     value = t.get(key)
     if value is not None:
-        return Entry(key, keys.unpack_u64(value), False)
+        return Entry(key, int.from_bytes(value), False)
     key += b"/"
     value = t.get(key)
-    return None if value is None else Entry(key, keys.unpack_u64(value), True)
+    return None if value is None else Entry(key, int.from_bytes(value), True)
 
 
 def entry_key(parent: int, name: bytes, directory: bool) -> bytes:
@@ -84,11 +93,11 @@ def entry_key(parent: int, name: bytes, directory: bool) -> bytes:
 def live_directory(t: Transaction, ino: int) -> Inode:
     """The record of a directory that can take names. Raises NotFound when it was removed,
     NotADirectory."""
-    value = t.get(keys.inode(ino))
+    value = t.get(b"i" + keys.pack_u64(ino))
     if value is None:
         raise NotFound("the directory was removed")
     inode = unpack_inode(value)
-    if not is_directory(inode):
+    if not stat.S_ISDIR(inode.mode):
         raise NotADirectory("a part of the path is not a directory")
     if not inode.nlink:
         raise NotFound("the directory was removed")

@@ -14,6 +14,7 @@ from kvfs.base.errors import Exists, Invalid, NoAttribute, NoSpace, Stale, TooLa
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import (
+    NAMESPACE_SHIFT,
     ROOT_INODE,
     Flag,
     Inode,
@@ -21,6 +22,7 @@ from kvfs.meta.records import (
     namespace_of,
     pack,
     unpack_inode,
+    unpack_usage,
 )
 from kvfs.tree import etags
 
@@ -50,10 +52,11 @@ class Changes(msgspec.Struct, kw_only=True):
 
 def read_inode(t: Transaction, ino: int) -> Inode:
     """The record. Raises Stale where there is none."""
-    value = t.get(keys.inode(ino))
+    value = t.get(b"i" + keys.pack_u64(ino))
     if value is None:
         raise Stale("the file or directory is gone")
-    return with_times(t, ino, unpack_inode(value))
+    inode = unpack_inode(value)
+    return with_times(t, ino, inode) if t.node else inode
 
 
 def read_inodes(t: Transaction, inos: Sequence[int]) -> list[Inode | None]:
@@ -82,13 +85,13 @@ def stamp(t: Transaction, ino: int, inode: Inode, now: int) -> None:
         t.merge(keys.times(ino), keys.pack_u64(now) * 2)
     else:
         inode.mtime_ns = inode.ctime_ns = now
-        write_inode(t, ino, inode)
+        t.put(b"i" + keys.pack_u64(ino), pack(inode))
 
 
 def write_inode(t: Transaction, ino: int, inode: Inode) -> None:
     """Insert or replace the record. Usage is not touched: see `set_blocks` for a change of
     blocks."""
-    t.put(keys.inode(ino), pack(inode))
+    t.put(b"i" + keys.pack_u64(ino), pack(inode))
 
 
 def is_directory(inode: Inode) -> bool:
@@ -98,13 +101,22 @@ def is_directory(inode: Inode) -> bool:
 def set_blocks(t: Transaction, ino: int, inode: Inode, blocks: int) -> None:
     """Set `inode.blocks` and account for the change; the caller writes the record."""
     if blocks != inode.blocks:
-        add_usage(t, namespace_of(ino), BLOCK * (blocks - inode.blocks), 0)
+        add_usage(t, ino >> NAMESPACE_SHIFT, BLOCK * (blocks - inode.blocks), 0)
         inode.blocks = blocks
 
 
 def add_usage(t: Transaction, namespace_id: int, size_bytes: int, inodes: int) -> None:
     """Account for what is added (or, negative, removed); of a namespace that is gone, nothing."""
-    t.merge(keys.usage(namespace_id), pack(Usage(bytes=size_bytes, inodes=inodes)))
+    key = b"s" + keys.pack_u16(namespace_id)
+    if t.node:
+        t.merge(key, pack(Usage(bytes=size_bytes, inodes=inodes)))
+        return
+    value = t.get(key)  # nobody else changes it meanwhile
+    if value is not None:
+        usage = unpack_usage(value)
+        usage.bytes += size_bytes
+        usage.inodes += inodes
+        t.put(key, pack(usage))
 
 
 def set_attributes(t: Transaction, ino: int, changes: Changes, now: int) -> Inode:

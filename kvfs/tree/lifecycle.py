@@ -30,6 +30,7 @@ from kvfs.tree.tree import find, replace
 
 __all__ = [
     "Evicted",
+    "Unsettled",
     "brought",
     "evict",
     "is_settled",
@@ -70,6 +71,13 @@ class Evicted(NamedTuple):
         return [keys.file_entry(*name) for name in self.names]
 
 
+class Unsettled(NamedTuple):
+    """A file whose present content may not be on disk."""
+
+    ino: int
+    inode: Inode
+
+
 def publish(
     t: Transaction,
     ino: int,
@@ -89,7 +97,8 @@ def publish(
     it has a new one. Raises Stale, Conflict (the record has that version, or a later one).
     """
     inode = read_inode(t, ino)
-    outdate_cold(t, ino, inode)
+    if inode.flags & Flag.COLD:
+        outdate_cold(t, ino, inode)
     if version is not None:
         if inode.version >= version:
             raise Conflict("the file was published by somebody else meanwhile")
@@ -101,8 +110,9 @@ def publish(
         inode.boot = boot
     made_here = False
     if not inode.flags & Flag.PUBLISHED:
-        made_here = t.get(keys.unpublished(ino)) == t.node
-        t.delete(keys.unpublished(ino))
+        unpublished_key = keys.unpublished(ino)
+        made_here = t.get(unpublished_key) == t.node
+        t.delete(unpublished_key)
     if not made_here or version is not None:  # else the placement it was made with is the only one
         placements.hold_alone(t, ino, inode.version)
     inode.flags = (inode.flags | Flag.PUBLISHED) & ~(Flag.SEALED | Flag.RESERVED)
@@ -123,7 +133,7 @@ def is_settled(t: Transaction, ino: int, inode: Inode) -> bool:
 
 def unsettled_source(
     t: Transaction, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes
-) -> tuple[int, Inode] | None:
+) -> Unsettled | None:
     """The file whose present content must be on disk before it is renamed over another one of a
     durable namespace, else a power cut takes both; None: nothing is at risk."""
     if ROOT_INODE in (old_parent, new_parent) or not namespaces.is_durable(t, new_parent):
@@ -133,7 +143,7 @@ def unsettled_source(
         return None
     if not stat.S_ISREG(source[1].mode) or is_settled(t, *source):
         return None
-    return source
+    return Unsettled(*source)
 
 
 def synced(t: Transaction, ino: int) -> None:

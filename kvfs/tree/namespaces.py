@@ -134,7 +134,7 @@ def create(
 
 def is_durable(t: Transaction, ino: int) -> bool:
     """Whether an inode's namespace promises to drop nothing; of one that is gone, True."""
-    value = t.get(keys.namespace(namespace_of(ino)))
+    value = t.get(b"n" + keys.pack_u16(ino >> NAMESPACE_SHIFT))
     return value is None or unpack_namespace(value).kind != "cache"
 
 

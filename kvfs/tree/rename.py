@@ -28,7 +28,7 @@ from kvfs.tree.entries import (
     relocate,
     touch,
 )
-from kvfs.tree.inodes import read_inode
+from kvfs.tree.inodes import read_inode, stamp
 from kvfs.tree.private_files import check_unseen
 
 RENAME_NOREPLACE: Final = 1
@@ -61,7 +61,8 @@ def rename(
     source = find_shown(t, old_parent, old_name)
     if source is None:
         raise NotFound("no such name")
-    _check_namespaces(source, old_parent, new_parent)
+    if old_parent != new_parent:
+        _check_namespaces(source, old_parent, new_parent)
     target = find_shown(t, new_parent, new_name)
     old = old_parent, source.name
     new = new_parent, new_name if target is None else target.name
@@ -106,7 +107,8 @@ def _move(
     keep: Keep,
 ) -> Removed | None:
     new_directory = live_directory(t, new[0])
-    _check_not_inside(t, source, new[0])
+    if source.directory:
+        _check_not_inside(t, source, new[0])
     removed = None
     if target is None and source.directory:
         check_unseen(t, new[0])
@@ -116,16 +118,21 @@ def _move(
         if new[0] == ROOT_INODE:  # it was a namespace, and the root's record has changed with it
             new_directory = live_directory(t, new[0])
     t.delete(source.key)
-    t.put(entry_key(*new, source.directory), keys.pack_u64(source.ino))
+    key = b"e" + keys.pack_u64(new[0]) + new[1]
+    t.put(key + b"/" if source.directory else key, keys.pack_u64(source.ino))
     relocate(t, source.ino, read_inode(t, source.ino), old, new, now)
-    _follow_namespace(t, source, new)
+    if new[0] == ROOT_INODE:
+        _follow_namespace(t, source, new)
     replaced_directory = target is not None and target.directory and new[0] != ROOT_INODE
     gained = -1 if replaced_directory else 0
     if old[0] != new[0]:
         moved = 1 if source.directory else 0
         touch(t, old[0], read_inode(t, old[0]), now, -moved)
         gained += moved
-    touch(t, new[0], new_directory, now, gained)
+    if gained:
+        touch(t, new[0], new_directory, now, gained)
+    else:
+        stamp(t, new[0], new_directory, now)
     return removed
 
 

@@ -23,6 +23,7 @@ from kvfs.base.errors import (
 from kvfs.meta import delegations, keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import (
+    NAMESPACE_SHIFT,
     ROOT_INODE,
     Flag,
     Inode,
@@ -50,6 +51,7 @@ from kvfs.tree.inodes import (
     is_directory,
     read_inode,
     read_inodes,
+    stamp,
     with_times,
     write_inode,
 )
@@ -146,13 +148,14 @@ def add(t: Transaction, parent: int, name: bytes, ino: int, inode: Inode) -> int
     namespaces.check_name(name)
     if parent == ROOT_INODE:
         return _add_namespace(t, name, inode)
-    assert namespace_of(ino) == namespace_of(parent), (ino, parent)
+    assert ino >> NAMESPACE_SHIFT == parent >> NAMESPACE_SHIFT, (ino, parent)
     directory = live_directory(t, parent)
     _check_free(t, parent, name)
     inode.parent, inode.name = parent, name
-    _inherit_group(directory, inode)
-    entry = keys.file_entry(parent, name)
-    if is_directory(inode):
+    if directory.mode & stat.S_ISGID:
+        _inherit_group(inode, directory)
+    entry = b"e" + keys.pack_u64(parent) + name
+    if stat.S_ISDIR(inode.mode):
         check_unseen(t, parent)
         inode.nlink = 2
         t.put(entry + b"/", keys.pack_u64(ino))
@@ -160,7 +163,7 @@ def add(t: Transaction, parent: int, name: bytes, ino: int, inode: Inode) -> int
     else:
         inode.nlink = 1
         t.put(entry, keys.pack_u64(ino))
-        touch(t, parent, directory, inode.ctime_ns)
+        stamp(t, parent, directory, inode.ctime_ns)
     _put_new(t, ino, inode)
     return ino
 
@@ -173,7 +176,9 @@ def add_unlinked(t: Transaction, parent: int, ino: int, inode: Inode) -> None:
     """
     if parent == ROOT_INODE:
         raise NotPermitted("only namespaces stand at the top level")
-    _inherit_group(live_directory(t, parent), inode)
+    directory = live_directory(t, parent)
+    if directory.mode & stat.S_ISGID:
+        _inherit_group(inode, directory)
     inode.parent, inode.name, inode.nlink = 0, b"", 0
     t.put(keys.orphan(ino), b"")
     _put_new(t, ino, inode)
@@ -393,11 +398,11 @@ def _check_free(t: Transaction, parent: int, name: bytes) -> None:
         raise Exists("the name is taken")
 
 
-def _inherit_group(directory: Inode, inode: Inode) -> None:
-    if directory.mode & stat.S_ISGID:
-        inode.gid = directory.gid
-        if is_directory(inode):
-            inode.mode |= stat.S_ISGID
+def _inherit_group(inode: Inode, directory: Inode) -> None:
+    """Of a set-group-id directory."""
+    inode.gid = directory.gid
+    if is_directory(inode):
+        inode.mode |= stat.S_ISGID
 
 
 def _put_new(t: Transaction, ino: int, inode: Inode) -> None:
@@ -406,12 +411,13 @@ def _put_new(t: Transaction, ino: int, inode: Inode) -> None:
         inode.flags |= Flag.PUBLISHED
     else:
         if not inode.flags & Flag.PUBLISHED:
-            t.put(keys.unpublished(ino), t.node)
+            t.put(b"w" + keys.pack_u64(ino), t.node)
         if not inode.flags & Flag.SEALED or inode.boot:
-            t.put(keys.unsealed(ino), t.node)
-        placements.hold(t, ino, inode.version)
+            t.put(b"u" + keys.pack_u64(ino), t.node)
+        if t.node:
+            placements.hold(t, ino, inode.version)
     write_inode(t, ino, inode)
-    add_usage(t, namespace_of(ino), BLOCK * inode.blocks, 1)
+    add_usage(t, ino >> NAMESPACE_SHIFT, BLOCK * inode.blocks, 1)
 
 
 def _add_namespace(t: Transaction, name: bytes, inode: Inode) -> int:

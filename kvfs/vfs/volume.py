@@ -58,8 +58,8 @@ class Volume:
         """Called with a file that was forgotten because nobody has its data."""
         self.why_lost: Lost = "damaged"
         """On a lone node the data file itself is missing; elsewhere nobody who lives has it."""
-        self.may_lag: Callable[[int], bool] = lambda _namespace_id: False
-        """Whether others may hear of a new file in a namespace after its close."""
+        self.may_lag: Callable[[int], bool] | None = None
+        """In a cluster: whether others may hear of a new file in a namespace after its close."""
         self.lapses: Callable[[], int] | None = None
         """In a cluster: how often this node has lost its lease, so that others may have taken it
         for dead."""
@@ -90,7 +90,8 @@ class Volume:
         """Commit what publishes a file that was made here and that nobody else has; what `fn`
         returned. Others may hear of it a moment later where its namespace's coherence allows, and
         it need not be `known` when this returns."""
-        behind = not known and self.may_lag(namespace_of(ino))
+        may_lag = self.may_lag
+        behind = not known and may_lag is not None and may_lag(namespace_of(ino))
         return await self.engine.transact(fn, private=ino if behind else 0, behind=behind)
 
     def drop_later(self, ino: int, version: int) -> None:

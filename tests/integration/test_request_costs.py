@@ -15,6 +15,7 @@ MOST: Final = {
     "first open": 26,
     "kept descriptor": 14,
     "attributes": 17,
+    "block": 160,
 }
 
 

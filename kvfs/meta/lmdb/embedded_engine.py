@@ -28,13 +28,13 @@ from kvfs.meta import schema
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.checkpoints import find_base_damage
 from kvfs.meta.lmdb.journal import (
+    FIRST,
     GENERATION_KEY,
+    POSITION,
     POSITION_KEY,
     JournalWriter,
     Position,
     Writes,
-    pack_generation,
-    pack_position,
     unpack_generation,
     unpack_position,
 )
@@ -138,6 +138,8 @@ class EmbeddedEngine:
         self.lock = threading.Lock()
         """Writers of this process take turns; LMDB makes those of different processes do."""
         self._journal = JournalWriter(self.path)
+        self._ended: tuple[bytes, Position] = b"", FIRST
+        """Where the last commit of this process ended, packed and not."""
         self._state: StateFile | None = None
         self._syncer: Syncer | None = None
         opener = Opener(self.path, map_size, boot, past_damage=past_damage)
@@ -306,7 +308,10 @@ class EmbeddedEngine:
         For `Database`, whose lock is held. Killed in between, the record is overwritten by the
         next; refused, it is taken back.
         """
-        before = unpack_position(raw.get(POSITION_KEY, b"", self._main))
+        packed = raw.get(POSITION_KEY, b"", self._main)
+        known, before = self._ended
+        if packed != known:  # other processes have committed since
+            before = unpack_position(packed)
         reserve = self._reserve
         if before.end >= reserve.until or before.generation != reserve.generation:
             self._keep_reserve(before, handle, writes)
@@ -317,10 +322,12 @@ class EmbeddedEngine:
                 raise translated(error, self.path) from error
             position = self._append_again(before, name, writes)
         try:
-            raw.put(POSITION_KEY, pack_position(position), db=self._main)
+            packed = POSITION.pack(*position)
+            raw.put(POSITION_KEY, packed, db=self._main)
             if not name:
-                raw.put(GENERATION_KEY, pack_generation(position), db=self._main)
+                raw.put(GENERATION_KEY, position.sequence.to_bytes(8, "little"), db=self._main)
             raw.commit()
+            self._ended = packed, position
         except BaseException:
             raw.abort()
             self._take_back(before)

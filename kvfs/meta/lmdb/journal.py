@@ -47,7 +47,8 @@ _MARK_END: Final = _HEADER.size + _MARK.size
 """All of it in the first sector of the disk, which is written whole or not at all."""
 _RECORD: Final = struct.Struct("<I8s")
 """Length and digest of the payload that follows: msgpack of a `Record`."""
-_POSITION: Final = struct.Struct("<QQQ8s")
+POSITION: Final = struct.Struct("<QQQ8s")
+"""A packed `Position`."""
 _DIGEST_SIZE: Final = 8
 _READ_SIZE: Final = 1 << 20
 _NO_DIGEST: Final = bytes(_DIGEST_SIZE)
@@ -78,6 +79,9 @@ class Position(NamedTuple):
 
 
 FIRST: Final = Position(0, 0, 0, _NO_DIGEST)
+_made: Final = tuple.__new__
+"""As a named tuple makes itself, without a call of Python for each commit."""
+_blake2b: Final = hashlib.blake2b
 _encode: Final = msgspec.msgpack.Encoder().encode
 decode_record: Final = msgspec.msgpack.Decoder(Record).decode
 """Raises msgspec.MsgspecError."""
@@ -94,11 +98,11 @@ def generations(directory: Path, kind: str) -> list[int]:
 
 
 def unpack_position(packed: bytes) -> Position:
-    return Position(*_POSITION.unpack(packed))
+    return _made(Position, POSITION.unpack(packed))
 
 
 def pack_position(position: Position) -> bytes:
-    return _POSITION.pack(*position)
+    return POSITION.pack(*position)
 
 
 def unpack_generation(packed: bytes) -> int:
@@ -148,11 +152,12 @@ class JournalWriter:
             self._open(position.generation)
         sequence = position.sequence + 1
         payload = _encode((sequence, database, writes))
-        digest = chain_digest(position.digest, payload)
+        digest = _blake2b(position.digest + payload, digest_size=_DIGEST_SIZE).digest()
         record = _RECORD.pack(len(payload), digest) + payload
         if os.pwrite(self._fd, record, position.end) != len(record):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return Position(position.generation, position.end + len(record), sequence, digest)
+        end = position.end + len(record)
+        return _made(Position, (position.generation, end, sequence, digest))
 
     def take_back(self, before: Position) -> None:
         """Make the record after this position none, also on the disk. It is overwritten, since its
@@ -322,4 +327,4 @@ def parse_record(data: bytes | mmap.mmap, offset: int) -> tuple[int, bytes, byte
 
 def chain_digest(previous: bytes, payload: bytes) -> bytes:
     """The digest of a record that follows one with the digest `previous`."""
-    return hashlib.blake2b(previous + payload, digest_size=_DIGEST_SIZE).digest()
+    return _blake2b(previous + payload, digest_size=_DIGEST_SIZE).digest()
