@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ def conditions(base: Path) -> dict[str, Any]:
     return {
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "interpreter": str(Path(sys.executable).resolve()),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "filesystem": filesystem_type(base),

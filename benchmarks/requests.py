@@ -55,7 +55,7 @@ def main() -> int:
         [each.name for each in systems],
         results,
         left_out,
-        conditions={"against": str(options.against)} if options.against else None,
+        conditions={"against": [str(each) for each in options.against]},
     )
     return 0
 
@@ -70,8 +70,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--against",
         type=Path,
+        action="append",
+        default=[],
         metavar="CHECKOUT",
-        help="another checkout of the project, with its .venv (./dev kvfs there makes it)",
+        help="another checkout of the project, with its .venv (./dev kvfs there makes it); the"
+        " first is what others are compared with, further ones are named by their directories",
     )
     parser.add_argument(
         "--profile",
@@ -83,10 +86,13 @@ def _options() -> argparse.Namespace:
 
 def _wanted(options: argparse.Namespace, base: Path) -> list[System]:
     mode = options.mode
-    systems: list[System] = []
-    if options.against:
-        systems.append(Measured(BEFORE, base / BEFORE, mode, options.against))
-    return [*systems, Measured(mode, base / mode, mode, None)]
+    others: dict[str, Path] = {}
+    for checkout in options.against:
+        others[checkout.resolve().name if others else BEFORE] = checkout
+    return [
+        *(Measured(name, base / name, mode, checkout) for name, checkout in others.items()),
+        Measured(mode, base / mode, mode, None),
+    ]
 
 
 def _print_profiles(systems: Sequence[System], pattern: str) -> None:
