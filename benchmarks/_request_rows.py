@@ -3,9 +3,11 @@
 import ctypes
 import os
 import secrets
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,8 +19,9 @@ from benchmarks._systems import Kvfs, System
 
 BEFORE: Final = "before"
 """The node of the other checkout."""
+_HOST: Final = "127.0.0.1"
 _BLOCK: Final = bytes(4096)
-_COUNTED: Final = 200
+COUNTED: Final = 200
 _AT_FDCWD: Final = -100
 _FORCE_SYNC: Final = 0x2000
 _BASIC_STATS: Final = 0x7FF
@@ -35,23 +38,49 @@ class Measured(Kvfs):
 
     def __init__(self, name: str, base: Path, mode: str, checkout: Path | None) -> None:
         self.counts = base / "counts"
+        port = _free_port()
+        self.address = (_HOST, port)
         super().__init__(
             name,
             base,
             mode,
-            "--no-s3",
+            *("--s3", f"{_HOST}:{port}", "--s3-workers", "1", "--admin", "off"),
             checkout=checkout,
             environment=_call_counter.environment(self.counts),
             path=self.counts,
         )
 
+    @cached_property
+    def keys(self) -> tuple[str, str]:
+        """Access key and secret."""
+        lines = self.command("s3", "env", "--s3", "{}:{}".format(*self.address)).splitlines()
+        told = dict(line.removeprefix("export ").split("=", 1) for line in lines)
+        return told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"]
+
     def counted(self, work: Callable[[], object]) -> Counted:
         """The calls of the daemon's main thread meanwhile."""
         pid = self.daemon()
         assert pid is not None
+        return self._counted(pid, work)
+
+    def counted_worker(self, work: Callable[[], object]) -> Counted:
+        """Those of the worker that serves S3."""
+        (pid,) = (pid for pid in self.processes() if _is_worker(pid))
+        return self._counted(pid, work)
+
+    def _counted(self, pid: int, work: Callable[[], object]) -> Counted:
         _call_counter.begin(self.counts, pid)
         work()
         return _call_counter.end(self.counts, pid)
+
+
+def _free_port() -> int:
+    with socket.create_server((_HOST, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _is_worker(pid: int) -> bool:
+    return b".worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 class _Flow(NamedTuple):
@@ -77,7 +106,7 @@ def groups(count: int) -> list[Group]:
 def calls(system: Measured, name: str) -> float:
     """For each time of this flow, those that its requests take."""
     (flow,) = (each for each in _FLOWS if each.name == name)
-    return _call_counter.calls(_count(flow, system), flow.requests) / _COUNTED
+    return _call_counter.calls(_count(flow, system), flow.requests) / COUNTED
 
 
 def profile(system: Measured, pattern: str) -> Iterator[tuple[str, Sequence[tuple[str, float]]]]:
@@ -86,7 +115,7 @@ def profile(system: Measured, pattern: str) -> Iterator[tuple[str, Sequence[tupl
     for flow in _FLOWS:
         if pattern in flow.name:
             for request, functions in _count(flow, system).items():
-                shares = [(name, n / _COUNTED) for name, n in functions.most_common()]
+                shares = [(name, n / COUNTED) for name, n in functions.most_common()]
                 yield f"{flow.name}: {request or 'beside requests'}", shares
 
 
@@ -95,9 +124,9 @@ def profile(system: Measured, pattern: str) -> Iterator[tuple[str, Sequence[tupl
 
 def _group(flow: _Flow, count: int) -> Group:
     label = " + ".join(name.upper() for name in flow.requests)
-    calls = Row(f"{flow.name}: calls for {label}", "", False, _bound(flow.calls), BEFORE)
+    calls = Row(f"{flow.name}: calls for {label}", "", False, at_most(flow.calls), BEFORE)
     all_calls = Row(f"{flow.name}: calls for all", "", False, {}, BEFORE)
-    commits = Row(f"{flow.name}: commits", "", False, _bound(flow.commits), BEFORE)
+    commits = Row(f"{flow.name}: commits", "", False, at_most(flow.commits), BEFORE)
     processor = Row(f"{flow.name}: CPU of the daemon", "µs", False, {}, BEFORE)
     all_processor = Row(f"{flow.name}: CPU, with the caller's", "µs", False, {}, BEFORE)
     middle = Row(f"{flow.name}: p50", "µs", False, {}, BEFORE)
@@ -108,9 +137,9 @@ def _group(flow: _Flow, count: int) -> Group:
         counted = _count(flow, system)
         times, daemon_s, own_s = _time(flow, system, count)
         return {
-            calls.name: _call_counter.calls(counted, flow.requests) / _COUNTED,
-            all_calls.name: _call_counter.calls(counted, counted) / _COUNTED,
-            commits.name: _call_counter.commits(counted) / _COUNTED,
+            calls.name: _call_counter.calls(counted, flow.requests) / COUNTED,
+            all_calls.name: _call_counter.calls(counted, counted) / COUNTED,
+            commits.name: _call_counter.commits(counted) / COUNTED,
             processor.name: _MICRO * daemon_s / count,
             all_processor.name: _MICRO * (daemon_s + own_s) / count,
             middle.name: statistics.median(times) / 1000,
@@ -120,13 +149,13 @@ def _group(flow: _Flow, count: int) -> Group:
     return Group((calls, all_calls, commits, processor, all_processor, middle, late), measure)
 
 
-def _bound(most: float | None) -> Mapping[str, Sequence[Target]]:
+def at_most(most: float | None) -> Mapping[str, Sequence[Target]]:
     bounds = () if most is None else (Target("at_most", most),)
     return {"passthrough": bounds, "relay": bounds}
 
 
 def _count(flow: _Flow, system: Measured) -> Counted:
-    names = _names(flow, system, _COUNTED)
+    names = _names(flow, system, COUNTED)
     counted = system.counted(lambda: [flow.call(name) for name in names])
     _tidy(flow, names)
     return counted
@@ -136,18 +165,18 @@ def _time(flow: _Flow, system: Measured, count: int) -> tuple[list[int], float, 
     """Nanoseconds of each, and the seconds of processor time of daemon and caller for all."""
     names = _names(flow, system, count)
     pids = system.processes()
-    daemon, own = _processor_s(pids), time.process_time()
+    daemon, own = processor_s(pids), time.process_time()
     times = []
     for name in names:
         began = _clock()
         flow.call(name)
         times.append(_clock() - began)
-    taken = _processor_s(pids) - daemon, time.process_time() - own
+    taken = processor_s(pids) - daemon, time.process_time() - own
     _tidy(flow, names)
     return times, *taken
 
 
-def _processor_s(pids: Sequence[int]) -> float:
+def processor_s(pids: Sequence[int]) -> float:
     """To the nanosecond, where /proc/PID/stat has hundredths of a second."""
     return sum(_thread_ns(pid) for pid in pids) / _NANO
 
@@ -157,9 +186,14 @@ def _thread_ns(pid: int) -> int:
     return sum(int((each / "schedstat").read_text().split()[0]) for each in threads)
 
 
-def _names(flow: _Flow, system: System, count: int) -> list[str]:
+def new_names(directory: str, count: int) -> list[str]:
+    """Names that exist nowhere, of one length."""
     tag = secrets.token_hex(8)
-    names = [f"{system.root}/{tag}{number:016x}" for number in range(count)]
+    return [f"{directory}/{tag}{number:016x}" for number in range(count)]
+
+
+def _names(flow: _Flow, system: System, count: int) -> list[str]:
+    names = new_names(str(system.root), count)
     if flow.makes is not None:
         for name in names:
             flow.makes(name)

@@ -1,4 +1,4 @@
-"""What each request of the mount costs the daemon: Python calls, commits, processor time, latency.
+"""What each request of the mount and of S3 costs: Python calls, commits, processor time, latency.
 
 A node of this checkout, beside one of another where that is named, interleaved. Calls are those
 of Python functions in the daemon's main thread (a coroutine that goes on counts again), in passes
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks import _program, _request_rows
+from benchmarks import _program, _request_rows, _s3_request_rows
 from benchmarks._interleave import Results, run
 from benchmarks._request_rows import BEFORE, Measured
 from benchmarks._systems import System
@@ -35,8 +35,9 @@ def main() -> int:
         if options.profile is not None:
             _print_profiles(systems, options.profile)
             return 0
+        count = _QUICK_COUNT if options.quick else _FULL_COUNT
         groups = _program.chosen(
-            _request_rows.groups(_QUICK_COUNT if options.quick else _FULL_COUNT), options.rows
+            [*_request_rows.groups(count), *_s3_request_rows.groups(count)], options.rows
         )
         results = Results()
         run(
