@@ -66,7 +66,7 @@ def remove_many(t: Transaction) -> None:
     [
         (lambda engine: engine.read_now(chain), 3),
         (lambda engine: engine.read_now(lambda t: t.get_many(MANY)), 1),
-        (lambda engine: engine.read_now(lambda t: list(t.scan(b"k", b"l"))), 3),
+        (lambda engine: engine.read_now(lambda t: list(t.scan(b"k", b"l"))), 2),
         (lambda engine: engine.transact_now(copy_one), 2),
         (lambda engine: engine.transact_now(remove_many), 2),
         # Where to append to the log is asked first.

@@ -28,9 +28,9 @@ from kvfs.meta.replica.replica_view import View
 
 T = TypeVar("T")
 DEADLINE_S: Final = 10.0
-_FIRST_LIMIT: Final = 256
-_LAST_LIMIT: Final = 4_096
-"""Keys of a range in one request: doubled from the first to the last."""
+_FIRST_KEYS: Final = 256
+_MORE_KEYS: Final = 2_048
+"""Of a range in one request: most are left early, or read to a page's end (`engine_copy`)."""
 _DONE: Final = b"1"
 _NOBODY: Final = (b"", b"")
 """Instead of a node's number and incarnation."""
@@ -118,8 +118,8 @@ class DirectEngine:
         end = self._end()
         while True:
             snapshot = _Snapshot(self._read)
-            result, proposal = self._run(fn, end, snapshot, writable=True)
-            if not proposal.is_needed or self._call(self._propose, proposal, snapshot.mark):
+            result, view = self._run(fn, end, snapshot, writable=True)
+            if not view.is_needed or self._call(self._propose, view.proposal(), snapshot.mark):
                 return result
             _check(end)
 
@@ -145,12 +145,12 @@ class DirectEngine:
 
     def _run(
         self, fn: Callable[[Transaction], T], end: float, snapshot: "_Snapshot", *, writable: bool
-    ) -> tuple[T, Proposal]:
-        """Runs `fn`; returns its result and its reads and writes."""
+    ) -> tuple[T, View]:
+        """Runs `fn`; returns its result, and the view with its reads and writes."""
         while True:
             view = _DirectView(snapshot, self._node, writable=writable)
             try:
-                return fn(view), view.proposal()
+                return fn(view), view
             except _Moved:
                 _check(end)
 
@@ -203,7 +203,7 @@ class _Snapshot:
         return self._values[key]
 
     def scan(self, start: bytes, end: bytes, /) -> Iterator[Pair]:
-        limit = _FIRST_LIMIT
+        limit = _FIRST_KEYS
         while start < end:
             asked = _Range(start, end, limit)
             self.ask((), [asked])
@@ -211,7 +211,7 @@ class _Snapshot:
             yield from pairs
             if len(pairs) < limit:
                 return
-            start, limit = pairs[-1][0] + b"\0", min(2 * limit, _LAST_LIMIT)
+            start, limit = pairs[-1][0] + b"\0", _MORE_KEYS
 
     def ask(self, keys: Sequence[bytes], ranges: Sequence[_Range] = ()) -> None:
         """Have them known. Raises _Moved: then all that was ever asked is known anew."""
