@@ -221,7 +221,6 @@ class FastPath:
         self._init_unique = 0
         self.kernel_minor = 0
         self.requests = 0
-        self.relayed = 0
         self.initialised = trio.Event()
 
     @property
@@ -530,7 +529,6 @@ class FastPath:
         if self._server is None:
             self._answer_alone(opcode, unique)
             return
-        self.relayed += 1
         try:
             self._server.send(self._buffer[:n])
         except BlockingIOError:

@@ -23,7 +23,6 @@ ATTRIBUTE: Final = b"trusted.kvfs.nfs"
 LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
 """Who may enter where no network was named."""
 Squash = Literal["none", "root", "all"]
-SQUASHES: Final = get_args(Squash)
 Groups = Literal["client", "server"]
 GROUPS: Final = get_args(Groups)
 MOST_NETWORKS: Final = 256

@@ -174,7 +174,7 @@ def call(
     """Ask the node whose control socket is `path`, and return its result.
 
     Raises NoNode when none runs there, Unavailable when it does not answer within `deadline_s`
-    seconds, else the error that the node raised. Blocks the thread; `acall` is the same for trio.
+    seconds, else the error that the node raised. Blocks the thread.
     """
     request = _request(method, params)
     with _no_node(path), _connect(path, deadline_s) as peer:
@@ -259,26 +259,6 @@ def _exchange(peer: socket.socket, request: bytes, deadline_s: float) -> bytearr
             raise ConnectionAbortedError
         line += part
     return line
-
-
-async def acall(
-    path: Path,
-    method: str,
-    params: Mapping[str, object] | None = None,
-    deadline_s: float = DEADLINE_S,
-) -> Any:
-    """`call` for trio. Cancelled: the node may or may not have done what it was asked."""
-    request, line = _request(method, params), bytearray()
-    with _no_node(path):
-        peer = trio.socket.from_stdlib_socket(_connect(path, deadline_s))
-        with peer, trio.fail_after(deadline_s):
-            await _send(peer, request)
-            while not line.endswith(b"\n"):
-                part = await peer.recv(65536)
-                if not part:
-                    raise errors.Unavailable(f"the node at {path} went away while it was asked")
-                line += part
-    return _result(line)
 
 
 def _request(method: str, params: Mapping[str, object] | None) -> bytes:

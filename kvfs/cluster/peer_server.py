@@ -91,13 +91,12 @@ class PeerServer:
         self,
         identity: Identity,
         shelf: Shelf,
-        may_serve: Callable[[], bool] = lambda: True,
-        spreading: Spreading[PeerAddress] | None = None,
+        may_serve: Callable[[], bool],
     ) -> None:
         self._identity = identity
         self._shelf = shelf
         self._may_serve = may_serve
-        self._spreading: Spreading[PeerAddress] = spreading or Spreading()
+        self._spreading: Spreading[PeerAddress] = Spreading()
         self._threads = trio.CapacityLimiter(_SENDING_THREADS)
         self._complained: set[str] = set()
         self.methods: dict[str, Method] = {"sums": self._sums}

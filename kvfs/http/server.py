@@ -38,9 +38,7 @@ _FULL_PAUSE_S: Final = 0.05
 _STOPPING_TICK_S: Final = 0.02
 
 
-def listen(
-    host: str, port: int, *, backlog: int = BACKLOG, share_port: bool = False
-) -> list[socket.socket]:
+def listen(host: str, port: int, *, share_port: bool = False) -> list[socket.socket]:
     """Listeners for each address of `host` (IPv4 and IPv6), all on one port; port 0: any free one.
 
     With `share_port` other processes may listen there too, and the kernel spreads connections over
@@ -54,7 +52,7 @@ def listen(
             chosen = listeners[0].getsockname()[1] if len(listeners) > 1 else port
             _prepare(listener, share_port)
             listener.bind((address[0], chosen, *address[2:]))
-            listener.listen(backlog)
+            listener.listen(BACKLOG)
     except BaseException:
         for listener in listeners:
             listener.close()

@@ -18,6 +18,9 @@ from typing import Final, Generic, TypeVar
 Address = TypeVar("Address")
 SMALL_BYTES: Final = 16 << 20
 """A redirect takes a round trip: files up to here are given to more at a time."""
+_SMALL_READERS: Final = 8
+_LARGE_READERS: Final = 1
+"""To how many nodes at a time a file of that size is given."""
 _ACTIVE_S: Final = 2.0
 """Since its last request, a reader counts as one that is being served."""
 _KNOWN_S: Final = 60.0
@@ -41,10 +44,7 @@ class _Reader(Generic[Address]):
 class Spreading(Generic[Address]):
     """The readers of this node's files."""
 
-    def __init__(self, large: int = 1, small: int = 8) -> None:
-        """`large`, `small`: to how many nodes at a time a file of that size is given."""
-        self._large = large
-        self._small = small
+    def __init__(self) -> None:
         self._turn = 0
         self._files: OrderedDict[tuple[int, int], dict[int, _Reader[Address]]] = OrderedDict()
         self.redirected = 0
@@ -73,7 +73,7 @@ class Spreading(Generic[Address]):
             reader = readers[node] = _Reader(address, self._turn)
             self._turn += 1
         reader.address, reader.asked = address, now
-        limit = self._small if size <= SMALL_BYTES else self._large
+        limit = _SMALL_READERS if size <= SMALL_BYTES else _LARGE_READERS
         served = sum(
             each.served and now - each.asked < _ACTIVE_S
             for each in readers.values()

@@ -92,7 +92,7 @@ class Admission:
             self.refused += 1
             raise NoSpace(self._what_is_full(namespace_id))
 
-    async def room_for(self, namespace_id: int, size: int, deadline_s: float = DEADLINE_S) -> None:
+    async def room_for(self, namespace_id: int, size: int) -> None:
         """Wait until `size` bytes are free in the namespace, which the evictor sees to. A file of
         as much as a credit is for takes one, as a new file does.
 
@@ -106,7 +106,7 @@ class Admission:
         if size <= census.attainable(namespace_id):
             self._demands.append(demand)
             try:
-                with trio.move_on_after(deadline_s):
+                with trio.move_on_after(DEADLINE_S):
                     census = await self._wait_for_bytes(namespace_id, size, census)
             finally:
                 self._demands.remove(demand)

@@ -17,7 +17,6 @@ def authenticate(
     secret_of: SecretOf,
     now: float,
     *,
-    region: bytes = b"",
     version_2: bool = False,
     host_bucket: bytes = b"",
     body_sha256: bytes = b"",
@@ -25,7 +24,7 @@ def authenticate(
     """Who signed the request; None: nobody, it is anonymous.
 
     `target` is path and query as sent, `headers` have lower-case names, `now` is in seconds since
-    the epoch. `region` b"" allows any. `version_2` allows signature version 2, for which
+    the epoch. The region may be any. `version_2` allows signature version 2, for which
     `host_bucket` is the bucket that the host names (b"": the path does). `body_sha256`
     (hexadecimal) is for requests of STS, whose headers do not say it. Raises S3Error.
     """
@@ -34,7 +33,7 @@ def authenticate(
     authorization = request.headers.get(b"authorization")
     if is_presigned(query):
         _check_single(authorization)
-        return sigv4.verify_query(request, secret_of, now, region)
+        return sigv4.verify_query(request, secret_of, now)
     if _is_version_2(query):
         _check_single(authorization)
         _check_allowed(version_2)
@@ -42,7 +41,7 @@ def authenticate(
     if not authorization:
         return None
     if authorization.startswith(b"AWS4-HMAC-SHA256 "):
-        return sigv4.verify_header(request, secret_of, now, region, body_sha256)
+        return sigv4.verify_header(request, secret_of, now, body_sha256)
     if authorization.startswith(b"AWS "):
         _check_allowed(version_2)
         return sigv2.verify_header(request, secret_of, now, host_bucket)

@@ -81,12 +81,11 @@ def verify(
     secret_of: SecretOf,
     now: float,
     *,
-    region: bytes = b"",
     version_2: bool = False,
 ) -> Form | None:
     """Judge the fields that stood before the file, by name in any case; None: nobody signed it.
 
-    `now` is in seconds since the epoch, `region` b"" allows any, `version_2` allows signatures of
+    `now` is in seconds since the epoch, the region is any, `version_2` allows signatures of
     version 2. Raises S3Error: AccessDenied, InvalidPolicyDocument, InvalidArgument,
     InvalidAccessKeyId, SignatureDoesNotMatch, MalformedPOSTRequest.
     """
@@ -97,17 +96,15 @@ def verify(
         if form.keys() & {"signature", "x-amz-signature"}:
             raise _missing("policy")
         return None
-    verified = _signer(form, secret_of, region, version_2)
+    verified = _signer(form, secret_of, version_2)
     policy = _parse(form["policy"])
     _check(policy, form | {"bucket": bucket}, now)
     return Form(verified, policy.bounds)
 
 
-def _signer(
-    form: Mapping[str, str], secret_of: SecretOf, region: bytes, version_2: bool
-) -> Verified:
+def _signer(form: Mapping[str, str], secret_of: SecretOf, version_2: bool) -> Verified:
     if "x-amz-signature" in form or "x-amz-algorithm" in form:
-        return _version_4(form, secret_of, region)
+        return _version_4(form, secret_of)
     if "signature" not in form or "awsaccesskeyid" not in form:
         raise _missing("signature" if "awsaccesskeyid" in form else "AWSAccessKeyId")
     if not version_2:
@@ -119,10 +116,10 @@ def _signer(
     return _version_2(form, secret_of)
 
 
-def _version_4(form: Mapping[str, str], secret_of: SecretOf, region: bytes) -> Verified:
+def _version_4(form: Mapping[str, str], secret_of: SecretOf) -> Verified:
     if _field(form, "x-amz-algorithm") != ALGORITHM:
         raise _invalid("X-Amz-Algorithm", 'X-Amz-Algorithm only supports "AWS4-HMAC-SHA256"')
-    credential = _credential(_field(form, "x-amz-credential"), region)
+    credential = _credential(_field(form, "x-amz-credential"))
     timestamp = _field(form, "x-amz-date")
     signed_at = parse_basic(timestamp)
     if signed_at is None or timestamp[:8] != credential.date:
@@ -149,13 +146,10 @@ def _version_4(form: Mapping[str, str], secret_of: SecretOf, region: bytes) -> V
     )
 
 
-def _credential(text: bytes, region: bytes) -> Credential:
+def _credential(text: bytes) -> Credential:
     credential = parse_credential(text)
     if credential is None or credential.service != b"s3":
         raise _invalid("X-Amz-Credential", "The X-Amz-Credential is malformed")
-    if region and credential.region != region:
-        expected = region.decode()
-        raise _invalid("X-Amz-Credential", f"The region is wrong; expecting '{expected}'")
     return credential
 
 

@@ -84,16 +84,16 @@ class Signed(msgspec.Struct):
 
 
 def verify_header(
-    request: Request, secret_of: SecretOf, now: float, region: bytes, body_sha256: bytes
+    request: Request, secret_of: SecretOf, now: float, body_sha256: bytes
 ) -> Verified:
-    """Verify the Authorization header (there must be one).
+    """Verify the Authorization header (there must be one), of any region.
 
-    `region` b"" allows any. `body_sha256` is taken where the request need not name its body's
-    digest (service `sts`). Raises S3Error.
+    `body_sha256` is taken where the request need not name its body's digest (service `sts`). Raises
+    S3Error.
     """
     headers = request.headers
     fields = _fields(headers[b"authorization"])
-    credential = _credential(fields[b"Credential"], region, _header_malformed)
+    credential = _credential(fields[b"Credential"], _header_malformed)
     timestamp, signed_at = _header_time(headers)
     check_skew(signed_at, timestamp, now)
     if timestamp[:8] != credential.date:
@@ -114,12 +114,12 @@ def verify_header(
     return _verify(request, canonical_query(parameters(request.query)), signed, secret_of)
 
 
-def verify_query(request: Request, secret_of: SecretOf, now: float, region: bytes) -> Verified:
-    """Verify a presigned query. `region` b"" allows any. Raises S3Error."""
+def verify_query(request: Request, secret_of: SecretOf, now: float) -> Verified:
+    """Verify a presigned query, of any region. Raises S3Error."""
     sent = parameters(request.query)
     values = {name: value for name, _, value in sent}
     _check_required(values)
-    credential = _credential(values[b"X-Amz-Credential"], region, _query_malformed)
+    credential = _credential(values[b"X-Amz-Credential"], _query_malformed)
     timestamp = values[b"X-Amz-Date"]
     signed_at, valid_until = _check_period(values, credential, now)
     names, signed_headers = _names(
@@ -226,17 +226,12 @@ def _fields(header: bytes) -> dict[bytes, bytes]:
     return fields
 
 
-def _credential(text: bytes, region: bytes, malformed: Callable[[str], S3Error]) -> Credential:
+def _credential(text: bytes, malformed: Callable[[str], S3Error]) -> Credential:
     credential = parse_credential(text)
     if credential is None:
         raise malformed("the Credential must be KEY/YYYYMMDD/REGION/SERVICE/aws4_request")
     if credential.service not in SERVICES:
         raise malformed("the service of the Credential must be s3")
-    if region and credential.region != region:
-        expected = region.decode()
-        error = malformed(f"the region is wrong; expecting '{expected}'")
-        error.extra["Region"] = expected
-        raise error
     return credential
 
 

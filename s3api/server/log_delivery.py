@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -166,14 +166,14 @@ def key_of(
     region: str,
     bucket: str,
     now: float,
-    unique: Callable[[], str] = lambda: secrets.token_hex(8).upper(),
 ) -> str:
     """The key of a log object, in one of S3's two forms."""
+    unique = secrets.token_hex(8).upper()
     moment, prefix = time.gmtime(now), str(wanted["TargetPrefix"])
     partitioned = (wanted.get("TargetObjectKeyFormat") or {}).get("PartitionedPrefix")
     if partitioned is None:
-        return prefix + time.strftime("%Y-%m-%d-%H-%M-%S-", moment) + unique()
+        return prefix + time.strftime("%Y-%m-%d-%H-%M-%S-", moment) + unique
     by_event = partitioned.get("PartitionDateSource") == "EventTime"
     stamp = time.strftime("%Y-%m-%d-00-00-00-" if by_event else "%Y-%m-%d-%H-%M-%S-", moment)
     day = time.strftime("%Y/%m/%d", moment)
-    return f"{prefix}{owner}/{region}/{bucket}/{day}/{stamp}{unique()}"
+    return f"{prefix}{owner}/{region}/{bucket}/{day}/{stamp}{unique}"

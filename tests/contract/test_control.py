@@ -68,10 +68,9 @@ async def in_thread(*arguments: Any) -> Any:
     return await trio.to_thread.run_sync(control.call, *arguments)
 
 
-def test_a_request_is_answered_to_both_kinds_of_caller(path: Path) -> None:
+def test_a_request_is_answered(path: Path) -> None:
     async def talk() -> None:
         params = {"name": "ü", "list": [1, 2, None]}
-        assert await control.acall(path, "echo", params) == params
         assert await in_thread(path, "echo", params) == params
 
     serving(path, talk)
@@ -80,11 +79,9 @@ def test_a_request_is_answered_to_both_kinds_of_caller(path: Path) -> None:
 def test_an_error_arrives_as_its_own_class(path: Path) -> None:
     async def talk() -> None:
         with pytest.raises(NotFound, match="no such thing"):
-            await control.acall(path, "missing")
-        with pytest.raises(NotFound, match="no such thing"):
             await in_thread(path, "missing")
         with pytest.raises(NotSupported, match="no method 'nonsense'; there are: broken, echo"):
-            await control.acall(path, "nonsense")
+            await in_thread(path, "nonsense")
 
     serving(path, talk)
 
@@ -94,8 +91,8 @@ def test_a_failing_handler_does_not_end_the_node(
 ) -> None:
     async def talk() -> None:
         with pytest.raises(Unavailable, match="ZeroDivisionError"):
-            await control.acall(path, "broken")
-        assert await control.acall(path, "echo", {"still": "here"}) == {"still": "here"}
+            await in_thread(path, "broken")
+        assert await in_thread(path, "echo", {"still": "here"}) == {"still": "here"}
 
     serving(path, talk)
     assert "a control request failed" in caplog.text
@@ -119,7 +116,7 @@ def test_a_socket_left_by_a_killed_node_is_replaced(path: Path) -> None:
         control.call(path, "echo")
 
     async def talk() -> None:
-        assert await control.acall(path, "echo") == {}
+        assert await in_thread(path, "echo") == {}
 
     serving(path, talk)
     assert not path.exists()
@@ -127,8 +124,6 @@ def test_a_socket_left_by_a_killed_node_is_replaced(path: Path) -> None:
 
 def test_a_slow_answer_is_given_up(path: Path) -> None:
     async def talk() -> None:
-        with pytest.raises(Unavailable, match="did not answer in time"):
-            await control.acall(path, "forever", {}, 0.05)
         with pytest.raises(Unavailable, match="did not answer in time"):
             await in_thread(path, "forever", {}, 0.05)
 
@@ -161,7 +156,7 @@ def test_a_line_without_end_closes_the_connection(path: Path) -> None:
         with peer, pytest.raises((BrokenPipeError, ConnectionResetError)):
             for _ in range(2 * control.LINE_LIMIT // 65536):
                 await peer.send(b"x" * 65536)
-        assert await control.acall(path, "echo") == {}
+        assert await in_thread(path, "echo") == {}
 
     serving(path, talk)
 

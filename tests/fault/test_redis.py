@@ -11,14 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import trio
 
 from kvfs.base.errors import Conflict, Invalid, NoSpace, NotSupported, Unavailable
 from kvfs.meta.redis.about import check_server, sync_means
+from kvfs.meta.redis.leasing import LeaseTable
 from kvfs.meta.redis.location import parse
 from kvfs.meta.redis.log import BEGIN, PROPOSE, Answer, Proposal, proposed, read_answer
 from kvfs.meta.redis.scripts import TOP, keys_of
 from kvfs.meta.redis.slots import slot_of
-from kvfs.meta.replica.direct_engine import DirectEngine
+from kvfs.meta.replica.direct_engine import DEADLINE_S, DirectEngine
 from tests.cluster.waiting import wait_until
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed, on_a_port
 from tests.fault.counters import increment, number
@@ -43,8 +45,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
 
 
 @contextlib.contextmanager
-def opened(url: str, **options: float | str) -> Iterator[DirectEngine]:
-    engine = DirectEngine(url, **options)  # type: ignore[arg-type]
+def opened(url: str, *, deadline_s: float = DEADLINE_S) -> Iterator[DirectEngine]:
+    engine = DirectEngine(url, deadline_s=deadline_s)
     try:
         yield engine
     finally:
@@ -302,14 +304,19 @@ def test_a_server_that_will_not_do_is_told_why(about: dict[str, str], words: str
 
 
 def test_another_clusters_prefix_is_refused(server: RedisServer) -> None:
-    with opened(server.url, cluster="mine") as engine:
-        assert engine.cluster == "mine"
+    async def found(cluster: str | None, prefix: str = "kvfs") -> str:
+        table = LeaseTable(parse(f"{server.url}?prefix={prefix}"), SHORT_S)
+        try:
+            return await table.found(cluster)
+        finally:
+            table.close()
+
+    assert trio.run(found, "mine") == "mine"
     with pytest.raises(Conflict, match=r"belongs to the cluster mine, not to theirs.*prefix="):
-        DirectEngine(server.url, cluster="theirs")
-    with opened(f"{server.url}?prefix=other", cluster="theirs"):
-        pass
-    with opened(server.url) as engine:
-        assert engine.cluster == "mine"
+        trio.run(found, "theirs")
+    assert trio.run(found, "theirs", "other") == "theirs"
+    with opened(server.url):
+        assert trio.run(found, None) == "mine"
 
 
 def test_a_newer_layout_is_refused(server: RedisServer) -> None:

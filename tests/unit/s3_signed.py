@@ -67,9 +67,7 @@ def signed(
     return sent(request)
 
 
-def check(
-    request: Sent, now: float | None = None, region: bytes = b"", version_2: bool = True
-) -> Verified | None:
+def check(request: Sent, now: float | None = None, version_2: bool = True) -> Verified | None:
     method, target, headers = request
     return authenticate(
         method,
@@ -77,6 +75,5 @@ def check(
         headers,
         secret_of,
         time.time() if now is None else now,
-        region=region,
         version_2=version_2,
     )

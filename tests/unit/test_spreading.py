@@ -44,9 +44,9 @@ def test_a_reader_that_has_gone_makes_room() -> None:
 
 
 def test_small_files_go_to_more_at_a_time() -> None:
-    spreading: Spreading[str] = Spreading(small=3)
-    answers = [spreading.ask(FILE, SMALL_BYTES, node, f"host-{node}", 0.0) for node in range(5)]
-    assert [bool(answer) for answer in answers] == [False, False, False, True, True]
+    spreading: Spreading[str] = Spreading()
+    answers = [spreading.ask(FILE, SMALL_BYTES, node, f"host-{node}", 0.0) for node in range(10)]
+    assert [bool(answer) for answer in answers] == [*[False] * 8, True, True]
 
 
 def test_files_are_apart() -> None:

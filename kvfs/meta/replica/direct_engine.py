@@ -75,16 +75,14 @@ class _Moved(BaseException):
 
 class DirectEngine:
     """The metadata at `url` (`location.HELP`), for threads without an event loop. `node`: as which
-    node transactions run. `cluster` names whose the metadata have to be; None: anybody's.
-    `deadline_s` bounds each request, and how long a transaction is tried. Raises Unavailable,
-    NotSupported, Invalid, Conflict (another cluster's)."""
+    node transactions run. `deadline_s` bounds each request, and how long a transaction is tried.
+    Raises Unavailable, NotSupported, Invalid."""
 
     def __init__(
         self,
         url: str,
         *,
         node: bytes = b"",
-        cluster: str | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._node = node
@@ -100,8 +98,7 @@ class DirectEngine:
         self._thread.start()
         self._token = started.result()
         try:
-            self.cluster: str = self._call(self._caller.examine, cluster)
-            """Whose the metadata are."""
+            self._call(self._caller.examine, None)
         except BaseException:
             self.close()
             raise

@@ -11,7 +11,7 @@ Invariants
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeVar
 
 import trio
@@ -122,7 +122,6 @@ class Copies:
         count: int,
         *,
         hot: bool = False,
-        without: Collection[int] = (),
         refusals: dict[int, str] | None = None,
     ) -> list[int]:
         """Have `count` more nodes take the file; those that have. Fewer where no more are there,
@@ -137,7 +136,7 @@ class Copies:
                 count - len(made),
                 holders=[*file.holders, *made],
                 media=file.namespace.media,
-                without={*without, *refused},
+                without=set(refused),
             )
             if not chosen:
                 break

@@ -32,10 +32,10 @@ class Holder(NamedTuple):
         return not self.holding.blocks
 
 
-def hold(t: Transaction, ino: int, version: int, blocks: bytes = b"") -> None:
-    """This node has the data file: the whole, or these blocks."""
+def hold(t: Transaction, ino: int, version: int) -> None:
+    """This node has the data file, the whole of it."""
     if t.node:
-        t.put(keys.placement(ino, t.node), pack(Holding(version=version, blocks=blocks)))
+        t.put(keys.placement(ino, t.node), pack(Holding(version=version)))
         t.put(keys.held(t.node, ino), b"")
 
 
