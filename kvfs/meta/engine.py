@@ -9,7 +9,8 @@ Invariants
   write through its argument.
 - Keys are at most 511 bytes; order is that of the bytes.
 - A transaction sees its own writes.
-- Whatever `transact` returned for survives SIGKILL of every process; after `sync`, power loss.
+- A commit survives SIGKILL of every process once `transact` has returned, and power loss once a
+  later `sync` has.
 """
 
 from collections.abc import Callable, Iterator, Sequence

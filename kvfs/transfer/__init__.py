@@ -1,4 +1,4 @@
-"""How the bytes of a file come from other nodes, and go on to others while they come.
+"""The transfer of files' bytes from other nodes, and on to others while they come.
 
 | module | subject |
 |---|---|

@@ -74,7 +74,7 @@ class Arriving:
         return self.plan.has(chunk)
 
     def sums_of(self, first: int, count: int) -> bytes:
-        """Those of some chunks."""
+        """The checksums of some chunks."""
         return bytes(self._sums[first * DIGEST_BYTES : (first + count) * DIGEST_BYTES])
 
     async def span(self, offset: int, length: int) -> None:
@@ -119,8 +119,8 @@ class Arriving:
         return Span(first, max(0, end - first))
 
     def close(self) -> None:
-        """Who waits gets Unavailable; what streams still have under way goes to a descriptor of
-        their own. Idempotent."""
+        """Closes the file: readers that wait get Unavailable; what streams still have under way
+        goes to a descriptor of their own. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True

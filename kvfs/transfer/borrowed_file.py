@@ -32,7 +32,7 @@ _PAUSE_S: Final = 0.25
 
 
 class _Loan:
-    """What comes for one borrower."""
+    """The transfer for one borrower."""
 
     def __init__(self) -> None:
         self.ended = trio.Event()
@@ -40,7 +40,7 @@ class _Loan:
 
 
 class Borrowing:
-    """For one node."""
+    """The borrowing of one node."""
 
     def __init__(self, engine: Engine, files: DataFiles) -> None:
         self._engine = engine

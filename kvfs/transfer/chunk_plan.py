@@ -1,11 +1,11 @@
-"""Which chunks of a file are asked for next. Pure: no clock, no I/O.
+"""The order in which chunks of a file are asked for. Pure: no clock, no I/O.
 
 Invariants
 - A chunk is in one state: missing, asked for (of one stream), or here.
 - What is here stays here.
 - Whoever waits for a chunk has it before what is only likely to be wanted, and that comes before
   the rest, in the order of the file.
-- Who may not answer is asked for nothing that somebody waits for (`take_last`).
+- A source that may not answer is asked for nothing that somebody waits for (`take_last`).
 """
 
 from typing import Final, NamedTuple
@@ -140,7 +140,7 @@ class Plan:
         return not self._lazily or chunk in self._urgent or chunk in self._likely
 
     def give_back(self, span: Span) -> None:
-        """What is not here of it was asked for in vain: it is the first to be asked for again."""
+        """Gives back a span: its chunks that are not here are the first to be asked for again."""
         back = [chunk for chunk in range(span.first, span.end) if self._states[chunk] == _ASKED]
         for chunk in back:
             self._states[chunk] = _MISSING

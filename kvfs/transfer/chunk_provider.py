@@ -1,10 +1,10 @@
-"""What this node has for others: whole data files, and those that are arriving.
+"""The data that this node has for others: whole data files, and those that are arriving.
 
 Invariants
 - Of a file that is arriving only chunks that are here are offered.
 - Of sealed content the index knows the checksums; where it does not (just sealed, or the index is
   new), and of other content, they are computed from the bytes when it is asked for.
-- To have a data file open keeps it from being evicted while it is sent.
+- A data file that is open is not evicted while it is sent.
 - A data file that is written in place is nobody's: what its record speaks of is not there any more,
   and what will be published is not there yet.
 """
@@ -36,7 +36,7 @@ _COMPUTED_MOST: Final = 64
 
 
 class Shelf:
-    """For one event loop; see `peer_server.Shelf`."""
+    """The provider for one event loop; see `peer_server.Shelf`."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ def _stamp(fd: int) -> bytes:
 
 
 def _told(ask: Ask, sums: bytes, count: int) -> bytes:
-    """What an answer with the first `count` chunks says of the file's checksums."""
+    """The part of the file's checksums that an answer with the first `count` chunks carries."""
     if ask.tells_all:
         return sums
     return sums[ask.first * DIGEST_BYTES : (ask.first + count) * DIGEST_BYTES]

@@ -77,7 +77,7 @@ class Taking(ABC):
 
     @property
     def chunk_bytes(self) -> int:
-        """What has come of it."""
+        """Bytes of the present chunk that have come."""
         return self._offset - self._chunk * CHUNK_BYTES
 
     @property
@@ -125,8 +125,8 @@ class Receiving(Taking):
                 raise Unavailable(f"nothing has come for {STALL_S:g} s")
 
     async def _take_turn(self, threads: trio.CapacityLimiter) -> bool:
-        """What comes without a pause; whether the body has ended. Where little is left, not in a
-        thread."""
+        """Takes the bytes that come without a pause; returns whether the body has ended. Where
+        little is left, not in a thread."""
         if self._connection.remaining > _INLINE_BYTES:
             return await trio.to_thread.run_sync(self._burst, limiter=threads)
         while (ended := self._step(0, self._arrived)) is False:
@@ -134,7 +134,7 @@ class Receiving(Taking):
         return bool(ended)
 
     def _burst(self) -> bool:
-        """In a thread: whether the body has ended."""
+        """Takes bytes in a thread; returns whether the body has ended."""
         while not self.stopped and (ended := self._step(_PAUSE_MS, self._tell_loop)) is not None:
             if ended:
                 return True
@@ -144,7 +144,8 @@ class Receiving(Taking):
         self._token.run_sync_soon(self._arrived, chunk, bytes_, seconds)
 
     def _step(self, patience_ms: int, tell: Arrived) -> bool | None:
-        """What is there, to a buffer's length: whether it was the body's end; None: nothing is."""
+        """Takes the bytes that are there, up to a buffer's length; returns whether they were the
+        body's end; None: there are none."""
         left = self._chunk_left
         count = self._connection.receive_soon(self._buffer[:left], patience_ms)
         if count is None:

@@ -50,7 +50,7 @@ _NEXT_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the files of a node share."""
+    """The means that the files of a node share."""
 
     peers: PeerClient
     me: int

@@ -77,7 +77,7 @@ Change = tuple[bytes, bytes | None, bytes | None]
 
 
 class Found(NamedTuple):
-    """Who may have a file."""
+    """The nodes that may have a file."""
 
     nodes: list[int]
     """That have all of it, by the engine."""
@@ -93,7 +93,8 @@ class _Settled(NamedTuple):
 
 
 class Bringing:
-    """Of one node. `room` makes room for so many bytes on its disk, or raises NoSpace."""
+    """The fetcher of one node. `room` makes room for so many bytes on its disk, or raises
+    NoSpace."""
 
     def __init__(
         self,
@@ -133,7 +134,8 @@ class Bringing:
 
     @property
     def coming_bytes(self) -> int:
-        """Of what is on its way, once it has its room: no one else may have that."""
+        """Bytes of the files that are on their way, once they have their room: no one else may have
+        that."""
         return sum(each.size for each in self._incoming.values() if each.has_room)
 
     @property
@@ -193,7 +195,7 @@ class Bringing:
             await self.begin(ino, inode).span(offset, length)
 
     def share(self, ino: int, version: int) -> float:
-        """What share is here of a data file that is on its way; negative where it is not."""
+        """The share of a data file on its way that is here; negative where it is not on its way."""
         incoming = self._incoming.get((ino, version))
         return -1.0 if incoming is None else incoming.share
 
@@ -531,7 +533,7 @@ class Bringing:
 
 
 def _miss(error: KvfsError) -> NotFound:
-    """What a cache namespace says where nobody answers, or the file is written elsewhere."""
+    """The miss of a cache namespace where nobody answers, or the file is written elsewhere."""
     kind = OtherVersion if isinstance(error, Busy) else Unreached
     return kind(str(error))
 
@@ -542,7 +544,7 @@ def _found(t: Transaction, ino: int, version: int) -> Found:
 
 
 def _holders(t: Transaction, ino: int, version: int) -> list[bytes]:
-    """Those that have all of the file's present content."""
+    """The nodes that have all of the file's present content."""
     return [
         each.node
         for each in placements.holders(t, ino)

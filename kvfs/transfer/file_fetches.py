@@ -23,7 +23,7 @@ _THREADS: Final = 16
 
 
 class Fetcher:
-    """Of one node; for its event loop."""
+    """The fetches of one node; for its event loop."""
 
     def __init__(self, peers: PeerClient, me: int, transport: Transport | None = None) -> None:
         """`me`: this node's number. `transport`: OverTcp unless told otherwise."""
@@ -107,5 +107,5 @@ class Fetcher:
 
 
 def _in_turn(holders: Sequence[PeerAddress], ino: int, me: int) -> list[PeerAddress]:
-    """In an order of its own for each file and reader: their load spreads over the holders."""
+    """The holders in an order of its own for each file and reader: their load spreads over them."""
     return sorted(holders, key=lambda holder: zlib.crc32(b"%d %d %d" % (holder.node, ino, me)))

@@ -1,6 +1,6 @@
-"""Which streams are stuck, while others are not.
+"""Finds streams that are stuck, while others are not.
 
-A stream is stuck that gets nothing, or would need much longer for its chunk than others do. Each
+A stream is stuck if it gets nothing, or would need much longer for its chunk than others do. Each
 time one loses its work for that, patience doubles: a slow network ends in slowness and not in a
 circle. For a stream on trial it stays what it was: others go on meanwhile.
 """
@@ -48,7 +48,7 @@ class Stream:
         self.scope.cancel()
 
     def silent_s(self, now: float) -> float:
-        """For how long nothing has come."""
+        """Seconds for which nothing has come."""
         return now - (self.began if self.receiving is None else self.receiving.moved_at)
 
     def chunk_left_s(self, now: float) -> float:

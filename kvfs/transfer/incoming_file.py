@@ -19,7 +19,7 @@ from its first byte on."""
 
 
 class Arriving(Protocol):
-    """What fills the file, from wherever."""
+    """The source that fills the file, of whatever kind."""
 
     @property
     def sums(self) -> bytes:
@@ -77,7 +77,7 @@ class Incoming:
 
     @property
     def share(self) -> float:
-        """Of its chunks that are here; 0 while that is not known."""
+        """The share of its chunks that are here; 0 while that is not known."""
         chunks = -(-self.size // CHUNK_BYTES)
         if self._arriving is None or not chunks:
             return 0.0

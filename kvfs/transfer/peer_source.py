@@ -14,8 +14,8 @@ from kvfs.transfer.incoming_file import Arriving
 def by_peers(
     fetcher: Fetcher, address: Callable[[int], PeerAddress | None], is_sure: Callable[[], bool]
 ) -> Fetch:
-    """From the nodes that have an address now. `is_sure`: whether this node may say who lives;
-    while it may not, nothing is given up as lost."""
+    """A fetch from the nodes that have an address now. `is_sure`: whether this node may say who
+    lives; while it may not, nothing is given up as lost."""
 
     def fetch(ino: int, inode: Inode, nodes: Sequence[int], fd: int) -> Arriving | None:
         alive = [there for node in nodes if (there := address(node)) is not None]

@@ -1,4 +1,4 @@
-"""Where the bytes of a file go that arrives."""
+"""The target of the bytes of a file that arrives."""
 
 import os
 import threading

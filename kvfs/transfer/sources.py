@@ -38,7 +38,7 @@ _CHUNKS_EACH: Final = 4
 
 
 class Standing(Enum):
-    """Of a source."""
+    """The standing of a source."""
 
     RESERVE = "reserve"
     ACTIVE = "active"
@@ -85,7 +85,8 @@ class Source:
         self.answer_s = (self.answer_s + seconds) / 2
 
     def failed(self, error: KvfsError, began: float, now: float) -> None:
-        """What was asked at `began` failed. Requests that fail together are one failure."""
+        """Notes that a request made at `began` failed. Requests that fail together are one
+        failure."""
         self.failure = error
         if began > self._struck_at:
             self.strikes += 1
@@ -111,7 +112,7 @@ class Source:
 
 
 class Sources:
-    """Those of one file."""
+    """The sources of one file."""
 
     def __init__(
         self,
@@ -145,8 +146,9 @@ class Sources:
         return [source for source in self._all.values() if source.standing is standing]
 
     def activate(self, now: float) -> list[Source]:
-        """Those that are to be asked from now on, so that as many are as the file is worth. Who
-        sent us away is asked again where nobody else is left, who was too slow after a while."""
+        """The sources that are to be asked from now on, so that as many are as the file is worth.
+        One that sent us away is asked again where nobody else is left, one that was too slow after
+        a while."""
         active, reserve = self.of(Standing.ACTIVE), self._reserve()
         willing = [each for each in reserve if not each.insist and each.rests_until <= now]
         if not willing:

@@ -16,16 +16,16 @@ from kvfs.transfer.sink import Sink
 
 
 class Transport(Protocol):
-    """Of one node; for its event loop."""
+    """The transport of one node; for its event loop."""
 
     def mover(self, address: PeerAddress, ask: Ask) -> bytes:
-        """What a request says of how else than in its answer's body the bytes may come; empty: in
-        no other way."""
+        """The field of a request that says by which other way than its answer's body the bytes may
+        come; empty: by none."""
 
     def taking(
         self, address: PeerAddress, incoming: Incoming, sink: Sink, arrived: Arrived
     ) -> AbstractContextManager[Taking]:
-        """What takes the answer of that node into the file; what it needs is held until the block
+        """Takes the answer of that node into the file; what that needs is held until the block
         ends."""
 
 

@@ -1,4 +1,4 @@
-"""What a process tells the node about names that it changed behind the mount's back."""
+"""Changes of names behind the mount's back, as a process tells the node."""
 
 import base64
 import binascii
@@ -29,7 +29,7 @@ class _Wire(msgspec.Struct):
 
 
 def to_wire(changes: Iterable[Change]) -> list[dict[str, Any]]:
-    """For a control request: names are base64."""
+    """The changes for a control request: names are base64."""
     return [
         {
             "parent": each.parent,
@@ -41,7 +41,7 @@ def to_wire(changes: Iterable[Change]) -> list[dict[str, Any]]:
 
 
 def from_wire(raw: object) -> list[Change]:
-    """What `to_wire` made. Raises Invalid."""
+    """Reads the result of `to_wire`. Raises Invalid."""
     try:
         return [
             Change(each.parent, base64.b64decode(each.name, validate=True), each.ino)

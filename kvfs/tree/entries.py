@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """What a name led to before it went."""
+    """The inode behind a name before it went."""
 
     ino: int
     inode: Inode
@@ -56,7 +56,7 @@ class Removed(NamedTuple):
 
 
 def find_shown(t: Transaction, parent: int, name: bytes) -> Entry | None:
-    """What the mount sees under this name, which may be an odd form."""
+    """The entry that the mount shows under this name, which may be an odd form."""
     key = b"e" + keys.pack_u64(parent) + name
     value = t.get(key)
     if value is not None:

@@ -45,7 +45,7 @@ def is_content_as_given(kept: bytes, inode: Inode) -> bool:
 
 
 def computed(ino: int, inode: Inode) -> str:
-    """Of a file that nobody gave one, from its number, size and mtime."""
+    """The ETag of a file that nobody gave one, from its number, size and mtime."""
     seed = b"%d %d %d" % (ino, inode.size, inode.mtime_ns)
     return xxhash.xxh3_128_hexdigest(seed) + "-1"
 

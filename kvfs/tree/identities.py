@@ -23,7 +23,7 @@ _is_access_key: Final = re.compile(r"[A-Za-z0-9._-]{3,128}").fullmatch
 
 
 class Identity(NamedTuple):
-    """What an access key leads to."""
+    """The identity behind an access key."""
 
     user: str
     enabled: bool
@@ -111,7 +111,7 @@ def remove(t: Transaction, name: str) -> list[str]:
 
 
 def find(t: Transaction, access_key: str) -> Identity | None:
-    """What an access key leads to; None where there is none. Raises Corrupt."""
+    """The identity behind an access key; None where there is none. Raises Corrupt."""
     value = t.get(keys.access_key(access_key)) if _is_access_key(access_key) else None
     if value is None:
         return None

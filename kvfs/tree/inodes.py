@@ -38,7 +38,7 @@ BLOCK: Final = 512
 
 
 class Changes(msgspec.Struct, kw_only=True):
-    """What `set_attributes` is to change; None leaves a field as it is."""
+    """The changes that `set_attributes` is to make; None leaves a field as it is."""
 
     mode: int | None = None
     """Permission bits; the file's type stays."""

@@ -67,7 +67,7 @@ class Evicted(NamedTuple):
 
     @property
     def entries(self) -> list[bytes]:
-        """By which names that are looked for are known to be these (`NotFound.at`)."""
+        """The entries by which look-ups of these names are known (`NotFound.at`)."""
         return [keys.file_entry(*name) for name in self.names]
 
 

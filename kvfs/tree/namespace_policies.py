@@ -1,4 +1,4 @@
-"""What may be set of a namespace, and what goes with what. Pure.
+"""The settings of a namespace that may be set, and those that go together. Pure.
 
 A lone node refuses what only a cluster can keep.
 """
@@ -22,7 +22,7 @@ _OF_CLUSTER: Final = ("coherence", "replicas", "acknowledge", "locks")
 
 
 class Policy(TypedDict, total=False):
-    """What is to be changed; None: nothing of it."""
+    """The settings to be changed; None leaves one as it is."""
 
     kind: str | None
     capacity: int | None

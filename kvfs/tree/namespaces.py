@@ -159,7 +159,7 @@ def get(t: Transaction, namespace_id: int) -> Namespace:
 
 
 def usage(t: Transaction, namespace_id: int) -> Usage:
-    """What the namespace holds now. Raises NotFound."""
+    """The present usage of the namespace. Raises NotFound."""
     value = t.get(keys.usage(namespace_id))
     if value is None:
         raise _missing(namespace_id)
@@ -245,7 +245,7 @@ def allocate_inodes(t: Transaction, namespace_id: int, count: int) -> int:
 
 
 def settings(t: Transaction, namespace_id: int) -> dict[bytes, bytes]:
-    """What is set for the namespace as a bucket, by name."""
+    """The settings of the namespace as a bucket, by name."""
     prefix = keys.setting(namespace_id, b"")
     return {key[len(prefix) :]: value for key, value in t.scan(prefix, keys.after(prefix))}
 

@@ -23,7 +23,7 @@ _LATE_S: Final = 2.0
 
 
 class Place(Enum):
-    """What has become of the name of a file that is to be known."""
+    """The state of the name of a file that is to become known."""
 
     OWN = "own"
     """It leads to the file."""

@@ -1,4 +1,4 @@
-"""What a process other than the mount sees of the namespace: files that were published.
+"""The namespace as a process other than the mount sees it: files that were published.
 
 A file that was never closed is seen on its mount alone; one whose data a power cut may have torn
 (written in another boot, never synced) is a miss until the node's start has dropped it. Directories
@@ -153,8 +153,8 @@ def _hide_unpublished(t: Transaction, values: list[bytes | None]) -> None:
 def list_children(
     t: Transaction, parent: int, after_key: bytes, limit: int, boot: int
 ) -> tuple[list[Listed], bytes]:
-    """What is visible among the next `limit` names after `after_key`, and where to go on (empty:
-    nowhere, all were given)."""
+    """The visible entries among the next `limit` names after `after_key`, and where to go on
+    (empty: nowhere, all were given)."""
     children = tree.list_children(t, parent, after_key, limit)
     records = read_inodes(t, [child.ino for child in children])
     listed = [

@@ -49,7 +49,7 @@ class Found(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Whose directories that are made up become, and when."""
+    """The owner of directories that are made up, and the time of their making."""
 
     uid: int
     gid: int

@@ -14,7 +14,7 @@ from kvfs.tree.namespace_policies import MD5_ALL
 
 
 def wanting_md5(t: Transaction, inos: list[int]) -> set[int]:
-    """Those to which a seal gives the MD5 of their content."""
+    """The files to which a seal gives the MD5 of their content."""
     return {
         ino
         for ino, inode in zip(inos, read_inodes(t, inos), strict=True)

@@ -1,4 +1,4 @@
-"""Who in this process holds which inode: the kernel's lookup counts, and open files.
+"""The holders of inodes in this process: the kernel's lookup counts, and open files.
 
 An inode that lost its last link stays until nobody holds it: the kernel may have looked it up and
 open it next (`os.replace` under concurrent opens), or it is open already. The counts live in memory

@@ -1,4 +1,4 @@
-"""What makes a mount's kernel forget: messages to /dev/fuse that nobody asked for.
+"""Messages to /dev/fuse that nobody asked for, by which a mount's kernel forgets.
 
 | message | forgotten | waits for |
 |---|---|---|

@@ -19,12 +19,13 @@ _LAST: Final = SLOTS - 1
 
 
 def no_misses() -> Counts:
-    """Of each reason none."""
+    """Counts of 0 for each reason."""
     return dict.fromkeys(REASONS, 0)
 
 
 class Misses:
-    """Of one door; any thread. A race of two threads may lose a count, which does no harm."""
+    """The misses of one door; any thread. A race of two threads may lose a count, which does no
+    harm."""
 
     def __init__(self, gone: GoneNames) -> None:
         self._gone = gone
@@ -67,6 +68,6 @@ class Misses:
         self.counts[reason] += 1
 
     def take(self) -> Counts:
-        """What was counted since the last time, where anything was."""
+        """The counts since the last time, for reasons that have any."""
         taken, self.counts = self.counts, no_misses()
         return {reason: count for reason, count in taken.items() if count}

@@ -1,4 +1,4 @@
-"""What becomes of a file whose data file is not what its record says.
+"""The treatment of a file whose data file is not what its record says.
 
 | data file | cache namespace | durable namespace |
 |---|---|---|

@@ -1,5 +1,5 @@
-"""What becomes of a data file that no record names, or that is not what its record says, and how
-much of the disk the quarantine takes.
+"""The treatment of a data file that no record names, or that is not what its record says, and the
+disk space of the quarantine.
 
 | data file | becomes |
 |---|---|
@@ -9,8 +9,8 @@ much of the disk the quarantine takes.
 | any other | moved into quarantine |
 
 Invariants
-- What may be of a durable namespace is never unlinked because a record is missing: the record may
-  have been lost, and the data may be all that is left of what was acknowledged.
+- A data file that may be of a durable namespace is never unlinked because a record is missing: the
+  record may have been lost, and the data may be all that is left of what was acknowledged.
 - A data file that cannot be looked at stays where it is.
 """
 
@@ -36,7 +36,7 @@ Kinds = Mapping[int, str]
 
 
 def kinds_of(t: Transaction) -> Kinds:
-    """Those of all namespaces."""
+    """The kinds of all namespaces."""
     return {each.id: each.namespace.kind for each in namespaces.list_all(t)}
 
 
@@ -77,7 +77,7 @@ def _has(files: DataFiles, ino: int, version: int, found: os.stat_result) -> boo
 
 
 class Used(NamedTuple):
-    """What is in quarantine."""
+    """The contents of the quarantine."""
 
     files: int
     bytes: int

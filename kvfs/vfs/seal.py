@@ -24,7 +24,7 @@ _DESCRIBED_BYTES: Final = 4096
 
 
 class Read(NamedTuple):
-    """What step 1 found in a data file; `fd` stays open until step 4."""
+    """The findings of step 1 in a data file; `fd` stays open until step 4."""
 
     ino: int
     version: int
@@ -161,15 +161,15 @@ def settle(t: Transaction, synced: list[tuple[int, int]]) -> None:
 
 
 def describe(t: Transaction, each: Read) -> Description | None:
-    """What the data file is to say about itself; None when it has no name any more."""
+    """The description that the data file is to have; None when it has no name any more."""
     return described(t, each.ino, each.version, each.stat.st_size, each.checksum.combined)
 
 
 def described(
     t: Transaction, ino: int, version: int, size: int, checksum: bytes
 ) -> Description | None:
-    """What a data file of this version, size and checksum is to say about itself; None where its
-    record has no name."""
+    """The description that a data file of this version, size and checksum is to have; None where
+    its record has no name."""
     inode = tree.read_inodes(t, [ino])[0]
     if inode is None or not inode.nlink:
         return None

@@ -76,7 +76,7 @@ class Holding(NamedTuple):
 
 
 class Local(NamedTuple):
-    """What one of several nodes has of the data files."""
+    """The data files that one of several nodes has."""
 
     used: dict[int, int]
     """Bytes here, by namespace."""
@@ -101,12 +101,12 @@ class Census(NamedTuple):
 
     @property
     def others(self) -> int:
-        """By how much what the engine's usage counts is more than what this node has."""
+        """Bytes that the engine's usage counts beyond those that this node has."""
         own = (each for each in self.namespaces.values() if not each.is_shared)
         return sum(each.space.used - each.here for each in own) - self.quarantined
 
     def space(self, namespace_id: int) -> Space:
-        """What a writer in the namespace has: the tighter of its own limit and the store's
+        """The space of a writer in the namespace: the tighter of its own limit and the store's
         (statvfs)."""
         holding = self.namespaces.get(namespace_id)
         if holding is None or not holding.limited:
@@ -127,7 +127,8 @@ class Census(NamedTuple):
         return min(own, attainable)
 
     def statvfs(self, namespace_id: int, disk: os.statvfs_result) -> os.statvfs_result:
-        """What statvfs(2) says in a namespace (0: at the root): the truth within the limit there.
+        """The answer of statvfs(2) in a namespace (0: at the root): the truth within the limit
+        there.
 
         The size is what is used and what is free: space that others on the disk took is neither.
         """
@@ -224,7 +225,7 @@ class Accounting:
         return Space(own_capacity + capacity, used)
 
     def _permitted(self, disk_bytes: int) -> int:
-        """What data files may take of a disk of this size, by the setting."""
+        """Bytes of a disk of this size that data files may take, by the setting."""
         return max(0, self._limit.of(disk_bytes) - max(0, self.metadata() - METADATA_BYTES))
 
     @property
@@ -234,7 +235,7 @@ class Accounting:
         return self._permitted(disk.f_blocks * disk.f_frsize) + self.elsewhere()[1]
 
     def _open_files(self, t: Transaction) -> dict[int, list[tuple[int, int]]]:
-        """By namespace, for each file open for writing: its bytes, and those that its record does
+        """For each file open for writing, by namespace: its bytes, and those that its record does
         not say."""
         found: dict[int, list[tuple[int, int]]] = {}
         writers = self._writers()
@@ -247,8 +248,8 @@ class Accounting:
         return found
 
     def _coming(self, namespace_id: int, sizes: list[int]) -> int:
-        """What files of these sizes are expected to grow yet. The largest size is forgotten by and
-        by, with each census that does not see it."""
+        """Bytes by which files of these sizes are expected to grow yet. The largest size is
+        forgotten by and by, with each census that does not see it."""
         if not sizes:
             return 0
         usual = max(*sizes, self._usual.get(namespace_id, 0) * 15 // 16)

@@ -1,4 +1,5 @@
-"""Who asks: signatures of requests, forms and chunks, the identities' credentials, presigned URLs.
+"""Authentication: signatures of requests, forms and chunks, the identities' credentials, presigned
+URLs.
 
 Everything here is pure: bytes in, a verdict out; no sockets, no files, no engine. A refusal is an
 `S3Error`; whatever a client sends raises nothing else. No secret, signing key or session token

@@ -1,4 +1,5 @@
-"""Which signature a request carries, and whether it is right: the one entrance for requests.
+"""Authentication of a request: finds the signature that it carries, and verifies it. The one
+entrance for requests.
 
 Forms (POST) carry theirs in the body: `post_policy`.
 """
@@ -21,7 +22,7 @@ def authenticate(
     host_bucket: bytes = b"",
     body_sha256: bytes = b"",
 ) -> Verified | None:
-    """Who signed the request; None: nobody, it is anonymous.
+    """The signer of the request; None: nobody, it is anonymous.
 
     `target` is path and query as sent, `headers` have lower-case names, `now` is in seconds since
     the epoch. The region may be any. `version_2` allows signature version 2, for which

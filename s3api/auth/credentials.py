@@ -31,7 +31,7 @@ _SECRET_LENGTH: Final = 40
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """What a client is configured with."""
+    """A client's credentials."""
 
     access_key: str
     secret: str
@@ -44,7 +44,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """Who holds an access key."""
+    """The holder of an access key."""
 
     user: str
     policy: str
@@ -122,7 +122,7 @@ def resolve(
     session_token: str,
     now: float,
 ) -> Known | None:
-    """Who holds an access key; None where there is none or its user is disabled.
+    """The holder of an access key; None where there is none or its user is disabled.
 
     `find` is `kvfs.tree.identities.find` in a transaction, or a cache of it. Raises S3Error:
     InvalidToken, ExpiredToken.

@@ -1,4 +1,4 @@
-"""Who holds an access key: the engine's identities, decrypted once.
+"""The holders of access keys: the engine's identities, decrypted once.
 
 The identity is looked at each time, so a key that is disabled, rotated or removed is refused at
 once.
@@ -22,7 +22,7 @@ _REMEMBERED: Final = 1024
 
 
 class _Seen(NamedTuple):
-    """Who held a key."""
+    """The holder of a key as last seen."""
 
     until: float
     """When its session ends, in seconds since the epoch."""
@@ -33,7 +33,7 @@ class _Seen(NamedTuple):
 
 
 class Identities:
-    """Of one worker; its event loop."""
+    """The identities for one worker; its event loop."""
 
     administrator = ADMINISTRATOR
 
@@ -45,11 +45,11 @@ class Identities:
 
     @property
     def key(self) -> SecretKey:
-        """With which secrets and session tokens are encrypted."""
+        """The key with which secrets and session tokens are encrypted."""
         return self._key
 
     def find(self, access_key: str, session_token: str) -> Known | None:
-        """Who holds the key; None: nobody, or a disabled user. Raises S3Error (ExpiredToken,
+        """The holder of the key; None: nobody, or a disabled user. Raises S3Error (ExpiredToken,
         InvalidToken)."""
         now, asked = time.time(), (access_key, session_token)
         seen = self._seen.get(asked)

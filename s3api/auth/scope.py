@@ -1,5 +1,5 @@
-"""What a signature of version 4 names besides itself: the access key with its scope, and the
-headers.
+"""The parts that a signature of version 4 names besides itself: the access key with its scope, and
+the headers.
 
 A client sends few of them, so the last 1,024 of each are remembered; their length is limited before
 that.

@@ -43,6 +43,6 @@ def signing_key(secret: bytes, date: bytes, region: bytes, service: bytes) -> Si
 
 
 def string_to_sign(timestamp: bytes, scope: bytes, request: bytes) -> bytes:
-    """What is signed of a canonical request."""
+    """The string that is signed for a canonical request."""
     hashed = sha256(request).hexdigest().encode()
     return b"\n".join((ALGORITHM, timestamp, scope, hashed))

@@ -94,9 +94,9 @@ def verify_header(request: Request, secret_of: SecretOf, now: float, bucket: byt
 
 
 def hoisted(query: bytes) -> dict[bytes, bytes]:
-    """What a presigned query holds in place of headers, by lower-case name. It is signed as headers
-    are, and one that was sent takes the place of its namesake here: the signature is compared with
-    what was sent then, so that one that differs from what was signed is refused.
+    """The headers that a presigned query holds, by lower-case name. They are signed as headers are,
+    and one that was sent takes the place of its namesake here: the signature is compared with the
+    one sent, so that a header that differs from the signed one is refused.
 
     Raises InvalidArgument for a value that no header could have.
     """
@@ -171,7 +171,7 @@ def _query(query: bytes) -> Query:
 def _strings_to_sign(
     request: Request, query: Query, headers: dict[bytes, bytes], date: bytes, bucket: bytes
 ) -> list[bytes]:
-    """What may have been signed: botocore signs `/bucket/` where it sends `/bucket`."""
+    """The strings that may have been signed: botocore signs `/bucket/` where it sends `/bucket`."""
     path = request.path or b"/"
     found = [_string_to_sign(request, path, query, headers, date, bucket)]
     if not bucket and path.find(b"/", 1) < 0 and path != b"/":

@@ -58,7 +58,7 @@ _REQUIRED: Final = (
 
 
 class Request(msgspec.Struct):
-    """What of a request is signed: `path` and `query` as they were sent, headers by lower-case
+    """The signed parts of a request: `path` and `query` as they were sent, headers by lower-case
     name."""
 
     method: bytes

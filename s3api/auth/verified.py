@@ -1,4 +1,4 @@
-"""What a verified request is known by, and what is asked for to verify one."""
+"""The identity of a verified request, and the look-ups that verifying one needs."""
 
 import enum
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Payload(enum.Enum):
 
 
 class AuthType(enum.Enum):
-    """Where the signature stood; the values are those of the policy condition s3:authType."""
+    """The place of the signature; the values are those of the policy condition s3:authType."""
 
     HEADER = "REST-HEADER"
     QUERY = "REST-QUERY-STRING"

@@ -143,8 +143,8 @@ class Receiver:
         return bytes(document)
 
     def _burst(self, target: _Target, buffers: list[memoryview], count: int) -> None:
-        """In a thread: take what is in the first buffer, and what comes at once after it, in turns
-        with the second one, where there is one."""
+        """Takes the bytes in the first buffer, in a thread, and those that come at once after them,
+        in turns with the second buffer, where there is one."""
         try:
             self._take_what_comes(target, buffers, count)
         finally:
@@ -186,7 +186,7 @@ class Receiver:
 
 @contextmanager
 def told_as_s3() -> Iterator[None]:
-    """What goes wrong with a body on its way, as S3's errors."""
+    """Raises S3's errors for failures of a body on its way."""
     try:
         yield
     except BodyTruncated:

@@ -1,7 +1,8 @@
-"""From a request to its response: address, operation, signature, permission, parameters, handler.
+"""Dispatch of a request to its response: address, operation, signature, permission, parameters,
+handler.
 
-Whatever goes wrong on the way becomes S3's XML error here, at one point; what is a bug is logged
-and told as InternalError, without its words.
+Whatever goes wrong on the way becomes S3's XML error here, at one point; a bug is logged and told
+as InternalError, without its words.
 """
 
 import logging
@@ -204,7 +205,8 @@ def _is_of_object(outcome: Outcome) -> bool:
 
 
 def _check_named(call: Call) -> None:
-    """What any operation may name: a version, and whose bucket it expects. Raises S3Error."""
+    """Checks what any operation may name: a version, and the bucket's expected owner. Raises
+    S3Error."""
     check_version_id(call.params.get("VersionId"))
     expected = call.params.get("ExpectedBucketOwner")
     if expected is not None and expected != call.owner:

@@ -1,7 +1,7 @@
-"""From the core's errors to S3's: the one place where they are translated.
+"""The core's errors as S3's: the one place where they are translated.
 
-The tables are exhaustive: a test fails on a class without a row. What a message of the core says is
-for the log, for it names paths; the client gets the code's own text and what `_details` finds.
+The tables are exhaustive: a test fails on a class without a row. A message of the core is for the
+log, for it names paths; the client gets the code's own text and what `_details` finds.
 """
 
 import errno
@@ -67,7 +67,7 @@ _SYSTEM_CODES: Final = {
 
 
 def s3_error(error: Exception) -> S3Error:
-    """What the client is told of `error`: of any that is not known, InternalError."""
+    """The client's form of `error`; InternalError for any that is not known."""
     if isinstance(error, S3Error):
         return error
     if isinstance(error, OSError):
@@ -88,7 +88,7 @@ def s3_error(error: Exception) -> S3Error:
 
 
 def _details(error: Exception) -> dict[str, str]:
-    """What S3 tells beside the code: which bucket, which part."""
+    """The details that S3 tells beside the code: the bucket, the part."""
     if isinstance(error, object_errors.NoSuchBucket) and error.bucket:
         return {"BucketName": error.bucket}
     if isinstance(error, object_errors.InvalidPart | object_errors.PartTooSmall) and error.number:

@@ -17,7 +17,7 @@ _REMEMBERED: Final = 4096
 
 
 class Shown:
-    """Of one worker; its event loop."""
+    """The cache of one worker; its event loop."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, bool], tuple[Facts, Settings, Prepared]] = {}
@@ -25,7 +25,7 @@ class Shown:
     def fields(
         self, facts: Facts, settings: Settings, checksums: bool, make: Callable[[], Headers]
     ) -> Prepared:
-        """What `make` gives for them. Raises what it raises."""
+        """The result of `make` for them. Raises what it raises."""
         where = facts.ino, checksums
         seen = self._seen.get(where)
         if seen is not None and seen[0] is facts and seen[1] is settings:

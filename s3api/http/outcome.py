@@ -1,4 +1,4 @@
-"""What became of a request, for those who count and log; kept with its head."""
+"""The outcome of a request, for counters and logs; kept with its head."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """What a request did besides, and has a line of its own in access logs: one of many keys
+    """A further effect of a request, which has a line of its own in access logs: one of many keys
     deleted, the source of a copy that was read."""
 
     operation: str
@@ -31,7 +31,8 @@ Entries = Callable[[], Iterable[Entry]]
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one request; what is not known (yet, or because it was refused first) is None or empty."""
+    """The outcome of one request; what is not known (yet, or because it was refused first) is None
+    or empty."""
 
     request_id: str
     call: "Call | None" = None

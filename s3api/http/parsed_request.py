@@ -1,8 +1,8 @@
-"""What a request asks for, as its head alone tells: pure, so equal heads ask for the same.
+"""A request, parsed from its head alone: pure, so equal heads ask for the same.
 
-What was found out about a head is kept with it, where the server says that equal heads are likely
-(`Head.memo`): who has a presigned URL sends the same head each time. What else an answer depends on
-(the time, who holds the key, policies, the object) is asked anew each time.
+The result is kept with its head, where the server says that equal heads are likely (`Head.memo`):
+the client of a presigned URL sends the same head each time. The other facts that an answer depends
+on (the time, the holder of the key, policies, the object) are looked up anew each time.
 """
 
 import functools
@@ -35,7 +35,8 @@ class Attested:
 
 @dataclass(slots=True)
 class Asked:
-    """Of one head, or of all that are equal. `bucket` and `key` are empty where it names none."""
+    """The request of one head, or of all that are equal. `bucket` and `key` are empty where it
+    names none."""
 
     operation: str
     bucket: str
@@ -56,7 +57,7 @@ class Asked:
 
 
 def asked_of(head: Head, domains: tuple[str, ...]) -> Asked:
-    """What the head asks for. Raises S3Error."""
+    """The request of a head. Raises S3Error."""
     memo = head.memo
     if memo is None:
         return _asked(head, domains)
@@ -94,7 +95,7 @@ def _is_for_sts(head: Head) -> bool:
 def _meaning(
     target: bytes, host: bytes, domains: tuple[str, ...]
 ) -> tuple[Address, Mapping[str, str], Mapping[bytes, bytes]]:
-    """What a target addresses, its parameters, and the headers that a signature of version 2 has
+    """The address of a target, its parameters, and the headers that a signature of version 2 has
     among them. Readers of a large object ask for the same target again and again. Raises
     S3Error."""
     path, query = split_target(target)

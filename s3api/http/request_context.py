@@ -41,7 +41,7 @@ _numbers: Final = itertools.count(secrets.randbits(32))
 
 @dataclass(slots=True)
 class Service:
-    """What all requests of a worker share."""
+    """The services that all requests of a worker share."""
 
     store: ObjectStore
     identities: Identities
@@ -121,8 +121,8 @@ class Call:
 
     @property
     def settings(self) -> Settings:
-        """Of the bucket. Raises NoSuchBucket, also for what the mount has under a name that is no
-        legal one of a bucket."""
+        """The settings of the bucket. Raises NoSuchBucket, also for what the mount has under a name
+        that is no legal one of a bucket."""
         settings = self._settings
         if settings is None:
             if not _is_bucket_name(self.bucket):
@@ -194,7 +194,7 @@ Handler = Callable[[Call], Awaitable[Response]]
 
 
 def target(facts: Facts) -> Target:
-    """What conditions are held against."""
+    """The target of conditions."""
     return Target(facts.etag, moment(facts.mtime_ns), facts.size)
 
 

@@ -28,7 +28,8 @@ class Hashing:
 
     @contextmanager
     def body(self) -> Iterator["Beside | None"]:
-        """For one large body; None: others need the processors. Called in the event loop."""
+        """Lends a thread to one large body; None: others need the processors. Called in the event
+        loop."""
         self._under_way += 1
         try:
             yield Beside(self._executor) if self._under_way <= self._most else None
@@ -37,7 +38,7 @@ class Hashing:
 
 
 class Beside:
-    """Of one body: one step at a time, in order."""
+    """The digest of one body: one step at a time, in order."""
 
     def __init__(self, executor: ThreadPoolExecutor) -> None:
         self._executor = executor

@@ -1,5 +1,5 @@
-"""From the target and host of a request to bucket, key and query parameters, and what names are
-legal.
+"""Addresses of requests: bucket, key and query parameters from target and host, and the legal
+names.
 
 Keys are percent-decoded exactly once and otherwise left as they are: empty segments, a leading `/`,
 `.` and `..`, `+` and any UTF-8 are parts of a key like others. It knows nothing of operations.
@@ -38,7 +38,7 @@ _IN_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 class Address(NamedTuple):
-    """What a request is about. No bucket: the service itself; no key: the bucket."""
+    """The address of a request. No bucket: the service itself; no key: the bucket."""
 
     bucket: str | None
     key: str | None

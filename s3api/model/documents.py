@@ -38,8 +38,8 @@ def body_limit(operation: str) -> int:
 
 
 def payload_reader(operation: Operation, shapes: Mapping[str, Shape]) -> TakePayload | None:
-    """What adds the members of a request's body to the others; None where there are none to add:
-    the operation has no body, or one that streams. What it does raises S3Error."""
+    """The function that adds the members of a request's body to the others; None where there are
+    none to add: the operation has no body, or one that streams. It raises S3Error."""
     shape = operation.input
     error = "MalformedACLError" if operation.name in _ACL_OPERATIONS else "MalformedXML"
     if not shape.payload:

@@ -48,9 +48,10 @@ class Fields:
         """Behind the last delimiter; 0: before the first."""
 
     def feed(self, data: Buffer, end: int) -> int | None:
-        """Where the file begins in `data`, of which the first `end` bytes have come; None: go on.
-        Call with the same data and what has come behind it. Raises MalformedPOSTRequest,
-        IncorrectNumberOfFilesInPostRequest, MaxPostPreDataLengthExceededError."""
+        """The position in `data` where the file begins, of which the first `end` bytes have come;
+        None: go on. Call with the same data and what has come behind it. Raises
+        MalformedPOSTRequest, IncorrectNumberOfFilesInPostRequest,
+        MaxPostPreDataLengthExceededError."""
         while (file := self._part(data, end)) is None:
             pass
         if (end if file < 0 else file) > FIELDS_BYTES:

@@ -1,4 +1,4 @@
-"""From a request to the members of its operation's input, by name and typed.
+"""Parses a request into the members of its operation's input, by name and typed.
 
 For each operation the model's shapes are compiled once into small functions. Members are what
 botocore's users write: `parse` is the inverse of botocore's serialiser, but for a payload that
@@ -7,8 +7,8 @@ streams (`Body`), which stays with the connection.
 Header values are Latin-1 strings, whatever their bytes: what a client sent, be it UTF-8, goes back
 to it unchanged.
 
-Errors are S3's: InvalidArgument for what stands in the query or a header (or the code that S3 has
-for that header), MalformedXML for what stands in the document (MalformedACLError for ACLs).
+Errors are S3's: InvalidArgument for members in the query or a header (or the code that S3 has for
+that header), MalformedXML for members in the document (MalformedACLError for ACLs).
 """
 
 import functools

@@ -1,13 +1,13 @@
-"""From a request's method, address and parameters to the operation that it asks for.
+"""Routes a request to its operation, by method, address and parameters.
 
 The table comes from the model's HTTP bindings. An operation is told from its neighbours by
 selectors: the fixed parameters of its URI (`acl`, `list-type=2`), the query parameters that it
 requires (`uploadId`) and, for copies, the header `x-amz-copy-source`. The one with most selectors
 present wins.
 
-Invariant: what asks for one thing never gets another. A parameter that names an operation, of
+Invariant: a request for one thing never gets another. A parameter that names an operation, of
 whatever scope or of another server, is never passed over; nor are a version, and headers that the
-answer shall have. What names nothing (`v=2`, `utm_source`) is, as S3 does.
+answer shall have. Parameters that name nothing (`v=2`, `utm_source`) are, as S3 does.
 """
 
 import functools

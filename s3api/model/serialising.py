@@ -1,10 +1,11 @@
-"""From the members of an operation's output to status, headers and document: what botocore's
+"""Serialises the members of an operation's output to status, headers and document, which botocore's
 parser turns back into the same members.
 
-For each operation the model's shapes are compiled once into small functions. Times in documents
-are ISO 8601 with milliseconds, in headers HTTP's dates, unless the shape says otherwise. What XML
-1.0 cannot hold (most control characters) is written as a character reference, as S3 does: who
-lists such keys asks for `encoding-type=url`, which is the caller's to apply, with `url_encode`.
+For each operation the model's shapes are compiled once into small functions. Times in documents are
+ISO 8601 with milliseconds, in headers HTTP's dates, unless the shape says otherwise. Characters
+that XML 1.0 cannot hold (most control characters) are written as character references, as S3 does:
+a client that lists such keys asks for `encoding-type=url`, which is the caller's to apply, with
+`url_encode`.
 """
 
 import functools

@@ -73,7 +73,7 @@ class _Reference(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Checksum(msgspec.Struct, frozen=True, rename="camel"):
-    """What the model says of an operation's checksums."""
+    """The model's entry on an operation's checksums."""
 
     request_checksum_required: bool = False
     request_algorithm_member: str = ""

@@ -1,4 +1,4 @@
-"""What handlers make their responses of."""
+"""Building blocks of the handlers' responses."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ def stored_headers(kept: Mapping[str, str], key: str) -> dict[str, str]:
 
 
 def metadata_of(call: Call) -> dict[str, str]:
-    """What the request's headers say about the object that it makes. Raises S3Error."""
+    """The metadata in a request's headers for the object that it makes. Raises S3Error."""
     found = metadata.attributes(call.headers())
     return {
         name.removeprefix(b"user.s3.").decode(): value.decode("utf-8", "replace")

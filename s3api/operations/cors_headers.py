@@ -1,4 +1,4 @@
-"""What browsers of other origins may do: preflight requests, and the headers of all answers."""
+"""CORS, for browsers of other origins: preflight requests, and the headers of all answers."""
 
 from kvfs.http.api import Response
 from kvfs.objects.object_errors import NoSuchBucket
@@ -20,7 +20,8 @@ async def preflight(call: Call) -> Response:
 
 
 def headers(call: Call) -> Headers:
-    """To add to the answer to a request that names its origin, be it an error. Never raises."""
+    """The headers to add to the answer to a request that names its origin, be it an error. Never
+    raises."""
     origin = _header(call, b"origin")
     try:
         rules = call.settings.get(CORS) if call.bucket else None

@@ -1,12 +1,12 @@
-"""What takes as long as its bytes do: copies, completions, checksums of whole objects.
+"""Operations that take as long as their bytes do: copies, completions, checksums of whole objects.
 
-It has threads of its own, so that what is short never waits behind it, and a deadline in proportion
-to its bytes, looked at after each piece (64 MiB at most).
+They have threads of their own, so that short ones never wait behind them, and a deadline in
+proportion to their bytes, looked at after each piece (64 MiB at most).
 
 An answer that takes longer than _PATIENCE_S begins before it is known: status 200, then a space now
 and then, which XML allows between its declaration and the document, then the result or the error.
-SDKs read errors of these operations from answers with status 200. What would stand in the head, as
-the id of the new version, is not told then.
+SDKs read errors of these operations from answers with status 200. Facts that would stand in the
+head, as the id of the new version, are not told then.
 """
 
 import time
@@ -99,7 +99,7 @@ class _Work:
         self._error: Exception | None = None
 
     def do(self) -> None:
-        """In a thread."""
+        """Runs the step in a thread."""
         try:
             self._result = self._step(self._pace)
         except Exception as error:  # told by `result`

@@ -114,8 +114,8 @@ class Checksum:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request wants computed: `expected` the digest that its header names, `trailer` the
-    name of the trailer that will name it; neither where S3 computes for itself."""
+    """The checksum that a request wants computed: `expected` the digest that its header names,
+    `trailer` the name of the trailer that will name it; neither where S3 computes for itself."""
 
     algorithm: Algorithm
     expected: bytes | None = None
@@ -134,8 +134,8 @@ def algorithm(name: str) -> Algorithm:
 
 
 def wanted(headers: Mapping[str, str], fallback: str = DEFAULT) -> Wanted:
-    """What a PUT or UploadPart with these headers (names in lower case) wants; `fallback` names the
-    algorithm of the upload or the bucket. Raises InvalidRequest, BadDigest."""
+    """The checksum that a PUT or UploadPart with these headers (names in lower case) wants;
+    `fallback` names the algorithm of the upload or the bucket. Raises InvalidRequest, BadDigest."""
     given = [name for name in headers if name.startswith(_PREFIX) and name not in _OTHER_HEADERS]
     trailer = headers.get("x-amz-trailer", "").strip().lower()
     if len(given) + bool(trailer) > 1:
@@ -183,8 +183,8 @@ def content_md5(value: str | None) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """What is known of a received body: size in bytes, tag without quotes (empty where none was
-    asked for), checksum, and the one that was computed besides."""
+    """The digests of a received body: size in bytes, tag without quotes (empty where none was asked
+    for), checksum, and the one that was computed besides."""
 
     size: int
     etag: str

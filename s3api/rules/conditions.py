@@ -23,7 +23,8 @@ _TAG: Final = re.compile(r'(?P<weak>W/)?"(?P<quoted>[^"]*)"|(?P<bare>[^\s,]+)')
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a condition is held against: `etag` without quotes, `modified` an aware datetime."""
+    """The object that a condition is applied to: `etag` without quotes, `modified` an aware
+    datetime."""
 
     etag: str
     modified: datetime
@@ -41,8 +42,8 @@ class Conditions:
 
     @classmethod
     def of(cls, params: Mapping[str, Any], prefix: str = "") -> "Conditions":
-        """From an operation's parameters in botocore's names; `prefix` is `CopySource` for the
-        conditions on a copy's source."""
+        """The conditions in an operation's parameters in botocore's names; `prefix` is `CopySource`
+        for the conditions on a copy's source."""
         return cls(
             params.get(prefix + "IfMatch"),
             params.get(prefix + "IfNoneMatch"),

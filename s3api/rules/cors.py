@@ -78,7 +78,7 @@ def _allows_headers(rule: Mapping[str, Any], asked: Iterable[str]) -> bool:
 
 
 def _covers(pattern: str, text: str) -> bool:
-    """Of wildcards, CORS has the star alone."""
+    """Whether the pattern covers the text. The star is the only wildcard of CORS."""
     return matches("*".join(literal(part) for part in pattern.split("*")), text)
 
 

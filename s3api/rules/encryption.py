@@ -90,7 +90,7 @@ def _check_customer_key(headers: Mapping[str, str]) -> None:
 
 
 def _md5_of(key: str) -> str:
-    """Of a key, both in base64; empty where it is none."""
+    """The MD5 of a key, both in base64; empty where it is none."""
     try:
         return b64encode(hashlib.md5(b64decode(key), usedforsecurity=False).digest()).decode()
     except (Base64Error, ValueError):
@@ -98,7 +98,8 @@ def _md5_of(key: str) -> str:
 
 
 def check_configuration(configuration: Mapping[str, Any], *, encrypted: bool) -> None:
-    """Of PutBucketEncryption. Raises MalformedXML; NotImplemented for what objects do not have."""
+    """Checks the configuration of PutBucketEncryption. Raises MalformedXML; NotImplemented for what
+    objects do not have."""
     rules = configuration.get("Rules", ())
     default = rules[0].get("ApplyServerSideEncryptionByDefault") if len(rules) == 1 else None
     if not default:

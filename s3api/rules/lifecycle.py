@@ -37,7 +37,7 @@ Rules = Sequence[Rule]
 
 
 class Action(Enum):
-    """What a worker does with a version that is due."""
+    """A worker's action on a version that is due."""
 
     EXPIRE = "delete the current version as a DELETE without version id does"
     DELETE_VERSION = "delete this noncurrent version"
@@ -82,7 +82,7 @@ class _Filter:
 
 
 def due(rules: Rules, version: Version, now: datetime, day_s: int = DAY_S) -> Action | None:
-    """What is to be done with a version at `now`; None: nothing yet."""
+    """The action on a version at `now`; None: none yet."""
     if version.noncurrent_since is not None:
         ended = any(now >= when for when in _version_ends(rules, version, day_s))
         return Action.DELETE_VERSION if ended else None
@@ -156,8 +156,8 @@ def _enabled(rules: Rules) -> Iterable[Rule]:
 
 
 def _filter(rule: Rule) -> _Filter:
-    """Of the rule and its Filter, and of what that has beside an And: S3 takes no more than one
-    condition there, other servers all."""
+    """The filter of a rule: its own, that of its Filter, and what that has beside an And: S3 takes
+    no more than one condition there, other servers all."""
     chosen = rule.get("Filter") or {}
     parts = (rule, chosen, chosen.get("And") or {})
     tags = [*(chosen.get("And") or {}).get("Tags", ())]

@@ -55,8 +55,9 @@ _ATTRIBUTE_NAME_BYTES: Final = 255
 
 
 def attributes(headers: Mapping[str, str]) -> dict[bytes, bytes]:
-    """What a PUT, POST or CreateMultipartUpload with these headers (names in lower case) stores:
-    attribute -> value. Raises MetadataTooLarge, InvalidStorageClass, InvalidArgument."""
+    """The attributes that a PUT, POST or CreateMultipartUpload with these headers (names in lower
+    case) stores: attribute -> value. Raises MetadataTooLarge, InvalidStorageClass,
+    InvalidArgument."""
     _check_storage_class(headers.get("x-amz-storage-class"))
     _check_redirect(headers.get("x-amz-website-redirect-location"))
     stored: dict[bytes, bytes] = {}

@@ -31,7 +31,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """What protects a version."""
+    """The protection of a version."""
 
     retention: Retention | None = None
     legal_hold: bool = False

@@ -19,7 +19,8 @@ _AT_ONCE: Final = 1000
 
 
 def attributes(sizes: Sequence[int], checksums: Sequence[str] = ()) -> dict[str, str]:
-    """What is kept: attribute -> value. `checksums` are those of all parts, or none."""
+    """The attributes that are kept: attribute -> value. `checksums` are those of all parts, or
+    none."""
     runs = [(size, sum(1 for _ in equal)) for size, equal in groupby(sizes)]
     kept = _split(_SIZES, [str(size) if n == 1 else f"{size}*{n}" for size, n in runs])
     return kept | _split(_CHECKSUMS, checksums)

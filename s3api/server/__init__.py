@@ -1,1 +1,1 @@
-"""What serves the S3 API: supervisor, workers, the admin port, counts and logs."""
+"""The S3 server: supervisor, workers, the admin port, counts and logs."""

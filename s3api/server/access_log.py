@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Of one worker. `record` is the server's `on_response`."""
+    """The access log of one worker. `record` is the server's `on_response`."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError."""
@@ -142,7 +142,7 @@ def line(head: Head, status: int, sent_bytes: int, seconds: float, now: float) -
 
 
 def entries_of(head: Head) -> Iterable[Entry]:
-    """What a request that was done did besides."""
+    """The further effects of a request that succeeded."""
     outcome = head.handled
     if not isinstance(outcome, Outcome) or outcome.call is None or outcome.code:
         return ()
@@ -252,7 +252,7 @@ def _quoted(value: bytes | None) -> str:
 
 
 def _object_size(head: Head, outcome: Outcome) -> str:
-    """Of the whole object, where request or answer show it."""
+    """The size of the whole object, where request or answer show it."""
     call, response = outcome.call, outcome.response
     if call is None or response is None or outcome.code:
         return ""
@@ -267,7 +267,7 @@ def _object_size(head: Head, outcome: Outcome) -> str:
 
 
 def _owner(call: Call | None) -> str:
-    """Of the bucket, where the request had to look at that anyway."""
+    """The owner of the bucket, where the request had to look at that anyway."""
     return call.owner_if_known if call else ""
 
 

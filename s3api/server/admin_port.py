@@ -91,7 +91,7 @@ async def _nfs(status: dict[str, Any]) -> Response:
 
 
 async def _lacking(status: dict[str, Any]) -> str:
-    """What is not as it should be; empty where nothing is."""
+    """The fault that makes the node not ready; empty where there is none."""
     if (failure := status["engine"]["journal_failure"]) is not None:
         return str(failure)
     if (cluster := status.get("cluster")) is not None and not cluster["holds_lease"]:

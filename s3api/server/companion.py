@@ -51,7 +51,7 @@ def is_wanted(config: Config) -> bool:
 
 
 class Serving:
-    """Of one node. A companion: call it."""
+    """The S3 door of one node. A companion: call it."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -90,7 +90,7 @@ class Serving:
             task_status.started()
 
     def _check_files(self) -> None:
-        """What workers would fail by is found here, and named. Raises Invalid, OSError."""
+        """Finds and names faults in files that workers would fail by. Raises Invalid, OSError."""
         config = self._config
         if config.s3_certificate:
             try:
@@ -167,7 +167,7 @@ def _encryption(config: Config) -> str:
 
 
 def _admin_of(config: Config) -> Listening | None:
-    """Where to serve the admin port; None: nowhere."""
+    """The address of the admin port; None: it is off."""
     if config.admin == "off" or (config.admin == "auto" and config.s3 == "off"):
         return None
     return config.admin

@@ -40,7 +40,7 @@ BOUNDS_S: Final = (
 
 
 class Flow(msgspec.Struct):
-    """Of one operation in one bucket."""
+    """The counts of one operation in one bucket."""
 
     operation: str
     bucket: str
@@ -72,7 +72,7 @@ class Flow(msgspec.Struct):
 
 
 class Tally(msgspec.Struct):
-    """Of one worker, or of all."""
+    """The counts of one worker, or of all."""
 
     flows: list[Flow] = []
     open_connections: int = 0
@@ -110,7 +110,7 @@ class Recorder:
         self._further: OnResponse | None = None
 
     def tell_too(self, further: OnResponse) -> None:
-        """From now on `further` is told of each response, too. Any thread."""
+        """Tells `further` of each response too, from now on. Any thread."""
         self._further = further
 
     def record(self, head: Head | None, status: int, sent_bytes: int, seconds: float) -> None:

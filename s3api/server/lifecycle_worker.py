@@ -82,14 +82,14 @@ class History:
             self._replaced_ns = facts.mtime_ns
 
     def end(self) -> Iterator[_Found]:
-        """What was held back."""
+        """The marker that was held back."""
         if self._marker is not None:
             yield _Found(self._marker, _version(self._marker))
             self._marker = None
 
 
 class Expiring:
-    """Of one worker; `run` is its task."""
+    """The expiry of one worker; `run` is its task."""
 
     def __init__(self, store: ObjectStore, day_s: int) -> None:
         """`day_s`: seconds that a day of the rules lasts."""
@@ -215,7 +215,7 @@ class Expiring:
             after, upload_id = page.following, page.following_id
 
     async def _step(self, step: Callable[[], T]) -> T:
-        """In a thread, and then rest in proportion."""
+        """Runs the step in a thread, and then rests in proportion."""
         begun = trio.current_time()
         result = await trio.to_thread.run_sync(step, limiter=self._limiter)
         await trio.sleep((trio.current_time() - begun) * _IDLE_SHARE)

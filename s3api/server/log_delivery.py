@@ -45,7 +45,7 @@ class _Gathered:
         self._of_bucket: dict[bytes, int] = {}
 
     def add(self, bucket: bytes, lines: list[str]) -> int:
-        """For how many of them there was no room."""
+        """Adds the lines, and returns for how many of them there was no room."""
         own = self._of_bucket.get(bucket, 0)
         for at, each in enumerate(lines):
             own += len(each)
@@ -58,7 +58,7 @@ class _Gathered:
 
 
 class LogDelivery:
-    """Of one worker; `run` is its task, `record` is told of each response."""
+    """The delivery of one worker; `run` is its task, `record` is told of each response."""
 
     def __init__(
         self, store: ObjectStore, settings: SettingsReader, region: str, administrator: str

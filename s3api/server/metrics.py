@@ -89,7 +89,7 @@ def _of_node(status: dict[str, Any]) -> Iterator["Metric"]:
 
 
 def _of_cluster(cluster: dict[str, Any], engine: dict[str, Any]) -> Iterator["Metric"]:
-    """What this node knows of its engine and of the others."""
+    """The metrics that this node has of its engine and of the others."""
     from prometheus_client.core import GaugeMetricFamily
 
     held = int(cluster["holds_lease"])

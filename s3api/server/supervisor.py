@@ -96,7 +96,7 @@ def close_all(listeners: list[list[socket.socket]]) -> None:
 
 
 class _Answers:
-    """What a worker says, line by line."""
+    """A worker's answers, line by line."""
 
     def __init__(self, stream: trio.abc.ReceiveStream) -> None:
         self._stream = stream
@@ -160,7 +160,7 @@ class Supervisor:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that run."""
+        """The process ids of the workers that run."""
         return [
             worker.process.pid
             for worker in self._workers
@@ -178,7 +178,7 @@ class Supervisor:
         return sum(worker.answering for worker in self._workers)
 
     async def tally(self) -> Tally:
-        """What all workers have served; of one that does not answer, what it said last."""
+        """The counts of all workers; of one that does not answer, its last ones."""
         async with trio.open_nursery() as nursery:
             for worker in self._workers:
                 nursery.start_soon(self._ask, worker)
@@ -273,7 +273,7 @@ async def _close(process: trio.Process) -> None:
 
 
 async def _report(stream: trio.abc.SendStream, answers: _Answers) -> Tally:
-    """What a worker has served. Raises EOFError, trio.BrokenResourceError, and
+    """The counts of a worker. Raises EOFError, trio.BrokenResourceError, and
     trio.ClosedResourceError. Cancelled: the answer may come later, and is passed over then."""
     while answers.owed:
         await answers.next()

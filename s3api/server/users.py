@@ -30,8 +30,8 @@ ALLOW_ALL: Final = (
 
 
 class Users:
-    """Of one store. What it changes is on disk when a method returns. Raises Invalid or Corrupt
-    where the store's key is not usable."""
+    """The users of one store. A change is on disk when its method returns. Raises Invalid or
+    Corrupt where the store's key is not usable."""
 
     def __init__(self, root: Path, engine: BlockingEngine) -> None:
         self._root = root
@@ -77,7 +77,7 @@ class Users:
         return self._engine.read_now(lambda t: identities.get(t, name)).policy
 
     def list_all(self) -> list[tuple[str, User]]:
-        """In the order of names."""
+        """All users in the order of names."""
         return self._engine.read_now(identities.list_all)
 
     def find(self, name: str) -> Credentials:

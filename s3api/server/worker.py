@@ -137,7 +137,8 @@ def _on_response(recorder: Recorder, access_log: str) -> OnResponse:
 
 
 def _first_line() -> bytes:
-    """Of the standard input, whole unless that ends first; nothing after it is read."""
+    """The first line of the standard input, whole unless that ends first; nothing after it is
+    read."""
     line = bytearray()
     while not line.endswith(b"\n") and (byte := os.read(0, 1)):
         line += byte

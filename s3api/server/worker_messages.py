@@ -1,4 +1,4 @@
-"""What the supervisor and a worker say to each other over the worker's standard streams.
+"""Messages between the supervisor and a worker, over the worker's standard streams.
 
 The supervisor sends its Plan as a line of JSON, later REPORT as often as it likes, and closes the
 stream to end the worker, which also ends when the supervisor's process does. The worker answers
@@ -14,7 +14,7 @@ REPORT: Final = b"report\n"
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """What a worker is told."""
+    """The supervisor's plan for a worker."""
 
     supervisor: int
     """The process that started the worker, and with which it ends."""

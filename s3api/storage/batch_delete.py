@@ -16,7 +16,7 @@ from s3api.storage.commit_notifier import Teller
 
 
 class _How(NamedTuple):
-    """What deletions of one transaction have in common."""
+    """The parameters that deletions of one transaction share."""
 
     bucket: bytes
     versioning: str
@@ -24,7 +24,7 @@ class _How(NamedTuple):
 
 
 class Deleter:
-    """Of one worker. `run` must be running while anybody waits."""
+    """The deleter of one worker. `run` must be running while anybody waits."""
 
     def __init__(self, store: ObjectStore, teller: Teller) -> None:
         self._store = store

@@ -27,7 +27,7 @@ class _Waiting(Generic[Item, Result]):
 
 
 class Together(Generic[Item, Result]):
-    """Of one worker. `run` must be running while anybody waits."""
+    """The batches of one worker. `run` must be running while anybody waits."""
 
     def __init__(self, step: Callable[[Sequence[Item]], Sequence[Result | Exception]]) -> None:
         """`step` runs in a thread; for each item it gives a result or what to raise. What it raises

@@ -1,4 +1,4 @@
-"""What is set for a bucket: policy, versioning, ACL and the like, as the engine keeps it.
+"""The settings of a bucket: policy, versioning, ACL and the like, as the engine keeps them.
 
 Each setting is the MessagePack form of botocore's dict for it (policies are their own text), under
 the name of its sub-resource.
@@ -40,8 +40,8 @@ def _unpack(raw: bytes) -> Any:
 
 
 class Settings:
-    """Of one bucket, as one transaction saw them. What `get` returns is shared: not to be
-    changed."""
+    """The settings of one bucket, as one transaction saw them. A value that `get` returns is
+    shared: not to be changed."""
 
     __slots__ = ("_raw",)
 

@@ -13,7 +13,7 @@ from s3api.storage.batches import Together
 
 
 class Teller:
-    """Of one worker. `run` must be running while anybody waits."""
+    """The notifier of one worker. `run` must be running while anybody waits."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

@@ -27,7 +27,7 @@ _OF_UPLOADS = frozenset(
 
 
 class Freshness:
-    """Of one worker. `run` must be running while anybody waits."""
+    """The freshness of one worker's reads. `run` must be running while anybody waits."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._session = store.session

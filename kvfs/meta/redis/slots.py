@@ -45,7 +45,8 @@ def ranges(answer: Sequence[Any], asked: Address) -> Iterator[Range]:
 
 
 def redirect(refusal: str, asked: Address) -> Redirect | None:
-    """The right server, as a refusal by the server `asked` names it; None: it names none."""
+    """The right server, as a refusal by the server `asked` names it; None: it names none.
+    `MOVED 3999 10.0.0.2:6381`, or ASK; without a host it is that of `asked`."""
     words = refusal.split(" ")
     if len(words) < 3 or words[0] not in ("MOVED", "ASK"):
         return None

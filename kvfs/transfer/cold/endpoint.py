@@ -79,7 +79,7 @@ class Remote(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Of a multipart upload: what the store has of it."""
+    """A part of a multipart upload that the store has."""
 
     number: int
     size: int
@@ -167,7 +167,7 @@ class Endpoint:
         return str(max(found, key=lambda each: each["Initiated"])["UploadId"])
 
     def parts(self, key: str, upload: str) -> list[Part]:
-        """What came of an upload already."""
+        """The parts of an upload that are there already."""
         found: list[Part] = []
         marker = 0
         while True:
@@ -225,7 +225,7 @@ def _connect(url: str | None, patience: Patience) -> Any:
 
 @contextlib.contextmanager
 def _translated(bucket: str) -> Iterator[None]:
-    """What boto3 raises, as errors of ours."""
+    """Translates errors that boto3 raises into our own."""
     try:
         yield
     except (KvfsError, OSError):

@@ -72,7 +72,7 @@ def download(
 
 
 def part_bytes(size: int) -> int:
-    """Of a file of so many bytes: whole MiB, and never too many parts."""
+    """The size of the parts of a file of so many bytes: whole MiB, and never too many parts."""
     least = -(-size // _MOST_PARTS)
     return max(PART_BYTES, -(-least // _MIB) * _MIB)
 

@@ -74,7 +74,7 @@ def _start(base: int, size: int, host: str) -> tuple[Any, bytes]:
 
 
 class _Serving:
-    """What the node asks for, by a few threads."""
+    """Serves the node's requests, by a few threads."""
 
     def __init__(self, node: socket.socket, engine: Any, memory: int) -> None:
         self._node = node

@@ -1,6 +1,6 @@
-"""Whose connections the kernel lets through to the ports that this process listens on.
+"""Admits hosts to the ports that this process listens on.
 
-The engine listens on every address of the host and asks nobody who he is. A socket filter on each
+The engine listens on every address of the host and knows no authentication. A socket filter on each
 listening socket drops the packets of all hosts but those that were admitted, before a connection is
 made: to others the port seems not to answer. For that no privileges are needed.
 """
@@ -41,8 +41,8 @@ def program(hosts: Sequence[str]) -> bytes:
 
 
 def admit(hosts: Sequence[str]) -> int:
-    """From now on these IPv4 addresses alone reach what this process listens on; connections that
-    are there stay. How many sockets have no filter: 0."""
+    """Admits these IPv4 addresses, and from now on no others, to the ports of this process;
+    connections that are there stay. Returns how many sockets have no filter; 0 is well."""
     code = program(hosts)
     memory = ctypes.create_string_buffer(code, len(code))
     filters = _PROGRAM.pack(len(code) // _INSTRUCTION.size, ctypes.addressof(memory))

@@ -93,7 +93,7 @@ class OverMover:
                     await self._peers.call(address, TAKEN, tickets, _TELL_S)
 
     def failed(self, address: PeerAddress, error: KvfsError) -> None:
-        """What came by that node's mover, or did not."""
+        """Counts a failure of that node's mover, and rests from it."""
         self.counters["mover_failures"] += 1
         if self._rests.get(address.node, -math.inf) <= time.monotonic():
             log.warning(
@@ -152,7 +152,8 @@ class _Moving(Taking):
             self._finish_chunk(self._arrived)
 
     def _copy(self, piece: Landing, length: int) -> None:
-        """In a thread. What others may write to is copied before it is verified."""
+        """Copies the piece in a thread: memory that others may write to is copied before it is
+        verified."""
         part = self._buffer[:length]
         self._transport.own.memory.empty(piece, part)
         self._take(part)

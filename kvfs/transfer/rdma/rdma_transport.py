@@ -14,7 +14,7 @@ from kvfs.transfer.rdma.transfer_process import Mover
 
 
 class Rdma:
-    """For one event loop; `run` it."""
+    """The transport for one event loop; `run` it."""
 
     def __init__(self, host: str, peers: PeerClient, interpreter: str = sys.executable) -> None:
         """As `Mover` has it."""
@@ -31,7 +31,7 @@ class Rdma:
         }
 
     def report(self) -> dict[str, object]:
-        """What the node's status says of it."""
+        """The part of the node's status."""
         mover = self.mover
         return {"over": mover.kind.decode(), "reason": mover.reason, "process": mover.pid}
 

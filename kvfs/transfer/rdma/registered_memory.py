@@ -44,7 +44,7 @@ class Landing:
 
 
 class Memory:
-    """Of one node; for its event loop, but for `fill`, `empty` and `wipe`."""
+    """The memory of one node's mover; for its event loop, but for `fill`, `empty` and `wipe`."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("kvfs-mover", os.MFD_CLOEXEC)
@@ -59,7 +59,7 @@ class Memory:
     # --- pieces that are lent
 
     def take(self, count: int) -> list[int]:
-        """Where so many are that are free now; empty where there are not so many."""
+        """The places of so many free pieces; empty where there are not so many."""
         if count > len(self._lent):
             return []
         return [self._lent.pop() for _ in range(count)]
@@ -77,7 +77,8 @@ class Memory:
         return piece
 
     def leave(self, piece: Landing) -> None:
-        """By its user, or by the mover when it is done with one that was left."""
+        """Leaves a piece; called by its user, or by the mover when it is done with one that was
+        left."""
         piece.is_left = True
         if not piece.is_busy:
             if piece.is_dirty:
@@ -86,11 +87,11 @@ class Memory:
             self._landed.release()
 
     def begun(self, piece: Landing) -> None:
-        """By the mover."""
+        """Marks the piece as busy; called by the mover."""
         piece.is_busy = piece.is_dirty = True
 
     def done(self, piece: Landing) -> None:
-        """By the mover."""
+        """Ends the mover's use of the piece; called by the mover."""
         piece.is_busy = False
         if piece.is_left:
             self.leave(piece)
@@ -98,7 +99,7 @@ class Memory:
     # --- bytes
 
     def fill(self, at: int, fd: int, offset: int, length: int) -> None:
-        """From a file. Raises OSError (EIO: it is shorter)."""
+        """Fills memory from a file. Raises OSError (EIO: it is shorter)."""
         done = 0
         while done < length:
             count = os.preadv(fd, [self._view[at + done : at + length]], offset + done)

@@ -56,7 +56,7 @@ class _Request:
 
 
 class Mover:
-    """For one event loop; `run` it."""
+    """The mover for one event loop; `run` it."""
 
     def __init__(self, host: str, interpreter: str = sys.executable) -> None:
         """`host`: by what others reach this one. `interpreter`: one that has the package."""
@@ -113,7 +113,7 @@ class Mover:
         await self._ask(engine_process.READ, piece, remote, length, target.encode())
 
     async def admit(self, host: str) -> bool:
-        """Who connects from this address may reach the mover from now on. False: it cannot be.
+        """Admits connections from this address to the mover, from now on. False: it cannot be.
         Raises Unavailable."""
         if host in self._admitted:
             return True

@@ -1,1 +1,1 @@
-"""Which nodes and tiers have copies of a file: functions of a transaction."""
+"""The nodes and tiers that have copies of a file: functions of a transaction."""

@@ -1,4 +1,4 @@
-"""Which files the cold tier has a copy of, and which of its objects are garbage.
+"""The files that the cold tier has a copy of, and those of its objects that are garbage.
 
 An object is named after inode number, version and checksum of a sealed file, so that one name never
 stands for two contents. A record with the flag COLD says that its object is there, whole; the data
@@ -13,11 +13,11 @@ file may then go, and is brought back from there.
 | changed or removed (`inodes.outdate_cold`) | `z`, empty | object |
 | collected | nothing | nothing |
 
-What a kill before step 3 leaves is garbage from the next start of that node on.
+Leftovers of a kill before step 3 are garbage from the next start of that node on.
 
 Invariants
-- Of an object there is a COLD record or a `z` key, never neither, and never both.
-- What is garbage is not uploaded anew before it was collected: the deletion may be on its way.
+- An object has a COLD record or a `z` key, never neither, and never both.
+- Garbage is not uploaded anew before it was collected: the deletion may be on its way.
 """
 
 from collections.abc import Sequence
@@ -51,15 +51,15 @@ def is_wanted(t: Transaction, ino: int) -> bool:
 
 
 def object_of(ino: int, inode: Inode) -> Object | None:
-    """Of a file that may be demoted: sealed, on disk, and with a name."""
+    """The object of a file that may be demoted: sealed, on disk, and with a name; else None."""
     if not inode.flags & Flag.SEALED or inode.boot or not inode.nlink:
         return None
     return Object(ino, inode.version, inode.checksum)
 
 
 def out_of_reach(t: Transaction, ino: int, name: str) -> KvfsError:
-    """What a reader is told whose data are in a cold tier that is not asked here: no node runs, or
-    one without that setting. A miss in a cache; the record stays."""
+    """The error for a reader of data in a cold tier that is not asked here: no node runs, or one
+    without that setting. A miss in a cache; the record stays."""
     said = f"{name}: its data are in the cold tier: start the node with --cold"
     value = t.get(keys.namespace(namespace_of(ino)))
     if value is not None and unpack_namespace(value).kind == "cache":
@@ -93,7 +93,7 @@ def finish(t: Transaction, done: Object) -> bool:
 
 
 def there(t: Transaction, asked: Sequence[Object]) -> list[Object]:
-    """Those of which the tier has a copy now."""
+    """The objects of which the tier has a copy now."""
     inodes = read_inodes(t, [each.ino for each in asked])
     return [
         each
@@ -103,7 +103,7 @@ def there(t: Transaction, asked: Sequence[Object]) -> list[Object]:
 
 
 def give_up(t: Transaction, failed: Object) -> None:
-    """In place of step 3: what came of the object is garbage."""
+    """Gives up in place of step 3: what came of the object is garbage."""
     t.put(keys.cold_object(*failed), b"")
 
 
@@ -141,7 +141,8 @@ def collected(t: Transaction, gone: list[Object]) -> None:
 
 
 def abandon(t: Transaction, after: bytes, limit: int) -> bytes:
-    """At a start: what this node was uploading is garbage; where to go on (empty: nowhere)."""
+    """Abandons, at a start, the uploads of this node: they are garbage. Returns where to go on
+    (empty: nowhere)."""
     mine = _UPLOADING + t.node
     left = []
     following = b""

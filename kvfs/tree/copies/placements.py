@@ -1,11 +1,11 @@
-"""Which nodes of a cluster have a file's data. On a lone node nothing is recorded: it has all.
+"""The nodes of a cluster that have a file's data. On a lone node nothing is recorded: it has all.
 
 Invariants
 - A record of a file with data has the placement of the node that made it, from its first
   transaction on; an orphan is reaped with its last placement.
 - `p` and `h` of a node and a file come and go together.
-- Who publishes new content holds it alone: what others have is of another content, which they learn
-  by their placement's end.
+- A node that publishes new content holds it alone: others have another content, and learn that by
+  the end of their placement.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ def holders(t: Transaction, ino: int) -> list[Holder]:
 
 
 def holding(t: Transaction, inos: Sequence[int], node: bytes) -> list[Holding | None]:
-    """What a node has of each of these files; one round trip."""
+    """A node's holding of each of these files; one round trip."""
     values = t.get_many([keys.placement(ino, node) for ino in inos])
     return [None if value is None else unpack_holding(value) for value in values]
 

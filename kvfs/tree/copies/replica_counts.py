@@ -23,8 +23,8 @@ class Copied(NamedTuple):
 
 
 def look(t: Transaction, inos: Sequence[int]) -> list[Copied]:
-    """Those of these files that have data which others can be given: of an upload that is not
-    complete its node alone has them."""
+    """Looks at those of these files that have data which others can be given: an upload that is not
+    complete has them on its node alone."""
     found = []
     namespaces: dict[int, Namespace | None] = {}
     for ino, inode in zip(inos, read_inodes(t, inos), strict=True):

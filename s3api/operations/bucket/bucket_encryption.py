@@ -11,7 +11,7 @@ from s3api.storage.bucket_settings import ENCRYPTION
 
 
 async def get_bucket_encryption(call: Call) -> Response:
-    """What was put, as long as it is so."""
+    """Returns the configuration that was put, as long as objects are encrypted so."""
     kept = call.settings.get(ENCRYPTION)
     if kept is None or not call.service.encrypted:
         raise encryption.no_configuration()

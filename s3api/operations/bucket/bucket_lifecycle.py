@@ -21,7 +21,7 @@ async def get_bucket_lifecycle_configuration(call: Call) -> Response:
 
 
 async def put_bucket_lifecycle_configuration(call: Call) -> Response:
-    """In place of all rules that were there."""
+    """Puts the rules in place of all that were there."""
     configuration = call.params.get("LifecycleConfiguration")
     if configuration is None:
         raise S3Error("MissingRequestBodyError")

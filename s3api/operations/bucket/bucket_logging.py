@@ -1,4 +1,4 @@
-"""Where a bucket's access logs go."""
+"""The target of a bucket's access logs."""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""Whose the objects of a bucket are, and whether ACLs count there."""
+"""The owner of the objects of a bucket, and whether ACLs count there."""
 
 from typing import Final
 

@@ -81,8 +81,8 @@ def _first_settings(call: Call, user: str) -> dict[str, bytes]:
 
 
 def _check_again(call: Call, settings: dict[str, bytes]) -> None:
-    """Who creates its own bucket again, and with the ACL that it has, is right in S3's first
-    region; nobody gets an ACL changed this way."""
+    """Allows an owner in S3's first region to create its bucket again, with the ACL that it has;
+    nobody gets an ACL changed this way."""
     if not call.is_owner:
         raise S3Error("BucketAlreadyExists", extra={"BucketName": call.bucket})
     if call.service.region != _LEGACY_REGION:

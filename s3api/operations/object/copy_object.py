@@ -81,7 +81,7 @@ def _check_itself(call: Call, source: Source) -> None:
 
 
 def _said(call: Call, source: Facts) -> dict[str, str]:
-    """What is kept with the copy, but its checksum. Raises S3Error."""
+    """The metadata that are kept with the copy, but its checksum. Raises S3Error."""
     said = metadata_of(call)
     if call.params.get("MetadataDirective") != _REPLACE:
         said = {name: value for name, value in said.items() if name == _REDIRECT} | {

@@ -63,7 +63,7 @@ class Source:
         self._access.require(self._reading, (action,), self.facts)
 
     def _entries(self) -> list[Entry]:
-        """That it was read, in the log of its own bucket."""
+        """The entry in the log of the source's own bucket: it was read."""
         operation = _READ.get(self._reading.operation, "")
         named = self._reading
         version = version_id(named, self.facts) or ""
@@ -107,9 +107,9 @@ class Source:
 
 
 def copied(call: Call, look: Callable[[Call], Source], copy: Callable[[Source], T]) -> T:
-    """What `copy` gives for the source as it is at one moment: it is looked for by `look`, who
-    copies being asked for permission again after a wait for a thread, and anew where it is written
-    to meanwhile. Raises Conflict where it always is. Blocking."""
+    """The result of `copy` for the source as it is at one moment. `look` finds the source and asks
+    for permission, again after a wait for a thread; a source that is written to meanwhile is looked
+    for anew. Raises Conflict where it always is. Blocking."""
     for attempt in range(_ATTEMPTS):
         call.look_again()
         try:

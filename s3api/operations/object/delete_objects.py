@@ -28,7 +28,7 @@ _VERSIONED: Final = {"VersionId": ""}
 
 
 async def delete_object(call: Call) -> Response:
-    """What is not there is deleted already: 204 all the same."""
+    """Deletes an object. One that is not there is deleted already: 204 all the same."""
     params = call.params
     check = _check(
         params.get("IfMatch"), params.get("IfMatchLastModifiedTime"), params.get("IfMatchSize")

@@ -94,13 +94,15 @@ def _chosen(call: Call, facts: Facts) -> ByteRange | None:
 
 
 def part_sizes(facts: Facts) -> list[int]:
-    """Of the upload that made the object; of one that came whole, its own size."""
+    """The sizes of the parts of the upload that made the object; of one that came whole, its own
+    size."""
     sizes = kept_parts.sizes_of(facts.metadata)
     return sizes if sum(sizes) == facts.size and sizes else [facts.size]
 
 
 def _headers(call: Call, facts: Facts) -> Headers:
-    """Those of most answers are kept; not so where a parameter has a word in them."""
+    """The headers of the answer. Those of most answers are kept; not so where a parameter has a
+    word in them."""
     params = call.params
     checksums = params.get("ChecksumMode") == "ENABLED" and "Range" not in params
     if call.asked.overrides or params.get("PartNumber") is not None:

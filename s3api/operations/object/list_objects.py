@@ -149,7 +149,7 @@ async def _page(call: Call, asked: _Asked, start_after: bytes) -> Page:
 
 
 def _after(marker: str) -> bytes:
-    """Where a list begins; of a marker that no key can be, the last one that is not beyond it."""
+    """The start of a list; for a marker that no key can be, the last one that is not beyond it."""
     return marker.encode().partition(NUL)[0]
 
 

@@ -37,12 +37,12 @@ def acl_of_new(call: Call) -> dict[str, str]:
 
 
 def name_of(call: Call) -> NameOf:
-    """Which users grants may name: those that there are."""
+    """The users that grants may name: those that there are."""
     return lambda name: name if call.service.identities.names(name) else None
 
 
 async def get_object_acl(call: Call) -> Response:
-    """Where ACLs do not count: full control of the bucket's owner."""
+    """Returns the object's ACL; where ACLs do not count, full control of the bucket's owner."""
     facts = find(call)
     if ownership.has_acls(call.settings.ownership):
         found = authorization.object_acl(call, facts)

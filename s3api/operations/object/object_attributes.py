@@ -1,5 +1,5 @@
-"""What an object is, without its bytes: GetObjectAttributes; and RestoreObject, which finds nothing
-to restore."""
+"""Facts about an object, without its bytes: GetObjectAttributes; and RestoreObject, which finds
+nothing to restore."""
 
 from typing import Any, Final
 
@@ -17,7 +17,8 @@ PARTS_LIMIT: Final = 1000
 
 
 async def get_object_attributes(call: Call) -> Response:
-    """Those that are asked for; ObjectParts alone of what was uploaded in parts."""
+    """Returns the attributes that are asked for; ObjectParts only of an object that was uploaded in
+    parts."""
     asked = call.params["ObjectAttributes"]
     facts = await find_to_tell(call) if "ETag" in asked else find(call)
     told: dict[str, Any] = {

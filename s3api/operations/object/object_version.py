@@ -166,7 +166,7 @@ def expiration(call: Call, facts: Facts) -> str | None:
 
 
 def version_of(facts: Facts) -> lifecycle.Version:
-    """What lifecycle rules are held against."""
+    """The version that lifecycle rules are applied to."""
     return lifecycle.Version(
         key=facts.key.decode(),
         size=facts.size,
@@ -176,7 +176,8 @@ def version_of(facts: Facts) -> lifecycle.Version:
 
 
 def _absent(call: Call, error: NoSuchKey) -> S3Error:
-    """That a key is missing is told to who may list the bucket."""
+    """The error for a missing key. Only a caller that may list the bucket learns that the key is
+    missing."""
     call.store.misses.found_nothing(error)
     if not call.service.access.allows(call, "s3:ListBucket"):
         return S3Error("AccessDenied")

@@ -87,7 +87,7 @@ class _Upload:
         return self._fields.file_name
 
     async def fields(self) -> Mapping[str, str]:
-        """What stands before the file, by name in lower case. Raises S3Error."""
+        """The fields before the file, by name in lower case. Raises S3Error."""
         while True:
             await self._receive()
             begin = self._fields.feed(self._data, self._end)
@@ -237,7 +237,7 @@ def _answer(call: Call, form: Mapping[str, str], facts: Facts, digests: Digests)
 
 
 def _location(call: Call) -> str:
-    """Where the object is, by the way that the form came."""
+    """The object's URL, by the way that the form came."""
     host = (call.head.get(b"host") or b"").decode("latin-1")
     path = call.head.target.partition(b"?")[0].decode("latin-1").rstrip("/")
     scheme = "https" if call.head.secure else "http"

@@ -59,7 +59,8 @@ async def put_object(call: Call) -> Response:
 
 
 async def _begin(call: Call, size: int) -> Draft:
-    """At once where that can be: a change of thread costs more than a small body."""
+    """Begins the draft, at once where that can be: a change of thread costs more than a small
+    body."""
     draft = call.store.begin_now(call.raw_bucket, call.raw_key, size)
     if draft is None:
         return await call.blocking(lambda: call.store.begin(call.raw_bucket, call.raw_key, size))
@@ -67,14 +68,16 @@ async def _begin(call: Call, size: int) -> Draft:
 
 
 def check_of(conditions: Conditions) -> Check:
-    """Of a put: `anything` where there are none, since what is there need not be read then."""
+    """The check of a put: `anything` without conditions, since what is there need not be read
+    then."""
     if not conditions:
         return anything
     return lambda found: check_write(conditions, found and target(found))
 
 
 def said_of_new(call: Call) -> dict[str, str]:
-    """What is kept with a new object: headers, tags, lock, ACL and owner. Raises S3Error."""
+    """The metadata that are kept with a new object: headers, tags, lock, ACL and owner. Raises
+    S3Error."""
     return metadata_of(call) | tags_of_new(call) | lock_of_new(call) | acl_of_new(call)
 
 

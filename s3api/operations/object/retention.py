@@ -83,7 +83,7 @@ async def get_object_legal_hold(call: Call) -> Response:
 
 
 async def put_object_legal_hold(call: Call) -> Response:
-    """On or off."""
+    """Sets the legal hold on or off."""
     _check_bucket(call)
     held = object_lock.parse_legal_hold(call.params.get("LegalHold") or {})
     status = HELD if held else NOT_HELD

@@ -91,7 +91,7 @@ def _wanted_part(asked: Mapping[str, Any]) -> Wanted:
 
 
 def _checksum(call: Call, upload: Upload, parts: Sequence[Part]) -> Checksum | None:
-    """Of the object, held against what the client says. Raises S3Error."""
+    """The checksum of the object, compared with the client's. Raises S3Error."""
     algorithm, type_, named = checksum_of(upload)
     given = {
         each.name: call.params[each.member]

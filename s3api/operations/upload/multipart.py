@@ -23,7 +23,7 @@ _OWN: Final = "upload."
 
 
 async def create_multipart_upload(call: Call) -> Response:
-    """What is said here about the object holds for what is put together at the end."""
+    """Begins an upload. What the request says about the object holds for the object at the end."""
     asked, type_ = call.params.get("ChecksumAlgorithm"), call.params.get("ChecksumType")
     algorithm, type_ = checksums.multipart_type(asked, type_)
     said = said_of_new(call)
@@ -38,7 +38,7 @@ async def create_multipart_upload(call: Call) -> Response:
 
 
 async def abort_multipart_upload(call: Call) -> Response:
-    """With all its parts; a part that still comes is dropped at its end."""
+    """Drops the upload with all its parts; a part that still comes is dropped at its end."""
     upload_id = call.params["UploadId"]
     await call.blocking(lambda: call.store.uploads.abort(call.raw_bucket, call.raw_key, upload_id))
     return answer(call)
@@ -67,7 +67,7 @@ async def list_parts(call: Call) -> Response:
 
 
 async def list_multipart_uploads(call: Call) -> Response:
-    """In the order of keys, then of their beginning."""
+    """Lists uploads in the order of keys, then of their beginning."""
     asked = call.params
     limit = min(asked.get("MaxUploads", _MOST), _MOST)
     after = asked.get("KeyMarker", "")
@@ -119,7 +119,7 @@ def checksum_of(upload: Upload) -> tuple[Algorithm, str, bool]:
 
 
 def said_of_object(upload: Upload) -> dict[str, str]:
-    """What was said about the object when the upload was begun."""
+    """The metadata that were given for the object when the upload was begun."""
     return {name: value for name, value in upload.metadata.items() if not name.startswith(_OWN)}
 
 

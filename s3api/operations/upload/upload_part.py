@@ -131,7 +131,7 @@ async def _commit(call: Call, draft: Draft, digests: Digests) -> Part:
 
 
 def _said(digests: Digests) -> dict[str, str]:
-    """What is kept with a part."""
+    """The metadata that are kept with a part."""
     return {
         f"checksum.{each.algorithm.name.lower()}": each.value
         for each in (digests.checksum, digests.besides)
@@ -146,7 +146,7 @@ async def _discard(call: Call, draft: Draft) -> None:
 
 
 def _digests(call: Call, draft: Draft, size: int, algorithm: Algorithm, pace: Pace) -> Digests:
-    """Of what was copied."""
+    """The digests of the bytes that were copied."""
     first_pass = FirstPass(Wanted(algorithm), size=size)
     first_pass.tag(fast=draft.fast_etag)
     with call.service.buffers.lent() as buffer:

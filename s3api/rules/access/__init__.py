@@ -1,1 +1,1 @@
-"""Who may do what: policies, ACLs, ownership. Pure."""
+"""Access rules: policies, ACLs, ownership. Pure."""

@@ -81,7 +81,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Acl:
-    """Who owns a bucket or object, and who may do what with it. Groups come first in every ACL that
+    """The owner of a bucket or object, and the grants on it. Groups come first in every ACL that
     this module makes, which public suites count on."""
 
     owner: Owner
@@ -187,7 +187,7 @@ def not_supported() -> S3Error:
 
 
 def policy_of_bucket(acl: Acl, bucket: str) -> Policy:
-    """What a bucket's ACL allows."""
+    """The policy that grants what a bucket's ACL allows."""
     statements = list(_statements(acl, _ON_BUCKET, bucket_arn(bucket)))
     inside = bucket_arn(bucket, "*")
     writers = (each for each in acl.grants if each.permission in ("WRITE", _FULL))
@@ -196,7 +196,8 @@ def policy_of_bucket(acl: Acl, bucket: str) -> Policy:
 
 
 def policy_of_object(acl: Acl) -> Policy:
-    """What an object's ACL allows; it is the caller's to ask it about that object alone."""
+    """The policy that grants what an object's ACL allows; the caller has to ask it about that
+    object alone."""
     return Policy(tuple(_statements(acl, _ON_OBJECT, "*")))
 
 

@@ -1,9 +1,9 @@
-"""Which permissions an operation needs.
+"""The permissions that operations need.
 
 Source: "Actions, resources, and condition keys for Amazon S3" in the Service Authorization
 Reference (https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazons3.html).
-Every operation of botocore's model stands here; those that this server refuses too, so that who may
-not ask is told no more than that.
+Every operation of botocore's model stands here; those that this server refuses too, so that a
+caller that may not ask is told no more than that.
 """
 
 from collections.abc import Mapping

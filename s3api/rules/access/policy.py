@@ -64,7 +64,7 @@ RESOURCE: Final = "resource"
 
 
 class Decision(Enum):
-    """What policies say of a request; NONE where no statement speaks of it."""
+    """The decision of policies on a request; NONE where no statement speaks of it."""
 
     DENY = "deny"
     ALLOW = "allow"
@@ -73,7 +73,7 @@ class Decision(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks; `name` is None for an anonymous caller."""
+    """The caller; `name` is None for an anonymous one."""
 
     name: str | None = None
     account: str = ""
@@ -147,7 +147,7 @@ class Policy:
 
 
 def evaluate(policies: Iterable[Policy], request: Request) -> Decision:
-    """What the policies together say: a Deny anywhere wins."""
+    """The decision of the policies together: a Deny anywhere wins."""
     decision = Decision.NONE
     for policy in policies:
         for statement in policy.statements:
@@ -305,7 +305,8 @@ def _parse(document: bytes | str, *, has_principals: bool) -> Policy:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two members of one name it is not clear which one the writer meant."""
+    """The members as a dict. Raises ValueError for two of one name: it is not clear which one the
+    writer meant."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name is there twice")

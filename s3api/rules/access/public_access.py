@@ -23,7 +23,7 @@ class PublicAccessBlock:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "PublicAccessBlock":
-        """From a PublicAccessBlockConfiguration."""
+        """Parses a PublicAccessBlockConfiguration."""
         return cls(
             bool(document.get("BlockPublicAcls")),
             bool(document.get("IgnorePublicAcls")),
