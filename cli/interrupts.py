@@ -1,4 +1,4 @@
-"""What Ctrl-C does outside a command: while one is imported, and while Python ends.
+"""Ctrl-C outside a command: while one is imported, and while Python ends.
 
 Imported first of all, so it imports little: until then an interrupt is a traceback.
 """
@@ -23,7 +23,8 @@ def end(*_: object) -> "NoReturn":
 
 
 def handle_by(handler: "Callable[[int, FrameType | None], object]") -> None:
-    """Where an interrupt is ignored, as in the background of a shell, it stays so."""
+    """Handles interrupts by `handler`. Where they are ignored, as in the background of a shell,
+    they stay so."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, handler)
 

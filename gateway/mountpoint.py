@@ -48,13 +48,13 @@ def prepare(mountpoint: Path, store: Path) -> bool:
 
 
 def hold(mountpoint: Path) -> BareDirectory:
-    """What a mount there will hide. Raises NotADirectory, AccessDenied."""
+    """Holds the directory that a mount there will hide. Raises NotADirectory, AccessDenied."""
     with _refusals(mountpoint):
         return BareDirectory(mountpoint)
 
 
 def hidden(mountpoint: Path | str, names: Sequence[str]) -> str:
-    """What is said of a directory that is not empty; `names`: of what is in it, the first."""
+    """The message about a directory that is not empty; `names`: of its entries, the first."""
     return (
         f"{mountpoint} is not empty: the mount hides '{min(names)}' and what else is there, "
         "unchanged; `kvfs down` shows it again, to be moved away"

@@ -114,7 +114,7 @@ class MountKeeper:
 
 
 class Companion(Protocol):
-    """What runs beside a node and its mount, and knows them only by the node."""
+    """A service beside a node and its mount, which knows them only by the node."""
 
     async def __call__(self, node: Node, *, task_status: trio.TaskStatus[None]) -> None:
         """Serve, and say so by `task_status`. Cancelled: ends in order, in its own time."""
@@ -180,7 +180,8 @@ async def _serve(
 
 
 def _ending_signals() -> list[signal.Signals]:
-    """Those that end the service in order. SIGHUP is left ignored where nohup has it ignored."""
+    """The signals that end the service in order. SIGHUP is left ignored where nohup has it
+    ignored."""
     ending = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         ending.append(signal.SIGHUP)
@@ -226,7 +227,7 @@ def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event) -> N
 
 
 def describe(info: "MountInfo") -> dict[str, Any]:
-    """What status and start-up summary say about a mount."""
+    """The facts about a mount for status and start-up summary."""
     return {
         "mountpoint": str(info.mountpoint),
         "mode": info.mode,

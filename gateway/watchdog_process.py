@@ -73,7 +73,7 @@ def _wait_until_silent(answers: str) -> None:
 
 
 def _say(text: str) -> None:
-    """In the form of the daemon's log, which is its standard error."""
+    """Writes a line in the form of the daemon's log, which is its standard error."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     try:
         os.write(2, f"{now},000 WARNING gateway.watchdog: {text}\n".encode())

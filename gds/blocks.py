@@ -41,7 +41,7 @@ _View = TypeVar("_View", memoryview, Any)
 
 
 class Outcome(Enum):
-    """What became of one block."""
+    """The outcome for one block."""
 
     HIT = "hit"
     STORED = "stored"

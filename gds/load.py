@@ -25,7 +25,7 @@ _BUDGET_BYTES: Final = 384 << 20
 
 
 class _Asked(NamedTuple):
-    """What to load. The public calls say what each means."""
+    """The load that was asked for. The public calls say what each field means."""
 
     paths: Path | Sequence[Path]
     device: str | torch.device = "cpu"

@@ -104,7 +104,7 @@ class Loader:
                 raise
 
     def stages(self) -> Stages:
-        """What its threads did, once the iteration ended."""
+        """The work of its threads, once the iteration ended."""
         return together(self._laps)
 
     def _end(self, threads: Aside[None]) -> None:
@@ -120,7 +120,7 @@ class Loader:
             raise
 
     def _care(self) -> None:
-        """For the threads, until the iteration ends."""
+        """Takes care of the threads, until the iteration ends."""
         workers: list[threading.Thread] = []
         try:
             self._start(workers)
@@ -178,7 +178,7 @@ class Loader:
         self._calls.put(True)
 
     def _fail(self, error: BaseException) -> None:
-        """With the lock."""
+        """Fails the load; to be called with the lock."""
         if not self._ended:  # else nobody asks any more, and it would keep all memory
             self._error = error
         self._ended = True

@@ -143,7 +143,7 @@ class TensorSlice:
         self._info = info
 
     def get_shape(self) -> list[int]:
-        """Of the whole tensor, in elements of the file."""
+        """The shape of the whole tensor, in elements of the file."""
         return list(self._info.shape)
 
     def get_dtype(self) -> str:
@@ -157,7 +157,7 @@ class TensorSlice:
 
 
 def _of_file(part: Part | None, info: TensorInfo, shape: tuple[int, ...]) -> Part | None:
-    """In elements of the file, of which torch has several in one where it packs them."""
+    """The part in elements of the file, of which torch has several in one where it packs them."""
     if part is None or info.shape == shape:
         return part
     last = part.dimension == len(shape) - 1

@@ -58,7 +58,7 @@ def save_file(
 
 
 def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Whose memory holds its elements. Raises Invalid, NotSupported."""
+    """The tensor whose memory holds its elements. Raises Invalid, NotSupported."""
     if not isinstance(name, str):
         raise Invalid(f"{name!r} is no name of a tensor: that is a text")
     if not isinstance(tensor, torch.Tensor):
@@ -144,7 +144,7 @@ class _Output:
 
 
 def _behind(views: list[memoryview], done: int) -> list[memoryview]:
-    """What is left of them after their first `done` bytes."""
+    """The rest of the views after their first `done` bytes."""
     for number, view in enumerate(views):
         if done < len(view):
             return [view[done:], *views[number + 1 :]]

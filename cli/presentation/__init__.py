@@ -1,1 +1,1 @@
-"""What commands print: exit codes, progress."""
+"""The output of commands: exit codes, progress."""

@@ -47,7 +47,7 @@ def explained(what: str) -> Iterator[None]:
 def _patient(
     make: Callable[[contextlib.ExitStack], Callable[[int], None]],
 ) -> Iterator[Callable[[int], None]]:
-    """What `make` makes is made after a second."""
+    """Makes by `make` what is shown, after a second."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -47,7 +47,7 @@ class _Droppable(Protocol):
 
 
 class _Whole:
-    """What appears whole or not at all. It stands before the class of Python's own."""
+    """A file that appears whole or not at all. It stands before the class of Python's own."""
 
     def __exit__(
         self: _Droppable,

@@ -164,7 +164,8 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
     # ---- directories
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        """At the top level, a durable namespace; `create_parents` makes that too."""
+        """Makes a directory; at the top level, a durable namespace; `create_parents` makes that
+        too."""
         name = self._strip_protocol(path)
         with self._using(name) as client:
             try:
@@ -259,7 +260,7 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def cat(
         self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any
     ) -> Any:
-        """Of a tree, its files."""
+        """The contents of the paths; of a tree, those of its files."""
         if recursive:
             tree = self.expand_path(path, recursive=True)
             path = [each for each in tree if not self.isdir(each)]
@@ -515,7 +516,7 @@ def _size(file: io.IOBase) -> int:
 
 
 def _limits(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """Where to begin and how many bytes, as a slice counts."""
+    """The first byte and the number of bytes, as a slice counts."""
     begin, stop, _ = slice(start, end).indices(size)
     return begin, max(0, stop - begin)
 

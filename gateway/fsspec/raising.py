@@ -1,4 +1,4 @@
-"""From the core's errors to those that callers of Python's own files expect."""
+"""The core's errors as those that callers of Python's own files expect."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Who has a connection to the NFS door, by the kernel's tables of TCP sockets (proc(5))."""
+"""Connections to the NFS door, by the kernel's tables of TCP sockets (proc(5))."""
 
 import ipaddress
 import socket

@@ -1,10 +1,10 @@
-"""Which namespaces are exported over NFS, to whom and how.
+"""Exports of namespaces over NFS: which, to whom and how.
 
 An export is an attribute of its namespace's directory (`trusted.kvfs.nfs`, JSON), so it is alike on
 all nodes of a cluster, goes with its namespace, and changes in one transaction with it. Its number
 is the namespace's, which no other one ever gets: a handle leads to the same file on every node. The
-same attribute of the root lists the numbers: what is exported is looked at each second, and costs
-what exports there are, however many namespaces.
+same attribute of the root lists the numbers: the exports are looked at each second, at a cost by
+their number, however many namespaces there are.
 """
 
 import ipaddress

@@ -26,7 +26,7 @@ _BEGIN: Final = "EXPORT {"
 
 
 class Server(NamedTuple):
-    """What is said of the whole server."""
+    """The settings of the whole server."""
 
     host: str
     port: int
@@ -45,7 +45,7 @@ def render(server: Server, exports: Sequence[tuple[Exported, str]]) -> str:
 
 
 def first_lines(text: str) -> list[int]:
-    """Where each export of a whole file begins, by which Ganesha names it in its log."""
+    """The lines where exports begin in a whole file, by which Ganesha names them in its log."""
     return [number for number, line in enumerate(text.splitlines(), 1) if line == _BEGIN]
 
 

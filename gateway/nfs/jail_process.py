@@ -121,7 +121,7 @@ def _say(text: str) -> None:
 def _become_ganesha(
     root: str, exports: str, secret: str, program: str, channel: socket.socket | None
 ) -> None:
-    """In the child. `channel`: to what guards it. Raises OSError."""
+    """Makes the child NFS-Ganesha. `channel`: to what guards it. Raises OSError."""
     parent = os.getppid()
     _call(_libc.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -150,9 +150,9 @@ def _become_ganesha(
 
 
 def epoch() -> int:
-    """What tells this start from all others, on this node and the others of a cluster: write
-    verifiers and the numbers of clients are made of it. Ganesha's own would be the time in seconds,
-    which is the same for two starts within one, or where the clock was set back."""
+    """A number that tells this start from all others, on this node and the others of a cluster:
+    write verifiers and the numbers of clients are made of it. Ganesha's own would be the time in
+    seconds, which is the same for two starts within one, or where the clock was set back."""
     return int.from_bytes(os.urandom(4), "big") or 1
 
 

@@ -117,7 +117,7 @@ def _block(call: Call) -> list[tuple[int, int, int, int]]:
 
 
 def _low(argument: int) -> int:
-    """Where the lower half of an argument stands, of processors that have it first."""
+    """The offset of an argument's lower half, on processors that have it first."""
     return 16 + 8 * argument
 
 

@@ -45,8 +45,8 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Place:
-    """Of one node. `secrets`: what no client of NFS knows of the paths to exports, and to the rest
-    that can be written."""
+    """The directories of one node. `secrets`: the parts of the paths to exports, and to the rest
+    that can be written, which no client of NFS knows."""
 
     def __init__(self, run: Path, state: Path) -> None:
         """`run`: the store's directory of what a run needs; `state`: what outlasts it."""
@@ -232,7 +232,7 @@ class MountTable:
 
 
 def _mounted_below(root: Path) -> list[str]:
-    """What is mounted there, by /proc/self/mountinfo (proc(5))."""
+    """The mounts below it, by /proc/self/mountinfo (proc(5))."""
     prefix = os.fsencode(os.path.realpath(root)) + b"/"
     found = []
     with open("/proc/self/mountinfo", "rb") as table:

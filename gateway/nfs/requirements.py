@@ -1,4 +1,4 @@
-"""What the NFS door needs of the machine, and how to get it."""
+"""Requirements of the NFS door on the machine, and how to meet them."""
 
 import glob
 import os
@@ -34,7 +34,7 @@ class Lack(NamedTuple):
 
 
 def lacks() -> list[Lack]:
-    """What is missing here; empty where the door can be opened."""
+    """The requirements that are not met here; empty where the door can be opened."""
     found = []
     if program() is None:
         found.append(Lack(f"{PROGRAM} is not installed", INSTALL))
@@ -69,7 +69,7 @@ def program() -> str | None:
 
 
 def _capabilities() -> int:
-    """Those in effect, as bits."""
+    """The capabilities in effect, as bits."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:
         for line in status:
             if line.startswith("CapEff:"):

@@ -52,7 +52,7 @@ def is_wanted(config: Config) -> bool:
 
 
 class Serving:
-    """Of one node. A companion: call it."""
+    """The NFS door of one node. A companion: call it."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -119,8 +119,8 @@ class Serving:
     # ---- the mount
 
     async def _views(self) -> Views:
-        """Those of the mount, once there is one that can have some. Raises NotSupported where the
-        first cannot."""
+        """The views of the mount, once there is one that can have some. Raises NotSupported where
+        the first cannot."""
         mounts = self._node.mounts
         while (views := mounts.views) is None:
             self._problem = "the node has no mount in passthrough or relay mode"
@@ -203,7 +203,7 @@ class Serving:
             self._looked = trio.Event()
 
     async def _look_once(self, views: Views) -> None:
-        """What is exported is served when this returns. Raises KvfsError, OSError."""
+        """Looks at the exports: they are served when this returns. Raises KvfsError, OSError."""
         if self._ganesha is None:
             return  # the next one begins with what is exported then
         present = self._place.mounted()
@@ -276,7 +276,8 @@ class Serving:
         return next((why for line, why in left_out if self._lines.get(line) == number), "")
 
     def _filesystem(self, number: int) -> uuid.UUID:
-        """What handles name an export's filesystem by, the same at each start and on each node."""
+        """The id by which handles name an export's filesystem, the same at each start and on each
+        node."""
         return uuid.uuid5(_KVFS, f"{self._identity}/{number}")
 
     async def _close(self, views: Views) -> None:
@@ -291,8 +292,7 @@ class Serving:
     # ---- what others ask
 
     async def _answer_look(self, _params: dict[str, Any]) -> dict[str, Any]:
-        """What is exported is looked at, from now on. Raises Unavailable where nothing is
-        served."""
+        """Has the exports looked at, from now on. Raises Unavailable where nothing is served."""
         begun = self._looks
         self._look.set()
         with trio.move_on_after(_ANSWER_S):
@@ -339,13 +339,14 @@ class Serving:
 
 
 def _identity(node: Node) -> str:
-    """Of the cluster, which all of its nodes know, else of the store."""
+    """The identity of the cluster, which all of its nodes know, else of the store."""
     kept = which_node(node.store)
     return node.store.identity.store if kept is None else kept.cluster
 
 
 def _bound(address: Address) -> Address:
-    """With numbers for both host and port, at which nobody listens now. Raises Busy, Invalid."""
+    """The address with numbers for both host and port, at which nobody listens now. Raises Busy,
+    Invalid."""
     kind = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         with socket.socket(kind, socket.SOCK_STREAM) as trial:

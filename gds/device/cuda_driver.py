@@ -1,4 +1,4 @@
-"""What is asked of the CUDA driver itself.
+"""Requests to the CUDA driver itself.
 
 Which GPUs this process may use: without torch, and without a context on any of them. Only for a
 process that is about to use a GPU, or ends soon: one that has asked cannot lend CUDA to processes
@@ -29,7 +29,7 @@ class Gpu(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """What the CUDA driver told."""
+    """The answers of the CUDA driver."""
 
     gpus: tuple[Gpu, ...]
     cuda: str
@@ -70,7 +70,7 @@ def pin(address: int, size: int, library: str = _LIBRARY) -> str:
 
 
 def unpin(address: int, library: str = _LIBRARY) -> None:
-    """Of memory that was pinned. The thread has a context."""
+    """Unpins memory that was pinned. The thread has a context."""
     with contextlib.suppress(_Refused):  # the GPU failed: nothing copies any more
         _call(ctypes.CDLL(library), "cuMemHostUnregister", ctypes.c_void_p(address))
 

@@ -73,7 +73,8 @@ class CuFile:
             done += count
 
     def _failed(self, offset: int, size: int, error: str) -> KvfsError:
-        """What it says of a read behind the file's end differs with its mode."""
+        """The error for a failed read: what cuFile says of a read behind the file's end differs
+        with its mode."""
         end = os.fstat(self._source.fd).st_size
         if end < offset + size:
             return Corrupt(f"{self._source.where}: truncated: it ends at byte {end}")
@@ -122,8 +123,9 @@ class CuFileTarget(DeviceTarget):
 
 
 class CuFileLane(DeviceLane):
-    """What the page cache holds is copied from there by buffers, the rest read past it: also what
-    may be there, for all the kernel tells (who has GDS has disks for it)."""
+    """A lane of cuFile. Pages in the page cache are copied from there by buffers, the rest is read
+    past it; so are pages that may be there, for all the kernel tells (a machine with GDS has disks
+    for it)."""
 
     _target: CuFileTarget
 

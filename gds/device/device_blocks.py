@@ -79,7 +79,8 @@ def _store(batch: slice, views: list[memoryview], mark: Mark, store: Store) -> N
 
 
 def batches(sizes: Sequence[int], most: int) -> Iterator[slice]:
-    """Of what follows each other and has at most so many bytes together, or is one. Pure."""
+    """Batches of sizes that follow each other and have at most so many bytes together, or are one.
+    Pure."""
     first, held = 0, 0
     for at, size in enumerate(sizes):
         if held and held + size > most:

@@ -1,4 +1,4 @@
-"""Where tensors of a device go: through buffers of the host, or without them.
+"""The target of a device's tensors: through buffers of the host, or without them.
 
     file -> buffer (read) -> the device's memory (queued copy) -> the tensor, once the copy is done
 
@@ -65,7 +65,7 @@ class DeviceTarget(Target):
         return self._ready[unit]
 
     def span(self, step: InPlace) -> torch.Tensor:
-        """Where the bytes of a step belong."""
+        """The memory where the bytes of a step belong."""
         begin = self._start(step.run) + step.begin - self._plan.runs[step.run].begin
         return self._runs[step.run][begin : begin + step.end - step.begin]
 
@@ -107,7 +107,7 @@ class DeviceLane(Lane):
     that any load can have those of the one before."""
 
     def __init__(self, target: DeviceTarget, device: Device) -> None:
-        """By the thread. Raises Unavailable."""
+        """Made by the thread. Raises Unavailable."""
         device.enter()
         self._target = target
         self._device = device

@@ -1,4 +1,4 @@
-"""What loads need of a device beside the CPU, so that the way there (`gds.device.device_target`)
+"""The interface of a device beside the CPU, so that the way there (`gds.device.device_target`)
 knows neither CUDA nor that it runs on one.
 
 Work for a device is queued, and done later: a `Mark` tells when. Memory for tensors belongs to whom
@@ -32,7 +32,7 @@ class Mark(Protocol):
 
 
 class Queue(Protocol):
-    """Of one thread."""
+    """The queue of one thread."""
 
     def submit(self, work: Work, after: Sequence[Mark] = ()) -> Mark:
         """Have `work` done behind what was submitted before, and behind marks of the same device.
@@ -66,5 +66,5 @@ class Device(Protocol):
 
 
 def first_line(error: BaseException) -> str:
-    """Of what torch says, which can be many."""
+    """The first line of a message of torch, which can have many."""
     return str(error).partition("\n")[0]

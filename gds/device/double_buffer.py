@@ -9,7 +9,7 @@ _BUFFERS: Final = 2
 
 
 class Turns:
-    """Of one thread, and of one size. Buffers are lent when they are first taken."""
+    """The buffers of one thread, and of one size. Buffers are lent when they are first taken."""
 
     def __init__(self, device: Device, size: int) -> None:
         self._device = device

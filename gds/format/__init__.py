@@ -1,1 +1,1 @@
-"""What checkpoints look like: safetensors headers, indexes."""
+"""The format of checkpoints: safetensors headers, indexes."""

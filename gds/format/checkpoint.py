@@ -67,8 +67,8 @@ def read_headers(paths: Path | Sequence[Path]) -> list[tuple[str, Header]]:
 
 
 def config_beside(path: Path) -> Mapping[str, object] | None:
-    """What the config.json beside a file of a checkpoint says; None: there is none. Raises Corrupt,
-    Invalid, OSError."""
+    """The contents of the config.json beside a file of a checkpoint; None: there is none. Raises
+    Corrupt, Invalid, OSError."""
     config = _local(path).parent / "config.json"
     try:
         found = _json(config)
@@ -134,7 +134,7 @@ def _files(path: LocalPath) -> list[Shard]:
 
 
 def _shards(index: LocalPath) -> list[Shard]:
-    """That the index names, sorted."""
+    """The shards that the index names, sorted."""
     try:
         found = _json(index)
     except FileNotFoundError:
@@ -200,8 +200,8 @@ def _close(checkpoint: Checkpoint) -> None:
 
 
 def _sources(paths: Sequence[LocalPath], *, verify: bool) -> tuple[Source, ...]:
-    """What other nodes have of them is here then. Raises NotFound, Invalid, NoSpace, Unavailable,
-    OSError; to verify them also NotSupported, AccessDenied."""
+    """Sources of the files. Data that other nodes have of them are here then. Raises NotFound,
+    Invalid, NoSpace, Unavailable, OSError; to verify them also NotSupported, AccessDenied."""
     with _unmissed():
         found = open_backings(paths, sums=verify)
     sources: list[Source] = []
@@ -224,8 +224,7 @@ def _sources(paths: Sequence[LocalPath], *, verify: bool) -> tuple[Source, ...]:
 
 @contextlib.contextmanager
 def _unmissed() -> Iterator[None]:
-    """What cannot be had is said as callers expect it. Raises NotFound, NoSpace, Unavailable,
-    OSError."""
+    """Raises errors in the form that callers expect: NotFound, NoSpace, Unavailable, OSError."""
     try:
         yield
     except FileNotFoundError as error:

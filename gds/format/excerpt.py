@@ -1,4 +1,4 @@
-"""What a file says, as it stands in a message: a file that lies may say very much. Pure."""
+"""Excerpts of a file's text for a message: a file that lies may say very much. Pure."""
 
 from typing import Final
 

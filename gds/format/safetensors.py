@@ -75,7 +75,7 @@ class TensorInfo(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Of one file."""
+    """The header of one file."""
 
     tensors: tuple[TensorInfo, ...]
     """In the order of their bytes; empty ones before what begins at the same byte."""

@@ -34,7 +34,7 @@ class Described(NamedTuple):
 
 
 class Composed(NamedTuple):
-    """What a file begins with."""
+    """The beginning of a file."""
 
     head: bytes
     order: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Which part of a tensor an index needs. Pure.
+"""The part of a tensor that an index needs. Pure.
 
 Of the dimensions that an index cuts, the one of which it leaves least is cut in the file; the rest
 is done on what was read."""
@@ -10,7 +10,7 @@ from gds.plan.tensor_parallel import Part
 
 
 class Narrowed(NamedTuple):
-    """What to read, and how to index that."""
+    """The part to read, and how to index it."""
 
     part: Part | None
     """None: all of it."""
@@ -51,7 +51,7 @@ def _without_ellipsis(items: tuple[Any, ...], dimensions: int) -> tuple[Any, ...
 
 
 def _span(item: int | slice, size: int) -> range:
-    """From the first element that is wanted to behind the last one."""
+    """The range from the first element that is wanted to behind the last one."""
     if isinstance(item, slice):
         found = range(*item.indices(size))
         return range(found[0], found[-1] + 1)

@@ -1,4 +1,4 @@
-"""Has the page cache read what comes next of a file: that, and nothing beyond it.
+"""Has the page cache read the next bytes of a file: those, and nothing beyond them.
 
 In huge pages where it can: a request to a disk has so many segments at most, and each page is one.
 Measured on virtio, cold, eight threads of 16 MiB: 2.0 to 2.5 GB/s so, 1.2 to 1.4 announced, which

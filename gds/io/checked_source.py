@@ -43,7 +43,7 @@ class CheckedSource(Source):
         self._tensors: Sequence[TensorInfo] = ()
 
     def check_header(self, header: Header) -> None:
-        """To be called once it was read. Raises Damaged, Conflict, OSError."""
+        """Checks the header; to be called once it was read. Raises Damaged, Conflict, OSError."""
         self._tensors = header.tensors
         count = -(-header.data_begin // CHUNK_BYTES)
         if chunk_sums(self.fd, self.size, 0, count) != self._sums[: count * DIGEST_BYTES]:
@@ -83,7 +83,7 @@ class CheckedSource(Source):
             return wrong_in(data, self._sums, begin // CHUNK_BYTES)
 
     def _copy(self, view: memoryview, offset: int) -> None:
-        """What begins at `offset`, of chunks that are read whole."""
+        """Copies the bytes from `offset` on, out of chunks that are read whole."""
         done = 0
         while done < len(view):
             number, skip = divmod(offset + done, CHUNK_BYTES)
@@ -139,7 +139,7 @@ _aside: Final = _Aside()
 
 
 def sums_of(backing: Backing, path: Path) -> bytes:
-    """What a file that is to be verified is compared with. Raises NotSupported, AccessDenied,
+    """The checksums that a file is verified against. Raises NotSupported, AccessDenied,
     Unavailable."""
     if backing.store is None:
         raise NotSupported(

@@ -1,4 +1,4 @@
-"""What the kernel says of O_DIRECT on a file: statx(2) with STATX_DIOALIGN, Linux 6.1 and newer."""
+"""The kernel's rules for O_DIRECT on a file: statx(2) with STATX_DIOALIGN, Linux 6.1 and newer."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ class _Statx(ctypes.Structure):
 
 
 class Alignment(NamedTuple):
-    """That O_DIRECT asks for, in bytes."""
+    """The alignment that O_DIRECT asks for, in bytes."""
 
     memory: int
     offset: int
@@ -30,13 +30,15 @@ class Alignment(NamedTuple):
 
     @property
     def block(self) -> int | None:
-        """What to align all of it to, where that moves less than the page cache does; else None."""
+        """The unit to align all of it to, where that moves less than the page cache does; else
+        None."""
         block = max(self)
         return block if block < PAGE_BYTES else None
 
 
 def alignment(fd: int) -> Alignment | None:
-    """Of an open regular file. None: the kernel does not tell, or O_DIRECT is not for it."""
+    """The alignment of an open regular file. None: the kernel does not tell, or O_DIRECT is not for
+    it."""
     found = _Statx()
     try:
         statx = _libc.statx
@@ -50,7 +52,8 @@ def alignment(fd: int) -> Alignment | None:
 
 
 def alignment_in(directory: str | os.PathLike[str]) -> Alignment | None:
-    """Of a file that would be made in a directory. None also where none can be made."""
+    """The alignment of a file that would be made in a directory. None also where none can be
+    made."""
     try:
         fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:

@@ -45,7 +45,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Read(NamedTuple):
-    """What to read. With O_DIRECT all of it is aligned."""
+    """A read. With O_DIRECT all of it is aligned."""
 
     address: int
     size: int
@@ -73,8 +73,9 @@ class NativeAio:
         self._events = ctypes.create_string_buffer(_EVENT.size * MOST)
 
     def read(self, fd: int, reads: Sequence[Read]) -> list[int]:
-        """At most `MOST`; of each the bytes that came, fewer than asked for at the file's end, or
-        an error's number below 0. Waits without a deadline, as read(2) does. Raises OSError."""
+        """Reads at most `MOST` pieces; returns for each the bytes that came, fewer than asked for
+        at the file's end, or an error's number below 0. Waits without a deadline, as read(2) does.
+        Raises OSError."""
         for at, (address, size, offset) in enumerate(reads):
             block = (at, 0, 0, 0, 0, fd, address, size, offset, 0, 0, 0)
             _IOCB.pack_into(self._blocks, at * _IOCB.size, *block)

@@ -19,9 +19,9 @@ _page_bytes: Final = mmap.PAGESIZE
 
 
 def cached_bytes(fd: int, offset: int, length: int) -> int | None:
-    """Of the file's bytes [offset, offset + length), in whole pages; a length of 0 means to its
-    end. None where the kernel does not tell: of files of others that may not be written to, of a
-    filesystem without a page cache, or where a mount's pages are those of the file behind it."""
+    """Cached bytes of the file's [offset, offset + length), in whole pages; a length of 0 means to
+    its end. None where the kernel does not tell: of files of others that may not be written to, of
+    a filesystem without a page cache, or where a mount's pages are those of the file behind it."""
     try:
         cached = cachestat(fd, offset, length).cached
     except OSError as error:

@@ -20,8 +20,8 @@ ROOM_BYTES: Final = HUGE_BYTES
 
 
 def batches(pieces: Sequence[Piece], unit: int) -> Iterator[Sequence[Piece]]:
-    """Of those that can be read at once: each fits in the room. A piece that does not is alone.
-    Pure."""
+    """Batches of pieces that can be read at once: each fits in the room. A piece that does not is
+    alone. Pure."""
     first, held = 0, 0
     for at, piece in enumerate(pieces):
         size = _aligned(piece, unit).size
@@ -34,7 +34,7 @@ def batches(pieces: Sequence[Piece], unit: int) -> Iterator[Sequence[Piece]]:
 
 
 def page_bytes(pieces: Sequence[Piece]) -> int:
-    """Of the pages in which pieces lie, each counted for itself. Pure."""
+    """Bytes of the pages in which pieces lie, each counted for itself. Pure."""
     return sum(page_up(offset + len(view)) - page_down(offset) for view, offset in pieces)
 
 
@@ -62,7 +62,7 @@ def read_direct(fd: int, pieces: Sequence[Piece], unit: int) -> Sequence[Piece]:
 
 
 def _aligned(piece: Piece, unit: int) -> Read:
-    """What holds a piece; its address is yet to be found."""
+    """The aligned read that holds a piece; its address is yet to be found."""
     view, offset = piece
     begin = offset // unit * unit
     return Read(0, -(-(offset + len(view)) // unit) * unit - begin, begin)

@@ -101,7 +101,8 @@ class Source:
             self._read_announced(self._read_direct(pieces))
 
     def _read_direct(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
-        """Those that are to be read through the page cache, or could not be read past it."""
+        """Reads pieces past the page cache; returns those that are to be read through it, or could
+        not be read past it."""
         if self._direct_fd is None or self._block is None:
             return pieces
         left: list[Piece] = []

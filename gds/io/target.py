@@ -1,4 +1,4 @@
-"""Where tensors go. The memory of the host is here, that of devices in
+"""Targets of tensors. The memory of the host is here, that of devices in
 `gds.device.device_target`."""
 
 import math
@@ -62,7 +62,7 @@ class Target(ABC):
 
     @abstractmethod
     def lane(self) -> Lane:
-        """For the thread that calls, which closes it. Raises Unavailable."""
+        """A lane for the calling thread, which closes it. Raises Unavailable."""
 
     @abstractmethod
     def _make_run(self, number: int) -> torch.Tensor:
@@ -74,7 +74,7 @@ class Target(ABC):
 
     @abstractmethod
     def _start(self, number: int) -> int:
-        """Where in a run's memory its first byte lies."""
+        """The position of a run's first byte in its memory."""
 
     @abstractmethod
     def _aligned(self, raw: torch.Tensor, itemsize: int) -> torch.Tensor:
@@ -99,7 +99,7 @@ class Target(ABC):
             raise NoSpace(f"tensor {wanted.tensor.name!r}: {first_line(error)}") from None
 
     def alone_bytes(self, at: int) -> int:
-        """What a tensor that is not read in place takes."""
+        """Bytes that a tensor takes which is not read in place."""
         wanted = self._plan.wanted[at]
         return math.prod(torch_shape(wanted)) * int(self._dtype_of(wanted).itemsize)
 
@@ -157,7 +157,7 @@ class HostTarget(Target):
         return HostLane(self)
 
     def pages(self, step: InPlace) -> memoryview:
-        """Where the pages of the file that hold the step's bytes belong."""
+        """The memory of the pages of the file that hold the step's bytes."""
         run = self._plan.runs[step.run]
         room = page_down(run.begin)
         return self._rooms[step.run][page_down(step.begin) - room : page_up(step.end) - room]

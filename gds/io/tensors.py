@@ -41,12 +41,12 @@ _PACKED: Final = {"F4": 2}
 
 
 def name_of(dtype: torch.dtype) -> str | None:
-    """Of a dtype of torch in the format; None: it has none."""
+    """The format's name of a dtype of torch; None: it has none."""
     return next((name for name, each in DTYPES.items() if each == dtype), None)
 
 
 def dtype_of(wanted: Wanted) -> torch.dtype:
-    """In which torch has the elements of the file. Raises NotSupported."""
+    """The dtype in which torch has the elements of the file. Raises NotSupported."""
     tensor = wanted.tensor
     if tensor.dtype not in DTYPES:
         raise NotSupported(f"tensor {shown(tensor.name)}: torch has no dtype for {tensor.dtype}")

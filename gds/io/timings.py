@@ -1,4 +1,4 @@
-"""What the threads of a load spend their time on, and on how many bytes.
+"""The time of a load's threads by stage, and the bytes of each stage.
 
 Each thread has a watch, which runs for one stage at a time: a stage within another stops that one.
 So no time counts twice, and stages are named where they happen, without anybody handing a watch on.
@@ -15,7 +15,7 @@ _clock: Final = time.perf_counter
 
 
 class Stage(Enum):
-    """What a thread does."""
+    """A stage of a thread's work."""
 
     READ = "read"
     """Have bytes of a file in memory: also asking the page cache for them, and clearing new pages
@@ -30,7 +30,7 @@ class Stage(Enum):
 
 
 class Spent(NamedTuple):
-    """On one stage."""
+    """The time and bytes of one stage."""
 
     size_bytes: int
     """That were asked of it; of WAIT none."""
@@ -39,7 +39,7 @@ class Spent(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """What a load was made of. What whoever takes the tensors does himself is none of it."""
+    """The stages of a load, but for what the taker of the tensors does itself."""
 
     threads: int
     read: Spent
@@ -48,17 +48,18 @@ class Stages(NamedTuple):
     wait: Spent
 
     def seconds(self, spent: Spent) -> float:
-        """Of each thread, on the average."""
+        """Seconds of each thread, on the average."""
         return spent.thread_s / self.threads if self.threads else 0.0
 
     def gb_per_s(self, spent: Spent) -> float:
-        """What the threads do in a stage while they do nothing else; 0 where it took no time."""
+        """The rate of the threads in a stage while they do nothing else; 0 where it took no
+        time."""
         seconds = self.seconds(spent)
         return spent.size_bytes / seconds / 1e9 if seconds > 0 else 0.0
 
 
 class _Watch(threading.local):
-    """Of one thread."""
+    """The watch of one thread."""
 
     def __init__(self) -> None:
         self.restart()
@@ -89,7 +90,7 @@ def start_watch() -> None:
 
 
 def stop_watch() -> Lap:
-    """What this thread spent since `start_watch`."""
+    """The time that this thread spent since `start_watch`, by stage."""
     _watch.turn(Stage.COPY)
     return {stage: Spent(_watch.sizes[stage], _watch.seconds[stage]) for stage in Stage}
 
@@ -107,7 +108,7 @@ def during(stage: Stage, size_bytes: int = 0) -> Iterator[None]:
 
 
 def together(laps: Sequence[Lap]) -> Stages:
-    """Of all threads."""
+    """The stages of all threads together."""
     sums = {
         stage.value: Spent(
             sum(lap[stage].size_bytes for lap in laps), sum(lap[stage].thread_s for lap in laps)

@@ -1,1 +1,1 @@
-"""Which bytes are read into which tensors. Pure."""
+"""Plans of loads: which bytes are read into which tensors. Pure."""

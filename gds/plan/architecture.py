@@ -35,13 +35,13 @@ class _Sizes(NamedTuple):
 
 
 def cutting_of(config: Mapping[str, object] | None, rank: int, ranks: int) -> Cutting:
-    """What a rank has by `splits_of`, none of whose patterns tells one number from another. Raises
-    Invalid."""
+    """The part of a rank by `splits_of`, none of whose patterns tells one number from another.
+    Raises Invalid."""
     return Cutting(splits_of(config), rank, ranks, numbers_count=False)
 
 
 def splits_of(config: Mapping[str, object] | None) -> Splits:
-    """What a load without a plan goes by. None, or what says nothing of heads: `TRANSFORMER`."""
+    """The splits of a load without a plan. None, or a config without heads: `TRANSFORMER`."""
     if config is None:
         return TRANSFORMER
     text = config.get("text_config")

@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint's files to reads. Pure: no file is touched here.
+"""Plans the reads of the tensors of a checkpoint's files. Pure: no file is touched here.
 
 What a rank has of a tensor is, seen as bytes, a table: so many lines, of each of which it has one
 piece, or several where tensors are stacked in one. One piece of one line (a whole tensor, or rows
@@ -85,12 +85,12 @@ class Run(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Where its first byte lies in that memory."""
+        """The position of its first byte in that memory."""
         return self.begin - page_down(self.begin)
 
 
 class Lines(NamedTuple):
-    """What is wanted of a tensor, as bytes of its file."""
+    """The wanted lines of a tensor, as bytes of its file."""
 
     begin: int
     """The first line's first byte."""
@@ -156,7 +156,7 @@ Step = InPlace | Sliced | Span | Strided
 
 
 class LoadPlan(NamedTuple):
-    """What to do. Tensors are numbered as they were asked for."""
+    """The plan of a load. Tensors are numbered as they were asked for."""
 
     wanted: tuple[Wanted, ...]
     lines: tuple[Lines, ...]
@@ -168,22 +168,22 @@ class LoadPlan(NamedTuple):
     """In the order of the files and of their bytes."""
 
     def unit(self, tensor: int) -> int:
-        """What memory is made for at once: the number of the run that has the tensor, or ~ of the
-        tensor's own."""
+        """The unit of memory that is made at once: the number of the run that has the tensor, or ~
+        of the tensor's own."""
         run = self.run_of[tensor]
         return ~tensor if run is None else run
 
     def offset(self, tensor: int, run: int) -> int:
-        """Of a tensor's first byte, counted from the first byte of its run."""
+        """The offset of a tensor's first byte, counted from the first byte of its run."""
         return self.lines[tensor].begin - self.runs[run].begin
 
     @property
     def read_bytes(self) -> int:
-        """That the steps ask the files for."""
+        """Bytes that the steps ask the files for."""
         return sum(map(self.bytes_of, self.steps))
 
     def bytes_of(self, step: Step) -> int:
-        """That one step asks a file for."""
+        """Bytes that one step asks a file for."""
         if isinstance(step, InPlace | Span):
             return step.end - step.begin
         lines = self.lines[step.tensor]
@@ -228,7 +228,7 @@ def _first_byte(step: Sliced | Span | Strided, lines: Lines) -> int:
 
 
 def parts_of(headers: Iterable[Header], cutting: Cutting) -> Iterator[Wanted]:
-    """What a rank has of the tensors of several files. Raises Invalid."""
+    """The parts of the tensors of several files that a rank has. Raises Invalid."""
     for file, header in enumerate(headers):
         for tensor in header.tensors:
             part = cutting.part(tensor)
@@ -237,7 +237,7 @@ def parts_of(headers: Iterable[Header], cutting: Cutting) -> Iterator[Wanted]:
 
 
 def shape_of(wanted: Wanted) -> tuple[int, ...]:
-    """Of what is wanted, in elements."""
+    """The shape of the wanted part, in elements."""
     shape = list(wanted.tensor.shape)
     if wanted.part is not None:
         shape[wanted.part.dimension] = wanted.part.size
@@ -245,7 +245,7 @@ def shape_of(wanted: Wanted) -> tuple[int, ...]:
 
 
 def lines_of(wanted: Wanted) -> Lines:
-    """Where its bytes lie. Raises Invalid."""
+    """The lines of the wanted part. Raises Invalid."""
     tensor, part = wanted.tensor, wanted.part
     if part is None or not math.prod(tensor.shape):
         return _one_line(tensor.end - tensor.begin).behind(tensor.begin)
@@ -260,8 +260,8 @@ def lines_of(wanted: Wanted) -> Lines:
 
 @functools.lru_cache(maxsize=4096)
 def _lines_of(shape: tuple[int, ...], bits: int, part: Part) -> Lines | None:
-    """Of a tensor that begins at 0 and has elements of so many bits: a checkpoint may have a
-    million tensors, and a few shapes of them. None: a part begins or ends within a byte."""
+    """The lines of a tensor that begins at 0 and has elements of so many bits: a checkpoint may
+    have a million tensors, and a few shapes of them. None: a part begins or ends within a byte."""
     inner = math.prod(shape[part.dimension + 1 :]) * bits
     count = math.prod(shape[: part.dimension])
     length = inner * shape[part.dimension]
@@ -283,7 +283,7 @@ def _as_span(lines: Lines) -> Lines:
 
 @functools.lru_cache(maxsize=4096)
 def _one_line(size: int) -> Lines:
-    """That begins at 0, and is wanted whole."""
+    """One line that begins at 0, and is wanted whole."""
     return Lines(0, 1, size, ((0, size),))
 
 

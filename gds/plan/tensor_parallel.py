@@ -1,4 +1,4 @@
-"""Which part of each tensor a tensor-parallel rank has. Pure.
+"""The part of each tensor that a tensor-parallel rank has. Pure.
 
 As Megatron-LM splits a transformer: what makes heads or hidden units is cut along its first
 dimension (rows), what takes them in along its second (columns), tables of tokens along the tokens;
@@ -124,7 +124,7 @@ def require_splits(splits: Splits) -> None:
 
 
 def _lacks(cut: object) -> str | None:
-    """What is wanted instead; None: it is a cut."""
+    """A description of what is wanted instead; None: it is a cut."""
     match cut:
         case Stacked(sizes, dimension):
             if not sizes or not all(_is_number(each, 1) for each in sizes):
@@ -157,7 +157,7 @@ def _is_number(found: object, least: int) -> bool:
 
 
 class Cutting:
-    """What one of several ranks has by a plan."""
+    """The parts that one of several ranks has by a plan."""
 
     def __init__(
         self, splits: Splits, rank: int, ranks: int, *, numbers_count: bool = True
@@ -175,7 +175,7 @@ class Cutting:
         """By a name without its numbers, and a shape."""
 
     def part(self, tensor: TensorInfo) -> Part | None:
-        """What the rank has of the tensor; None: all of it. Raises Invalid."""
+        """The part of the tensor that the rank has; None: all of it. Raises Invalid."""
         if self._ranks == 1:
             return None
         if self._numbers_count:

@@ -1,1 +1,1 @@
-"""What this machine has and can do for loads."""
+"""Probes of this machine: what it has and can do for loads."""

@@ -1,4 +1,4 @@
-"""What this machine has for loads into GPU memory: one probe, one record.
+"""This machine's equipment for loads into GPU memory: one probe, one record.
 
 The probe is safe wherever it runs. It imports neither torch nor kvikio: their versions are read
 from their packages' descriptions. kvikio without a CUDA driver can be imported and fails at its
@@ -36,7 +36,7 @@ _UDEV: Final = Path("/run/udev")
 
 
 class Mode(Enum):
-    """What cuFile does for a file on this machine."""
+    """The mode of cuFile for a file on this machine."""
 
     GDS = "GDS"
     COMPATIBILITY = "compatibility"
@@ -53,7 +53,7 @@ class Package(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a backing file lies, or would."""
+    """The place of a backing file, or of one that would be made."""
 
     filesystem: str
     """Its type; empty where the mount table does not list it."""
@@ -134,8 +134,8 @@ def own_reads(environment: Mapping[str, str], udev: Path) -> str:
 
 
 def mode_of(machine: Capability) -> tuple[Mode, str]:
-    """What cuFile would do for what lies at its place, and why it does no better. Pure; looks at no
-    mode that is in the record.
+    """The mode of cuFile for files at its place, and why it is no better. Pure; looks at no mode
+    that is in the record.
 
     Newer ones (CUDA 12.8) can do without nvidia-fs, by PCI P2PDMA, and do not tell from outside:
     there KVFS_GPU_READS=cufile takes what this calls compatibility."""
@@ -165,7 +165,7 @@ def _mode_at(place: Place | None, nvidia_fs: str) -> tuple[Mode, str]:
 
 @functools.cache
 def _machine() -> Capability:
-    """What no file changes, looked at once."""
+    """The facts that no file changes, looked at once."""
     cuda = ask_driver()
     return Capability(
         cuda=cuda,

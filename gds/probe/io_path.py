@@ -1,6 +1,6 @@
-"""Which way a load takes: into memory of the host; into a GPU's by cuFile, where the disk writes
-there itself (GDS); else by reads into pinned buffers and copies from them; where nothing can be
-pinned, from other memory, which the driver copies once more.
+"""The way of a load: into memory of the host; into a GPU's by cuFile, where the disk writes there
+itself (GDS); else by reads into pinned buffers and copies from them; where nothing can be pinned,
+from other memory, which the driver copies once more.
 
 In its compatibility mode cuFile reads into buffers of its own and copies as well, without reading
 the next meanwhile, and so does kvikio where it avoids cuFile; so both are taken only when they are
@@ -58,7 +58,7 @@ the load was made of."""
 
 
 class Opened(NamedTuple):
-    """What a load reads into."""
+    """The target of a load's reads."""
 
     target: Target
     cpus: frozenset[int] | None
@@ -66,7 +66,7 @@ class Opened(NamedTuple):
 
 
 def choose(mode: Mode, mode_reason: str, asked: str) -> Taken:
-    """Of the ways into a GPU's memory. `asked`: 'cufile', 'pinned', empty: the best. Raises
+    """Chooses a way into a GPU's memory. `asked`: 'cufile', 'pinned', empty: the best. Raises
     Invalid, NotSupported. Pure."""
     if asked not in ("", "auto", "cufile", "pinned"):
         raise Invalid(f"{ASKED}={asked}: auto, cufile and pinned are known")
@@ -131,8 +131,8 @@ def open_target(
     sources: Sequence[Source],
     report: Report | None = None,
 ) -> Iterator[Opened]:
-    """What a load reads into, until the block ends. `device`: by `device_of`. Called in the thread
-    that the tensors are for. Raises NotSupported, Invalid, Unavailable."""
+    """Opens the target of a load's reads, until the block ends. `device`: by `device_of`. Called in
+    the thread that the tensors are for. Raises NotSupported, Invalid, Unavailable."""
     report = report or (lambda _taken: None)
     with contextlib.ExitStack() as stack:
         if device.type == "cpu":

@@ -1,5 +1,5 @@
-"""What a machine can do at most, to which loads are compared: plain reads of a file, copies in
-memory. And the states in which they are measured: a file that the page cache has not, and has."""
+"""Limits of a machine, to which loads are compared: plain reads of a file, copies in memory. And
+the states in which they are measured: a file that the page cache has not, and has."""
 
 import contextlib
 import ctypes

@@ -1,6 +1,6 @@
-"""On which NUMA nodes the parts of this machine are (sysfs), and on which CPUs threads that read
-should run: those of the node where the bytes end, or begin. Memory that a thread writes first lies
-on its node, so its buffers follow."""
+"""The NUMA nodes of this machine's parts (sysfs), and the CPUs for threads that read: those of the
+node where the bytes end, or begin. Memory that a thread writes first lies on its node, so its
+buffers follow."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,13 +30,14 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 
 def node_of_pci(address: str, sys: Path = SYS) -> int | None:
-    """Of a PCI device. None: the kernel does not tell."""
+    """The node of a PCI device. None: the kernel does not tell."""
     return _node(sys / "bus/pci/devices" / address)
 
 
 def node_of_disk(device: int, sys: Path = SYS) -> int | None:
-    """Of the disk with a filesystem whose st_dev is `device`; of one laid over others, the first
-    that tells. None: there is no such disk (tmpfs, a network), or the kernel does not tell."""
+    """The node of the disk with a filesystem whose st_dev is `device`; of one laid over others, the
+    first that tells. None: there is no such disk (tmpfs, a network), or the kernel does not
+    tell."""
     for disk in _disks(device, sys):
         for parent in (disk, *disk.parents)[:_MOST_PARENTS]:
             found = _number(parent / "numa_node")
@@ -61,7 +62,7 @@ def _disks(device: int, sys: Path) -> Iterator[Path]:
 
 
 def network_nodes(sys: Path = SYS) -> dict[str, int | None]:
-    """Of each network card and RDMA device that is hardware, by name."""
+    """The node of each network card and RDMA device that is hardware, by name."""
     found = {}
     for kind in ("net", "infiniband"):
         for path in sorted(sys.glob(f"class/{kind}/*/device")):
@@ -72,9 +73,9 @@ def network_nodes(sys: Path = SYS) -> dict[str, int | None]:
 def cpus_near(
     wanted: Iterable[int | None], nodes: Mapping[int, frozenset[int]], allowed: frozenset[int]
 ) -> frozenset[int] | None:
-    """Where to run threads for devices on the nodes `wanted`, the most important first; `allowed`:
-    where this process may run. None: where the scheduler likes, as there is one node, or no CPU of
-    theirs is allowed. Pure."""
+    """The CPUs for threads that serve devices on the nodes `wanted`, the most important first;
+    `allowed`: those on which this process may run. None: any that the scheduler likes, as there is
+    one node, or no CPU of theirs is allowed. Pure."""
     if len(nodes) < 2:
         return None
     for node in wanted:

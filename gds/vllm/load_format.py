@@ -65,7 +65,7 @@ def _directory(model_config: Any) -> Path:
 
 
 def _files(directory: Path, model: Any) -> list[Path]:
-    """Those that the model says it wants; else what `gds` takes a directory for."""
+    """The files that the model says it wants; else what `gds` takes a directory for."""
     for pattern in getattr(model, "allow_patterns_overrides", None) or ():
         if found := sorted(directory.glob(pattern)):
             return found

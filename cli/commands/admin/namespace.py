@@ -211,7 +211,7 @@ def _readable(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def _of_several(facts: dict[str, Any]) -> dict[str, str]:
-    """What `list` has no room for."""
+    """The facts that `list` has no room for."""
     return {
         "media": ",".join(facts["media"]) or "-",
         "cold": "on" if facts["cold"] else "off",

@@ -45,7 +45,7 @@ def take(flags: dict[str, Any]) -> "Policy":
 
 
 def facts(namespace: "Namespace") -> dict[str, Any]:
-    """For machines."""
+    """The policy for machines."""
     return {
         "kind": namespace.kind,
         "capacity_bytes": namespace.capacity,
@@ -91,7 +91,7 @@ def _count(text: str) -> int:
 
 
 def shown_capacity(size: int) -> str:
-    """For people."""
+    """The capacity for people."""
     return format_size(size) if size else "-"
 
 

@@ -1,4 +1,4 @@
-"""What a namespace may be set to do with tiers that this node has."""
+"""The settings of a namespace that need tiers which this node has."""
 
 from typing import TYPE_CHECKING
 

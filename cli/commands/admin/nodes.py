@@ -38,7 +38,7 @@ def command() -> None:
 
 
 def of(config: Config) -> dict[str, Any]:
-    """What the running node says of its cluster's nodes. Raises NotSupported (it is in none),
+    """The running node's report of its cluster's nodes. Raises NotSupported (it is in none),
     Unavailable (none runs)."""
     try:
         report: dict[str, Any] = node_requests.ask(config, "nodes")
@@ -149,7 +149,7 @@ def secret(change: str | None, config_file: Path | None, store: Path | None) -> 
 
 
 def table(nodes: list[dict[str, Any]]) -> str:
-    """For people, and whole however narrow the terminal is."""
+    """A table for people, whole however narrow the terminal is."""
     rows = [("NODE", "NAME", "STATE", "LEASE", "PLACE", "PEER", "FREE", "OF", "VERSION")]
     rows += [_row(each) for each in nodes]
     widths = [max(len(text) for text in column) for column in zip(*rows, strict=True)]
@@ -161,7 +161,7 @@ def table(nodes: list[dict[str, Any]]) -> str:
 
 
 def obstacles(nodes: list[dict[str, Any]]) -> str:
-    """What keeps nodes that are drained from being empty; a line for each."""
+    """The obstacles that keep nodes from being drained; a line for each."""
     return "".join(
         f"  node {each['number']} ({each['name']}) still has {each['obstacle']}\n"
         for each in nodes

@@ -240,7 +240,8 @@ def presign(
 
 
 def _endpoint(config: Config, given: str | None) -> str:
-    """What was given, else where the running node serves, else where the settings say it will.
+    """The endpoint that was given, else that of the running node, else that of the settings. Raises
+    NotSupported where S3 is off.
 
     Raises NotSupported where S3 is off.
     """

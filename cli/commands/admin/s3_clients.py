@@ -1,4 +1,4 @@
-"""What each client is configured with, as text to paste or to evaluate."""
+"""The configuration of each client, as text to paste or to evaluate."""
 
 import shlex
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class _Access(NamedTuple):
 
     @property
     def host(self) -> str:
-        """With the port."""
+        """The host with its port."""
         return urlsplit(self.endpoint).netloc
 
     @property

@@ -1,4 +1,4 @@
-"""What `kvfs import` and `kvfs export` share."""
+"""The common part of `kvfs import` and `kvfs export`."""
 
 import contextlib
 import sys

@@ -1,5 +1,5 @@
-"""What `kvfs prefetch` and `kvfs replicate` share: a job for each file below some paths, and asking
-until they are where they should be."""
+"""The common part of `kvfs prefetch` and `kvfs replicate`: a job for each file below some paths,
+asked about until the files are where they should be."""
 
 import os
 import time
@@ -22,7 +22,7 @@ _DEADLINE_S: Final = 30.0
 
 
 class Outcome(NamedTuple):
-    """Of the jobs for many files."""
+    """The outcome of the jobs for many files."""
 
     files: int
     size_bytes: int

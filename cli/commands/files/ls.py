@@ -44,7 +44,7 @@ def command(
 
 
 def _printable(line: bytes) -> bytes:
-    """For a terminal, as ls(1): what reads a pipe gets names as they are."""
+    """The line for a terminal, as ls(1) has it: a pipe gets names as they are."""
     return printable(os.fsdecode(line)).encode()
 
 

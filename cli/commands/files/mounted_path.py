@@ -1,4 +1,4 @@
-"""Where files of KVFS are on this host's mount, for what works on open files."""
+"""Paths of KVFS's files on this host's mount, for what works on open files."""
 
 import os
 from typing import Any
@@ -40,6 +40,6 @@ def is_on_mount(path: str) -> bool:
 
 
 def mountpoint(config: Config) -> str | None:
-    """Of the running node; None: it has no mount. Raises Unavailable: none runs."""
+    """The mountpoint of the running node; None: it has no mount. Raises Unavailable: none runs."""
     mount: dict[str, Any] | None = node_requests.ask(config, "status")["mount"]
     return None if mount is None else str(mount["mountpoint"])

@@ -61,7 +61,7 @@ def command(
 
 @contextlib.contextmanager
 def _hinting(client: "Client", target: bytes) -> Iterator[None]:
-    """Who names a directory, a namespace perhaps, is told how to put a file into it."""
+    """Tells a user who names a directory, a namespace perhaps, how to put a file into it."""
     try:
         yield
     except (IsADirectory, NotPermitted):

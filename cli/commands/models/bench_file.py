@@ -57,7 +57,7 @@ def test_file(directory: Path, size: int) -> Iterator[Path]:
 
 
 def _remove_left(directory: Path) -> None:
-    """What killed runs of this user and host left there; what cannot be removed stays."""
+    """Removes what killed runs of this user and host left there; what cannot be removed stays."""
     for home in directory.glob(f"{glob.escape(_PREFIX)}*"):
         with contextlib.suppress(OSError):
             if home.lstat().st_uid != os.geteuid():

@@ -39,7 +39,7 @@ _NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class Form(NamedTuple):
-    """Of plain reads."""
+    """The form of plain reads."""
 
     direct: bool
     threads: int
@@ -124,7 +124,7 @@ def _namespace(config: Config) -> Path:
 
 
 class _Figures:
-    """What was measured of one file, in bytes a second."""
+    """The figures measured of one file, in bytes a second."""
 
     def __init__(self, file: Path, fd: int) -> None:
         self._file = file

@@ -30,7 +30,7 @@ strategy_option: Final = click.option(
 
 
 class Share(NamedTuple):
-    """Of one rank."""
+    """The share of one rank."""
 
     rank: int
     tensor_bytes: int
@@ -75,8 +75,8 @@ def command(
 def shares_of(
     files: Sequence[tuple[str, Header]], numbers: Iterable[int], ranks: int, strategy: Strategy
 ) -> list[Share]:
-    """What those of the ranks have of files and their headers. Raises Invalid, where tensors cannot
-    be divided, Corrupt, OSError."""
+    """The shares that those of the ranks have of files and their headers. Raises Invalid, where
+    tensors cannot be divided, Corrupt, OSError."""
     config = config_beside(files[0][0]) if ranks > 1 else None
     headers = [header for _, header in files]
     found = []

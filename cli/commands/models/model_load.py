@@ -124,8 +124,8 @@ def _require_device(device: str) -> None:
 
 
 def _require_plan(path: str, number: int, count: int, strategy: Strategy) -> None:
-    """What is wrong with the headers, or cannot be divided, is so for every rank: it is said before
-    any starts. Raises as `read_headers` and `shares_of`."""
+    """Finds faults of the headers, or tensors that cannot be divided, before any rank starts: they
+    hold for every rank. Raises as `read_headers` and `shares_of`."""
     with progress.explained(f"reading the headers of {path} ..."):
         shares_of(read_headers(path), [number], count, strategy)
 
@@ -149,7 +149,8 @@ def _opened(path: str) -> Iterator[_Opened]:
 def _load(
     path: str, device: str, numbers: Sequence[int], count: int, strategy: str, verify: bool
 ) -> tuple[list[Result], float]:
-    """What each rank tells, and the seconds until the last one was done. Raises RankFailed."""
+    """Loads, and returns each rank's result and the seconds until the last one was done. Raises
+    RankFailed."""
     wanted = [
         {
             "path": path,

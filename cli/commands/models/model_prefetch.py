@@ -41,7 +41,7 @@ def _found(config: Config, path: str) -> Path:
 
 
 def _files(path: Path) -> list[Path]:
-    """What belongs to it. Raises NotFound (also of what an index names), Corrupt, Invalid."""
+    """The files of a model. Raises NotFound (also of what an index names), Corrupt, Invalid."""
     if is_index(path):
         return [path, *(shard.path for shard in shards_of(path))]
     for index in indexes_in(path):

@@ -108,7 +108,7 @@ def _end_with(parent: int) -> bool:
 
 
 def _keep_to_ourselves() -> None:
-    """What libraries print goes where errors go."""
+    """Sends what libraries print to standard error."""
     ours = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = open(ours, "w", encoding="utf-8")  # noqa: SIM115  to the end of the process

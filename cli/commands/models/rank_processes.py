@@ -44,7 +44,7 @@ class Rank:
         self._made = time.monotonic()
 
     def fileno(self) -> int:
-        """Of what it tells."""
+        """The descriptor of the process's output."""
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 

@@ -265,7 +265,7 @@ def _engine(status: dict[str, Any] | None) -> Line:
 
 
 def _locks(status: dict[str, Any] | None) -> Iterator[Line]:
-    """Those of a cluster, where programs have lost some."""
+    """The locks of a cluster, where programs have lost some."""
     lost = status["counters"].get("locks_lost", 0) if status else 0
     if lost:
         yield Line(
@@ -304,7 +304,7 @@ def _transport(status: dict[str, Any] | None) -> Line:
 
 
 def _shared_engine(status: dict[str, Any] | None) -> Iterator[Line]:
-    """What the nodes of a cluster share, and the server that has it now."""
+    """The engine that the nodes of a cluster share, and the server that has it now."""
     engine = status["engine"] if status else {}
     if "silent_s" not in engine:
         return
@@ -320,7 +320,7 @@ def _shared_engine(status: dict[str, Any] | None) -> Iterator[Line]:
 
 
 def _s3(status: dict[str, Any] | None) -> Iterator[Line]:
-    """What the S3 API rests on."""
+    """The facilities that the S3 API rests on."""
     s3 = status.get("s3") if status else None
     served = None if status is None else s3 is not None
     yield _s3_workers(served, s3)

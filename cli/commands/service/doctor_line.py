@@ -1,4 +1,4 @@
-"""What `kvfs doctor` says of one accelerated path."""
+"""A line of `kvfs doctor` on one accelerated path."""
 
 import msgspec
 
@@ -17,7 +17,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show(line: Line) -> str:
-    """For people."""
+    """The line for people."""
     state = "available" if line.available else "missing"
     if line.active is not None:
         state = "active" if line.active else f"{state}, not active"

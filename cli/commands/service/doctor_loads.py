@@ -1,4 +1,4 @@
-"""What `kvfs doctor` says of loads of weights: GPUs, what reads for them, memory, NUMA nodes."""
+"""The lines of `kvfs doctor` on loads of weights: GPUs, what reads for them, memory, NUMA nodes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ _KVIKIO = "pip install 'kvfs[gds-cu13]' (CUDA 12: kvfs[gds-cu12])"
 
 
 def lines(directory: Path) -> Iterator[Line]:
-    """For files whose data files lie in `directory`."""
+    """The lines for files whose data files lie in `directory`."""
     yield from show(probe(directory))
 
 

@@ -1,4 +1,4 @@
-"""What `kvfs up` makes where nothing was, taken away again when the start fails."""
+"""The things that `kvfs up` makes where nothing was, removed again when the start fails."""
 
 import contextlib
 import os
@@ -22,12 +22,12 @@ class Fresh:
         self._started = False
 
     def started(self) -> None:
-        """From here on nothing is taken away."""
+        """Keeps everything from here on."""
         self._started = True
 
     @contextlib.contextmanager
     def kept_if_started(self) -> Iterator[None]:
-        """Where the block fails before `started`, everything that it made goes: a store only while
+        """Removes everything that the block made if it fails before `started`: a store only while
         it has never held a file. After a bug all stays, with the log."""
         try:
             yield

@@ -142,7 +142,7 @@ def _lent(status: dict[str, Any]) -> str:
 
 
 def _membership(cluster: dict[str, Any]) -> str:
-    """What this node is in its cluster."""
+    """This node's place in its cluster."""
     lease = "" if cluster["holds_lease"] else "; its LEASE IS LOST: it serves no other node"
     return (
         f"  {'cluster':<8}{cluster['cluster']}, node {cluster['node']} ({cluster['name']}), "
@@ -158,7 +158,7 @@ def _silent(engine: dict[str, Any]) -> str:
 
 
 def _transport(rdma: dict[str, Any] | None) -> str:
-    """What is worth a word of it."""
+    """The transport, where it is worth a word."""
     if rdma is None:
         return ""
     if not rdma["over"]:
@@ -168,7 +168,7 @@ def _transport(rdma: dict[str, Any] | None) -> str:
 
 
 def _replicated(replicas: dict[str, Any], others: list[dict[str, Any]]) -> str:
-    """What copies files of the cluster lack, and what this node is doing about it."""
+    """The copies that files of the cluster lack, and what this node is doing about it."""
     counted = [each["lacking_files"] for each in others if each["lease"] == "held"]
     lacking = f"{sum(counted)} files lack" if counted else "it is not known how many files lack"
     lines = [
@@ -183,7 +183,7 @@ def _replicated(replicas: dict[str, Any], others: list[dict[str, Any]]) -> str:
 
 
 def _scrubbed(status: dict[str, Any]) -> str:
-    """What was compared with its checksums, and what is in quarantine."""
+    """The scrubber's work, and the contents of the quarantine."""
     counters, scrub = status["counters"], status["scrub"]
     lines = [
         f"  scrubbed {counters['scrubbed_files']} files, "
@@ -197,7 +197,7 @@ def _scrubbed(status: dict[str, Any]) -> str:
 
 
 def _exported(nfs: dict[str, Any]) -> str:
-    """What is exported over NFS, and whether it is served."""
+    """The namespaces that are exported over NFS, and whether they are served."""
     names = [f"/{each['namespace']}" for each in nfs["exports"]]
     what = ", ".join(names) if names else "nothing is exported"
     if nfs["is_serving"]:
@@ -214,7 +214,7 @@ def _exported(nfs: dict[str, Any]) -> str:
 
 
 def _served(s3: dict[str, Any]) -> str:
-    """What the S3 API has done."""
+    """The work of the S3 API."""
     sent, received = format_size(s3["sent_bytes"]), format_size(s3["received_bytes"])
     lines = [
         f"  {'s3':<8}{s3['requests']} requests, {sent} sent, {received} received, "

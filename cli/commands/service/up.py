@@ -76,8 +76,8 @@ def command(
 
 
 def _refuse_place(config: Config, *, mounted: bool) -> None:
-    """What stands in the way of a new store is found before one is made. With an old store the
-    mountpoint comes after the lock: who holds the store is what a second `up` is told."""
+    """Finds obstacles to a new store before one is made. With an old store the mountpoint comes
+    after the lock: a second `up` is told which process holds the store."""
     from gateway import mountpoint
 
     mountpoint.refuse_nested(config.store)

@@ -99,7 +99,7 @@ def _facts(each: "Quarantined") -> dict[str, Any]:
 
 
 def _last_name(path: str) -> str:
-    """Where the file was when its data file last described itself; empty where it never did."""
+    """The path of the file when its data file last described itself; empty where it never did."""
     from kvfs.datastore.files import description
 
     try:
