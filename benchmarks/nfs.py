@@ -41,14 +41,20 @@ class Served(System):
     """What a client reaches by NFS."""
 
     port = mount_port = 0
-    export = ""
+    export = "/bench"
+    weights = "/weights"
+    """Read-only."""
 
-    def clients(self, version: int, count: int) -> list[Client]:
+    def directory(self, export: str) -> Path:
+        """Of one of both."""
+        return self.root if export == self.export else self.root.with_name("weights")
+
+    def clients(self, version: int, count: int, export: str = "/bench") -> list[Client]:
         library = _libnfs.load()
         assert library is not None
         made = [Client(library, version, self.port, self.mount_port) for _ in range(count)]
         for each in made:
-            each.mount(self.export)
+            each.mount(export)
         return made
 
     def writers(self, version: int, count: int) -> Sequence[Client | _raw_v4.Writer]:
@@ -70,13 +76,13 @@ class Plain(Served):
     def start(self, guard: Guard) -> None:
         super().start(guard)
         _open_to_all(self.root)
+        exports = {"bench": self.root, "weights": self.directory(self.weights)}
+        exports["weights"].mkdir()
         place = self._base / "ganesha"
         place.mkdir()
-        found = self._stack.enter_context(
-            ganesha.serving(place, {"bench": self.root}, more=_SETTINGS)
-        )
+        found = self._stack.enter_context(ganesha.serving(place, exports, more=_SETTINGS))
         guard.process(found.process.pid)
-        self.port, self.mount_port, self.export = found.port, found.mount_port, "/bench"
+        self.port, self.mount_port = found.port, found.mount_port
         self._pid = found.process.pid
 
     def stop(self) -> None:
@@ -95,12 +101,13 @@ class Door(Kvfs, Served):
         mount_port = ("--nfs-mount-port", str(self.mount_port))
         super().__init__("passthrough", base, "passthrough", *flags, *mount_port)
         self.root = self.mountpoint / "bench"
-        self.export = "/bench"
 
     def start(self, guard: Guard) -> None:
         super().start(guard)
         _open_to_all(self.root)
         self.command("nfs", "export", "bench")
+        self.directory(self.weights).mkdir()
+        self.command("nfs", "export", "weights", "--read-only")
 
 
 def main() -> int:
@@ -137,8 +144,10 @@ def _groups(size: int) -> list[Group]:
     groups = []
     for version in (3, 4):
         what = "1 GiB" if size == _GIB else f"{size >> 20} MiB"
-        read = Row(f"v{version} read {what}", "MB/s", True, _targets(0.9))
-        read_cpu = Row(f"v{version} read, CPU", "s/GiB", False)
+        own = Row(f"v{version} read {what}", "MB/s", True, _targets(0.9))
+        own_cpu = Row(f"v{version} read, CPU", "s/GiB", False)
+        weights = Row(f"v{version} read {what}, read-only", "MB/s", True, _targets(0.9))
+        weights_cpu = Row(f"v{version} read, read-only, CPU", "s/GiB", False)
         write = Row(f"v{version} write {what}", "MB/s", True, _targets(0.9))
         write_cpu = Row(f"v{version} write, CPU", "s/GiB", False)
         create = Row(f"v{version} create + close", "µs", False, _targets(0.5))
@@ -146,9 +155,14 @@ def _groups(size: int) -> list[Group]:
         stat = Row(f"v{version} stat", "µs", False)
         groups += [
             Group(
-                [read, read_cpu],
-                _moving([read, read_cpu], version, size, _reading),
-                _preparing(size),
+                [own, own_cpu],
+                _moving([own, own_cpu], version, size, partial(_reading, Served.export)),
+                partial(_prepare, Served.export, size, _libnfs.USER),
+            ),
+            Group(
+                [weights, weights_cpu],
+                _moving([weights, weights_cpu], version, size, partial(_reading, Served.weights)),
+                partial(_prepare, Served.weights, size, 0),
             ),
             Group([create, unlink], _making(create, unlink, version)),
             Group([stat], _asking(stat, version), _knowing),
@@ -161,17 +175,17 @@ def _targets(bound: float) -> Mapping[str, Sequence[Target]]:
     return {"passthrough": [Target("of_native", bound)]}
 
 
-def _preparing(size: int) -> Callable[[System], None]:
-    def prepare(system: System) -> None:
-        with (system.root / "read").open("wb") as file:
-            for _ in range(size >> 20):
-                file.write(os.urandom(1 << 20))
+def _prepare(export: str, size: int, owner: int, system: System) -> None:
+    assert isinstance(system, Served)
+    path = system.directory(export) / "read"
+    with path.open("wb") as file:
+        for _ in range(size >> 20):
+            file.write(os.urandom(1 << 20))
+    os.chown(path, owner, owner)
 
-    return prepare
 
-
-def _reading(system: "Served", version: int, part: int) -> tuple[list[Step], Ended]:
-    clients = system.clients(version, _CONNECTIONS)
+def _reading(export: str, system: "Served", version: int, part: int) -> tuple[list[Step], Ended]:
+    clients = system.clients(version, _CONNECTIONS, export)
     steps: list[Step] = [
         partial(each.read, "/read", at * part, part) for at, each in enumerate(clients)
     ]

@@ -26,7 +26,7 @@ from kvfs.base.errors import AccessDenied, Busy, KvfsError, NotFound, NotSupport
 log = logging.getLogger(__name__)
 DEVICE: Final = "/dev/fuse"
 FSTYPE: Final = "fuse.kvfs"
-MS_NOSUID, MS_NODEV = 2, 4
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 1, 2, 4, 32
 MNT_FORCE: Final = 1
 MNT_DETACH: Final = 2
 UMOUNT_NOFOLLOW: Final = 8
@@ -86,6 +86,22 @@ def mount_device(mountpoint: str, *, allow_other: bool, nosuid: bool, nodev: boo
     if error == errno.EBUSY:
         raise Busy(f"{mountpoint} is busy: something is mounted or open there")
     raise Unavailable(f"mount of {mountpoint} failed: {os.strerror(error)}")
+
+
+def set_read_only(mountpoint: str, *, read_only: bool) -> None:
+    """Have what `mount_device` mounted there, without set-uid programs and devices, refuse changes,
+    or take them again.
+
+    Raises Busy (a file is open for writing), AccessDenied, Unavailable."""
+    flags = MS_REMOUNT | MS_NOSUID | MS_NODEV | (MS_RDONLY if read_only else 0)
+    if _libc.mount(b"kvfs", os.fsencode(mountpoint), None, flags, None) == 0:
+        return
+    error = ctypes.get_errno()
+    if error == errno.EBUSY:
+        raise Busy(f"files are open for writing at {mountpoint}")
+    if error == errno.EPERM:
+        raise AccessDenied(f"{mountpoint} cannot be made read-only: run as root")
+    raise Unavailable(f"remount of {mountpoint} failed: {os.strerror(error)}")
 
 
 def _fusermount(mountpoint: str, allow_other: bool) -> int:

@@ -302,6 +302,7 @@ class _View:
         self.scope = trio.CancelScope()
         self.gone = trio.Event()
         self.is_served = False
+        self.is_read_only = False
 
 
 class Views:
@@ -346,6 +347,21 @@ class Views:
         except RuntimeError as error:  # it was unmounted before it answered, or the mount has gone
             raise Unavailable(f"the view at {directory} has gone: {error}") from None
         view.is_served = True
+
+    async def set_read_only(self, namespace: int, *, read_only: bool) -> None:
+        """Have a view refuse changes, or take them again. What is read-only keeps no access times,
+        so its kernel does not ask for them after each read by passthrough.
+
+        Raises Busy (a file is open there for writing), NotFound (there is no such view),
+        AccessDenied, Unavailable."""
+        view = self._views.get(namespace)
+        if view is None:
+            raise NotFound("the namespace has no view")
+        if view.is_read_only != read_only:
+            await trio.to_thread.run_sync(
+                lambda: dev.set_read_only(view.directory, read_only=read_only)
+            )
+            view.is_read_only = read_only
 
     async def remove(self, namespace: int) -> None:
         """Unmount; what is open there is closed. Nothing where there is none."""

@@ -12,6 +12,7 @@ view, all of them given out by one NFS-Ganesha in a jail. Once a second it looks
 | the daemon ends, in order or not | Ganesha with it |
 """
 
+import contextlib
 import errno
 import logging
 import socket
@@ -216,6 +217,7 @@ class Serving:
                 await views.remove(number)
             return
         wanted = await self._wanted()
+        await self._settle(views, wanted)
         is_served = wanted == list(self._served.values()) and self._told is self._ganesha
         if not is_served or self._problems:
             await self._apply(views, wanted)
@@ -237,6 +239,7 @@ class Serving:
                 if self._problems.get(each.number) != str(error):
                     log.error("NFS: /%s cannot be exported: %s", each.name, error)
         self._problems = problems
+        await self._settle(views, wanted)
         ganesha = self._ganesha
         if ready != self._served or ganesha is None or self._told is not ganesha:
             await trio.to_thread.run_sync(self._write, ready)
@@ -251,6 +254,15 @@ class Serving:
         if exported.number not in views:
             directory = await trio.to_thread.run_sync(self._place.view, exported.number)
             await views.add(exported.number, directory, self._place.answers)
+
+    async def _settle(self, views: Views, wanted: list[Exported]) -> None:
+        """Views of read-only exports refuse changes themselves: reads cost less then. Where files
+        are open for writing still, they do so once none is. Raises KvfsError."""
+        for each in wanted:
+            if each.number in views:
+                with contextlib.suppress(Busy):
+                    read_only = each.export.read_only
+                    await views.set_read_only(each.number, read_only=read_only)
 
     def _write(self, exported: Mapping[int, Exported]) -> None:
         address, config, place = self._address, self._config, self._place

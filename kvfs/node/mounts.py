@@ -41,6 +41,9 @@ class Views(Protocol):
         """Mount a namespace at a directory. `answers`: a file that is locked while who serves from
         there may answer."""
 
+    async def set_read_only(self, namespace: int, *, read_only: bool) -> None:
+        """Have it refuse changes, or take them again. Raises Busy, NotFound."""
+
     async def remove(self, namespace: int) -> None:
         """Unmount it."""
 

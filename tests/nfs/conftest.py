@@ -21,7 +21,7 @@ def door() -> Iterator[Door]:
         pytest.skip(lacking)
     with Door.make("--nfs-v3") as made:
         made.exported("open", "--squash", "none")
-        made.exported("shared").chmod(0o777)
+        made.exported("shared", mode=0o777)
         made.exported("squashed")
         made.exported("readonly", "--squash", "none", "--read-only")
         (made.node.mount / "hidden").mkdir()
@@ -36,7 +36,7 @@ def plain_door() -> Iterator[Door]:
         pytest.skip(lacking)
     with Door.make("--nfs-v3") as made:
         for name in ("shared", "cache", "small"):
-            made.exported(name).chmod(0o777)
+            made.exported(name, mode=0o777)
         made.kvfs("namespace", "set", "cache", "--capacity", "8MiB")
         made.kvfs("namespace", "set", "small", "--capacity", "4MiB")
         yield made

@@ -81,10 +81,11 @@ class Door:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def exported(self, name: str, *options: str) -> Path:
+    def exported(self, name: str, *options: str, mode: int = 0o755) -> Path:
         """The directory of a namespace, made and exported."""
         directory = self.node.mount / name
         directory.mkdir(exist_ok=True)
+        directory.chmod(mode)
         self.kvfs("nfs", "export", name, *options)
         return directory
 

@@ -313,7 +313,7 @@ def test_modes_and_owners(side: Side, home: Path) -> None:
 def test_whose_the_files_are(plain_door: Door, squash: str, caller: int, owner: int) -> None:
     name = f"of-{squash}"
     if not (plain_door.node.mount / name).exists():
-        plain_door.exported(name, "--squash", squash).chmod(0o777)
+        plain_door.exported(name, "--squash", squash, mode=0o777)
     who = AuthSys(uid=caller, gid=caller)
     versions = ("v41",) if squash == "none" else ("v41", "v3")
     for version in versions:

@@ -44,7 +44,7 @@ def both() -> Iterator[Both]:
     with s3.serving(*place) as server:
         door = Door(server.node, port, mount_port)
         for name in ("shared", "cache"):
-            door.exported(name).chmod(0o777)
+            door.exported(name, mode=0o777)
         door.kvfs("namespace", "set", "cache", "--capacity", "8MiB")
         door.kvfs("namespace", "set", "shared", "--etag", "md5-all")
         yield Both(door, server)

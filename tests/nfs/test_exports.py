@@ -27,7 +27,7 @@ _numbers = itertools.count()
 def name(plain_door: Door) -> str:
     """A namespace of the test's own, exported, everybody's."""
     made = f"changing{next(_numbers)}"
-    plain_door.exported(made).chmod(0o777)
+    plain_door.exported(made, mode=0o777)
     return made
 
 
@@ -92,6 +92,38 @@ def test_what_an_export_allows_changes_under_its_clients(plain_door: Door, name:
         plain_door.kvfs("nfs", "export", name, "--squash", "root")
         client.write(file.handle, 0, b"%d" % number, stateid=file.stateid)
         assert old.read(handle, 0, 10).data == b"%d" % number
+    client.close(file)
+
+
+def views(door: Door) -> dict[str, bool]:
+    """Where the node has mounted what it exports, and whether that takes no changes (proc(5))."""
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mount, _, superblock = line.partition(" - ")
+        if mount.split()[4].startswith(f"{door.node.store}/run/nfs/exports/"):
+            found[mount.split()[4]] = "ro" in superblock.split()[2].split(",")
+    return found
+
+
+def test_a_read_only_export_takes_no_changes_beneath_the_server_either(plain_door: Door) -> None:
+    before = views(plain_door)
+    name = f"changing{next(_numbers)}"
+    plain_door.exported(name, "--read-only", mode=0o777)
+    (view,) = views(plain_door).keys() - before.keys()
+    assert views(plain_door)[view]
+    (plain_door.node.mount / name / "x").write_bytes(b"by the mount")
+    plain_door.kvfs("nfs", "export", name)
+    client = plain_door.v41(ALICE)
+    assert client.read(client.walk(f"{name}/x"), 0, 100).data == b"by the mount"
+    file = opened(client, name, "y")
+    plain_door.kvfs("nfs", "export", name, "--read-only")
+    assert not views(plain_door)[view], "a file is open for writing"
+    client.close(file)
+    wait_until(lambda: views(plain_door)[view], "the view is read-only")
+    plain_door.kvfs("nfs", "export", name)
+    assert not views(plain_door)[view]
+    file = opened(client, name, "z")
+    client.write(file.handle, 0, b"x", stateid=file.stateid)
     client.close(file)
 
 

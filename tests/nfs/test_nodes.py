@@ -35,7 +35,7 @@ def two() -> Iterator[Two]:
         a = open_.enter_context(Door.of(cluster))
         b = open_.enter_context(Door.of(cluster))
         for name, coherence in (("strict", "strict"), ("cache", "cache")):
-            a.exported(name).chmod(0o777)
+            a.exported(name, mode=0o777)
             a.kvfs("namespace", "set", name, "--coherence", coherence)
         wait_until(lambda: len(b.node.status()["nfs"]["exports"]) == 2, "both export both")
         b.kvfs("nfs", "list")

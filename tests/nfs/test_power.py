@@ -41,7 +41,7 @@ def test_what_was_committed_outlives_the_power(tmp_path: Path, kind: str, how: i
     with machine(tmp_path, kind, flags=flags) as made:
         made.node.up()
         door = Door(made.node, port, mount_port)
-        door.exported("models").chmod(0o777)
+        door.exported("models", mode=0o777)
         made.write_back()
         client, root = door.v3(ALICE), door.mounts().mount("/models").handle
         verifiers = set()

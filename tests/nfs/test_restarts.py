@@ -32,7 +32,7 @@ PASSING = ("NFS4ERR_GRACE", "NFS4ERR_DELAY", "NFS3ERR_JUKEBOX")
 def mine() -> Iterator[Door]:
     """A node that the tests may kill; `shared` is everybody's."""
     with Door.make("--nfs-v3") as door:
-        door.exported("shared").chmod(0o777)
+        door.exported("shared", mode=0o777)
         yield door
 
 

@@ -36,7 +36,7 @@ def cluster() -> Iterator[Several]:
 def serving(cluster: Several) -> Iterator[Door]:
     """A node with an export that everybody may write to."""
     with Door.of(cluster) as door:
-        door.exported("shared").chmod(0o777)
+        door.exported("shared", mode=0o777)
         yield door
 
 
