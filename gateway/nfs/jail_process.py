@@ -48,6 +48,13 @@ _KEPT = (0, 1, 2, 3, 4, 6, 7, 10, 24, 27)
 """Capabilities: chown, DAC override and read-search, fowner, fsetid, setgid, setuid, binding low
 ports, resource limits, mknod."""
 _LAST_CAPABILITY = 63
+_MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(8 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 20),
+    "MALLOC_ARENA_MAX": "8",
+}
+"""Buffers of READs and WRITEs are used again: the C library would map each anew, for the kernel to
+fill with zeros, as their size is just what it maps by itself (mallopt(3))."""
 _LOOK_MS = 1000
 _STOP_S = 5
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -145,7 +152,7 @@ def _become_ganesha(
             _close(each)
     if channel is not None:
         name_guard.begin(channel)
-    environment = {"PATH": "/usr/sbin:/usr/bin", "LANG": "C.UTF-8"}
+    environment = {"PATH": "/usr/sbin:/usr/bin", "LANG": "C.UTF-8", **_MALLOC}
     os.execve(program, arguments, environment)  # noqa: S606  no shell
 
 
