@@ -38,7 +38,7 @@ class BareDirectory:
         self.path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.hides: list[str] = []
-        """What is in it: the first names."""
+        """The first names in it."""
         try:
             with os.scandir(self._fd) as entries:
                 self.hides = [entry.name for entry in islice(entries, _SHOWN)]

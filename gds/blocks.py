@@ -53,8 +53,8 @@ class Outcome(Enum):
     """The buffer: nothing was read."""
     NO_SPACE = "no space"
     UNAVAILABLE = "unavailable"
-    """Who has it does not answer, or it is being written: perhaps later. A block that was to be
-    written may have been."""
+    """The node that has it does not answer, or it is being written: perhaps later. A block that was
+    to be written may have been."""
     REFUSED = "refused"
     """The name belongs to no file, or may not be written: it will not get better by itself."""
 
@@ -195,7 +195,8 @@ def _one_by_one(
 ) -> list[Block]:
     results: list[Block] = []
     over: KvfsError | None = None
-    """What ended it for all that follow: to look for space again would take its time each time."""
+    """The error that ended it for all that follow: to look for space again would take its time each
+    time."""
     for key, view in items:
         if over is None:
             try:

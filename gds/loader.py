@@ -62,8 +62,8 @@ class Loader:
         self._cpus = cpus
         self._mutex = threading.Lock()
         self._lock = threading.Condition(self._mutex)
-        """Of the threads; whoever iterates takes the mutex, as its own methods can be left in their
-        midst."""
+        """The condition of the threads; whoever iterates takes the mutex, as its own methods can be
+        left in their midst."""
         self._steps = iter(plan.steps)
         self._held: dict[int, int] = {}
         """Bytes of the units (runs, and tensors alone) that are not handed over."""
@@ -72,7 +72,8 @@ class Loader:
         self._arrived: queue.SimpleQueue[object] = queue.SimpleQueue()
         """Numbers of whole tensors; something else: no more come."""
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        """To who cares for the threads. True: there is room; False: the iteration ends."""
+        """Calls to the thread that cares for the others. True: there is room; False: the iteration
+        ends."""
         for at, count in enumerate(self._missing):
             if not count:
                 self._arrived.put(at)
@@ -80,9 +81,9 @@ class Loader:
         self._ended = False
         self._process = os.getpid()
         self.read_bytes = 0
-        """That the steps which are done asked the files for."""
+        """Bytes that the steps which are done asked the files for."""
         self._laps: list[Lap] = []
-        """Of the threads that ended."""
+        """The laps of the threads that ended."""
 
     def tensors(self) -> Generator[tuple[int, torch.Tensor], None, None]:
         """Each tensor by its number in the plan, as they become whole. Raises what reading or

@@ -17,9 +17,9 @@ from kvfs.client.buffers import readable
 from kvfs.client.mount.mount_create import new_file
 
 _PART_BYTES: Final = 64 << 20
-"""Of one write, and of the buffer through which a device's tensors go."""
+"""Bytes of one write, and of the buffer through which a device's tensors go."""
 _MOST_VIEWS: Final = 1024
-"""That the kernel takes in one write (UIO_MAXIOV)."""
+"""The views that the kernel takes in one write (UIO_MAXIOV)."""
 
 
 def save_file(

@@ -21,7 +21,7 @@ from kvfs.tree import inodes, namespaces
 
 ATTRIBUTE: Final = b"trusted.kvfs.nfs"
 LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
-"""Who may enter where no network was named."""
+"""Networks that may enter where none was named."""
 Squash = Literal["none", "root", "all"]
 Groups = Literal["client", "server"]
 GROUPS: Final = get_args(Groups)
@@ -36,12 +36,13 @@ class Export(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allow: tuple[str, ...] = LOOPBACK
     """Networks of the clients that may enter, as `network` writes them."""
     squash: Squash = "root"
-    """Whose calls are made as nobody's: root's, everybody's, or no one's."""
+    """The users whose calls are made as nobody's: root, everybody, or no one."""
     read_only: bool = False
     groups: Groups = "client"
-    """Who says which groups a user is in: the client, which can name 16, or this host."""
+    """The source of a user's groups: the client, which can name 16, or this host."""
     namespace: int = 0
-    """Whose it is: with a copy of the attribute no other directory is exported."""
+    """The namespace that it belongs to: with a copy of the attribute no other directory is
+    exported."""
 
 
 class Exported(NamedTuple):

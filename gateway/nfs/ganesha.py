@@ -40,7 +40,7 @@ _HARMLESS: Final = re.compile(
     r"gssd_|krb5|realm|keytab|ccache|dbus|DBUS|Cannot register NFS V4|__Register_program"
     r"|No export entries|credential cache|RADOS|Setting log level"
 ).search
-"""What it complains of though nothing is wrong: no Kerberos, no message bus, no port mapper."""
+"""Complaints although nothing is wrong: no Kerberos, no message bus, no port mapper."""
 _left_out: Final = re.compile(
     r"^Config File \(\S+:(\d+)\): Errors processing block \(EXPORT\)"
 ).match
@@ -65,14 +65,14 @@ class Ganesha:
         self._silent = trio.Event()
         """Its log has ended."""
         self.pid = 0
-        """Of Ganesha itself, once that is known."""
+        """The process id of Ganesha itself, once that is known."""
         self.complaint = ""
         """The last serious line of its log."""
         self.left_out: dict[int, str] = {}
         """Exports of the configuration that it read last which it does not serve as they stand
         there: the first line of each, and why."""
         self._reasons: list[str] = []
-        """What it complained of since then, or since the last of them."""
+        """Its complaints since then, or since the last of them."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> int:
         """Start it; started when it is ready. Returns its exit code when it has ended. Raises

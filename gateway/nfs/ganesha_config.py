@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 from gateway.nfs.exports import Exported
 
 LEASE_S: Final = 10
-"""Of a client's state in v4."""
+"""The lease of a client's state in v4."""
 GRACE_S: Final = 10
 """After a start clients may only take back what they had, in v4."""
 GROUPS_S: Final = 2
-"""Which groups a user is in is believed, where this host says it."""
+"""Seconds for which a user's groups are believed, where this host tells them."""
 _SQUASH: Final = {"none": "No_Root_Squash", "root": "Root_Squash", "all": "All_Squash"}
 _NOBODY: Final = 65534
 _BEGIN: Final = "EXPORT {"
@@ -31,12 +31,12 @@ class Server(NamedTuple):
     host: str
     port: int
     mount_port: int
-    """Of v3's MOUNT protocol."""
+    """The port of v3's MOUNT protocol."""
     with_v3: bool
     recovery: str
     """The directory for clients' state, as Ganesha sees it."""
     identity: int
-    """Of the store or the cluster; 32 bits."""
+    """The identity of the store or the cluster; 32 bits."""
 
 
 def render(server: Server, exports: Sequence[tuple[Exported, str]]) -> str:

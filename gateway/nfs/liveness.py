@@ -14,7 +14,7 @@ from kvfs.base.config import Address
 
 _words: Final = struct.Struct(">I").pack
 _LAST: Final = 1 << 31
-"""Of a record's mark: its last fragment; the rest is its length (RFC 5531, 11)."""
+"""The bit of a record's mark for its last fragment; the rest is its length (RFC 5531, 11)."""
 _CALL, _RPC, _NFS, _VERSION, _COMPOUND = 0, 2, 100_003, 4, 1
 _AUTH_NONE, _AUTH_SYS, _NOBODY = 0, 1, 65534
 _PUTROOTFH, _GETATTR, _TYPE = 24, 9, 1 << 1

@@ -37,7 +37,7 @@ class Call(NamedTuple):
     """A system call by names beneath directories that are open."""
 
     names: tuple[int, ...] = (1,)
-    """Which arguments are names; the directory of the first stands before it."""
+    """The arguments that are names; the directory of the first stands before it."""
     only: tuple[int, int] | None = None
     """An argument and its bits, one of which is set where a name can be made."""
     never: tuple[int, int] | None = None

@@ -55,9 +55,9 @@ class Place:
         self.secrets = secrets.token_hex(16), secrets.token_hex(16)
         self.exports = self.root / "exports"
         self._names: dict[int, str] = {}
-        """Of the views' directories, by the exports' numbers."""
+        """The names of the views' directories, by the exports' numbers."""
         self._tables: dict[str, tuple[int, ...]] = {}
-        """What state of the system's tables was copied."""
+        """The state of the system's tables that was copied."""
         self._mounts: MountTable | None = None
         self._mounted: set[int] = set()
 

@@ -14,7 +14,7 @@ import trio
 
 SOCKET: Final = "rpcbind.sock"
 _LAST: Final = 1 << 31
-"""Of a record's mark: its last fragment; the rest is its length (RFC 5531, 11)."""
+"""The bit of a record's mark for its last fragment; the rest is its length (RFC 5531, 11)."""
 _MOST: Final = 4096
 _CALLERS: Final = 8
 _mark: Final = struct.Struct(">I").unpack

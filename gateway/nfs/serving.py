@@ -62,9 +62,9 @@ class Serving:
         self._address = wanted
         self._served: dict[int, Exported] = {}
         self._problems: dict[int, str] = {}
-        """Of exports that cannot be served, by number."""
+        """Problems of exports that cannot be served, by number."""
         self._lines: dict[int, int] = {}
-        """Of the exports in the configuration, by their first lines."""
+        """The exports in the configuration, by their first lines."""
         self._ganesha: Ganesha | None = None
         self._look = trio.Event()
         self._looked = trio.Event()
@@ -72,9 +72,9 @@ class Serving:
         self._began = False
         """Whether there has been a mount that could have views."""
         self._told: Ganesha | None = None
-        """Which Ganesha has read what `_served` says."""
+        """The Ganesha that has read what `_served` says."""
         self._own_ports: set[int] = set()
-        """Of connections that ask whether Ganesha answers."""
+        """The ports of connections that ask whether Ganesha answers."""
         self._looks = 0
         """How often it was begun to look what is exported."""
         self._problem = "it has not started yet"

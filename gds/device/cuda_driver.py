@@ -24,7 +24,7 @@ class Gpu(NamedTuple):
 
     name: str
     address: str
-    """On the PCI bus, as sysfs names it: 0000:1b:00.0."""
+    """The address on the PCI bus, as sysfs names it: 0000:1b:00.0."""
     total_bytes: int
 
 

@@ -18,7 +18,7 @@ from gds.device.double_buffer import Turns
 from kvfs.base.errors import Invalid
 
 BATCH_BYTES: Final = 64 << 20
-"""Of one buffer, but for a block that is longer."""
+"""Bytes of one buffer, but for a block that is longer."""
 Fetch = Callable[[slice, list[memoryview]], list[int]]
 """Reads the blocks of a slice of the keys into the views; the bytes of each that came."""
 Store = Callable[[slice, list[memoryview]], None]

@@ -38,10 +38,10 @@ class DeviceTarget(Target):
         super().__init__(plan, dtype)
         self._device = device
         self._ready: dict[int, Mark] = {}
-        """By unit (`LoadPlan.unit`): when its memory may be written."""
+        """The mark at which a unit's memory may be written, by unit (`LoadPlan.unit`)."""
         self._lock = threading.Lock()
         self._landing: dict[int, dict[Queue, Mark]] = {}
-        """By unit: the newest copy of each lane into it."""
+        """The newest copy of each lane into a unit, by unit."""
         self._aligning = device.queue()
 
     def lane(self) -> Lane:

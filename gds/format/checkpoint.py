@@ -84,7 +84,7 @@ class Shard(NamedTuple):
 
     path: LocalPath
     names: frozenset[str]
-    """Of tensors that the index says it has; it may have others."""
+    """Names of tensors that the index says it has; it may have others."""
 
 
 def shards_of(paths: Path | Sequence[Path]) -> list[Shard]:

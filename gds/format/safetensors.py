@@ -26,7 +26,7 @@ MOST_HEADER_BYTES: Final = 100_000_000
 """As the format's own library has it."""
 _LENGTH_BYTES: Final = 8
 _PART_BYTES: Final = 1 << 20
-"""Of the header, in memory at a time."""
+"""Bytes of the header in memory at a time."""
 _MOST: Final = 1 << 63
 """Elements, bytes: what is more fits into no signed 64 bits, and no tensor has it."""
 _METADATA: Final = "__metadata__"
@@ -56,7 +56,7 @@ BITS: Final[Mapping[str, int]] = {
     "I64": 64,
     "U64": 64,
 }
-"""Of an element, by the dtype's name; in the order of the format's own library, which has the
+"""Bits of an element, by the dtype's name; in the order of the format's own library, which has the
 smallest first."""
 
 
@@ -67,7 +67,7 @@ class TensorInfo(NamedTuple):
     dtype: str
     """A key of `BITS`."""
     shape: tuple[int, ...]
-    """In elements."""
+    """The shape in elements."""
     begin: int
     """Its first byte, counted from the file's first."""
     end: int
@@ -78,7 +78,7 @@ class Header(NamedTuple):
     """The header of one file."""
 
     tensors: tuple[TensorInfo, ...]
-    """In the order of their bytes; empty ones before what begins at the same byte."""
+    """The tensors in the order of their bytes; empty ones before what begins at the same byte."""
     metadata: Mapping[str, str]
     data_begin: int
     """The first byte of the data."""

@@ -26,7 +26,7 @@ class Described(NamedTuple):
     dtype: str
     """A key of `BITS`."""
     shape: tuple[int, ...]
-    """In elements."""
+    """The shape in elements."""
 
     @property
     def size_bytes(self) -> int:
@@ -38,9 +38,9 @@ class Composed(NamedTuple):
 
     head: bytes
     order: tuple[int, ...]
-    """In which the tensors' bytes follow, numbered as they were given."""
+    """The order in which the tensors' bytes follow, numbered as they were given."""
     size_bytes: int
-    """Of the whole file."""
+    """Bytes of the whole file."""
 
 
 def compose(tensors: Iterable[Described], metadata: Mapping[str, str] | None) -> Composed:

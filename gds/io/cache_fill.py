@@ -18,8 +18,8 @@ from gds.io.memory import HUGE_BYTES, is_huge
 _POPULATE_READ: Final = 22
 """MADV_POPULATE_READ, Linux 5.14; the module mmap does not name it."""
 _CHUNK_BYTES: Final = 128 << 10
-"""Of an announcement. Of a longer one a kernel takes no more than it would read ahead of the file:
-by default so much."""
+"""Bytes of an announcement. A kernel takes no more of a longer one than it would read ahead of the
+file: by default so much."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 

@@ -14,9 +14,9 @@ from gds.io.native_aio import MOST, Read
 from gds.plan.pages import page_down, page_up
 
 Piece = tuple[memoryview, int]
-"""Where bytes go, and their offset in the file."""
+"""The memory for bytes, and their offset in the file."""
 ROOM_BYTES: Final = HUGE_BYTES
-"""Of one thread, for what is read at once."""
+"""Bytes of one thread's room, for what is read at once."""
 
 
 def batches(pieces: Sequence[Piece], unit: int) -> Iterator[Sequence[Piece]]:

@@ -16,10 +16,10 @@ from gds.plan.pages import PAGE_BYTES, page_down, page_up
 from kvfs.base.errors import NoSpace
 
 STAGE_BYTES: Final = max(READ_BYTES, STAGING_BYTES) + 2 * PAGE_BYTES
-"""Of a thread's staging buffer: a step, and the rest of its first and last page."""
+"""Bytes of a thread's staging buffer: a step, and the rest of its first and last page."""
 _MAPPED_BYTES: Final = 1 << 20
-"""From which on a tensor has a mapping of its own: malloc's arenas, one for each thread, would keep
-what dropped tensors had."""
+"""The size from which on a tensor has a mapping of its own: malloc's arenas, one for each thread,
+would keep what dropped tensors had."""
 
 
 class Lane(ABC):

@@ -36,7 +36,7 @@ _NAMES: Final = {
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     dtype: getattr(torch, name) for dtype, name in _NAMES.items() if hasattr(torch, name)
 }
-"""Those that this torch has: the smallest came with 2.7 and 2.8."""
+"""The dtypes that this torch has: the smallest came with 2.7 and 2.8."""
 _PACKED: Final = {"F4": 2}
 
 

@@ -33,7 +33,7 @@ class Spent(NamedTuple):
     """The time and bytes of one stage."""
 
     size_bytes: int
-    """That were asked of it; of WAIT none."""
+    """Bytes that were asked of it; WAIT has none."""
     thread_s: float
     """Seconds of all threads together."""
 
@@ -81,7 +81,7 @@ class _Watch(threading.local):
 
 _watch: Final = _Watch()
 Lap = dict[Stage, Spent]
-"""What one thread spent."""
+"""The time and bytes of one thread, by stage."""
 
 
 def start_watch() -> None:

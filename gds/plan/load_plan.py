@@ -31,16 +31,16 @@ from gds.plan.tensor_parallel import Cutting, Part
 from kvfs.base.errors import Invalid
 
 READ_BYTES: Final = 16 << 20
-"""Of one read in place: large enough for a disk, and for reads of one file by several threads
+"""Bytes of one read in place: large enough for a disk, and for reads of one file by several threads
 (measured: 8 threads of 16 MiB, 3 % more than of 8)."""
 RUN_BYTES: Final = 64 << 20
-"""Of what lies in memory together. Who drops a run's tensors gives its memory back; reads of runs
-that are longer are no faster."""
+"""Bytes that lie in memory together. A caller that drops a run's tensors gives its memory back;
+reads of runs that are longer are no faster."""
 STAGING_BYTES: Final = 16 << 20
-"""Of one thread's staging buffer."""
+"""Bytes of one thread's staging buffer."""
 _PIECE_NS: Final = 14_000
-"""What one more piece costs a disk, beside its bytes. Measured, as the next: a virtual NVMe disk
-with 2 processors, cold, eight threads, pieces of 4 to 256 KiB; 12 to 16 µs."""
+"""The cost of one more piece to a disk, beside its bytes. Measured, as the next: a virtual NVMe
+disk with 2 processors, cold, eight threads, pieces of 4 to 256 KiB; 12 to 16 µs."""
 _PIECES_PER_NS: Final = 1.7
 """Bytes of pieces: less than of lines, as nothing reads ahead of them."""
 _LINES_PER_NS: Final = 2.9
@@ -54,7 +54,7 @@ class Strategy(Enum):
     """How columns are read."""
 
     AUTO = "auto"
-    """By their cost."""
+    """The way with the lower cost."""
     SLICE = "slice"
     """Whole lines are read and cut."""
     STRIDED = "strided"
@@ -96,9 +96,9 @@ class Lines(NamedTuple):
     """The first line's first byte."""
     number: int
     length: int
-    """Of a line."""
+    """Bytes of a line."""
     pieces: tuple[tuple[int, int], ...]
-    """What is wanted of each line: [first, last) of its bytes, in the order of the tensor."""
+    """The wanted bytes of each line: [first, last), in the order of the tensor."""
 
     @property
     def wanted(self) -> int:
@@ -121,7 +121,7 @@ class InPlace(NamedTuple):
     begin: int
     end: int
     tensors: tuple[int, ...]
-    """Of which it has bytes."""
+    """The tensors of which it has bytes."""
 
 
 class Sliced(NamedTuple):
@@ -141,7 +141,7 @@ class Span(NamedTuple):
     begin: int
     end: int
     offset: int
-    """In the bytes that are wanted of the tensor, as they are in the file."""
+    """The offset in the bytes that are wanted of the tensor, as they are in the file."""
 
 
 class Strided(NamedTuple):
@@ -160,12 +160,12 @@ class LoadPlan(NamedTuple):
 
     wanted: tuple[Wanted, ...]
     lines: tuple[Lines, ...]
-    """Of each tensor."""
+    """The lines of each tensor."""
     runs: tuple[Run, ...]
     run_of: tuple[int | None, ...]
-    """Of each tensor, where it lies; None: it has memory of its own."""
+    """The run in which each tensor lies; None: it has memory of its own."""
     steps: tuple[Step, ...]
-    """In the order of the files and of their bytes."""
+    """The steps in the order of the files and of their bytes."""
 
     def unit(self, tensor: int) -> int:
         """The unit of memory that is made at once: the number of the run that has the tensor, or ~

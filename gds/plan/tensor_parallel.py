@@ -22,7 +22,8 @@ class Stacked(NamedTuple):
     """Several tensors in one, of each of which a rank has its part."""
 
     sizes: tuple[int, ...]
-    """Of each, in their order: elements along the dimension, or numbers in the same proportion."""
+    """The size of each, in their order: elements along the dimension, or numbers in the same
+    proportion."""
     dimension: int = 0
 
 
@@ -58,13 +59,13 @@ class Refused(NamedTuple):
 Cut = int | Stacked | Heads | Experts | Refused | None
 """A number: the dimension to cut evenly along. None: all ranks have all of it."""
 Splits = Mapping[str, Cut]
-"""By a regular expression that is searched in the tensor's name; the first that is found counts.
-What none names, all ranks have."""
+"""Cuts by a regular expression that is searched in the tensor's name; the first that is found
+counts. All ranks have a tensor that none names."""
 
 COLUMNS: Final = r"\b((q|k|v|q_b|kv_b|gate|up)_proj|w[qkv13]|fc1)"
-"""Of modules that make heads or hidden units."""
+"""Modules that make heads or hidden units."""
 ROWS: Final = r"\b((o|out|down)_proj|w[o2]|fc2|self_attn\.dense)"
-"""Of those that take them in."""
+"""Modules that take heads or hidden units in."""
 _NUMBER: Final = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 """All that is between two dots, or a dot and an end."""
 _MOST_KINDS: Final = 4096
@@ -172,7 +173,7 @@ class Cutting:
         self._ranks = ranks
         self._numbers_count = numbers_count
         self._known: dict[tuple[str, tuple[int, ...]], Part | None] = {}
-        """By a name without its numbers, and a shape."""
+        """Parts by a name without its numbers, and a shape."""
 
     def part(self, tensor: TensorInfo) -> Part | None:
         """The part of the tensor that the rank has; None: all of it. Raises Invalid."""

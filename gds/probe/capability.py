@@ -59,10 +59,10 @@ class Place(NamedTuple):
     """Its type; empty where the mount table does not list it."""
     mount: str
     direct: Alignment | None
-    """What O_DIRECT asks for; None: not known, or it cannot be had."""
+    """The alignment that O_DIRECT asks for; None: not known, or it cannot be had."""
     nvme: bool
     numa_node: int | None
-    """Of the disk."""
+    """The NUMA node of the disk."""
 
 
 class Capability(NamedTuple):
@@ -72,7 +72,7 @@ class Capability(NamedTuple):
     driver: str
     """The version of NVIDIA's kernel module; empty: not known."""
     gpu_nodes: tuple[int | None, ...]
-    """Of `cuda.gpus`, in their order."""
+    """The NUMA nodes of `cuda.gpus`, in their order."""
     torch: Package
     kvikio: Package
     lists_modules: bool

@@ -62,7 +62,7 @@ class Opened(NamedTuple):
 
     target: Target
     cpus: frozenset[int] | None
-    """Where threads that read should run; None: anywhere."""
+    """The CPUs for threads that read; None: any."""
 
 
 def choose(mode: Mode, mode_reason: str, asked: str) -> Taken:

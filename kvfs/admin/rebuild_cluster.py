@@ -59,9 +59,9 @@ class Came(NamedTuple):
     mirror: bool
     """Whether its mirror is what the engine holds now."""
     position: int
-    """Of that; -1: it has none that is whole."""
+    """The position of that; -1: it has none that is whole."""
     counts: dict[str, int]
-    """Of `rebuild.Rebuild`."""
+    """The counts of `rebuild.Rebuild`."""
     lost: int
     """Files that it was said to have, and has not."""
 

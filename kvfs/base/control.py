@@ -196,7 +196,8 @@ class Caller:
         self._pid = os.getpid()
         self._keeps = True
         self.node_pid = 0
-        """Of the node that was connected to last; 0: none, or one of another pid namespace."""
+        """The process of the node that was connected to last; 0: none, or one of another pid
+        namespace."""
 
     def call(
         self,

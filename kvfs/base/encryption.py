@@ -20,7 +20,7 @@ from kvfs.base import private_file
 from kvfs.base.errors import Corrupt, Invalid
 
 KEY_NAME: Final = "secret.key"
-"""In the store: the key with which secrets in its metadata are encrypted."""
+"""The file in the store with the key that encrypts secrets in its metadata."""
 KEY_SIZE: Final = 32
 _NONCE_SIZE: Final = crypto_aead_xchacha20poly1305_ietf_NPUBBYTES
 

@@ -13,7 +13,7 @@ from kvfs.base.units import exact_size, parse_size
 
 MEDIA: Final = ("ram", "ssd")
 SHARED: Final = "shared:"
-"""What the medium of a shared store begins with; its name follows."""
+"""The beginning of the medium of a shared store; its name follows."""
 _OWNER: Final = ":owner="
 _NO_USER: Final = 0xFFFF_FFFF
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

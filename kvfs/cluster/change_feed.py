@@ -18,7 +18,7 @@ from kvfs.tree.changes import Change
 _ENTRY: Final = ord("e")
 _INODE: Final = ord("i")
 _NAME: Final = 9
-"""Where the name begins in the key of an entry."""
+"""The offset of the name in the key of an entry."""
 
 
 class Written(NamedTuple):

@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 
 Change = Callable[[Sequence[Lock]], list[Lock] | None]
-"""What is held after it; None: something is in the way."""
+"""The locks held after it; None: something is in the way."""
 IsAlive = Callable[[int, int], bool]
 """Whether a node, by number and incarnation, still has what it had locked."""
 
@@ -83,17 +83,17 @@ class Locks:
         self._is_alive = is_alive
         self._here: dict[Place, list[Lock]] = {}
         self._reached: dict[Place, set[Owner]] = {}
-        """Who of this mount has had locks in the engine."""
+        """Owners of this mount that have had locks in the engine."""
         self._waiting: dict[Place, trio.Event] = {}
         self._believed: dict[Place, set[Owner]] = {}
-        """Who of this mount has locks in the engine, unless they were lost."""
+        """Owners of this mount that have locks in the engine, unless they were lost."""
         self._lost: set[tuple[Place, Owner]] = set()
-        """Of these, who is known to have lost them, and was not told."""
+        """Those of them that are known to have lost their locks, and were not told."""
         self._asking: Counter[tuple[Place, Owner]] = Counter()
         """Requests under way: what is recorded may be theirs already."""
         self.counters = {"locks_lost": 0}
         self._closing: dict[tuple[Place, Owner], trio.Event] = {}
-        """Who has closed, and still has locks in the engine."""
+        """Owners that have closed, and still have locks in the engine."""
 
     def owner(self, number: int) -> Owner:
         """An owner of this mount, as its kernel names it."""

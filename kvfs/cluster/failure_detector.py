@@ -21,14 +21,14 @@ RENEWAL_S: Final = 2.5
 _MARGIN_S: Final = 1.0
 """We stop before others may think that we did."""
 _LOOKED_S: Final = 2 * RENEWAL_S
-"""Of a longer time between two looks only this much counts."""
+"""The part of a longer time between two looks that counts."""
 assert _LOOKED_S + RENEWAL_S < TERM_S - _MARGIN_S
 
 
 class _Sighting(NamedTuple):
     lease: Lease
     silent_s: float
-    """In which we looked and its number stood still."""
+    """Seconds in which we looked and its number stood still."""
 
 
 class Sightings:

@@ -82,7 +82,7 @@ class Measured(msgspec.Struct, frozen=True):
     lacking: int = 0
     """Files that lack copies which this node is to have made."""
     obstacle: str = ""
-    """What keeps this node from being drained, for people."""
+    """The reason why this node cannot be drained, for people."""
 
 
 class Membership:
@@ -104,13 +104,13 @@ class Membership:
         self.about = about
         self.secret_file = secret_file
         self.secrets: Secrets
-        """Those that are valid now; others take their place while the node runs."""
+        """The secrets that are valid now; others take their place while the node runs."""
         self.node = 0
         self.incarnation = 0
         self.cluster = ""
         self.roster: Roster
         self.measure: Callable[[], Measured] = lambda: Measured(0, about.capacity_bytes)
-        """What to tell of its space; whoever knows sets it."""
+        """Measures this node's space; set by the part that knows it."""
         self._table = table
         self._boot = boot
         self._place = store.place()

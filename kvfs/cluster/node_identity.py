@@ -23,7 +23,7 @@ class Kept(msgspec.Struct, frozen=True):
     cluster: str
     node: int
     incarnation: int
-    """Of its last start: an engine that knows only older ones lost data."""
+    """The incarnation of its last start: an engine that knows only older ones lost data."""
 
 
 def which_node(store: Store) -> Kept | None:

@@ -25,13 +25,13 @@ class NodeRecord(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     store: str
     """The id of its store."""
     incarnation: int
-    """Of its last start."""
+    """The incarnation of its last start."""
     peer: str = ""
     """HOST:PORT where others reach it; empty: nowhere, it only reads."""
     zone: str = ""
     rack: str = ""
     capacity_bytes: int = 0
-    """That it lends."""
+    """Bytes that it lends."""
     media: tuple[str, ...] = ("ssd",)
     version: str = ""
     protocol: int = 0
@@ -54,9 +54,9 @@ class Words(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     lacking: int = 0
     """Files that lack copies which this node is to have made."""
     obstacle: str = ""
-    """What keeps it from being drained, for people."""
+    """The reason why it cannot be drained, for people."""
     place: str = ""
-    """Which directory its store is, as that host names it (`Store.place`); empty: not said."""
+    """The directory of its store, as that host names it (`Store.place`); empty: not said."""
 
     def is_of(self, boot: int, place: str) -> bool:
         """Whether who said this was on this host since it was started, with the store that is there

@@ -52,14 +52,14 @@ class Incoming:
     ) -> None:
         self.ask = ask
         self.sums = sums
-        """Of each chunk that comes: perhaps fewer than were asked for."""
+        """Checksums of each chunk that comes: perhaps fewer than were asked for."""
         self.all_sums = all_sums
-        """Of each chunk of the file, where it `tells_all`."""
+        """Checksums of each chunk of the file, where it `tells_all`."""
         self.stamp = stamp
-        """Of content that is not sealed."""
+        """The stamp of content that is not sealed."""
         self.connection = connection
         self.lent = lent
-        """Where the chunks lie, of an answer without bytes."""
+        """The places of the chunks, in an answer without bytes."""
 
     @property
     def count(self) -> int:
@@ -73,7 +73,7 @@ class _Peer:
     def __init__(self, connection: ClientConnection, proof: bytes) -> None:
         self.connection = connection
         self.proof: bytes | None = proof
-        """To be sent with the first request."""
+        """The proof to be sent with the first request."""
 
 
 class PeerClient:

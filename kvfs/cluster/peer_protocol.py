@@ -35,28 +35,28 @@ CHUNK_BYTES: Final = 4 << 20
 """As in `store.checksum`: the unit of what is asked for, sent and verified."""
 DIGEST_BYTES: Final = 16
 MOST_CHUNKS: Final = 16
-"""Of one answer: their checksums stand in its head."""
+"""Chunks of one answer: their checksums stand in its head."""
 MOST_SUMS: Final = 64
 """A sealed file of so many chunks has the checksums of all of them in the head of each answer."""
 MOST_PEERS: Final = 8
-"""In one redirect."""
+"""Peers in one redirect."""
 BODY_BYTES: Final = 1 << 20
-"""Of a method's parameters."""
+"""Bytes of a method's parameters."""
 RESULT_BYTES: Final = 64 << 20
-"""Of a method's answer: 16 TiB of checksums."""
+"""Bytes of a method's answer: 16 TiB of checksums."""
 HELLO: Final = b"/v1/hello"
 DATA: Final = b"/v1/data/"
 METHODS: Final = b"/v1/do/"
 PROOF: Final = b"x-kvfs-proof"
 AT: Final = b"x-kvfs-at"
-"""Where others reach who asks: host and port."""
+"""The address at which others reach the asking node: host and port."""
 SUMS: Final = b"x-kvfs-sums"
 STAMP: Final = b"x-kvfs-stamp"
-"""Of content that is not sealed: another one when it was changed."""
+"""The stamp of content that is not sealed: another one when it was changed."""
 MOVER: Final = b"x-kvfs-mover"
-"""Of a request: what kind of mover the reader has."""
+"""The kind of mover that the reader has, in a request."""
 LENT: Final = b"x-kvfs-lent"
-"""Of an answer without bytes: where its chunks lie, as `Lent` has it."""
+"""The places of the chunks of an answer without bytes, as `Lent` has it."""
 TAKEN: Final = "taken"
 """The method that gives back what was lent; its parameters are the tickets."""
 _LENT: Final = re.compile(rb"(\d{1,5}) (\d{1,19})((?: [0-9a-f]{1,16}){1,%d})" % MOST_CHUNKS)
@@ -94,9 +94,9 @@ class Identity:
 
     party: Party
     secrets: Callable[[], Secrets]
-    """Those that are valid now: they change while the node runs."""
+    """The secrets that are valid now: they change while the node runs."""
     at: PeerAddress
-    """Where the others reach it."""
+    """The address at which the others reach it."""
 
 
 class Ask(NamedTuple):
@@ -130,7 +130,7 @@ class Lent(NamedTuple):
     """Chunks that a holder's mover lends for a while."""
 
     port: int
-    """Of the mover."""
+    """The port of the mover."""
     ticket: int
     at: tuple[int, ...]
     """The address of each chunk in the holder's memory."""

@@ -48,9 +48,9 @@ class Offer(NamedTuple):
     chunks: int
     """How many, from the first that was asked for on."""
     sums: bytes
-    """Of each of them; of all chunks of the file where the answer `tells_all`."""
+    """Checksums of each of them; of all chunks of the file where the answer `tells_all`."""
     stamp: bytes = b""
-    """Of content that is not sealed: another one when it was changed."""
+    """The stamp of content that is not sealed: another one when it was changed."""
 
 
 class Shelf(Protocol):
@@ -100,7 +100,7 @@ class PeerServer:
         self._threads = trio.CapacityLimiter(_SENDING_THREADS)
         self._complained: set[str] = set()
         self.methods: dict[str, Method] = {"sums": self._sums}
-        """By name: what a method gets and answers is of msgpack's types; it raises KvfsError."""
+        """Methods by name: parameters and result are of msgpack's types; they raise KvfsError."""
         self.demanded: Callable[[int], None] = lambda _ino: None
         """Told of each file that a node begins to ask for."""
         self.lender: Lender | None = None

@@ -20,7 +20,7 @@ class Member(NamedTuple):
     number: int
     name: str
     incarnation: int
-    """Of its lease, where it has one."""
+    """The incarnation of its lease, where it has one."""
     peer: str
     """HOST:PORT; empty: others cannot fetch from it."""
     zone: str
@@ -32,7 +32,7 @@ class Member(NamedTuple):
     lacking: int
     """Files that lack copies which this node is to have made."""
     obstacle: str
-    """What keeps it from being drained, for people."""
+    """The reason why it cannot be drained, for people."""
     state: NodeState
     alive: bool
     """It holds its lease."""

@@ -7,7 +7,7 @@ import trio
 from kvfs.datastore.files import DataFiles
 
 Name = tuple[int, int]
-"""Of a data file: inode number and data version."""
+"""The name of a data file: inode number and data version."""
 
 
 async def unlink_each(files: DataFiles, names: Sequence[Name]) -> dict[Name, OSError]:

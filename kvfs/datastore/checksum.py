@@ -21,7 +21,7 @@ DIGEST_BYTES: Final = 16
 _BUFFER_BYTES: Final = 128 << 10
 _RWF_DONTCACHE: Final = 0x80
 _NO_BYTES: Final = bytes(_BUFFER_BYTES)
-"""Of a hole."""
+"""The bytes of a hole."""
 _MOST_OF_HOLES: Final = 1 << 30
 _Also = Callable[[memoryview], None]
 """Takes each piece that is read, too."""
@@ -35,7 +35,7 @@ class Checksum(NamedTuple):
     chunks: bytes
     """The xxh3-128 of each chunk of 4 MiB (the last one shorter), one after the other."""
     md5: str = ""
-    """Of the whole, in hexadecimal; empty where it was not computed."""
+    """The MD5 of the whole, in hexadecimal; empty where it was not computed."""
 
 
 def checksum(
@@ -189,7 +189,7 @@ def _next_data(fd: int, start: int, size: int) -> int:
 
 
 ZERO_CHUNK: Final = xxhash.xxh3_128_digest(bytes(CHUNK_BYTES))
-"""Of a whole chunk of zeros."""
+"""The digest of a whole chunk of zeros."""
 
 
 def _zeros(length: int, also: _Also | None) -> bytes:

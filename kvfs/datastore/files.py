@@ -38,9 +38,9 @@ from kvfs.datastore.spare_files import Spares, name_spare
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _ATTRIBUTE: Final = "user.kvfs"
 _HINT_LIMIT_BYTES: Final = 1024
-"""Of a path hint."""
+"""Bytes of a path hint."""
 _DESCRIPTION_LIMIT_BYTES: Final = 3600
-"""Of a whole description: it stays under the 4 KiB that ext4 gives an inode's attributes."""
+"""Bytes of a whole description: it stays under the 4 KiB that ext4 gives an inode's attributes."""
 _ARRIVING: Final = "arriving"
 FAN_OUT: Final = 4096
 """Directories. Neighbouring inode numbers share one (the name holds bits 10 to 21), so that what is
@@ -57,7 +57,7 @@ class Description(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     size: int
     checksum: bytes
     path: bytes
-    """Where the file was when it was sealed, relative to the root; empty when longer than the
+    """The path of the file when it was sealed, relative to the root; empty when longer than the
     limit. A hint only."""
     mode: int
     uid: int
@@ -68,7 +68,7 @@ class Description(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     namespace: bytes = b""
     """The name of the file's namespace."""
     kind: str = ""
-    """Of the namespace: 'durable' or 'cache'; empty: not known."""
+    """The kind of the namespace: 'durable' or 'cache'; empty: not known."""
     others: list[bytes] = []
     """The paths of its other links, where they fit."""
     xattrs: dict[bytes, bytes] = {}

@@ -36,7 +36,7 @@ from kvfs.meta.records import namespace_of
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 NAME: Final = b"\xffindex"
-"""Of the database within the embedded engine's file."""
+"""The name of the database within the embedded engine's file."""
 _BATCH: Final = 256
 """Changes written in one transaction: about 2 ms on the event loop."""
 _GATHERED_LIMIT: Final = 8192
@@ -65,7 +65,8 @@ class Entry(msgspec.Struct, array_like=True, kw_only=True):
     chunks: bytes = b""
     """The xxh3-128 of each chunk, one after the other; empty until sealed."""
     blocks: int = 0
-    """What it takes of the disk, of 512 bytes each, when it was published, sealed or brought."""
+    """Blocks that it takes of the disk, of 512 bytes each, when it was published, sealed or
+    brought."""
 
 
 class Sealed(NamedTuple):

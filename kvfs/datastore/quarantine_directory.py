@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 
 DIRECTORY: Final = "quarantine"
 FORMER: Final = "damaged"
-"""Where earlier versions of KVFS kept damaged data files; their names have neither time nor
-reason."""
+"""The directory where earlier versions of KVFS kept damaged data files; their names have neither
+time nor reason."""
 
 
 class Reason(Enum):
@@ -46,7 +46,7 @@ class Quarantined(NamedTuple):
     reason: Reason
     size_bytes: int
     used_bytes: int
-    """What it takes of the disk."""
+    """Bytes that it takes of the disk."""
 
     @property
     def path(self) -> str:

@@ -20,7 +20,7 @@ UNFINISHED_HEAD: Final = 0
 IDLE_STRANGER: Final = 1
 IDLE_PROVEN: Final = 2
 STALLED: Final = 3
-"""In the middle of a request, whose peer neither sends nor takes anything."""
+"""A connection in the middle of a request, whose peer neither sends nor takes anything."""
 _REMEMBERED: Final = 1024
 """Addresses that proved who they are and have no connection now."""
 
@@ -35,7 +35,7 @@ class Origin:
         self.held = 0
         """Connections that were accepted and have not ended."""
         self.connections = 0
-        """Those that are served."""
+        """Connections that are served."""
         self.proven = proven
         """A caller there has proven who it is."""
 

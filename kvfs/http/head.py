@@ -42,7 +42,7 @@ class Head(msgspec.Struct):
     target: bytes
     """Path and query exactly as sent; of the absolute form, what follows the authority."""
     headers: Sequence[Field]
-    """In the order sent, names in lower case, values without surrounding blanks."""
+    """The fields in the order sent, names in lower case, values without surrounding blanks."""
     fields: Mapping[bytes, bytes]
     """The same by name; of a name sent more than once, the values joined with `, `."""
     content_length: int | None
@@ -59,9 +59,9 @@ class Head(msgspec.Struct):
     memo: Memo | None = None
     """Shared by all heads of the same bytes, where such are likely to come; else None."""
     session: Session | None = None
-    """Of the connection that it came on: set by the server."""
+    """The session of the connection that it came on: set by the server."""
     handled: object = None
-    """What the handler says of this one, for `OnResponse`."""
+    """The handler's record of this request, for `OnResponse`."""
 
     def get(self, name: bytes) -> bytes | None:
         """The value of the field called `name`, in lower case; None where none was sent."""

@@ -25,20 +25,21 @@ class Limits:
     idle_s: float = 60.0
     """Between requests, closed in silence."""
     first_head_s: float = 2.0
-    """From the first byte of a connection's first head to its last (408)."""
+    """Seconds from the first byte of a connection's first head to its last (408)."""
     head_s: float = 10.0
     """Likewise of further heads; before the first byte of the first, closed in silence; and for
     the handshake of TLS."""
     shed_idle_s: float = 1.0
-    """Where others wait to be served, connections end that were idle, or sent no head, for so
-    long."""
+    """Seconds of idleness, or without a head, after which connections end where others wait to be
+    served."""
     shed_stalled_s: float = 2.0
     """Likewise those in whose request neither side moved `progress_bytes`."""
     stall_s: float = 30.0
     """Waiting for the peer while `progress_bytes` of a body, or less at its end, come or go."""
     progress_bytes: int = 16 << 10
     drain_bytes: int = 256 << 10
-    """Of a body that the handler left unread: read and dropped, so that the connection lives on."""
+    """Bytes of a body that the handler left unread: read and dropped, so that the connection lives
+    on."""
     linger_s: float = 2.0
     """After the last response, while the peer still sends: read and dropped, so that it sees it."""
     linger_bytes: int = 64 << 20

@@ -71,7 +71,7 @@ class Response:
     close: bool = False
     """End the connection after it."""
     head_bytes: int = 0
-    """Of what was sent; the server sets it."""
+    """Bytes of the head that were sent; the server sets it."""
     further: Sequence[Field] = ()
 
 

@@ -14,11 +14,11 @@ class Lease(NamedTuple):
     age_s: float
     """Since the last one, by the engine's clock; below 0 where that was set back."""
     words: bytes
-    """What the node says of itself."""
+    """The node's report about itself."""
 
 
 Leases = dict[int, Lease]
-"""By number of the node."""
+"""Leases by number of the node."""
 
 
 class Joined(NamedTuple):

@@ -69,13 +69,14 @@ class Inode(msgspec.Struct, array_like=True, kw_only=True):
     """The name under `parent`."""
     flags: int = 0
     version: int = 0
-    """Of the data file; grows when a file's data are replaced as a whole under the same number."""
+    """The version of the data file; grows when a file's data are replaced as a whole under the same
+    number."""
     boot: int = 0
     """0 when the data are known to be on disk, else the id of the boot in which they were written:
     after a power cut such a record is dropped, never served."""
     rdev: int = 0
     target: bytes = b""
-    """Of a symbolic link."""
+    """The target of a symbolic link."""
     checksum: bytes = b""
     """xxh3-128 over the checksums of all chunks; empty until sealed."""
     btime_ns: int = 0
@@ -100,7 +101,7 @@ class Namespace(msgspec.Struct, array_like=True, kw_only=True):
     acknowledge: str = "async"
     """When a close is: 'async' with the writer's copy, 'sync' with its replicas."""
     media: list[str] = []
-    """On what its data lie, the preferred first: ram, ssd, or shared:NAME alone; empty: ssd."""
+    """The media of its data, the preferred first: ram, ssd, or shared:NAME alone; empty: ssd."""
     cold: bool = False
     """Whether its files are kept in the cold tier before they are evicted."""
     locks: str = "host"
@@ -133,7 +134,7 @@ class Holding(msgspec.Struct, array_like=True, kw_only=True):
     """One node's share of a file's data."""
 
     version: int
-    """Of the data file."""
+    """The version of the data file."""
     blocks: bytes = b""
     """A bit for each block of BLOCK_BYTES, the first lowest; empty: the whole file."""
 

@@ -124,7 +124,7 @@ class Requests:
         self._tell_mounts = tell_mounts
         self._drop = drop
         self.misses = no_misses()
-        """That clients told of."""
+        """Misses that clients told of."""
 
     def handlers(self) -> dict[str, Handler]:
         """The handlers by method name, for a ControlServer."""

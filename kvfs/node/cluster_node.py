@@ -82,12 +82,12 @@ class _Propose(msgspec.Struct):
 
 class _Recall(msgspec.Struct):
     namespace: int
-    """In which a directory is to be removed."""
+    """The namespace in which a directory is to be removed."""
 
 
 class _Job(msgspec.Struct):
     job: str
-    """That one node at a time may do."""
+    """A job that one node at a time may do."""
 
 
 class Clustered:
@@ -113,14 +113,14 @@ class Clustered:
         self.identity = Identity(member.party, lambda: member.secrets, at)
         self.peers = PeerClient(self.identity)
         self.rdma = Rdma(at.host, self.peers) if transport == "rdma" else None
-        """Of the transport of this name."""
+        """The transport of this name."""
         self.fetcher = Fetcher(self.peers, member.node, self.rdma.taking if self.rdma else None)
         self.fetch: Final = by_peers(self.fetcher, self.address, lambda: member.holds_lease)
         self.replicas: Replicas | None = None
         self.server: PeerServer | None = None
         """Once there is something to serve."""
         self.claims = Claims(member, engine)
-        """Of jobs that one node at a time may do."""
+        """Claims of jobs that one node at a time may do."""
         self._requests = ClusterRequests(member, engine)
         self._listeners = listeners
 

@@ -82,7 +82,7 @@ class Node:
         self.local = local
         self.cluster = cluster
         self.coherence = Coherence(cluster.engine) if cluster else None
-        """Of a node of a cluster; a lone one believes itself."""
+        """The coherence of a node of a cluster; a lone one believes itself."""
         self.boot = places.boot_of(store)
         self.files = data_files(store)
         self.former_writers = FormerWriters(engine, self.files)
@@ -90,7 +90,7 @@ class Node:
         self.holders = Holders()
         self.open_file_shares = OpenFileShares(descriptors.limit(), is_shared=config.allow_other)
         self.locks = _locks(cluster) if cluster else None
-        """In a cluster: those of the mount's processes."""
+        """The locks of the mount's processes, in a cluster."""
         self.appends = self._append_leases(cluster) if cluster else None
         self.known = known
         self.volume = Volume(engine, self.files, self.index, self.holders)
@@ -173,12 +173,12 @@ class Node:
             },
         )
         self.replicas: Replicas | None = None
-        """In a cluster, once it serves its peers."""
+        """The replication in a cluster, once it serves its peers."""
         self.recovery: dict[str, int] | None = None
-        """What the start had to mend, by kind; None where nothing was."""
+        """The repairs of the start, by kind; None where there were none."""
         self.ready_after_s = 0.0
         self.reports: dict[str, Report] = {"cluster": cluster.report} if cluster else {}
-        """What others beside the node say of themselves in its status, by name."""
+        """Reports of others beside the node for its status, by name."""
         self.started = time.monotonic()
 
     def _append_leases(self, cluster: "Clustered") -> AppendLeases:

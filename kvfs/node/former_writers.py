@@ -63,9 +63,9 @@ class FormerWriters:
         self._engine = engine
         self._files = files
         self._copying = trio.Lock()
-        """Of two copies of one file the later one would take the place of the earlier one."""
+        """Keeps copies of one file apart: the later one would take the place of the earlier one."""
         self.left: dict[int, tuple[Name, int, trio.Event]] = {}
-        """By inode, what is to be copied yet, its bytes, and those who wait for it."""
+        """The files to be copied yet, by inode: their bytes, and the event for those who wait."""
 
     def __contains__(self, ino: int) -> bool:
         return ino in self.left

@@ -38,7 +38,7 @@ class Local(msgspec.Struct, array_like=True):
     """A node's share of a file."""
 
     medium: str = ""
-    """On which it lies; empty: it is not here."""
+    """The medium on which it lies; empty: it is not here."""
     arriving: float = -1.0
     """The share that is here of what is on its way; negative: it is not."""
 

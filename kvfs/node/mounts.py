@@ -71,7 +71,7 @@ class Mounts:
         """Set, and replaced, when `views` comes or goes, and when a mount is described."""
         self.misses = Misses(gone)
         self.description: dict[str, Any] | None = None
-        """Of the mount, in JSON's types, once that is known."""
+        """The mount's description, in JSON's types, once that is known."""
 
     def __bool__(self) -> bool:
         return bool(self._changed)

@@ -13,7 +13,7 @@ from kvfs.session.read_cache import Remembering
 from kvfs.session.session import Session
 
 _BUCKETS: Final = 1024
-"""Whose settings are remembered."""
+"""Buckets whose settings are remembered."""
 
 
 class Buckets:

@@ -27,7 +27,7 @@ class Described(NamedTuple):
     name: bytes
     created_ns: int
     kind: str
-    """Of the namespace: durable or cache."""
+    """The kind of the namespace: durable or cache."""
 
 
 def create(

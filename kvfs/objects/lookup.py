@@ -21,7 +21,8 @@ from kvfs.tree.inodes import read_inode
 from kvfs.tree.name_escaping import NUL, is_odd, spelled
 
 MARKER_MODE: Final = stat.S_IFCHR
-"""Of a delete marker: a device without a number, as other file systems mark what is whited out."""
+"""The mode of a delete marker: a device without a number, as other file systems mark what is whited
+out."""
 
 
 class Bucket(NamedTuple):

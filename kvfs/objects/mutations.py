@@ -42,7 +42,7 @@ from kvfs.tree.private_files import check_unseen
 ENABLED: Final = "Enabled"
 SUSPENDED: Final = "Suspended"
 FILE_MODE: Final = stat.S_IFREG | 0o600
-"""Of a body until it has a name; then its bucket's directory says who may what."""
+"""The mode of a body until it has a name; then its bucket's directory says who may do what."""
 
 Check = Callable[[Facts | None], None]
 """Raises unless the change may be made; it is given what is there now, None for nothing or a delete
@@ -87,7 +87,8 @@ class Deleted(NamedTuple):
     delete_marker: bool
     """Whether it made one, or removed one."""
     version: str
-    """Of the delete marker, or of what was removed; empty where the bucket keeps no versions."""
+    """The version of the delete marker, or of what was removed; empty where the bucket keeps no
+    versions."""
 
 
 def put(

@@ -40,7 +40,7 @@ _OF_PARTS: Final = b"user.s3.part-checksums"
 _MAX_NAME: Final = 240
 _REMEMBERED: Final = 512
 _PREFIX: Final = 9
-"""In an attribute's key: `x` and the inode."""
+"""The offset of the name in an attribute's key: `x` and the inode come before."""
 
 
 def read(t: Transaction, ino: int) -> dict[str, str]:

@@ -48,7 +48,7 @@ class MarkedDeleted(NoSuchKey, OtherVersion):
     def __init__(self, message: str, version: str, *, latest: bool) -> None:
         super().__init__(message)
         self.version = version
-        """Of the delete marker."""
+        """The version of the delete marker."""
         self.latest = latest
 
 

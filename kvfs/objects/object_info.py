@@ -14,13 +14,13 @@ class Facts(NamedTuple):
     etag: str
     """Without quotes; empty for a delete marker."""
     metadata: dict[str, str]
-    """By the names of `object_attributes`."""
+    """The metadata by the names of `object_attributes`."""
     version: str
     """Its id; "null" where it was written while the bucket kept no versions."""
     latest: bool
     delete_marker: bool
     data_mtime_ns: int = 0
-    """Of the data file, where that was looked at."""
+    """The mtime of the data file, where that was looked at."""
 
     @property
     def size(self) -> int:

@@ -28,7 +28,7 @@ class Place(NamedTuple):
     directories: tuple[bytes, ...]
     """Their names, from the top."""
     name: bytes
-    """Of the file; may be empty."""
+    """The name of the file; may be empty."""
 
 
 def check_key(key: bytes) -> None:

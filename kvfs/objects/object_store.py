@@ -42,7 +42,7 @@ from kvfs.vfs.miss_counters import Misses
 
 _DELETED_AT_ONCE: Final = 256
 _OWN: Final = frozenset(("retention", "legal-hold", "acl", "owner", "parts", "part-checksums"))
-"""What is said of an object alone, and not of its copies; long ones go on in `parts.1` ..."""
+"""Attributes of an object alone, and not of its copies; long ones go on in `parts.1` ..."""
 
 
 class Doomed(NamedTuple):

@@ -32,7 +32,7 @@ class Lock(msgspec.Struct, array_like=True, frozen=True):
     start: int
     end: int
     pid: int = 0
-    """Of the process that asked, on its host."""
+    """The process that asked, on its host."""
 
     def overlaps(self, other: "Lock") -> bool:
         return self.start <= other.end and other.start <= self.end

@@ -22,7 +22,7 @@ class Host(NamedTuple):
     capacity: int
     """Bytes that it lends; 0: none, it only reads."""
     free: int
-    """Of them, bytes that are free."""
+    """Bytes of them that are free."""
     zone: str = ""
     rack: str = ""
     load: float = 0.0

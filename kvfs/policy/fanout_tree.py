@@ -38,7 +38,7 @@ class _Reader(Generic[Address]):
         self.turn = turn
         self.asked = 0.0
         self.served = False
-        """By this node, when it last asked."""
+        """Whether this node served it when it last asked."""
 
 
 class Spreading(Generic[Address]):

@@ -38,7 +38,7 @@ _HASH_SHIFT: Final = 64 - 32 + _CODE_BITS
 
 
 hash_of: Final = xxhash.xxh3_64_intdigest
-"""Of a name, by the engine's key of a file's entry; its lowest bits are its slot."""
+"""The hash of a name, by the engine's key of a file's entry; its lowest bits are its slot."""
 
 
 def word_of(hashed: int, reason: Lost) -> int:

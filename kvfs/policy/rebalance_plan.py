@@ -22,7 +22,7 @@ from kvfs.policy.cluster_snapshot import Host, Snapshot
 from kvfs.policy.placement import crowd
 
 TOLERANCE: Final = 0.05
-"""Of a node's capacity: what it is fuller or emptier by is not worth a move below it."""
+"""The share of a node's capacity below which a difference is not worth a move."""
 
 
 class Copy(NamedTuple):
@@ -31,7 +31,7 @@ class Copy(NamedTuple):
     ino: int
     size: int
     holders: tuple[int, ...]
-    """Of it, this node included."""
+    """The holders of the file, this node included."""
 
 
 class Move(NamedTuple):

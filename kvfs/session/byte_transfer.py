@@ -36,7 +36,7 @@ _CANNOT: Final = frozenset(
         errno.EISDIR,
     )
 )
-"""What the kernel says when it cannot move bytes this way, though it may in another."""
+"""The kernel's errors when it cannot move bytes this way, though it may in another."""
 
 
 def go_on(_: int) -> None:

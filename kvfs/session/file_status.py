@@ -22,12 +22,12 @@ class Stat(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """Bytes; of a symbolic link, the length of its target."""
     blocks: int
-    """Of 512 bytes: what it takes on disk."""
+    """Blocks of 512 bytes that it takes on disk."""
     atime_ns: int
     mtime_ns: int
     ctime_ns: int
     target: bytes = b""
-    """Where a symbolic link leads."""
+    """The target of a symbolic link."""
     checksum: bytes = b""
     """xxh3-128 over those of the chunks of 4 MiB; empty until computed, soon after the last
     write."""

@@ -36,9 +36,9 @@ class Room(msgspec.Struct):
     """The node's answer to a request for space."""
 
     capacity_bytes: int
-    """What the store may hold in all, as the node is set."""
+    """Bytes that the store may hold in all, as the node is set."""
     others_bytes: int = 0
-    """What usage counts beside, since other nodes have it."""
+    """Bytes that usage counts beside, since other nodes have them."""
 
 
 class _Brought(msgspec.Struct):

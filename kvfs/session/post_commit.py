@@ -39,7 +39,7 @@ class Changed:
         self.published: list[int] = []
         """New files."""
         self.size_bytes = 0
-        """Of the new files."""
+        """Bytes of the new files."""
         self.notice = b""
         """Empty: no kernel can know what was changed."""
         self.links_stay = False

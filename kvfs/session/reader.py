@@ -58,7 +58,7 @@ class Opened(NamedTuple):
     fd: int
     size: int
     found: Found
-    """Whose it is."""
+    """The file that it belongs to."""
 
 
 class Reader:

@@ -26,9 +26,9 @@ from kvfs.meta.replica import process_transactions
 
 T = TypeVar("T")
 _TOP: Final = keys.entries(ROOT_INODE)
-"""What the keys of namespaces' entries begin with."""
+"""The beginning of the keys of namespaces' entries."""
 _MOST_BYTES: Final = control.LINE_LIMIT * 3 // 4 - 4096
-"""Of a transaction: base64 makes four bytes of three."""
+"""Bytes of a transaction: base64 makes four bytes of three."""
 _DEADLINE_S: Final = 30.0
 """The node waits for the engine for ten seconds, and then for its mount's kernel."""
 _OF_THE_ENGINE: Final = (Unavailable, Conflict, TooLarge)

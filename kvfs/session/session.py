@@ -76,7 +76,8 @@ class Session:
         self._refused: ReadOnly | None = None
         self._lock = threading.Lock()
         self._gate = threading.Condition(self._lock)
-        """Of the same lock, which is taken by itself where nobody waits: half the price."""
+        """The condition of the same lock, which is taken by itself where nobody waits: half the
+        price."""
         self._inside = 0
         self._exchanging = False
         """Nobody enters, and who leaves says so."""

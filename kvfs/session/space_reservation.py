@@ -32,7 +32,7 @@ class Refused(NamedTuple):
 
     wanted: Sizes
     full: str
-    """What is full."""
+    """The part that is full."""
 
 
 class Room:

@@ -25,7 +25,7 @@ class Wanted(NamedTuple):
     version: int
     size: int
     checksum: bytes
-    """Of all chunk checksums; empty: it is not sealed yet."""
+    """The checksum of all chunk checksums; empty: it is not sealed yet."""
 
 
 class Arriving:
@@ -45,7 +45,7 @@ class Arriving:
         """Set, and replaced, when chunks came or were given back, or it ended."""
         self.failure: Exception | None = None
         self.stamp = b""
-        """Of a file that is not sealed: what its holder said of the content that comes."""
+        """The stamp that a holder of a file that is not sealed gave for the content that comes."""
         self._is_closed = False
         self._users = 0
         self._sums = bytearray(self.plan.chunks * DIGEST_BYTES)

@@ -30,7 +30,7 @@ _LEASED_S: Final = 0.02
 _LEASED_TRIES: Final = 10
 _HASHING_THREADS: Final = 4
 _INLINE_CHUNKS: Final = 1
-"""Of so many, in memory, the checksums take less time than a thread's wake-up."""
+"""Chunks in memory whose checksums take less time than a thread's wake-up."""
 _COMPUTED_MOST: Final = 64
 """Files whose checksums are kept that the index does not know."""
 

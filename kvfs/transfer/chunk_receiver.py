@@ -28,7 +28,8 @@ BUFFER_BYTES: Final = 1 << 20
 _IDLE_BUFFERS: Final = 4
 _PAUSE_MS: Final = 20
 _INLINE_BYTES: Final = 4 << 20
-"""Of so much a thread's wake-up would be a good part of the time; a step takes half a millisecond.
+"""Bytes for which a thread's wake-up would be a good part of the time; a step takes half a
+millisecond.
 """
 
 

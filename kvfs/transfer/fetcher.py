@@ -80,7 +80,7 @@ class Found(NamedTuple):
     """The nodes that may have a file."""
 
     nodes: list[int]
-    """That have all of it, by the engine."""
+    """The nodes that have all of it, by the engine."""
     durable: bool
 
 

@@ -14,12 +14,12 @@ from kvfs.transfer.fetch import Fetch, Means
 from kvfs.transfer.transport import OverTcp, Transport
 
 _FILES: Final = 32
-"""That are fetched at a time, others in turn: of 300 small ones at once each would take so long
-that its deadlines pass. Large ones have turns of their own: nobody waits for gigabytes who wants
-one block."""
+"""Files that are fetched at a time, others in turn: of 300 small ones at once each would take so
+long that its deadlines pass. Large ones have turns of their own: a reader of one block must not
+wait for gigabytes."""
 _SMALL_BYTES: Final = 64 << 20
 _THREADS: Final = 16
-"""That receive at a time."""
+"""Threads that receive at a time."""
 
 
 class Fetcher:

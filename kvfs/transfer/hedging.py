@@ -24,7 +24,7 @@ _SLOW_FACTOR: Final = 4
 _ANSWERS: Final = 3
 """Times what a source took to answer before, it may take without being stuck."""
 _RELAY_S: Final = 1.0
-"""Who is getting the file itself says so within a third of it."""
+"""Seconds for a relay: one that is getting the file itself says so within a third of it."""
 
 
 class Stream:

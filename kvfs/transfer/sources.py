@@ -27,7 +27,7 @@ _FAST_S: Final = 0.05
 """A chunk comes in less: then the time between an answer and the next counts."""
 _REST_S: Final = 1.0
 _SPAN_S: Final = 0.1
-"""What one request asks for takes about so long: the shorter, the less is lost with a holder."""
+"""Seconds that one request takes, about: the shorter, the less is lost with a holder."""
 _PASSING: Final = Unavailable
 _FIRST_CHUNKS: Final = 8
 """Asked for before it is known how fast they come."""

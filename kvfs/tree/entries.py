@@ -25,7 +25,7 @@ Keep = Callable[[int], bool]
 orphan."""
 
 _PARENT: Final = 9
-"""In a backlink key: `b`, the inode, then here the parent."""
+"""The offset of the parent in a backlink key: `b` and the inode come before."""
 _NAME: Final = 17
 
 
@@ -52,7 +52,7 @@ class Removed(NamedTuple):
     """The record is gone, so the data file may go. False: a link is left, or somebody may hold
     it."""
     marker: "Removed | None" = None
-    """What went with a directory: an object's empty marker in it."""
+    """The object's empty marker that went with its directory."""
 
 
 def find_shown(t: Transaction, parent: int, name: bytes) -> Entry | None:

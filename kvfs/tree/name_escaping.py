@@ -35,7 +35,7 @@ SPLIT: Final = 480
 """Bytes from which on a segment of a key is continued in a directory (an LMDB key has at most 511):
 named after the first 480 bytes and a NUL, it adds no '/' to the key."""
 LONGEST: Final = 255
-"""Of a name on a mount."""
+"""The longest name on a mount."""
 _STEM: Final = 200
 _ODD: Final = frozenset((b"", b"/", b".", b"./", b"..", b"../"))
 _SPELLED: Final = {b"": b"%", b".": b"%2E", b"..": b"%2E%2E"}

@@ -39,7 +39,7 @@ class Listed(NamedTuple):
     """A name in a directory."""
 
     key: bytes
-    """Where to go on after it."""
+    """The point to go on from after it."""
     name: bytes
     ino: int
     inode: Inode

@@ -42,9 +42,9 @@ class Found(NamedTuple):
     ino: int
     version: int
     inode: Inode
-    """To be completed: names and links. Its ctime says how late it was described."""
+    """The record to be completed: names and links. Its ctime says how late it was described."""
     paths: list[bytes]
-    """From the root of the mount; none: not known."""
+    """Paths from the root of the mount; none: not known."""
     xattrs: dict[bytes, bytes]
 
 

@@ -91,7 +91,7 @@ class Child(NamedTuple):
     """A name in a directory."""
 
     key: bytes
-    """Where to go on after it: `after_key` of the next `list_children`."""
+    """The point to go on from after it: `after_key` of the next `list_children`."""
     name: bytes
     ino: int
 

@@ -33,7 +33,7 @@ class Holders:
         """Asked before a file is evicted or its space is wanted back: whoever keeps its data file
         open though no handle is, closes it."""
         self.has_content: Callable[[int, int], bool] = _any_content
-        """Of a file that is open: whether this version's data file may be."""
+        """Whether this version's data file may be that of a file that is open."""
         self.is_changed: Callable[[int], bool] = _unchanged
         """Whether somebody has the file open, and may have changed what was published of it: its
         data file is not what its record says until they have closed it."""

@@ -20,7 +20,7 @@ from typing import Final
 from kvfs.tree.changes import Change
 
 HEADER: Final = struct.Struct("=IiQ")
-"""Of every message to the kernel: len, error (here: the code), unique (here: 0)."""
+"""The header of every message to the kernel: len, error (here: the code), unique (here: 0)."""
 _INODE: Final = struct.Struct("=Qqq")
 """inode, offset (negative: attributes alone), length (0: to the end)."""
 _ENTRY: Final = struct.Struct("=QII")

@@ -14,7 +14,7 @@ from kvfs.datastore.removal_reasons import GoneNames
 from kvfs.policy.miss_reasons import REASONS, SLOTS, Reason, hash_of, reason_in, reason_of
 
 Counts = dict[str, int]
-"""By reason."""
+"""Counts by reason."""
 _LAST: Final = SLOTS - 1
 
 

@@ -81,7 +81,7 @@ class Used(NamedTuple):
 
     files: int
     bytes: int
-    """What they take of the disk."""
+    """Bytes that they take of the disk."""
     beside: int
     """Bytes of those that are not in the usage of their namespaces any more."""
 

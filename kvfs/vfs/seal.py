@@ -20,7 +20,7 @@ from kvfs.tree.inodes import xattrs_within
 Failed = Callable[[int, OSError], None]
 """Told an inode number, and why its data file cannot be synced."""
 _DESCRIBED_BYTES: Final = 4096
-"""Of attributes: more find no room in a data file's own (`files.fitting`)."""
+"""Bytes of attributes: more find no room in a data file's own (`files.fitting`)."""
 
 
 class Read(NamedTuple):

@@ -26,7 +26,7 @@ from kvfs.tree.inodes import BLOCK, read_inodes
 _RESERVE_BYTES: Final = 64 << 20
 _RESERVE_SHARE: Final = 64
 METADATA_BYTES: Final = 128 << 20
-"""What the metadata of 100,000 files and their reserve take."""
+"""Bytes that the metadata of 100,000 files and their reserve take."""
 _BLOCK: Final = 4096
 """The block size of statvfs: clients choose O_DIRECT by it."""
 STORE: Final = 0
@@ -160,7 +160,7 @@ class Accounting:
         self._usual: dict[int, int] = {}
         self.has_cold_tier = False
         self.local: Callable[[], Local] | None = None
-        """In a cluster."""
+        """The local data files, in a cluster."""
         self.sealing: Callable[[], Set[int]] = frozenset
         """Namespaces of files that are being sealed."""
         self.quarantined: Callable[[], int] = int
@@ -168,7 +168,7 @@ class Accounting:
         self.elsewhere: Callable[[], tuple[int, int]] = _nothing
         """Bytes of data files on other media than the store's own, and the capacity of those."""
         self.metadata: Callable[[], int] = int
-        """What the metadata take of the store's disk."""
+        """Bytes of the store's disk that the metadata take."""
         self.others = 0
         """As a client's node told it: `Census.others`."""
         self.own_free = 0

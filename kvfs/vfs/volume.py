@@ -34,7 +34,8 @@ _BATCH: Final = 256
 _RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 60.0
 _GATHER_S: Final = 0.02
-"""What is dropped together costs one transaction and one hand-over to a thread."""
+"""Seconds of gathering: files dropped together cost one transaction and one hand-over to a
+thread."""
 _ATIME_PERIOD_S: Final = 1.0
 
 
@@ -57,20 +58,21 @@ class Volume:
         self.on_lost: Callable[[lifecycle.Evicted], None] = lambda _lost: None
         """Called with a file that was forgotten because nobody has its data."""
         self.why_lost: Lost = "damaged"
-        """On a lone node the data file itself is missing; elsewhere nobody who lives has it."""
+        """The reason on a lone node is that the data file itself is missing; elsewhere no living
+        node has it."""
         self.may_lag: Callable[[int], bool] | None = None
         """In a cluster: whether others may hear of a new file in a namespace after its close."""
         self.lapses: Callable[[], int] | None = None
-        """In a cluster: how often this node has lost its lease, so that others may have taken it
-        for dead."""
+        """Counts, in a cluster, how often this node has lost its lease, so that others may have
+        taken it for dead."""
         self.acknowledge: Callable[[Sequence[int]], Awaitable[None]] = _nothing
         """Returns when files that were published have the copies that a close of theirs promises.
         Raises Unavailable."""
         self._ranges: dict[int, tuple[int, int]] = {}
         self._doomed: dict[Name, None] = {}
         self._unwilling: dict[Name, None] = {}
-        """What the disk would not unlink. With the doomed never more than the orphans that the
-        engine remembers."""
+        """Data files that the disk would not unlink. With the doomed never more than the orphans
+        that the engine remembers."""
         self._wake = trio.Event()
 
     async def allocate(self, namespace_id: int) -> int:

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 _REMEMBERED: Final = 256
 _LIST_OWN: Final = "s3:ListAllMyBuckets"
 _FOR_ALL_USERS: Final = frozenset({_LIST_OWN, "s3:CreateBucket"})
-"""What concerns no bucket of somebody else: each user may, unless a policy denies it."""
+"""Actions that concern no bucket of somebody else: each user may do them, unless a policy denies
+it."""
 _OF_POLICY: Final = frozenset({"s3:GetBucketPolicy", "s3:PutBucketPolicy", "s3:DeleteBucketPolicy"})
 _BY_BUCKET_ACL: Final = frozenset(
     {
@@ -51,7 +52,8 @@ _BY_BUCKET_ACL: Final = frozenset(
         "s3:PutObject",
     }
 )
-"""What the owner of a bucket may by its ACL, once it has one: it may take it from itself."""
+"""Actions that the owner of a bucket may do by its ACL, once it has one: it may take them from
+itself."""
 _BY_OBJECT_ACL: Final = frozenset(
     {
         "s3:GetObject",
@@ -64,10 +66,11 @@ _BY_OBJECT_ACL: Final = frozenset(
         "s3:PutObjectVersionAcl",
     }
 )
-"""What the owner of a bucket may not do with objects of others there, unless their ACLs say so."""
+"""Actions that the owner of a bucket may not do with objects of others there, unless their ACLs say
+so."""
 _ACL_OF_OBJECT: Final = frozenset(each for each in _BY_OBJECT_ACL if each.endswith("Acl"))
 _WITH_A_WRITE: Final = frozenset({"s3:PutObjectAcl", PUT_TAGS})
-"""What somebody whom the ACL of the bucket lets write may say about the new object."""
+"""Actions on the new object for a caller whom the ACL of the bucket lets write."""
 _WRITES: Final = frozenset({"PutObject", "CopyObject", "CreateMultipartUpload"})
 _CREATE_OBJECTS: Final = {
     "PutObject": "true",
@@ -82,7 +85,7 @@ _SHOW_OWNERS: Final = frozenset({"GetObjectAcl", "PutObjectAcl", "GetObjectAttri
 """Operations for which whose object it is must be known, also of the bucket's owner. GetObject and
 HeadObject find out with the object: `Access.require_of_foreign`."""
 _BY_INITIATOR: Final = frozenset({"s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"})
-"""What who began an upload may do with it, unless a policy denies it."""
+"""Actions on an upload for the caller that began it, unless a policy denies them."""
 INITIATOR: Final = "upload.initiator"
 """With an upload: the name of who began it; empty: nobody."""
 

@@ -48,9 +48,9 @@ class Known(msgspec.Struct, frozen=True):
 
     user: str
     policy: str
-    """Of the user, in JSON; empty: none."""
+    """The policy of the user, in JSON; empty: none."""
     session_policy: str
-    """What a session is restricted to, in JSON; empty: to nothing less than its user."""
+    """The restriction of a session, in JSON; empty: to nothing less than its user."""
     secret: bytes
     expires: int = 0
     """Seconds since the epoch; 0: never."""

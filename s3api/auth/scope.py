@@ -15,7 +15,7 @@ import msgspec
 from s3api.auth.signing import TERMINATOR
 
 Names = tuple[tuple[bytes, ...], frozenset[bytes]]
-"""In the order in which they are signed, and as a set."""
+"""The names in the order in which they are signed, and as a set."""
 MAX_CREDENTIAL: Final = 256
 MAX_NAMES: Final = 4096
 _credential_of: Final = re.compile(

@@ -73,7 +73,7 @@ class Signed(msgspec.Struct):
     auth_type: AuthType
     credential: Credential
     names: tuple[bytes, ...]
-    """Of the signed headers, in the order in which they are signed."""
+    """The names of the signed headers, in the order in which they are signed."""
     signed_headers: frozenset[bytes]
     signature: bytes
     timestamp: bytes

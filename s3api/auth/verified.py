@@ -18,7 +18,8 @@ class Payload(enum.Enum):
     """How the body is protected; the values are those of x-amz-content-sha256."""
 
     DIGEST = b""
-    """By the SHA-256 that the request names: the caller compares it with the body's."""
+    """The body is signed by the SHA-256 that the request names: the caller compares it with the
+    body's."""
     UNSIGNED = b"UNSIGNED-PAYLOAD"
     SIGNED_CHUNKS = b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
     SIGNED_CHUNKS_TRAILER = b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"
@@ -39,7 +40,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     access_key: str
     auth_type: AuthType
     version: int
-    """Of the signature: 2 or 4."""
+    """The version of the signature: 2 or 4."""
     signed_at: int
     """Seconds since the epoch, as the client says; 0 where it does not (query, version 2)."""
     session_token: str = ""

@@ -37,7 +37,7 @@ class Outcome:
     request_id: str
     call: "Call | None" = None
     code: str = ""
-    """Of the error that it was answered with."""
+    """The code of the error that it was answered with."""
     response: Response | None = None
     answered: float = 0.0
     """When it was known (time.monotonic)."""

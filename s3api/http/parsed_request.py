@@ -49,7 +49,7 @@ class Asked:
     overrides: bool
     """A parameter sets a header of the answer."""
     params: Mapping[str, Any] | None = None
-    """Of the operation, but for its document; None: not parsed yet."""
+    """The parameters of the operation, but for its document; None: not parsed yet."""
     attested: Attested | None = None
     """None: not verified yet, or nobody signed it."""
     answered: object = None

@@ -54,7 +54,7 @@ class Service:
     version_2: bool
     """Whether signatures of version 2 are taken."""
     object_ownership: str
-    """Of new buckets."""
+    """The object ownership of new buckets."""
     bucket_mode: int
     """Permissions of their directories."""
     encrypted: bool
@@ -78,7 +78,7 @@ class Call:
     head: Head
     body: Body
     asked: Asked
-    """What the head tells by itself; shared by equal heads."""
+    """The part of the request that its head tells by itself; shared by equal heads."""
     operation: str
     bucket: str
     key: str
@@ -87,18 +87,18 @@ class Call:
     """The headers, and those that presigning moved into the query; lower-case names."""
     verified: Verified | None
     known: Known | None
-    """Who signed it; None: nobody."""
+    """The signer; None: nobody."""
     caller: Caller
     now: datetime
     request_id: str
     params: dict[str, Any] = field(default_factory=dict)
     """As botocore names them."""
     generation: int | None = None
-    """Of the metadata, when the request came; None: nobody asked."""
+    """The generation of the metadata when the request came; None: nobody asked."""
     by_acl: bool = False
     """Whether an ACL allowed something of it that nothing else did."""
     entries: Entries | None = None
-    """What it did besides, for access logs; None: nothing."""
+    """Its further effects, for access logs; None: none."""
     _settings: Settings | None = None
 
     @property

@@ -30,7 +30,7 @@ class Answered:
     """How a GET was answered."""
 
     generation: int
-    """Of the metadata, before anything of them was read."""
+    """The generation of the metadata, before anything of them was read."""
     until: float
     """Seconds since the epoch."""
     verified: Verified

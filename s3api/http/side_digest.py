@@ -15,7 +15,8 @@ from s3api.rules.checksums import Hasher
 
 _CPUS: Final = len(os.sched_getaffinity(0))
 _SHARE: Final = 8
-"""Of the processors, one for this: the rest is for other workers, receiving and the mount."""
+"""The share of the processors for this, one in so many: the rest is for other workers, receiving
+and the mount."""
 
 
 class Hashing:

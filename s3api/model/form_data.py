@@ -40,9 +40,9 @@ class Fields:
 
     def __init__(self, boundary: bytes) -> None:
         self.delimiter: Final = b"\r\n--" + boundary
-        """What ends the file."""
+        """The delimiter that ends the file."""
         self.found: dict[str, str] = {}
-        """By name in lower case."""
+        """The fields by name in lower case."""
         self.file_name = ""
         self._at = 0
         """Behind the last delimiter; 0: before the first."""

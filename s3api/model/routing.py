@@ -41,7 +41,7 @@ IGNORABLE: Final = frozenset(
     }
 )
 _OF_OTHERS: Final = frozenset({"append", "position"})
-"""What would make Ceph append to an object: S3 would replace it."""
+"""Parameters that would make Ceph append to an object: S3 would replace it."""
 _RESPONSE: Final = "response-"
 
 

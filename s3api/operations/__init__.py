@@ -98,4 +98,4 @@ OPEN: Final = frozenset(("DeleteObjects", "CopyObject", "UploadPartCopy"))
 BEFORE_DOCUMENT: Final[dict[str, Callable[[Call], None]]] = {
     "DeleteObjects": delete_objects.refuse_strangers
 }
-"""What of that can be asked before the document has been read."""
+"""The checks among them that can be made before the document has been read."""

@@ -14,7 +14,7 @@ FATES: Final[Mapping[str, str]] = {
     "PutBucketEncryption": "AES256 where the storage is encrypted, else NotImplemented",
     "RestoreObject": "InvalidObjectState: nothing is archived",
 }
-"""What becomes of operations that have a handler and are not supported all the same."""
+"""The fates of operations that have a handler and are not supported all the same."""
 
 
 def table() -> str:

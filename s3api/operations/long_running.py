@@ -25,10 +25,11 @@ from s3api.operations.answers import answer
 _WAITING: Final = 256
 """Calls that wait for a thread; further ones are refused."""
 _SHORT_BYTES: Final = 4 << 20
-"""What moves no more than this is done beside the short steps."""
+"""Bytes up to which an operation is done beside the short steps."""
 _DEADLINE_S: Final = 60.0
 _LEAST_BYTES_S: Final = 1 << 20
-"""What is left for each where a slow disk copies for the threads of all workers at once."""
+"""The rate that is left for each where a slow disk copies for the threads of all workers at
+once."""
 _PATIENCE_S: Final = 5.0
 _SPACE_S: Final = 5.0
 

@@ -41,7 +41,7 @@ _CODES: Final = {
     "MalformedPolicy": "MalformedPolicyDocument",
     "AuthorizationHeaderMalformed": "IncompleteSignature",
 }
-"""Where STS has a name of its own."""
+"""Codes for which STS has a name of its own."""
 
 Members = Mapping[str, "str | Members"]
 

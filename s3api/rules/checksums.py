@@ -26,7 +26,7 @@ from s3api.rules import etag
 FULL_OBJECT: Final = "FULL_OBJECT"
 COMPOSITE: Final = "COMPOSITE"
 DEFAULT: Final = "CRC64NVME"
-"""What S3 computes where the client names no algorithm."""
+"""The algorithm that S3 uses where the client names none."""
 
 _PREFIX: Final = "x-amz-checksum-"
 _OTHER_HEADERS: Final = frozenset({_PREFIX + "algorithm", _PREFIX + "mode", _PREFIX + "type"})
@@ -226,7 +226,7 @@ class FirstPass:
     ) -> None:
         self.size = 0
         self.slow: Hasher | None = None
-        """What takes longer than all else, and may be computed beside it: the MD5."""
+        """The hasher that takes longer than all else, and may run beside it: the MD5."""
         self._size = size
         self._wanted = wanted
         self._content_sha256 = content_sha256

@@ -15,7 +15,7 @@ _RULES: Final = 100
 _ID_CHARACTERS: Final = 255
 _METHODS: Final = frozenset({"GET", "PUT", "POST", "DELETE", "HEAD"})
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'+.^_`|~-]+")
-"""Of a header (RFC 9110, 5.6.2), without the star."""
+"""The name of a header (RFC 9110, 5.6.2), without the star."""
 _VARY: Final = "Origin, Access-Control-Request-Headers, Access-Control-Request-Method"
 
 Rules = Sequence[Mapping[str, Any]]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kvfs.meta.engine import Engine
 
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-"""Where who listens everywhere is found from this machine."""
+"""The addresses at which a server that listens everywhere is found from this machine."""
 log = logging.getLogger(__name__)
 
 

@@ -80,11 +80,11 @@ class Tally(msgspec.Struct):
     """Accepted, and not served before others end."""
     connections: int = 0
     refused: int = 0
-    """What was no proper request."""
+    """Requests that were no proper ones."""
     failed: int = 0
     """Responses that did not go out whole."""
     misses: dict[str, int] = {}
-    """What was asked for and is not there, by reason."""
+    """Objects that were asked for and are not there, by reason."""
 
     @property
     def responses(self) -> int:

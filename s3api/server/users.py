@@ -23,7 +23,7 @@ from s3api.auth.credentials import Credentials
 from s3api.auth.key_holders import ADMINISTRATOR
 
 CREDENTIALS_NAME: Final = "s3-credentials"
-"""In the store: the administrator's key pair, as AWS tools read it."""
+"""The file in the store with the administrator's key pair, as AWS tools read it."""
 ALLOW_ALL: Final = (
     '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
 )

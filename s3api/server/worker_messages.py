@@ -25,7 +25,7 @@ class Plan(msgspec.Struct, kw_only=True):
     region: str
     version_2: bool
     object_ownership: str
-    """Of new buckets."""
+    """The object ownership of new buckets."""
     bucket_mode: int
     """Permissions of their directories."""
     encrypted: bool

@@ -35,7 +35,7 @@ class Share(NamedTuple):
     rank: int
     tensor_bytes: int
     read_bytes: int
-    """Of which it cuts its tensors."""
+    """Bytes of which it cuts its tensors."""
 
 
 @click.command("inspect")

@@ -29,7 +29,7 @@ from kvfs.base.units import format_size
 from kvfs.client.mount.backing_file import open_backings
 
 Result = dict[str, Any]
-"""What a rank tells in the end."""
+"""A rank's result at the end."""
 
 
 _STAGES: Final = {"read": "READING", "check": "CHECKING", "copy": "COPYING", "wait": "WAITING"}

@@ -36,7 +36,7 @@ class Rank:
         """Until Python ran and torch was imported; None: that is not so yet."""
         self.read_bytes = 0
         self.of_bytes: int | None = None
-        """That it is to read; None: its files are not open yet."""
+        """Bytes that it is to read; None: its files are not open yet."""
         self.result: dict[str, Any] | None = None
         self._process = process
         self._errors = errors

@@ -11,7 +11,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     active: bool | None
     """None: not known, because no node runs."""
     reason: str
-    """What it rests on, or why not and what is done instead."""
+    """The basis of the path, or the reason for its absence and what is done instead."""
     remedy: str = ""
     """How to get it."""
 

@@ -56,8 +56,8 @@ class Leased(NamedTuple):
     size_bytes: int
     store: Path
     descriptors: tuple[int, int]
-    """Of the file on the mount, and of its data file: the lease lasts while they are open, in
-    whichever process."""
+    """Descriptors of the file on the mount, and of its data file: the lease lasts while they are
+    open, in whichever process."""
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from kvfs.datastore.kernel.ownership import owner_name, trusted
 
 AnyPath = str | bytes | os.PathLike[str]
 STORE_XATTR: Final = b"kvfs.store"
-"""Of each file on a mount: the store's directory."""
+"""The attribute of each file on a mount that holds the store's directory."""
 
 
 def told_store(place: int | str) -> Path | None:

@@ -29,7 +29,7 @@ class Pages(NamedTuple):
     cached: int
     dirty: int
     writeback: int
-    """On their way to the disk."""
+    """Pages on their way to the disk."""
 
 
 def cachestat(fd: int, offset: int = 0, length: int = 0) -> Pages:

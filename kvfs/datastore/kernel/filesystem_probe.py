@@ -31,7 +31,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
 
     available: bool
     reason: str
-    """What it rests on, or why not and what happens instead."""
+    """The basis of the ability, or the reason for its absence and what happens instead."""
 
 
 class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -131,9 +131,10 @@ class EmbeddedEngine:
         self.rebuilt: str | None = None
         """Why opening it had to rebuild the file from base and journal, or None."""
         self.damage: dict[str, str] = {}
-        """What is lost then of base and journals, or may be, by the kinds of `fsck`."""
+        """Losses of base and journals then, certain or possible, by the kinds of `fsck`."""
         self.node = b""
-        """What `Transaction.node` says: set by whoever uses the file as a cluster's mirror."""
+        """The node that `Transaction.node` names: set by the user of the file as a cluster's
+        mirror."""
         self._readonly = readonly
         self.lock = threading.Lock()
         """Writers of this process take turns; LMDB makes those of different processes do."""

@@ -11,9 +11,9 @@ class Growth(NamedTuple):
     """The additions of commits; negative where they take away."""
 
     names: int
-    """In directories."""
+    """Names in directories."""
     size_bytes: int
-    """Of keys and values."""
+    """Bytes of keys and values."""
 
     @property
     def takes_away(self) -> bool:

@@ -30,7 +30,7 @@ from kvfs.base.errors import Corrupt
 from kvfs.meta.lmdb.magic import refuse_later
 
 POSITION_KEY: Final = b"\xffjournal"
-"""In the unnamed database, beyond every key of the metadata."""
+"""A key in the unnamed database, beyond every key of the metadata."""
 GENERATION_KEY: Final = b"\xffgeneration"
 """Likewise: the number that the last commit to the metadata has in the journal, which does not
 write it down: whoever rebuilds the engine sets it again."""
@@ -38,7 +38,7 @@ MIRROR_KEY: Final = b"\xffmirror"
 """Likewise: of a mirror of a cluster's metadata, what it mirrors (`replica.replica_mark`)."""
 _MAGIC: Final = b"KVFSJRN2"
 _FORMER_MAGIC: Final = b"KVFSJRN1"
-"""Of a journal without a mark, whose records follow its header."""
+"""The beginning of a journal without a mark, whose records follow its header."""
 _HEADER: Final = struct.Struct("<8sQQ8s")
 """magic, generation, sequence number and digest of the last record before this file."""
 _MARK: Final = struct.Struct("<QQ8s")
@@ -73,9 +73,9 @@ class Position(NamedTuple):
     end: int
     """Offset in bytes of the next record."""
     sequence: int
-    """Of the last record; grows by one with each commit, over all generations."""
+    """The number of the last record; grows by one with each commit, over all generations."""
     digest: bytes
-    """Of the last record."""
+    """The digest of the last record."""
 
 
 FIRST: Final = Position(0, 0, 0, _NO_DIGEST)

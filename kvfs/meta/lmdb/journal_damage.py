@@ -39,9 +39,9 @@ from kvfs.meta.lmdb.journal import (
 _PAYLOAD: Final = re.compile(rb"\x93(?:[\x00-\x7f]|\xcc.|\xcd..|\xce.{4}|\xcf.{8})\xc4", re.DOTALL)
 """How each begins: an array of three, of which the first is a number, the second bytes."""
 _HEADER_BYTES: Final = 12
-"""Of a record."""
+"""Bytes of a record's header."""
 _LOOKED_AT: Final = 16
-"""Of the records that follow one with a damaged length, those that may be the next."""
+"""Records, of those that follow one with a damaged length, that may be the next."""
 
 
 class Damage(NamedTuple):
@@ -49,7 +49,7 @@ class Damage(NamedTuple):
 
     path: Path
     offset: int
-    """In bytes."""
+    """The offset in bytes."""
     sequence: int
     """The commit's, as the chain counts."""
     synced: int

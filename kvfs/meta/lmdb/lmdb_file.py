@@ -40,7 +40,7 @@ class Meta(NamedTuple):
 
     page_size: int
     roots: tuple[int, int]
-    """Of the free pages' tree and of the unnamed database."""
+    """The roots of the free pages' tree and of the unnamed database."""
     last_page: int
     txnid: int
 
@@ -51,7 +51,7 @@ class Page(NamedTuple):
     raw: bytes
     is_branch: bool
     offsets: tuple[int, ...]
-    """Of its nodes."""
+    """The offsets of its nodes."""
 
 
 class Leaf(NamedTuple):

@@ -36,8 +36,8 @@ _MAX_DATABASES: Final = 8
 _LOCK_BYTES: Final = 40_960
 """More than LMDB needs for _MAX_READERS (64 bytes each, and a header); it takes what it finds."""
 _CUT_OFF_COMMITS: Final = 1
-"""That a kill may leave in the journal alone: the next commit, of whichever process, is written
-over it."""
+"""Commits that a kill may leave in the journal alone: the next commit, of whichever process, is
+written over it."""
 _CHECKED_PAGES: Final = 4_096
 """Looked at when it is opened: all of a file up to 16 MiB, the upper levels of a larger one; 10 us
 a page, most of it for the read."""
@@ -51,7 +51,7 @@ class Opened(NamedTuple):
     rebuilt: str | None
     """Why it had to be rebuilt, if it had to."""
     damage: dict[str, str]
-    """What was damaged then, and what became of it, by its kind in `fsck`'s words."""
+    """The damage then, and what became of it, by its kind in `fsck`'s words."""
 
 
 class Opener:

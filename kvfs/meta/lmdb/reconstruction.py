@@ -48,7 +48,7 @@ from kvfs.meta.replica.replica_mark import unfilled
 
 _REBUILD: Final = "rebuild"
 _DAMAGED: Final = "damaged"
-"""What the name of a damaged base or journal that is kept ends with."""
+"""The end of the name of a damaged base or journal that is kept."""
 _log = logging.getLogger(__name__)
 
 
@@ -56,8 +56,8 @@ class Rebuilt(NamedTuple):
     """The result of a rebuild."""
 
     damage: dict[str, str]
-    """What is lost, or may be, of the newest base and of the journals, by the kinds of `fsck`; they
-    are kept under other names."""
+    """The losses, certain or possible, of the newest base and of the journals, by the kinds of
+    `fsck`; they are kept under other names."""
     is_worn: bool
     """Whether the next rebuild would find the same: the journals must be replaced by a base."""
 
@@ -134,7 +134,7 @@ class _Ground(NamedTuple):
     least: int
     """The commit that the journals reach at least."""
     damage: str
-    """What is wrong with the newest base; empty: nothing."""
+    """The damage of the newest base; empty: none."""
 
 
 def _choose_ground(directory: Path, past_damage: bool) -> _Ground:

@@ -32,13 +32,14 @@ from kvfs.meta.lmdb.journal import Position, Writes, journal_path
 _MOST: Final = 16 << 20
 _LEAST: Final = 4 << 20
 _SHARE: Final = 64
-"""Of the disk's size, one part in so many; of a small one, one in _SMALL_SHARE at most."""
+"""The share of the disk's size, one part in so many; of a small one, one in _SMALL_SHARE at
+most."""
 _SMALL_SHARE: Final = 16
 _MIRROR_MOST: Final = 64 << 20
 """Some 100,000 files of other nodes."""
 _SLICE_BYTES: Final = 512 << 10
-"""Of the file, given up at a time: a start's small files need less (the largest is `run/known`),
-though XFS makes none where less than some 50 blocks are free."""
+"""Bytes of the file given up at a time: a start's small files need less (the largest is
+`run/known`), though XFS makes none where less than some 50 blocks are free."""
 _ADDED_BYTES: Final = 128
 """A commit that makes the metadata longer by more than that adds something."""
 _KEEP_SIZE: Final = 1
@@ -97,11 +98,11 @@ class Reserve:
         self._journal = -1
         self._data = -1
         self.generation = -1
-        """Of the journal that was looked at last."""
+        """The generation of the journal that was looked at last."""
         self.until = 0
         """It need not be looked at again before the journal is so long."""
         self.left = 1.0
-        """What is left, as a share of the whole, where it cannot be filled up: else 1."""
+        """The part that is left, as a share of the whole, where it cannot be filled up: else 1."""
 
     def close(self) -> None:
         """Idempotent."""

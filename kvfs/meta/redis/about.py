@@ -17,7 +17,7 @@ class Sync(NamedTuple):
     command: tuple[Item, ...]
     """Empty: nothing."""
     promise: str
-    """What survives when the command was answered, or at any time where there is none."""
+    """The guarantee once the command was answered, or at any time where there is none."""
 
 
 def read_info(text: bytes) -> dict[str, str]:

@@ -28,7 +28,7 @@ class Finder:
         """Sentinels have users of their own."""
         self._slot = slot_of(location.prefix, TOP)
         self._servers = list(location.addresses)
-        """To be asked, in this order."""
+        """Servers to be asked, in this order."""
         self._told: Address | None = None
 
     async def find(self) -> Address:

@@ -8,7 +8,7 @@ from kvfs.base.errors import Conflict, NotSupported
 from kvfs.meta.redis.scripts import Item
 
 SCHEMA: Final = 1
-"""Of the layout within the server."""
+"""The version of the layout within the server."""
 _TOGETHER: Final = "single"
 """All metadata are in one shard."""
 _SPREAD: Final = "namespaces"

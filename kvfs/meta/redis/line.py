@@ -34,7 +34,7 @@ class Parser:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._size = -1
-        """Of the string that is awaited; -1: a line is."""
+        """The size of the string that is awaited; -1: a line is."""
         self._open: list[tuple[int, list[Any]]] = []
         """Lists that are not complete: how many they are to have, and what they have."""
 

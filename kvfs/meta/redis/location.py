@@ -46,11 +46,12 @@ class Location(NamedTuple):
     prefix: str
     db: int = 0
     name: str = ""
-    """Of the master, which sentinels are asked for."""
+    """The name of the master, which sentinels are asked for."""
     username: str | None = None
     password: str | None = None
     password_file: str = ""
-    """Where the password is instead: a command line is in everybody's list of processes."""
+    """The file with the password in place of the URL: a command line is in everybody's list of
+    processes."""
     tls: bool = False
     ca: str = ""
     """A file of certificates; empty: the system's."""

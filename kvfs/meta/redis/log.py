@@ -31,7 +31,7 @@ from kvfs.meta.lmdb.growth import Growth, growth_of
 from kvfs.meta.redis.scripts import COMMON, Script
 
 ENTRIES: Final = 500
-"""In one answer, at most."""
+"""Entries in one answer, at most."""
 Writes = list[bytes | None]
 """Keys and values in turn; None for the value of a deleted key."""
 
@@ -74,7 +74,7 @@ redis.call('HSETNX', s, 'token', '')
 return redis.call('HMGET', s, 'position', 'token')
 """
 )
-"""From now on there is a log. Returns position and token."""
+"""Begins the log. Returns position and token."""
 
 PAGE: Final = Script(
     COMMON
@@ -246,7 +246,7 @@ class Proposal(NamedTuple):
     """A transaction that was run on a mirror."""
 
     reads: Mapping[bytes, bytes | None]
-    """What has to be so still."""
+    """The values that have to be so still."""
     ranges: Sequence[tuple[bytes, bytes, int, bytes]]
     """Likewise: start, end, at most so many keys asked for, digest (`scripts.digest`)."""
     writes: Mapping[bytes, bytes | None]

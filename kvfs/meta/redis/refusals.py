@@ -9,7 +9,7 @@ PASSING: Final = (
     *("OOM", "MISCONF", "MASTERDOWN", "NOREPLICAS", "UNKILLABLE", "BUSY", "UNBLOCKED"),
     *("LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN"),
 )
-"""What a refusal begins with that is gone when it is asked again, later."""
+"""The beginnings of refusals that are gone when the server is asked again, later."""
 ELSEWHERE: Final = ("READONLY", "CLUSTERDOWN", "MASTERDOWN")
 """After these another server may be the right one."""
 _DENIED: Final = ("NOAUTH", "WRONGPASS", "NOPERM")

@@ -8,7 +8,7 @@ from kvfs.meta.redis.location import Address
 
 SLOTS: Final = 16_384
 _UNKNOWN: Final = (None, b"", b"?")
-"""What a server calls itself where it does not know by which name it is reached."""
+"""The names that a server gives itself where it does not know by which one it is reached."""
 
 
 class Range(NamedTuple):

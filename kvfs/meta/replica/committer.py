@@ -25,7 +25,7 @@ from kvfs.meta.replica.replica_view import Below, View
 LIMIT: Final = 128
 """Transactions in one request: beyond it the server would keep others waiting for milliseconds."""
 MOST_BYTES: Final = 8 << 20
-"""Of one request."""
+"""Bytes of one request."""
 MOST_WAITING: Final = 4_096
 """Transactions: beyond it others are refused."""
 _DONE: Final = ord("1")

@@ -56,14 +56,14 @@ class Group(msgspec.Struct, array_like=True):
     """The private keys of one inode."""
 
     keys: set[bytes]
-    """That are there, in the mirror alone."""
+    """The keys that are there, in the mirror alone."""
     merges: dict[bytes, bytes]
     is_published: bool = False
     """Others are to know of it, as soon as it can be."""
     published_at: float = 0.0
     """When it was published here alone, in seconds since this host's boot; 0: it was not."""
     before: dict[bytes, bytes] = {}
-    """What the server has of keys that are there too. Those without a value are deleted here."""
+    """The server's values of keys that are there too. Those without a value are deleted here."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -100,11 +100,11 @@ class Privates:
         self.owners: dict[bytes, int] = {}
         """The inode of each key of a group."""
         self.shadows: dict[bytes, bytes | None] = {}
-        """What the server has of keys that groups merged into."""
+        """The server's values of keys that groups merged into."""
         self._mergers: dict[bytes, set[int]] = {}
         """Groups that merged into these keys."""
         self._pending: dict[bytes, bytes] = {}
-        """What all of them merged, as one operand."""
+        """The merges of all of them, as one operand."""
         self.sent: set[int] = set()
         """Groups that were sent to the server, with what became of them not known: whatever else is
         done to them it has to hear of."""

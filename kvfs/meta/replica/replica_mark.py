@@ -19,9 +19,9 @@ class Mark(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     cluster: str
     node: int
     position: int
-    """Of the last entry of the log that was applied."""
+    """The position of the last entry of the log that was applied."""
     token: bytes
-    """Of that entry."""
+    """The token of that entry."""
     filled: bytes | None
     """Up to which key it has been read from the server; None: it is whole."""
 

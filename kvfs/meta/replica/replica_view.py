@@ -112,7 +112,7 @@ class View(Gathering):
         self._seen: dict[bytes, bytes | None] = {}
         """Values that it read."""
         self.reads: dict[bytes, bytes | None] = {}
-        """What the server is to have of those."""
+        """The values that the server is to have of those."""
         self.merges: dict[bytes, bytes] = {}
         self.leans = False
         """Whether it read what is to be committed just before."""

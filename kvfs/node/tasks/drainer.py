@@ -61,7 +61,7 @@ class Draining:
         self._moved_at: float | None = None
         """When a file last found another place, or the drain began; None: it has not."""
         self.obstacle = ""
-        """What kept the last pass from emptying the node; empty: nothing."""
+        """The reason why the last pass did not empty the node; empty: there is none."""
         self.counters = {"drained_files": 0}
 
     def report(self) -> dict[str, Any]:

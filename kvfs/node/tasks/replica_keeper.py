@@ -92,7 +92,7 @@ class Keeper:
         self._failing = Persistence(log.warning, "a copy could not be made, it is tried again")
         self._slots = trio.Semaphore(_WORKERS)
         self._without: dict[int, int] = {}
-        """By node that went, the files that nobody has who is there."""
+        """The number of files that no present node has, by the node that went."""
         self.counters = self._draining.counters
 
     def published(self, ino: int) -> None:

@@ -64,8 +64,8 @@ _BATCH_BYTES: Final = 256 << 20
 _WAITING_LIMIT: Final = 16_384
 _MAX_DELAY_S: Final = 60.0
 _MAPPED_DELAY_S: Final = 4.0
-"""Of what somebody has mapped: when its last mapping goes, nobody tells, and what was stored is not
-published yet."""
+"""Seconds for a file that somebody has mapped: when its last mapping goes, nobody tells, and what
+was stored is not published yet."""
 _RESTS: Final = 9
 
 
@@ -109,7 +109,7 @@ class Sealer:
         self._next_scan = 0.0
         self._scanned = 0
         self._mapped: set[int] = set()
-        """Of the present batch, what was not quiet."""
+        """The files of the present batch that were not quiet."""
         self._asked: list[_Asked] = []
         self._called = trio.Event()
         self.open_in: Set[int] = frozenset()

@@ -74,7 +74,7 @@ class _Found(NamedTuple):
     """Sealed, and as their records say."""
     gone: list[Name]
     alone: list[Name]
-    """To be compared."""
+    """Data files to be compared."""
     away: list["_Away"]
 
 

@@ -27,7 +27,8 @@ from kvfs.tree.entries import touch
 from kvfs.tree.inodes import BLOCK, add_usage, read_inode, set_blocks, write_inode
 
 MIN_STRIDE: Final = 5 << 20
-"""Of a part that an assembly is made for: no other than the last of an upload may have less."""
+"""The least size of a part that an assembly is made for: no other than the last of an upload may
+have less."""
 _MOST: Final = 4
 """Assemblies of one upload."""
 _PREFIX: Final = b"\0data"

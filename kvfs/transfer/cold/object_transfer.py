@@ -27,7 +27,7 @@ _MIB: Final = 1 << 20
 _THREADS: Final = 4
 _READ_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 3
-"""In a row, without a byte."""
+"""Attempts in a row, without a byte."""
 
 
 def upload(

@@ -28,8 +28,8 @@ from kvfs.transfer.rdma import port_guard
 READ: Final = 0
 ADMIT: Final = 1
 REQUEST: Final = struct.Struct("<BxxxIQQQ")
-"""What, its number, where in the memory, the remote address, how many bytes; then the name of the
-remote mover. To admit: the hosts, with spaces between them."""
+"""A request: what, its number, where in the memory, the remote address, how many bytes; then the
+name of the remote mover. To admit: the hosts, with spaces between them."""
 ANSWER: Final = struct.Struct("<Ii")
 """The number of the request, and 0 where it was done."""
 HELLO: Final = struct.Struct("<8sHQ")

@@ -21,7 +21,8 @@ from kvfs.cluster.peer_server import Offer
 from kvfs.transfer.rdma.transfer_process import Mover
 
 LENT_S: Final = 30.0
-"""Who has not taken it by then has given up: see `taking.TAKEN_S`."""
+"""Seconds of a loan. A reader that has not taken it by then has given up: see
+`rdma_reader.TAKEN_S`."""
 _LOOK_S: Final = 1.0
 _TICKET_BITS: Final = 40
 _THREADS: Final = 4
@@ -31,14 +32,14 @@ class _Loan(NamedTuple):
     node: int
     pieces: list[int]
     began: float
-    """Of time.monotonic."""
+    """The beginning, by time.monotonic."""
 
 
 class Lending:
     """A `peer_server.Lender`; `run` it."""
 
     most_chunks: Final = 4
-    """To one request."""
+    """Chunks to one request."""
 
     def __init__(self, mover: Mover) -> None:
         self._mover = mover

@@ -32,7 +32,8 @@ TAKEN_S: Final = LENT_S - 2 * STALL_S
 assert TAKEN_S > STALL_S
 assert BUFFER_BYTES <= LANDING_BYTES
 LEAST_BYTES: Final = 1 << 20
-"""What is smaller comes sooner in the answer itself than by a way of three round trips."""
+"""Bytes below which a request comes sooner in the answer itself than by a way of three round
+trips."""
 REST_S: Final = 30.0
 _MOST_TICKETS: Final = 256
 _TELL_S: Final = 2.0
@@ -50,7 +51,7 @@ class OverMover:
         self._rests: dict[int, float] = {}
         """Until when a node's mover is left alone, of time.monotonic."""
         self._tickets: deque[tuple[PeerAddress, int]] = deque(maxlen=_MOST_TICKETS)
-        """What is to be given back; what is forgotten ends by itself."""
+        """Tickets to be given back; one that is forgotten ends by itself."""
         self._told = trio.Event()
         self.counters = {"mover_bytes": 0, "mover_over_tcp": 0, "mover_failures": 0}
 

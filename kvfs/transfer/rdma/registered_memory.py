@@ -34,7 +34,7 @@ class Landing:
 
     def __init__(self, at: int) -> None:
         self.at: Final = at
-        """Where in the memory."""
+        """The position in the memory."""
         self.is_busy = False
         """The mover is at it."""
         self.is_dirty = False

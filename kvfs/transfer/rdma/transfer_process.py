@@ -39,7 +39,7 @@ _SURROUNDINGS: Final = {
     "MC_HANDSHAKE_CONNECT_TIMEOUT": "3",
     "MC_LOG_LEVEL": "ERROR",
 }
-"""Of the mover, where the node's own do not say otherwise."""
+"""The environment of the mover, where the node's own does not say otherwise."""
 
 
 def require() -> None:

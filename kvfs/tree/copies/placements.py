@@ -18,7 +18,7 @@ from kvfs.meta.records import Flag, Holding, pack, unpack_holding, unpack_inode
 from kvfs.tree.inode_lists import listed
 
 _NODE = 9
-"""In the key of a placement: `p`, the inode, then here the node."""
+"""The offset of the node in the key of a placement: `p` and the inode come before."""
 
 
 class Holder(NamedTuple):

@@ -28,9 +28,9 @@ from s3api.storage.bucket_settings import (
 
 _MOST: Final = 10_000
 _EVERYBODY: Final = 0o055
-"""On the mount, where an ACL shows a bucket to others than its owner."""
+"""The mode on the mount where an ACL shows a bucket to others than its owner."""
 _LEGACY_REGION: Final = "us-east-1"
-"""Where S3 lets who has a bucket create it again, and where a location is not named."""
+"""The region where S3 lets an owner create its bucket again, and where a location is not named."""
 
 
 async def create_bucket(call: Call) -> Response:

@@ -92,4 +92,4 @@ FATES: Final[Mapping[str, str]] = {
     "PutBucketNotificationConfiguration": _ONLY_NONE,
     "PutBucketRequestPayment": "supported for BucketOwner, else NotImplemented",
 }
-"""What becomes of each, for the documents."""
+"""The fate of each, for the documents."""

@@ -28,7 +28,7 @@ _REPLACE: Final = "REPLACE"
 _CHANGES: Final = ("StorageClass", "WebsiteRedirectLocation", "ChecksumAlgorithm")
 """Parameters that give a reason to copy an object onto itself."""
 _REDIRECT: Final = "website-redirect-location"
-"""Of the source's headers, the one that no copy takes over."""
+"""The one of the source's headers that no copy takes over."""
 
 
 async def copy_object(call: Call) -> Response:

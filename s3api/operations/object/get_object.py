@@ -30,7 +30,7 @@ _CONDITIONS: Final = frozenset(("IfMatch", "IfNoneMatch", "IfModifiedSince", "If
 _NOT_MODIFIED: Final = frozenset(
     (b"etag", b"last-modified", b"cache-control", b"expires", b"x-amz-version-id")
 )
-"""What a 304 tells."""
+"""The headers of a 304."""
 
 
 async def get_object(call: Call) -> Response:

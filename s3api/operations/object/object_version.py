@@ -25,7 +25,7 @@ T = TypeVar("T")
 _DELETE_MARKER: Final = {"x-amz-delete-marker": "true"}
 _BRINGINGS: Final = 8
 _THREADS: Final = 64
-"""That wait for other nodes, in each worker."""
+"""Threads that wait for other nodes, in each worker."""
 _WAITS: Final = 16
 """Threads that wait for seals."""
 _NO_MARKER: Final = {"x-amz-delete-marker": "false"}

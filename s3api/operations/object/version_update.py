@@ -8,7 +8,8 @@ from s3api.http.request_context import Call
 from s3api.operations.object.object_version import find, marked
 
 Change = Callable[[Facts], tuple[Metadata, Sequence[str]]]
-"""What to set and which names to remove, given what is there; may be called more than once."""
+"""The attributes to set and the names to remove, given what is there; may be called more than
+once."""
 
 
 async def update(call: Call, change: Change) -> Facts:
