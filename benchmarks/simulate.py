@@ -27,7 +27,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from kvfs.policy import placement, rebalance_plan, replica_repair
-from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 from kvfs.policy.rebalance_plan import Copy
 
 _CAPACITY: Final = 1 << 40
@@ -49,8 +49,8 @@ class Cluster:
         self.sizes: dict[int, int] = {}
         self.away: set[int] = set()
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(
+    def snapshot(self) -> ClusterSnapshot:
+        return ClusterSnapshot(
             Host(
                 number,
                 _CAPACITY,

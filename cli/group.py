@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Answers an unknown command with the nearest one, or with all there are."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -22,7 +22,7 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """Its commands by the modules that hold them, as objects named `command`."""
 
     def __init__(self, *arguments: Any, modules: Mapping[str, str], **options: Any) -> None:

@@ -12,7 +12,7 @@ from gds.io.mapped_tensors import map_tensors
 from gds.io.tensors import is_converted, is_target
 from gds.loader import Loader
 from gds.plan.architecture import cutting_of
-from gds.plan.load_plan import LoadPlan, Strategy, Wanted, make_plan, parts_of
+from gds.plan.load_plan import LoadPlan, Strategy, WantedTensor, make_plan, parts_of
 from gds.plan.tensor_parallel import Cutting, Splits, require_splits
 from gds.probe.io_path import Report, device_of, open_target
 from kvfs.base.errors import Invalid
@@ -173,7 +173,7 @@ def _load(asked: _Asked) -> Generator[tuple[str, torch.Tensor], None, None]:
 
 
 def _copied(
-    checkpoint: Checkpoint, wanted: Sequence[Wanted], device: torch.device, asked: _Asked
+    checkpoint: Checkpoint, wanted: Sequence[WantedTensor], device: torch.device, asked: _Asked
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
     strategy = asked.strategy
     if asked.verify and strategy is Strategy.AUTO:
@@ -195,7 +195,7 @@ def _copied(
 
 
 def read_wanted(
-    checkpoint: Checkpoint, wanted: Sequence[Wanted], device: torch.device
+    checkpoint: Checkpoint, wanted: Sequence[WantedTensor], device: torch.device
 ) -> dict[str, torch.Tensor]:
     """Tensors of open files, or parts of them, by name. Raises as `load_file`."""
     return dict(_copied(checkpoint, wanted, device, _Asked((), device)))
@@ -216,7 +216,7 @@ def _taken(
                 progress(loader.read_bytes, to_read)
 
 
-def _wanted(checkpoint: Checkpoint, asked: _Asked) -> Iterable[Wanted]:
+def _wanted(checkpoint: Checkpoint, asked: _Asked) -> Iterable[WantedTensor]:
     if asked.splits is None:
         config = config_beside(checkpoint.sources[0].where) if asked.ranks > 1 else None
         cutting = cutting_of(config, asked.rank, asked.ranks)

@@ -26,10 +26,10 @@ import torch
 
 from gds.format.safetensors import BITS
 from gds.io.checked_source import Damaged
-from gds.io.source import Source
+from gds.io.source import SourceFile
 from gds.io.target import Lane, Target
 from gds.io.timings import Lap, Stage, Stages, during, start_watch, stop_watch, together
-from gds.plan.load_plan import InPlace, Lines, LoadPlan, Sliced, Span, Step, Strided
+from gds.plan.load_plan import InPlace, Lines, LoadPlan, Sliced, StagedSpan, Step, Strided
 from gds.plan.pages import page_down, page_up
 from gds.probe.numa import run_on
 from kvfs.base.errors import Invalid, KvfsError, NoSpace, Unavailable
@@ -45,7 +45,7 @@ class Loader:
     def __init__(
         self,
         plan: LoadPlan,
-        sources: Sequence[Source],
+        sources: Sequence[SourceFile],
         target: Target,
         *,
         threads: int,
@@ -248,7 +248,7 @@ class Loader:
             names = ", ".join(repr(self._plan.wanted[at].tensor.name) for at in _tensors(step)[:3])
             raise _kind(error)(f"{error} (tensor {names})") from error
 
-    def _read_staged(self, step: Sliced | Span | Strided, lane: Lane) -> None:
+    def _read_staged(self, step: Sliced | StagedSpan | Strided, lane: Lane) -> None:
         lines = self._plan.lines[step.tensor]
         source = self._sources[self._plan.wanted[step.tensor].file]
         if isinstance(step, Strided):
@@ -267,7 +267,7 @@ class Loader:
                 lane.copy_span(step.tensor, staged, step.offset)
 
     def _staged(
-        self, tensor: int, source: Source, lane: Lane, begin: int, end: int
+        self, tensor: int, source: SourceFile, lane: Lane, begin: int, end: int
     ) -> torch.Tensor:
         """The bytes [begin, end) of a file in a buffer, so that elements begin where they may."""
         staging = lane.staging()
@@ -279,7 +279,7 @@ class Loader:
         source.read_into(staging.memory[: page_up(size)], begin, end)
         return staging.raw[skip:size]
 
-    def _read_strided(self, step: Strided, lines: Lines, source: Source, lane: Lane) -> None:
+    def _read_strided(self, step: Strided, lines: Lines, source: SourceFile, lane: Lane) -> None:
         staging = lane.staging()
         pieces, filled = [], 0
         for line in range(step.first_line, step.end_line):

@@ -15,8 +15,8 @@ from gds.format.safetensors import TensorInfo
 from gds.format.tensor_index import is_basic, narrow, scaled
 from gds.io.tensors import dtype_of, torch_shape
 from gds.load import read_wanted
-from gds.plan.load_plan import Wanted
-from gds.plan.tensor_parallel import Part
+from gds.plan.load_plan import WantedTensor
+from gds.plan.tensor_parallel import TensorPart
 from gds.probe.io_path import device_of
 from kvfs.base.errors import Invalid, NotFound, NotSupported
 
@@ -82,11 +82,11 @@ class SafeOpen:
 
     def get_tensor(self, name: str) -> Any:
         """A tensor, whole. Raises NotFound, Corrupt, Conflict, NoSpace, NotSupported, OSError."""
-        return self._given(self._read([Wanted(0, self._info(name))])[name])
+        return self._given(self._read([WantedTensor(0, self._info(name))])[name])
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors, in one go. Raises as `get_tensor`."""
-        found = self._read([Wanted(0, tensor) for tensor in self._header.tensors])
+        found = self._read([WantedTensor(0, tensor) for tensor in self._header.tensors])
         return {name: self._given(tensor) for name, tensor in found.items()}
 
     def get_slice(self, name: str) -> "TensorSlice":
@@ -109,11 +109,11 @@ class SafeOpen:
             raise Invalid("this file is closed")
         return self._checkpoint
 
-    def _read(self, wanted: list[Wanted]) -> dict[str, torch.Tensor]:
+    def _read(self, wanted: list[WantedTensor]) -> dict[str, torch.Tensor]:
         return read_wanted(self._open, wanted, self._device)
 
     def _read_index(self, info: TensorInfo, index: Any) -> Any:
-        whole = Wanted(0, info)
+        whole = WantedTensor(0, info)
         shape = torch_shape(whole)
         if not is_basic(index):
             return self._given(self._read([whole])[info.name][index])
@@ -156,7 +156,9 @@ class TensorSlice:
         return self._file._read_index(self._info, index)
 
 
-def _of_file(part: Part | None, info: TensorInfo, shape: tuple[int, ...]) -> Part | None:
+def _of_file(
+    part: TensorPart | None, info: TensorInfo, shape: tuple[int, ...]
+) -> TensorPart | None:
     """The part in elements of the file, of which torch has several in one where it packs them."""
     if part is None or info.shape == shape:
         return part

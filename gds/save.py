@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from gds.format.checkpoint import Path
-from gds.format.safetensors_writer import Described, compose
+from gds.format.safetensors_writer import TensorDescription, compose
 from gds.io.memory import allocate
 from gds.io.tensors import bytes_of, name_of, per_element
 from kvfs.base.errors import Invalid, NoSpace, NotSupported
@@ -72,7 +72,7 @@ def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg()
 
 
-def _described(name: str, tensor: torch.Tensor) -> Described:
+def _described(name: str, tensor: torch.Tensor) -> TensorDescription:
     dtype = name_of(tensor.dtype)
     if dtype is None:
         raise NotSupported(f"tensor {name!r}: the format has no dtype for {tensor.dtype}")
@@ -81,7 +81,7 @@ def _described(name: str, tensor: torch.Tensor) -> Described:
         if not shape:
             raise NotSupported(f"tensor {name!r}: a scalar cannot be {dtype}")
         shape = (*shape[:-1], shape[-1] * packed)
-    return Described(name, dtype, shape)
+    return TensorDescription(name, dtype, shape)
 
 
 def _require_own_memory(tensors: Mapping[str, torch.Tensor]) -> None:

@@ -23,9 +23,9 @@ class Attributes(NamedTuple):
 NO_ATTRIBUTES: Final = Attributes(0, 0, 0, 0, 0, 0)
 
 
-def changes_of(valid: int, wanted: Attributes, now: int) -> inodes.Changes:
+def changes_of(valid: int, wanted: Attributes, now: int) -> inodes.AttributeChanges:
     """What the record is to change to; NOW becomes `now`. The size is not among it."""
-    changes = inodes.Changes()
+    changes = inodes.AttributeChanges()
     if valid & Fattr.MODE:
         changes.mode = stat.S_IMODE(wanted.mode)
     if valid & Fattr.UID:

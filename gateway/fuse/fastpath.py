@@ -42,7 +42,7 @@ from gateway.fuse.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
 from kvfs.base import detach
 from kvfs.base.errors import KvfsError
 from kvfs.meta.records import ROOT_INODE
-from kvfs.transfer.incoming_file import Incoming
+from kvfs.transfer.incoming_file import IncomingFile
 
 _WORKERS_DEADLINE_S: Final = 10.0
 _INLINE_BYTES: Final = 64 << 10
@@ -451,7 +451,7 @@ class FastPath:
             self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
 
     async def _read_come(
-        self, unique: int, coming: Incoming, fd: int, offset: int, size: int
+        self, unique: int, coming: IncomingFile, fd: int, offset: int, size: int
     ) -> None:
         """Have a READ of bytes that are not here yet answered, once they are."""
         await coming.span(offset, size)

@@ -21,7 +21,7 @@ from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import Fattr, Fopen, Op
 from kvfs.base import detach
 from kvfs.base.errors import KvfsError, NotFound
-from kvfs.cluster.cluster_locks import Place
+from kvfs.cluster.cluster_locks import LockTarget
 from kvfs.meta.records import ROOT_INODE, Inode, namespace_of
 from kvfs.tree.changes import Change
 
@@ -392,7 +392,7 @@ class Handlers:
             self._told_of_data(r.nodeid)
         finally:
             if self._ops.locks is not None:
-                await self._ops.unlock(Place(r.nodeid, False), owner)
+                await self._ops.unlock(LockTarget(r.nodeid, False), owner)
         return b""
 
     async def release(self, r: Request) -> bytes:
@@ -404,7 +404,7 @@ class Handlers:
                 self._told_of_data(r.nodeid)
         finally:
             if flags & protocol.RELEASE_FLOCK_UNLOCK:
-                await self._ops.unlock(Place(r.nodeid, True), owner)
+                await self._ops.unlock(LockTarget(r.nodeid, True), owner)
         return b""
 
     async def fsync(self, r: Request) -> bytes:

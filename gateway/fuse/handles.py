@@ -35,7 +35,7 @@ from kvfs.meta.records import Flag, Inode
 from kvfs.node.append_leases import AppendLeases
 from kvfs.node.former_writers import FormerWriters
 from kvfs.transfer.fetcher import Bringing
-from kvfs.transfer.incoming_file import SMALL_BYTES, Incoming
+from kvfs.transfer.incoming_file import SMALL_BYTES, IncomingFile
 from kvfs.tree import inodes, tree
 from kvfs.tree.copies import cold_copies
 from kvfs.vfs.missing_data import Missing, is_torn
@@ -501,7 +501,7 @@ class OpenFiles:
         os.close(fd)
         file.incoming = incoming
 
-    def _open_incoming(self, incoming: Incoming, inode: Inode) -> OpenFile | None:
+    def _open_incoming(self, incoming: IncomingFile, inode: Inode) -> OpenFile | None:
         try:
             fd = self._volume.files.open_arriving(incoming.ino, incoming.version)
         except FileNotFoundError:

@@ -11,16 +11,16 @@ from typing import NamedTuple
 from gateway.fuse import protocol
 from gateway.fuse.handlers import Handler, Request
 from gateway.fuse.protocol import Op
-from kvfs.cluster.cluster_locks import Locks, Place
-from kvfs.policy.byte_range_locks import Lock
+from kvfs.cluster.cluster_locks import Locks, LockTarget
+from kvfs.policy.byte_range_locks import ByteRangeLock
 
 
 class Wish(NamedTuple):
     """What a request is about; `kind` is F_RDLCK, F_WRLCK or F_UNLCK."""
 
-    place: Place
+    place: LockTarget
     kind: int
-    lock: Lock
+    lock: ByteRangeLock
 
 
 class LockHandlers:
@@ -59,6 +59,8 @@ class LockHandlers:
 
     def _wish(self, r: Request) -> Wish:
         _, owner, start, end, kind, pid, flags, _ = protocol.LK_IN.unpack_from(r.body)
-        place = Place(r.nodeid, bool(flags & protocol.LK_FLOCK))
+        place = LockTarget(r.nodeid, bool(flags & protocol.LK_FLOCK))
         exclusive = kind == fcntl.F_WRLCK
-        return Wish(place, kind, Lock(self._locks.owner(owner), exclusive, start, end, pid))
+        return Wish(
+            place, kind, ByteRangeLock(self._locks.owner(owner), exclusive, start, end, pid)
+        )

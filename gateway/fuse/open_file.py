@@ -8,7 +8,7 @@ import trio
 from kvfs.base import detach
 from kvfs.meta.records import Inode
 from kvfs.policy.readahead import Readahead
-from kvfs.transfer.incoming_file import Incoming
+from kvfs.transfer.incoming_file import IncomingFile
 from kvfs.tree import inodes
 
 _APPENDS = os.O_WRONLY | os.O_APPEND
@@ -99,7 +99,7 @@ class OpenFile:
         self.armed: tuple[int, int, int] | None = None
         """Set-id bits came while the file was open for writing: the data file as it was then. Once
         it has changed, the bits go."""
-        self.incoming: Incoming | None = None
+        self.incoming: IncomingFile | None = None
         """Its data came, or come, while it is open: it stays without passthrough until its last
         close."""
         self.is_new = False

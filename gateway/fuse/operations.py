@@ -40,7 +40,7 @@ from kvfs.base.errors import (
     Stale,
     Unreached,
 )
-from kvfs.cluster.cluster_locks import Locks, Place
+from kvfs.cluster.cluster_locks import Locks, LockTarget
 from kvfs.cluster.coherence import Coherence
 from kvfs.datastore import file_sync
 from kvfs.meta import keys
@@ -642,7 +642,7 @@ class Operations:
                 " (kvfs umount, kvfs mount), in passthrough or relay mode"
             )
 
-    async def unlock(self, place: Place, owner: int) -> None:
+    async def unlock(self, place: LockTarget, owner: int) -> None:
         """Who closed the file has locked nothing of it any more."""
         if self.locks is not None:
             await self.locks.closed(place, self.locks.owner(owner))

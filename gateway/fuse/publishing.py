@@ -24,7 +24,7 @@ from kvfs.meta.records import Flag, Inode
 from kvfs.transfer.fetcher import Bringing
 from kvfs.tree import inodes, lifecycle, tree
 from kvfs.tree.inodes import read_inodes
-from kvfs.tree.private_files import Place, settle
+from kvfs.tree.private_files import NameState, settle
 from kvfs.vfs.content_versions import Overtaken, check_follows, name_draft, publish_anew
 from kvfs.vfs.volume import Volume
 
@@ -44,7 +44,7 @@ _OVERTAKEN: Final = (
 class _Record(Protocol):
     """Records a state of a file, under a new version where one is given."""
 
-    def __call__(self, t: Transaction, version: int | None = None) -> Place: ...
+    def __call__(self, t: Transaction, version: int | None = None) -> NameState: ...
 
 
 class _Recorded(Exception):
@@ -128,7 +128,7 @@ class Publishing:
             file.publishing = None
             for each in waiting:
                 each.set()
-        if place is Place.TAKEN:
+        if place is NameState.TAKEN:
             return
         self._volume.on_published(file.ino, file.version, st.st_blocks)
         await self._volume.acknowledge([file.ino])
@@ -136,7 +136,7 @@ class Publishing:
     def _recording(self, file: OpenFile, st: os.stat_result, boot: int) -> _Record:
         """What records this state of a file, and says what has become of its name."""
 
-        def record(t: Transaction, version: int | None = None) -> Place:
+        def record(t: Transaction, version: int | None = None) -> NameState:
             is_first = bool(t.node) and file.is_new
             if is_first and file.in_doubt and _is_published(t, file.ino):
                 raise _Recorded
@@ -151,12 +151,14 @@ class Publishing:
                 version=version,
             )
             if not is_first:
-                return Place.OWN
+                return NameState.OWN
             return settle(t, file.ino, time.time_ns(), yields=self._follows(file))
 
         return record
 
-    async def _publish_first(self, file: OpenFile, record: _Record, *, known: bool) -> Place | None:
+    async def _publish_first(
+        self, file: OpenFile, record: _Record, *, known: bool
+    ) -> NameState | None:
         """Under the version that it has; None where it cannot be: others may have what was
         published under that. TAKEN: it holds nothing, and there is another file of its name. Raises
         Stale where it has no place any more."""
@@ -167,9 +169,9 @@ class Publishing:
         except _Recorded:
             file.is_new = False
             return None
-        if place is not Place.OWN:
+        if place is not NameState.OWN:
             refusal = self._refusal(file, _UNPLACED)
-            if place is not Place.TAKEN or os.fstat(file.fd).st_size:
+            if place is not NameState.TAKEN or os.fstat(file.fd).st_size:
                 raise refusal
         return place
 

@@ -9,7 +9,7 @@ from gateway.fuse.handles import OpenFiles
 from gateway.fuse.open_file import OpenFile
 from kvfs.datastore.kernel import allocate
 from kvfs.policy.readahead import Readahead
-from kvfs.transfer.incoming_file import Incoming
+from kvfs.transfer.incoming_file import IncomingFile
 
 
 class Ranges:
@@ -39,7 +39,7 @@ class Ranges:
             self._open_files.forget_content(file.ino)
         return end
 
-    def coming(self, fh: int, offset: int, size: int) -> Incoming | None:
+    def coming(self, fh: int, offset: int, size: int) -> IncomingFile | None:
         """What a read of these bytes has to wait for; None: they are here."""
         handle = self._open_files.handle(fh)
         incoming = handle.file.incoming

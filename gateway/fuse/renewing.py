@@ -14,7 +14,7 @@ import trio
 from gateway.fuse.open_file import OpenFile, copy_over, signature_of
 from kvfs.base.errors import Busy, Conflict, KvfsError
 from kvfs.transfer.fetcher import Bringing
-from kvfs.transfer.incoming_file import Incoming
+from kvfs.transfer.incoming_file import IncomingFile
 from kvfs.tree import tree
 from kvfs.vfs.volume import Volume
 
@@ -48,7 +48,7 @@ class Renewing:
             await self.forget_content(file.ino)
             file.is_remembered = False
 
-    async def _finished(self, incoming: Incoming) -> None:
+    async def _finished(self, incoming: IncomingFile) -> None:
         try:
             await incoming.whole()
         except (KvfsError, OSError) as error:

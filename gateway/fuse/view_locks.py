@@ -26,7 +26,7 @@ from gateway.fuse.handles import OpenFiles
 from gateway.fuse.locks import LockHandlers
 from gateway.fuse.protocol import Op
 from kvfs.base.errors import Conflict
-from kvfs.cluster.cluster_locks import Locks, Place
+from kvfs.cluster.cluster_locks import Locks, LockTarget
 
 _OFD_GETLK, _OFD_SETLK = 36, 37
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -49,7 +49,7 @@ class ViewLocks:
         self._node_locks = node_locks
         self._held: dict[int, int] = {}
         """Descriptors on the mount, by the view's handles."""
-        self._owners: dict[int, set[tuple[Place, int]]] = {}
+        self._owners: dict[int, set[tuple[LockTarget, int]]] = {}
         """Who has asked the node for locks, by the view's handles."""
         self._denied: dict[int, tuple[int, ...]] = {}
         """What was denied last, by the view's handles: what is in the way has not been told."""
@@ -117,7 +117,7 @@ class ViewLocks:
         """The handlers of the node's locks; who asks gives back what it has with its handle."""
         assert self._node_locks is not None
         fh, owner = protocol.LK_IN.unpack_from(r.body)[:2]
-        self._owners.setdefault(fh, set()).add((Place(r.nodeid, False), owner))
+        self._owners.setdefault(fh, set()).add((LockTarget(r.nodeid, False), owner))
         return LockHandlers(self._node_locks)
 
     async def _descriptor(self, fh: int) -> int:

@@ -33,7 +33,7 @@ _asked: Final = struct.Struct("=QIIiIQ6Q")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class Call(NamedTuple):
+class GuardedCall(NamedTuple):
     """A system call by names beneath directories that are open."""
 
     names: tuple[int, ...] = (1,)
@@ -44,12 +44,12 @@ class Call(NamedTuple):
     """The same, where the directory itself is meant."""
 
 
-_MAKES: Final = Call(only=(2, _O_CREAT))
-_STAT: Final = Call(never=(3, _AT_EMPTY_PATH))
-_STATX: Final = Call(never=(2, _AT_EMPTY_PATH))
-_PLAIN: Final = Call()
-_TARGETED: Final = Call(names=(2,))
-_TWO: Final = Call(names=(1, 3))
+_MAKES: Final = GuardedCall(only=(2, _O_CREAT))
+_STAT: Final = GuardedCall(never=(3, _AT_EMPTY_PATH))
+_STATX: Final = GuardedCall(never=(2, _AT_EMPTY_PATH))
+_PLAIN: Final = GuardedCall()
+_TARGETED: Final = GuardedCall(names=(2,))
+_TWO: Final = GuardedCall(names=(1, 3))
 
 
 class Machine(NamedTuple):
@@ -57,7 +57,7 @@ class Machine(NamedTuple):
 
     audit: int
     seccomp: int
-    calls: dict[int, Call]
+    calls: dict[int, GuardedCall]
     """openat; newfstatat, statx; mkdirat, mknodat, unlinkat; symlinkat; linkat, renameat,
     renameat2. Ganesha makes no handle by a name (name_to_handle_at) but after one of them."""
 
@@ -98,7 +98,7 @@ def program(numbers: Machine) -> bytes:
     return b"".join(_instruction(*each) for each in parts)
 
 
-def _block(call: Call) -> list[tuple[int, int, int, int]]:
+def _block(call: GuardedCall) -> list[tuple[int, int, int, int]]:
     """The end of the filter for one call."""
     block = [
         (_LOAD, 0, 0, _low(call.names[0] - 1)),

@@ -44,7 +44,7 @@ _LOOK_S: Final = 0.02
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class Place:
+class NfsDirectories:
     """The directories of one node. `secrets`: the parts of the paths to exports, and to the rest
     that can be written, which no client of NFS knows."""
 

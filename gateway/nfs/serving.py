@@ -29,7 +29,7 @@ from gateway.nfs import connections, exports, liveness, port_mapper, requirement
 from gateway.nfs.exports import Exported
 from gateway.nfs.ganesha import Ganesha
 from gateway.nfs.ganesha_config import Server, first_lines, render
-from gateway.nfs.place import Place
+from gateway.nfs.place import NfsDirectories
 from kvfs.base.config import NFS_USUAL, Address, Config
 from kvfs.base.errors import Busy, Invalid, KvfsError, NotSupported, Unavailable
 from kvfs.cluster.node_identity import which_node
@@ -52,7 +52,7 @@ def is_wanted(config: Config) -> bool:
     return config.nfs != "off"
 
 
-class Serving:
+class NfsServing:
     """The NFS door of one node. A companion: call it."""
 
     def __init__(self, config: Config) -> None:
@@ -85,7 +85,7 @@ class Serving:
         self._node = node
         self._program = requirements.require()
         self._identity = _identity(node)
-        self._place = Place(node.store.run, node.store.root / "nfs")
+        self._place = NfsDirectories(node.store.run, node.store.root / "nfs")
         await trio.to_thread.run_sync(self._place.wait_until_left)
         self._address = await trio.to_thread.run_sync(_bound, self._address)
         if self._config.nfs_v3:

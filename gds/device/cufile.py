@@ -3,7 +3,7 @@
 Only where the probe (`gds.probe.capability`) finds another mode than POSIX: without a CUDA driver
 kvikio can be imported and fails at its first read, without /proc/modules opening a file never ends.
 What it raises is a RuntimeError, and a ValueError where its settings (KVIKIO_*) are none; what
-became of a read is told as `Source` tells it.
+became of a read is told as `SourceFile` tells it.
 """
 
 import os
@@ -13,7 +13,7 @@ import torch
 
 from gds.device.device_target import DeviceLane, DeviceTarget
 from gds.device.devices import Device, first_line
-from gds.io.source import Source
+from gds.io.source import SourceFile
 from gds.io.target import Lane
 from gds.io.timings import Stage, during
 from gds.plan.load_plan import InPlace, LoadPlan
@@ -51,7 +51,7 @@ def avoids_cufile() -> bool:
 class CuFile:
     """One open file; reads come from any thread."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceFile) -> None:
         """`source` stays open for longer. Raises Unavailable, NotSupported."""
         self._source = source
         try:
@@ -93,7 +93,7 @@ class CuFileTarget(DeviceTarget):
         plan: LoadPlan,
         device: Device,
         dtype: torch.dtype | None,
-        files: dict[Source, CuFile],
+        files: dict[SourceFile, CuFile],
     ) -> None:
         super().__init__(plan, device, dtype)
         self._files = files
@@ -101,7 +101,7 @@ class CuFileTarget(DeviceTarget):
     def lane(self) -> Lane:
         return CuFileLane(self, self._device)
 
-    def read(self, source: Source, step: InPlace) -> None:
+    def read(self, source: SourceFile, step: InPlace) -> None:
         """A step's bytes, and the rest of its first and last page: as far as the file goes, behind
         which kvikio does not read."""
         base = page_down(self._plan.runs[step.run].begin)
@@ -129,7 +129,7 @@ class CuFileLane(DeviceLane):
 
     _target: CuFileTarget
 
-    def read_in_place(self, source: Source, step: InPlace) -> None:
+    def read_in_place(self, source: SourceFile, step: InPlace) -> None:
         if not (source.is_alone() and source.is_cold(step.begin, step.end) is not False):
             super().read_in_place(source, step)
         else:

@@ -14,7 +14,7 @@ import torch
 
 from gds.device.cuda import CudaDevice
 from gds.device.devices import Device, Mark, Queue, Staging
-from gds.device.double_buffer import Turns
+from gds.device.double_buffer import DoubleBuffer
 from kvfs.base.errors import Invalid
 
 BATCH_BYTES: Final = 64 << 20
@@ -99,7 +99,7 @@ class _Lane:
         self._queue: Queue = device.queue()
         self._ready = device.ready()
         held = (sum(self._sizes[batch]) for batch in batches(self._sizes, BATCH_BYTES))
-        self._turns = Turns(device, max(held, default=0) or 1)
+        self._turns = DoubleBuffer(device, max(held, default=0) or 1)
 
     def take(self, batch: slice) -> tuple[Staging, list[slice]]:
         """The next buffer, once nothing copies from or to it, and where each block is in it."""

@@ -20,8 +20,8 @@ from typing import Final
 import torch
 
 from gds.device.devices import Device, Mark, Queue, Staging, Work, first_line
-from gds.device.double_buffer import Turns
-from gds.io.source import Source
+from gds.device.double_buffer import DoubleBuffer
+from gds.io.source import SourceFile
 from gds.io.target import STAGE_BYTES, Lane, Target
 from gds.io.timings import Stage, during
 from gds.plan.load_plan import InPlace, LoadPlan
@@ -112,10 +112,10 @@ class DeviceLane(Lane):
         self._target = target
         self._device = device
         self._queue = device.queue()
-        self._turns = Turns(device, STAGE_BYTES)
+        self._turns = DoubleBuffer(device, STAGE_BYTES)
         self._scratch: torch.Tensor | None = None
 
-    def read_in_place(self, source: Source, step: InPlace) -> None:
+    def read_in_place(self, source: SourceFile, step: InPlace) -> None:
         pages = page_up(step.end) - page_down(step.begin)
         staging = self.staging()
         source.read_into(staging.memory[:pages], step.begin, step.end)

@@ -8,7 +8,7 @@ from gds.device.devices import Device, Mark, Staging
 _BUFFERS: Final = 2
 
 
-class Turns:
+class DoubleBuffer:
     """The buffers of one thread, and of one size. Buffers are lent when they are first taken."""
 
     def __init__(self, device: Device, size: int) -> None:

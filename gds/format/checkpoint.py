@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from gds.format.excerpt import no_json, shown
 from gds.format.safetensors import Header, read_header
 from gds.io.checked_source import CheckedSource, sums_of
-from gds.io.source import Source
+from gds.io.source import SourceFile
 from kvfs.base.errors import Corrupt, Invalid, NoSpace, NotFound, Unavailable
 from kvfs.client.mount.backing_file import open_backings
 from kvfs.session.uninterruptible import uninterrupted
@@ -28,7 +28,7 @@ _MOST_JSON_BYTES: Final = 100 << 20
 class Checkpoint(NamedTuple):
     """Open files and their headers, in the same order."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[SourceFile, ...]
     headers: tuple[Header, ...]
 
     def check_unchanged(self) -> None:
@@ -199,12 +199,12 @@ def _close(checkpoint: Checkpoint) -> None:
         source.close()
 
 
-def _sources(paths: Sequence[LocalPath], *, verify: bool) -> tuple[Source, ...]:
+def _sources(paths: Sequence[LocalPath], *, verify: bool) -> tuple[SourceFile, ...]:
     """Sources of the files. Data that other nodes have of them are here then. Raises NotFound,
     Invalid, NoSpace, Unavailable, OSError; to verify them also NotSupported, AccessDenied."""
     with _unmissed():
         found = open_backings(paths, sums=verify)
-    sources: list[Source] = []
+    sources: list[SourceFile] = []
     try:
         for path, backing in zip(paths, found, strict=True):
             if not stat.S_ISREG(os.fstat(backing.fd).st_mode):
@@ -212,7 +212,7 @@ def _sources(paths: Sequence[LocalPath], *, verify: bool) -> tuple[Source, ...]:
             if verify:
                 sources.append(CheckedSource(backing.fd, str(path), sums_of(backing, path)))
             else:
-                sources.append(Source(backing.fd, str(path)))
+                sources.append(SourceFile(backing.fd, str(path)))
     except BaseException:
         for source in sources:
             source.close()

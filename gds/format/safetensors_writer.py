@@ -19,7 +19,7 @@ _ALIGNMENT: Final = 8
 _ORDER: Final[Mapping[str, int]] = {dtype: at for at, dtype in enumerate(BITS)}
 
 
-class Described(NamedTuple):
+class TensorDescription(NamedTuple):
     """A tensor that is to be saved."""
 
     name: str
@@ -43,7 +43,7 @@ class Composed(NamedTuple):
     """Bytes of the whole file."""
 
 
-def compose(tensors: Iterable[Described], metadata: Mapping[str, str] | None) -> Composed:
+def compose(tensors: Iterable[TensorDescription], metadata: Mapping[str, str] | None) -> Composed:
     """Names are unique. Raises Invalid."""
     given = list(tensors)
     order = sorted(range(len(given)), key=lambda at: (-_ORDER[given[at].dtype], given[at].name))

@@ -6,13 +6,13 @@ is done on what was read."""
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gds.plan.tensor_parallel import Part
+from gds.plan.tensor_parallel import TensorPart
 
 
 class Narrowed(NamedTuple):
     """The part to read, and how to index it."""
 
-    part: Part | None
+    part: TensorPart | None
     """None: all of it."""
     rest: tuple[Any, ...]
 
@@ -35,7 +35,7 @@ def narrow(index: Any, shape: Sequence[int]) -> Narrowed:
     at = shares.index(least)
     span, item = wanted[at], items[at]
     rest = slice(None, None, item.step) if isinstance(item, slice) else 0
-    part = Part(at, ((span.start, span.stop),))
+    part = TensorPart(at, ((span.start, span.stop),))
     return Narrowed(part, (*items[:at], rest, *items[at + 1 :]))
 
 
@@ -58,7 +58,7 @@ def _span(item: int | slice, size: int) -> range:
     return range(item % size, item % size + 1)
 
 
-def scaled(part: Part, by: int) -> Part:
+def scaled(part: TensorPart, by: int) -> TensorPart:
     """The part in elements of which `by` are one element here."""
     spans = tuple((begin * by, end * by) for begin, end in part.spans)
-    return Part(part.dimension, spans)
+    return TensorPart(part.dimension, spans)

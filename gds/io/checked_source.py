@@ -19,11 +19,11 @@ from typing import Final
 
 from gds.format.safetensors import Header, TensorInfo
 from gds.io.memory import allocate
-from gds.io.source import Source
+from gds.io.source import SourceFile
 from gds.io.timings import Stage, during
 from gds.plan.pages import page_down, page_up
 from kvfs.base.errors import AccessDenied, Corrupt, NotSupported, Unavailable
-from kvfs.client.mount.backing_file import Backing
+from kvfs.client.mount.backing_file import BackingFile
 from kvfs.datastore.checksum import CHUNK_BYTES, DIGEST_BYTES, chunk_sums, wrong_in
 
 _NAMED: Final = 3
@@ -33,11 +33,11 @@ class Damaged(Corrupt):
     """Bytes are not what was stored. It names the tensors that have them."""
 
 
-class CheckedSource(Source):
+class CheckedSource(SourceFile):
     """One open file; reads come from any thread."""
 
     def __init__(self, fd: int, where: str, sums: bytes) -> None:
-        """`sums`: the xxh3-128 of each chunk, one after the other. Else as `Source`."""
+        """`sums`: the xxh3-128 of each chunk, one after the other. Else as `SourceFile`."""
         super().__init__(fd, where)
         self._sums = sums
         self._tensors: Sequence[TensorInfo] = ()
@@ -51,7 +51,7 @@ class CheckedSource(Source):
             raise Damaged(f"{self.where}: its header, or what follows it, is not what was stored")
 
     def read_into(self, page: memoryview, begin: int, end: int) -> None:
-        """See `Source.read_into`. Raises Damaged and Conflict as well."""
+        """See `SourceFile.read_into`. Raises Damaged and Conflict as well."""
         base = page_down(begin)
         first = min(-(-begin // CHUNK_BYTES) * CHUNK_BYTES, end)
         last = end if end == self.size else max(end // CHUNK_BYTES * CHUNK_BYTES, first)
@@ -64,7 +64,7 @@ class CheckedSource(Source):
             self._copy(page[last - base : end - base], last)
 
     def read_pieces(self, pieces: Sequence[tuple[memoryview, int]]) -> None:
-        """See `Source.read_pieces`. Raises Damaged and Conflict as well."""
+        """See `SourceFile.read_pieces`. Raises Damaged and Conflict as well."""
         with during(Stage.COPY, sum(len(view) for view, _ in pieces)):
             for view, offset in pieces:
                 self._copy(view, offset)
@@ -138,7 +138,7 @@ class _Aside(threading.local):
 _aside: Final = _Aside()
 
 
-def sums_of(backing: Backing, path: Path) -> bytes:
+def sums_of(backing: BackingFile, path: Path) -> bytes:
     """The checksums that a file is verified against. Raises NotSupported, AccessDenied,
     Unavailable."""
     if backing.store is None:

@@ -12,10 +12,10 @@ from typing import Final
 
 import torch
 
-from gds.io.source import Source
+from gds.io.source import SourceFile
 from gds.io.tensors import bytes_of, dtype_of, per_element, torch_shape, view_of
-from gds.plan.load_plan import Wanted
-from gds.plan.tensor_parallel import Part
+from gds.plan.load_plan import WantedTensor
+from gds.plan.tensor_parallel import TensorPart
 from kvfs.base.errors import NoSpace
 
 _MAP_NORESERVE: Final = 0x4000
@@ -24,7 +24,7 @@ mmap does not name it before Python 3.13."""
 
 
 def map_tensors(
-    sources: Sequence[Source], wanted: Iterable[Wanted]
+    sources: Sequence[SourceFile], wanted: Iterable[WantedTensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Each by its name, not converted. Copied, and so read, are tensors whose bytes do not begin
     where their elements may, and parts that lie in several spans. Raises NoSpace, NotSupported."""
@@ -35,7 +35,7 @@ def map_tensors(
         yield each.tensor.name, whole if each.part is None else _cut(whole, each, each.part)
 
 
-def _mapped(source: Source) -> memoryview:
+def _mapped(source: SourceFile) -> memoryview:
     flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
     try:
         return memoryview(mmap.mmap(source.fd, source.size, flags=flags))
@@ -43,7 +43,7 @@ def _mapped(source: Source) -> memoryview:
         raise NoSpace(f"{source.where}: it cannot be mapped: {error.strerror}") from None
 
 
-def _cut(whole: torch.Tensor, wanted: Wanted, part: Part) -> torch.Tensor:
+def _cut(whole: torch.Tensor, wanted: WantedTensor, part: TensorPart) -> torch.Tensor:
     is_last = part.dimension == len(wanted.tensor.shape) - 1
     packed = per_element(wanted.tensor.dtype) if is_last else 1
     pieces = [

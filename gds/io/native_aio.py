@@ -44,7 +44,7 @@ _CALLS: Final = {"x86_64": _Calls(206, 207, 209, 208), "aarch64": _Calls(0, 1, 2
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class Read(NamedTuple):
+class AioRead(NamedTuple):
     """A read. With O_DIRECT all of it is aligned."""
 
     address: int
@@ -72,7 +72,7 @@ class NativeAio:
         )
         self._events = ctypes.create_string_buffer(_EVENT.size * MOST)
 
-    def read(self, fd: int, reads: Sequence[Read]) -> list[int]:
+    def read(self, fd: int, reads: Sequence[AioRead]) -> list[int]:
         """Reads at most `MOST` pieces; returns for each the bytes that came, fewer than asked for
         at the file's end, or an error's number below 0. Waits without a deadline, as read(2) does.
         Raises OSError."""

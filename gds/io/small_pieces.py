@@ -10,7 +10,7 @@ from typing import Final
 
 from gds.io import native_aio
 from gds.io.memory import HUGE_BYTES, allocate
-from gds.io.native_aio import MOST, Read
+from gds.io.native_aio import MOST, AioRead
 from gds.plan.pages import page_down, page_up
 
 Piece = tuple[memoryview, int]
@@ -61,14 +61,14 @@ def read_direct(fd: int, pieces: Sequence[Piece], unit: int) -> Sequence[Piece]:
     ]
 
 
-def _aligned(piece: Piece, unit: int) -> Read:
+def _aligned(piece: Piece, unit: int) -> AioRead:
     """The aligned read that holds a piece; its address is yet to be found."""
     view, offset = piece
     begin = offset // unit * unit
-    return Read(0, -(-(offset + len(view)) // unit) * unit - begin, begin)
+    return AioRead(0, -(-(offset + len(view)) // unit) * unit - begin, begin)
 
 
-def _copy(piece: Piece, read: Read, count: int) -> bool:
+def _copy(piece: Piece, read: AioRead, count: int) -> bool:
     """Whether all of it came."""
     view, offset = piece
     skip = offset - read.offset

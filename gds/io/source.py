@@ -37,7 +37,7 @@ _ANNOUNCED: Final = 256
 _NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
-class Source:
+class SourceFile:
     """One open file; reads come from any thread. It owns its descriptors."""
 
     def __init__(self, fd: int, where: str) -> None:

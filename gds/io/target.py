@@ -9,9 +9,9 @@ import torch
 
 from gds.device.devices import Staging, first_line
 from gds.io.memory import allocate
-from gds.io.source import Source
+from gds.io.source import SourceFile
 from gds.io.tensors import bytes_of, dtype_of, torch_shape, view_of
-from gds.plan.load_plan import READ_BYTES, STAGING_BYTES, InPlace, LoadPlan, Wanted
+from gds.plan.load_plan import READ_BYTES, STAGING_BYTES, InPlace, LoadPlan, WantedTensor
 from gds.plan.pages import PAGE_BYTES, page_down, page_up
 from kvfs.base.errors import NoSpace
 
@@ -26,9 +26,9 @@ class Lane(ABC):
     """The way of one thread into the memory of a load."""
 
     @abstractmethod
-    def read_in_place(self, source: Source, step: InPlace) -> None:
-        """Have the step's bytes where they belong. Raises as `Source.read_into`, and Unavailable
-        where the device failed."""
+    def read_in_place(self, source: SourceFile, step: InPlace) -> None:
+        """Have the step's bytes where they belong. Raises as `SourceFile.read_into`, and
+        Unavailable where the device failed."""
 
     @abstractmethod
     def staging(self) -> Staging:
@@ -140,7 +140,7 @@ class Target(ABC):
         """Its tensors were taken: they keep its memory."""
         self._runs.pop(number, None)
 
-    def _dtype_of(self, wanted: Wanted) -> torch.dtype:
+    def _dtype_of(self, wanted: WantedTensor) -> torch.dtype:
         if wanted.converted and self._dtype is not None:
             return self._dtype
         return dtype_of(wanted)
@@ -190,7 +190,7 @@ class HostLane(Lane):
         self._target = target
         self._staging: Staging | None = None
 
-    def read_in_place(self, source: Source, step: InPlace) -> None:
+    def read_in_place(self, source: SourceFile, step: InPlace) -> None:
         source.read_into(self._target.pages(step), step.begin, step.end)
 
     def staging(self) -> Staging:

@@ -8,7 +8,7 @@ import torch
 
 from gds.format.excerpt import shown
 from gds.format.safetensors import TensorInfo
-from gds.plan.load_plan import Wanted, shape_of
+from gds.plan.load_plan import WantedTensor, shape_of
 from kvfs.base.errors import NotSupported
 
 _NAMES: Final = {
@@ -45,7 +45,7 @@ def name_of(dtype: torch.dtype) -> str | None:
     return next((name for name, each in DTYPES.items() if each == dtype), None)
 
 
-def dtype_of(wanted: Wanted) -> torch.dtype:
+def dtype_of(wanted: WantedTensor) -> torch.dtype:
     """The dtype in which torch has the elements of the file. Raises NotSupported."""
     tensor = wanted.tensor
     if tensor.dtype not in DTYPES:
@@ -70,7 +70,7 @@ def per_element(dtype: str) -> int:
     return _PACKED.get(dtype, 1)
 
 
-def torch_shape(wanted: Wanted) -> tuple[int, ...]:
+def torch_shape(wanted: WantedTensor) -> tuple[int, ...]:
     """Its shape to torch. Raises NotSupported where elements that torch packs in pairs are odd in
     number."""
     shape = shape_of(wanted)

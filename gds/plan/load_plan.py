@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from gds.format.excerpt import shown
 from gds.format.safetensors import BITS, Header, TensorInfo
 from gds.plan.pages import page_down, page_up
-from gds.plan.tensor_parallel import Cutting, Part
+from gds.plan.tensor_parallel import Cutting, TensorPart
 from kvfs.base.errors import Invalid
 
 READ_BYTES: Final = 16 << 20
@@ -61,12 +61,12 @@ class Strategy(Enum):
     """Each piece is read alone."""
 
 
-class Wanted(NamedTuple):
+class WantedTensor(NamedTuple):
     """A tensor, or a part of one, of one file."""
 
     file: int
     tensor: TensorInfo
-    part: Part | None = None
+    part: TensorPart | None = None
     converted: bool = False
     """Its elements become others: it is read through a staging buffer."""
 
@@ -132,7 +132,7 @@ class Sliced(NamedTuple):
     end_line: int
 
 
-class Span(NamedTuple):
+class StagedSpan(NamedTuple):
     """Read the bytes [begin, end) of a file into a staging buffer, and copy them from there: of a
     tensor that is converted, of one that has several pieces in one line, or of a piece that is
     longer than the buffer."""
@@ -152,13 +152,13 @@ class Strided(NamedTuple):
     end_line: int
 
 
-Step = InPlace | Sliced | Span | Strided
+Step = InPlace | Sliced | StagedSpan | Strided
 
 
 class LoadPlan(NamedTuple):
     """The plan of a load. Tensors are numbered as they were asked for."""
 
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[WantedTensor, ...]
     lines: tuple[Lines, ...]
     """The lines of each tensor."""
     runs: tuple[Run, ...]
@@ -184,7 +184,7 @@ class LoadPlan(NamedTuple):
 
     def bytes_of(self, step: Step) -> int:
         """Bytes that one step asks a file for."""
-        if isinstance(step, InPlace | Span):
+        if isinstance(step, InPlace | StagedSpan):
             return step.end - step.begin
         lines = self.lines[step.tensor]
         each = lines.length if isinstance(step, Sliced) else lines.wanted
@@ -192,7 +192,7 @@ class LoadPlan(NamedTuple):
 
 
 def make_plan(
-    wanted: Iterable[Wanted], strategy: Strategy = Strategy.AUTO, run_bytes: int = RUN_BYTES
+    wanted: Iterable[WantedTensor], strategy: Strategy = Strategy.AUTO, run_bytes: int = RUN_BYTES
 ) -> LoadPlan:
     """How to read them. `run_bytes`: a run that is longer ends with the tensor in which it becomes
     so. Raises Invalid, where a part begins or ends within a byte."""
@@ -221,22 +221,22 @@ def make_plan(
     return LoadPlan(asked, lines, runs, run_of, tuple(steps))
 
 
-def _first_byte(step: Sliced | Span | Strided, lines: Lines) -> int:
-    if isinstance(step, Span):
+def _first_byte(step: Sliced | StagedSpan | Strided, lines: Lines) -> int:
+    if isinstance(step, StagedSpan):
         return step.begin
     return lines.begin + step.first_line * lines.length
 
 
-def parts_of(headers: Iterable[Header], cutting: Cutting) -> Iterator[Wanted]:
+def parts_of(headers: Iterable[Header], cutting: Cutting) -> Iterator[WantedTensor]:
     """The parts of the tensors of several files that a rank has. Raises Invalid."""
     for file, header in enumerate(headers):
         for tensor in header.tensors:
             part = cutting.part(tensor)
             if part is None or part.spans:
-                yield Wanted(file, tensor, part)
+                yield WantedTensor(file, tensor, part)
 
 
-def shape_of(wanted: Wanted) -> tuple[int, ...]:
+def shape_of(wanted: WantedTensor) -> tuple[int, ...]:
     """The shape of the wanted part, in elements."""
     shape = list(wanted.tensor.shape)
     if wanted.part is not None:
@@ -244,7 +244,7 @@ def shape_of(wanted: Wanted) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def lines_of(wanted: Wanted) -> Lines:
+def lines_of(wanted: WantedTensor) -> Lines:
     """The lines of the wanted part. Raises Invalid."""
     tensor, part = wanted.tensor, wanted.part
     if part is None or not math.prod(tensor.shape):
@@ -259,7 +259,7 @@ def lines_of(wanted: Wanted) -> Lines:
 
 
 @functools.lru_cache(maxsize=4096)
-def _lines_of(shape: tuple[int, ...], bits: int, part: Part) -> Lines | None:
+def _lines_of(shape: tuple[int, ...], bits: int, part: TensorPart) -> Lines | None:
     """The lines of a tensor that begins at 0 and has elements of so many bits: a checkpoint may
     have a million tensors, and a few shapes of them. None: a part begins or ends within a byte."""
     inner = math.prod(shape[part.dimension + 1 :]) * bits
@@ -288,7 +288,7 @@ def _one_line(size: int) -> Lines:
 
 
 def _runs(
-    asked: Sequence[Wanted], lines: Sequence[Lines], in_place: Iterable[int], most: int
+    asked: Sequence[WantedTensor], lines: Sequence[Lines], in_place: Iterable[int], most: int
 ) -> tuple[tuple[Run, ...], tuple[int | None, ...]]:
     """A loop without calls: there may be a million tensors."""
     runs: list[tuple[int, int, int]] = []
@@ -352,14 +352,14 @@ def _steps_alone(at: int, lines: Lines, strategy: Strategy) -> Iterator[Step]:
         yield kind(at, first, min(first + each, lines.number))
 
 
-def _spans(at: int, lines: Lines) -> Iterator[Span]:
+def _spans(at: int, lines: Lines) -> Iterator[StagedSpan]:
     offset = 0
     for line in range(lines.number):
         start = lines.begin + line * lines.length
         for first, last in lines.pieces:
             for begin in range(start + first, start + last, STAGING_BYTES):
                 end = min(begin + STAGING_BYTES, start + last)
-                yield Span(at, begin, end, offset)
+                yield StagedSpan(at, begin, end, offset)
                 offset += end - begin
 
 

@@ -27,7 +27,7 @@ class Stacked(NamedTuple):
     dimension: int = 0
 
 
-class Heads(NamedTuple):
+class AttentionHeads(NamedTuple):
     """Heads of attention, which are cut whole: of queries or of keys (or of values), or of all
     three in one tensor where both numbers are given. A head of keys is on several ranks where they
     are more than such heads: rank r has that of number r * keys // ranks, as vLLM has it."""
@@ -50,13 +50,13 @@ class Experts(NamedTuple):
     total: int
 
 
-class Refused(NamedTuple):
+class UnknownSplit(NamedTuple):
     """Nobody knows how it is cut. (What has one element all ranks have.)"""
 
     why: str
 
 
-Cut = int | Stacked | Heads | Experts | Refused | None
+Cut = int | Stacked | AttentionHeads | Experts | UnknownSplit | None
 """A number: the dimension to cut evenly along. None: all ranks have all of it."""
 Splits = Mapping[str, Cut]
 """Cuts by a regular expression that is searched in the tensor's name; the first that is found
@@ -73,8 +73,12 @@ _DIMENSION: Final = "the number of a dimension is wanted, from 0 on"
 _STACKED: Final = r"\b(qkv(_proj)?|query_key_value|W_?(pack|qkv)|wqkv|c_attn)"
 
 TRANSFORMER: Final[Splits] = {
-    r"\bexperts\.(gate_up|gate|up|down)_proj(_\w+|\.\w+)?$": Refused("experts are stacked in it"),
-    r"\b(in_proj(_\w+)?|x_proj|dt_proj|conv1d)\.": Refused("a state space is cut in another way"),
+    r"\bexperts\.(gate_up|gate|up|down)_proj(_\w+|\.\w+)?$": UnknownSplit(
+        "experts are stacked in it"
+    ),
+    r"\b(in_proj(_\w+)?|x_proj|dt_proj|conv1d)\.": UnknownSplit(
+        "a state space is cut in another way"
+    ),
     COLUMNS + r"\.(weight|bias)$": 0,
     ROWS + r"\.weight$": 1,
     ROWS + r"\.bias$": None,
@@ -86,17 +90,17 @@ TRANSFORMER: Final[Splits] = {
     r"\bgate_up_proj\.(qweight|qzeros|scales)$": Stacked((1, 1), 1),
     r"\bgate_up_proj\.g_idx$": None,
     ROWS + r"\.(qweight|g_idx)$": 0,
-    ROWS + r"\.(qzeros|scales)$": Refused("the checkpoint's config.json would say how"),
-    _STACKED + r"\.": Refused(
+    ROWS + r"\.(qzeros|scales)$": UnknownSplit("the checkpoint's config.json would say how"),
+    _STACKED + r"\.": UnknownSplit(
         "several tensors are stacked in it, and the checkpoint's config.json would say which"
     ),
-    rf"({COLUMNS}|{ROWS}|\bgate_up_proj)\.": Refused("its module is cut"),
+    rf"({COLUMNS}|{ROWS}|\bgate_up_proj)\.": UnknownSplit("its module is cut"),
 }
 """Names as Llama, Qwen, Mistral, Mixtral, InternLM, OPT and Phi have them. Heads are not known from
 names: these are cut as if there were no fewer of them than ranks."""
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """Elements along one dimension of a tensor."""
 
     dimension: int
@@ -131,18 +135,18 @@ def _lacks(cut: object) -> str | None:
             if not sizes or not all(_is_number(each, 1) for each in sizes):
                 return "sizes of one or more are wanted"
             return None if _is_number(dimension, 0) else _DIMENSION
-        case Heads():
+        case AttentionHeads():
             return _heads_lack(cut)
         case Experts(total):
             return None if _is_number(total, 1) else "a number of experts is wanted"
-        case None | Refused():
+        case None | UnknownSplit():
             return None
         case int():
             return None if _is_number(cut, 0) else _DIMENSION
     return f"{_DIMENSION}, or Stacked, Heads, Experts, Refused, None"
 
 
-def _heads_lack(heads: Heads) -> str | None:
+def _heads_lack(heads: AttentionHeads) -> str | None:
     numbers = (heads.queries, heads.keys)
     if not all(_is_number(each, 0) for each in numbers) or not any(numbers):
         return "numbers of heads are wanted"
@@ -172,10 +176,10 @@ class Cutting:
         self._rank = rank
         self._ranks = ranks
         self._numbers_count = numbers_count
-        self._known: dict[tuple[str, tuple[int, ...]], Part | None] = {}
+        self._known: dict[tuple[str, tuple[int, ...]], TensorPart | None] = {}
         """Parts by a name without its numbers, and a shape."""
 
-    def part(self, tensor: TensorInfo) -> Part | None:
+    def part(self, tensor: TensorInfo) -> TensorPart | None:
         """The part of the tensor that the rank has; None: all of it. Raises Invalid."""
         if self._ranks == 1:
             return None
@@ -188,18 +192,18 @@ class Cutting:
             self._known[kind] = self._part(tensor)
         return self._known[kind]
 
-    def _part(self, tensor: TensorInfo) -> Part | None:
+    def _part(self, tensor: TensorInfo) -> TensorPart | None:
         rank, ranks = self._rank, self._ranks
         cut, number = self._cut_of(tensor)
         match cut:
             case None:
                 return None
-            case Refused(why):
+            case UnknownSplit(why):
                 _require_one_element(tensor, why)
                 return None
             case Experts(total):
                 return _of_experts(tensor, number, total, rank, ranks)
-            case Heads():
+            case AttentionHeads():
                 return _of_heads(_Along(tensor, cut.dimension, rank, ranks), cut)
             case Stacked(sizes, dimension):
                 return _of_stacked(_Along(tensor, dimension, rank, ranks), sizes)
@@ -224,7 +228,7 @@ def _require_one_element(tensor: TensorInfo, why: str) -> None:
 
 def _of_experts(
     tensor: TensorInfo, number: str | None, total: int, rank: int, ranks: int
-) -> Part | None:
+) -> TensorPart | None:
     if number is None or not number.isdecimal() or int(number) >= total:
         given = shown(number)
         raise Invalid(
@@ -234,7 +238,7 @@ def _of_experts(
         raise Invalid(
             f"tensor {shown(tensor.name)}: {total} experts cannot be divided among {ranks} ranks"
         )
-    return None if int(number) * ranks // total == rank else Part(0, ())
+    return None if int(number) * ranks // total == rank else TensorPart(0, ())
 
 
 class _Along:
@@ -252,8 +256,8 @@ class _Along:
         self.rank = rank
         self.ranks = ranks
 
-    def part(self, spans: Iterable[tuple[int, int]]) -> Part:
-        return Part(self.dimension, tuple(spans))
+    def part(self, spans: Iterable[tuple[int, int]]) -> TensorPart:
+        return TensorPart(self.dimension, tuple(spans))
 
     def share(self, number: int, what: str = "") -> tuple[int, int]:
         """[begin, end) of the rank's share of so many."""
@@ -273,11 +277,11 @@ class _Along:
         return Invalid(f"tensor {shown(self.name)}: {why} (along dimension {self.dimension})")
 
 
-def _evenly(along: _Along) -> Part:
+def _evenly(along: _Along) -> TensorPart:
     return along.part([along.share(along.size)])
 
 
-def _of_stacked(along: _Along, sizes: tuple[int, ...]) -> Part:
+def _of_stacked(along: _Along, sizes: tuple[int, ...]) -> TensorPart:
     whole, spans, at = sum(sizes), [], 0
     for size in sizes:
         elements, rest = divmod(along.size * size, whole)
@@ -289,7 +293,7 @@ def _of_stacked(along: _Along, sizes: tuple[int, ...]) -> Part:
     return along.part(spans)
 
 
-def _of_heads(along: _Along, heads: Heads) -> Part:
+def _of_heads(along: _Along, heads: AttentionHeads) -> TensorPart:
     is_stacked = bool(heads.queries and heads.keys)
     number = heads.queries + heads.keys * (2 if is_stacked else 1)
     if heads.size is not None and along.size != number * heads.size:
@@ -315,7 +319,7 @@ def _whole_heads(along: _Along, count: int, may_repeat: bool) -> tuple[int, int]
     return along.share(count, " heads")
 
 
-def _groups(along: _Along, heads: Heads, unit: int) -> list[tuple[int, int]]:
+def _groups(along: _Along, heads: AttentionHeads, unit: int) -> list[tuple[int, int]]:
     """Whole groups; of fewer groups than ranks a part of its queries, with its key and value."""
     queries, rest = divmod(heads.queries, heads.keys)
     if rest:

@@ -52,7 +52,7 @@ class Package(NamedTuple):
     """Why it is of no use; empty where it is."""
 
 
-class Place(NamedTuple):
+class BackingPlace(NamedTuple):
     """The place of a backing file, or of one that would be made."""
 
     filesystem: str
@@ -82,7 +82,7 @@ class Capability(NamedTuple):
     """Why kvikio would read without cuFile, as far as that is seen from outside; else empty."""
     nvidia_fs: str
     """The version of the kernel module; empty: it is not loaded."""
-    place: Place | None
+    place: BackingPlace | None
     """None: nobody asked about a file."""
     mode: Mode
     mode_reason: str
@@ -110,11 +110,11 @@ def probe(path: str | os.PathLike[str] | int | None = None) -> Capability:
     return found._replace(mode=mode, mode_reason=reason)
 
 
-def place_of(path: str | os.PathLike[str] | int, sys: Path = numa.SYS) -> Place:
+def place_of(path: str | os.PathLike[str] | int, sys: Path = numa.SYS) -> BackingPlace:
     """Raises OSError."""
     device = os.stat(path).st_dev
     mount = mount_of(device)
-    return Place(
+    return BackingPlace(
         filesystem=mount.type,
         mount=mount.directory,
         direct=alignment(path) if isinstance(path, int) else _alignment(path),
@@ -152,7 +152,7 @@ def mode_of(machine: Capability) -> tuple[Mode, str]:
     return _mode_at(machine.place, f"nvidia-fs {machine.nvidia_fs}")
 
 
-def _mode_at(place: Place | None, nvidia_fs: str) -> tuple[Mode, str]:
+def _mode_at(place: BackingPlace | None, nvidia_fs: str) -> tuple[Mode, str]:
     if place is None or place.filesystem in _KNOWN:
         return Mode.GDS, nvidia_fs
     if place.filesystem not in _NEED_NVME:

@@ -18,7 +18,7 @@ import torch
 
 from gds.device.devices import first_line
 from gds.io.checked_source import CheckedSource
-from gds.io.source import Source
+from gds.io.source import SourceFile
 from gds.io.target import HostTarget, Target
 from gds.io.timings import Stages
 from gds.plan.load_plan import LoadPlan
@@ -57,7 +57,7 @@ the load, where it turns out that memory cannot be pinned; when the last tensor 
 the load was made of."""
 
 
-class Opened(NamedTuple):
+class OpenedTarget(NamedTuple):
     """The target of a load's reads."""
 
     target: Target
@@ -128,16 +128,16 @@ def open_target(
     plan: LoadPlan,
     device: torch.device,
     dtype: torch.dtype | None,
-    sources: Sequence[Source],
+    sources: Sequence[SourceFile],
     report: Report | None = None,
-) -> Iterator[Opened]:
+) -> Iterator[OpenedTarget]:
     """Opens the target of a load's reads, until the block ends. `device`: by `device_of`. Called in
     the thread that the tensors are for. Raises NotSupported, Invalid, Unavailable."""
     report = report or (lambda _taken: None)
     with contextlib.ExitStack() as stack:
         if device.type == "cpu":
             _tell(Taken(Way.HOST, "the device is the CPU"), report)
-            yield Opened(HostTarget(plan, dtype), _near_disk(sources))
+            yield OpenedTarget(HostTarget(plan, dtype), _near_disk(sources))
         else:
             yield _opened(plan, device, dtype, sources, report, stack)
 
@@ -146,10 +146,10 @@ def _opened(
     plan: LoadPlan,
     device: torch.device,
     dtype: torch.dtype | None,
-    sources: Sequence[Source],
+    sources: Sequence[SourceFile],
     report: Report,
     stack: contextlib.ExitStack,
-) -> Opened:
+) -> OpenedTarget:
     from gds.device.cuda import CudaDevice
     from gds.device.cufile import CuFileTarget
     from gds.device.device_target import DeviceTarget
@@ -157,24 +157,24 @@ def _opened(
     found = probe(sources[0].fd)
     asked = os.environ.get(ASKED, "")
     taken = choose(found.mode, found.mode_reason, asked)
-    files: dict[Source, CuFile] = {}
+    files: dict[SourceFile, CuFile] = {}
     if taken.way is Way.CUFILE:
         taken, files = _by_cufile(taken, sources, stack, is_asked=asked == "cufile")
     _tell(taken, report)
     cpus = numa.cpus_near(found.nodes_of_gpu(device.index), found.nodes, _allowed())
     gpu = CudaDevice(device, lambda why: _tell(Taken(Way.PAGEABLE, why), report))
     if taken.way is Way.PINNED:
-        return Opened(DeviceTarget(plan, gpu, dtype), cpus)
-    return Opened(CuFileTarget(plan, gpu, dtype, files), cpus)
+        return OpenedTarget(DeviceTarget(plan, gpu, dtype), cpus)
+    return OpenedTarget(CuFileTarget(plan, gpu, dtype, files), cpus)
 
 
 def _by_cufile(
     taken: Taken,
-    sources: Sequence[Source],
+    sources: Sequence[SourceFile],
     stack: contextlib.ExitStack,
     *,
     is_asked: bool,
-) -> "tuple[Taken, dict[Source, CuFile]]":
+) -> "tuple[Taken, dict[SourceFile, CuFile]]":
     """The files as kvikio has them open; or another way, where it will not do. Raises NotSupported
     and Unavailable only where it was asked for."""
     from gds.device import cufile
@@ -202,7 +202,7 @@ def _tell(taken: Taken, report: Report) -> None:
     report(taken)
 
 
-def _near_disk(sources: Sequence[Source]) -> frozenset[int] | None:
+def _near_disk(sources: Sequence[SourceFile]) -> frozenset[int] | None:
     nodes = numa.nodes()
     if len(nodes) < 2:
         return None

@@ -39,9 +39,9 @@ from typing import Final
 from kvfs.admin.fsck_records import RecordCheck, name_of
 from kvfs.admin.problem import Problem
 from kvfs.base.errors import Corrupt
-from kvfs.datastore.checksum import Checksum, checksum
+from kvfs.datastore.checksum import FileChecksum, checksum
 from kvfs.datastore.files import DataFiles
-from kvfs.datastore.index import Entry, Index, Sealed, Table
+from kvfs.datastore.index import Index, IndexEntry, Sealed, Table
 from kvfs.datastore.quarantine_directory import Quarantined, Reason
 from kvfs.meta import keys
 from kvfs.meta.records import Flag, Inode, namespace_of, unpack_inode
@@ -166,7 +166,7 @@ class Fsck:
             detail = "the index does not know it"
             yield Problem("missing_index_entry", self._name(ino), detail, mend)
 
-    def _damage(self, ino: int, inode: Inode, entry: Entry | None) -> str:
+    def _damage(self, ino: int, inode: Inode, entry: IndexEntry | None) -> str:
         """Reads all the file's data and says how they differ from the record; empty when they do
         not."""
         fd = self._files.open_unseen(ino, inode.version)
@@ -287,7 +287,7 @@ def _is_whole(kept: Quarantined, inode: Inode) -> bool:
     return found is not None and found.combined == inode.checksum
 
 
-def _where(found: Checksum | None, entry: Entry | None) -> str:
+def _where(found: FileChecksum | None, entry: IndexEntry | None) -> str:
     """Names the damaged chunks where the index knows them."""
     if found is None:
         return "its data file is shorter than its record says"

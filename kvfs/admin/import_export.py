@@ -19,7 +19,7 @@ import msgspec
 from kvfs.base.errors import NotFound
 from kvfs.client import Client, Stat
 from kvfs.transfer.cold import object_transfer
-from kvfs.transfer.cold.endpoint import Endpoint, Location, Remote
+from kvfs.transfer.cold.endpoint import ColdLocation, Endpoint, Remote
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -60,7 +60,7 @@ class Trees:
         self._lock = threading.Lock()
         self._moved = Moved()
 
-    def import_(self, source: Location, target: bytes) -> Moved:
+    def import_(self, source: ColdLocation, target: bytes) -> Moved:
         """Objects become files: one object the file `target` (or one in it, where that ends with a
         slash), all below a prefix the tree `target`. Raises NotFound where there is nothing, what
         Endpoint and Client raise."""
@@ -74,7 +74,7 @@ class Trees:
             raise NotFound(f"{source}: there is no such object, and none below it")
         return self._moved
 
-    def export(self, source: bytes, target: Location) -> Moved:
+    def export(self, source: bytes, target: ColdLocation) -> Moved:
         """A file becomes one object, a directory objects below the prefix. Raises as `import_`."""
         source = b"/" + source.strip(b"/")
         found = self._client.stat(source)
@@ -94,7 +94,7 @@ class Trees:
         self._each(self._files(source, below), send_missing)
         return self._moved
 
-    def _wanted(self, source: Location, target: bytes) -> Iterator[tuple[Remote, bytes]]:
+    def _wanted(self, source: ColdLocation, target: bytes) -> Iterator[tuple[Remote, bytes]]:
         below = f"{source.prefix}/" if source.prefix else ""
         for each in self._endpoint.objects(below):
             name = each.key[len(below) :]

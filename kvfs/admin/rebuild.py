@@ -25,18 +25,19 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from kvfs.datastore.checksum import Checksum, checksum, combine
+from kvfs.datastore.checksum import FileChecksum, checksum, combine
 from kvfs.datastore.files import DataFiles, Description, description
 from kvfs.datastore.index import Index, Sealed
 from kvfs.datastore.quarantine_directory import Reason
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
+from kvfs.meta.engine_copy import Blocking
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of
 from kvfs.tree import namespaces, rebuilt_records
 from kvfs.tree.inodes import read_inodes
-from kvfs.tree.rebuilt_records import Found, Owner
+from kvfs.tree.rebuilt_records import DirectoryOwner, RebuiltFile
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -44,21 +45,14 @@ _BATCH: Final = 64
 _THREADS: Final = 4
 
 
-class Blocking(Protocol):
-    """An engine's blocking face."""
-
-    def read_now(self, fn: Callable[[Transaction], T]) -> T: ...
-    def transact_now(self, fn: Callable[[Transaction], T]) -> T: ...
-
-
-class Read(NamedTuple):
+class DataFileRead(NamedTuple):
     """The findings of one data file."""
 
     ino: int
     version: int
     stat: os.stat_result
     said: Description | None
-    sums: Checksum | None
+    sums: FileChecksum | None
     """None: it could not be read."""
     is_known: bool = False
     """There is a record of this content, so that it was not read."""
@@ -74,7 +68,7 @@ class Read(NamedTuple):
     def matches(self) -> bool:
         return self.said is not None and self.sums is not None and self._is_said(self.sums)
 
-    def _is_said(self, sums: Checksum) -> bool:
+    def _is_said(self, sums: FileChecksum) -> bool:
         assert self.said is not None
         return (self.stat.st_size, sums.combined) == (self.said.size, self.said.checksum)
 
@@ -87,7 +81,9 @@ class Read(NamedTuple):
 class Rebuild:
     """The rebuild of one store. `engine`: takes the records, empty or begun by another node's."""
 
-    def __init__(self, engine: Blocking, files: DataFiles, index: Index, owner: Owner) -> None:
+    def __init__(
+        self, engine: Blocking, files: DataFiles, index: Index, owner: DirectoryOwner
+    ) -> None:
         self._engine = engine
         self._files = files
         self._index = index
@@ -109,7 +105,7 @@ class Rebuild:
         greatest: dict[int, int] = {}
         for ino, _ in self._files.scan():
             greatest[namespace_of(ino)] = max(ino, greatest.get(namespace_of(ino), 0))
-        nameless: list[Read] = []
+        nameless: list[DataFileRead] = []
         for batch in _batches(self._read_all(progress)):
             self._make_namespaces(batch, greatest)
             nameless += [each for each in batch if each.said is None]
@@ -125,7 +121,7 @@ class Rebuild:
                 with contextlib.suppress(FileExistsError):
                     self._files.restore(each)
 
-    def _read_all(self, progress: Callable[[int], None]) -> Iterator[Read]:
+    def _read_all(self, progress: Callable[[int], None]) -> Iterator[DataFileRead]:
         with ThreadPoolExecutor(_THREADS) as threads:
             for names in _batches(self._files.scan()):
                 for read in threads.map(self._read, names, self._known_sums(names)):
@@ -133,11 +129,11 @@ class Rebuild:
                         progress(read.stat.st_size)
                         yield read
 
-    def _known_sums(self, names: list[tuple[int, int]]) -> list[tuple[int, Checksum] | None]:
+    def _known_sums(self, names: list[tuple[int, int]]) -> list[tuple[int, FileChecksum] | None]:
         """Size and checksums of each, where there is a sealed record and this node's index agrees
         with it: another node's mirror knew the file."""
         inodes = self._engine.read_now(lambda t: read_inodes(t, [ino for ino, _ in names]))
-        found: list[tuple[int, Checksum] | None] = []
+        found: list[tuple[int, FileChecksum] | None] = []
         for (ino, version), inode in zip(names, inodes, strict=True):
             entry = self._index.get(ino)
             is_so = (
@@ -148,12 +144,14 @@ class Rebuild:
                 and combine(entry.chunks) == inode.checksum
             )
             if is_so and inode is not None and entry is not None:
-                found.append((inode.size, Checksum(inode.checksum, entry.chunks)))
+                found.append((inode.size, FileChecksum(inode.checksum, entry.chunks)))
             else:
                 found.append(None)
         return found
 
-    def _read(self, name: tuple[int, int], known: tuple[int, Checksum] | None) -> Read | None:
+    def _read(
+        self, name: tuple[int, int], known: tuple[int, FileChecksum] | None
+    ) -> DataFileRead | None:
         try:
             fd = self._files.open_unseen(*name)
         except FileNotFoundError:
@@ -168,16 +166,16 @@ class Rebuild:
             if said is not None and (said.ino, said.version) != name:
                 said = None  # a copy under another name
             if known is not None and known[0] == found.st_size:
-                return Read(*name, found, said, known[1], is_known=True)
+                return DataFileRead(*name, found, said, known[1], is_known=True)
             try:
                 sums = checksum(fd, found.st_size)
             except OSError:
                 sums = None
-            return Read(*name, found, said, sums)
+            return DataFileRead(*name, found, said, sums)
         finally:
             os.close(fd)
 
-    def _make_namespaces(self, batch: list[Read], greatest: dict[int, int]) -> None:
+    def _make_namespaces(self, batch: list[DataFileRead], greatest: dict[int, int]) -> None:
         new = {
             namespace_of(each.ino): each
             for each in batch
@@ -188,7 +186,7 @@ class Rebuild:
             name = each.said.namespace or each.said.path.split(b"/")[1:2][0]
             self._make(each.ino, name or b"lost-%d" % number, each.said.kind, greatest)
 
-    def _make_lost(self, batch: list[Read], greatest: dict[int, int]) -> None:
+    def _make_lost(self, batch: list[DataFileRead], greatest: dict[int, int]) -> None:
         """Namespaces of which no data file says anything."""
         for each in batch:
             if (number := namespace_of(each.ino)) not in self._kinds:
@@ -204,7 +202,7 @@ class Rebuild:
 
         self._kinds[number] = self._engine.transact_now(fn)
 
-    def _add(self, batch: list[Read]) -> None:
+    def _add(self, batch: list[DataFileRead]) -> None:
         good = [each for each in batch if self._is_kept(each)]
         founds = [_found(each) for each in good]
 
@@ -226,7 +224,7 @@ class Rebuild:
         self.counts["without_name"] += sum(each.said is None and not each.is_known for each in here)
         self.counts["written_since"] += sum(each.was_written and not each.is_known for each in here)
 
-    def _is_kept(self, each: Read) -> bool:
+    def _is_kept(self, each: DataFileRead) -> bool:
         """Whether the data file gets a record: a damaged one, or a nameless one of a cache, gets
         none."""
         is_cache = self._kinds[namespace_of(each.ino)] == "cache"
@@ -244,7 +242,7 @@ class Rebuild:
             return False
         return not each.is_damaged
 
-    def _drop(self, each: Read) -> None:
+    def _drop(self, each: DataFileRead) -> None:
         """A data file without a record: of a cache it goes, else into quarantine."""
         if self._kinds[namespace_of(each.ino)] == "cache":
             self._files.unlink(each.ino, each.version)
@@ -259,7 +257,7 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
         yield batch
 
 
-def begin(t: Transaction, owner: Owner) -> None:
+def begin(t: Transaction, owner: DirectoryOwner) -> None:
     """Make the root, where it is missing; until `finish` no node opens the engine."""
     if t.get(keys.inode(ROOT_INODE)) is None:
         namespaces.format(t, owner.now, owner.uid, owner.gid)
@@ -271,7 +269,7 @@ def finish(t: Transaction) -> None:
     t.put(keys.VERSION, b"%d" % keys.SCHEMA)
 
 
-def _found(each: Read) -> Found:
+def _found(each: DataFileRead) -> RebuiltFile:
     said = each.said
     now = max(each.stat.st_mtime_ns, each.stat.st_ctime_ns)
     inode = Inode(
@@ -291,4 +289,4 @@ def _found(each: Read) -> Found:
         checksum=each.sums.combined if each.matches and each.sums else b"",
     )
     paths = [each_path for each_path in (said.path, *said.others) if each_path] if said else []
-    return Found(each.ino, each.version, inode, paths, said.xattrs if said else {})
+    return RebuiltFile(each.ino, each.version, inode, paths, said.xattrs if said else {})

@@ -44,7 +44,7 @@ from kvfs.meta.replica.direct_engine import DirectEngine
 from kvfs.meta.replica.replica_mark import read_mark
 from kvfs.tree.copies import placements
 from kvfs.tree.inodes import read_inodes
-from kvfs.tree.rebuilt_records import Owner
+from kvfs.tree.rebuilt_records import DirectoryOwner
 
 Progress = Callable[[int], None]
 _DEADLINE_S: Final = 10.0
@@ -87,7 +87,7 @@ class Rebuilding:
         is_whole = mark is not None and mark.filled is None and mark.cluster == found.cluster
         self.position = mark.position if mark is not None and is_whole else _NONE
 
-    def run(self, owner: Owner, progress: Progress, *, replace: bool = False) -> Came:
+    def run(self, owner: DirectoryOwner, progress: Progress, *, replace: bool = False) -> Came:
         """Add what this node has. `replace`: give up what the engine holds, which is older or
         another cluster's.
 
@@ -145,7 +145,7 @@ class Rebuilding:
             restoring.close()
 
     def _add(
-        self, engine: DirectEngine, owner: Owner, progress: Progress, *, replace: bool
+        self, engine: DirectEngine, owner: DirectoryOwner, progress: Progress, *, replace: bool
     ) -> Came:
         engine.transact_now(lambda t: _begin(t, replace=replace))
         is_newest = self.position > engine.read_now(_filled)

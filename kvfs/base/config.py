@@ -205,7 +205,7 @@ def _written(value: object) -> str | bool | int | list[str]:
 KEYS: Final = Config.__struct_fields__
 
 
-class Source(msgspec.Struct, frozen=True):
+class SettingsSource(msgspec.Struct, frozen=True):
     """Values from one place; `label` says where a key of it stands, for messages."""
 
     values: Mapping[str, object]
@@ -280,10 +280,10 @@ def _check_cluster(config: Config, origins: Mapping[str, str]) -> None:
 
 def _sources(
     flags: Mapping[str, object], file: Path | None, environ: Mapping[str, str]
-) -> Iterable[Source]:
+) -> Iterable[SettingsSource]:
     path = _file_in_use(file, environ)
     if path is not None:
-        yield Source(_read_toml(path), lambda key: f"{path}: {key}")
+        yield SettingsSource(_read_toml(path), lambda key: f"{path}: {key}")
     variables = {
         name.removeprefix(_PREFIX).lower(): value
         for name, value in environ.items()
@@ -291,8 +291,8 @@ def _sources(
         and name not in _NOT_SETTINGS
         and not name.startswith(_TEST_PREFIX)
     }
-    yield Source(variables, lambda key: f"environment: {_PREFIX}{key.upper()}")
-    yield Source(flags, lambda key: f"flag: --{key.replace('_', '-')}")
+    yield SettingsSource(variables, lambda key: f"environment: {_PREFIX}{key.upper()}")
+    yield SettingsSource(flags, lambda key: f"flag: --{key.replace('_', '-')}")
 
 
 def _file_in_use(file: Path | None, environ: Mapping[str, str]) -> Path | None:

@@ -57,7 +57,7 @@ class NoNode(errors.Unavailable):
 log = logging.getLogger(__name__)
 
 
-class Request(msgspec.Struct):
+class ControlRequest(msgspec.Struct):
     method: str
     params: dict[str, Any] = {}
     version: int = 1
@@ -68,14 +68,14 @@ class ErrorBody(msgspec.Struct):
     message: str
 
 
-class Response(msgspec.Struct, omit_defaults=True):
+class ControlResponse(msgspec.Struct, omit_defaults=True):
     result: Any = None
     error: ErrorBody | None = None
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_request = msgspec.json.Decoder(Request).decode
-_decode_response = msgspec.json.Decoder(Response).decode
+_decode_request = msgspec.json.Decoder(ControlRequest).decode
+_decode_response = msgspec.json.Decoder(ControlResponse).decode
 
 
 class ControlServer:
@@ -119,7 +119,7 @@ class ControlServer:
         finally:
             self._connections.release()
 
-    async def _answer(self, line: bytes) -> Response:
+    async def _answer(self, line: bytes) -> ControlResponse:
         try:
             request = _decode_request(line)
             _check_version(request)
@@ -129,17 +129,17 @@ class ControlServer:
                 raise errors.NotSupported(
                     f"this node has no method '{request.method}'; there are: {known}"
                 )
-            return Response(result=await handler(request.params))
+            return ControlResponse(result=await handler(request.params))
         except errors.KvfsError as error:
-            return Response(error=ErrorBody(type(error).__name__, str(error)))
+            return ControlResponse(error=ErrorBody(type(error).__name__, str(error)))
         except msgspec.MsgspecError as error:
-            return Response(error=ErrorBody("Invalid", f"not a control request: {error}"))
+            return ControlResponse(error=ErrorBody("Invalid", f"not a control request: {error}"))
         except Exception as error:
             log.exception("a control request failed")
-            return Response(error=ErrorBody("Unavailable", f"the node failed: {error!r}"))
+            return ControlResponse(error=ErrorBody("Unavailable", f"the node failed: {error!r}"))
 
 
-def _check_version(request: Request) -> None:
+def _check_version(request: ControlRequest) -> None:
     """Raises NotSupported."""
     if abs(request.version - CONTROL) <= 1 or request.method in _OF_ANY_VERSION:
         return
@@ -181,7 +181,7 @@ def call(
         return _result(_exchange(peer, request, deadline_s))
 
 
-class Caller:
+class ControlClient:
     """Asks one node again and again, from any thread; `call` as the function of that name.
 
     Connections are kept for the next request, which takes a third of the time then. The node closes
@@ -263,7 +263,7 @@ def _exchange(peer: socket.socket, request: bytes, deadline_s: float) -> bytearr
 
 
 def _request(method: str, params: Mapping[str, object] | None) -> bytes:
-    line = _encode(Request(method, dict(params or {}), CONTROL)) + b"\n"
+    line = _encode(ControlRequest(method, dict(params or {}), CONTROL)) + b"\n"
     if len(line) > LINE_LIMIT:
         raise errors.TooLarge(f"a control request may hold {LINE_LIMIT} bytes, not {len(line)}")
     return line

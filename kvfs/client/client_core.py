@@ -22,9 +22,9 @@ from kvfs.session.node_client import Link
 from kvfs.session.parallel import Step, nothing
 from kvfs.session.paths import Path
 from kvfs.session.post_commit import Finisher
-from kvfs.session.reader import Opened, Reader
-from kvfs.session.space_reservation import Room
-from kvfs.session.staging import Options, Target
+from kvfs.session.reader import OpenedFile, Reader
+from kvfs.session.space_reservation import SpaceReservation
+from kvfs.session.staging import Options, StagingTarget
 from kvfs.session.touches import Touches
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Core:
         self._link = link = Link(opened.store.socket)
         self._finisher = Finisher(opened, link)
         self._touches = Touches(opened, link, known=reads_known)
-        self._drafts = Drafts(opened, Room(opened.files.root, link), self._finisher)
+        self._drafts = Drafts(opened, SpaceReservation(opened.files.root, link), self._finisher)
         self._reader = Reader(opened, self._touches, link)
         self._names = Names(opened, self._touches, self._finisher, link)
 
@@ -164,12 +164,12 @@ class Core:
         views = [writable(buffer) for buffer in buffers]
         return self._reader.read_many_into(wanted, views, step, verify=verify)
 
-    def sums_of(self, opened: Opened) -> bytes | None:
+    def sums_of(self, opened: OpenedFile) -> bytes | None:
         """The xxh3-128 of each of its chunks, one after the other; None where the store has none.
         Raises as `Client.open`."""
         return self._reader.sums_of(opened)
 
-    def is_written(self, opened: Opened) -> bool:
+    def is_written(self, opened: OpenedFile) -> bool:
         """Whether somebody has the file open for writing on a mount of this host. Raises
         Unavailable."""
         return self._link.is_written(opened.found.ino)
@@ -182,12 +182,12 @@ class Core:
         finally:
             os.close(opened.fd)
 
-    def open_file(self, path: Path) -> Opened:
+    def open_file(self, path: Path) -> OpenedFile:
         """A descriptor for reading, which the caller closes. Raises as `Client.open`."""
         self._require_open()
         return self._reader.open(paths.parse(path))
 
-    def _begin(self, wanted: Sequence[tuple[Target, int]], options: Options) -> list[Draft]:
+    def _begin(self, wanted: Sequence[tuple[StagingTarget, int]], options: Options) -> list[Draft]:
         self._require_open()
         return self._drafts.begin(wanted, options)
 
@@ -213,6 +213,6 @@ class Core:
         assert self.session
 
 
-def target_of(path: Path) -> Target:
+def target_of(path: Path) -> StagingTarget:
     """The place of a new file or directory. Raises Invalid for `/`."""
-    return Target(*paths.parse_name(path))
+    return StagingTarget(*paths.parse_name(path))

@@ -21,7 +21,7 @@ _NAME: Final = 9
 """The offset of the name in the key of an entry."""
 
 
-class Written(NamedTuple):
+class WrittenKey(NamedTuple):
     """A key that was changed."""
 
     key: bytes
@@ -39,7 +39,7 @@ class Heard(NamedTuple):
 
 def heard(
     t: Transaction,
-    written: Iterable[Written],
+    written: Iterable[WrittenKey],
     knows: Callable[[int], bool],
     holds: Callable[[int], bool],
 ) -> Heard:
@@ -61,7 +61,7 @@ def heard(
     return found
 
 
-def lost(t: Transaction, written: Sequence[Written]) -> list[tuple[bytes, Lost]]:
+def lost(t: Transaction, written: Sequence[WrittenKey]) -> list[tuple[bytes, Lost]]:
     """Names that went for a reason: entries as a mount is asked for them (`NotFound.at`)."""
     removed = [
         (each.key, each.old)

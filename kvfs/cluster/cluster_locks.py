@@ -28,7 +28,7 @@ from kvfs.base.errors import Conflict, NoLocks, Unavailable
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Namespace, namespace_of, pack
-from kvfs.policy.byte_range_locks import LAST, Lock, Owner, granted, obstacle, released
+from kvfs.policy.byte_range_locks import LAST, ByteRangeLock, LockOwner, granted, obstacle, released
 from kvfs.tree import namespaces
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ RECHECK_S: Final = 1.0
 _CLOSES_S: Final = 10.0
 
 
-class Place(NamedTuple):
+class LockTarget(NamedTuple):
     """The file that is locked, and the kind of lock."""
 
     ino: int
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     """flock's locks, and not fcntl's: they do not see each other."""
 
 
-Change = Callable[[Sequence[Lock]], list[Lock] | None]
+Change = Callable[[Sequence[ByteRangeLock]], list[ByteRangeLock] | None]
 """The locks held after it; None: something is in the way."""
 IsAlive = Callable[[int, int], bool]
 """Whether a node, by number and incarnation, still has what it had locked."""
@@ -61,7 +61,7 @@ class LockEngine(Engine, Protocol):
         """The record of a namespace. Raises Unavailable."""
 
 
-_unpack = msgspec.msgpack.Decoder(list[Lock]).decode
+_unpack = msgspec.msgpack.Decoder(list[ByteRangeLock]).decode
 
 
 class Locks:
@@ -81,23 +81,23 @@ class Locks:
         self._node = node
         self._incarnation = incarnation
         self._is_alive = is_alive
-        self._here: dict[Place, list[Lock]] = {}
-        self._reached: dict[Place, set[Owner]] = {}
+        self._here: dict[LockTarget, list[ByteRangeLock]] = {}
+        self._reached: dict[LockTarget, set[LockOwner]] = {}
         """Owners of this mount that have had locks in the engine."""
-        self._waiting: dict[Place, trio.Event] = {}
-        self._believed: dict[Place, set[Owner]] = {}
+        self._waiting: dict[LockTarget, trio.Event] = {}
+        self._believed: dict[LockTarget, set[LockOwner]] = {}
         """Owners of this mount that have locks in the engine, unless they were lost."""
-        self._lost: set[tuple[Place, Owner]] = set()
+        self._lost: set[tuple[LockTarget, LockOwner]] = set()
         """Those of them that are known to have lost their locks, and were not told."""
-        self._asking: Counter[tuple[Place, Owner]] = Counter()
+        self._asking: Counter[tuple[LockTarget, LockOwner]] = Counter()
         """Requests under way: what is recorded may be theirs already."""
         self.counters = {"locks_lost": 0}
-        self._closing: dict[tuple[Place, Owner], trio.Event] = {}
+        self._closing: dict[tuple[LockTarget, LockOwner], trio.Event] = {}
         """Owners that have closed, and still have locks in the engine."""
 
-    def owner(self, number: int) -> Owner:
+    def owner(self, number: int) -> LockOwner:
         """An owner of this mount, as its kernel names it."""
-        return Owner(self._node, self._incarnation, number)
+        return LockOwner(self._node, self._incarnation, number)
 
     async def run(self) -> None:
         """Give back what could not be when its owner closed, until cancelled."""
@@ -107,7 +107,7 @@ class Locks:
                 with contextlib.suppress(NoLocks):
                     await self._give_back(place, owner)
 
-    async def acquire(self, place: Place, wish: Lock, *, wait: bool) -> None:
+    async def acquire(self, place: LockTarget, wish: ByteRangeLock, *, wait: bool) -> None:
         """Have the lock. Raises Conflict where somebody else's is in the way and `wait` is not set,
         NoLocks where the engine cannot be asked, or its owner has lost what it had. Cancelled: as
         if it had not been asked for, unless it was granted already."""
@@ -121,7 +121,9 @@ class Locks:
             with trio.move_on_after(RECHECK_S):
                 await changed.wait()
 
-    async def release(self, place: Place, owner: Owner, start: int = 0, end: int = LAST) -> None:
+    async def release(
+        self, place: LockTarget, owner: LockOwner, start: int = 0, end: int = LAST
+    ) -> None:
         """Give these bytes back; nothing where they are not held. Raises NoLocks, also where they
         were lost."""
         try:
@@ -130,7 +132,7 @@ class Locks:
             self._believe(place, owner, ())  # who gave them back misses none
             raise
 
-    async def closed(self, place: Place, owner: Owner) -> None:
+    async def closed(self, place: LockTarget, owner: LockOwner) -> None:
         """The owner has no lock on the file any more; nothing to do where it had none. What cannot
         be given back now is soon: a close does not fail by it."""
         here = self._here.get(place)
@@ -143,7 +145,7 @@ class Locks:
             with contextlib.suppress(NoLocks):
                 await self._give_back(place, owner)
 
-    async def _give_back(self, place: Place, owner: Owner) -> None:
+    async def _give_back(self, place: LockTarget, owner: LockOwner) -> None:
         await self.release(place, owner)
         reached = self._reached.get(place)
         if reached is not None:
@@ -154,7 +156,7 @@ class Locks:
         if event is not None:
             event.set()
 
-    async def _after_closes(self, place: Place) -> None:
+    async def _after_closes(self, place: LockTarget) -> None:
         """A close has returned before its locks went: who asks after it finds them gone. Raises
         NoLocks."""
         closing = [event for (each, _), event in self._closing.items() if each == place]
@@ -164,14 +166,14 @@ class Locks:
         if deadline.cancelled_caught:
             raise NoLocks("locks of a file that was closed cannot be given back")
 
-    async def obstacle(self, place: Place, wish: Lock) -> Lock | None:
+    async def obstacle(self, place: LockTarget, wish: ByteRangeLock) -> ByteRangeLock | None:
         """The lock that keeps this one from being granted now. Raises NoLocks."""
         await self._after_closes(place)
         if not self.reaches_cluster(place.ino):
             return obstacle(self._here.get(place, ()), wish)
         return await self._asked(self._seen(place, wish))
 
-    async def _seen(self, place: Place, wish: Lock) -> Lock | None:
+    async def _seen(self, place: LockTarget, wish: ByteRangeLock) -> ByteRangeLock | None:
         await self._catch_up()
         return await self._engine.read(lambda t: obstacle(self._alive(t, place), wish))
 
@@ -180,7 +182,7 @@ class Locks:
         lost = 0
         for key in changed:
             if key[:1] == b"K" and not keys.is_append_lease(key):
-                place = Place(keys.unpack_u64(key, 1), key[9:] == b"f")
+                place = LockTarget(keys.unpack_u64(key, 1), key[9:] == b"f")
                 lost += self._look_for_lost(place)
                 self._wake(place)
         if lost:
@@ -190,7 +192,7 @@ class Locks:
                 lost,
             )
 
-    def _look_for_lost(self, place: Place) -> int:
+    def _look_for_lost(self, place: LockTarget) -> int:
         """How many owners have lost their locks of a file since it was last looked."""
         believed = self._believed.get(place)
         if not believed:
@@ -214,7 +216,7 @@ class Locks:
         listed = self._engine.read_now(namespaces.list_all)
         return any(each.namespace.locks == "cluster" for each in listed)
 
-    async def _change(self, place: Place, owner: Owner, change: Change) -> bool:
+    async def _change(self, place: LockTarget, owner: LockOwner, change: Change) -> bool:
         """Whether it was done: nothing was in the way."""
         if not self.reaches_cluster(place.ino):
             done = self._change_here(place, change)
@@ -225,10 +227,10 @@ class Locks:
             self._wake(place)
         return done
 
-    async def _change_in_cluster(self, place: Place, owner: Owner, change: Change) -> bool:
+    async def _change_in_cluster(self, place: LockTarget, owner: LockOwner, change: Change) -> bool:
         """Checks a grant where all locks are; a lock that seems to be in the way may have gone."""
 
-        def fn(t: Transaction) -> list[Lock] | None:
+        def fn(t: Transaction) -> list[ByteRangeLock] | None:
             # Where it asks for several at once, one may end what another one believed.
             is_alone = self._asking[place, owner] == 1
             believed = is_alone and owner in self._believed.get(place, ())
@@ -256,7 +258,7 @@ class Locks:
             self._believe(place, owner, held)
         return held is not None
 
-    def _believe(self, place: Place, owner: Owner, held: Sequence[Lock]) -> None:
+    def _believe(self, place: LockTarget, owner: LockOwner, held: Sequence[ByteRangeLock]) -> None:
         """Believes that these are the locks of a file, and that its owner may have some."""
         believed = self._believed.setdefault(place, set())
         if any(each.owner == owner for each in held):
@@ -267,7 +269,7 @@ class Locks:
         if not believed:
             del self._believed[place]
 
-    def _change_here(self, place: Place, change: Change) -> bool:
+    def _change_here(self, place: LockTarget, change: Change) -> bool:
         held = change(self._here.get(place, ()))
         if held:
             self._here[place] = held
@@ -275,7 +277,9 @@ class Locks:
             self._here.pop(place, None)
         return held is not None
 
-    def _change_there(self, t: Transaction, place: Place, change: Change) -> list[Lock] | None:
+    def _change_there(
+        self, t: Transaction, place: LockTarget, change: Change
+    ) -> list[ByteRangeLock] | None:
         before = self._alive(t, place)
         held = change(before)
         key = keys.locks(*place)
@@ -285,10 +289,10 @@ class Locks:
             t.delete(key)
         return held
 
-    def _alive(self, t: Transaction, place: Place) -> list[Lock]:
+    def _alive(self, t: Transaction, place: LockTarget) -> list[ByteRangeLock]:
         return [each for each in _held(t, place) if self._counts(each.owner)]
 
-    def _counts(self, owner: Owner) -> bool:
+    def _counts(self, owner: LockOwner) -> bool:
         if (owner.node, owner.incarnation) == (self._node, self._incarnation):
             return True
         return self._is_alive(owner.node, owner.incarnation)
@@ -299,7 +303,7 @@ class Locks:
         except Unavailable as error:
             raise NoLocks(f"the cluster cannot be asked about locks: {error}") from error
 
-    def _wake(self, place: Place) -> None:
+    def _wake(self, place: LockTarget) -> None:
         event = self._waiting.pop(place, None)
         if event is not None:
             event.set()
@@ -309,11 +313,11 @@ class _Lost(Exception):
     """The owner had locks of the file, and has none any more."""
 
 
-def _held(t: Transaction, place: Place) -> list[Lock]:
+def _held(t: Transaction, place: LockTarget) -> list[ByteRangeLock]:
     """As they are recorded, also of nodes that are dead."""
     value = t.get(keys.locks(*place))
     return [] if value is None else _unpack(value)
 
 
-def _take(held: Sequence[Lock], wish: Lock) -> list[Lock] | None:
+def _take(held: Sequence[ByteRangeLock], wish: ByteRangeLock) -> list[ByteRangeLock] | None:
     return None if obstacle(held, wish) else granted(held, wish)

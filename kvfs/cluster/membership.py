@@ -46,7 +46,7 @@ from kvfs.datastore.layout import Store
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.lmdb.boot import boot_id
-from kvfs.meta.node_leases import Fenced, Joined, Leases, Lost, Renewed, State
+from kvfs.meta.node_leases import Fenced, Joined, JoinState, Leases, Lost, Renewed
 from kvfs.meta.records import pack
 from kvfs.meta.redis.calling import locate
 from kvfs.meta.redis.leasing import LeaseTable
@@ -232,7 +232,7 @@ class Membership:
 
     # ---- its steps
 
-    def _check_cluster(self, before: Kept, state: State) -> None:
+    def _check_cluster(self, before: Kept, state: JoinState) -> None:
         if not state.cluster:
             raise Lost(
                 f"the engine holds no cluster, and {self.store.root} is node {before.node} of"
@@ -247,7 +247,7 @@ class Membership:
                 " --replace` puts this one back in its place"
             )
 
-    async def _wait_for_twin(self, before: Kept, state: State) -> None:
+    async def _wait_for_twin(self, before: Kept, state: JoinState) -> None:
         """Waits until no other process can be this node. For this very store the lock, which we
         have, tells that none is: the process that renewed its lease was killed. A lease that was
         renewed elsewhere a moment ago belongs to a host which has just died, or to a copy of the
@@ -267,7 +267,7 @@ class Membership:
                 )
             found = again
 
-    async def _find_secrets(self, state: State) -> bool:
+    async def _find_secrets(self, state: JoinState) -> bool:
         """Whether they were made now."""
         found = node_identity.read_secrets(self.secret_file)
         if not state.cluster and not self._founds:

@@ -15,8 +15,8 @@ import trio
 
 from kvfs.base.errors import Conflict, Corrupt, Invalid, Unavailable
 from kvfs.cluster import handshake, peer_protocol
-from kvfs.cluster.peer_protocol import Ask, Identity, Later, Lent, PeerAddress
-from kvfs.http.api import Answer, ClientConnection, Field, Lost, connect
+from kvfs.cluster.peer_protocol import Ask, Later, Lent, PeerAddress, PeerIdentity
+from kvfs.http.api import ClientConnection, ConnectionLost, Field, ResponseHead, connect
 
 CALL_S: Final = 5.0
 """How long an answer may take, connecting included, where the caller says nothing else."""
@@ -36,7 +36,7 @@ class Redirected(Exception):
         self.addresses = addresses
 
 
-class Incoming:
+class IncomingChunks:
     """Chunks on their way; see `ClientConnection` for how they are received."""
 
     __slots__ = ("all_sums", "ask", "connection", "lent", "stamp", "sums")
@@ -79,7 +79,7 @@ class _Peer:
 class PeerClient:
     """Asks other nodes. For one event loop."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: PeerIdentity) -> None:
         self._identity = identity
         self._idle: dict[PeerAddress, list[_Peer]] = {}
         self.connected = 0
@@ -116,7 +116,7 @@ class PeerClient:
     @asynccontextmanager
     async def data(
         self, address: PeerAddress, ask: Ask, deadline_s: float = CALL_S, mover: bytes = b""
-    ) -> AsyncIterator[Incoming]:
+    ) -> AsyncIterator[IncomingChunks]:
         """Chunks of a data file, at least the first that is asked for; `deadline_s` is for the head
         of the answer. With the kind of a `mover` the holder may lend them and send no bytes.
 
@@ -150,11 +150,11 @@ class PeerClient:
         target: bytes,
         body: bytes,
         fields: Sequence[Field] = (),
-    ) -> tuple[_Peer, Answer]:
+    ) -> tuple[_Peer, ResponseHead]:
         while (peer := self._take_idle(address)) is not None:
             try:
                 return peer, await self._send(peer, method, target, body, fields)
-            except Lost:
+            except ConnectionLost:
                 continue  # it was idle for too long: the next, or a new one
         peer = await self._meet(address)
         return peer, await self._send(peer, method, target, body, fields)
@@ -170,7 +170,7 @@ class PeerClient:
 
     async def _send(
         self, peer: _Peer, method: str, target: bytes, body: bytes, further: Sequence[Field]
-    ) -> Answer:
+    ) -> ResponseHead:
         fields = [(peer_protocol.AT, peer_protocol.render_at(self._identity.at)), *further]
         if peer.proof is not None:
             fields.append((peer_protocol.PROOF, peer_protocol.render_proof(peer.proof)))
@@ -202,8 +202,8 @@ class PeerClient:
 
 
 def _incoming(
-    ask: Ask, answer: Answer, connection: ClientConnection, *, may_lend: bool
-) -> Incoming:
+    ask: Ask, answer: ResponseHead, connection: ClientConnection, *, may_lend: bool
+) -> IncomingChunks:
     """Raises Corrupt."""
     told, lent = answer.fields.get(peer_protocol.SUMS), None
     try:
@@ -215,10 +215,10 @@ def _incoming(
     except Invalid as error:
         raise Corrupt(str(error)) from None
     stamp = answer.fields.get(peer_protocol.STAMP, b"")
-    return Incoming(ask, sums, all_sums, stamp, connection, lent)
+    return IncomingChunks(ask, sums, all_sums, stamp, connection, lent)
 
 
-async def _check(answer: Answer, connection: ClientConnection) -> None:
+async def _check(answer: ResponseHead, connection: ClientConnection) -> None:
     """Raises what an answer other than 200 says."""
     if answer.status == 200:
         return
@@ -238,7 +238,7 @@ def _in_time(deadline_s: float, address: PeerAddress) -> Iterator[None]:
             yield
     except trio.TooSlowError:
         raise Unavailable(f"{_named(address)} did not answer in {deadline_s:g} s") from None
-    except Lost as error:
+    except ConnectionLost as error:
         raise Unavailable(f"{_named(address)} is not reached: {error}") from None
 
 

@@ -89,7 +89,7 @@ class PeerAddress(NamedTuple):
 
 
 @dataclass(slots=True)
-class Identity:
+class PeerIdentity:
     """The identity that this node shows its peers; shared by its server and its client."""
 
     party: Party
@@ -140,7 +140,7 @@ class Later(Exception):
     """The chunk is on its way to the node that was asked: it is to be asked again."""
 
 
-class Problem(msgspec.Struct, array_like=True):
+class PeerError(msgspec.Struct, array_like=True):
     """An error, as it travels."""
 
     name: str
@@ -148,7 +148,7 @@ class Problem(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_problem = msgspec.msgpack.Decoder(Problem)
+_problem = msgspec.msgpack.Decoder(PeerError)
 _addresses = msgspec.msgpack.Decoder(list[PeerAddress])
 
 
@@ -276,7 +276,7 @@ def parse_addresses(body: bytes) -> list[PeerAddress]:
 def render_error(error: KvfsError) -> tuple[int, bytes]:
     """Status and body."""
     name = type(error).__name__
-    return _STATUSES.get(name, _OTHER_STATUS), _encode(Problem(name, str(error)))
+    return _STATUSES.get(name, _OTHER_STATUS), _encode(PeerError(name, str(error)))
 
 
 def parse_error(body: bytes) -> KvfsError:

@@ -20,8 +20,8 @@ from kvfs.base.errors import AccessDenied, Invalid, KvfsError, NotFound, NotSupp
 from kvfs.cluster import peer_protocol
 from kvfs.cluster.handshake import LIMIT as HELLO_BYTES
 from kvfs.cluster.handshake import Answering, Party
-from kvfs.cluster.peer_protocol import Ask, Identity, Later, Lent, PeerAddress
-from kvfs.http.api import Body, FileRange, Head, Limits, Response, serve
+from kvfs.cluster.peer_protocol import Ask, Later, Lent, PeerAddress, PeerIdentity
+from kvfs.http.api import FileRange, Head, Limits, RequestBody, Response, serve
 from kvfs.policy.fanout_tree import Spreading
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class PeerServer:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: PeerIdentity,
         shelf: Shelf,
         may_serve: Callable[[], bool],
     ) -> None:
@@ -115,7 +115,7 @@ class PeerServer:
         """Serve on `listeners`, which are closed at the end, until cancelled."""
         await serve(listeners, self._handle, _LIMITS, refuse=_refuse, task_status=task_status)
 
-    async def _handle(self, head: Head, body: Body) -> Response:
+    async def _handle(self, head: Head, body: RequestBody) -> Response:
         try:
             return await self._answer(head, body)
         except Later:
@@ -125,7 +125,7 @@ class PeerServer:
         except OSError as error:
             return _problem(Unavailable(f"a data file cannot be read: {error.strerror}"))
 
-    async def _answer(self, head: Head, body: Body) -> Response:
+    async def _answer(self, head: Head, body: RequestBody) -> Response:
         if head.target == peer_protocol.HELLO and head.method == "POST":
             return await self._hello(head, body)
         peer = self._known(head)
@@ -139,7 +139,7 @@ class PeerServer:
 
     # --- who asks ---
 
-    async def _hello(self, head: Head, body: Body) -> Response:
+    async def _hello(self, head: Head, body: RequestBody) -> Response:
         assert head.session is not None
         answering = Answering(self._identity.secrets(), self._identity.party)
         try:
@@ -231,7 +231,7 @@ class PeerServer:
         self.counters["peers_redirected"] += bool(others)
         return others
 
-    async def _call(self, head: Head, body: Body, peer: Party) -> Response:
+    async def _call(self, head: Head, body: RequestBody, peer: Party) -> Response:
         method = self.methods.get(peer_protocol.parse_method_target(head.target))
         if method is None:
             raise NotSupported("this node does not know this method")

@@ -3,12 +3,12 @@
 from kvfs.base.errors import Unavailable
 from kvfs.cluster.peer_protocol import PeerAddress
 from kvfs.cluster.roster import Roster
-from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 
 
-def snapshot(roster: Roster) -> Snapshot:
+def snapshot(roster: Roster) -> ClusterSnapshot:
     """A snapshot of all nodes that were not removed. One that others cannot reach lends nothing."""
-    return Snapshot(
+    return ClusterSnapshot(
         Host(
             number=each.number,
             capacity=each.capacity_bytes if each.peer else 0,

@@ -27,7 +27,7 @@ _Also = Callable[[memoryview], None]
 """Takes each piece that is read, too."""
 
 
-class Checksum(NamedTuple):
+class FileChecksum(NamedTuple):
     """The checksums of a whole file."""
 
     combined: bytes
@@ -40,7 +40,7 @@ class Checksum(NamedTuple):
 
 def checksum(
     fd: int, size: int, *, md5: bool = False, step: Callable[[], None] | None = None
-) -> Checksum | None:
+) -> FileChecksum | None:
     """The checksums of the first `size` bytes; None when the file turned out shorter. Holes are not
     read. With `md5` it takes ten times as long, holes included; where they are larger than a GiB
     together there is no MD5. `step` is called before each chunk; what it raises ends it."""
@@ -61,7 +61,7 @@ def checksum(
             return None
         digests += digest
     hexadecimal = "" if whole is None else whole.hexdigest()
-    return Checksum(combine(bytes(digests)), bytes(digests), hexadecimal)
+    return FileChecksum(combine(bytes(digests)), bytes(digests), hexadecimal)
 
 
 def wrong_chunks(fd: int, size: int, chunks: bytes, first: int, count: int) -> list[int]:

@@ -56,7 +56,7 @@ class Table(Protocol):
         """Run `fn` and commit, at once."""
 
 
-class Entry(msgspec.Struct, array_like=True, kw_only=True):
+class IndexEntry(msgspec.Struct, array_like=True, kw_only=True):
     """The node's knowledge of one data file (msgpack array; fields are only ever appended)."""
 
     version: int
@@ -88,7 +88,7 @@ class _Added(NamedTuple):
 _BLOCK: Final = 512
 _sum = struct.Struct(">q")
 _pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(Entry).decode
+_unpack = msgspec.msgpack.Decoder(IndexEntry).decode
 
 
 class Index:
@@ -127,7 +127,7 @@ class Index:
             for ino, version, chunks, blocks in sealed:
                 old = _get(t, ino)
                 clock = old.clock if old else self._touched.get(ino, now)
-                new = Entry(version=version, clock=clock, chunks=chunks, blocks=blocks)
+                new = IndexEntry(version=version, clock=clock, chunks=chunks, blocks=blocks)
                 _replace(t, ino, old, new, sums)
             sums.write(t)
 
@@ -142,7 +142,7 @@ class Index:
             used[namespace_id] = used.get(namespace_id, 0) + added.blocks * _BLOCK
         return used
 
-    def get(self, ino: int) -> Entry | None:
+    def get(self, ino: int) -> IndexEntry | None:
         """The entry of the file, as last written."""
         return self._table.read_now(lambda t: _get(t, ino))
 
@@ -226,12 +226,12 @@ class Index:
                 del self._touched[ino]
                 self._added.pop(ino, None)
 
-    def entries(self, start: int = 0, limit: int = _PAGE) -> list[tuple[int, Entry]]:
+    def entries(self, start: int = 0, limit: int = _PAGE) -> list[tuple[int, IndexEntry]]:
         """(inode, entry) in ascending order from inode `start`, at most `limit`."""
         first = b"f" + keys.pack_u64(start)
 
-        def fn(t: Transaction) -> list[tuple[int, Entry]]:
-            found: list[tuple[int, Entry]] = []
+        def fn(t: Transaction) -> list[tuple[int, IndexEntry]]:
+            found: list[tuple[int, IndexEntry]] = []
             for key, value in t.scan(first, b"g"):
                 if len(found) == limit:
                     break
@@ -257,7 +257,7 @@ class Index:
             start, wrong = self._table.read_now(partial(_wrong_order, start=start))
             yield from wrong
 
-    def unordered(self, ino: int, entry: Entry) -> bool:
+    def unordered(self, ino: int, entry: IndexEntry) -> bool:
         """Whether the entry lacks its place in the access order."""
         return self._table.read_now(lambda t: t.get(_order_key(ino, entry.clock)) is None)
 
@@ -277,7 +277,7 @@ def _order_key(ino: int, clock: int) -> bytes:
     return _order.pack(b"l", namespace_of(ino), clock, ino)
 
 
-def _get(t: Transaction, ino: int) -> Entry | None:
+def _get(t: Transaction, ino: int) -> IndexEntry | None:
     value = t.get(b"f" + keys.pack_u64(ino))
     return None if value is None else _unpack(value)
 
@@ -315,7 +315,9 @@ def _all_sums(t: Transaction) -> dict[int, int]:
     }
 
 
-def _replace(t: Transaction, ino: int, old: Entry | None, new: Entry, sums: _Sums) -> None:
+def _replace(
+    t: Transaction, ino: int, old: IndexEntry | None, new: IndexEntry, sums: _Sums
+) -> None:
     if old is not None and old.clock != new.clock:
         t.delete(_order_key(ino, old.clock))
     if old is None or old.clock != new.clock:
@@ -331,7 +333,7 @@ def _touch(t: Transaction, ino: int, clock: int, added: _Added | None, sums: _Su
             _replace(t, ino, old, msgspec.structs.replace(old, clock=clock), sums)
         return
     chunks = old.chunks if old is not None and old.version == added.version else b""
-    new = Entry(version=added.version, clock=clock, chunks=chunks, blocks=added.blocks)
+    new = IndexEntry(version=added.version, clock=clock, chunks=chunks, blocks=added.blocks)
     _replace(t, ino, old, new, sums)
 
 

@@ -66,7 +66,7 @@ _MADE: Final = (
 """The files of a store beside its directories, in the order in which they may go."""
 
 
-class Identity(msgspec.Struct, frozen=True):
+class StoreFormat(msgspec.Struct, frozen=True):
     """The contents of `format`."""
 
     format: int
@@ -78,7 +78,7 @@ class Store:
     """An opened store directory. Opening takes no lock: readers beside a running daemon are
     welcome."""
 
-    def __init__(self, root: Path, identity: Identity) -> None:
+    def __init__(self, root: Path, identity: StoreFormat) -> None:
         self.root = root
         self.identity = identity
         self.meta = root / "meta"
@@ -174,7 +174,7 @@ def open_store(path: Path) -> Store:
             "the files on its mount"
         ) from None
     try:
-        identity = msgspec.json.decode(raw, type=Identity)
+        identity = msgspec.json.decode(raw, type=StoreFormat)
     except msgspec.MsgspecError as error:
         raise Corrupt(
             f"{root / 'format'} is not readable ({error}): restore it from a backup, or choose "
@@ -276,7 +276,7 @@ def be_new_node(store: Store) -> None:
 
 
 def _identify(root: Path, store: str) -> None:
-    identity = Identity(format=FORMAT, store=store, node=str(uuid.uuid4()))
+    identity = StoreFormat(format=FORMAT, store=store, node=str(uuid.uuid4()))
     private_file.replace(root / "format", msgspec.json.encode(identity) + b"\n", _FORMAT_DRAFT)
 
 

@@ -1,18 +1,18 @@
 """The public face of the HTTP/1.1 server and client."""
 
-from kvfs.http.body import Body
+from kvfs.http.body import RequestBody
 from kvfs.http.connection import Counters, Handler, OnResponse, Refuse
 from kvfs.http.connection_errors import (
     BadChunk,
     BodyStalled,
     BodyTooLarge,
     BodyTruncated,
-    Lost,
-    Refused,
+    ConnectionLost,
+    RequestRefused,
     WireError,
 )
-from kvfs.http.head import Field, Head, Memo, Session
-from kvfs.http.http_client import Answer, ClientConnection, connect
+from kvfs.http.head import ConnectionState, Field, Head, Memo
+from kvfs.http.http_client import ClientConnection, ResponseHead, connect
 from kvfs.http.limits import Limits
 from kvfs.http.response import FileRange, Prepared, Response, plain_refusal
 from kvfs.http.server import BACKLOG, listen, serve
@@ -20,27 +20,27 @@ from kvfs.http.tls_contexts import server_context
 
 __all__ = [
     "BACKLOG",
-    "Answer",
     "BadChunk",
-    "Body",
     "BodyStalled",
     "BodyTooLarge",
     "BodyTruncated",
     "ClientConnection",
+    "ConnectionLost",
+    "ConnectionState",
     "Counters",
     "Field",
     "FileRange",
     "Handler",
     "Head",
     "Limits",
-    "Lost",
     "Memo",
     "OnResponse",
     "Prepared",
     "Refuse",
-    "Refused",
+    "RequestBody",
+    "RequestRefused",
     "Response",
-    "Session",
+    "ResponseHead",
     "WireError",
     "connect",
     "listen",

@@ -7,8 +7,8 @@ from kvfs.http.connection_errors import (
     BodyStalled,
     BodyTooLarge,
     BodyTruncated,
-    Lost,
-    Refused,
+    ConnectionLost,
+    RequestRefused,
     Stalled,
 )
 from kvfs.http.head import Field, Head
@@ -19,7 +19,7 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _DRAIN_BYTES: Final = 64 << 10
 
 
-class Body:
+class RequestBody:
     """Belongs to one request and to the task of its handler.
 
     With a Content-Length, payload goes from the socket straight into the caller's buffer; only what
@@ -36,7 +36,7 @@ class Body:
         self._chunks = ChunkFraming(limits) if head.chunked else None
         self._left = head.content_length or 0
         self._awaits_continue = head.expects_continue
-        self._failure: Refused | None = None
+        self._failure: RequestRefused | None = None
         self.received_bytes = 0
 
     @property
@@ -67,10 +67,10 @@ class Body:
         except Stalled as error:
             self._failure = BodyStalled()
             raise self._failure from error
-        except Lost as error:
+        except ConnectionLost as error:
             self._failure = BodyTruncated()
             raise self._failure from error
-        except Refused as error:
+        except RequestRefused as error:
             self._failure = error
             raise
         self.received_bytes += count
@@ -88,7 +88,7 @@ class Body:
             return 0
         try:
             count = self._inbox.receive_soon(buffer[: self._left], patience_ms)
-        except Lost as error:
+        except ConnectionLost as error:
             self._failure = BodyTruncated()
             raise self._failure from error
         if count == 0 and len(buffer):

@@ -9,7 +9,7 @@ each piece of the payload. Here the payload is only counted: the caller moves it
 import re
 from typing import Final
 
-from kvfs.http.connection_errors import BadChunk, BodyTooLarge, Refused
+from kvfs.http.connection_errors import BadChunk, BodyTooLarge, RequestRefused
 from kvfs.http.head import Field
 from kvfs.http.limits import Limits
 from kvfs.http.parser import parse_trailers
@@ -86,7 +86,7 @@ class ChunkFraming:
         end = data.find(b"\r\n\r\n", start, start + limit)
         if end < 0:
             if len(data) - start >= limit:
-                raise Refused(431, f"a trailer may hold {limit} bytes")
+                raise RequestRefused(431, f"a trailer may hold {limit} bytes")
             return -1
         self.trailers = parse_trailers(data[start : end + 4], self._limits)
         return end + 4

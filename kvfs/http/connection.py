@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 import trio
 
-from kvfs.http.body import Body
-from kvfs.http.connection_errors import Lost, Refused, WireError
+from kvfs.http.body import RequestBody
+from kvfs.http.connection_errors import ConnectionLost, RequestRefused, WireError
 from kvfs.http.full_server import IDLE_PROVEN, IDLE_STRANGER, STALLED, UNFINISHED_HEAD, Origin, Wait
-from kvfs.http.head import Head, Session
+from kvfs.http.head import ConnectionState, Head
 from kvfs.http.inbox import Inbox
 from kvfs.http.limits import Limits
-from kvfs.http.parser import Heads
+from kvfs.http.parser import HeadParser
 from kvfs.http.response import Response, is_delimited, plain_refusal, release, render_head
 from kvfs.http.response_writer import send_response
 from kvfs.http.stream import NEVER, Stream
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[Head, Body], Awaitable[Response]]
+Handler = Callable[[Head, RequestBody], Awaitable[Response]]
 Refuse = Callable[[int, str], Response]
 OnResponse = Callable[[Head | None, int, int, float], None]
 
@@ -47,12 +47,12 @@ class Counters:
 
 
 @dataclass(slots=True, frozen=True)
-class Service:
+class ServerContext:
     """The parts that the connections of a server share."""
 
     handler: Handler
     limits: Limits
-    heads: Heads
+    heads: HeadParser
     counters: Counters
     refuse: Refuse = plain_refusal
     """Makes the response for a status and a reason that the server refuses a request with."""
@@ -65,14 +65,14 @@ class Connection:
     """`attend` is its task; `stop` and `stream.expire` are called from others."""
 
     def __init__(
-        self, service: Service, stream: Stream, peer: tuple[str, int], origin: Origin
+        self, service: ServerContext, stream: Stream, peer: tuple[str, int], origin: Origin
     ) -> None:
         self.stream = stream
         self.origin = origin
         self.scope = trio.CancelScope(shield=True)
         self._service = service
         self._inbox = Inbox(stream, service.limits, service.heads, peer)
-        self._session = Session(origin)
+        self._session = ConnectionState(origin)
         self._began = 0.0
         self.since = self._inbox.since
         """When it was accepted (time.monotonic)."""
@@ -103,7 +103,7 @@ class Connection:
                     await self.stream.handshake()
                 while await self._serve_next():
                     pass
-        except Lost:
+        except ConnectionLost:
             log.debug("a connection ended early", exc_info=True)
         except Exception:
             log.exception("a connection failed")
@@ -117,7 +117,7 @@ class Connection:
                 if not self.stream.secure:
                     refusal = self._refusal(503, "too many connections: try again later")
                     await self._respond(None, None, refusal)
-        except Lost:
+        except ConnectionLost:
             log.debug("a connection ended early", exc_info=True)
         finally:
             self.stream.close()
@@ -126,7 +126,7 @@ class Connection:
         """Whether the connection goes on."""
         try:
             head = await self._inbox.next_head()
-        except Refused as refusal:
+        except RequestRefused as refusal:
             self._began = time.monotonic()
             await self._respond(None, None, self._refusal(refusal.status, refusal.reason))
             return False
@@ -135,23 +135,23 @@ class Connection:
         head.session = self._session
         self._began = time.monotonic()
         self._service.counters.requests += 1
-        body = Body(head, self._inbox, self._service.limits)
+        body = RequestBody(head, self._inbox, self._service.limits)
         self.stream.restart_pace()
         try:
             return await self._respond(head, body, await self._answer(head, body))
         finally:
             self._service.counters.received_body_bytes += body.received_bytes
 
-    async def _answer(self, head: Head, body: Body) -> Response:
+    async def _answer(self, head: Head, body: RequestBody) -> Response:
         try:
             if (head.content_length or 0) > self._service.limits.body_bytes:
                 limit = self._service.limits.body_bytes
-                raise Refused(413, f"a body may hold {limit} bytes")
+                raise RequestRefused(413, f"a body may hold {limit} bytes")
             if body.remaining == 0:
                 # Clients that asked for leave wait for it even where they have nothing to send.
                 await body.send_continue()
             return await self._service.handler(head, body)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             return self._refusal(refusal.status, refusal.reason)
         except WireError:
             raise
@@ -166,7 +166,9 @@ class Connection:
         response.close = True
         return response
 
-    async def _respond(self, head: Head | None, body: Body | None, response: Response) -> bool:
+    async def _respond(
+        self, head: Head | None, body: RequestBody | None, response: Response
+    ) -> bool:
         """Send the response and give back what it holds. Whether the connection goes on."""
         goes_on = self._may_go_on(head, body, response)
         try:
@@ -180,7 +182,7 @@ class Connection:
         await self._send(rendered, head, response)
         return await self._finish(body, goes_on)
 
-    def _may_go_on(self, head: Head | None, body: Body | None, response: Response) -> bool:
+    def _may_go_on(self, head: Head | None, body: RequestBody | None, response: Response) -> bool:
         if head is None or body is None or response.close or self._inbox.stopping:
             return False
         if self._service.counters.waiting_connections:
@@ -208,13 +210,13 @@ class Connection:
         if self._service.on_response is not None:
             self._service.on_response(head, status, sent_bytes, time.monotonic() - self._began)
 
-    async def _finish(self, body: Body | None, goes_on: bool) -> bool:
+    async def _finish(self, body: RequestBody | None, goes_on: bool) -> bool:
         """Take what the handler left of the request. Whether the connection goes on."""
         is_over = body is not None and body.is_over()
         if goes_on and body is not None and not is_over:
             try:
                 return await body.drain(self._service.limits.drain_bytes)
-            except Refused:
+            except RequestRefused:
                 return False
         if not goes_on and not (is_over and self._inbox.is_empty()):
             await self.stream.linger()

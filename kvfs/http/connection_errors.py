@@ -5,15 +5,15 @@ class WireError(Exception):
     """Base of every error that the server raises on purpose."""
 
 
-class Lost(WireError):
+class ConnectionLost(WireError):
     """The connection cannot be used any more: the peer went away, or takes nothing."""
 
 
-class Stalled(Lost):
+class Stalled(ConnectionLost):
     """The peer did not do its part within the deadline."""
 
 
-class Refused(WireError):
+class RequestRefused(WireError):
     """A request is answered with `status`, and the connection is closed.
 
     A handler may raise it too; `reason` is a sentence for whoever wrote the client."""
@@ -27,28 +27,28 @@ class Refused(WireError):
         return f"{self.status}: {self.reason}"
 
 
-class BodyTruncated(Refused):
+class BodyTruncated(RequestRefused):
     """The peer closed before its body's end."""
 
     def __init__(self) -> None:
         super().__init__(400, "the connection ended before the body did")
 
 
-class BodyStalled(Refused):
+class BodyStalled(RequestRefused):
     """The body came slower than the limits allow."""
 
     def __init__(self) -> None:
         super().__init__(408, "the body came too slowly")
 
 
-class BodyTooLarge(Refused):
+class BodyTooLarge(RequestRefused):
     """The body is larger than allowed."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(413, f"a body may hold {limit_bytes} bytes")
 
 
-class BadChunk(Refused):
+class BadChunk(RequestRefused):
     """A chunked body does not follow RFC 9112, section 7.1."""
 
     def __init__(self, reason: str) -> None:

@@ -85,7 +85,7 @@ class Wait(NamedTuple):
     waited_s: float
 
 
-class Waiting(Protocol):
+class WaitingConnection(Protocol):
     """The facts about a connection that the decision needs."""
 
     @property
@@ -95,7 +95,7 @@ class Waiting(Protocol):
         """None: it does not wait for its peer."""
 
 
-C = TypeVar("C", bound=Waiting)
+C = TypeVar("C", bound=WaitingConnection)
 
 
 def to_shed(limits: Limits, connections: Iterable[C], now: float, most: int) -> list[C]:

@@ -18,7 +18,7 @@ class Memo:
         self.value: object = None
 
 
-class Session:
+class ConnectionState:
     """A place where a handler keeps facts that hold for the whole of a connection."""
 
     __slots__ = ("_origin", "proven", "value")
@@ -58,7 +58,7 @@ class Head(msgspec.Struct):
     """It came over TLS."""
     memo: Memo | None = None
     """Shared by all heads of the same bytes, where such are likely to come; else None."""
-    session: Session | None = None
+    session: ConnectionState | None = None
     """The session of the connection that it came on: set by the server."""
     handled: object = None
     """The handler's record of this request, for `OnResponse`."""

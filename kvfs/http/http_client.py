@@ -14,7 +14,7 @@ import httptools
 import msgspec
 import trio
 
-from kvfs.http.connection_errors import Lost
+from kvfs.http.connection_errors import ConnectionLost
 from kvfs.http.head import Field
 from kvfs.http.limits import Limits
 from kvfs.http.stream import NEVER, Stream
@@ -25,7 +25,7 @@ _TARGET: Final = re.compile(rb"/[\x21-\x7e]*")
 _VALUE: Final = re.compile(rb"[\x20-\x7e]*")
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ResponseHead(msgspec.Struct, frozen=True):
     """The head of a response."""
 
     status: int
@@ -68,7 +68,7 @@ class ClientConnection:
 
     async def ask(
         self, method: str, target: bytes, fields: Iterable[Field] = (), body: bytes = b""
-    ) -> Answer:
+    ) -> ResponseHead:
         """Send a request; the head of its answer. Raises Lost; ValueError where a field or the
         target is not to be sent as it is. Cancelled: the connection is to be closed."""
         assert not self._asking and not self._left, "one request at a time"
@@ -80,13 +80,13 @@ class ClientConnection:
         self._asking = False
         return answer
 
-    async def _head(self) -> Answer:
+    async def _head(self) -> ResponseHead:
         while (end := self._data.find(b"\r\n\r\n") + 4) < 4:
             if len(self._data) > _LIMITS.head_bytes:
-                raise Lost("the answer's head has no end")
+                raise ConnectionLost("the answer's head has no end")
             data = await self._stream.receive(_READ_BYTES, NEVER)
             if not data:
-                raise Lost("the server closed the connection")
+                raise ConnectionLost("the server closed the connection")
             self._data += data
         block, self._data = self._data[:end], self._data[end:]
         return parse_answer(block)
@@ -120,7 +120,7 @@ class ClientConnection:
 
     def _received(self, count: int) -> int:
         if not count:
-            raise Lost("the connection ended before the body did")
+            raise ConnectionLost("the connection ended before the body did")
         self._left -= count
         return count
 
@@ -132,7 +132,7 @@ class ClientConnection:
     async def read(self, limit_bytes: int) -> bytes:
         """All that is left of a small body. Raises Lost, also where it is longer."""
         if self._left > limit_bytes:
-            raise Lost(f"a body of {self._left} bytes where {limit_bytes} are allowed")
+            raise ConnectionLost(f"a body of {self._left} bytes where {limit_bytes} are allowed")
         buffer = memoryview(bytearray(self._left))
         done = 0
         while count := await self.receive_into(buffer[done:]):
@@ -150,7 +150,7 @@ async def connect(host: str, port: int) -> ClientConnection:
     try:
         stream = await trio.open_tcp_stream(host, port)
     except (OSError, ValueError) as error:  # also a name that no resolver takes
-        raise Lost(f"{host} port {port}: {error}") from error
+        raise ConnectionLost(f"{host} port {port}: {error}") from error
     sock = socket.socket(fileno=stream.socket.detach())
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -182,7 +182,7 @@ class _Collector:
         self.fields[name.lower()] = value.strip()
 
 
-def parse_answer(block: bytes) -> Answer:
+def parse_answer(block: bytes) -> ResponseHead:
     """The head that `block` holds, to its empty line. Raises Lost for what is no head of a whole
     HTTP/1.1 answer with a Content-Length."""
     collector = _Collector()
@@ -190,10 +190,12 @@ def parse_answer(block: bytes) -> Answer:
     try:
         parser.feed_data(block)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-        raise Lost(f"this is no answer of HTTP: {error}") from error
+        raise ConnectionLost(f"this is no answer of HTTP: {error}") from error
     fields, status = collector.fields, parser.get_status_code()
     length = fields.get(b"content-length", b"")
     if status < 200 or parser.get_http_version() != "1.1" or not length.isdigit():
-        raise Lost("an answer that no node gives: HTTP/1.1 with a Content-Length is spoken here")
+        raise ConnectionLost(
+            "an answer that no node gives: HTTP/1.1 with a Content-Length is spoken here"
+        )
     persistent = fields.get(b"connection", b"").lower() != b"close"
-    return Answer(status=status, fields=fields, length=int(length), persistent=persistent)
+    return ResponseHead(status=status, fields=fields, length=int(length), persistent=persistent)

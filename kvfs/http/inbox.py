@@ -3,10 +3,10 @@
 import time
 from typing import Final
 
-from kvfs.http.connection_errors import Refused, Stalled
+from kvfs.http.connection_errors import RequestRefused, Stalled
 from kvfs.http.head import Head
 from kvfs.http.limits import Limits
-from kvfs.http.parser import Heads, head_end
+from kvfs.http.parser import HeadParser, head_end
 from kvfs.http.stream import AT_ONCE, Stream
 
 _READ_BYTES: Final = 64 << 10
@@ -20,7 +20,9 @@ class Inbox:
         *("start", "stopping", "stream"),
     )
 
-    def __init__(self, stream: Stream, limits: Limits, heads: Heads, peer: tuple[str, int]) -> None:
+    def __init__(
+        self, stream: Stream, limits: Limits, heads: HeadParser, peer: tuple[str, int]
+    ) -> None:
         self.stream = stream
         self._heads = heads
         self.data = b""
@@ -95,7 +97,7 @@ class Inbox:
             try:
                 data = await self.stream.receive(_READ_BYTES, deadline)
             except Stalled:
-                raise Refused(408, "the head came too slowly") from None
+                raise RequestRefused(408, "the head came too slowly") from None
             if not data:
                 return -1
             self._append(data)

@@ -13,7 +13,7 @@ from typing import Final
 
 import httptools
 
-from kvfs.http.connection_errors import Refused
+from kvfs.http.connection_errors import RequestRefused
 from kvfs.http.head import Field, Head, Memo
 from kvfs.http.limits import Limits
 
@@ -62,13 +62,13 @@ def _refuse_hopeless(data: bytes, start: int, limits: Limits) -> None:
     line_end = data.find(b"\n", start)
     line_bytes = (line_end if line_end >= 0 else len(data)) - start
     if line_bytes > limits.target_bytes + _LINE_EXTRA:
-        raise Refused(414, f"a target may hold {limits.target_bytes} bytes")
+        raise RequestRefused(414, f"a target may hold {limits.target_bytes} bytes")
     if len(data) - start >= limits.head_bytes:
-        raise Refused(431, f"a head may hold {limits.head_bytes} bytes")
+        raise RequestRefused(431, f"a head may hold {limits.head_bytes} bytes")
     if data[start:] and not _TOKEN_START.match(data, start):
-        raise Refused(400, "this is no request line")
+        raise RequestRefused(400, "this is no request line")
     if data.count(b"\n", start) != data.count(b"\r\n", start):
-        raise Refused(400, "a line of the head ends without a carriage return")
+        raise RequestRefused(400, "a line of the head ends without a carriage return")
 
 
 def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool) -> Head:
@@ -79,13 +79,13 @@ def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool
     method = _feed(block, collector)
     http_1_0 = _is_http_1_0(block, method, collector.target)
     if len(collector.target) > limits.target_bytes:
-        raise Refused(414, f"a target may hold {limits.target_bytes} bytes")
+        raise RequestRefused(414, f"a target may hold {limits.target_bytes} bytes")
     headers = collector.headers
     if len(headers) > limits.header_count:
-        raise Refused(431, f"a head may hold {limits.header_count} fields")
+        raise RequestRefused(431, f"a head may hold {limits.header_count} fields")
     fields = _by_name(headers)
     if b"host" not in fields and not http_1_0:
-        raise Refused(400, "a request needs a Host")
+        raise RequestRefused(400, "a request needs a Host")
     target = collector.target
     if not target.startswith(b"/"):
         authority, target = _other_form(method, target)
@@ -109,7 +109,7 @@ def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool
     )
 
 
-class Heads:
+class HeadParser:
     """Parses the heads of one server, and remembers those that are likely to come again, byte for
     byte: of requests for a presigned or public thing. Who signs a header signs the time with it."""
 
@@ -156,10 +156,10 @@ def parse_trailers(block: bytes, limits: Limits) -> list[Field]:
     collector = _Collector()
     _feed(b"GET / HTTP/1.1\r\n" + block, collector)
     if len(collector.headers) > limits.header_count:
-        raise Refused(431, f"a trailer may hold {limits.header_count} fields")
+        raise RequestRefused(431, f"a trailer may hold {limits.header_count} fields")
     for name, _ in collector.headers:
         if name in _NOT_IN_TRAILERS:
-            raise Refused(400, f"{name.decode()} may not stand in a trailer")
+            raise RequestRefused(400, f"{name.decode()} may not stand in a trailer")
     return collector.headers
 
 
@@ -171,10 +171,10 @@ def _feed(block: bytes, collector: _Collector) -> str:
         pass  # an offer that nobody has to take (RFC 9110, 7.8)
     except httptools.HttpParserInvalidMethodError as error:
         if _UNKNOWN_METHOD.match(block):
-            raise Refused(501, "this method is not known") from error
-        raise Refused(400, "this is no request line") from error
+            raise RequestRefused(501, "this method is not known") from error
+        raise RequestRefused(400, "this is no request line") from error
     except httptools.HttpParserError as error:
-        raise Refused(400, f"malformed request: {error}") from error
+        raise RequestRefused(400, f"malformed request: {error}") from error
     return str(parser.get_method(), "ascii")
 
 
@@ -183,10 +183,10 @@ def _is_http_1_0(block: bytes, method: str, target: bytes) -> bool:
     line = block[: block.index(b"\r\n")]
     begin = b"%b %b HTTP/" % (method.encode("ascii"), target)
     if not line.startswith(begin):
-        raise Refused(400, "this is no request line")
+        raise RequestRefused(400, "this is no request line")
     version = line[len(begin) :]
     if version not in (b"1.1", b"1.0"):
-        raise Refused(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+        raise RequestRefused(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
     return version == b"1.0"
 
 
@@ -197,7 +197,7 @@ def _by_name(headers: list[Field]) -> dict[bytes, bytes]:
     fields.clear()
     for name, value in headers:
         if name == b"host" and name in fields:
-            raise Refused(400, "more than one Host")
+            raise RequestRefused(400, "more than one Host")
         fields[name] = fields[name] + b", " + value if name in fields else value
     return fields
 
@@ -209,7 +209,7 @@ def _other_form(method: str, target: bytes) -> tuple[bytes | None, bytes]:
         return None, target
     match = _ABSOLUTE.fullmatch(target)
     if match is None:
-        raise Refused(501 if method == "CONNECT" else 400, "this target is not served")
+        raise RequestRefused(501 if method == "CONNECT" else 400, "this target is not served")
     return match[1], match[2] if match[2].startswith(b"/") else b"/" + match[2]
 
 
@@ -218,9 +218,9 @@ def _is_chunked(fields: dict[bytes, bytes], http_1_0: bool) -> bool:
     if encoding is None:
         return False
     if http_1_0:
-        raise Refused(400, "HTTP/1.0 has no Transfer-Encoding")
+        raise RequestRefused(400, "HTTP/1.0 has no Transfer-Encoding")
     if encoding.lower() != b"chunked":
-        raise Refused(501, "the only transfer coding here is chunked")
+        raise RequestRefused(501, "the only transfer coding here is chunked")
     return True
 
 
@@ -240,5 +240,5 @@ def _expects_continue(fields: dict[bytes, bytes], http_1_0: bool) -> bool:
         return True
     # A bare number is what broken clients send, and no expectation; S3 passes it over.
     if expectation and not expectation.isdigit():
-        raise Refused(417, "the only expectation that is met here is 100-continue")
+        raise RequestRefused(417, "the only expectation that is met here is 100-continue")
     return False

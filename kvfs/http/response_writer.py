@@ -10,7 +10,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
-from kvfs.http.connection_errors import Lost
+from kvfs.http.connection_errors import ConnectionLost
 from kvfs.http.head import Head
 from kvfs.http.response import FileRange, Response, has_body
 from kvfs.http.stream import Stream
@@ -90,11 +90,11 @@ def _read(body: FileRange, view: memoryview) -> None:
     try:
         count = os.preadv(body.fd, [view], body.offset)
     except OSError as error:
-        raise Lost("the file cannot be read") from error
+        raise ConnectionLost("the file cannot be read") from error
     if count < len(view):
-        raise Lost("the file is shorter than was promised")
+        raise ConnectionLost("the file is shorter than was promised")
     if body.unchanged is not None and not body.unchanged():
-        raise Lost("the file changed while it was sent")
+        raise ConnectionLost("the file changed while it was sent")
 
 
 async def _send_generated(

@@ -22,10 +22,10 @@ from typing import Final
 
 import trio
 
-from kvfs.http.connection import Connection, Counters, Handler, OnResponse, Refuse, Service
+from kvfs.http.connection import Connection, Counters, Handler, OnResponse, Refuse, ServerContext
 from kvfs.http.full_server import Origins, has_room, to_shed
 from kvfs.http.limits import Limits
-from kvfs.http.parser import Heads
+from kvfs.http.parser import HeadParser
 from kvfs.http.response import plain_refusal
 from kvfs.http.stream import Stream
 
@@ -95,7 +95,7 @@ async def serve(
         tls.set_alpn_protocols(["http/1.1"])
     counters = Counters() if counters is None else counters
     limits = _within_descriptors(limits or Limits())
-    service = Service(handler, limits, Heads(limits), counters, refuse, on_response)
+    service = ServerContext(handler, limits, HeadParser(limits), counters, refuse, on_response)
     async with trio.open_nursery() as nursery:
         server = _Server(service, tls, nursery)
         with server.ending(listeners):
@@ -118,7 +118,9 @@ def _within_descriptors(limits: Limits) -> Limits:
 
 
 class _Server:
-    def __init__(self, service: Service, tls: ssl.SSLContext | None, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, service: ServerContext, tls: ssl.SSLContext | None, nursery: trio.Nursery
+    ) -> None:
         self._service = service
         self._limits = service.limits
         self._tls = tls

@@ -26,7 +26,7 @@ from typing import Final
 
 import trio
 
-from kvfs.http.connection_errors import Lost, Stalled
+from kvfs.http.connection_errors import ConnectionLost, Stalled
 from kvfs.http.limits import Limits
 
 _INT: Final = struct.Struct("i")
@@ -91,7 +91,7 @@ class Stream:
             except ssl.SSLWantWriteError:
                 await self._wait(trio.lowlevel.wait_writable, deadline)
             except OSError as error:
-                raise Lost("no TLS handshake") from error
+                raise ConnectionLost("no TLS handshake") from error
 
     async def receive(self, size_bytes: int, deadline: float) -> bytes:
         """Up to `size_bytes`, waiting until `deadline` (of time.monotonic); b"": the peer closed.
@@ -108,7 +108,7 @@ class Stream:
             except ssl.SSLWantWriteError:
                 await self._wait(trio.lowlevel.wait_writable, deadline)
             except OSError as error:
-                raise Lost("the peer went away") from error
+                raise ConnectionLost("the peer went away") from error
         return data
 
     async def receive_paced(self, size_bytes: int) -> bytes:
@@ -132,7 +132,7 @@ class Stream:
             except ssl.SSLWantWriteError:
                 await self._wait_to_send()
             except OSError as error:
-                raise Lost("the peer went away") from error
+                raise ConnectionLost("the peer went away") from error
         self._moved(count)
         return count
 
@@ -151,7 +151,7 @@ class Stream:
             except ssl.SSLWantWriteError:
                 return None
             except OSError as error:
-                raise Lost("the peer went away") from error
+                raise ConnectionLost("the peer went away") from error
         self._moved(count)
         return count
 
@@ -171,7 +171,7 @@ class Stream:
             except ssl.SSLWantReadError:
                 await self._wait_paced(trio.lowlevel.wait_readable)
             except OSError as error:
-                raise Lost("the peer went away") from error
+                raise ConnectionLost("the peer went away") from error
             else:
                 self.sent_bytes += count
                 self._moved(count)
@@ -187,7 +187,7 @@ class Stream:
         except (*_WRITE_NEEDS_WRITABLE, ssl.SSLWantReadError):
             return 0
         except OSError as error:
-            raise Lost("the peer went away") from error
+            raise ConnectionLost("the peer went away") from error
         self.sent_bytes += count
         self._moved(count)
         return count
@@ -209,7 +209,7 @@ class Stream:
             offset += count
             self._is_full = count < asked and not self.secure
             if unchanged is not None and not unchanged():
-                raise Lost("the file changed while it was sent")
+                raise ConnectionLost("the file changed while it was sent")
 
     async def send_file_aside(
         self,
@@ -227,7 +227,7 @@ class Stream:
                 self._send_burst, fd, offset, min(end, offset + _BURST_BYTES), limiter=threads
             )
             if unchanged is not None and not unchanged():
-                raise Lost("the file changed while it was sent")
+                raise ConnectionLost("the file changed while it was sent")
             if offset < end:
                 await self._wait_to_send()
 
@@ -241,9 +241,9 @@ class Stream:
                     break
                 continue
             except OSError as error:
-                raise Lost("the peer went away, or the file cannot be read") from error
+                raise ConnectionLost("the peer went away, or the file cannot be read") from error
             if count == 0:
-                raise Lost("the file is shorter than was promised")
+                raise ConnectionLost("the file is shorter than was promised")
             offset += count
             self.sent_bytes += count
             self._moved(count)
@@ -261,9 +261,9 @@ class Stream:
             except BlockingIOError:
                 await self._wait_to_send()
             except OSError as error:
-                raise Lost("the peer went away, or the file cannot be read") from error
+                raise ConnectionLost("the peer went away, or the file cannot be read") from error
         if count == 0:
-            raise Lost("the file is shorter than was promised")
+            raise ConnectionLost("the file is shorter than was promised")
         self.sent_bytes += count
         self._moved(count)
         return count
@@ -275,9 +275,9 @@ class Stream:
         try:
             count = os.preadv(fd, [view], offset)
         except OSError as error:
-            raise Lost("the file cannot be read") from error
+            raise ConnectionLost("the file cannot be read") from error
         if count == 0:
-            raise Lost("the file is shorter than was promised")
+            raise ConnectionLost("the file is shorter than was promised")
         await self.send(view[:count])
         return count
 
@@ -292,7 +292,7 @@ class Stream:
             self._sock.shutdown(socket.SHUT_WR)
             while left > 0 and (count := await self._drop(deadline)):
                 left -= count
-        except (Lost, OSError):
+        except (ConnectionLost, OSError):
             return
 
     async def _drop(self, deadline: float) -> int:

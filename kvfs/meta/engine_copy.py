@@ -33,7 +33,7 @@ class Blocking(Protocol):
     def transact_now(self, fn: Callable[[Transaction], T]) -> T: ...
 
 
-class Part(NamedTuple):
+class EnginePart(NamedTuple):
     """The keys that are copied."""
 
     mark: bytes
@@ -43,7 +43,7 @@ class Part(NamedTuple):
     """Keys in the ranges that `begin` and `finish` see to."""
 
 
-class Copied(NamedTuple):
+class CopyResult(NamedTuple):
     """The result of a copy; `finish` has still to be called."""
 
     keys: int
@@ -51,16 +51,16 @@ class Copied(NamedTuple):
     digest: str
 
 
-def whole() -> Part:
+def whole() -> EnginePart:
     """Everything."""
-    return Part(keys.copying(0), [(b"", b"\xff")], frozenset({keys.VERSION, keys.copying(0)}))
+    return EnginePart(keys.copying(0), [(b"", b"\xff")], frozenset({keys.VERSION, keys.copying(0)}))
 
 
-def of_namespace(namespace_id: int) -> Part:
+def of_namespace(namespace_id: int) -> EnginePart:
     """All records of one namespace."""
     prefixes = [kind + namespace_id.to_bytes(2) for kind in keys.OF_NAMESPACES]
     ranges = [(prefix, keys.after(prefix)) for prefix in prefixes]
-    return Part(keys.copying(namespace_id), ranges, frozenset({keys.namespace(namespace_id)}))
+    return EnginePart(keys.copying(namespace_id), ranges, frozenset({keys.namespace(namespace_id)}))
 
 
 def refuse_unfinished(t: Transaction, besides: bytes | None = None) -> None:
@@ -71,14 +71,14 @@ def refuse_unfinished(t: Transaction, besides: bytes | None = None) -> None:
             raise Conflict(f"an unfinished copy {what} lies there: finish it with the same command")
 
 
-def refuse_used(t: Transaction, part: Part) -> None:
+def refuse_used(t: Transaction, part: EnginePart) -> None:
     """Raises Exists where the target holds any of what is to be copied, and is no unfinished
     copy."""
     if t.get(part.mark) is None and any(True for each in part.ranges for _ in t.scan(*each)):
         raise Exists("there are metadata already: --replace removes them first")
 
 
-def copy(source: Blocking, target: Blocking, part: Part, progress: Progress) -> Copied:
+def copy(source: Blocking, target: Blocking, part: EnginePart, progress: Progress) -> CopyResult:
     """Make the target's part equal to the source's. It must bear the mark.
 
     Raises Conflict where the source changes meanwhile, Corrupt where the target differs at the end,
@@ -102,7 +102,7 @@ def copy(source: Blocking, target: Blocking, part: Part, progress: Progress) -> 
         raise Conflict("the source changed while it was copied: stop what uses it and begin again")
     if copied.value() != before.value():
         raise Corrupt("the copy differs from its source: begin again, and check the target")
-    return Copied(before.keys, before.bytes, before.value())
+    return CopyResult(before.keys, before.bytes, before.value())
 
 
 class _Digest:
@@ -123,7 +123,7 @@ class _Digest:
         return self._hash.hexdigest()
 
 
-def _pages(engine: Blocking, part: Part) -> Iterator[list[Pair]]:
+def _pages(engine: Blocking, part: EnginePart) -> Iterator[list[Pair]]:
     """All pairs of a part, a page in a transaction."""
     for start, end in part.ranges:
         position: bytes | None = start

@@ -9,7 +9,7 @@ from kvfs.meta.merge_operators import merge
 MAX_KEY: Final = 511
 
 
-class Gathering(ABC):
+class GatheredWrites(ABC):
     """`writes` holds what the transaction wrote; None: deleted."""
 
     node = b""

@@ -15,13 +15,13 @@ import trio
 
 from kvfs.base.errors import Conflict
 from kvfs.meta.engine import Transaction
-from kvfs.meta.gathered_writes import Gathering
+from kvfs.meta.gathered_writes import GatheredWrites
 
 T = TypeVar("T")
 _ATTEMPTS: Final = 1_000
 
 
-class Snapshot:
+class MemorySnapshot:
     """All commits up to one moment; never changed once made."""
 
     def __init__(self, values: dict[bytes, bytes]) -> None:
@@ -29,10 +29,10 @@ class Snapshot:
         self.order = sorted(values)
 
 
-class MemoryTransaction(Gathering):
+class MemoryTransaction(GatheredWrites):
     """A snapshot with the transaction's own writes over it (None: deleted)."""
 
-    def __init__(self, snapshot: Snapshot, *, writable: bool) -> None:
+    def __init__(self, snapshot: MemorySnapshot, *, writable: bool) -> None:
         self._snapshot = snapshot
         super().__init__(writable=writable)
 
@@ -65,7 +65,7 @@ class MemoryEngine:
     reads_immediate = False
 
     def __init__(self) -> None:
-        self._current = Snapshot({})
+        self._current = MemorySnapshot({})
         self._lock = threading.Lock()
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
@@ -107,12 +107,14 @@ class MemoryEngine:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _attempt(self, fn: Callable[[Transaction], T]) -> tuple[Snapshot, MemoryTransaction, T]:
+    def _attempt(
+        self, fn: Callable[[Transaction], T]
+    ) -> tuple[MemorySnapshot, MemoryTransaction, T]:
         base = self._current
         transaction = MemoryTransaction(base, writable=True)
         return base, transaction, fn(transaction)
 
-    def _commit(self, base: Snapshot, writes: dict[bytes, bytes | None]) -> bool:
+    def _commit(self, base: MemorySnapshot, writes: dict[bytes, bytes | None]) -> bool:
         if not writes:
             return True
         with self._lock:
@@ -124,5 +126,5 @@ class MemoryEngine:
                     values.pop(key, None)
                 else:
                     values[key] = value
-            self._current = Snapshot(values)
+            self._current = MemorySnapshot(values)
             return True

@@ -29,7 +29,7 @@ class Joined(NamedTuple):
     """Grows with each start: an older one is fenced."""
 
 
-class State(NamedTuple):
+class JoinState(NamedTuple):
     """The state that a joining node finds."""
 
     cluster: str

@@ -42,14 +42,14 @@ IsAlive = Callable[[int, int], bool]
 """Whether a node, by number and incarnation, still has what it took."""
 
 
-class Holder(msgspec.Struct, array_like=True, frozen=True):
+class LeaseHolder(msgspec.Struct, array_like=True, frozen=True):
     """One run of a node."""
 
     node: int
     incarnation: int
 
 
-_unpack: Final = msgspec.msgpack.Decoder(Holder).decode
+_unpack: Final = msgspec.msgpack.Decoder(LeaseHolder).decode
 
 
 class AppendLeases:
@@ -64,7 +64,7 @@ class AppendLeases:
         is_strict: Callable[[int], bool],
     ) -> None:
         self._engine = engine
-        self._own = Holder(node, incarnation)
+        self._own = LeaseHolder(node, incarnation)
         self._is_alive = is_alive
         self.is_strict = is_strict
         self._users: Counter[int] = Counter()
@@ -182,7 +182,7 @@ class AppendLeases:
         self._users[ino] += 1
         return True
 
-    def _counts(self, holder: Holder) -> bool:
+    def _counts(self, holder: LeaseHolder) -> bool:
         return holder == self._own or self._is_alive(holder.node, holder.incarnation)
 
     def _wake_waiting(self, ino: int) -> None:

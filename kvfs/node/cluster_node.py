@@ -33,12 +33,12 @@ from kvfs.base.control import Handler
 from kvfs.base.encryption import KEY_NAME
 from kvfs.base.errors import Busy, Invalid, Unavailable
 from kvfs.base.retry import Persistence
-from kvfs.cluster.change_feed import Written
+from kvfs.cluster.change_feed import WrittenKey
 from kvfs.cluster.cluster_requests import ClusterRequests
 from kvfs.cluster.job_lease import Claims
 from kvfs.cluster.membership import About, Measured, Membership, joined
 from kvfs.cluster.peer_client import PeerClient
-from kvfs.cluster.peer_protocol import Identity, PeerAddress
+from kvfs.cluster.peer_protocol import PeerAddress, PeerIdentity
 from kvfs.cluster.peer_server import PeerServer
 from kvfs.cluster.shared_key import share_key
 from kvfs.datastore.files import DataFiles
@@ -50,7 +50,7 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.node_leases import Lost
-from kvfs.meta.redis.location import Location, parse
+from kvfs.meta.redis.location import EngineLocation, parse
 from kvfs.meta.replica import process_transactions
 from kvfs.meta.replica.applier import Applied
 from kvfs.meta.replica.replica_engine import MirrorEngine
@@ -60,7 +60,7 @@ from kvfs.node.tasks.copier import Brings
 from kvfs.node.tasks.drainer import Evict
 from kvfs.node.tasks.lease_renewer import Renewal
 from kvfs.node.tasks.removed_node_gc import Forget, Removal
-from kvfs.transfer.chunk_provider import Shelf
+from kvfs.transfer.chunk_provider import ChunkProvider
 from kvfs.transfer.file_fetches import Fetcher
 from kvfs.transfer.peer_source import by_peers
 from kvfs.transfer.rdma.rdma_transport import Rdma
@@ -68,7 +68,7 @@ from kvfs.transfer.rdma.transfer_process import require
 from kvfs.tree.private_files import is_late, settle
 from kvfs.vfs.space_accounting import Space
 
-Told = Callable[[Sequence[Written]], Awaitable[None]]
+Told = Callable[[Sequence[WrittenKey]], Awaitable[None]]
 _RETRY_S: Final = 1.0
 _TELL_S: Final = 0.25
 _EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104
@@ -110,7 +110,7 @@ class Clustered:
         self._url = url
         self.member = member
         self.engine = engine
-        self.identity = Identity(member.party, lambda: member.secrets, at)
+        self.identity = PeerIdentity(member.party, lambda: member.secrets, at)
         self.peers = PeerClient(self.identity)
         self.rdma = Rdma(at.host, self.peers) if transport == "rdma" else None
         """The transport of this name."""
@@ -135,7 +135,9 @@ class Clustered:
             if not await self.engine.propose(proposal):
                 return False
             reads = proposal.reads
-            await told([Written(key, reads.get(key), new) for key, new in proposal.writes.items()])
+            await told(
+                [WrittenKey(key, reads.get(key), new) for key, new in proposal.writes.items()]
+            )
             return True
 
         async def recall(params: dict[str, Any]) -> None:
@@ -207,8 +209,9 @@ class Clustered:
     def serve(
         self, files: DataFiles, index: Index, is_changed: Callable[[int], bool]
     ) -> PeerServer:
-        """The server of what this node has; `run` starts it. `is_changed`: as `Shelf` has it."""
-        shelf = Shelf(files, index, self.fetcher, is_changed)
+        """The server of what this node has; `run` starts it. `is_changed`: as for
+        `ChunkProvider`."""
+        shelf = ChunkProvider(files, index, self.fetcher, is_changed)
         self.server = PeerServer(self.identity, shelf, lambda: self.member.holds_lease)
         if self.rdma is not None:
             self.rdma.serve(self.server)
@@ -269,7 +272,7 @@ async def joined_cluster(
     config: Config,
     store: Store,
     local: EmbeddedEngine,
-    on_applied: Callable[[Sequence[Written]], None],
+    on_applied: Callable[[Sequence[WrittenKey]], None],
 ) -> AsyncIterator[Clustered]:
     """This node as a member of the cluster of `config.engine`, whose metadata `local` mirrors, as
     long as the block lasts.
@@ -300,7 +303,7 @@ async def joined_cluster(
         member = await _join(stack, config, store, about)
 
         def heard(applied: Sequence[Applied]) -> None:
-            on_applied([Written(*each) for each in applied])
+            on_applied([WrittenKey(*each) for each in applied])
             if any(each.key[:1] == keys.NODES for each in applied):
                 renewal.wake()
 
@@ -360,7 +363,7 @@ def _media(config: Config) -> tuple[str, ...]:
     return tuple(sorted({"ssd", *(each.medium for each in (*config.tier, *config.shared))}))
 
 
-def _listen(config: Config, location: Location) -> list[socket.socket]:
+def _listen(config: Config, location: EngineLocation) -> list[socket.socket]:
     """Listeners for peers: unless told otherwise, where this host reaches the engine, so that one
     whose engine is on the host itself serves nobody else. Raises Busy, Invalid."""
     where = config.peer
@@ -378,7 +381,7 @@ def _listen(config: Config, location: Location) -> list[socket.socket]:
         raise Busy(f"another program listens at {where}: choose another port (--peer)") from error
 
 
-def _advertised(config: Config, location: Location, port: int) -> tuple[str, int]:
+def _advertised(config: Config, location: EngineLocation, port: int) -> tuple[str, int]:
     """Host and port by which others reach `port` here."""
     if config.advertise:
         host, colon, named = config.advertise.rpartition(":")
@@ -390,7 +393,7 @@ def _advertised(config: Config, location: Location, port: int) -> tuple[str, int
     return _own_address(location), port
 
 
-def _own_address(location: Location) -> str:
+def _own_address(location: EngineLocation) -> str:
     """The address by which this host reaches the engine: by it others most likely reach this host.
     With a socket of this host, all nodes are on it."""
     for address in location.addresses:

@@ -13,7 +13,7 @@ from kvfs.base.config import Config
 from kvfs.base.control import ControlServer
 from kvfs.base.descriptors import OpenFileShares
 from kvfs.base.errors import Unavailable
-from kvfs.cluster.change_feed import Written
+from kvfs.cluster.change_feed import WrittenKey
 from kvfs.cluster.cluster_locks import Locks
 from kvfs.cluster.coherence import Coherence
 from kvfs.datastore import layout, places
@@ -33,7 +33,7 @@ from kvfs.node.locate import WHERE, Whereabouts
 from kvfs.node.mounts import Mounts
 from kvfs.node.tasks.cold_offload import Releaser
 from kvfs.node.tasks.cold_tier import ColdTier, connect
-from kvfs.node.tasks.damaged_files import Damage
+from kvfs.node.tasks.damaged_files import DamagedFiles
 from kvfs.node.tasks.evictor import Evictor
 from kvfs.node.tasks.orphan_gc import Leftovers
 from kvfs.node.tasks.scrubber import Scrubber
@@ -50,7 +50,7 @@ from kvfs.tree.inodes import read_inodes
 from kvfs.vfs.inode_holders import Holders
 from kvfs.vfs.missing_data import Missing
 from kvfs.vfs.quarantine import Quarantine
-from kvfs.vfs.space_accounting import STORE, Accounting, Local, Space
+from kvfs.vfs.space_accounting import STORE, Accounting, NodeSpace, Space
 from kvfs.vfs.volume import Volume
 
 if TYPE_CHECKING:
@@ -124,13 +124,15 @@ class Node:
             self.bringing.fetch = self.borrowing.fetch = cluster.fetch
             self.bringing.look_again = cluster.look_again
             self.evictor.spare = Spare(cluster.member.roster.lives)
-            self.accounting.local = lambda: Local(
+            self.accounting.local = lambda: NodeSpace(
                 self.index.used_bytes(), self.bringing.coming_bytes, self.bringing.settles
             )
         if self.bringing.is_possible:
             self.volume.why_lost = "unavailable"
         self.strays = Strays(engine, self.files, self.index, self.holders)
-        self.damage = Damage(engine, self.files, self.holders, self.mounts.tell_lost, self.drop)
+        self.damage = DamagedFiles(
+            engine, self.files, self.holders, self.mounts.tell_lost, self.drop
+        )
         self.unsealer = Unsealer(engine, self.files, self.holders.writes)
         self.missing = Missing(
             engine,
@@ -272,7 +274,7 @@ class Node:
         if held:
             await self.mounts.tell(held)
 
-    async def told(self, written: Sequence[Written]) -> None:
+    async def told(self, written: Sequence[WrittenKey]) -> None:
         """Another process of this host had this committed; every mount has forgotten what was there
         when it returns, and what was published by it has the copies that it promises. Raises
         Unavailable."""
@@ -283,7 +285,7 @@ class Node:
                 self.replicas.published(ino)
             await self.replicas.acknowledge(published)
 
-    def hear(self, written: Sequence[Written]) -> None:
+    def hear(self, written: Sequence[WrittenKey]) -> None:
         """Others committed this, and it is in the mirror: mounts are told soon."""
         self.bringing.applied(written)
         if self.locks is not None:

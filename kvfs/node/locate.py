@@ -34,7 +34,7 @@ _WAIT_S: Final = 2.0
 _PEER_S: Final = 2.0
 
 
-class Local(msgspec.Struct, array_like=True):
+class LocalCopy(msgspec.Struct, array_like=True):
     """A node's share of a file."""
 
     medium: str = ""
@@ -43,7 +43,7 @@ class Local(msgspec.Struct, array_like=True):
     """The share that is here of what is on its way; negative: it is not."""
 
 
-class Others(Protocol):
+class ClusterNodes(Protocol):
     """The other nodes of a cluster."""
 
     def name(self, node: int) -> str:
@@ -104,11 +104,11 @@ class Whereabouts:
         self._arriving = arriving
         self._bring = bring
         self._cold = cold
-        self._others: Others | None = None
+        self._others: ClusterNodes | None = None
         self._jobs: dict[tuple[str, int, int], _Job] = {}
         self._nursery: trio.Nursery | None = None
 
-    def join(self, me: int, others: Others) -> None:
+    def join(self, me: int, others: ClusterNodes) -> None:
         """Makes this one node of several, from here on."""
         self._me = me
         self._others = others
@@ -134,8 +134,8 @@ class Whereabouts:
             raise Invalid("what is asked for are pairs of inode number and version") from None
         return [msgspec.to_builtins(self._local(*name)) for name in names]
 
-    def _local(self, ino: int, version: int) -> Local:
-        return Local(self._files.medium(ino, version), self._arriving(ino, version))
+    def _local(self, ino: int, version: int) -> LocalCopy:
+        return LocalCopy(self._files.medium(ino, version), self._arriving(ino, version))
 
     # ---- where
 
@@ -147,14 +147,14 @@ class Whereabouts:
             for node in {self._me, *nodes}:
                 if inode is not None:
                     wanted.setdefault(node, []).append((ino, inode.version))
-        told: dict[tuple[int, int], Local] = {}
+        told: dict[tuple[int, int], LocalCopy] = {}
         async with trio.open_nursery() as nursery:
             for node, names in wanted.items():
                 nursery.start_soon(self._ask_one, node, names, told)
         return [self._describe(ino, inode, nodes, told) for ino, inode, nodes in found]
 
     async def _ask_one(
-        self, node: int, names: list[tuple[int, int]], told: dict[tuple[int, int], Local]
+        self, node: int, names: list[tuple[int, int]], told: dict[tuple[int, int], LocalCopy]
     ) -> None:
         if node == self._me:
             told.update({(node, ino): self._local(ino, version) for ino, version in names})
@@ -162,7 +162,7 @@ class Whereabouts:
         assert self._others is not None
         try:
             answer = await self._others.ask(node, WHERE, names, _PEER_S)
-            for (ino, _), each in zip(names, msgspec.convert(answer, list[Local]), strict=True):
+            for (ino, _), each in zip(names, msgspec.convert(answer, list[LocalCopy]), strict=True):
                 told[node, ino] = each
         except (KvfsError, msgspec.ValidationError, ValueError):
             pass  # it is shown without what only it knows
@@ -172,7 +172,7 @@ class Whereabouts:
         ino: int,
         inode: Inode | None,
         nodes: list[int],
-        told: dict[tuple[int, int], Local],
+        told: dict[tuple[int, int], LocalCopy],
     ) -> dict[str, Any] | None:
         """One file, in JSON's types."""
         if inode is None:
@@ -193,7 +193,7 @@ class Whereabouts:
             "cold": (self._cold or "a cold tier that this node does not know") if is_cold else None,
         }
 
-    def _copy(self, node: int, local: Local | None) -> dict[str, Any]:
+    def _copy(self, node: int, local: LocalCopy | None) -> dict[str, Any]:
         """One node's copy: all blocks of the file, unless they are arriving."""
         is_arriving = local is not None and not local.medium and local.arriving >= 0
         return {

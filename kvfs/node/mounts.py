@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from kvfs.base.retry import Persistence
-from kvfs.cluster.change_feed import Written, heard, lost
+from kvfs.cluster.change_feed import WrittenKey, heard, lost
 from kvfs.datastore.known_directories import KnownDirectories
 from kvfs.datastore.removal_reasons import GoneNames
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
@@ -143,7 +143,7 @@ class Mounts:
         self.remember(evicted)
         await self.tell_evicted(evicted)
 
-    def tell_soon(self, written: Sequence[Written]) -> None:
+    def tell_soon(self, written: Sequence[WrittenKey]) -> None:
         """Others committed this, and it is in the mirror: `run` tells of it."""
         for entry, reason in self._local.read_now(lambda t: lost(t, written)):
             self._gone.add([entry], reason)
@@ -151,7 +151,7 @@ class Mounts:
             self._heard += changes
             self._hearing.set()
 
-    def follows(self, written: Sequence[Written]) -> list[Change]:
+    def follows(self, written: Sequence[WrittenKey]) -> list[Change]:
         """The changes that mounts have to be told of, since others committed them; new contents
         they know when it returns."""
         found = self._local.read_now(

@@ -20,7 +20,7 @@ from kvfs.node.tasks.drainer import Evict
 from kvfs.node.tasks.rebalancer import Evening
 from kvfs.node.tasks.replica_keeper import Keeper
 from kvfs.node.tasks.sync_acknowledger import Acknowledging
-from kvfs.tree.copies.replica_counts import Copied
+from kvfs.tree.copies.replica_counts import HeldFile
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class Replicas:
             have += await self._copies.make(file, copies - len(have))
         return sorted(have)
 
-    async def _look(self, ino: int) -> Copied:
+    async def _look(self, ino: int) -> HeldFile:
         file = await self._copies.look(ino)
         if file is None:
             raise NotFound("the file was removed, or has no data yet")

@@ -27,7 +27,7 @@ import trio
 
 from kvfs.base.config import Config
 from kvfs.base.errors import Conflict, Corrupt
-from kvfs.cluster.change_feed import Written
+from kvfs.cluster.change_feed import WrittenKey
 from kvfs.cluster.node_identity import which_node
 from kvfs.datastore import layout, places
 from kvfs.datastore.known_directories import KnownDirectories
@@ -71,7 +71,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         closing.callback(known.close)
         gone = made_ready(store.gone)
         closing.callback(gone.close)
-        ears: list[Callable[[Sequence[Written]], object]] = []
+        ears: list[Callable[[Sequence[WrittenKey]], object]] = []
         engine, cluster = await _open_engine(config, store, local, closing, ears)
         if await engine.transact(_first_start) and cluster is None:
             local.rotate_now()  # what all else hangs on is in the base, not in a journal alone
@@ -176,7 +176,7 @@ async def _open_engine(
     store: layout.Store,
     local: EmbeddedEngine,
     closing: contextlib.AsyncExitStack,
-    ears: Sequence[Callable[[Sequence[Written]], object]],
+    ears: Sequence[Callable[[Sequence[WrittenKey]], object]],
 ) -> tuple[Engine, "Clustered | None"]:
     """The engine of the node's metadata: its own, or a mirror of its cluster's, which `ears` are
     told of. Raises Conflict where the store is the other kind of node's, Corrupt where there are
@@ -192,7 +192,7 @@ async def _open_engine(
         return local, None
     from kvfs.node.cluster_node import joined_cluster  # brings the Redis client
 
-    def applied(written: Sequence[Written]) -> None:
+    def applied(written: Sequence[WrittenKey]) -> None:
         for hear in ears:
             hear(written)
 

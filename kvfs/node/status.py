@@ -86,7 +86,7 @@ def _durability(engine: EmbeddedEngine) -> str:
     return "a kill loses nothing; its journal makes what was synced safe against a power cut"
 
 
-def _namespace(listed: namespaces.Listed, used_bytes: int) -> dict[str, Any]:
+def _namespace(listed: namespaces.ListedNamespace, used_bytes: int) -> dict[str, Any]:
     return {
         "name": listed.namespace.name.decode(errors="backslashreplace"),
         "kind": listed.namespace.kind,

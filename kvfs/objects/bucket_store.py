@@ -5,7 +5,7 @@ from typing import Final
 
 from kvfs.meta.engine import Transaction
 from kvfs.objects import buckets, lookup
-from kvfs.objects.buckets import Described
+from kvfs.objects.buckets import ListedBucket
 from kvfs.objects.lookup import Bucket
 from kvfs.objects.publish import Publisher
 from kvfs.session.post_commit import Changed
@@ -54,7 +54,7 @@ class Buckets:
         )
         self._session.sync()
 
-    def head(self, name: bytes) -> Described:
+    def head(self, name: bytes) -> ListedBucket:
         """Raises NoSuchBucket."""
         return self._session.read(lambda t: buckets.describe(t, name))
 
@@ -62,7 +62,7 @@ class Buckets:
         """Whether the ETags of what comes by S3 need be no MD5. Raises NoSuchBucket."""
         return self._session.read(lambda t: lookup.find_bucket(t, name)).etag == "fast"
 
-    def list_all(self) -> list[Described]:
+    def list_all(self) -> list[ListedBucket]:
         """All namespaces, in the order of their names."""
         return self._session.read(buckets.list_all)
 

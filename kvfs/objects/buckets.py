@@ -21,7 +21,7 @@ from kvfs.tree.inodes import read_inode
 _MAX_SETTING_NAME: Final = 255
 
 
-class Described(NamedTuple):
+class ListedBucket(NamedTuple):
     """A bucket in a list."""
 
     name: bytes
@@ -59,13 +59,13 @@ def remove(t: Transaction, name: bytes, moment: Moment, changed: Changed) -> Non
     changed.name(ROOT_INODE, name, removed)
 
 
-def describe(t: Transaction, name: bytes) -> Described:
+def describe(t: Transaction, name: bytes) -> ListedBucket:
     """Raises NoSuchBucket."""
     bucket = find_bucket(t, name)
     return _describe(t, bucket.id)
 
 
-def list_all(t: Transaction) -> list[Described]:
+def list_all(t: Transaction) -> list[ListedBucket]:
     """Every namespace, in the order of their names; which of them are legal names of buckets is the
     caller's to say."""
     prefix = keys.entries(ROOT_INODE)
@@ -99,12 +99,12 @@ def _setting(bucket: Bucket, name: str) -> bytes:
     return keys.setting(bucket.id, name.encode())
 
 
-def _describe(t: Transaction, number: int) -> Described:
+def _describe(t: Transaction, number: int) -> ListedBucket:
     record = namespaces.get(t, number)
     created = record.created_ns
     if not created:
         created = read_inode(t, number << 48 | ROOT_INODE).mtime_ns
-    return Described(record.name, created, record.kind)
+    return ListedBucket(record.name, created, record.kind)
 
 
 def _remove_completed(t: Transaction, bucket: Bucket, moment: Moment, changed: Changed) -> None:

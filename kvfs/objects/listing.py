@@ -30,7 +30,7 @@ _END: Final = b"\xff"
 """After every byte of an id."""
 
 
-class Listed(NamedTuple):
+class ListedObject(NamedTuple):
     """An object in a list."""
 
     key: bytes
@@ -40,12 +40,12 @@ class Listed(NamedTuple):
     etag: str
 
 
-class Page(NamedTuple):
+class ListingPage(NamedTuple):
     """A part of a list. Objects and common prefixes are each in order; `following` is where to go
     on after (`start_after`), empty at the end. `awaited` are those whose ETags are not final (inode
     numbers, and the ETags as they are now: `seals`)."""
 
-    objects: list[Listed]
+    objects: list[ListedObject]
     prefixes: list[bytes]
     following: bytes
     awaited: Mapping[int, str] = NOTHING
@@ -56,7 +56,8 @@ class Page(NamedTuple):
 
 
 class VersionPage(NamedTuple):
-    """As `Page`; where to go on is after a key and, if not empty, the id of one of its versions."""
+    """As `ListingPage`; where to go on is after a key and, if not empty, the id of one of its
+    versions."""
 
     versions: list[Facts]
     prefixes: list[bytes]
@@ -134,7 +135,7 @@ def list_objects(
     start_after: bytes = b"",
     max_keys: int = 1000,
     boot: int,
-) -> Page:
+) -> ListingPage:
     """Keys that start with `prefix`, and the common prefixes that end with the first `delimiter`
     after it, all greater than `start_after`, up to `max_keys` together."""
     found = _Gathered(t, prefix, delimiter, start_after, max_keys, boot)
@@ -162,7 +163,7 @@ class _Gathered:
         self._start_after = start_after
         self._limit = limit
         self._boot = boot
-        self._found: list[Listed | bytes] = []
+        self._found: list[ListedObject | bytes] = []
         self._pending: list[tuple[bytes, bytes]] = []
         self.seals_give_md5 = False
         self._awaited: set[int] = set()
@@ -194,14 +195,14 @@ class _Gathered:
             room = min(self._limit + 1 - len(self._found), _BATCH)
         self._flush()
 
-    def page(self) -> Page:
+    def page(self) -> ListingPage:
         found = self._found[: self._limit] if self._limit > 0 else []
         following = b""
         if found and len(self._found) > self._limit:
             last = found[-1]
             following = last if isinstance(last, bytes) else last.key
         objects = [each for each in found if not isinstance(each, bytes)]
-        return Page(
+        return ListingPage(
             objects,
             [each for each in found if isinstance(each, bytes)],
             following,
@@ -236,7 +237,7 @@ class _Gathered:
                     tag = etags.etag_of(etag, ino, inode)
                     if self.seals_give_md5 and etags.is_awaited(etag, inode):
                         self._awaited.add(ino)
-                    self._found.append(Listed(key, ino, inode.size, inode.mtime_ns, tag))
+                    self._found.append(ListedObject(key, ino, inode.size, inode.mtime_ns, tag))
             pending.clear()
         return len(self._found) <= self._limit
 

@@ -15,7 +15,7 @@ from kvfs.meta.records import Flag, Inode, namespace_root, unpack_inode
 from kvfs.objects import object_attributes, versions
 from kvfs.objects.object_errors import NoSuchBucket, NoSuchKey, NoSuchVersion
 from kvfs.objects.object_info import Facts
-from kvfs.objects.object_keys import Place, check_key, place_of
+from kvfs.objects.object_keys import KeyPlace, check_key, place_of
 from kvfs.tree import etags, namespaces, published_view
 from kvfs.tree.inodes import read_inode
 from kvfs.tree.name_escaping import NUL, is_odd, spelled
@@ -98,7 +98,7 @@ def current_entry(facts: Facts) -> bytes:
 
 
 def _missing(
-    t: Transaction, bucket: Bucket, key: bytes, place: Place, version: str
+    t: Transaction, bucket: Bucket, key: bytes, place: KeyPlace, version: str
 ) -> NoSuchKey | NoSuchVersion:
     shown = key.decode(errors="backslashreplace")
     if version:
@@ -110,7 +110,7 @@ def _missing(
     return missing
 
 
-def _first_missing(t: Transaction, root: int, place: Place) -> bytes:
+def _first_missing(t: Transaction, root: int, place: KeyPlace) -> bytes:
     """The first missing name that a mount would be asked for: the object's own, or a
     directory's."""
     ino = root
@@ -250,7 +250,7 @@ def is_marker(inode: Inode) -> bool:
     return stat.S_ISCHR(inode.mode)
 
 
-def place_in(t: Transaction, bucket: Bucket, key: bytes) -> tuple[int | None, Place]:
+def place_in(t: Transaction, bucket: Bucket, key: bytes) -> tuple[int | None, KeyPlace]:
     """The directory of a key, and where it is in its bucket. Raises Invalid."""
     check_key(key)
     place = place_of(key)

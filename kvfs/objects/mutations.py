@@ -30,9 +30,9 @@ from kvfs.objects.lookup import Bucket
 from kvfs.objects.object_attributes import Metadata
 from kvfs.objects.object_errors import Locked, NoSuchBucket, NotAnObject, PreconditionFailed
 from kvfs.objects.object_info import Facts
-from kvfs.objects.object_keys import Place, check_key, place_of
+from kvfs.objects.object_keys import KeyPlace, check_key, place_of
 from kvfs.session.post_commit import Changed
-from kvfs.session.staging import Dropped, Written
+from kvfs.session.staging import Dropped, WrittenData
 from kvfs.tree import etags, name_escaping, namespaces
 from kvfs.tree.copies import placements
 from kvfs.tree.entries import Removed, is_empty, lose_link, relocate, touch
@@ -65,7 +65,7 @@ class Moment(NamedTuple):
 class New(NamedTuple):
     """An object that is to be put."""
 
-    body: Written
+    body: WrittenData
     etag: str
     metadata: Metadata
 
@@ -343,7 +343,7 @@ def _make_directories(
     return ino
 
 
-def _check_order(t: Transaction, bucket: Bucket, place: Place, body: Written) -> None:
+def _check_order(t: Transaction, bucket: Bucket, place: KeyPlace, body: WrittenData) -> None:
     """Bodies are committed in another order than they were written in. Raises TooOld."""
     parent = lookup.descend(t, bucket.root, place.directories)
     if parent is None:
@@ -446,7 +446,7 @@ def _put_marker(t: Transaction, bucket: Bucket, parent: int, name: bytes, moment
 
 
 def _publish(
-    t: Transaction, bucket: Bucket, body: Written, parent: int, name: bytes, moment: Moment
+    t: Transaction, bucket: Bucket, body: WrittenData, parent: int, name: bytes, moment: Moment
 ) -> Inode:
     """The record of a new file, under its name."""
     ino = body.ino

@@ -5,17 +5,17 @@ from kvfs.objects import lookup
 from kvfs.objects.multipart.part_slots import Slot, Slots
 from kvfs.objects.multipart.upload_transactions import Upload
 from kvfs.objects.object_keys import check_key
-from kvfs.objects.staged_files import Bodies, Body
+from kvfs.objects.staged_files import Bodies, StagedBody
 from kvfs.session.session import Session
 
 
-class Draft:
+class ObjectDraft:
     """An object or part in the making: write to `fd`, then `commit` or `discard`."""
 
     __slots__ = ("body", "key", "part", "upload")
 
     def __init__(
-        self, body: Body | Slot, key: bytes, upload: Upload | None = None, part: int = 0
+        self, body: StagedBody | Slot, key: bytes, upload: Upload | None = None, part: int = 0
     ) -> None:
         self.body = body
         self.key = key
@@ -43,7 +43,7 @@ class Draft:
         return self.body.bucket.etag == "fast"
 
 
-class Drafts:
+class ObjectDrafts:
     """Makes, fills and forgets them."""
 
     def __init__(self, opened: Session, bodies: Bodies, slots: Slots) -> None:
@@ -51,14 +51,14 @@ class Drafts:
         self._bodies = bodies
         self._slots = slots
 
-    def begin(self, bucket: bytes, key: bytes, size_hint: int) -> Draft:
+    def begin(self, bucket: bytes, key: bytes, size_hint: int) -> ObjectDraft:
         """A draft of about so many bytes; nothing is seen of it. Raises NoSuchBucket, Invalid (no
         possible key), NoSpace, ReadOnly, Unavailable, OSError."""
         check_key(key)
         found = self._session.read(lambda t: lookup.find_bucket(t, bucket))
-        return Draft(self._bodies.begin(found, size_hint), key)
+        return ObjectDraft(self._bodies.begin(found, size_hint), key)
 
-    def begin_now(self, bucket: bytes, key: bytes, size_hint: int) -> Draft | None:
+    def begin_now(self, bucket: bytes, key: bytes, size_hint: int) -> ObjectDraft | None:
         """As `begin`, for an event loop: it waits neither for the disk nor for the node. None where
         only `begin` can: a large body, or space that must be asked for first."""
         check_key(key)
@@ -66,25 +66,25 @@ class Drafts:
             return None  # numbers are reserved elsewhere
         found = self._session.read(lambda t: lookup.find_bucket(t, bucket))
         body = self._bodies.begin_now(found, size_hint)
-        return None if body is None else Draft(body, key)
+        return None if body is None else ObjectDraft(body, key)
 
-    def grow(self, draft: Draft, size: int) -> None:
+    def grow(self, draft: ObjectDraft, size: int) -> None:
         """Call before more is written than was hinted; seldom does anything. Raises NoSpace,
         Unavailable."""
-        if isinstance(draft.body, Body):
+        if isinstance(draft.body, StagedBody):
             self._bodies.grow(draft.body, size)
         else:
             assert size <= draft.body.size, "the size of a part in its place is known"
 
-    def written(self, draft: Draft, start: int, end: int) -> None:
+    def written(self, draft: ObjectDraft, start: int, end: int) -> None:
         """Tell that these bytes of a draft are written, of a long one now and then: what is to be
         on disk at the end is put on its way."""
         if draft.body.bucket.durable:
             start_writing(draft.fd, draft.offset + start, end - start)
 
-    def discard(self, draft: Draft) -> None:
+    def discard(self, draft: ObjectDraft) -> None:
         """Forget a draft; nothing where it was committed. Idempotent."""
-        if isinstance(draft.body, Body):
+        if isinstance(draft.body, StagedBody):
             self._bodies.discard(draft.body)
         else:
             self._slots.discard(draft.body)

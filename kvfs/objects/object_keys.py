@@ -22,7 +22,7 @@ UPLOADS: Final = b"\0uploads"
 COMPLETED: Final = b"\0completed"
 
 
-class Place(NamedTuple):
+class KeyPlace(NamedTuple):
     """The place of a key in its bucket."""
 
     directories: tuple[bytes, ...]
@@ -43,17 +43,17 @@ def check_key(key: bytes) -> None:
         raise Invalid(f"a key is UTF-8, this one is not at its byte {error.start}") from None
 
 
-def place_of(key: bytes) -> Place:
+def place_of(key: bytes) -> KeyPlace:
     """Split a key, or the start of one."""
     *above, name = key.split(b"/")
     if len(key) < SPLIT:
-        return Place(tuple(above), name)
+        return KeyPlace(tuple(above), name)
     directories: list[bytes] = []
     for segment in above:
         rest = _continue(directories, segment)
         directories.append(rest)
     rest = _continue(directories, name)
-    return Place(tuple(directories), rest)
+    return KeyPlace(tuple(directories), rest)
 
 
 def joined(prefix: bytes, directory: bytes) -> bytes:

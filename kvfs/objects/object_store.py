@@ -17,25 +17,25 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.objects import listing, lookup, mutations
 from kvfs.objects.bucket_store import Buckets
-from kvfs.objects.listing import Page, VersionPage
+from kvfs.objects.listing import ListingPage, VersionPage
 from kvfs.objects.lookup import Bucket
 from kvfs.objects.multipart.part_slots import Slots
 from kvfs.objects.multipart.upload_store import Uploads
 from kvfs.objects.mutations import Check, Deleted, Moment, New, anything
 from kvfs.objects.object_attributes import Metadata
-from kvfs.objects.object_drafts import Draft, Drafts
+from kvfs.objects.object_drafts import ObjectDraft, ObjectDrafts
 from kvfs.objects.object_errors import NoSuchKey
 from kvfs.objects.object_info import Facts
-from kvfs.objects.open_object import Opener
+from kvfs.objects.open_object import ObjectOpener
 from kvfs.objects.publish import Publisher
 from kvfs.objects.seals import Seals
-from kvfs.objects.staged_files import Bodies, Body
+from kvfs.objects.staged_files import Bodies, StagedBody
 from kvfs.session import byte_transfer, session
 from kvfs.session.byte_transfer import Step, go_on
 from kvfs.session.node_client import Link
 from kvfs.session.post_commit import Changed, Finisher
-from kvfs.session.space_reservation import Room
-from kvfs.session.staging import Written
+from kvfs.session.space_reservation import SpaceReservation
+from kvfs.session.staging import WrittenData
 from kvfs.session.touches import Touches
 from kvfs.tree import lifecycle
 from kvfs.vfs.miss_counters import Misses
@@ -65,12 +65,12 @@ class ObjectStore:
         self._link = Link(opened.store.socket)
         self._finisher = Finisher(opened, self._link)
         self._touches = Touches(opened, self._link)
-        self._bodies = Bodies(opened, Room(opened.files.root, self._link))
+        self._bodies = Bodies(opened, SpaceReservation(opened.files.root, self._link))
         self._publisher = Publisher(opened, self._finisher, self._bodies)
-        opener = Opener(opened, self._touches, self._link)
+        opener = ObjectOpener(opened, self._touches, self._link)
         self.seals = Seals(opened, self._link)
         slots = Slots(opened, self._bodies)
-        drafts = Drafts(opened, self._bodies, slots)
+        drafts = ObjectDrafts(opened, self._bodies, slots)
         self.buckets = Buckets(opened, self._publisher)
         self.uploads = Uploads(
             opened, self._bodies, slots, drafts, opener, self._publisher, self._link
@@ -129,7 +129,7 @@ class ObjectStore:
         delimiter: bytes = b"",
         start_after: bytes = b"",
         max_keys: int = 1000,
-    ) -> Page:
+    ) -> ListingPage:
         """See `listing.list_objects`. Raises NoSuchBucket."""
         return self._session.read(
             lambda t: listing.list_objects(
@@ -171,7 +171,7 @@ class ObjectStore:
 
     def commit(
         self,
-        draft: Draft,
+        draft: ObjectDraft,
         etag: str,
         metadata: Metadata,
         *,
@@ -188,10 +188,10 @@ class ObjectStore:
         Conflict, OSError.
         """
         assert draft.upload is None, "a part is put with commit_part"
-        assert isinstance(draft.body, Body)
+        assert isinstance(draft.body, StagedBody)
         bucket = draft.body.bucket
 
-        def fn(t: Transaction, body: Written, changed: Changed) -> Facts:
+        def fn(t: Transaction, body: WrittenData, changed: Changed) -> Facts:
             new = New(body, etag, metadata)
             return mutations.put(
                 t, bucket, draft.key, new, versioning, check, self._publisher.moment(), changed

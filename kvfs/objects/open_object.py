@@ -2,7 +2,7 @@
 
 An open descriptor is the lease: what replaces or deletes the object only unlinks its data file.
 While a file is not sealed, its data file is the truth about size and time (a mount may be writing
-to it), so who sends it compares both again at the end: `Opened.is_unchanged`.
+to it), so who sends it compares both again at the end: `OpenedObject.is_unchanged`.
 """
 
 import os
@@ -33,14 +33,14 @@ _REMEMBERED_METADATA: Final = 4096
 """Characters: an object about which more is said is found anew each time."""
 
 
-class Opened(NamedTuple):
+class OpenedObject(NamedTuple):
     """An object open for reading; the caller closes `fd`."""
 
     fd: int
     facts: Facts
     coming: Callable[[int, int], None] | None = None
     """Its data are on their way here: call it for (offset, length) before those bytes are read. It
-    blocks, and raises as `Opener.bring`."""
+    blocks, and raises as `ObjectOpener.bring`."""
 
     @property
     def size(self) -> int:
@@ -55,7 +55,7 @@ class Opened(NamedTuple):
         return (found.st_size, found.st_mtime_ns) == (self.facts.size, self.facts.data_mtime_ns)
 
 
-class Opener:
+class ObjectOpener:
     """The opener of one store; any thread."""
 
     def __init__(self, session: Session, touches: Touches, link: Link) -> None:
@@ -76,7 +76,7 @@ class Opener:
             return found
         return _as_data(found, data)
 
-    def open(self, bucket: bytes, key: bytes, version: str) -> Opened:
+    def open(self, bucket: bytes, key: bytes, version: str) -> OpenedObject:
         """A new descriptor of one version, whose data are brought where they are on another node.
         Blocking. Raises as `find`, MarkedDeleted, Corrupt, Unavailable, NoSpace, OSError."""
         for _ in range(_BRINGINGS):
@@ -99,7 +99,7 @@ class Opener:
         if self._is_still(facts):
             raise self._lost(facts)
 
-    def open_coming(self, facts: Facts) -> Opened | None:
+    def open_coming(self, facts: Facts) -> OpenedObject | None:
         """A descriptor of data that are on their way here, read as they come; None: look again.
         Blocking. Raises as `bring`."""
         ino, version = facts.ino, facts.inode.version
@@ -112,7 +112,7 @@ class Opener:
             if self._link.bring_span(ino, version, 0, 1):
                 fd = self._session.files.open_arriving(ino, version)
                 self._touches.add(ino)
-                return Opened(fd, facts, coming)
+                return OpenedObject(fd, facts, coming)
         except (OtherVersion, Unreached) as missed:
             raise _as_key(missed) from None
         except (NotFound, Stale, Conflict, FileNotFoundError):
@@ -121,7 +121,7 @@ class Opener:
             raise self._lost(facts)
         return None
 
-    def open_here(self, bucket: bytes, key: bytes, version: str) -> Opened:
+    def open_here(self, bucket: bytes, key: bytes, version: str) -> OpenedObject:
         """A new descriptor of one version. Raises as `find`, MarkedDeleted, NotHere, OSError."""
         found = None
         for _ in range(_ATTEMPTS):
@@ -158,12 +158,12 @@ class Opener:
         Raises as `find`."""
         return self._found(bucket, key, "") is facts
 
-    def reopen(self, seen: Opened) -> Opened | None:
+    def reopen(self, seen: OpenedObject) -> OpenedObject | None:
         """A new descriptor of what was opened before and is the same by the metadata; None where
         its data file is not what it was then. Raises OSError."""
         facts = seen.facts
         try:
-            opened = Opened(
+            opened = OpenedObject(
                 self._session.files.open(facts.ino, facts.inode.version, os.O_RDONLY), facts
             )
         except FileNotFoundError:
@@ -174,7 +174,7 @@ class Opener:
         os.close(opened.fd)
         return None
 
-    def _was_overtaken(self, opened: Opened) -> bool:
+    def _was_overtaken(self, opened: OpenedObject) -> bool:
         """Whether a sealed file was written to between the look at its record and that at its data
         file. The record says so before the first byte changes; it is asked again only where the
         times differ, as in a store that was copied."""
@@ -198,7 +198,7 @@ class Opener:
             return self._session.read(read)
         return self._seen.get((bucket, key), read)
 
-    def _open(self, found: Facts) -> Opened | None:
+    def _open(self, found: Facts) -> OpenedObject | None:
         """None when the data file has gone, or is not what the record says."""
         if found.delete_marker:
             raise marked_deleted(found)
@@ -209,10 +209,10 @@ class Opener:
         data = os.fstat(fd)
         if found.inode.flags & Flag.SEALED:
             if data.st_size == found.inode.size:
-                return Opened(fd, _with_mtime(found, data))
+                return OpenedObject(fd, _with_mtime(found, data))
             os.close(fd)
             return None
-        return Opened(fd, _as_data(found, data))
+        return OpenedObject(fd, _as_data(found, data))
 
 
 def marked_deleted(marker: Facts) -> MarkedDeleted:

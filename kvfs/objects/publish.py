@@ -10,10 +10,10 @@ from kvfs.meta.records import namespace_of
 from kvfs.objects import lookup
 from kvfs.objects.lookup import Bucket
 from kvfs.objects.mutations import Moment, TooOld
-from kvfs.objects.staged_files import Bodies, Body
+from kvfs.objects.staged_files import Bodies, StagedBody
 from kvfs.session import session
 from kvfs.session.post_commit import Changed, Finisher
-from kvfs.session.staging import Dropped, Written
+from kvfs.session.staging import Dropped, WrittenData
 
 T = TypeVar("T")
 _ATTEMPTS: Final = 3
@@ -29,8 +29,8 @@ class Publisher:
 
     def publish(
         self,
-        body: Body,
-        fn: Callable[[Transaction, Written, Changed], T],
+        body: StagedBody,
+        fn: Callable[[Transaction, WrittenData, Changed], T],
         later: list[Changed] | None = None,
     ) -> T:
         """Commit what `fn` does with a body: its file is on disk before, where the bucket is
@@ -53,12 +53,12 @@ class Publisher:
         return result
 
     def _place(
-        self, body: Body, fn: Callable[[Transaction, Written, Changed], T]
+        self, body: StagedBody, fn: Callable[[Transaction, WrittenData, Changed], T]
     ) -> tuple[T, Changed]:
         for _ in range(_ATTEMPTS):
             written = self._bodies.written(body)
 
-            def step(t: Transaction, written: Written = written) -> tuple[T, Changed]:
+            def step(t: Transaction, written: WrittenData = written) -> tuple[T, Changed]:
                 changed = Changed()
                 self._finisher.clear(t)
                 result = self.in_order(written, lambda w: fn(t, w, changed))
@@ -101,7 +101,7 @@ class Publisher:
         self._finisher.finish(*later)
         return result
 
-    def in_order(self, written: Written, put: Callable[[Written], T]) -> T:
+    def in_order(self, written: WrittenData, put: Callable[[WrittenData], T]) -> T:
         """Put a body in a transaction; where it was written before the version that it follows,
         which others committed meanwhile, its file is given that one's mtime first. Raises what
         `put` raises, OSError."""

@@ -31,8 +31,8 @@ from kvfs.objects.lookup import Bucket
 from kvfs.objects.mutations import FILE_MODE
 from kvfs.session import byte_transfer, staging
 from kvfs.session.session import Session
-from kvfs.session.space_reservation import Refused, Room
-from kvfs.session.staging import Written
+from kvfs.session.space_reservation import ReservationRefused, SpaceReservation
+from kvfs.session.staging import WrittenData
 from kvfs.tree import namespaces, reserved_inodes, tree
 from kvfs.tree.inodes import BLOCK
 
@@ -47,7 +47,7 @@ _CREDIT_S: Final = 1.0
 _GROWTH_BYTES: Final = 64 << 20
 
 
-class Body:
+class StagedBody:
     """One body in the making. `fd` is its data file, open for reading and writing."""
 
     __slots__ = ("bucket", "fd", "ino", "reserved", "small")
@@ -65,7 +65,7 @@ class Body:
 class Bodies:
     """Makes and discards bodies; any thread."""
 
-    def __init__(self, session: Session, room: Room) -> None:
+    def __init__(self, session: Session, room: SpaceReservation) -> None:
         self._session = session
         self._room = room
         self._lock = threading.Lock()
@@ -73,14 +73,16 @@ class Bodies:
         self._credit: dict[int, tuple[int, float]] = {}
         self._pid = os.getpid()
 
-    def begin(self, bucket: Bucket, size_hint: int) -> Body:
+    def begin(self, bucket: Bucket, size_hint: int) -> StagedBody:
         """A new body of about so many bytes. Raises NoSpace, ReadOnly, Unavailable, OSError."""
         if size_hint <= SMALL_BYTES:
             self._spend(bucket.id, BLOCK * staging.blocks_of(size_hint))
             return self._small(bucket)
-        return self._made(Body(bucket, self._reserve(bucket, size_hint), size_hint, small=False))
+        return self._made(
+            StagedBody(bucket, self._reserve(bucket, size_hint), size_hint, small=False)
+        )
 
-    def begin_now(self, bucket: Bucket, size_hint: int) -> Body | None:
+    def begin_now(self, bucket: Bucket, size_hint: int) -> StagedBody | None:
         """As `begin`, for an event loop; None where the body is not small, or the node must be
         asked for space first."""
         if size_hint > SMALL_BYTES or not self._spend_found(
@@ -89,10 +91,10 @@ class Bodies:
             return None
         return self._small(bucket)
 
-    def _small(self, bucket: Bucket) -> Body:
-        return self._made(Body(bucket, self._number(bucket.id), SMALL_BYTES, small=True))
+    def _small(self, bucket: Bucket) -> StagedBody:
+        return self._made(StagedBody(bucket, self._number(bucket.id), SMALL_BYTES, small=True))
 
-    def _made(self, body: Body) -> Body:
+    def _made(self, body: StagedBody) -> StagedBody:
         """The body with its data file, which it makes."""
         try:
             body.fd = self._session.files.create(body.ino, 0)
@@ -101,7 +103,7 @@ class Bodies:
             raise
         return body
 
-    def grow(self, body: Body, size: int) -> None:
+    def grow(self, body: StagedBody, size: int) -> None:
         """Call before the body is longer than `reserved`. Raises NoSpace, Unavailable."""
         if size <= body.reserved:
             return
@@ -116,15 +118,15 @@ class Bodies:
             )
         body.reserved = new
 
-    def sync(self, body: Body) -> None:
+    def sync(self, body: StagedBody) -> None:
         """Makes the data of a durable bucket's body survive power loss. Raises OSError."""
         if body.bucket.durable:
             file_sync.sync(body.fd, datasync=True)
 
-    def written(self, body: Body) -> Written:
+    def written(self, body: StagedBody) -> WrittenData:
         """The data file as it is now."""
         found = os.fstat(body.fd)
-        return Written(
+        return WrittenData(
             ino=body.ino,
             size=found.st_size,
             blocks=found.st_blocks,
@@ -133,7 +135,7 @@ class Bodies:
             synced=body.bucket.durable,
         )
 
-    def rescue(self, body: Body) -> None:
+    def rescue(self, body: StagedBody) -> None:
         """Give a body that a starting node dropped another number, and its data with it."""
         lost, old_fd = body.ino, body.fd
         with self._lock:
@@ -150,13 +152,13 @@ class Bodies:
         self._session.files.unlink(lost, 0)
         body.ino, body.fd, body.small = new.ino, new.fd, new.small
 
-    def close(self, body: Body) -> None:
+    def close(self, body: StagedBody) -> None:
         """The body was published, or is discarded; idempotent."""
         if body.fd >= 0:
             os.close(body.fd)
             body.fd = -1
 
-    def discard(self, body: Body, *, in_doubt: bool = False) -> None:
+    def discard(self, body: StagedBody, *, in_doubt: bool = False) -> None:
         """Undo `begin`; of a published body it only closes the descriptor. What cannot be undone
         now is left to the node. `in_doubt`: a commit of it was tried whose answer did not come."""
         if body.fd < 0 and body.ino == 0:
@@ -188,7 +190,7 @@ class Bodies:
         """Run a transaction that counts `size` bytes more, where there is space for them. Raises
         NoSpace, Unavailable, what `fn` raises."""
 
-        def step(t: Transaction, attempt: int) -> T | Refused:
+        def step(t: Transaction, attempt: int) -> T | ReservationRefused:
             return self._room.refuse(t, {bucket.id: size}, attempt) or fn(t)
 
         return self._with_room(step, self._session.write)
@@ -248,7 +250,7 @@ class Bodies:
     def _reserve(self, bucket: Bucket, size: int) -> int:
         author = self._session.author()
 
-        def fn(t: Transaction, attempt: int) -> int | Refused:
+        def fn(t: Transaction, attempt: int) -> int | ReservationRefused:
             blocks = staging.blocks_of(size)
             if refused := self._room.refuse(t, {bucket.id: BLOCK * blocks}, attempt):
                 return refused
@@ -273,13 +275,13 @@ class Bodies:
 
     def _with_room(
         self,
-        fn: Callable[[Transaction, int], T | Refused],
-        run: Callable[[Callable[[Transaction], T | Refused]], T | Refused],
+        fn: Callable[[Transaction, int], T | ReservationRefused],
+        run: Callable[[Callable[[Transaction], T | ReservationRefused]], T | ReservationRefused],
     ) -> T:
         attempt = 0
         while True:
             found = run(lambda t, attempt=attempt: fn(t, attempt))  # type: ignore[misc]
-            if not isinstance(found, Refused):
+            if not isinstance(found, ReservationRefused):
                 return found
             self._room.demand(found, attempt)
             attempt += 1

@@ -15,7 +15,7 @@ LAST: Final = (1 << 63) - 1
 """The last byte of a file, as the kernel counts."""
 
 
-class Owner(msgspec.Struct, array_like=True, frozen=True):
+class LockOwner(msgspec.Struct, array_like=True, frozen=True):
     """An owner of locks: an open file or a process of one run of a node."""
 
     node: int
@@ -24,21 +24,21 @@ class Owner(msgspec.Struct, array_like=True, frozen=True):
     """As that node's kernel names it."""
 
 
-class Lock(msgspec.Struct, array_like=True, frozen=True):
+class ByteRangeLock(msgspec.Struct, array_like=True, frozen=True):
     """Bytes `start` to `end`, both included."""
 
-    owner: Owner
+    owner: LockOwner
     exclusive: bool
     start: int
     end: int
     pid: int = 0
     """The process that asked, on its host."""
 
-    def overlaps(self, other: "Lock") -> bool:
+    def overlaps(self, other: "ByteRangeLock") -> bool:
         return self.start <= other.end and other.start <= self.end
 
 
-def obstacle(held: Iterable[Lock], wish: Lock) -> Lock | None:
+def obstacle(held: Iterable[ByteRangeLock], wish: ByteRangeLock) -> ByteRangeLock | None:
     """The first lock that keeps `wish` from being granted."""
     for lock in held:
         if lock.owner == wish.owner or not lock.overlaps(wish):
@@ -48,7 +48,7 @@ def obstacle(held: Iterable[Lock], wish: Lock) -> Lock | None:
     return None
 
 
-def granted(held: Sequence[Lock], wish: Lock) -> list[Lock]:
+def granted(held: Sequence[ByteRangeLock], wish: ByteRangeLock) -> list[ByteRangeLock]:
     """The locks once `wish` is granted, in place of those that its owner had there."""
     others = released(held, wish.owner, wish.start, wish.end)
     joined = wish
@@ -61,7 +61,9 @@ def granted(held: Sequence[Lock], wish: Lock) -> list[Lock]:
     return [*kept, joined]
 
 
-def released(held: Sequence[Lock], owner: Owner, start: int = 0, end: int = LAST) -> list[Lock]:
+def released(
+    held: Sequence[ByteRangeLock], owner: LockOwner, start: int = 0, end: int = LAST
+) -> list[ByteRangeLock]:
     """The locks once `owner` has given these bytes back."""
     left = []
     for lock in held:
@@ -75,10 +77,10 @@ def released(held: Sequence[Lock], owner: Owner, start: int = 0, end: int = LAST
     return left
 
 
-def _continues(lock: Lock, other: Lock) -> bool:
+def _continues(lock: ByteRangeLock, other: ByteRangeLock) -> bool:
     same = lock.owner == other.owner and lock.exclusive == other.exclusive
     return same and lock.start <= other.end + 1 and other.start <= lock.end + 1
 
 
-def _between(lock: Lock, start: int, end: int) -> Lock:
+def _between(lock: ByteRangeLock, start: int, end: int) -> ByteRangeLock:
     return msgspec.structs.replace(lock, start=start, end=end)

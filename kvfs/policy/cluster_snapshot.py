@@ -44,7 +44,7 @@ class Host(NamedTuple):
         return max(self.free - headroom(self.capacity), 0)
 
 
-class Snapshot:
+class ClusterSnapshot:
     """The nodes at one moment, by number."""
 
     def __init__(self, hosts: Iterable[Host]) -> None:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from kvfs.base.units import format_size
-from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 from kvfs.policy.placement import lends
 
 _NODES_NAMED: Final = 3
@@ -35,7 +35,7 @@ class Obstacles:
         for node, why in refusals.items():
             self._refusal = f" (node {node}: {why})"
 
-    def describe(self, snapshot: Snapshot, me: int) -> str:
+    def describe(self, snapshot: ClusterSnapshot, me: int) -> str:
         """The obstacles in words for people; empty where there are none."""
         parts = []
         if self._homeless:

@@ -9,11 +9,11 @@ nothing moves when one is added: what was decided is recorded with the file, not
 from collections.abc import Collection, Sequence
 
 from kvfs.policy import rendezvous
-from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 
 
 def choose(
-    snapshot: Snapshot,
+    snapshot: ClusterSnapshot,
     key: int,
     size: int,
     count: int,

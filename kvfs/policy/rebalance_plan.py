@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kvfs.policy import rendezvous
-from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 from kvfs.policy.placement import crowd
 
 TOLERANCE: Final = 0.05
@@ -42,7 +42,7 @@ class Move(NamedTuple):
     target: int
 
 
-def fill(snapshot: Snapshot) -> float:
+def fill(snapshot: ClusterSnapshot) -> float:
     """How full the nodes that may be given data are, together: 0 to 1."""
     capacity = sum(host.capacity for host in snapshot.open)
     if not capacity:
@@ -50,7 +50,7 @@ def fill(snapshot: Snapshot) -> float:
     return 1.0 - sum(host.free for host in snapshot.open) / capacity
 
 
-def shed(snapshot: Snapshot, number: int, copies: Iterable[Copy]) -> Iterator[Move]:
+def shed(snapshot: ClusterSnapshot, number: int, copies: Iterable[Copy]) -> Iterator[Move]:
     """The moves from this node to others, in the order of `copies`, until it holds its share.
 
     Lazy: a copy is drawn only while there is something to give.
@@ -70,7 +70,7 @@ def shed(snapshot: Snapshot, number: int, copies: Iterable[Copy]) -> Iterator[Mo
         yield Move(copy.ino, copy.size, target)
 
 
-def _budget(snapshot: Snapshot, number: int) -> dict[int, float]:
+def _budget(snapshot: ClusterSnapshot, number: int) -> dict[int, float]:
     """Bytes that this node is to give to each of the others."""
     own = snapshot.get(number)
     mean = fill(snapshot)
@@ -90,7 +90,9 @@ def _over(host: Host, mean: float) -> int:
     return host.capacity - host.free - round(mean * host.capacity)
 
 
-def _target(snapshot: Snapshot, number: int, copy: Copy, budget: dict[int, float]) -> int | None:
+def _target(
+    snapshot: ClusterSnapshot, number: int, copy: Copy, budget: dict[int, float]
+) -> int | None:
     """The node that is to have this copy: not a holder, no nearer to the others, with room for
     it."""
     own = snapshot.get(number)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from kvfs.policy import rendezvous
-from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 from kvfs.policy.placement import crowd
 
 
@@ -25,7 +25,7 @@ class Verdict(NamedTuple):
     """The node that is to see to it; None: no holder is there, nobody can."""
 
 
-def judge(snapshot: Snapshot, key: int, holders: Collection[int], wanted: int) -> Verdict:
+def judge(snapshot: ClusterSnapshot, key: int, holders: Collection[int], wanted: int) -> Verdict:
     """`wanted`: copies in all, the first one included. More than there are nodes to hold them
     cannot be made: see `placement.choose`."""
     there = snapshot.alive(holders)
@@ -37,7 +37,7 @@ def judge(snapshot: Snapshot, key: int, holders: Collection[int], wanted: int) -
 
 
 def may_go(
-    snapshot: Snapshot, key: int, holders: Collection[int], wanted: int, number: int
+    snapshot: ClusterSnapshot, key: int, holders: Collection[int], wanted: int, number: int
 ) -> bool:
     """Whether the copy on this node is one that the others do without.
 

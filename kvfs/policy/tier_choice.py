@@ -7,7 +7,7 @@ from kvfs.base.media import Place
 from kvfs.policy import eviction
 
 
-class Room(NamedTuple):
+class TierRoom(NamedTuple):
     """A place and the bytes in it, as last measured."""
 
     place: Place
@@ -31,7 +31,7 @@ class Room(NamedTuple):
 
 
 def targets(
-    media: Mapping[int, Sequence[str]], rooms: Sequence[Room], own_free: int
+    media: Mapping[int, Sequence[str]], rooms: Sequence[TierRoom], own_free: int
 ) -> dict[int, str]:
     """The root of the place where new files go, by namespace id; none where that is the store's own
     directory, which has so many bytes free."""
@@ -47,7 +47,7 @@ def targets(
     return found
 
 
-def roomiest(medium: str, rooms: Sequence[Room]) -> Room | None:
+def roomiest(medium: str, rooms: Sequence[TierRoom]) -> TierRoom | None:
     """The place of a medium that takes files and has the most space; None: there is none."""
     able = [each for each in rooms if each.place.medium == medium and each.takes_files]
     return max(able, key=lambda each: each.free, default=None)

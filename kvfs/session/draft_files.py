@@ -34,8 +34,8 @@ from kvfs.meta.engine import Transaction
 from kvfs.session import byte_transfer, staging
 from kvfs.session.post_commit import Changed, Finisher
 from kvfs.session.session import Session
-from kvfs.session.space_reservation import Refused, Room
-from kvfs.session.staging import Dropped, Options, Target, Written
+from kvfs.session.space_reservation import ReservationRefused, SpaceReservation
+from kvfs.session.staging import Dropped, Options, StagingTarget, WrittenData
 from kvfs.tree import tree
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Draft:
     __slots__ = ("durable", "fd", "ino", "options", "reserved", "target")
 
     def __init__(
-        self, target: Target, options: Options, ino: int, reserved: int, durable: bool
+        self, target: StagingTarget, options: Options, ino: int, reserved: int, durable: bool
     ) -> None:
         self.target = target
         self.options = options
@@ -64,12 +64,12 @@ class Draft:
 class Drafts:
     """Makes, publishes and discards drafts for one client; any thread."""
 
-    def __init__(self, session: Session, room: Room, finisher: Finisher) -> None:
+    def __init__(self, session: Session, room: SpaceReservation, finisher: Finisher) -> None:
         self._session = session
         self._room = room
         self._finisher = finisher
 
-    def begin(self, wanted: Sequence[tuple[Target, int]], options: Options) -> list[Draft]:
+    def begin(self, wanted: Sequence[tuple[StagingTarget, int]], options: Options) -> list[Draft]:
         """Steps 1 and 2 for these files of so many bytes.
 
         Raises NotFound, NotADirectory, IsADirectory, Exists, NotPermitted, NameTooLong, Invalid,
@@ -155,10 +155,12 @@ class Drafts:
             return type(meant)(f"{draft.target}: {meant}")
         return error
 
-    def _reserve(self, wanted: Sequence[tuple[Target, int]], options: Options) -> list[Draft]:
+    def _reserve(
+        self, wanted: Sequence[tuple[StagingTarget, int]], options: Options
+    ) -> list[Draft]:
         author = self._session.author()
 
-        def fn(t: Transaction, attempt: int) -> list[staging.Reserved] | Refused:
+        def fn(t: Transaction, attempt: int) -> list[staging.Reserved] | ReservationRefused:
             self._finisher.clear(t)
             return staging.reserve(t, self._room, wanted, options, author, attempt)
 
@@ -209,11 +211,11 @@ class Drafts:
             os.close(draft.fd)
             draft.ino, draft.fd = new.ino, new.fd
 
-    def _with_room(self, fn: Callable[[Transaction, int], T | Refused]) -> T:
+    def _with_room(self, fn: Callable[[Transaction, int], T | ReservationRefused]) -> T:
         attempt = 0
         while True:
             found = self._session.write(lambda t, attempt=attempt: fn(t, attempt))  # type: ignore[misc]
-            if not isinstance(found, Refused):
+            if not isinstance(found, ReservationRefused):
                 return found
             self._room.demand(found, attempt)
             attempt += 1
@@ -224,9 +226,9 @@ def _unnamed(t: Transaction, drafts: Sequence[Draft]) -> list[Draft]:
     return [draft for draft in drafts if t.get(keys.orphan(draft.ino)) is not None]
 
 
-def _written(draft: Draft) -> Written:
+def _written(draft: Draft) -> WrittenData:
     found = os.fstat(draft.fd)
-    return Written(
+    return WrittenData(
         ino=draft.ino,
         size=found.st_size,
         blocks=found.st_blocks,
@@ -237,7 +239,7 @@ def _written(draft: Draft) -> Written:
 
 
 @contextmanager
-def _naming(targets: Sequence[Target]) -> Iterator[None]:
+def _naming(targets: Sequence[StagingTarget]) -> Iterator[None]:
     """Names the targets in an error for lack of space."""
     try:
         yield

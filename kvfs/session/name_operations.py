@@ -17,7 +17,7 @@ from kvfs.session.node_client import Link
 from kvfs.session.paths import Path, naming
 from kvfs.session.post_commit import Changed, Finisher
 from kvfs.session.session import Session, now_ns
-from kvfs.session.staging import Options, Target
+from kvfs.session.staging import Options, StagingTarget
 from kvfs.session.touches import Touches
 from kvfs.tree import lifecycle, name_escaping, published_view, tree
 from kvfs.tree.inodes import is_directory, read_inodes
@@ -69,7 +69,7 @@ class Names:
     def page(self, path: Parts, after: bytes) -> tuple[list[Stat], bytes]:
         """The entries that come next, and where to go on; empty when these are the last."""
 
-        def fn(t: Transaction) -> tuple[list[published_view.Listed], bytes]:
+        def fn(t: Transaction) -> tuple[list[published_view.ListedInode], bytes]:
             found = self._find(t, path)
             if not is_directory(found.inode):
                 raise NotADirectory("not a directory")
@@ -134,14 +134,14 @@ class Names:
 
     def _settle_source(
         self, old: tuple[Parts, bytes], new: tuple[Parts, bytes]
-    ) -> published_view.Found | None:
+    ) -> published_view.FoundInode | None:
         """Have what is about to replace a durable file on disk; the file that this was done for.
         Raises OSError, Unavailable."""
 
-        def fn(t: Transaction) -> published_view.Found | None:
+        def fn(t: Transaction) -> published_view.FoundInode | None:
             source, target = self._directory(t, old[0]), self._directory(t, new[0])
             found = lifecycle.unsettled_source(t, source, old[1], target, new[1])
-            return None if found is None else published_view.Found(*found)
+            return None if found is None else published_view.FoundInode(*found)
 
         try:
             found = self._session.read(fn)
@@ -151,7 +151,7 @@ class Names:
             self._sync(found)
         return found
 
-    def _sync(self, found: published_view.Found) -> None:
+    def _sync(self, found: published_view.FoundInode) -> None:
         try:
             fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
         except FileNotFoundError:
@@ -162,7 +162,7 @@ class Names:
         finally:
             os.close(fd)
 
-    def make_directory(self, target: Target, options: Options) -> None:
+    def make_directory(self, target: StagingTarget, options: Options) -> None:
         """See `Client.mkdir`."""
         author = self._session.author()
         self._change(
@@ -190,7 +190,7 @@ class Names:
             self._touches.found_nothing(error)
             raise
 
-    def _find(self, t: Transaction, path: Parts) -> published_view.Found:
+    def _find(self, t: Transaction, path: Parts) -> published_view.FoundInode:
         return published_view.find(t, path, self._session.boot)
 
     def _directory(self, t: Transaction, path: Parts) -> int:
@@ -240,7 +240,7 @@ def _exist(
             continue
         if name in _ODD or b"%" in name:
             (found,) = published_view.find_many(t, [paths.parse(path)], boot)
-            if isinstance(found, published_view.Found):
+            if isinstance(found, published_view.FoundInode):
                 answers[at] = True
             else:
                 missing.append(found)
@@ -261,7 +261,7 @@ def _prefix(t: Transaction, directory: bytes, boot: int) -> bytes | NotFound:
     return ino if isinstance(ino, NotFound) else keys.entries(ino)
 
 
-def _is_still(t: Transaction, found: published_view.Found) -> bool:
+def _is_still(t: Transaction, found: published_view.FoundInode) -> bool:
     """Whether nothing was published since."""
     (now,) = read_inodes(t, [found.ino])
     return now is not None and _content(now) == _content(found.inode)

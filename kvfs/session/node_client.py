@@ -32,7 +32,7 @@ def _nothing() -> None:
     """Nothing was put off."""
 
 
-class Room(msgspec.Struct):
+class SpaceGrant(msgspec.Struct):
     """The node's answer to a request for space."""
 
     capacity_bytes: int
@@ -66,7 +66,7 @@ class Link:
     """The link to the node behind one control socket; any thread."""
 
     def __init__(self, socket: Path) -> None:
-        self._node = control.Caller(socket)
+        self._node = control.ControlClient(socket)
         self.before_asking: Callable[[], None] = _nothing
         """Tells the node of space that it does not know yet it can have back."""
 
@@ -115,7 +115,7 @@ class Link:
                 f"for a while ({error}; {why})"
             ) from None
 
-    def ask_for_room(self, namespace_id: int, size: int) -> Room | None:
+    def ask_for_room(self, namespace_id: int, size: int) -> SpaceGrant | None:
         """Wait until the namespace has room for `size` bytes more; None: no node runs.
 
         Raises NoSpace, naming what is full; Unavailable when the node does not answer in time.
@@ -123,7 +123,7 @@ class Link:
         self.before_asking()
         params = {"namespace": namespace_id, "bytes": size}
         answer = self._ask("room", params, _ROOM_DEADLINE_S)
-        return None if answer is None else msgspec.convert(answer, Room)
+        return None if answer is None else msgspec.convert(answer, SpaceGrant)
 
     def bring(self, ino: int) -> bool:
         """Returns when the file's data are on this host. False: they are on no other, or no node

@@ -41,7 +41,7 @@ from kvfs.session.touches import Touches
 from kvfs.tree import namespaces, published_view
 from kvfs.tree.copies import cold_copies
 from kvfs.tree.inodes import read_inodes
-from kvfs.tree.published_view import Found
+from kvfs.tree.published_view import FoundInode
 
 T = TypeVar("T")
 Parts = tuple[bytes, ...]
@@ -52,12 +52,12 @@ _ALONE_BYTES: Final = 1 << 20
 KiB."""
 
 
-class Opened(NamedTuple):
+class OpenedFile(NamedTuple):
     """A data file open for reading."""
 
     fd: int
     size: int
-    found: Found
+    found: FoundInode
     """The file that it belongs to."""
 
 
@@ -70,7 +70,7 @@ class Reader:
         self._link = link
         self._sums = Sums(session)
 
-    def open(self, path: Parts, found: Found | None = None) -> Opened:
+    def open(self, path: Parts, found: FoundInode | None = None) -> OpenedFile:
         """A new descriptor of the file, which `found` may say already.
 
         Raises NotFound, NotADirectory, NameTooLong, IsADirectory, NotSupported (a symbolic link),
@@ -82,7 +82,7 @@ class Reader:
             self._touches.found_nothing(error)
             raise
 
-    def _open(self, path: Parts, found: Found | None) -> Opened:
+    def _open(self, path: Parts, found: FoundInode | None) -> OpenedFile:
         """See `open`."""
         found = found or self._find(path)
         opened = self._open_found(found, path)
@@ -98,7 +98,7 @@ class Reader:
             raise self._lost(found, path)
         return opened
 
-    def _bring(self, found: Found) -> bool:
+    def _bring(self, found: FoundInode) -> bool:
         """The data may be on another node: whether another look is worth while. Raises OtherVersion
         or Unreached where a cache's are there, and cannot be had."""
         try:
@@ -123,7 +123,7 @@ class Reader:
     ) -> list[bytearray | KvfsError | None]:
         """See `Client.get_many`."""
 
-        def read(_: int, opened: Opened, path: Parts) -> bytearray:
+        def read(_: int, opened: OpenedFile, path: Parts) -> bytearray:
             data = self._read(opened, path, 0, None, parallel.nothing)
             if verify:
                 self._check(opened.found, memoryview(data), path)
@@ -136,7 +136,7 @@ class Reader:
     ) -> list[int | KvfsError | None]:
         """See `Client.get_many`; the bytes that were read."""
 
-        def read(at: int, opened: Opened, path: Parts) -> int:
+        def read(at: int, opened: OpenedFile, path: Parts) -> int:
             count = self._read_into(opened, path, buffers[at], 0, None, parallel.nothing)
             if verify:
                 self._check(opened.found, buffers[at][:count], path)
@@ -144,16 +144,16 @@ class Reader:
 
         return self._each(paths, read, step)
 
-    def sums_of(self, opened: Opened) -> bytes | None:
+    def sums_of(self, opened: OpenedFile) -> bytes | None:
         """See `Sums.of`."""
         return self._sums.of(opened.found)
 
     def _each(
-        self, paths: Sequence[Parts], read: Callable[[int, Opened, Parts], T], step: Step
+        self, paths: Sequence[Parts], read: Callable[[int, OpenedFile, Parts], T], step: Step
     ) -> list[T | KvfsError | None]:
         """None for a path that is not there, and for others the error where there is one."""
         found = self._session.read(lambda t: published_view.find_many(t, paths, self._session.boot))
-        if missing := [each for each in found if not isinstance(each, Found)]:
+        if missing := [each for each in found if not isinstance(each, FoundInode)]:
             self._touches.missed(missing)
         results: list[T | KvfsError | None] = [None] * len(paths)
 
@@ -167,7 +167,7 @@ class Reader:
             except OSError as error:
                 results[at] = Unavailable(f"{joined(paths[at])}: {error.strerror}")
 
-        there = {at: each for at, each in enumerate(found) if isinstance(each, Found)}
+        there = {at: each for at, each in enumerate(found) if isinstance(each, FoundInode)}
         sizes = [each.inode.size for each in there.values()]
         parallel.each(
             self._session, list(there), job, sizes=sizes, alone_below=_ALONE_BYTES, step=step
@@ -175,7 +175,7 @@ class Reader:
         return results
 
     def _read(
-        self, opened: Opened, path: Parts, offset: int, size: int | None, step: Step
+        self, opened: OpenedFile, path: Parts, offset: int, size: int | None, step: Step
     ) -> bytearray:
         try:
             data = bytearray(_length(opened, offset, size))
@@ -188,7 +188,7 @@ class Reader:
 
     def _read_into(
         self,
-        opened: Opened,
+        opened: OpenedFile,
         path: Parts,
         into: memoryview,
         offset: int,
@@ -205,7 +205,7 @@ class Reader:
         finally:
             os.close(opened.fd)
 
-    def _check(self, found: Found, data: memoryview, path: Parts) -> None:
+    def _check(self, found: FoundInode, data: memoryview, path: Parts) -> None:
         """Raises Corrupt where the whole content, `data`, is not what was sealed. What was written
         to since may well be another."""
         chunks = self._sums.of(found)
@@ -218,11 +218,11 @@ class Reader:
             "checksum differs"
         )
 
-    def _find(self, path: Parts) -> Found:
+    def _find(self, path: Parts) -> FoundInode:
         with naming(path):
             return self._session.read(lambda t: published_view.find(t, path, self._session.boot))
 
-    def _open_found(self, found: Found, path: Parts) -> Opened | None:
+    def _open_found(self, found: FoundInode, path: Parts) -> OpenedFile | None:
         """None when the data file has gone, or is not as long as its seal."""
         _require_file(found, path)
         try:
@@ -238,14 +238,14 @@ class Reader:
             os.close(fd)
             return None
         self._touches.add(found.ino)
-        return Opened(fd, size, found)
+        return OpenedFile(fd, size, found)
 
-    def _is_torn(self, found: Found) -> bool:
+    def _is_torn(self, found: FoundInode) -> bool:
         """Whether the record still says the same: else it was opened for writing meanwhile."""
         (now,) = self._session.read(lambda t: read_inodes(t, [found.ino]))
         return now == found.inode
 
-    def _lost(self, found: Found, path: Parts) -> KvfsError:
+    def _lost(self, found: FoundInode, path: Parts) -> KvfsError:
         """A record without its data file: a miss in a cache namespace, an error in a durable
         one."""
         if found.inode.flags & Flag.COLD:
@@ -259,7 +259,7 @@ class Reader:
         return gone
 
 
-def _require_file(found: Found, path: Parts) -> None:
+def _require_file(found: FoundInode, path: Parts) -> None:
     mode = found.inode.mode
     if stat.S_ISREG(mode):
         return
@@ -273,7 +273,7 @@ def _require_file(found: Found, path: Parts) -> None:
     raise Invalid(f"{joined(path)} is no regular file: reach it through the mount")
 
 
-def _length(opened: Opened, offset: int, size: int | None) -> int:
+def _length(opened: OpenedFile, offset: int, size: int | None) -> int:
     """The bytes to read."""
     if offset < 0 or (size is not None and size < 0):
         raise Invalid("an offset or a size is never negative")

@@ -78,12 +78,12 @@ class _Checked:
         self._t.merge(key, operand)
 
 
-class Mirrored:
+class ReplicaTransactions:
     """The transactions of one store; any thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._node = control.Caller(store.socket)
+        self._node = control.ControlClient(store.socket)
 
     def read(self, engine: EmbeddedEngine, fn: Callable[[Transaction], T]) -> T:
         """Run `fn` on the mirror `engine`. Raises what it raises, Unreached, Unavailable."""

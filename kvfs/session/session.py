@@ -33,7 +33,7 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.replica.replica_mark import read_mark
-from kvfs.session.replica_transactions import Mirrored
+from kvfs.session.replica_transactions import ReplicaTransactions
 from kvfs.tree import namespaces
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Session:
         self._exchanging = False
         """Nobody enters, and who leaves says so."""
         self._pool: ThreadPoolExecutor | None = None
-        self._mirrored: Mirrored | None = None
+        self._mirrored: ReplicaTransactions | None = None
         self.checks_itself = True
         """Whether `read` minds how new a mirror is; else whoever calls it does."""
 
@@ -92,7 +92,7 @@ class Session:
 
     def read(self, fn: Callable[[Transaction], T]) -> T:
         """Run `fn` on a read-only view. Raises what `fn` raises, Busy, Unavailable, Corrupt; beside
-        a node of a cluster also Unreached (see `Mirrored.read`)."""
+        a node of a cluster also Unreached (see `ReplicaTransactions.read`)."""
         engine = self._enter(write=False)
         try:
             if self._mirrored is None or not self.checks_itself:
@@ -110,7 +110,7 @@ class Session:
             self._leave()
 
     @property
-    def mirrored(self) -> Mirrored | None:
+    def mirrored(self) -> ReplicaTransactions | None:
         """Beside a node of a cluster, its mirror; None: beside a lone node. Raises Busy,
         Unavailable, Corrupt."""
         self._enter(write=False)
@@ -128,7 +128,7 @@ class Session:
 
     def write(self, fn: Callable[[Transaction], T]) -> T:
         """Run `fn` and commit: it survives SIGKILL when this returns. Raises as `read`, and
-        ReadOnly, NoSpace; beside a node of a cluster as `Mirrored.write`."""
+        ReadOnly, NoSpace; beside a node of a cluster as `ReplicaTransactions.write`."""
         engine = self._enter(write=True)
         try:
             if self._mirrored is not None:
@@ -230,7 +230,7 @@ class Session:
             return
         engine.node = keys.pack_node(mark.node)
         if self._mirrored is None:
-            self._mirrored = Mirrored(self.store)
+            self._mirrored = ReplicaTransactions(self.store)
 
     def _open(self, write: bool) -> tuple[EmbeddedEngine, bool]:
         try:

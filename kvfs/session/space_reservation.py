@@ -27,7 +27,7 @@ Sizes = Mapping[int, int]
 """Bytes wanted, by namespace id."""
 
 
-class Refused(NamedTuple):
+class ReservationRefused(NamedTuple):
     """No space may be taken before the node was asked, or at all."""
 
     wanted: Sizes
@@ -35,7 +35,7 @@ class Refused(NamedTuple):
     """The part that is full."""
 
 
-class Room:
+class SpaceReservation:
     """The space that one client asks for, from any thread."""
 
     def __init__(self, root: str, link: Link) -> None:
@@ -46,22 +46,22 @@ class Room:
         """Whether a node runs, which knows more than we."""
         self._valid_until = 0.0
 
-    def refuse(self, t: Transaction, wanted: Sizes, attempt: int) -> Refused | None:
+    def refuse(self, t: Transaction, wanted: Sizes, attempt: int) -> ReservationRefused | None:
         """None: this much may be reserved in this transaction. `attempt` counts from 0; before the
         next one, `demand` what was refused."""
         if time.monotonic() >= self._valid_until and not attempt:
-            return Refused(wanted, "")
+            return ReservationRefused(wanted, "")
         census = self._accounting.census(t)
         spared = self._guarded and not attempt
         if not _has(census.store, sum(wanted.values()), spared):
-            return Refused(wanted, _what_is_full(census, STORE))
+            return ReservationRefused(wanted, _what_is_full(census, STORE))
         for number, size in wanted.items():
             holding = census.namespaces.get(number)
             if holding is not None and holding.limited and not _has(holding.space, size, spared):
-                return Refused(wanted, _what_is_full(census, number))
+                return ReservationRefused(wanted, _what_is_full(census, number))
         return None
 
-    def demand(self, refused: Refused, attempt: int) -> None:
+    def demand(self, refused: ReservationRefused, attempt: int) -> None:
         """Ask the node for the space, which evicts. Raises NoSpace when there is none, Unavailable
         when the node does not answer."""
         if attempt == _ATTEMPTS or (attempt and not self._guarded):

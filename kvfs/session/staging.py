@@ -11,7 +11,7 @@ from kvfs.meta.records import ROOT_INODE, Inode, namespace_of
 from kvfs.session.paths import joined, naming, shown
 from kvfs.session.post_commit import Changed
 from kvfs.session.session import Author
-from kvfs.session.space_reservation import Refused, Room
+from kvfs.session.space_reservation import ReservationRefused, SpaceReservation
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.entries import find_shown
 from kvfs.tree.inodes import BLOCK, read_inode, set_blocks, write_inode
@@ -29,7 +29,7 @@ class Options(NamedTuple):
     """Directories that are missing are made; the namespace must be there."""
 
 
-class Target(NamedTuple):
+class StagingTarget(NamedTuple):
     """The place where a file is to appear."""
 
     directory: tuple[bytes, ...]
@@ -52,12 +52,12 @@ class Dropped(Exception):
 
 def reserve(
     t: Transaction,
-    room: Room,
-    wanted: Sequence[tuple[Target, int]],
+    room: SpaceReservation,
+    wanted: Sequence[tuple[StagingTarget, int]],
     options: Options,
     author: Author,
     attempt: int,
-) -> list[Reserved] | Refused:
+) -> list[Reserved] | ReservationRefused:
     """Make a record without a name for each of these files of so many bytes, the space included.
 
     What could be known to fail at the end fails here. Raises NotFound, NotADirectory,
@@ -87,7 +87,9 @@ def reserve(
     return reserved
 
 
-def grow(t: Transaction, room: Room, ino: int, old: int, new: int, attempt: int) -> Refused | None:
+def grow(
+    t: Transaction, room: SpaceReservation, ino: int, old: int, new: int, attempt: int
+) -> ReservationRefused | None:
     """Reserve `new` bytes for a file in place of `old`."""
     if refused := room.refuse(t, {namespace_of(ino): new - old}, attempt):
         return refused
@@ -98,7 +100,7 @@ def grow(t: Transaction, room: Room, ino: int, old: int, new: int, attempt: int)
     return None
 
 
-class Written(NamedTuple):
+class WrittenData(NamedTuple):
     """A data file as it is to be published."""
 
     ino: int
@@ -111,8 +113,8 @@ class Written(NamedTuple):
 
 def place(
     t: Transaction,
-    target: Target,
-    file: Written,
+    target: StagingTarget,
+    file: WrittenData,
     options: Options,
     author: Author,
     changed: Changed,
@@ -144,7 +146,7 @@ def place(
 
 
 def make_directory(
-    t: Transaction, target: Target, options: Options, author: Author, changed: Changed
+    t: Transaction, target: StagingTarget, options: Options, author: Author, changed: Changed
 ) -> None:
     """mkdir; at the top level it makes a durable namespace. Raises Exists, and as `reserve`."""
     parent = _make_directories(t, target, options, author, changed)
@@ -158,7 +160,7 @@ def blocks_of(size: int) -> int:
     return -(-size // _PAGE_BYTES) * (_PAGE_BYTES // BLOCK)
 
 
-def _check(t: Transaction, target: Target, options: Options) -> int:
+def _check(t: Transaction, target: StagingTarget, options: Options) -> int:
     """The directory that the file will be in, or the last one above it that is there."""
     parent, missing = _deepest(t, target, options)
     if parent == ROOT_INODE:
@@ -171,7 +173,7 @@ def _check(t: Transaction, target: Target, options: Options) -> int:
     return parent
 
 
-def _is_taken(t: Transaction, parent: int, target: Target, options: Options) -> bool:
+def _is_taken(t: Transaction, parent: int, target: StagingTarget, options: Options) -> bool:
     entry = find_shown(t, parent, target.name)
     if entry is None:
         return False
@@ -182,7 +184,9 @@ def _is_taken(t: Transaction, parent: int, target: Target, options: Options) -> 
     return True
 
 
-def _deepest(t: Transaction, target: Target, options: Options) -> tuple[int, tuple[bytes, ...]]:
+def _deepest(
+    t: Transaction, target: StagingTarget, options: Options
+) -> tuple[int, tuple[bytes, ...]]:
     """The last directory on the way that is there, and the names of those that are missing."""
     ino = ROOT_INODE
     for depth, name in enumerate(target.directory):
@@ -203,7 +207,7 @@ def _deepest(t: Transaction, target: Target, options: Options) -> tuple[int, tup
 
 
 def _make_directories(
-    t: Transaction, target: Target, options: Options, author: Author, changed: Changed
+    t: Transaction, target: StagingTarget, options: Options, author: Author, changed: Changed
 ) -> int:
     parent, missing = _deepest(t, target, options)
     for name in missing:

@@ -4,7 +4,7 @@ from kvfs.datastore.checksum import combine
 from kvfs.meta.records import Flag
 from kvfs.session.session import Session
 from kvfs.tree.inodes import read_inodes
-from kvfs.tree.published_view import Found
+from kvfs.tree.published_view import FoundInode
 
 
 class Sums:
@@ -13,7 +13,7 @@ class Sums:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def of(self, found: Found) -> bytes | None:
+    def of(self, found: FoundInode) -> bytes | None:
         """The xxh3-128 of each chunk, one after the other; None where this store has none of this
         content: it was not sealed yet, or lies in a directory that another node accounts for.
         Raises as `Session.read`."""
@@ -25,7 +25,7 @@ class Sums:
             return None
         return entry.chunks if combine(entry.chunks) == inode.checksum else None
 
-    def hold(self, found: Found) -> bool:
+    def hold(self, found: FoundInode) -> bool:
         """Whether its record still bears this seal: else it was opened for writing since, and may
         well have other bytes. Raises as `Session.read`."""
         (now,) = self._session.read(lambda t: read_inodes(t, [found.ino]))

@@ -14,11 +14,11 @@ import trio
 from kvfs.base import detach
 from kvfs.base.errors import Unavailable
 from kvfs.cluster.peer_protocol import CHUNK_BYTES, DIGEST_BYTES, chunks_of
-from kvfs.transfer.chunk_plan import Plan, Span
+from kvfs.transfer.chunk_plan import ChunkPlan, ChunkSpan
 from kvfs.transfer.sink import Sink
 
 
-class Wanted(NamedTuple):
+class WantedFile(NamedTuple):
     """A file's content, as its record says."""
 
     ino: int
@@ -28,17 +28,19 @@ class Wanted(NamedTuple):
     """The checksum of all chunk checksums; empty: it is not sealed yet."""
 
 
-class Arriving:
+class ArrivingFile:
     """Made by `Fetcher.start`; for its event loop."""
 
-    def __init__(self, wanted: Wanted, fd: int, present: bytes = b"", lazily: bool = False) -> None:
+    def __init__(
+        self, wanted: WantedFile, fd: int, present: bytes = b"", lazily: bool = False
+    ) -> None:
         self.wanted: Final = wanted
         self.fd = os.dup(fd)
         """For reading what is here; closed by the end of `close`, or when the last stream has let
         go of it."""
         self.sink: Final = Sink(self.fd)
         kept = present if wanted.checksum else b""
-        self.plan: Final = Plan(chunks_of(wanted.size), kept, lazily)
+        self.plan: Final = ChunkPlan(chunks_of(wanted.size), kept, lazily)
         self.agreed = trio.Event()
         """Set when the checksums are known, where the file is sealed."""
         self.changed = trio.Event()
@@ -101,7 +103,7 @@ class Arriving:
         if self.is_whole:
             return
         await detach.aside()
-        self.plan.expect(Span(0, self.plan.chunks))
+        self.plan.expect(ChunkSpan(0, self.plan.chunks))
         self.wake()
         while not self.is_whole:
             if self.failure is not None:
@@ -113,10 +115,10 @@ class Arriving:
         self.plan.expect(self._span(offset, length))
         self.wake()
 
-    def _span(self, offset: int, length: int) -> Span:
+    def _span(self, offset: int, length: int) -> ChunkSpan:
         first = min(offset // CHUNK_BYTES, self.plan.chunks)
         end = min(chunks_of(offset + length), self.plan.chunks)
-        return Span(first, max(0, end - first))
+        return ChunkSpan(first, max(0, end - first))
 
     def close(self) -> None:
         """Closes the file: readers that wait get Unavailable; what streams still have under way

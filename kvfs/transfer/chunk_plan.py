@@ -15,7 +15,7 @@ _ASKED: Final = 1
 _HERE: Final = 2
 
 
-class Span(NamedTuple):
+class ChunkSpan(NamedTuple):
     """Chunks that lie one after the other."""
 
     first: int
@@ -26,7 +26,7 @@ class Span(NamedTuple):
         return self.first + self.chunks
 
 
-class Plan:
+class ChunkPlan:
     """The chunks of one file."""
 
     def __init__(self, chunks: int, present: bytes = b"", lazily: bool = False) -> None:
@@ -63,7 +63,7 @@ class Plan:
     def has(self, chunk: int) -> bool:
         return self._states[chunk] == _HERE
 
-    def has_all(self, span: Span) -> bool:
+    def has_all(self, span: ChunkSpan) -> bool:
         return self._states.count(_HERE, span.first, span.end) == span.chunks
 
     def run(self, first: int, most: int) -> int:
@@ -75,13 +75,13 @@ class Plan:
             count += 1
         return count
 
-    def urge(self, span: Span) -> None:
+    def urge(self, span: ChunkSpan) -> None:
         """Somebody waits for these."""
         for chunk in range(span.first, span.end):
             if self._states[chunk] == _MISSING:
                 self._urgent[chunk] = None
 
-    def expect(self, span: Span) -> None:
+    def expect(self, span: ChunkSpan) -> None:
         """These are likely to be wanted soon."""
         for chunk in range(span.first, span.end):
             if self._states[chunk] == _MISSING:
@@ -94,7 +94,7 @@ class Plan:
         wanted = {*self._urgent, *self._likely}
         return sum(self._states[chunk] == _MISSING for chunk in wanted)
 
-    def take(self, most: int) -> Span | None:
+    def take(self, most: int) -> ChunkSpan | None:
         """The next chunks to ask for, `most` at most; None where there are none."""
         first = self._next()
         if first is None:
@@ -106,9 +106,9 @@ class Plan:
             self._states[chunk] = _ASKED
             self._urgent.pop(chunk, None)
             self._likely.pop(chunk, None)
-        return Span(first, end - first)
+        return ChunkSpan(first, end - first)
 
-    def take_last(self) -> Span | None:
+    def take_last(self) -> ChunkSpan | None:
         """The chunk to ask for that is wanted last; None where somebody waits for all of them."""
         wanted = self._likely if self._lazily else range(len(self._states))
         free = (each for each in wanted if self._states[each] == _MISSING)
@@ -117,7 +117,7 @@ class Plan:
             return None
         self._states[last] = _ASKED
         self._likely.pop(last, None)
-        return Span(last, 1)
+        return ChunkSpan(last, 1)
 
     def _next(self) -> int | None:
         for wanted in (self._urgent, self._likely):
@@ -139,7 +139,7 @@ class Plan:
             return False
         return not self._lazily or chunk in self._urgent or chunk in self._likely
 
-    def give_back(self, span: Span) -> None:
+    def give_back(self, span: ChunkSpan) -> None:
         """Gives back a span: its chunks that are not here are the first to be asked for again."""
         back = [chunk for chunk in range(span.first, span.end) if self._states[chunk] == _ASKED]
         for chunk in back:

@@ -35,7 +35,7 @@ _COMPUTED_MOST: Final = 64
 """Files whose checksums are kept that the index does not know."""
 
 
-class Shelf:
+class ChunkProvider:
     """The provider for one event loop; see `peer_server.Shelf`."""
 
     def __init__(

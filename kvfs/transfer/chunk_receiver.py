@@ -17,7 +17,7 @@ import trio
 import xxhash
 
 from kvfs.base.errors import Corrupt, Unavailable
-from kvfs.cluster.peer_client import Incoming
+from kvfs.cluster.peer_client import IncomingChunks
 from kvfs.cluster.peer_protocol import CHUNK_BYTES, DIGEST_BYTES
 from kvfs.transfer.sink import Sink
 
@@ -33,7 +33,7 @@ millisecond.
 """
 
 
-class Buffers:
+class ChunkBuffers:
     """Reused buffers of BUFFER_BYTES: as many as streams receive at once, and a few besides."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ Arrived = Callable[[int, int, float], None]
 class Taking(ABC):
     """Takes one answer; use it once."""
 
-    def __init__(self, incoming: Incoming, sink: Sink, arrived: Arrived) -> None:
+    def __init__(self, incoming: IncomingChunks, sink: Sink, arrived: Arrived) -> None:
         """`arrived` is called for each chunk that was written and has its checksum."""
         self._sums = incoming.sums
         self._size = incoming.ask.size
@@ -110,7 +110,7 @@ class Receiving(Taking):
     """The bytes come as the answer's body. `burst` runs in a thread, the rest in the loop."""
 
     def __init__(
-        self, incoming: Incoming, sink: Sink, buffer: memoryview, arrived: Arrived
+        self, incoming: IncomingChunks, sink: Sink, buffer: memoryview, arrived: Arrived
     ) -> None:
         super().__init__(incoming, sink, arrived)
         self._connection = incoming.connection

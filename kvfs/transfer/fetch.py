@@ -22,15 +22,15 @@ from typing import Final
 import trio
 
 from kvfs.base.errors import Conflict, Corrupt, KvfsError, Unavailable
-from kvfs.cluster.peer_client import Incoming, PeerClient, Redirected
+from kvfs.cluster.peer_client import IncomingChunks, PeerClient, Redirected
 from kvfs.cluster.peer_protocol import CHUNK_BYTES, DIGEST_BYTES, MOST_SUMS, Ask, Later, PeerAddress
 from kvfs.datastore.checksum import ZERO_CHUNK, combine
-from kvfs.http.api import Lost
-from kvfs.transfer.arriving_file import Arriving
-from kvfs.transfer.chunk_plan import Span
+from kvfs.http.api import ConnectionLost
+from kvfs.transfer.arriving_file import ArrivingFile
+from kvfs.transfer.chunk_plan import ChunkSpan
 from kvfs.transfer.chunk_receiver import STALL_S
-from kvfs.transfer.hedging import Hedging, Stream
-from kvfs.transfer.sources import Source, Sources, Standing
+from kvfs.transfer.hedging import Hedging, SourceStream
+from kvfs.transfer.sources import PeerSource, Sources, Standing
 from kvfs.transfer.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -75,13 +75,15 @@ class Means:
 class Fetch:
     """One file."""
 
-    def __init__(self, means: Means, arriving: Arriving, holders: Sequence[PeerAddress]) -> None:
+    def __init__(
+        self, means: Means, arriving: ArrivingFile, holders: Sequence[PeerAddress]
+    ) -> None:
         self.arriving = arriving
         self._means = means
         self._plan = arriving.plan
         chunks, doubts = self._plan.chunks, means.in_doubt()
         self._sources = Sources(holders, chunks, means.me, means.paces, doubts)
-        self._streams: set[Stream] = set()
+        self._streams: set[SourceStream] = set()
         self._hedging = Hedging()
         self._nursery: trio.Nursery | None = None
 
@@ -130,7 +132,7 @@ class Fetch:
         if not self.arriving.agreed.is_set():
             raise self._sources.failure()
 
-    async def _ask_sums(self, source: Source, delay_s: float) -> None:
+    async def _ask_sums(self, source: PeerSource, delay_s: float) -> None:
         await trio.sleep(delay_s)
         wanted = self.arriving.wanted
         while source.standing is not Standing.OUT:
@@ -163,14 +165,14 @@ class Fetch:
 
     # --- streams ---
 
-    def _engage(self, sources: list[Source]) -> None:
+    def _engage(self, sources: list[PeerSource]) -> None:
         assert self._nursery is not None
         for source in sources:
             while source.streams < min(source.streams_wanted, self._plan.chunks):
                 source.streams += 1
                 self._nursery.start_soon(self._work, source)
 
-    async def _work(self, source: Source) -> None:
+    async def _work(self, source: PeerSource) -> None:
         """One stream after the other, as long as the source is asked."""
         try:
             while self._is_engaged(source):
@@ -179,25 +181,25 @@ class Fetch:
                 if span is None:
                     await self.arriving.changed.wait()
                 else:
-                    await self._fetch(Stream(source, span, on_trial=on_trial))
+                    await self._fetch(SourceStream(source, span, on_trial=on_trial))
         finally:
             source.streams -= 1
 
-    def _is_engaged(self, source: Source) -> bool:
+    def _is_engaged(self, source: PeerSource) -> bool:
         if source.standing is not Standing.ACTIVE or self.arriving.has_ended:
             return False
         return source.streams <= max(1, source.streams_wanted)
 
-    def _next_span(self, source: Source, on_trial: bool) -> Span | None:
+    def _next_span(self, source: PeerSource, on_trial: bool) -> ChunkSpan | None:
         return self._plan.take_last() if on_trial else self._plan.take(self._span_limit(source))
 
-    def _span_limit(self, source: Source) -> int:
+    def _span_limit(self, source: PeerSource) -> int:
         active = self._sources.of(Standing.ACTIVE)
         streams = sum(each.streams_wanted for each in active)
         asked = sum(stream.span.chunks for stream in self._streams)
         return source.span_limit(self._plan.left(), asked, streams, len(active) == 1)
 
-    async def _fetch(self, stream: Stream) -> None:
+    async def _fetch(self, stream: SourceStream) -> None:
         self._streams.add(stream)
         try:
             with stream.scope:
@@ -206,7 +208,7 @@ class Fetch:
             self._redirected(stream, redirect.addresses)
         except Later:
             self._wait_on(stream.source)
-        except Lost as error:
+        except ConnectionLost as error:
             self._source_failed(stream.source, Unavailable(str(error)), stream.began)
         except KvfsError as error:
             self._source_failed(stream.source, error, stream.began)
@@ -220,7 +222,7 @@ class Fetch:
         if stream.receiving is None and time.monotonic() - stream.began < _RETRY_S:
             await trio.sleep(_RETRY_S)  # it brought nothing: it is not asked without end
 
-    async def _receive(self, stream: Stream) -> None:
+    async def _receive(self, stream: SourceStream) -> None:
         wanted, source, span = self.arriving.wanted, stream.source, stream.span
         ask = Ask(
             *(wanted.ino, wanted.version, wanted.size, span.first, span.chunks),
@@ -237,7 +239,7 @@ class Fetch:
                 stream.receiving = taking
                 await taking.run(self._means.threads)
 
-    def _believe(self, incoming: Incoming) -> None:
+    def _believe(self, incoming: IncomingChunks) -> None:
         """Whether the checksums that were announced are those of the content that is wanted. Raises
         Corrupt, Conflict."""
         arriving, sums = self.arriving, incoming.sums
@@ -252,7 +254,12 @@ class Fetch:
             raise Corrupt("other checksums than those that the record vouches for")
 
     def _arrived(
-        self, stream: Stream, incoming: Incoming, chunk: int, bytes_: int, seconds: float
+        self,
+        stream: SourceStream,
+        incoming: IncomingChunks,
+        chunk: int,
+        bytes_: int,
+        seconds: float,
     ) -> None:
         at = (chunk - incoming.ask.first) * DIGEST_BYTES
         stream.source.came(bytes_, seconds, time.monotonic())
@@ -264,7 +271,7 @@ class Fetch:
 
     # --- what goes wrong ---
 
-    def _redirected(self, stream: Stream, addresses: list[PeerAddress]) -> None:
+    def _redirected(self, stream: SourceStream, addresses: list[PeerAddress]) -> None:
         self._means.counters["fetches_redirected"] += 1
         source = stream.source
         if stream.insists:
@@ -273,14 +280,14 @@ class Fetch:
         else:
             self._sources.redirected(source, addresses)
 
-    def _wait_on(self, source: Source) -> None:
+    def _wait_on(self, source: PeerSource) -> None:
         """It is getting the file itself."""
         now = time.monotonic()
         if now - source.came_at > _RELAY_MOST_S:
             error = Unavailable(f"node {source.address.node} does not get the file either")
             self._source_failed(source, error, now)
 
-    def _source_failed(self, source: Source, error: KvfsError, began: float) -> None:
+    def _source_failed(self, source: PeerSource, error: KvfsError, began: float) -> None:
         if isinstance(error, Corrupt) and self.arriving.wanted.checksum:
             self._means.counters["fetches_wrong_bytes"] += 1
             log.warning("node %d gave wrong data of a file: %s", source.address.node, error)
@@ -317,7 +324,7 @@ class Fetch:
             for stream in stuck:
                 self._hedge(stream, stuck, now)
 
-    def _hedge(self, stream: Stream, stuck: list[Stream], now: float) -> None:
+    def _hedge(self, stream: SourceStream, stuck: list[SourceStream], now: float) -> None:
         if stream.was_cut:
             return
         slow = {each.source.address.node for each in stuck}

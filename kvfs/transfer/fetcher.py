@@ -49,7 +49,7 @@ from kvfs.datastore.index import Index, Sealed
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Flag, Inode, unpack_inode
-from kvfs.transfer.incoming_file import Arriving, Incoming
+from kvfs.transfer.incoming_file import FileFiller, IncomingFile
 from kvfs.tree import lifecycle, namespaces
 from kvfs.tree.copies import cold_copies, placements
 from kvfs.tree.inodes import read_inode, read_inodes
@@ -67,7 +67,7 @@ _WRITTEN_S: Final = 3.0
 _GATHER_S: Final = 0.01
 _BATCH: Final = 64
 Name = tuple[int, int]
-Fetch = Callable[[int, Inode, Sequence[int], int], Arriving | None]
+Fetch = Callable[[int, Inode, Sequence[int], int], FileFiller | None]
 """Begin to fill a descriptor with an inode's data from these nodes; None: none of them is alive."""
 Cold = Callable[[int, Inode, int], Awaitable[bytes | None]]
 """Fill a descriptor with an inode's data; the checksums of its chunks, None where it is not there.
@@ -76,7 +76,7 @@ Change = tuple[bytes, bytes | None, bytes | None]
 """Key, value before, value now."""
 
 
-class Found(NamedTuple):
+class FileHolders(NamedTuple):
     """The nodes that may have a file."""
 
     nodes: list[int]
@@ -114,7 +114,7 @@ class Bringing:
         self.look_again: Callable[[Sequence[int]], Awaitable[bool]] | None = None
         """Look which of these nodes are there now; whether that is news. Raises KvfsError."""
         self.cold: Cold | None = None
-        self._incoming: dict[Name, Incoming] = {}
+        self._incoming: dict[Name, IncomingFile] = {}
         self._unheld: dict[Name, None] = {}
         self._outdated: dict[int, set[int]] = {}
         """Versions of data files whose content was replaced elsewhere while they are open here."""
@@ -152,7 +152,7 @@ class Bringing:
             self._nursery = nursery
             nursery.start_soon(self._hold)
 
-    def begin(self, ino: int, inode: Inode) -> Incoming:
+    def begin(self, ino: int, inode: Inode) -> IncomingFile:
         """The data of a published file, from here on on their way. Raises Unavailable while the
         node starts or stops."""
         name = ino, inode.version
@@ -160,7 +160,7 @@ class Bringing:
         if incoming is None:
             if self._nursery is None:
                 raise Unavailable("the node is not ready to bring data from others")
-            incoming = self._incoming[name] = Incoming(ino, inode.version, inode.size)
+            incoming = self._incoming[name] = IncomingFile(ino, inode.version, inode.size)
             self._nursery.start_soon(self._drive, incoming, inode)
         return incoming
 
@@ -335,7 +335,7 @@ class Bringing:
 
     # ---- the way of one file
 
-    async def _drive(self, incoming: Incoming, inode: Inode) -> None:
+    async def _drive(self, incoming: IncomingFile, inode: Inode) -> None:
         name = incoming.ino, incoming.version
         error: Exception | None = None
         try:
@@ -350,7 +350,7 @@ class Bringing:
             self._files.drop_arriving(*name)
             incoming.end(error)
 
-    async def _fill(self, incoming: Incoming, inode: Inode) -> None:
+    async def _fill(self, incoming: IncomingFile, inode: Inode) -> None:
         await self._room(inode.size)
         incoming.has_room = True  # counted at once: nobody else ran since the room was seen
         fd = self._files.begin_arriving(incoming.ino, incoming.version, inode.size)
@@ -362,7 +362,7 @@ class Bringing:
         finally:
             os.close(fd)
 
-    async def _from_anywhere(self, incoming: Incoming, inode: Inode, fd: int) -> None:
+    async def _from_anywhere(self, incoming: IncomingFile, inode: Inode, fd: int) -> None:
         ino = incoming.ino
         tried: set[int] = set()
         deadline = trio.current_time() + _WRITTEN_S
@@ -421,7 +421,7 @@ class Bringing:
         return now
 
     async def _from_nodes(
-        self, incoming: Incoming, inode: Inode, nodes: Sequence[int], fd: int
+        self, incoming: IncomingFile, inode: Inode, nodes: Sequence[int], fd: int
     ) -> bool:
         arriving = None
         if self.fetch is not None:
@@ -440,7 +440,9 @@ class Bringing:
             incoming.gave_up(arriving)
         return True
 
-    async def _from_cold(self, incoming: Incoming, inode: Inode, fd: int, *, durable: bool) -> bool:
+    async def _from_cold(
+        self, incoming: IncomingFile, inode: Inode, fd: int, *, durable: bool
+    ) -> bool:
         """False where it is not there. Where the tier is away, a cache's file is a miss now, and
         stays for when it is back."""
         sums = None
@@ -456,7 +458,7 @@ class Bringing:
         self._name(incoming, inode, fd, sums)
         return True
 
-    async def _lost(self, ino: int, inode: Inode, found: Found) -> KvfsError:
+    async def _lost(self, ino: int, inode: Inode, found: FileHolders) -> KvfsError:
         """Nobody who is alive has it."""
         shown = os.fsdecode(inode.name)
         if inode.flags & Flag.COLD and self.cold is None:
@@ -470,7 +472,7 @@ class Bringing:
             return Unavailable(f"{shown}: the nodes that have its data do not run: {nodes}")
         return Corrupt(f"{shown}: no node has its data; run 'kvfs fsck'")
 
-    def _name(self, incoming: Incoming, inode: Inode, fd: int, sums: bytes) -> None:
+    def _name(self, incoming: IncomingFile, inode: Inode, fd: int, sums: bytes) -> None:
         """Step 2."""
         ino, version = incoming.ino, incoming.version
         if inode.flags & Flag.SEALED and combine(sums) != inode.checksum:
@@ -538,9 +540,9 @@ def _miss(error: KvfsError) -> NotFound:
     return kind(str(error))
 
 
-def _found(t: Transaction, ino: int, version: int) -> Found:
+def _found(t: Transaction, ino: int, version: int) -> FileHolders:
     nodes = [keys.unpack_node(node) for node in _holders(t, ino, version) if node != t.node]
-    return Found(nodes, namespaces.is_durable(t, ino))
+    return FileHolders(nodes, namespaces.is_durable(t, ino))
 
 
 def _holders(t: Transaction, ino: int, version: int) -> list[bytes]:

@@ -9,7 +9,7 @@ import trio
 from kvfs.base.errors import Unavailable
 from kvfs.cluster.peer_client import PeerClient
 from kvfs.cluster.peer_protocol import PeerAddress
-from kvfs.transfer.arriving_file import Arriving, Wanted
+from kvfs.transfer.arriving_file import ArrivingFile, WantedFile
 from kvfs.transfer.fetch import Fetch, Means
 from kvfs.transfer.transport import OverTcp, Transport
 
@@ -57,13 +57,13 @@ class Fetcher:
 
     def start(
         self,
-        wanted: Wanted,
+        wanted: WantedFile,
         holders: Sequence[PeerAddress],
         fd: int,
         *,
         present: bytes = b"",
         lazily: bool = False,
-    ) -> Arriving:
+    ) -> ArrivingFile:
         """The file begins to arrive in `fd`, which is open for writing and has its size; it may be
         closed at once. A file that arrives already goes on as it is: then `fd` is not used.
 
@@ -72,7 +72,7 @@ class Fetcher:
         fetch = self._fetches.get((wanted.ino, wanted.version))
         if fetch is not None and not fetch.arriving.is_closed and not fetch.arriving.failure:
             return fetch.arriving
-        arriving = Arriving(wanted, fd, present, lazily)
+        arriving = ArrivingFile(wanted, fd, present, lazily)
         if self._nursery is None:
             arriving.fail(Unavailable("this node is not connected to others"))
             return arriving
@@ -81,12 +81,12 @@ class Fetcher:
         self._nursery.start_soon(self._drive, fetch)
         return arriving
 
-    def arriving(self, ino: int, version: int) -> Arriving | None:
+    def arriving(self, ino: int, version: int) -> ArrivingFile | None:
         """The file, where it is arriving or has and was not closed yet."""
         fetch = self._fetches.get((ino, version))
         return None if fetch is None or fetch.arriving.is_closed else fetch.arriving
 
-    def is_asked_of(self, arriving: Arriving, chunk: int, node: int) -> bool:
+    def is_asked_of(self, arriving: ArrivingFile, chunk: int, node: int) -> bool:
         """Whether the chunk is being fetched from that node."""
         fetch = self._fetches.get((arriving.wanted.ino, arriving.wanted.version))
         return fetch is not None and fetch.is_asked_of(chunk, node)

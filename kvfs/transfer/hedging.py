@@ -12,9 +12,9 @@ from typing import Final
 import trio
 
 from kvfs.cluster.peer_protocol import CHUNK_BYTES
-from kvfs.transfer.chunk_plan import Span
+from kvfs.transfer.chunk_plan import ChunkSpan
 from kvfs.transfer.chunk_receiver import STALL_S, Taking
-from kvfs.transfer.sources import Source
+from kvfs.transfer.sources import PeerSource
 
 _SILENT_S: Final = 0.5
 """A stream that gets nothing for so long is stuck."""
@@ -27,10 +27,10 @@ _RELAY_S: Final = 1.0
 """Seconds for a relay: one that is getting the file itself says so within a third of it."""
 
 
-class Stream:
+class SourceStream:
     """One request of one source."""
 
-    def __init__(self, source: Source, span: Span, *, on_trial: bool = False) -> None:
+    def __init__(self, source: PeerSource, span: ChunkSpan, *, on_trial: bool = False) -> None:
         self.source = source
         self.span = span
         self.on_trial = on_trial
@@ -69,7 +69,7 @@ class Hedging:
         """A stream lost its work."""
         self._silent_s = min(2 * self._silent_s, STALL_S)
 
-    def is_stuck(self, stream: Stream, active: Collection[Source], now: float) -> bool:
+    def is_stuck(self, stream: SourceStream, active: Collection[PeerSource], now: float) -> bool:
         """`active`: the sources that are asked at the time."""
         patience_s = _SILENT_S if stream.on_trial else self._silent_s
         if stream.receiving is None:

@@ -18,7 +18,7 @@ SMALL_BYTES: Final = 64 << 20
 from its first byte on."""
 
 
-class Arriving(Protocol):
+class FileFiller(Protocol):
     """The source that fills the file, of whatever kind."""
 
     @property
@@ -41,7 +41,7 @@ class Arriving(Protocol):
         """End it."""
 
 
-class Incoming:
+class IncomingFile:
     """One that comes. Cancelled waits leave it on its way: others may wait too."""
 
     def __init__(self, ino: int, version: int, size: int) -> None:
@@ -50,7 +50,7 @@ class Incoming:
         self.size = size
         self.has_room = False
         """Whether room was made for it, which no one else may have from then on."""
-        self._arriving: Arriving | None = None
+        self._arriving: FileFiller | None = None
         self._begun = trio.Event()
         self._ended = trio.Event()
         self._error: Exception | None = None
@@ -117,12 +117,12 @@ class Incoming:
         await self._ended.wait()
         self._raise()
 
-    def begin(self, arriving: Arriving) -> None:
+    def begin(self, arriving: FileFiller) -> None:
         """Its bytes come from there, now or in place of who had to give up."""
         self._arriving = arriving
         self._begun.set()
 
-    def gave_up(self, arriving: Arriving) -> None:
+    def gave_up(self, arriving: FileFiller) -> None:
         """Nothing more comes from there: it comes from elsewhere, or it ends."""
         is_current = self._arriving is arriving and not self._ended.is_set()
         if is_current and self._begun.is_set():  # else some wait for it already

@@ -45,7 +45,7 @@ class Standing(Enum):
     OUT = "out"
 
 
-class Source:
+class PeerSource:
     """One node."""
 
     def __init__(
@@ -127,25 +127,25 @@ class Sources:
         self._me = me
         self._paces = paces or {}
         self._in_doubt = in_doubt
-        self._all: dict[int, Source] = {}
+        self._all: dict[int, PeerSource] = {}
         self.add(addresses)
         self._at_once = max(1, chunks // _CHUNKS_EACH)
 
-    def add(self, addresses: Iterable[PeerAddress]) -> list[Source]:
+    def add(self, addresses: Iterable[PeerAddress]) -> list[PeerSource]:
         """Further nodes that may have it; those that were not known before."""
         added = []
         for address in addresses:
             known = address.node == self._me or address.node in self._all
             if not known and len(self._all) < _MOST_SOURCES:
                 pace_s, doubt = self._paces.get(address.node, 0.0), address.node in self._in_doubt
-                self._all[address.node] = source = Source(address, pace_s, doubt)
+                self._all[address.node] = source = PeerSource(address, pace_s, doubt)
                 added.append(source)
         return added
 
-    def of(self, standing: Standing) -> list[Source]:
+    def of(self, standing: Standing) -> list[PeerSource]:
         return [source for source in self._all.values() if source.standing is standing]
 
-    def activate(self, now: float) -> list[Source]:
+    def activate(self, now: float) -> list[PeerSource]:
         """The sources that are to be asked from now on, so that as many are as the file is worth.
         One that sent us away is asked again where nobody else is left, one that was too slow after
         a while."""
@@ -158,27 +158,27 @@ class Sources:
         chosen = [source for source in willing if not source.is_relay or source is relays[0]]
         return self._promote(chosen[: max(0, self._at_once - len(active))], now)
 
-    def activate_another(self, now: float) -> list[Source]:
+    def activate_another(self, now: float) -> list[PeerSource]:
         """One more, where there is one, since those that are asked are stuck."""
         return self._promote(self._reserve()[:1], now)
 
-    def _promote(self, sources: list[Source], now: float) -> list[Source]:
+    def _promote(self, sources: list[PeerSource], now: float) -> list[PeerSource]:
         for source in sources:
             source.standing = Standing.ACTIVE
             source.came_at = now
         return sources
 
-    def _reserve(self) -> list[Source]:
+    def _reserve(self) -> list[PeerSource]:
         return sorted(
             self.of(Standing.RESERVE),
             key=lambda each: (each.is_in_doubt, each.cuts, each.insist, each.is_relay),
         )
 
-    def is_on_trial(self, source: Source) -> bool:
+    def is_on_trial(self, source: PeerSource) -> bool:
         """Whether it is in doubt, while another one is asked that is not."""
         return source.is_in_doubt and not all(each.is_in_doubt for each in self.of(Standing.ACTIVE))
 
-    def too_slow(self, source: Source, now: float) -> None:
+    def too_slow(self, source: PeerSource, now: float) -> None:
         """Others are to be asked in its place, for a while, the second time for longer."""
         source.rests_until = now + _REST_S * 2.0 ** min(source.cuts, 8)
         source.cuts += 1
@@ -186,7 +186,7 @@ class Sources:
         if source.standing is Standing.ACTIVE:
             source.standing = Standing.RESERVE
 
-    def redirected(self, source: Source, addresses: list[PeerAddress]) -> None:
+    def redirected(self, source: PeerSource, addresses: list[PeerAddress]) -> None:
         """The source sent us to others. Asked again, it is to serve us."""
         source.insist = True
         for added in self.add(addresses):
@@ -194,7 +194,7 @@ class Sources:
         if source.standing is Standing.ACTIVE and self._others(source):
             source.standing = Standing.RESERVE
 
-    def _others(self, source: Source) -> bool:
+    def _others(self, source: PeerSource) -> bool:
         return any(
             each is not source and each.standing is not Standing.OUT for each in self._all.values()
         )

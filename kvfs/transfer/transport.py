@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from kvfs.cluster.peer_client import Incoming
+from kvfs.cluster.peer_client import IncomingChunks
 from kvfs.cluster.peer_protocol import Ask, PeerAddress
-from kvfs.transfer.chunk_receiver import Arrived, Buffers, Receiving, Taking
+from kvfs.transfer.chunk_receiver import Arrived, ChunkBuffers, Receiving, Taking
 from kvfs.transfer.sink import Sink
 
 
@@ -23,7 +23,7 @@ class Transport(Protocol):
         come; empty: by none."""
 
     def taking(
-        self, address: PeerAddress, incoming: Incoming, sink: Sink, arrived: Arrived
+        self, address: PeerAddress, incoming: IncomingChunks, sink: Sink, arrived: Arrived
     ) -> AbstractContextManager[Taking]:
         """Takes the answer of that node into the file; what that needs is held until the block
         ends."""
@@ -33,14 +33,14 @@ class OverTcp:
     """The bytes follow the answer's head."""
 
     def __init__(self) -> None:
-        self._buffers = Buffers()
+        self._buffers = ChunkBuffers()
 
     def mover(self, _address: PeerAddress, _ask: Ask) -> bytes:
         return b""
 
     @contextmanager
     def taking(
-        self, _address: PeerAddress, incoming: Incoming, sink: Sink, arrived: Arrived
+        self, _address: PeerAddress, incoming: IncomingChunks, sink: Sink, arrived: Arrived
     ) -> Iterator[Taking]:
         with self._buffers.lent() as buffer:
             yield Receiving(incoming, sink, buffer, arrived)

@@ -29,7 +29,7 @@ _PARENT: Final = 9
 _NAME: Final = 17
 
 
-class Entry(NamedTuple):
+class DirectoryEntry(NamedTuple):
     """A name that is there."""
 
     key: bytes
@@ -55,16 +55,16 @@ class Removed(NamedTuple):
     """The object's empty marker that went with its directory."""
 
 
-def find_shown(t: Transaction, parent: int, name: bytes) -> Entry | None:
+def find_shown(t: Transaction, parent: int, name: bytes) -> DirectoryEntry | None:
     """The entry that the mount shows under this name, which may be an odd form."""
     key = b"e" + keys.pack_u64(parent) + name
     value = t.get(key)
     if value is not None:
-        return Entry(key, int.from_bytes(value), False)
+        return DirectoryEntry(key, int.from_bytes(value), False)
     if b"%" not in name:
         key += b"/"
         value = t.get(key)
-        return None if value is None else Entry(key, int.from_bytes(value), True)
+        return None if value is None else DirectoryEntry(key, int.from_bytes(value), True)
     entry = find_entry(t, parent, name)
     if entry is not None:
         return entry
@@ -72,18 +72,18 @@ def find_shown(t: Transaction, parent: int, name: bytes) -> Entry | None:
     if suffix is None:
         return None
     key = keys.entries(parent) + suffix
-    return Entry(key, keys.unpack_u64(t.get(key) or b""), suffix.endswith(b"/"))
+    return DirectoryEntry(key, keys.unpack_u64(t.get(key) or b""), suffix.endswith(b"/"))
 
 
-def find_entry(t: Transaction, parent: int, name: bytes) -> Entry | None:
+def find_entry(t: Transaction, parent: int, name: bytes) -> DirectoryEntry | None:
     """The entry of this very name, a file's first."""
     key = b"e" + keys.pack_u64(parent) + name
     value = t.get(key)
     if value is not None:
-        return Entry(key, int.from_bytes(value), False)
+        return DirectoryEntry(key, int.from_bytes(value), False)
     key += b"/"
     value = t.get(key)
-    return None if value is None else Entry(key, int.from_bytes(value), True)
+    return None if value is None else DirectoryEntry(key, int.from_bytes(value), True)
 
 
 def entry_key(parent: int, name: bytes, directory: bool) -> bytes:

@@ -37,7 +37,7 @@ BLOCK: Final = 512
 """The unit of `Inode.blocks`, in bytes."""
 
 
-class Changes(msgspec.Struct, kw_only=True):
+class AttributeChanges(msgspec.Struct, kw_only=True):
     """The changes that `set_attributes` is to make; None leaves a field as it is."""
 
     mode: int | None = None
@@ -119,7 +119,7 @@ def add_usage(t: Transaction, namespace_id: int, size_bytes: int, inodes: int) -
         t.put(key, pack(usage))
 
 
-def set_attributes(t: Transaction, ino: int, changes: Changes, now: int) -> Inode:
+def set_attributes(t: Transaction, ino: int, changes: AttributeChanges, now: int) -> Inode:
     """Apply `changes`; ctime becomes `now`. Returns the new record. Raises Stale."""
     inode = read_inode(t, ino)
     if changes.mtime_ns is not None and changes.size is None and inode.flags & Flag.SEALED:

@@ -3,13 +3,15 @@
 from kvfs.base.errors import Exists, NotFound
 from kvfs.meta import engine_copy, keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.engine_copy import Blocking, Copied, Progress
+from kvfs.meta.engine_copy import Blocking, CopyResult, Progress
 from kvfs.meta.records import ROOT_INODE
 from kvfs.tree import namespaces
 from kvfs.tree.inodes import read_inode
 
 
-def copy_all(source: Blocking, target: Blocking, *, replace: bool, progress: Progress) -> Copied:
+def copy_all(
+    source: Blocking, target: Blocking, *, replace: bool, progress: Progress
+) -> CopyResult:
     """All metadata. Raises Exists where the target holds any and `replace` is not set; Conflict,
     Corrupt, as `copying.copy` does."""
     part = engine_copy.whole()
@@ -39,7 +41,7 @@ def copy_namespace(
     replace: bool,
     now: int,
     progress: Progress,
-) -> Copied:
+) -> CopyResult:
     """One namespace, which keeps its id: inode numbers hold it. The target may be empty. Raises
     NotFound, Exists where the name or the id is taken there, Conflict, Corrupt."""
     source.read_now(_checked)
@@ -76,7 +78,7 @@ def _make_room(
     name: bytes,
     *,
     replace: bool,
-    part: engine_copy.Part,
+    part: engine_copy.EnginePart,
     now: int,
 ) -> None:
     shown = name.decode(errors="backslashreplace")

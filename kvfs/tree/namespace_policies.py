@@ -21,7 +21,7 @@ MOST_REPLICAS: Final = 15
 _OF_CLUSTER: Final = ("coherence", "replicas", "acknowledge", "locks")
 
 
-class Policy(TypedDict, total=False):
+class PolicyChanges(TypedDict, total=False):
     """The settings to be changed; None leaves one as it is."""
 
     kind: str | None
@@ -36,7 +36,7 @@ class Policy(TypedDict, total=False):
     etag: str | None
 
 
-def change(record: Namespace, policy: Policy, *, in_cluster: bool) -> None:
+def change(record: Namespace, policy: PolicyChanges, *, in_cluster: bool) -> None:
     """Change the record. Raises Invalid, NotSupported: then nothing of it counts."""
     fresh = Namespace(name=b"")
     for name, value in policy.items():
@@ -88,4 +88,4 @@ def _among(what: str, value: str, known: tuple[str, ...]) -> None:
         raise Invalid(f"{what} {' or '.join(known)}, not '{value}'")
 
 
-assert set(Policy.__annotations__) < set(Namespace.__struct_fields__)
+assert set(PolicyChanges.__annotations__) < set(Namespace.__struct_fields__)

@@ -37,7 +37,7 @@ from kvfs.tree.inodes import add_usage, drop_inode, read_inode, write_inode
 
 __all__ = [
     "MAX_NAME",
-    "Listed",
+    "ListedNamespace",
     "add_usage",
     "adopt",
     "allocate_inodes",
@@ -64,7 +64,7 @@ _TOP: Final = 0
 """The 'namespace' that holds the root and, as its counter, the next namespace id."""
 
 
-class Listed(NamedTuple):
+class ListedNamespace(NamedTuple):
     """A namespace as `list_all` gives it."""
 
     id: int
@@ -108,7 +108,7 @@ def create(
     uid: int,
     gid: int,
     now: int,
-    **policy: Unpack[namespace_policies.Policy],
+    **policy: Unpack[namespace_policies.PolicyChanges],
 ) -> int:
     """Make a namespace and its top directory; returns its id.
 
@@ -141,7 +141,7 @@ def is_durable(t: Transaction, ino: int) -> bool:
 def set_policy(
     t: Transaction,
     namespace_id: int,
-    **policy: Unpack[namespace_policies.Policy],
+    **policy: Unpack[namespace_policies.PolicyChanges],
 ) -> Namespace:
     """Change what is not None; returns the new policy. Raises NotFound, Invalid, NotSupported."""
     record = get(t, namespace_id)
@@ -177,11 +177,11 @@ def by_name(t: Transaction, name: bytes) -> tuple[int, Namespace]:
     return namespace_id, get(t, namespace_id)
 
 
-def list_all(t: Transaction) -> list[Listed]:
+def list_all(t: Transaction) -> list[ListedNamespace]:
     """Every namespace, in the order of their names."""
     prefix = keys.entries(ROOT_INODE)
     ids = [namespace_of(keys.unpack_u64(ino)) for _, ino in t.scan(prefix, keys.after(prefix))]
-    return [Listed(number, get(t, number), usage(t, number)) for number in ids]
+    return [ListedNamespace(number, get(t, number), usage(t, number)) for number in ids]
 
 
 def remove(t: Transaction, name: bytes, now: int) -> int:

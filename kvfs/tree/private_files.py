@@ -22,7 +22,7 @@ _LATE_S: Final = 2.0
 """As long as a cache may lag behind."""
 
 
-class Place(Enum):
+class NameState(Enum):
     """The state of the name of a file that is to become known."""
 
     OWN = "own"
@@ -40,31 +40,31 @@ def is_late(closed_at: float, now: float) -> bool:
     return bool(closed_at) and not 0.0 <= now - closed_at <= _LATE_S
 
 
-def settle(t: Transaction, ino: int, now: int, *, yields: bool = False) -> Place:
+def settle(t: Transaction, ino: int, now: int, *, yields: bool = False) -> NameState:
     """Before an inode is known to others: the file has its name, in place of a file of another host
     that took it meanwhile, as the one that was closed last. Where its directory is gone, the name
     is a directory's now, or another file's and this one `yields`, it is as if removed."""
     value = t.get(keys.inode(ino))
     inode = None if value is None else unpack_inode(value)
     if inode is None or not inode.nlink or is_directory(inode):
-        return Place.OWN
+        return NameState.OWN
     key = keys.file_entry(inode.parent, inode.name)
     parent = t.get(keys.inode(inode.parent))
     leads_to = t.get(key)
-    place = Place.GONE
+    place = NameState.GONE
     if parent is not None and unpack_inode(parent).nlink:
         if leads_to == keys.pack_u64(ino):
-            return Place.OWN
+            return NameState.OWN
         entry = find_entry(t, inode.parent, inode.name)
         if entry is None or (not entry.directory and _gives_way(t, entry.ino)):
             t.put(key, keys.pack_u64(ino))
-            return Place.OWN
+            return NameState.OWN
         if not (entry.directory or yields):
             other = read_inode(t, entry.ino)
             lose_link(t, entry.ino, other, (inode.parent, inode.name), now, lambda _: True)
             t.put(key, keys.pack_u64(ino))
-            return Place.OWN
-        place = Place.GONE if entry.directory else Place.TAKEN
+            return NameState.OWN
+        place = NameState.GONE if entry.directory else NameState.TAKEN
     elif leads_to == keys.pack_u64(ino):
         t.delete(key)
     inode.nlink, inode.parent, inode.ctime_ns = 0, 0, now

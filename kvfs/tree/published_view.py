@@ -28,14 +28,14 @@ def is_here(t: Transaction, ino: int, inode: Inode) -> bool:
     return t.get(keys.unpublished(ino)) in (None, t.node)
 
 
-class Found(NamedTuple):
+class FoundInode(NamedTuple):
     """An inode that a path leads to."""
 
     ino: int
     inode: Inode
 
 
-class Listed(NamedTuple):
+class ListedInode(NamedTuple):
     """A name in a directory."""
 
     key: bytes
@@ -57,7 +57,7 @@ def is_visible(t: Transaction, ino: int, inode: Inode, boot: int) -> bool:
     return bool(t.node) and t.get(keys.unsealed(ino)) not in (None, t.node)
 
 
-def find(t: Transaction, path: Sequence[bytes], boot: int) -> Found:
+def find(t: Transaction, path: Sequence[bytes], boot: int) -> FoundInode:
     """Walk a path from the root of the mount; symbolic links are not followed.
 
     Raises NotFound (with its `at`), NotADirectory (a part of the path is none), NameTooLong; their
@@ -75,7 +75,7 @@ def find(t: Transaction, path: Sequence[bytes], boot: int) -> Found:
         ino, inode = found
     if not is_visible(t, ino, inode, boot):
         raise missing(above, path[-1])
-    return Found(ino, inode)
+    return FoundInode(ino, inode)
 
 
 def missing(directory: int, name: bytes) -> NotFound:
@@ -87,11 +87,11 @@ def missing(directory: int, name: bytes) -> NotFound:
 
 def find_many(
     t: Transaction, paths: Sequence[tuple[bytes, ...]], boot: int
-) -> list[Found | bytes | NotFound]:
+) -> list[FoundInode | bytes | NotFound]:
     """As `find`; for a path that leads nowhere the entry that is missing (`NotFound.at`), or why
     its directory is. Each directory is looked up once."""
     directories: dict[tuple[bytes, ...], int | NotFound] = {}
-    found: list[Found | bytes | NotFound] = []
+    found: list[FoundInode | bytes | NotFound] = []
     for path in paths:
         above = path[:-1]
         if above not in directories:
@@ -102,14 +102,14 @@ def find_many(
 
 def _find_in(
     t: Transaction, directory: int | NotFound, path: tuple[bytes, ...], boot: int
-) -> Found | bytes | NotFound:
+) -> FoundInode | bytes | NotFound:
     if isinstance(directory, NotFound):
         return directory
     name = path[-1] if path else b"."
     found = tree.find(t, directory, name) if len(name) <= MAX_NAME else None
     if found is None or not is_visible(t, *found, boot):
         return keys.file_entry(directory, name)
-    return Found(*found)
+    return FoundInode(*found)
 
 
 def find_directory(t: Transaction, path: Sequence[bytes], boot: int) -> int | NotFound:
@@ -152,13 +152,13 @@ def _hide_unpublished(t: Transaction, values: list[bytes | None]) -> None:
 
 def list_children(
     t: Transaction, parent: int, after_key: bytes, limit: int, boot: int
-) -> tuple[list[Listed], bytes]:
+) -> tuple[list[ListedInode], bytes]:
     """The visible entries among the next `limit` names after `after_key`, and where to go on
     (empty: nowhere, all were given)."""
     children = tree.list_children(t, parent, after_key, limit)
     records = read_inodes(t, [child.ino for child in children])
     listed = [
-        Listed(child.key, child.name, child.ino, inode)
+        ListedInode(child.key, child.name, child.ino, inode)
         for child, inode in zip(children, records, strict=True)
         if inode is not None and is_visible(t, child.ino, inode, boot)
     ]

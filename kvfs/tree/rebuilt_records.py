@@ -36,7 +36,7 @@ _GAP: Final = 1 << 32
 """Inode numbers left free above those that are known, for files whose data lie on other nodes."""
 
 
-class Found(NamedTuple):
+class RebuiltFile(NamedTuple):
     """A file as its data file tells of it."""
 
     ino: int
@@ -48,7 +48,7 @@ class Found(NamedTuple):
     xattrs: dict[bytes, bytes]
 
 
-class Owner(NamedTuple):
+class DirectoryOwner(NamedTuple):
     """The owner of directories that are made up, and the time of their making."""
 
     uid: int
@@ -56,7 +56,7 @@ class Owner(NamedTuple):
     now: int
 
 
-def make_namespace(t: Transaction, ino: int, name: bytes, kind: str, owner: Owner) -> None:
+def make_namespace(t: Transaction, ino: int, name: bytes, kind: str, owner: DirectoryOwner) -> None:
     """The namespace of this inode number, where it is missing. A name that another one has gets
     the id behind it."""
     number = namespace_of(ino)
@@ -81,7 +81,7 @@ def pass_by(t: Transaction, greatest: dict[int, int]) -> None:
             t.put(keys.counter(number), keys.pack_u64(ino + _GAP))
 
 
-def add(t: Transaction, found: Found, owner: Owner) -> bool:
+def add(t: Transaction, found: RebuiltFile, owner: DirectoryOwner) -> bool:
     """Put the file under its names, where it has none that is not another's under a name of its
     own (`lost+found-<inode number>`), or record that this node has a copy of it.
 
@@ -111,7 +111,7 @@ def add(t: Transaction, found: Found, owner: Owner) -> bool:
     return bool(names)
 
 
-def _walk(t: Transaction, parent: int, parts: list[bytes], owner: Owner) -> int:
+def _walk(t: Transaction, parent: int, parts: list[bytes], owner: DirectoryOwner) -> int:
     """The directory at the end of these names; those that are missing are made."""
     for name in parts:
         key = keys.directory_entry(parent, name)
@@ -131,7 +131,7 @@ def _walk(t: Transaction, parent: int, parts: list[bytes], owner: Owner) -> int:
     return parent
 
 
-def _take(t: Transaction, parent: int, name: bytes, found: Found) -> bool:
+def _take(t: Transaction, parent: int, name: bytes, found: RebuiltFile) -> bool:
     """Whether the name is this file's now: it was free, or of one that was described earlier."""
     key = keys.file_entry(parent, name)
     value = t.get(key)
@@ -163,7 +163,7 @@ def _lost(t: Transaction, ino: int) -> bytes:
     return name
 
 
-def _put(t: Transaction, found: Found, names: list[tuple[int, bytes]]) -> None:
+def _put(t: Transaction, found: RebuiltFile, names: list[tuple[int, bytes]]) -> None:
     inode = found.inode
     inode.nlink = len(names)
     inode.parent, inode.name = names[0]
@@ -187,7 +187,7 @@ def _forget(t: Transaction, ino: int, inode: Inode) -> None:
     drop_inode(t, ino, inode)
 
 
-def _directory(parent: int, name: bytes, owner: Owner) -> Inode:
+def _directory(parent: int, name: bytes, owner: DirectoryOwner) -> Inode:
     return Inode(
         mode=stat.S_IFDIR | 0o755,
         uid=owner.uid,

@@ -17,7 +17,7 @@ from kvfs.meta.engine import Transaction
 from kvfs.meta.records import ROOT_INODE, namespace_of
 from kvfs.tree import namespaces
 from kvfs.tree.entries import (
-    Entry,
+    DirectoryEntry,
     Keep,
     Removed,
     entry_key,
@@ -77,7 +77,7 @@ def rename(
     return _move(t, source, old, target, new, now, keep)
 
 
-def _check_namespaces(source: Entry, old_parent: int, new_parent: int) -> None:
+def _check_namespaces(source: DirectoryEntry, old_parent: int, new_parent: int) -> None:
     if namespace_of(old_parent) == namespace_of(new_parent):
         return
     if old_parent == ROOT_INODE and namespace_of(source.ino) == namespace_of(new_parent):
@@ -87,7 +87,7 @@ def _check_namespaces(source: Entry, old_parent: int, new_parent: int) -> None:
     raise CrossNamespace("a name cannot move from one namespace into another: copy it")
 
 
-def _check_not_inside(t: Transaction, entry: Entry, directory: int) -> None:
+def _check_not_inside(t: Transaction, entry: DirectoryEntry, directory: int) -> None:
     """Raises Invalid when `directory` is the entry's directory or lies below it."""
     if not entry.directory:
         return
@@ -99,9 +99,9 @@ def _check_not_inside(t: Transaction, entry: Entry, directory: int) -> None:
 
 def _move(
     t: Transaction,
-    source: Entry,
+    source: DirectoryEntry,
     old: tuple[int, bytes],
-    target: Entry | None,
+    target: DirectoryEntry | None,
     new: tuple[int, bytes],
     now: int,
     keep: Keep,
@@ -136,7 +136,7 @@ def _move(
     return removed
 
 
-def _check_replace(t: Transaction, source: Entry, target: Entry) -> None:
+def _check_replace(t: Transaction, source: DirectoryEntry, target: DirectoryEntry) -> None:
     if source.directory and not target.directory:
         raise NotADirectory("a directory cannot replace a file")
     if target.directory and not source.directory:
@@ -149,7 +149,7 @@ def _check_replace(t: Transaction, source: Entry, target: Entry) -> None:
 
 
 def _remove_target(
-    t: Transaction, target: Entry, link: tuple[int, bytes], now: int, keep: Keep
+    t: Transaction, target: DirectoryEntry, link: tuple[int, bytes], now: int, keep: Keep
 ) -> Removed:
     inode = read_inode(t, target.ino)
     if link[0] == ROOT_INODE:
@@ -158,16 +158,16 @@ def _remove_target(
     return lose_link(t, target.ino, inode, link, now, keep)
 
 
-def _follow_namespace(t: Transaction, entry: Entry, link: tuple[int, bytes]) -> None:
+def _follow_namespace(t: Transaction, entry: DirectoryEntry, link: tuple[int, bytes]) -> None:
     if link[0] == ROOT_INODE:
         namespaces.rename(t, namespace_of(entry.ino), link[1])
 
 
 def _exchange(
     t: Transaction,
-    source: Entry,
+    source: DirectoryEntry,
     old: tuple[int, bytes],
-    target: Entry | None,
+    target: DirectoryEntry | None,
     new: tuple[int, bytes],
     now: int,
 ) -> None:

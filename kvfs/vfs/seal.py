@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from kvfs.datastore import file_sync
 from kvfs.datastore import files as data
-from kvfs.datastore.checksum import Checksum
+from kvfs.datastore.checksum import FileChecksum
 from kvfs.datastore.files import DataFiles, Description
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of
@@ -23,14 +23,14 @@ _DESCRIBED_BYTES: Final = 4096
 """Bytes of attributes: more find no room in a data file's own (`files.fitting`)."""
 
 
-class Read(NamedTuple):
+class SealRead(NamedTuple):
     """The findings of step 1 in a data file; `fd` stays open until step 4."""
 
     ino: int
     version: int
     fd: int
     stat: os.stat_result
-    checksum: Checksum
+    checksum: FileChecksum
     blocks: int
 
 
@@ -46,7 +46,7 @@ def stamp(stat: os.stat_result) -> tuple[int, int, int]:
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def seal(t: Transaction, each: Read) -> bool:
+def seal(t: Transaction, each: SealRead) -> bool:
     """Step 3, with the MD5 as ETag where it was computed. What was changed through a mapping after
     its last close is published first; in a cluster, by who calls this (`is_changed`)."""
     inode = tree.read_inodes(t, [each.ino])[0]
@@ -63,13 +63,13 @@ def seal(t: Transaction, each: Read) -> bool:
     return True
 
 
-def is_there(t: Transaction, each: Read) -> bool:
+def is_there(t: Transaction, each: SealRead) -> bool:
     """Whether the file has a name still, and this data file."""
     inode = tree.read_inodes(t, [each.ino])[0]
     return inode is not None and inode.nlink > 0 and inode.version == each.version
 
 
-def is_changed(t: Transaction, each: Read) -> bool:
+def is_changed(t: Transaction, each: SealRead) -> bool:
     """Whether the data file was changed through a mapping after its last close."""
     inode = tree.read_inodes(t, [each.ino])[0]
     if inode is None or not sealable(inode) or inode.version != each.version:
@@ -77,7 +77,7 @@ def is_changed(t: Transaction, each: Read) -> bool:
     return _differs(inode, each) and _is_as_read(each)
 
 
-def publish(t: Transaction, each: Read, version: int | None = None) -> None:
+def publish(t: Transaction, each: SealRead, version: int | None = None) -> None:
     """Record the data file as it was read. Raises Stale, Conflict."""
     stat = each.stat
     lifecycle.publish(
@@ -92,16 +92,16 @@ def publish(t: Transaction, each: Read, version: int | None = None) -> None:
     )
 
 
-def _differs(inode: Inode, each: Read) -> bool:
+def _differs(inode: Inode, each: SealRead) -> bool:
     return (inode.size, inode.mtime_ns) != (each.stat.st_size, each.stat.st_mtime_ns)
 
 
-def _is_as_read(each: Read) -> bool:
+def _is_as_read(each: SealRead) -> bool:
     """Whether the data file is as it was read: its times may have been set with the record's."""
     return stamp(os.fstat(each.fd)) == stamp(each.stat)
 
 
-def _seal_record(t: Transaction, each: Read, *, synced: bool) -> bool:
+def _seal_record(t: Transaction, each: SealRead, *, synced: bool) -> bool:
     return lifecycle.seal(
         t,
         each.ino,
@@ -115,7 +115,7 @@ def _seal_record(t: Transaction, each: Read, *, synced: bool) -> bool:
     )
 
 
-def confirm(t: Transaction, each: Read) -> bool:
+def confirm(t: Transaction, each: SealRead) -> bool:
     """Step 5, unless the file was opened for writing since step 3."""
     inode = tree.read_inodes(t, [each.ino])[0]
     if inode is None or not inode.flags & Flag.SEALED:
@@ -125,7 +125,7 @@ def confirm(t: Transaction, each: Read) -> bool:
     return _seal_record(t, each, synced=True)
 
 
-def take_back(t: Transaction, lost: list[Read]) -> None:
+def take_back(t: Transaction, lost: list[SealRead]) -> None:
     """Undo step 3 where step 4 found that the data may not be on the disk."""
     for each in lost:
         inode = tree.read_inodes(t, [each.ino])[0]
@@ -160,7 +160,7 @@ def settle(t: Transaction, synced: list[tuple[int, int]]) -> None:
             lifecycle.synced(t, ino)
 
 
-def describe(t: Transaction, each: Read) -> Description | None:
+def describe(t: Transaction, each: SealRead) -> Description | None:
     """The description that the data file is to have; None when it has no name any more."""
     return described(t, each.ino, each.version, each.stat.st_size, each.checksum.combined)
 
@@ -197,8 +197,8 @@ def described(
 
 
 def settle_on_disk(
-    read: list[Read], described: list[Description | None], failed: Failed
-) -> list[Read]:
+    read: list[SealRead], described: list[Description | None], failed: Failed
+) -> list[SealRead]:
     """Step 4, in a thread; what was read, with the blocks that it takes now: allocation was delayed
     until here, and on ext4 a description takes one block of its own."""
     settled = []

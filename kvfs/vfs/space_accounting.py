@@ -44,7 +44,7 @@ class Space(NamedTuple):
         return max(0, self.capacity - self.used)
 
 
-class Holding(NamedTuple):
+class NamespaceSpace(NamedTuple):
     """A namespace and its space. Without a limit of its own its capacity is that of the store."""
 
     name: bytes
@@ -75,7 +75,7 @@ class Holding(NamedTuple):
         return self.is_cache or self.goes_cold
 
 
-class Local(NamedTuple):
+class NodeSpace(NamedTuple):
     """The data files that one of several nodes has."""
 
     used: dict[int, int]
@@ -90,9 +90,9 @@ class Census(NamedTuple):
     """One reading of everything."""
 
     store: Space
-    namespaces: dict[int, Holding]
+    namespaces: dict[int, NamespaceSpace]
     coming: int = 0
-    """As `Local` has it."""
+    """As `NodeSpace` has it."""
     settles: bool = False
     """Whether the node itself keeps files from going, for a while: they come, are not recorded yet,
     or are being sealed."""
@@ -159,7 +159,7 @@ class Accounting:
         self._writers = writers
         self._usual: dict[int, int] = {}
         self.has_cold_tier = False
-        self.local: Callable[[], Local] | None = None
+        self.local: Callable[[], NodeSpace] | None = None
         """The local data files, in a cluster."""
         self.sealing: Callable[[], Set[int]] = frozenset
         """Namespaces of files that are being sealed."""
@@ -194,7 +194,7 @@ class Accounting:
         )
         sealing = self.sealing()
         holdings = {
-            each.id: Holding(
+            each.id: NamespaceSpace(
                 each.namespace.name,
                 each.namespace.kind,
                 each.namespace.capacity > 0,

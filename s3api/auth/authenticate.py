@@ -6,7 +6,7 @@ Forms (POST) carry theirs in the body: `post_policy`.
 
 from s3api.auth import sigv2, sigv4
 from s3api.auth.canonical import Headers, by_name
-from s3api.auth.sigv4 import Request
+from s3api.auth.sigv4 import SignableRequest
 from s3api.auth.verified import SecretOf, Verified
 from s3api.http.s3_errors import S3Error
 
@@ -30,7 +30,7 @@ def authenticate(
     (hexadecimal) is for requests of STS, whose headers do not say it. Raises S3Error.
     """
     path, _, query = target.partition(b"?")
-    request = Request(method.encode(), path, query, by_name(headers))
+    request = SignableRequest(method.encode(), path, query, by_name(headers))
     authorization = request.headers.get(b"authorization")
     if is_presigned(query):
         _check_single(authorization)

@@ -19,16 +19,16 @@ import msgspec
 
 from kvfs.base.errors import NotFound
 from kvfs.objects.object_info import Facts
-from s3api.auth.credentials import Known
+from s3api.auth.credentials import KeyOwner
 from s3api.http.s3_errors import S3Error
 from s3api.rules.access import acl, ownership, policy
 from s3api.rules.access.acl import Acl, Owner
 from s3api.rules.access.actions import PUT_TAGS
-from s3api.rules.access.policy import Caller, Decision, Policy, Request
+from s3api.rules.access.policy import AccessRequest, Decision, Policy, Requester
 from s3api.rules.access.public_access import PublicAccessBlock
 from s3api.rules.access.request_values import (
     REQUEST_TAGS,
-    Signed,
+    SignatureKind,
     request_values,
     with_existing_tags,
     with_request_tags,
@@ -96,9 +96,9 @@ class _UserPolicy(NamedTuple):
 
 
 @functools.lru_cache(_REMEMBERED)
-def caller_of(user: str | None) -> Caller:
+def caller_of(user: str | None) -> Requester:
     """How policies and ACLs know a user; None: nobody."""
-    return Caller() if user is None else Caller(user, "", user)
+    return Requester() if user is None else Requester(user, "", user)
 
 
 def owner_of(user: str) -> Owner:
@@ -268,7 +268,7 @@ def _began(call: "Call") -> bool:
 
 
 def _allows_by_acl(
-    call: "Call", block: PublicAccessBlock, request: Request, facts: Facts | None
+    call: "Call", block: PublicAccessBlock, request: AccessRequest, facts: Facts | None
 ) -> bool:
     if not ownership.has_acls(call.settings.ownership):
         return False
@@ -280,7 +280,7 @@ def _allows_by_acl(
         if policy.evaluate([acl.policy_of_object(of_object)], request) is Decision.ALLOW:
             return True
     if call.operation in _WRITES and action in _WITH_A_WRITE:
-        request = Request(request.caller, "s3:PutObject", request.resource, request.values)
+        request = AccessRequest(request.caller, "s3:PutObject", request.resource, request.values)
     of_bucket = acl.policy_of_bucket(block.effective_acl(bucket_acl(call)), call.bucket)
     return policy.evaluate([of_bucket], request) is Decision.ALLOW
 
@@ -298,15 +298,15 @@ def _comes_with_write(call: "Call", action: str) -> bool:
     return given is None or all(each.user in (owner, writer) for each in given.grants)
 
 
-def _within(session: Policy | None, request: Request) -> bool:
+def _within(session: Policy | None, request: AccessRequest) -> bool:
     return session is None or policy.evaluate([session], request) is Decision.ALLOW
 
 
-def _own(known: Known | None) -> Policy | None:
+def _own(known: KeyOwner | None) -> Policy | None:
     return _user_policy(known.policy).policy if known is not None and known.policy else None
 
 
-def _session(known: Known | None) -> Policy | None:
+def _session(known: KeyOwner | None) -> Policy | None:
     return _user_policy(known.session_policy).policy if known and known.session_policy else None
 
 
@@ -333,7 +333,7 @@ def _loaded(document: str) -> Any:
 
 def _request(
     call: "Call", action: str, key: str, facts: Facts | None, *, any_object: bool = False
-) -> Request:
+) -> AccessRequest:
     resource = policy.bucket_arn(call.bucket, key or None) if call.bucket else "*"
     unknown = () if _request_tags(call) is not None else (REQUEST_TAGS,)
     if any_object:
@@ -342,7 +342,7 @@ def _request(
     if action == "s3:ListBucket" and call.key:
         # Who may list a key may be told that it is not there, whatever else the query says.
         values["s3:prefix"] = (call.key,)
-    return Request(call.caller, action, resource, values, unknown)
+    return AccessRequest(call.caller, action, resource, values, unknown)
 
 
 def _values(call: "Call", facts: Facts | None) -> dict[str, tuple[str, ...]]:
@@ -350,7 +350,7 @@ def _values(call: "Call", facts: Facts | None) -> dict[str, tuple[str, ...]]:
     if call.verified is not None:
         name = "AWS4-HMAC-SHA256" if call.verified.version == 4 else "AWS"
         age = max(0.0, call.now.timestamp() - call.verified.signed_at)
-        signed = Signed(name, call.verified.auth_type.value, int(age * 1000))
+        signed = SignatureKind(name, call.verified.auth_type.value, int(age * 1000))
     values = request_values(
         caller=call.caller,
         source_ip=call.head.peer[0],

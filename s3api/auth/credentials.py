@@ -43,7 +43,7 @@ class Credentials(msgspec.Struct, frozen=True):
         return f"Credentials({self.access_key!r})"
 
 
-class Known(msgspec.Struct, frozen=True):
+class KeyOwner(msgspec.Struct, frozen=True):
     """The holder of an access key."""
 
     user: str
@@ -121,7 +121,7 @@ def resolve(
     access_key: str,
     session_token: str,
     now: float,
-) -> Known | None:
+) -> KeyOwner | None:
     """The holder of an access key; None where there is none or its user is disabled.
 
     `find` is `kvfs.tree.identities.find` in a transaction, or a cache of it. Raises S3Error:
@@ -133,7 +133,7 @@ def resolve(
     if identity is None or not identity.enabled:
         return None
     secret = key.decrypt(identity.encrypted_secret, secret_context(access_key))
-    return Known(identity.user, identity.policy, "", secret)
+    return KeyOwner(identity.user, identity.policy, "", secret)
 
 
 def _resolve_session(
@@ -142,7 +142,7 @@ def _resolve_session(
     access_key: str,
     session_token: str,
     now: float,
-) -> Known:
+) -> KeyOwner:
     session = _open_session(key, session_token)
     if session.access_key != access_key:
         raise S3Error("InvalidToken")
@@ -151,7 +151,7 @@ def _resolve_session(
     identity = find(session.parent)
     if identity is None or not identity.enabled:
         raise S3Error("InvalidToken")
-    return Known(
+    return KeyOwner(
         identity.user, identity.policy, session.policy, session.secret.encode(), session.expires
     )
 

@@ -14,7 +14,7 @@ from kvfs.session.session import Session
 from kvfs.tree import identities
 from kvfs.tree.identities import Identity
 from s3api.auth import credentials
-from s3api.auth.credentials import Known
+from s3api.auth.credentials import KeyOwner
 
 ADMINISTRATOR: Final = "admin"
 """The user that the first start makes; buckets that were made on the mount are its."""
@@ -29,7 +29,7 @@ class _Seen(NamedTuple):
     named: str
     """The access key that was looked up: of a session, the one that began it."""
     identity: Identity | None
-    known: Known | None
+    known: KeyOwner | None
 
 
 class Identities:
@@ -48,7 +48,7 @@ class Identities:
         """The key with which secrets and session tokens are encrypted."""
         return self._key
 
-    def find(self, access_key: str, session_token: str) -> Known | None:
+    def find(self, access_key: str, session_token: str) -> KeyOwner | None:
         """The holder of the key; None: nobody, or a disabled user. Raises S3Error (ExpiredToken,
         InvalidToken)."""
         now, asked = time.time(), (access_key, session_token)

@@ -61,7 +61,7 @@ class Bounds(msgspec.Struct, frozen=True):
         }
 
 
-class Form(msgspec.Struct, frozen=True):
+class SignedForm(msgspec.Struct, frozen=True):
     """A form whose signature is right and whose policy allows its fields."""
 
     verified: Verified
@@ -82,7 +82,7 @@ def verify(
     now: float,
     *,
     version_2: bool = False,
-) -> Form | None:
+) -> SignedForm | None:
     """Judge the fields that stood before the file, by name in any case; None: nobody signed it.
 
     `now` is in seconds since the epoch, the region is any, `version_2` allows signatures of
@@ -99,7 +99,7 @@ def verify(
     verified = _signer(form, secret_of, version_2)
     policy = _parse(form["policy"])
     _check(policy, form | {"bucket": bucket}, now)
-    return Form(verified, policy.bounds)
+    return SignedForm(verified, policy.bounds)
 
 
 def _signer(form: Mapping[str, str], secret_of: SecretOf, version_2: bool) -> Verified:

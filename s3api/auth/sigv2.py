@@ -16,7 +16,7 @@ import msgspec
 
 from s3api.auth.canonical import decode
 from s3api.auth.signing_times import check_skew, parse_basic, parse_http
-from s3api.auth.sigv4 import Request, expired, mismatch, unknown_key
+from s3api.auth.sigv4 import SignableRequest, expired, mismatch, unknown_key
 from s3api.auth.verified import AuthType, SecretOf, Verified
 from s3api.http.s3_errors import S3Error, invalid_argument
 from s3api.model.routing import routes
@@ -43,7 +43,9 @@ Query = list[tuple[bytes, bytes | None]]
 """Names as sent with decoded values; None where there is no `=`."""
 
 
-def verify_query(request: Request, secret_of: SecretOf, now: float, bucket: bytes) -> Verified:
+def verify_query(
+    request: SignableRequest, secret_of: SecretOf, now: float, bucket: bytes
+) -> Verified:
     """Verify a presigned query (AWSAccessKeyId, Expires, Signature). `bucket` is the one that the
     host names, b"" where the path does. Raises S3Error."""
     query = _query(request.query)
@@ -68,7 +70,9 @@ def verify_query(request: Request, secret_of: SecretOf, now: float, bucket: byte
     return msgspec.structs.replace(verified, valid_until=int(expires))
 
 
-def verify_header(request: Request, secret_of: SecretOf, now: float, bucket: bytes) -> Verified:
+def verify_header(
+    request: SignableRequest, secret_of: SecretOf, now: float, bucket: bytes
+) -> Verified:
     """Verify `Authorization: AWS KEY:SIGNATURE`; `bucket` as in `verify_query`. Raises S3Error."""
     headers = request.headers
     value = headers[b"authorization"]
@@ -169,7 +173,7 @@ def _query(query: bytes) -> Query:
 
 
 def _strings_to_sign(
-    request: Request, query: Query, headers: dict[bytes, bytes], date: bytes, bucket: bytes
+    request: SignableRequest, query: Query, headers: dict[bytes, bytes], date: bytes, bucket: bytes
 ) -> list[bytes]:
     """The strings that may have been signed: botocore signs `/bucket/` where it sends `/bucket`."""
     path = request.path or b"/"
@@ -180,7 +184,7 @@ def _strings_to_sign(
 
 
 def _string_to_sign(
-    request: Request,
+    request: SignableRequest,
     path: bytes,
     query: Query,
     headers: dict[bytes, bytes],

@@ -57,7 +57,7 @@ _REQUIRED: Final = (
 )
 
 
-class Request(msgspec.Struct):
+class SignableRequest(msgspec.Struct):
     """The signed parts of a request: `path` and `query` as they were sent, headers by lower-case
     name."""
 
@@ -67,7 +67,7 @@ class Request(msgspec.Struct):
     headers: dict[bytes, bytes]
 
 
-class Signed(msgspec.Struct):
+class SignedRequest(msgspec.Struct):
     """A signature with what is needed to compute it."""
 
     auth_type: AuthType
@@ -84,7 +84,7 @@ class Signed(msgspec.Struct):
 
 
 def verify_header(
-    request: Request, secret_of: SecretOf, now: float, body_sha256: bytes
+    request: SignableRequest, secret_of: SecretOf, now: float, body_sha256: bytes
 ) -> Verified:
     """Verify the Authorization header (there must be one), of any region.
 
@@ -99,7 +99,7 @@ def verify_header(
     if timestamp[:8] != credential.date:
         raise _header_malformed("the date of the credential is not that of the request")
     names, signed_headers = _names(fields[b"SignedHeaders"], headers, _header_malformed)
-    signed = Signed(
+    signed = SignedRequest(
         _HEADER,
         credential,
         names,
@@ -114,7 +114,7 @@ def verify_header(
     return _verify(request, canonical_query(parameters(request.query)), signed, secret_of)
 
 
-def verify_query(request: Request, secret_of: SecretOf, now: float) -> Verified:
+def verify_query(request: SignableRequest, secret_of: SecretOf, now: float) -> Verified:
     """Verify a presigned query, of any region. Raises S3Error."""
     sent = parameters(request.query)
     values = {name: value for name, _, value in sent}
@@ -126,7 +126,7 @@ def verify_query(request: Request, secret_of: SecretOf, now: float) -> Verified:
         values[b"X-Amz-SignedHeaders"], request.headers, _query_malformed
     )
     payload = values.get(b"X-Amz-Content-Sha256") or request.headers.get(b"x-amz-content-sha256")
-    signed = Signed(
+    signed = SignedRequest(
         _QUERY,
         credential,
         names,
@@ -143,7 +143,9 @@ def verify_query(request: Request, secret_of: SecretOf, now: float) -> Verified:
     return _verify(request, canonical_query(sent), signed, secret_of)
 
 
-def _verify(request: Request, query: bytes, signed: Signed, secret_of: SecretOf) -> Verified:
+def _verify(
+    request: SignableRequest, query: bytes, signed: SignedRequest, secret_of: SecretOf
+) -> Verified:
     credential, payload = signed.credential, signed.payload
     mode = PAYLOADS.get(payload, _DIGEST)
     if mode is _DIGEST and not _is_digest(payload):

@@ -12,7 +12,7 @@ from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Final
 
 from kvfs.http.api import BadChunk, BodyStalled, BodyTooLarge, BodyTruncated
-from kvfs.objects.object_drafts import Draft
+from kvfs.objects.object_drafts import ObjectDraft
 from s3api.auth import chunked
 from s3api.auth.verified import Payload
 from s3api.http.s3_errors import S3Error
@@ -41,7 +41,7 @@ _OF_ANOTHER_BODY: Final = frozenset({"CompleteMultipartUpload"})
 class _Target:
     """A draft that is written from its beginning on."""
 
-    def __init__(self, draft: Draft, first_pass: FirstPass, beside: Beside | None) -> None:
+    def __init__(self, draft: ObjectDraft, first_pass: FirstPass, beside: Beside | None) -> None:
         self._beside = beside
         self._fd = draft.fd
         self._offset = draft.offset
@@ -103,7 +103,7 @@ class Receiver:
             return int(self._call.fields[b"x-amz-decoded-content-length"])
         return self._call.head.content_length
 
-    async def into(self, draft: Draft) -> Digests:
+    async def into(self, draft: ObjectDraft) -> Digests:
         """Write the payload to the draft. Raises S3Error, OSError, NoSpace, Unavailable."""
         self._first_pass.tag(fast=draft.fast_etag)
         service = self._call.service

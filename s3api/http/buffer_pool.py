@@ -9,7 +9,7 @@ BUFFER_BYTES: Final = 256 << 10
 _IDLE_BUFFERS: Final = 8
 
 
-class Buffers:
+class BufferPool:
     """Reused buffers of BUFFER_BYTES: as many as bodies are received at once, and a few that wait
     for the next ones. Those above are mappings, which the system has back at once: what the heap
     gets back it keeps."""

@@ -12,15 +12,15 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kvfs.base.errors import KvfsError
-from kvfs.http.api import Body, Head, Response
+from kvfs.http.api import Head, RequestBody, Response
 from kvfs.objects.object_errors import NoSuchBucket
 from s3api.auth import authorization
 from s3api.auth.authenticate import authenticate
 from s3api.http.body_receiver import Receiver
 from s3api.http.error_map import s3_error
-from s3api.http.outcome import Outcome
+from s3api.http.outcome import RequestOutcome
 from s3api.http.parsed_request import Attested, asked_of
-from s3api.http.request_context import Call, Service, new_request_id
+from s3api.http.request_context import Call, WorkerContext, new_request_id
 from s3api.http.response_cache import repeat
 from s3api.http.s3_errors import S3Error, error_response
 from s3api.model.addressing import bucket_of_host
@@ -46,13 +46,13 @@ log = logging.getLogger(__name__)
 class Application:
     """Answers every request of one worker."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: WorkerContext) -> None:
         self._service = service
 
-    async def handle(self, head: Head, body: Body) -> Response:
+    async def handle(self, head: Head, body: RequestBody) -> Response:
         """The response; never raises but for cancellation."""
         request_id = new_request_id()
-        head.handled = outcome = Outcome(request_id)
+        head.handled = outcome = RequestOutcome(request_id)
         call = None
         try:
             call = outcome.call = self._call(head, body, request_id)
@@ -74,7 +74,7 @@ class Application:
         error = S3Error(code, reason, status=status)
         return _error(error, "", new_request_id())
 
-    def _call(self, head: Head, body: Body, request_id: str) -> Call:
+    def _call(self, head: Head, body: RequestBody, request_id: str) -> Call:
         asked = asked_of(head, self._service.domains)
         return Call(
             service=self._service,
@@ -171,7 +171,7 @@ class Application:
             find(call)
             raise S3Error("AccessDenied")  # it has come meanwhile
 
-    def _refusal(self, head: Head, error: Exception, outcome: Outcome) -> Response:
+    def _refusal(self, head: Head, error: Exception, outcome: RequestOutcome) -> Response:
         told = s3_error(error)
         if isinstance(error, NoSuchBucket) and _is_of_object(outcome):
             self._service.store.misses.found_nothing(error)
@@ -199,7 +199,7 @@ def _is_attested(call: Call) -> bool:
     return True
 
 
-def _is_of_object(outcome: Outcome) -> bool:
+def _is_of_object(outcome: RequestOutcome) -> bool:
     """Whether an object was asked for that should be there."""
     return outcome.call is not None and outcome.call.operation in OF_EXISTING_OBJECTS
 

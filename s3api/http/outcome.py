@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from s3api.http.request_context import Call
 
 
-class Entry(NamedTuple):
+class AccessLogEntry(NamedTuple):
     """A further effect of a request, which has a line of its own in access logs: one of many keys
     deleted, the source of a copy that was read."""
 
@@ -25,12 +25,12 @@ class Entry(NamedTuple):
     size: int | None = None
 
 
-Entries = Callable[[], Iterable[Entry]]
+Entries = Callable[[], Iterable[AccessLogEntry]]
 """Asked for where a log is kept."""
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """The outcome of one request; what is not known (yet, or because it was refused first) is None
     or empty."""
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from kvfs.http.api import Head
 from s3api.auth.authenticate import hoisted, is_presigned
 from s3api.auth.verified import Verified
-from s3api.model.addressing import Address, address, split_target, with_hoisted
+from s3api.model.addressing import ResourceAddress, address, split_target, with_hoisted
 from s3api.model.routing import STS, route
 
 _TARGETS: Final = 128
@@ -94,7 +94,7 @@ def _is_for_sts(head: Head) -> bool:
 @functools.lru_cache(_TARGETS)
 def _meaning(
     target: bytes, host: bytes, domains: tuple[str, ...]
-) -> tuple[Address, Mapping[str, str], Mapping[bytes, bytes]]:
+) -> tuple[ResourceAddress, Mapping[str, str], Mapping[bytes, bytes]]:
     """The address of a target, its parameters, and the headers that a signature of version 2 has
     among them. Readers of a large object ask for the same target again and again. Raises
     S3Error."""

@@ -10,24 +10,24 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from kvfs.http.api import Body, Head, Response
+from kvfs.http.api import Head, RequestBody, Response
 from kvfs.objects.object_errors import NoSuchBucket
 from kvfs.objects.object_info import Facts
 from kvfs.objects.object_store import ObjectStore
 from kvfs.session.post_commit import Changed
 from s3api.auth.authorization import Access, caller_of
-from s3api.auth.credentials import Known
+from s3api.auth.credentials import KeyOwner
 from s3api.auth.key_holders import Identities
 from s3api.auth.verified import Verified
-from s3api.http.buffer_pool import Buffers
+from s3api.http.buffer_pool import BufferPool
 from s3api.http.header_cache import Shown
 from s3api.http.outcome import Entries
 from s3api.http.parsed_request import Asked
 from s3api.http.s3_errors import S3Error
 from s3api.http.side_digest import Hashing
 from s3api.model.addressing import is_bucket_name
-from s3api.rules.access.policy import Caller
-from s3api.rules.conditions import Target
+from s3api.rules.access.policy import Requester
+from s3api.rules.conditions import ConditionTarget
 from s3api.storage.batch_delete import Deleter
 from s3api.storage.bucket_settings import OWNER, Settings, SettingsReader
 from s3api.storage.commit_notifier import Teller
@@ -40,13 +40,13 @@ _numbers: Final = itertools.count(secrets.randbits(32))
 
 
 @dataclass(slots=True)
-class Service:
+class WorkerContext:
     """The services that all requests of a worker share."""
 
     store: ObjectStore
     identities: Identities
     access: Access
-    buffers: Buffers
+    buffers: BufferPool
     hashing: Hashing
     domains: tuple[str, ...]
     """Names of the server: a host below one of them names the bucket."""
@@ -74,9 +74,9 @@ class Service:
 class Call:
     """One request. `bucket` and `key` are empty where it names none."""
 
-    service: Service
+    service: WorkerContext
     head: Head
-    body: Body
+    body: RequestBody
     asked: Asked
     """The part of the request that its head tells by itself; shared by equal heads."""
     operation: str
@@ -86,9 +86,9 @@ class Call:
     fields: Mapping[bytes, bytes]
     """The headers, and those that presigning moved into the query; lower-case names."""
     verified: Verified | None
-    known: Known | None
+    known: KeyOwner | None
     """The signer; None: nobody."""
-    caller: Caller
+    caller: Requester
     now: datetime
     request_id: str
     params: dict[str, Any] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class Call:
             raise S3Error("InvalidAccessKeyId")
         self.take_signer(verified, found)
 
-    def take_signer(self, verified: Verified, known: Known) -> None:
+    def take_signer(self, verified: Verified, known: KeyOwner) -> None:
         """Likewise, where it is known who holds the key."""
         self.verified, self.known, self.caller = verified, known, caller_of(known.user)
         session = self.head.session
@@ -193,9 +193,9 @@ class Call:
 Handler = Callable[[Call], Awaitable[Response]]
 
 
-def target(facts: Facts) -> Target:
+def target(facts: Facts) -> ConditionTarget:
     """The target of conditions."""
-    return Target(facts.etag, moment(facts.mtime_ns), facts.size)
+    return ConditionTarget(facts.etag, moment(facts.mtime_ns), facts.size)
 
 
 def moment(time_ns: int) -> datetime:

@@ -14,9 +14,9 @@ import trio
 
 from kvfs.base.errors import KvfsError
 from kvfs.http.api import Field, FileRange, Response
-from kvfs.http.connection_errors import Lost
-from kvfs.objects.open_object import Opened
-from s3api.auth.credentials import Known
+from kvfs.http.connection_errors import ConnectionLost
+from kvfs.objects.open_object import OpenedObject
+from s3api.auth.credentials import KeyOwner
 from s3api.auth.verified import Verified
 from s3api.http.request_context import Call
 from s3api.http.s3_errors import S3Error
@@ -34,9 +34,9 @@ class Answered:
     until: float
     """Seconds since the epoch."""
     verified: Verified
-    known: Known
+    known: KeyOwner
     settings: Settings
-    opened: Opened
+    opened: OpenedObject
     """Its descriptor is closed."""
     chosen: ByteRange
     status: int
@@ -82,7 +82,7 @@ def _is_same(call: Call, seen: Answered) -> bool:
     return same
 
 
-def remember(call: Call, opened: Opened, chosen: ByteRange, response: Response) -> None:
+def remember(call: Call, opened: OpenedObject, chosen: ByteRange, response: Response) -> None:
     """Keep an answer, where it may be given again."""
     verified, known = call.verified, call.known
     if call.generation is None or verified is None or known is None:
@@ -105,7 +105,7 @@ def remember(call: Call, opened: Opened, chosen: ByteRange, response: Response) 
     )
 
 
-def file_range(opened: Opened, chosen: ByteRange) -> FileRange:
+def file_range(opened: OpenedObject, chosen: ByteRange) -> FileRange:
     """The body, which closes the descriptor."""
     fd = opened.fd
     body = FileRange(fd, chosen.offset, chosen.length, lambda: os.close(fd), opened.is_unchanged)
@@ -119,6 +119,6 @@ def _awaited(coming: Callable[[int, int], None]) -> Callable[[int, int], Awaitab
         try:
             await trio.to_thread.run_sync(coming, offset, length)
         except (KvfsError, OSError) as error:
-            raise Lost(f"the rest of the object does not come: {error}") from error
+            raise ConnectionLost(f"the rest of the object does not come: {error}") from error
 
     return wait

@@ -37,7 +37,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]").search
 _IN_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
-class Address(NamedTuple):
+class ResourceAddress(NamedTuple):
     """The address of a request. No bucket: the service itself; no key: the bucket."""
 
     bucket: str | None
@@ -63,7 +63,7 @@ def split_target(target: bytes) -> tuple[bytes, dict[str, str]]:
     return path, parameters
 
 
-def address(path: bytes, host: str, domains: tuple[str, ...]) -> Address:
+def address(path: bytes, host: str, domains: tuple[str, ...]) -> ResourceAddress:
     """Bucket and key of a raw path, for a request to `host` (the Host header as it came).
 
     A host that is a subdomain of one of `domains` names the bucket (virtual-hosted addressing),
@@ -75,16 +75,16 @@ def address(path: bytes, host: str, domains: tuple[str, ...]) -> Address:
     rest = path[1:]
     if bucket is None:
         if not rest:
-            return Address(None, None)
+            return ResourceAddress(None, None)
         raw_bucket, _, rest = rest.partition(b"/")
         bucket = decode(raw_bucket)
     if not rest:
-        return Address(bucket, None)
+        return ResourceAddress(bucket, None)
     key = unquote_to_bytes(rest) if b"%" in rest else rest
     if len(key) > KEY_LIMIT_BYTES:
         limits = {"Size": str(len(key)), "MaxSizeAllowed": str(KEY_LIMIT_BYTES)}
         raise S3Error("KeyTooLongError", extra=limits)
-    return Address(bucket, decode(rest))
+    return ResourceAddress(bucket, decode(rest))
 
 
 @functools.lru_cache(_HOSTS)

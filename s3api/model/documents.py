@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from s3api.http.s3_errors import S3Error
-from s3api.model.service_model import Member, Operation, Shape
+from s3api.model.service_model import Operation, Shape, ShapeMember
 from s3api.model.time_formats import parse_timestamp
 from s3api.model.xml import Element, read_xml
 
@@ -145,7 +145,7 @@ def _structure_reader(shape: Shape, shapes: Mapping[str, Shape], error: str) -> 
     return read
 
 
-def _reader(member: Member, shapes: Mapping[str, Shape], error: str) -> Read:
+def _reader(member: ShapeMember, shapes: Mapping[str, Shape], error: str) -> Read:
     shape = shapes[member.shape]
     if shape.type == "structure":
         return _structure_reader(shape, shapes, error)
@@ -211,7 +211,7 @@ def _member_of(allowed: frozenset[str]) -> Convert:
     return read
 
 
-def _is_flat(member: Member, shapes: Mapping[str, Shape]) -> bool:
+def _is_flat(member: ShapeMember, shapes: Mapping[str, Shape]) -> bool:
     shape = shapes[member.shape]
     return shape.type == "list" and (member.flattened or shape.flattened)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from kvfs.objects.listing import Listed
+from kvfs.objects.listing import ListedObject
 from kvfs.objects.object_info import Facts
 from s3api.http.s3_errors import Headers
 from s3api.model.serialising import serialise, url_encode
@@ -28,7 +28,7 @@ _DATES: Final = 4096
 def list_answer(
     operation: str,
     members: Mapping[str, Any],
-    objects: Iterable[Listed],
+    objects: Iterable[ListedObject],
     prefixes: Iterable[bytes],
     *,
     url: bool,
@@ -87,7 +87,7 @@ def _version(facts: Facts, key: bytes, owner: str) -> bytes:
     return b"<Version>%b%b%b</Version>" % (head, body, tail)
 
 
-def contents(objects: Iterable[Listed], url: bool, owner: Mapping[str, str] | None) -> bytes:
+def contents(objects: Iterable[ListedObject], url: bool, owner: Mapping[str, str] | None) -> bytes:
     """The `Contents` elements of objects; their keys as `encoding-type=url` has them or as text."""
     write, plain = _key_writer(url)
     tail = b"<StorageClass>STANDARD</StorageClass>" + _owner(owner) + b"</Contents>"

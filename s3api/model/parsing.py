@@ -26,7 +26,7 @@ from s3api.model.documents import (
     payload_reader,
     truth,
 )
-from s3api.model.service_model import Member, Operation, Shape, service
+from s3api.model.service_model import Operation, Shape, ShapeMember, service
 from s3api.model.time_formats import parse_timestamp
 
 # Where S3 has another error than InvalidArgument for an unknown value: code and message.
@@ -75,7 +75,7 @@ class _Field(msgspec.Struct, frozen=True):
     lenient: bool = False
 
 
-class Parser:
+class RequestParser:
     """Parses the requests of one operation. `streams` says that its payload is not read here."""
 
     def __init__(self, operation: Operation, shapes: Mapping[str, Shape]) -> None:
@@ -96,7 +96,7 @@ class Parser:
         self.payload = payload_reader(operation, shapes)
         self.streams = bool(shape.payload) and shape.members[shape.payload].streaming
 
-    def _add(self, name: str, member: Member, shapes: Mapping[str, Shape]) -> None:
+    def _add(self, name: str, member: ShapeMember, shapes: Mapping[str, Shape]) -> None:
         wire = member.location_name
         if member.location == "uri":
             self.uri.append((name, wire))
@@ -173,10 +173,10 @@ def parse(
 
 
 @functools.cache
-def parser(operation: str) -> Parser:
+def parser(operation: str) -> RequestParser:
     """The parser of an operation of the model. Raises KeyError for another name."""
     model = service()
-    return Parser(model.operations[operation], model.shapes)
+    return RequestParser(model.operations[operation], model.shapes)
 
 
 # --- query and headers
@@ -192,7 +192,7 @@ def _take(members: dict[str, Any], field: _Field, wire: str, value: str) -> None
             raise invalid_argument(wire, value) from None
 
 
-def _field(name: str, member: Member, shapes: Mapping[str, Shape]) -> _Field:
+def _field(name: str, member: ShapeMember, shapes: Mapping[str, Shape]) -> _Field:
     shape, wire = shapes[member.shape], member.location_name.lower()
     convert = _converter(wire, member.shape, shapes)
     is_choice = bool(shape.enum) and member.location == "querystring"

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from s3api.http.s3_errors import S3Error, invalid_argument
-from s3api.model.service_model import Operation, Service, service
+from s3api.model.service_model import Operation, ServiceModel, service
 
 # Not in the model, for no SDK has them: a form's upload and a browser's CORS question. Names and
 # semantics: RESTObjectPOST and RESTOPTIONSobject of the S3 API reference.
@@ -66,7 +66,7 @@ class Route(msgspec.Struct, frozen=True):
 class Routes:
     """Every operation that a request can lead to."""
 
-    def __init__(self, model: Service) -> None:
+    def __init__(self, model: ServiceModel) -> None:
         self._table: dict[tuple[str, str], list[Route]] = {}
         self._by_names: dict[tuple[str, str, frozenset[str]], list[Route]] = {}
         self._subresources: dict[str, set[str]] = {"service": set(), "bucket": set(), "key": set()}

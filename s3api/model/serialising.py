@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from s3api.http.s3_errors import DECLARATION, Headers
-from s3api.model.service_model import XMLNS, Member, Operation, Service, Shape, service
+from s3api.model.service_model import XMLNS, Operation, ServiceModel, Shape, ShapeMember, service
 from s3api.model.time_formats import http_date, iso8601
 from s3api.model.xml import escape_attribute, escape_text
 
@@ -54,7 +54,7 @@ class _Header(msgspec.Struct, frozen=True):
 class Serialiser:
     """Serialises the answers of one operation."""
 
-    def __init__(self, operation: Operation, model: Service) -> None:
+    def __init__(self, operation: Operation, model: ServiceModel) -> None:
         shape = operation.output or Shape("structure")
         self.status = operation.status
         self.ranged = "ContentRange" in shape.members
@@ -122,7 +122,7 @@ def root_of(operation: str) -> str:
 
 
 def _document(
-    operation: Operation, shape: Shape, model: Service
+    operation: Operation, shape: Shape, model: ServiceModel
 ) -> Callable[[Mapping[str, Any]], bytes] | None:
     if shape.payload:
         return _payload_document(operation, shape, model)
@@ -137,7 +137,7 @@ def _document(
 
 
 def _payload_document(
-    operation: Operation, shape: Shape, model: Service
+    operation: Operation, shape: Shape, model: ServiceModel
 ) -> Callable[[Mapping[str, Any]], bytes] | None:
     name, member = shape.payload, shape.members[shape.payload]
     payload = model.shapes[member.shape]
@@ -161,7 +161,7 @@ def _location_document(root: str) -> Callable[[Mapping[str, Any]], bytes]:
     return write
 
 
-def _root(operation: Operation, model: Service) -> str:
+def _root(operation: Operation, model: ServiceModel) -> str:
     if operation.name in _ROOTS:
         return _ROOTS[operation.name]
     shape = operation.output
@@ -189,7 +189,7 @@ def _structure_writer(shape: Shape, shapes: Mapping[str, Shape]) -> Write:
     return write
 
 
-def _member_writer(wire: str, member: Member, shapes: Mapping[str, Shape]) -> Write:
+def _member_writer(wire: str, member: ShapeMember, shapes: Mapping[str, Shape]) -> Write:
     shape = shapes[member.shape]
     if shape.type == "structure":
         write = _structure_writer(shape, shapes)
@@ -203,7 +203,9 @@ def _member_writer(wire: str, member: Member, shapes: Mapping[str, Shape]) -> Wr
     return lambda value: f"<{wire}>{text(value)}</{wire}>"
 
 
-def _list_writer(wire: str, member: Member, shape: Shape, shapes: Mapping[str, Shape]) -> Write:
+def _list_writer(
+    wire: str, member: ShapeMember, shape: Shape, shapes: Mapping[str, Shape]
+) -> Write:
     inner = shape.member
     assert inner is not None
     if member.flattened or shape.flattened:
@@ -213,7 +215,7 @@ def _list_writer(wire: str, member: Member, shape: Shape, shapes: Mapping[str, S
     return lambda values: f"<{wire}>{''.join([put(value) for value in values])}</{wire}>"
 
 
-def _attributes_writer(member: Member, shape: Shape) -> Write:
+def _attributes_writer(member: ShapeMember, shape: Shape) -> Write:
     """The namespace of a structure that has one of its own, and its attributes (xsi:type)."""
     namespace = member.xml_namespace or shape.xml_namespace
     named = {n: m.location_name for n, m in shape.members.items() if m.xml_attribute}

@@ -25,12 +25,12 @@ _MODEL: Final = "data/s3/2006-03-01/service-2.json"
 _ELSEWHERE: Final = frozenset({"ListDirectoryBuckets", "WriteGetObjectResponse"})
 
 
-class Namespace(msgspec.Struct, frozen=True):
+class XmlNamespace(msgspec.Struct, frozen=True):
     uri: str
     prefix: str = ""
 
 
-class Member(msgspec.Struct, frozen=True, rename="camel"):
+class ShapeMember(msgspec.Struct, frozen=True, rename="camel"):
     """A member of a structure, or of a list: its shape and where it travels.
 
     `location` is uri, querystring, header, headers (a prefix) or, in the body, empty.
@@ -42,15 +42,15 @@ class Member(msgspec.Struct, frozen=True, rename="camel"):
     flattened: bool = False
     streaming: bool = False
     xml_attribute: bool = False
-    xml_namespace: Namespace | None = None
+    xml_namespace: XmlNamespace | None = None
 
 
 class Shape(msgspec.Struct, frozen=True, rename="camel"):
     type: str
-    members: dict[str, Member] = {}
+    members: dict[str, ShapeMember] = {}
     required: frozenset[str] = frozenset()
     payload: str = ""
-    member: Member | None = None
+    member: ShapeMember | None = None
     flattened: bool = False
     location_name: str = ""
     timestamp_format: str = ""
@@ -58,7 +58,7 @@ class Shape(msgspec.Struct, frozen=True, rename="camel"):
     eventstream: bool = False
     min: float = 0
     max: float | None = None
-    xml_namespace: Namespace | None = None
+    xml_namespace: XmlNamespace | None = None
 
 
 class _Http(msgspec.Struct, frozen=True, rename="camel"):
@@ -72,7 +72,7 @@ class _Reference(msgspec.Struct, frozen=True, rename="camel"):
     location_name: str = ""
 
 
-class Checksum(msgspec.Struct, frozen=True, rename="camel"):
+class ChecksumTraits(msgspec.Struct, frozen=True, rename="camel"):
     """The model's entry on an operation's checksums."""
 
     request_checksum_required: bool = False
@@ -85,7 +85,7 @@ class _Operation(msgspec.Struct, frozen=True, rename="camel"):
     input: _Reference
     output: _Reference | None = None
     deprecated: bool = False
-    http_checksum: Checksum = Checksum()
+    http_checksum: ChecksumTraits = ChecksumTraits()
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -110,11 +110,11 @@ class Operation(msgspec.Struct, frozen=True):
     output: Shape | None
     output_name: str
     body_root: str
-    checksum: Checksum
+    checksum: ChecksumTraits
     served: bool
 
 
-class Service:
+class ServiceModel:
     """Every operation and shape of the model, by name."""
 
     def __init__(self, model: _Model) -> None:
@@ -125,12 +125,12 @@ class Service:
 
 
 @functools.cache
-def service() -> Service:
+def service() -> ServiceModel:
     """The model; the first call reads it from the installed botocore.
 
     Raises ModuleNotFoundError without botocore, FileNotFoundError where it lacks the model.
     """
-    return Service(msgspec.json.decode(_read(), type=_Model))
+    return ServiceModel(msgspec.json.decode(_read(), type=_Model))
 
 
 def _read() -> bytes:

@@ -34,7 +34,7 @@ _PATIENCE_S: Final = 5.0
 _SPACE_S: Final = 5.0
 
 
-class Pace:
+class WorkPace:
     """Whether work may go on: `begin` at its beginning, `step` after each of its pieces."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Pace:
             raise Unavailable("it takes longer than is granted for its size")
 
 
-Step = Callable[[Pace], Mapping[str, Any]]
+Step = Callable[[WorkPace], Mapping[str, Any]]
 """Blocking; the members of the answer."""
 
 
@@ -94,7 +94,7 @@ class _Work:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._pace = Pace()
+        self._pace = WorkPace()
         self._done = trio.Event()
         self._result: Mapping[str, Any] = {}
         self._error: Exception | None = None

@@ -104,7 +104,7 @@ _BY_HEADER: Final = {each.header: each for each in ALGORITHMS.values()}
 
 
 @dataclass(frozen=True, slots=True)
-class Checksum:
+class StoredChecksum:
     """A stored checksum: `value` as it stands in headers, `type` FULL_OBJECT or COMPOSITE."""
 
     algorithm: Algorithm
@@ -113,7 +113,7 @@ class Checksum:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedChecksum:
     """The checksum that a request wants computed: `expected` the digest that its header names,
     `trailer` the name of the trailer that will name it; neither where S3 computes for itself."""
 
@@ -133,7 +133,7 @@ def algorithm(name: str) -> Algorithm:
     return found
 
 
-def wanted(headers: Mapping[str, str], fallback: str = DEFAULT) -> Wanted:
+def wanted(headers: Mapping[str, str], fallback: str = DEFAULT) -> WantedChecksum:
     """The checksum that a PUT or UploadPart with these headers (names in lower case) wants;
     `fallback` names the algorithm of the upload or the bucket. Raises InvalidRequest, BadDigest."""
     given = [name for name in headers if name.startswith(_PREFIX) and name not in _OTHER_HEADERS]
@@ -143,12 +143,12 @@ def wanted(headers: Mapping[str, str], fallback: str = DEFAULT) -> Wanted:
             "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed."
         )
     if trailer:
-        found = Wanted(_of_trailer(trailer), trailer=trailer)
+        found = WantedChecksum(_of_trailer(trailer), trailer=trailer)
     elif given:
         named = algorithm(given[0].removeprefix(_PREFIX))
-        found = Wanted(named, expected=_of_header(named, headers[given[0]]))
+        found = WantedChecksum(named, expected=_of_header(named, headers[given[0]]))
     else:
-        found = Wanted(algorithm(fallback))
+        found = WantedChecksum(algorithm(fallback))
     _check_sdk(headers.get(_SDK), found, named=bool(given or trailer))
     return found
 
@@ -188,8 +188,8 @@ class Digests:
 
     size: int
     etag: str
-    checksum: Checksum
-    besides: Checksum | None = None
+    checksum: StoredChecksum
+    besides: StoredChecksum | None = None
 
 
 class FirstPass:
@@ -217,7 +217,7 @@ class FirstPass:
 
     def __init__(
         self,
-        wanted: Wanted,
+        wanted: WantedChecksum,
         *,
         size: int | None,
         content_sha256: str | None = None,
@@ -282,8 +282,8 @@ class FirstPass:
         besides = None
         if self._besides is not None:
             found, hasher = self._besides
-            besides = Checksum(found, encode(hasher.digest()), FULL_OBJECT)
-        checksum = Checksum(self._wanted.algorithm, encode(digest), FULL_OBJECT)
+            besides = StoredChecksum(found, encode(hasher.digest()), FULL_OBJECT)
+        checksum = StoredChecksum(self._wanted.algorithm, encode(digest), FULL_OBJECT)
         return Digests(self.size, self._etag(), checksum, besides)
 
     def _etag(self) -> str:
@@ -362,7 +362,7 @@ def check_type(found: Algorithm, type_: str) -> None:
         )
 
 
-def whole(found: Algorithm, type_: str, parts: Sequence[tuple[str, int]]) -> Checksum:
+def whole(found: Algorithm, type_: str, parts: Sequence[tuple[str, int]]) -> StoredChecksum:
     """The checksum of a completed upload from its parts' (base64 value, bytes), in order.
 
     Nothing is read: CRCs are combined."""
@@ -370,15 +370,15 @@ def whole(found: Algorithm, type_: str, parts: Sequence[tuple[str, int]]) -> Che
     if type_ == COMPOSITE:
         hasher = found.new()
         hasher.update(memoryview(b"".join(digests)))
-        return Checksum(found, f"{encode(hasher.digest())}-{len(parts)}", COMPOSITE)
+        return StoredChecksum(found, f"{encode(hasher.digest())}-{len(parts)}", COMPOSITE)
     assert found.combine is not None
     value = 0
     for digest, (_, length) in zip(digests, parts, strict=True):
         value = found.combine(value, int.from_bytes(digest, "big"), length)
-    return Checksum(found, encode(value.to_bytes(found.digest_bytes, "big")), FULL_OBJECT)
+    return StoredChecksum(found, encode(value.to_bytes(found.digest_bytes, "big")), FULL_OBJECT)
 
 
-def check_whole(computed: Checksum, header: str | None) -> None:
+def check_whole(computed: StoredChecksum, header: str | None) -> None:
     """Hold the value that the client names for a completed upload against the computed one; the
     `-N` of a COMPOSITE value may be left out. Raises BadDigest."""
     if header is None:
@@ -411,7 +411,7 @@ def _of_trailer(name: str) -> Algorithm:
     return found
 
 
-def _check_sdk(sdk: str | None, found: Wanted, *, named: bool) -> None:
+def _check_sdk(sdk: str | None, found: WantedChecksum, *, named: bool) -> None:
     if sdk is None:
         return
     announced = ALGORITHMS.get(sdk.strip().upper())

@@ -22,7 +22,7 @@ _TAG: Final = re.compile(r'(?P<weak>W/)?"(?P<quoted>[^"]*)"|(?P<bare>[^\s,]+)')
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ConditionTarget:
     """The object that a condition is applied to: `etag` without quotes, `modified` an aware
     datetime."""
 
@@ -69,13 +69,13 @@ def http_date(text: str) -> datetime | None:
     return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
 
 
-def is_not_modified(conditions: Conditions, target: Target) -> bool:
+def is_not_modified(conditions: Conditions, target: ConditionTarget) -> bool:
     """Whether a GET or HEAD is answered 304. Raises PreconditionFailed."""
     _require(conditions, target)
     return _is_known(conditions, target)
 
 
-def check_copy_source(conditions: Conditions, source: Target) -> None:
+def check_copy_source(conditions: Conditions, source: ConditionTarget) -> None:
     """Raises PreconditionFailed where a copy's source does not meet its conditions."""
     _require(conditions, source, named=_OF_SOURCE)
     if _is_known(conditions, source):
@@ -83,7 +83,7 @@ def check_copy_source(conditions: Conditions, source: Target) -> None:
         raise _failed(_OF_SOURCE + ("If-None-Match" if by_tag else "If-Modified-Since"))
 
 
-def check_write(conditions: Conditions, current: Target | None) -> None:
+def check_write(conditions: Conditions, current: ConditionTarget | None) -> None:
     """Whether an object may be written over `current`, or where there is none (None, also for a
     delete marker). Raises PreconditionFailed or NoSuchKey."""
     wanted = conditions.if_match
@@ -100,7 +100,7 @@ def check_write(conditions: Conditions, current: Target | None) -> None:
 
 
 def check_delete(
-    current: Target | None,
+    current: ConditionTarget | None,
     *,
     if_match: str | None = None,
     if_modified: datetime | None = None,
@@ -119,7 +119,7 @@ def check_delete(
         raise _failed("x-amz-if-match-size")
 
 
-def _require(conditions: Conditions, target: Target, *, named: str = "") -> None:
+def _require(conditions: Conditions, target: ConditionTarget, *, named: str = "") -> None:
     """`named`: what stands before the name of a condition that failed."""
     if conditions.if_match is not None:
         if not _lists(conditions.if_match, target.etag, weakly=False):
@@ -130,7 +130,7 @@ def _require(conditions: Conditions, target: Target, *, named: str = "") -> None
         raise _failed(named + "If-Unmodified-Since")
 
 
-def _is_known(conditions: Conditions, target: Target) -> bool:
+def _is_known(conditions: Conditions, target: ConditionTarget) -> bool:
     """Whether the asker has said that it has what is there."""
     if conditions.if_none_match is not None:
         return _lists(conditions.if_none_match, target.etag, weakly=True)

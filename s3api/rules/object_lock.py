@@ -30,14 +30,14 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Lock:
+class ObjectLock:
     """The protection of a version."""
 
     retention: Retention | None = None
     legal_hold: bool = False
 
 
-def check_delete(lock: Lock, now: datetime, *, may_bypass: bool) -> None:
+def check_delete(lock: ObjectLock, now: datetime, *, may_bypass: bool) -> None:
     """Raises AccessDenied where the version must stay. `may_bypass`: the request asks to bypass
     governance and the caller is allowed to."""
     if lock.legal_hold or _holds(lock.retention, now, may_bypass=may_bypass):
@@ -93,7 +93,7 @@ def parse_retention(document: Mapping[str, Any], now: datetime) -> Retention | N
 
 def new_lock(
     params: Mapping[str, Any], configuration: Mapping[str, Any] | None, now: datetime
-) -> Lock:
+) -> ObjectLock:
     """The lock of a new version: what its request names (ObjectLockMode, ObjectLockRetainUntilDate,
     ObjectLockLegalHoldStatus), and the bucket's default retention where it names none.
     `configuration` is None in a bucket without object lock. Raises InvalidRequest,
@@ -115,7 +115,7 @@ def new_lock(
         retention: Retention | None = Retention(mode, _future(until, now))
     else:
         retention = default_retention(configuration or {}, now)
-    return Lock(retention, legal_hold=hold == "ON")
+    return ObjectLock(retention, legal_hold=hold == "ON")
 
 
 def parse_legal_hold(document: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kvfs.http.api import FileRange, Head, Response
-from s3api.http.outcome import Entry, Outcome
+from s3api.http.outcome import AccessLogEntry, RequestOutcome
 from s3api.http.request_context import Call
 
 _REOPEN_S: Final = 1.0
@@ -113,7 +113,7 @@ def _open(path: str) -> int:
 
 def line(head: Head, status: int, sent_bytes: int, seconds: float, now: float) -> str:
     """The line of one response, `now` (seconds since the epoch) being when it had been sent."""
-    outcome = head.handled if isinstance(head.handled, Outcome) else Outcome("")
+    outcome = head.handled if isinstance(head.handled, RequestOutcome) else RequestOutcome("")
     call, response = outcome.call, outcome.response
     sending = time.monotonic() - outcome.answered if outcome.answered else 0.0
     fields = (
@@ -141,18 +141,18 @@ def line(head: Head, status: int, sent_bytes: int, seconds: float, now: float) -
     return _joined(fields)
 
 
-def entries_of(head: Head) -> Iterable[Entry]:
+def entries_of(head: Head) -> Iterable[AccessLogEntry]:
     """The further effects of a request that succeeded."""
     outcome = head.handled
-    if not isinstance(outcome, Outcome) or outcome.call is None or outcome.code:
+    if not isinstance(outcome, RequestOutcome) or outcome.call is None or outcome.code:
         return ()
     return () if outcome.call.entries is None else outcome.call.entries()
 
 
-def line_of(entry: Entry, head: Head, now: float) -> str:
+def line_of(entry: AccessLogEntry, head: Head, now: float) -> str:
     """The line of something that a request did besides: of the request itself what S3 tells of it
     there."""
-    assert isinstance(head.handled, Outcome), "it did something"
+    assert isinstance(head.handled, RequestOutcome), "it did something"
     call = head.handled.call
     assert call is not None, "it did something"
     fields = (
@@ -206,7 +206,7 @@ def _request_line(head: Head) -> str:
     return f"{head.method} {_shown_target(head)} HTTP/1.{0 if head.http_1_0 else 1}"
 
 
-def _operation(head: Head, outcome: Outcome) -> str:
+def _operation(head: Head, outcome: RequestOutcome) -> str:
     """S3's name for it; where we know of none, the operation's own name comes last."""
     if outcome.call is None:
         return ""
@@ -251,7 +251,7 @@ def _quoted(value: bytes | None) -> str:
     return f'"{"".join(c if c.isprintable() else _escaped(c) for c in text)}"'
 
 
-def _object_size(head: Head, outcome: Outcome) -> str:
+def _object_size(head: Head, outcome: RequestOutcome) -> str:
     """The size of the whole object, where request or answer show it."""
     call, response = outcome.call, outcome.response
     if call is None or response is None or outcome.code:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import trio
 
 from kvfs.base.errors import KvfsError
-from kvfs.http.api import Body, Head, Limits, Response
+from kvfs.http.api import Head, Limits, RequestBody, Response
 from s3api.server import metrics
 from s3api.server.counters import Tally
 
@@ -43,7 +43,7 @@ class Admin:
         self._status = status
         self._tally = tally
 
-    async def handle(self, head: Head, _body: Body) -> Response:
+    async def handle(self, head: Head, _body: RequestBody) -> Response:
         """The answer to one request."""
         path = head.target.partition(b"?")[0]
         if head.method not in ("GET", "HEAD"):

@@ -35,7 +35,7 @@ from s3api.server.admin_port import LIMITS, Admin
 from s3api.server.counters import Tally
 from s3api.server.supervisor import Supervisor, close_all, open_listeners
 from s3api.server.users import Users
-from s3api.server.worker_messages import Plan
+from s3api.server.worker_messages import WorkerPlan
 
 if TYPE_CHECKING:
     from kvfs.meta.engine import Engine
@@ -50,7 +50,7 @@ def is_wanted(config: Config) -> bool:
     return config.s3 != "off" or isinstance(config.admin, Address)
 
 
-class Serving:
+class S3Serving:
     """The S3 door of one node. A companion: call it."""
 
     def __init__(self, config: Config) -> None:
@@ -108,9 +108,9 @@ class Serving:
 
         self.first = await trio.to_thread.run_sync(make)
 
-    def _plan(self, fds: list[int]) -> Plan:
+    def _plan(self, fds: list[int]) -> WorkerPlan:
         config = self._config
-        return Plan(
+        return WorkerPlan(
             supervisor=os.getpid(),
             store=str(config.store),
             listeners=fds,

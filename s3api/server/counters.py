@@ -13,7 +13,7 @@ import msgspec
 
 from kvfs.http.api import Counters, Head, OnResponse
 from kvfs.vfs.miss_counters import Misses, no_misses
-from s3api.http.outcome import Outcome
+from s3api.http.outcome import RequestOutcome
 
 BUCKETS: Final = 32
 OTHER: Final = "(other)"
@@ -118,19 +118,19 @@ class Recorder:
         if self._further is not None:
             self._further(head, status, sent_bytes, seconds)
         outcome = None if head is None else head.handled
-        flow = self._flow(outcome if isinstance(outcome, Outcome) else None, status)
+        flow = self._flow(outcome if isinstance(outcome, RequestOutcome) else None, status)
         flow.statuses[status] = flow.statuses.get(status, 0) + 1
         flow.sent_bytes += sent_bytes
         flow.seconds += seconds
         flow.classes[bisect_left(BOUNDS_S, seconds)] += 1
-        if not isinstance(outcome, Outcome):
+        if not isinstance(outcome, RequestOutcome):
             return
         if outcome.code:
             flow.errors[outcome.code] = flow.errors.get(outcome.code, 0) + 1
         if outcome.call is not None:
             flow.received_bytes += outcome.call.body.received_bytes
 
-    def _flow(self, outcome: Outcome | None, status: int) -> Flow:
+    def _flow(self, outcome: RequestOutcome | None, status: int) -> Flow:
         operation, bucket = REFUSED, ""
         if outcome is not None and outcome.call is not None:
             operation, bucket = outcome.call.operation, outcome.call.bucket

@@ -20,7 +20,7 @@ import trio
 from kvfs.base.errors import KvfsError, NotFound
 from kvfs.http.api import Head
 from kvfs.objects.object_store import ObjectStore
-from s3api.http.outcome import Outcome
+from s3api.http.outcome import RequestOutcome
 from s3api.http.request_context import Call
 from s3api.server.access_log import entries_of, line, line_of
 from s3api.storage.bucket_settings import LOGGING, OWNER, Settings, SettingsReader
@@ -78,7 +78,7 @@ class LogDelivery:
         """Gather the lines of one response, where its bucket is logged, and those of what it did
         besides where theirs are."""
         outcome = None if head is None else head.handled
-        if head is None or not isinstance(outcome, Outcome) or outcome.call is None:
+        if head is None or not isinstance(outcome, RequestOutcome) or outcome.call is None:
             return
         now, call = time.time(), outcome.call
         if call.bucket and self._is_logged(call.raw_bucket, call):

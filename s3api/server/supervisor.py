@@ -24,7 +24,7 @@ from kvfs.base.config import Address
 from kvfs.base.errors import Busy, Invalid, Unavailable
 from kvfs.http.api import listen
 from s3api.server.counters import Merger, Tally
-from s3api.server.worker_messages import READY, REPORT, Plan
+from s3api.server.worker_messages import READY, REPORT, WorkerPlan
 
 READY_S: Final = 30.0
 REPORT_S: Final = 2.0
@@ -135,7 +135,7 @@ class Supervisor:
     """`run` is its task; the other methods may be called while that goes on."""
 
     def __init__(
-        self, plan: Callable[[list[int]], Plan], listeners: list[list[socket.socket]]
+        self, plan: Callable[[list[int]], WorkerPlan], listeners: list[list[socket.socket]]
     ) -> None:
         """`plan` is told the descriptors of a worker's listeners."""
         self._plan = plan

@@ -24,16 +24,16 @@ from kvfs.http.api import Counters, Head, Limits, OnResponse, serve, server_cont
 from kvfs.objects.object_store import ObjectStore
 from s3api.auth.authorization import Access
 from s3api.auth.key_holders import Identities
-from s3api.http.buffer_pool import Buffers
+from s3api.http.buffer_pool import BufferPool
 from s3api.http.dispatch import Application
 from s3api.http.header_cache import Shown
-from s3api.http.request_context import Service
+from s3api.http.request_context import WorkerContext
 from s3api.http.side_digest import Hashing
 from s3api.server.access_log import AccessLog
 from s3api.server.counters import Recorder
 from s3api.server.lifecycle_worker import Expiring
 from s3api.server.log_delivery import LogDelivery
-from s3api.server.worker_messages import READY, Plan
+from s3api.server.worker_messages import READY, WorkerPlan
 from s3api.storage.batch_delete import Deleter
 from s3api.storage.bucket_settings import SettingsReader
 from s3api.storage.commit_notifier import Teller
@@ -54,7 +54,7 @@ def main() -> None:
     line = _first_line()
     if not line.endswith(b"\n"):
         return  # the supervisor gave up, or died, before it said anything
-    plan = msgspec.json.decode(line, type=Plan)
+    plan = msgspec.json.decode(line, type=WorkerPlan)
     os.chdir("/")
     priority.follow()
     log_lines.begin(plan.log_level, f"s3[{os.getpid()}] ")
@@ -65,14 +65,14 @@ def main() -> None:
         store.close()
 
 
-async def _serve(plan: Plan, store: ObjectStore) -> None:
+async def _serve(plan: WorkerPlan, store: ObjectStore) -> None:
     identities = Identities(store.session, open_key(Path(plan.store) / KEY_NAME))
     teller = Teller(store)
-    service = Service(
+    service = WorkerContext(
         store=store,
         identities=identities,
         access=Access(),
-        buffers=Buffers(),
+        buffers=BufferPool(),
         hashing=Hashing(),
         domains=tuple(plan.domains),
         region=plan.region,

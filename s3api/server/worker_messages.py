@@ -13,7 +13,7 @@ READY: Final = b"ready\n"
 REPORT: Final = b"report\n"
 
 
-class Plan(msgspec.Struct, kw_only=True):
+class WorkerPlan(msgspec.Struct, kw_only=True):
     """The supervisor's plan for a worker."""
 
     supervisor: int

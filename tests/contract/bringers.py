@@ -23,7 +23,7 @@ from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import placements
 from kvfs.tree.inodes import read_inode
 from kvfs.vfs.inode_holders import Holders
-from kvfs.vfs.space_accounting import STORE, Accounting, Local
+from kvfs.vfs.space_accounting import STORE, Accounting, NodeSpace
 from kvfs.vfs.volume import Volume
 from tests.cluster.waiting import until
 from tests.contract.peers import Peer, peers
@@ -82,7 +82,7 @@ class Host:
         )
         self.evictor.spare = Spare(lambda node: node not in site.dead)
         self.bringing = Bringing(self.engine, peer.files, peer.index, self.volume, self._make_room)
-        accounting.local = lambda: Local(
+        accounting.local = lambda: NodeSpace(
             peer.index.used_bytes(), self.bringing.coming_bytes, self.bringing.settles
         )
         self.bringing.fetch = by_peers(peer.fetcher, site.address, lambda: True)

@@ -11,7 +11,7 @@ import trio
 from kvfs.cluster import secrets
 from kvfs.cluster.handshake import Party
 from kvfs.cluster.peer_client import PeerClient
-from kvfs.cluster.peer_protocol import Identity, PeerAddress
+from kvfs.cluster.peer_protocol import PeerAddress, PeerIdentity
 from kvfs.cluster.peer_server import PeerServer
 from kvfs.cluster.secrets import Secrets
 from kvfs.datastore import checksum
@@ -19,8 +19,8 @@ from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index, Sealed
 from kvfs.http.api import listen
 from kvfs.meta.memory_engine import MemoryEngine
-from kvfs.transfer.arriving_file import Arriving, Wanted
-from kvfs.transfer.chunk_provider import Shelf
+from kvfs.transfer.arriving_file import ArrivingFile, WantedFile
+from kvfs.transfer.chunk_provider import ChunkProvider
 from kvfs.transfer.file_fetches import Fetcher
 from kvfs.transfer.rdma.rdma_transport import Rdma
 
@@ -45,7 +45,7 @@ class Peer:
         self.written: set[int] = set()
         """Inode numbers of files that are being written here."""
         self._refused: dict[int, trio.Event] = {}
-        self.identity = Identity(
+        self.identity = PeerIdentity(
             Party(CLUSTER, node, 1, f"host-{node}"), lambda: self.known, self.address
         )
         self.files = DataFiles(root)
@@ -53,7 +53,7 @@ class Peer:
         self.client = PeerClient(self.identity)
         self.rdma = Rdma(host, self.client, str(interpreter)) if interpreter else None
         self.fetcher = Fetcher(self.client, node, self.rdma.taking if self.rdma else None)
-        self.shelf = Shelf(self.files, self.index, self.fetcher, self._is_changed)
+        self.shelf = ChunkProvider(self.files, self.index, self.fetcher, self._is_changed)
         self.serves = True
         self.server = PeerServer(self.identity, self.shelf, lambda: self.serves)
         if self.rdma is not None:
@@ -79,7 +79,7 @@ class Peer:
                 task_status.started()
         self.files.close()
 
-    def put(self, data: bytes, *, sealed: bool = True, ino: int = INO) -> Wanted:
+    def put(self, data: bytes, *, sealed: bool = True, ino: int = INO) -> WantedFile:
         """A data file is here from now on; what its record says."""
         fd = self.files.create(ino, VERSION)
         os.write(fd, data)
@@ -88,11 +88,11 @@ class Peer:
         assert sums is not None
         if sealed:
             self.index.store([Sealed(ino, VERSION, sums.chunks, 0)])
-        return Wanted(ino, VERSION, len(data), sums.combined if sealed else b"")
+        return WantedFile(ino, VERSION, len(data), sums.combined if sealed else b"")
 
     def fetch(
-        self, wanted: Wanted, holders: Sequence[PeerAddress], *, lazily: bool = False
-    ) -> Arriving:
+        self, wanted: WantedFile, holders: Sequence[PeerAddress], *, lazily: bool = False
+    ) -> ArrivingFile:
         """As a node does: into a file beside the data files."""
         fd = self.files.begin_arriving(wanted.ino, wanted.version, wanted.size)
         try:
@@ -100,7 +100,7 @@ class Peer:
         finally:
             os.close(fd)
 
-    async def bring(self, wanted: Wanted, holders: Sequence[PeerAddress]) -> bytes:
+    async def bring(self, wanted: WantedFile, holders: Sequence[PeerAddress]) -> bytes:
         """All of it, whole, as its data file; its bytes."""
         arriving = self.fetch(wanted, holders)
         try:
@@ -113,7 +113,7 @@ class Peer:
             arriving.close()
 
 
-def read_back(arriving: Arriving, offset: int = 0, length: int | None = None) -> bytes:
+def read_back(arriving: ArrivingFile, offset: int = 0, length: int | None = None) -> bytes:
     return os.pread(arriving.fd, arriving.wanted.size if length is None else length, offset)
 
 

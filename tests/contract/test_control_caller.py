@@ -50,12 +50,12 @@ def serving(path: Path, talk: Callable[[], Awaitable[None]]) -> None:
     trio.run(main)
 
 
-async def ask(caller: control.Caller, *arguments: Any) -> Any:
+async def ask(caller: control.ControlClient, *arguments: Any) -> Any:
     return await trio.to_thread.run_sync(caller.call, *arguments)
 
 
 def test_one_connection_serves_many_requests(path: Path) -> None:
-    caller = control.Caller(path)
+    caller = control.ControlClient(path)
 
     async def talk() -> None:
         answers = [await ask(caller, "echo", {"n": n}) for n in range(5)]
@@ -73,7 +73,7 @@ def test_one_connection_serves_many_requests(path: Path) -> None:
 
 
 def test_a_restart_of_the_node_goes_unnoticed(path: Path) -> None:
-    caller = control.Caller(path)
+    caller = control.ControlClient(path)
 
     async def talk() -> None:
         assert await ask(caller, "echo")
@@ -87,7 +87,7 @@ def test_a_restart_of_the_node_goes_unnoticed(path: Path) -> None:
 
 
 def test_an_answer_that_comes_too_late_is_never_taken_for_another(path: Path) -> None:
-    caller = control.Caller(path)
+    caller = control.ControlClient(path)
 
     async def talk() -> None:
         assert await ask(caller, "echo")
@@ -100,7 +100,7 @@ def test_an_answer_that_comes_too_late_is_never_taken_for_another(path: Path) ->
 
 
 def test_threads_do_not_mix_their_answers(path: Path) -> None:
-    caller = control.Caller(path)
+    caller = control.ControlClient(path)
     wrong: list[Any] = []
 
     def many(name: str) -> None:
@@ -127,7 +127,7 @@ def test_threads_do_not_mix_their_answers(path: Path) -> None:
 def test_the_child_of_a_fork_does_not_use_its_parents_connection(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caller = control.Caller(path)
+    caller = control.ControlClient(path)
 
     async def talk() -> None:
         first = await ask(caller, "echo")
@@ -148,7 +148,7 @@ def asks(path: Path, end: Callable[[socket.socket], object]) -> list[object]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
-        caller = control.Caller(path)
+        caller = control.ControlClient(path)
 
         def serve() -> None:
             with listener.accept()[0] as first:

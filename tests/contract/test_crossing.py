@@ -12,10 +12,10 @@ import pytest
 from kvfs.meta.redis.crossing import (
     NOWHERE,
     PATIENCE_S,
-    Changes,
     Committer,
     Pause,
-    Request,
+    ShardChanges,
+    ShardRequest,
     Steps,
     commit_arguments,
     resolve,
@@ -25,7 +25,7 @@ from kvfs.meta.redis.scripts import Script, keys_of
 from tests.contract.redis_servers import RedisServer, killed
 
 T = TypeVar("T")
-STEPS: dict[str, Callable[[Request], bool]] = {
+STEPS: dict[str, Callable[[ShardRequest], bool]] = {
     "intent": lambda asked: asked.script is COMMIT and asked.arguments[3] == b"intent",
     "point": lambda asked: asked.script is COMMIT and asked.arguments[3] == b"point",
     "settle": lambda asked: asked.script is SETTLE,
@@ -45,7 +45,7 @@ class Shards:
         self._prefix = secrets.token_hex(4)
         self.waited_s = 0.0
 
-    def ask(self, request: Request) -> Any:
+    def ask(self, request: ShardRequest) -> Any:
         answer = self.run(request.shard, request.script, *request.arguments)
         if request.script is PENDING and answer:
             answer[2] += round(self.waited_s * 1000)
@@ -97,8 +97,10 @@ class Shards:
 NOWHERES = dict.fromkeys(range(10), NOWHERE)
 
 
-def changes(**values: bytes) -> dict[int, Changes]:
-    return {int(shard[1:]): Changes([], [], [(b"k", value)], []) for shard, value in values.items()}
+def changes(**values: bytes) -> dict[int, ShardChanges]:
+    return {
+        int(shard[1:]): ShardChanges([], [], [(b"k", value)], []) for shard, value in values.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +148,8 @@ def test_whoever_was_thought_dead_does_not_do_by_halves(shards: Shards) -> None:
     """It hangs between intent and commit point; others undo it, and its point is refused."""
     hanging = Committer().commit(changes(s1=b"late", s2=b"late"), NOWHERES)
     asked = hanging.send(None)
-    while not (isinstance(asked, Request) and STEPS["point"](asked)):
-        assert isinstance(asked, Request)
+    while not (isinstance(asked, ShardRequest) and STEPS["point"](asked)):
+        assert isinstance(asked, ShardRequest)
         asked = hanging.send(shards.ask(asked))
     assert shards.put(s1=b"mine")
     answer = shards.ask(asked)
@@ -155,7 +157,7 @@ def test_whoever_was_thought_dead_does_not_do_by_halves(shards: Shards) -> None:
     with pytest.raises(StopIteration) as ended:
         for _ in range(10):
             asked = hanging.send(answer)
-            assert isinstance(asked, Request)
+            assert isinstance(asked, ShardRequest)
             answer = shards.ask(asked)
     assert ended.value.value is False
     assert [shards.get(shard, b"k") for shard in (1, 2)] == [b"mine", None]
@@ -166,14 +168,17 @@ def test_what_was_read_must_not_have_changed(shards: Shards) -> None:
     shards.put(s1=b"1", s2=b"1", s3=b"1")
     seen = [(b"k", b"1")]
     for shard in (1, 2, 3):
-        for read in (Changes(seen, [], [], []), Changes([], [(b"a", b"z", seen)], [], [])):
+        for read in (
+            ShardChanges(seen, [], [], []),
+            ShardChanges([], [(b"a", b"z", seen)], [], []),
+        ):
             both = {**changes(s1=b"2", s2=b"2"), shard: read}
             if shard != 3:
                 both[shard] = read._replace(puts=[(b"k", b"2")])
             assert shards.drive(Committer().commit(both, NOWHERES))
             assert not shards.drive(Committer().commit(both, NOWHERES)) or shard == 3
             assert shards.put(s1=b"1", s2=b"1", s3=b"1")
-    stale = {3: Changes([(b"k", b"0")], [], [], []), **changes(s1=b"2", s2=b"2")}
+    stale = {3: ShardChanges([(b"k", b"0")], [], [], []), **changes(s1=b"2", s2=b"2")}
     assert not shards.drive(Committer().commit(stale, NOWHERES))
     assert [shards.get(shard, b"k") for shard in (1, 2)] == [b"1", b"1"]
 
@@ -205,13 +210,13 @@ def test_many_at_once_lose_nothing_and_do_nothing_by_halves(shards: Shards, seed
 
 
 def count_up(shards: Shards) -> Steps[bool]:
-    found: dict[int, Changes] = {}
+    found: dict[int, ShardChanges] = {}
     for shard in (1, 2):
         yield from resolve(shard)
         name = keys_of(shards._prefix, shard)[0]
         was: bytes | None = shards._server.call("HGET", name, b"n")
         more = b"%d" % (int(was or b"0") + 1)
-        found[shard] = Changes([(b"n", was)], [], [(b"n", more)], [])
+        found[shard] = ShardChanges([(b"n", was)], [], [(b"n", more)], [])
     return (yield from Committer().commit(found, NOWHERES))
 
 
@@ -219,7 +224,7 @@ def test_a_commit_that_comes_late_is_not_done_again(shards: Shards) -> None:
     """One whose connection hung while it was sent again by another, and others followed."""
 
     def commit(value: bytes, number: int) -> Any:
-        lists = commit_arguments(Changes([], [], [(b"k", value)], []))
+        lists = commit_arguments(ShardChanges([], [], [(b"k", value)], []))
         head = (b"engine", number, NOWHERE, b"write", b"", b"")
         return shards.run(1, COMMIT, *head, *lists)
 

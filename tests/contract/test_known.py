@@ -19,7 +19,7 @@ from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import ROOT_INODE, namespace_root
 from kvfs.tree import namespaces, tree
-from kvfs.tree.inodes import Changes, set_attributes
+from kvfs.tree.inodes import AttributeChanges, set_attributes
 from kvfs.vfs.inode_holders import Holders
 from kvfs.vfs.miss_counters import Misses
 from tests.unit.space import new_inode
@@ -153,7 +153,7 @@ def test_a_change_beside_a_look_up_is_seen_by_it_or_told(
 
     def change() -> None:
         def fn(t: Transaction) -> None:
-            set_attributes(t, ino, Changes(mode=0o700 + len(told)), 2)
+            set_attributes(t, ino, AttributeChanges(mode=0o700 + len(told)), 2)
             told.append(ino in reader)
 
         engine.transact_now(fn)

@@ -11,8 +11,8 @@ import pytest
 
 from kvfs.objects import range_copy
 from kvfs.objects.multipart import part_assembly, upload_transactions
-from kvfs.objects.multipart.upload_transactions import Upload, Wanted
-from kvfs.objects.object_drafts import Draft
+from kvfs.objects.multipart.upload_transactions import CompletedPart, Upload
+from kvfs.objects.object_drafts import ObjectDraft
 from kvfs.objects.object_errors import NoSuchKey, NoSuchUpload, PreconditionFailed
 from kvfs.objects.object_info import Facts
 from kvfs.objects.object_store import ObjectStore
@@ -47,13 +47,13 @@ def data_of(number: int, size: int = SIZE) -> bytes:
     return bytes([number]) * size
 
 
-def begin(store: ObjectStore, upload: Upload, number: int, size: int = SIZE) -> Draft:
+def begin(store: ObjectStore, upload: Upload, number: int, size: int = SIZE) -> ObjectDraft:
     return store.uploads.begin_part(B, K, upload.id, number, size)
 
 
 def put(
     store: ObjectStore, upload: Upload, number: int, data: bytes | None = None, tag: str = "e"
-) -> Draft:
+) -> ObjectDraft:
     data = data_of(number) if data is None else data
     draft = begin(store, upload, number, len(data))
     os.pwrite(draft.fd, data, draft.offset)
@@ -62,7 +62,7 @@ def put(
 
 
 def complete(store: ObjectStore, upload: Upload, *numbers: int, tag: str = "e") -> Facts:
-    wanted = [Wanted(number, tag) for number in numbers]
+    wanted = [CompletedPart(number, tag) for number in numbers]
     found, parts = store.uploads.choose_parts(B, K, upload.id, wanted)
     return store.uploads.complete(B, found, parts, "whole", {})
 
@@ -137,7 +137,7 @@ def test_a_part_sent_again_counts(store: ObjectStore) -> None:
     put(store, upload, 2, data_of(8), "new")
     put(store, upload, 2, data_of(9), "new")
     found, parts = store.uploads.choose_parts(
-        B, K, upload.id, [Wanted(1, "e"), Wanted(2, "new"), Wanted(3, "e")]
+        B, K, upload.id, [CompletedPart(1, "e"), CompletedPart(2, "new"), CompletedPart(3, "e")]
     )
     store.uploads.complete(B, found, parts, "whole", {})
     assert read(store) == data_of(1) + data_of(9) + data_of(3)
@@ -176,7 +176,9 @@ def test_a_refused_completion_changes_nothing(store: ObjectStore) -> None:
     def refuse(_: Facts | None) -> None:
         raise PreconditionFailed("no")
 
-    found, parts = store.uploads.choose_parts(B, K, upload.id, [Wanted(1, "e"), Wanted(2, "e")])
+    found, parts = store.uploads.choose_parts(
+        B, K, upload.id, [CompletedPart(1, "e"), CompletedPart(2, "e")]
+    )
     with pytest.raises(PreconditionFailed):
         store.uploads.complete(B, found, parts, "whole", {}, check=refuse)
     put(store, upload, 3)
@@ -267,7 +269,7 @@ import os, signal, sys
 from pathlib import Path
 from kvfs.objects import object_store
 from kvfs.objects.multipart import part_assembly, part_slots, upload_transactions
-from kvfs.objects.multipart.upload_transactions import Wanted
+from kvfs.objects.multipart.upload_transactions import CompletedPart
 part_assembly.MIN_STRIDE, upload_transactions.MIN_PART_BYTES = 1 << 16, 1
 where, upload = sys.argv[2:4]
 store = object_store.ObjectStore(Path(sys.argv[1]))
@@ -295,7 +297,7 @@ if where == "recorded": die()
 if where == "joined": dies_after(part_slots.Slots, "_put_together")
 if where == "completing": store._session._engine.commit = die
 if where == "completed": store._finisher.finish = die
-wanted = [Wanted(1, "e"), Wanted(2, "e")]
+wanted = [CompletedPart(1, "e"), CompletedPart(2, "e")]
 found, parts = store.uploads.choose_parts(b"bucket", b"d/k", upload, wanted)
 store.uploads.complete(b"bucket", found, parts, "new", {})
 die()

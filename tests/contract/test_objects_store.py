@@ -15,7 +15,7 @@ from kvfs.base.errors import Conflict, Invalid, Unavailable
 from kvfs.datastore.checksum import checksum
 from kvfs.meta.engine import Transaction
 from kvfs.objects.multipart import upload_transactions
-from kvfs.objects.multipart.upload_transactions import Wanted
+from kvfs.objects.multipart.upload_transactions import CompletedPart
 from kvfs.objects.object_errors import (
     BucketExists,
     BucketNotEmpty,
@@ -391,12 +391,12 @@ def test_an_upload_in_parts(store: ObjectStore, monkeypatch: pytest.MonkeyPatch)
     assert [each.id for each in store.uploads.list_all(B).uploads] == [id_]
     _, parts, more = store.uploads.list_parts(B, b"d/k", id_, limit=1)
     assert ([each.number for each in parts], more) == ([1], True)
-    one, seven = Wanted(1, "p1"), Wanted(7, "p7", ("checksum.crc32", "c7"))
+    one, seven = CompletedPart(1, "p1"), CompletedPart(7, "p7", ("checksum.crc32", "c7"))
     for wanted, problem in (
         ([seven, one], PartOrder),
-        ([one, Wanted(2, "p2")], InvalidPart),
-        ([Wanted(1, "p2")], InvalidPart),
-        ([Wanted(1, "p1", ("checksum.crc32", "c2"))], InvalidPart),
+        ([one, CompletedPart(2, "p2")], InvalidPart),
+        ([CompletedPart(1, "p2")], InvalidPart),
+        ([CompletedPart(1, "p1", ("checksum.crc32", "c2"))], InvalidPart),
         ([], Invalid),
     ):
         with pytest.raises(problem):
@@ -419,7 +419,9 @@ def test_a_part_that_is_too_small(store: ObjectStore) -> None:
     for number in (1, 2):
         part(store, b"k", upload.id, number, b"small")
     with pytest.raises(PartTooSmall):
-        store.uploads.choose_parts(B, b"k", upload.id, [Wanted(1, "p1"), Wanted(2, "p2")])
+        store.uploads.choose_parts(
+            B, b"k", upload.id, [CompletedPart(1, "p1"), CompletedPart(2, "p2")]
+        )
     with pytest.raises(BucketNotEmpty):
         store.buckets.delete(B)
     store.uploads.abort(B, b"k", upload.id)
@@ -431,7 +433,7 @@ def test_a_part_that_is_too_small(store: ObjectStore) -> None:
 def test_a_part_replaced_while_the_upload_is_completed(store: ObjectStore) -> None:
     upload = store.uploads.create(B, b"k", {})
     part(store, b"k", upload.id, 1, b"one")
-    found, chosen = store.uploads.choose_parts(B, b"k", upload.id, [Wanted(1, "p1")])
+    found, chosen = store.uploads.choose_parts(B, b"k", upload.id, [CompletedPart(1, "p1")])
     part(store, b"k", upload.id, 1, b"two")
     with pytest.raises((InvalidPart, Conflict)):
         store.uploads.complete(B, found, chosen, "e", {})
@@ -448,7 +450,7 @@ def test_a_part_is_copied_from_a_range(store: ObjectStore) -> None:
         store.uploads.copy_part((B, b"source", ""), draft, 190, 11)
     store.uploads.copy_part((B, b"source", ""), draft, 100, 50)
     store.uploads.commit_part(draft, "p1", {})
-    found, chosen = store.uploads.choose_parts(B, b"k", upload.id, [Wanted(1, "p1")])
+    found, chosen = store.uploads.choose_parts(B, b"k", upload.id, [CompletedPart(1, "p1")])
     store.uploads.complete(B, found, chosen, "e", {})
     assert read(store, b"k") == bytes(range(100, 150))
 
@@ -559,7 +561,7 @@ def test_an_object_that_is_sealed_while_it_is_restated_keeps_its_etag(store: Obj
     try:
         found, stat = checksum(fd, 7), os.fstat(fd)
         assert found is not None
-        seen = seal.Read(facts.ino, facts.inode.version, fd, stat, found, stat.st_blocks)
+        seen = seal.SealRead(facts.ino, facts.inode.version, fd, stat, found, stat.st_blocks)
         named = (B, b"k", ""), (B, b"k")
         restated = store.copy(*named, metadata={"meta.a": "b"})
         assert restated.mtime_ns > facts.mtime_ns

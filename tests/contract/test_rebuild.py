@@ -19,10 +19,10 @@ from kvfs.meta.records import Inode, namespace_root
 from kvfs.node.tasks.scrubber import Scrubber
 from kvfs.tree import namespaces, tree
 from kvfs.tree.inodes import get_xattr, set_xattr
-from kvfs.tree.rebuilt_records import Owner
+from kvfs.tree.rebuilt_records import DirectoryOwner
 from tests.contract.small_node import SmallNode, small_node
 
-OWNER = Owner(0, 0, 1_700_000_000_000_000_000)
+OWNER = DirectoryOwner(0, 0, 1_700_000_000_000_000_000)
 
 
 class Rebuilt:

@@ -27,14 +27,14 @@ from kvfs.node.tasks.sealer import Sealer
 from kvfs.node.tasks.stale_data_gc import Strays
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import replica_counts
-from kvfs.tree.rebuilt_records import Owner
+from kvfs.tree.rebuilt_records import DirectoryOwner
 from kvfs.vfs.inode_holders import Holders
 from tests.contract.mirrors import Mirror
 from tests.contract.redis_servers import RedisServer, killed
 from tests.contract.small_node import new_inode
 
 T = TypeVar("T")
-OWNER = Owner(0, 0, 1_700_000_000_000_000_000)
+OWNER = DirectoryOwner(0, 0, 1_700_000_000_000_000_000)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from kvfs.datastore.checksum import CHUNK_BYTES, DIGEST_BYTES, checksum
 from kvfs.datastore.index import Sealed
 from kvfs.datastore.quarantine_directory import Reason
 from kvfs.meta.records import Inode
-from kvfs.node.tasks.damaged_files import Damage
+from kvfs.node.tasks.damaged_files import DamagedFiles
 from kvfs.node.tasks.scrubber import Scrubber
 from kvfs.tree import lifecycle
 from tests.contract.small_node import SmallNode, small_node
@@ -28,7 +28,7 @@ class Scrubbed:
         self.forgotten: list[bytes] = []
         self.dropped: list[int] = []
         node.holders.let_go = lambda _ino: None
-        self.damage = Damage(node.engine, node.files, node.holders, self._tell, self._drop)
+        self.damage = DamagedFiles(node.engine, node.files, node.holders, self._tell, self._drop)
         self.scrubber = Scrubber(node.engine, node.files, node.index, self._damaged, 0)
 
     async def _damaged(self, ino: int, inode: Inode) -> None:

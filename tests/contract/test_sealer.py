@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from kvfs.admin.fsck import Fsck
-from kvfs.datastore.checksum import Checksum, checksum
+from kvfs.datastore.checksum import FileChecksum, checksum
 from kvfs.datastore.files import description
 from kvfs.meta import keys
 from kvfs.meta.records import Flag, namespace_root
@@ -317,7 +317,7 @@ def test_what_is_removed_while_it_is_read_does_not_come_back_into_the_index(
         node.engine.transact_now(lambda t: tree.unlink(t, root, b"gone", 1, lambda _: True))
         await volume.drop([(gone, 0)])
 
-    def read_then_remove(fd: int, size: int, **options: Any) -> Checksum | None:
+    def read_then_remove(fd: int, size: int, **options: Any) -> FileChecksum | None:
         found = checksum(fd, size, **options)
         if node.record(gone) is not None:
             trio.from_thread.run(remove)
@@ -430,7 +430,7 @@ def test_a_stop_does_not_wait_for_a_long_file(
     ino = node.write(space, "long", b"x" * (9 << 20))
     chunks = []
 
-    def read(fd: int, size: int, *, md5: bool, step: Callable[[], None]) -> Checksum | None:
+    def read(fd: int, size: int, *, md5: bool, step: Callable[[], None]) -> FileChecksum | None:
         def stopping() -> None:
             chunks.append(fd)
             if len(chunks) == 2:

@@ -29,7 +29,7 @@ from kvfs.cluster.secrets import Secrets
 from kvfs.datastore import checksum
 from kvfs.http.api import FileRange, Head, Response
 from kvfs.transfer import chunk_receiver, fetch, sources
-from kvfs.transfer.arriving_file import Arriving, Wanted
+from kvfs.transfer.arriving_file import ArrivingFile, WantedFile
 from tests.contract.peers import (
     CLUSTER,
     INO,
@@ -68,7 +68,7 @@ def before(peer: Peer) -> Iterator[tuple[Proxy, PeerAddress]]:
         yield proxy, PeerAddress(peer.address.node, "127.0.0.1", proxy.port)
 
 
-async def has(arriving: Arriving, chunks: int) -> None:
+async def has(arriving: ArrivingFile, chunks: int) -> None:
     """Return when so many have come. Raises why they do not."""
     while arriving.plan.here < chunks:
         if arriving.failure is not None:
@@ -151,7 +151,7 @@ def test_a_holder_whose_index_is_new_serves_what_it_has(tmp_path: Path, size: in
         sums = checksum.checksum(fd, size)
         os.close(fd)
         assert sums is not None
-        wanted = Wanted(INO, VERSION, size, sums.combined)
+        wanted = WantedFile(INO, VERSION, size, sums.combined)
         data = await reader.bring(wanted, [holder.address])
         assert data == bytes(size // 2) + b"some" + bytes(size - size // 2 - 4)
 

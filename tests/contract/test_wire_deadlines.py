@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.http.api import Body, Head, Limits, Response, listen, serve
+from kvfs.http.api import Head, Limits, RequestBody, Response, listen, serve
 from kvfs.http.connection_errors import BodyStalled
 from tests.cluster.waiting import wait_until
 from tests.contract.wire_server import (
@@ -304,7 +304,7 @@ def test_cancellation_is_as_graceful() -> None:
     address = listeners[0].getsockname()
     answers: list[bytes] = []
 
-    async def handler(_head: Head, _body: Body) -> Response:
+    async def handler(_head: Head, _body: RequestBody) -> Response:
         await trio.sleep(0.2)
         return Response(200, [], b"done")
 

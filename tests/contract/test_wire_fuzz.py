@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvfs.http.api import Limits
 from kvfs.http.chunks import ChunkFraming
-from kvfs.http.connection_errors import Refused
+from kvfs.http.connection_errors import RequestRefused
 from kvfs.http.parser import head_end, parse_head
 from tests.contract.wire_server import Server, read_all, running, statuses
 
@@ -128,7 +128,7 @@ def test_garbage_is_parsed_or_refused(garbage: bytes, begin: bytes) -> None:
     try:
         if (end := head_end(block, 0, LIMITS)) >= 0:
             parse_head(block[:end], LIMITS, ("", 0), False)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         assert 400 <= refusal.status <= 505
 
 

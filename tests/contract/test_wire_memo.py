@@ -4,7 +4,7 @@ import pytest
 
 from kvfs.http.head import Head
 from kvfs.http.limits import Limits
-from kvfs.http.parser import Heads, parse_head
+from kvfs.http.parser import HeadParser, parse_head
 
 LIMITS = Limits()
 HERE = ("::1", 1)
@@ -15,7 +15,7 @@ def block(line: str, *fields: str) -> bytes:
     return "\r\n".join([f"{line} HTTP/1.1", "Host: a", *fields, "", ""]).encode()
 
 
-def parsed(heads: Heads, data: bytes, peer: tuple[str, int] = HERE) -> Head:
+def parsed(heads: HeadParser, data: bytes, peer: tuple[str, int] = HERE) -> Head:
     """As the server gets it, which must be as it is parsed for itself."""
     head = heads.parse(data, peer, False)
     alone = parse_head(data, LIMITS, peer, False)
@@ -26,7 +26,7 @@ def parsed(heads: Heads, data: bytes, peer: tuple[str, int] = HERE) -> Head:
 
 @pytest.mark.parametrize("line", ["GET /a?X-Amz-Signature=1", "HEAD /a"])
 def test_equal_heads_share_what_is_kept_with_them(line: str) -> None:
-    heads = Heads(LIMITS)
+    heads = HeadParser(LIMITS)
     first = parsed(heads, block(line))
     assert first.memo is not None
     first.memo.value, first.handled = "kept", "this one"
@@ -48,12 +48,12 @@ def test_equal_heads_share_what_is_kept_with_them(line: str) -> None:
     ],
 )
 def test_what_does_not_come_again_is_not_kept(data: bytes) -> None:
-    heads = Heads(LIMITS)
+    heads = HeadParser(LIMITS)
     assert parsed(heads, data).memo is None
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    heads = Heads(LIMITS)
+    heads = HeadParser(LIMITS)
     first = parsed(heads, block("GET /first")).memo
     for number in range(5000):
         heads.parse(block(f"GET /{number}"), HERE, False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvfs.http.api import Limits
-from kvfs.http.connection_errors import BadChunk, BodyTooLarge, BodyTruncated, Refused
+from kvfs.http.connection_errors import BadChunk, BodyTooLarge, BodyTruncated, RequestRefused
 from tests.cluster.waiting import wait_until
 from tests.contract.wire_server import (
     Server,
@@ -199,14 +199,14 @@ def put(target: str, *fields: str) -> bytes:
         (b"f" * 16 + b"\r\n", BadChunk),
         (b"1\r\nab\r\n", BadChunk),
         (b"1\r\na\n0\r\n", BadChunk),
-        (b"0\r\nX : y\r\n\r\n", Refused),
-        (b"0\r\nContent-Length: 5\r\n\r\n", Refused),
-        (b"0\r\nX: " + b"y" * 10_000, Refused),
+        (b"0\r\nX : y\r\n\r\n", RequestRefused),
+        (b"0\r\nContent-Length: 5\r\n\r\n", RequestRefused),
+        (b"0\r\nX: " + b"y" * 10_000, RequestRefused),
         (b"186a1\r\n", BodyTooLarge),
         (b"1\r\na\r\n186a0\r\n", BodyTooLarge),
     ],
 )
-def test_bad_chunks(server: Server, chunks: bytes, kind: type[Refused]) -> None:
+def test_bad_chunks(server: Server, chunks: bytes, kind: type[RequestRefused]) -> None:
     server.errors.clear()
     answer = server.until_closed(put("/echo", "Transfer-Encoding: chunked") + chunks)
     (error,) = server.errors

@@ -16,12 +16,12 @@ import trio
 import trio.lowlevel
 
 from kvfs.http.api import (
-    Body,
     Counters,
     FileRange,
     Head,
     Limits,
-    Refused,
+    RequestBody,
+    RequestRefused,
     Response,
     WireError,
     listen,
@@ -91,7 +91,7 @@ class Handler:
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    async def __call__(self, head: Head, body: Body) -> Response:
+    async def __call__(self, head: Head, body: RequestBody) -> Response:
         name = head.target.split(b"?")[0].strip(b"/").decode("latin-1") or "ok"
         answer = getattr(self, f"answer_{name}", None)
         if answer is None:
@@ -100,15 +100,15 @@ class Handler:
         assert isinstance(response, Response)
         return response
 
-    async def answer_ok(self, _head: Head, _body: Body) -> Response:
+    async def answer_ok(self, _head: Head, _body: RequestBody) -> Response:
         return Response(200, [(b"Content-Type", b"text/plain")], b"ok")
 
-    async def answer_proven(self, head: Head, _body: Body) -> Response:
+    async def answer_proven(self, head: Head, _body: RequestBody) -> Response:
         assert head.session is not None
         head.session.prove()
         return Response(200)
 
-    async def answer_echo(self, head: Head, body: Body) -> Response:
+    async def answer_echo(self, head: Head, body: RequestBody) -> Response:
         seen: dict[str, Any] = {
             "method": head.method,
             "target": head.target.decode("latin-1"),
@@ -124,20 +124,20 @@ class Handler:
         seen["trailers"] = [[n.decode(), v.decode()] for n, v in body.trailers]
         return Response(200, [], json.dumps(seen).encode())
 
-    async def answer_count(self, _head: Head, body: Body) -> Response:
+    async def answer_count(self, _head: Head, body: RequestBody) -> Response:
         buffer, total = memoryview(bytearray(100_000)), 0
         while count := await body.receive_into(buffer):
             total += count
         return Response(200, [], b"%d" % total)
 
-    async def answer_unread(self, _head: Head, _body: Body) -> Response:
+    async def answer_unread(self, _head: Head, _body: RequestBody) -> Response:
         return Response(403, [], b"no")
 
-    async def answer_part(self, _head: Head, body: Body) -> Response:
+    async def answer_part(self, _head: Head, body: RequestBody) -> Response:
         await body.receive_into(memoryview(bytearray(10)))
         return Response(200, [], b"part")
 
-    async def answer_file(self, head: Head, _body: Body) -> Response:
+    async def answer_file(self, head: Head, _body: RequestBody) -> Response:
         fd = os.open(self._server.directory / "file", os.O_RDONLY)
         size = os.fstat(fd).st_size
         offset, length = 0, size
@@ -156,10 +156,10 @@ class Handler:
 
         return close
 
-    async def answer_bytes(self, head: Head, _body: Body) -> Response:
+    async def answer_bytes(self, head: Head, _body: RequestBody) -> Response:
         return Response(200, [], b"x" * int(head.target.split(b"?")[1]))
 
-    async def answer_chunks(self, _head: Head, _body: Body) -> Response:
+    async def answer_chunks(self, _head: Head, _body: RequestBody) -> Response:
         async def pieces() -> AsyncGenerator[bytes, None]:
             for piece in (b"one", b"", b"two", b"three" * 10_000):
                 await trio.lowlevel.checkpoint()
@@ -167,39 +167,39 @@ class Handler:
 
         return Response(200, [], pieces())
 
-    async def answer_broken_chunks(self, _head: Head, _body: Body) -> Response:
+    async def answer_broken_chunks(self, _head: Head, _body: RequestBody) -> Response:
         async def pieces() -> AsyncGenerator[bytes, None]:
             yield b"one"
             raise ValueError("in the middle")
 
         return Response(200, [], pieces())
 
-    async def answer_status(self, head: Head, _body: Body) -> Response:
+    async def answer_status(self, head: Head, _body: RequestBody) -> Response:
         return Response(int(head.target.split(b"?")[1]))
 
-    async def answer_length(self, _head: Head, _body: Body) -> Response:
+    async def answer_length(self, _head: Head, _body: RequestBody) -> Response:
         return Response(200, [], None, length=12345)
 
-    async def answer_injection(self, _head: Head, _body: Body) -> Response:
+    async def answer_injection(self, _head: Head, _body: RequestBody) -> Response:
         return Response(200, [(b"X-Name", b"a\r\nSet-Cookie: b")], b"")
 
-    async def answer_own_length(self, _head: Head, _body: Body) -> Response:
+    async def answer_own_length(self, _head: Head, _body: RequestBody) -> Response:
         return Response(200, [(b"CONTENT-length", b"3")], b"abc")
 
-    async def answer_failing(self, _head: Head, _body: Body) -> Response:
+    async def answer_failing(self, _head: Head, _body: RequestBody) -> Response:
         raise ZeroDivisionError
 
-    async def answer_refusing(self, _head: Head, _body: Body) -> Response:
-        raise Refused(411, "say how long it is")
+    async def answer_refusing(self, _head: Head, _body: RequestBody) -> Response:
+        raise RequestRefused(411, "say how long it is")
 
-    async def answer_slow(self, head: Head, _body: Body) -> Response:
+    async def answer_slow(self, head: Head, _body: RequestBody) -> Response:
         await trio.sleep(float(head.target.split(b"?")[1]))
         return Response(200, [], b"slow")
 
-    async def answer_closing(self, _head: Head, _body: Body) -> Response:
+    async def answer_closing(self, _head: Head, _body: RequestBody) -> Response:
         return Response(200, [], b"bye", close=True)
 
-    async def answer_patient(self, _head: Head, body: Body) -> Response:
+    async def answer_patient(self, _head: Head, body: RequestBody) -> Response:
         """Gives up on a silent client again and again, and loses nothing of what it sends."""
         received = bytearray()
         buffer = memoryview(bytearray(100))

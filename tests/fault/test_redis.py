@@ -17,7 +17,7 @@ from kvfs.base.errors import Conflict, Invalid, NoSpace, NotSupported, Unavailab
 from kvfs.meta.redis.about import check_server, sync_means
 from kvfs.meta.redis.leasing import LeaseTable
 from kvfs.meta.redis.location import parse
-from kvfs.meta.redis.log import BEGIN, PROPOSE, Answer, Proposal, proposed, read_answer
+from kvfs.meta.redis.log import BEGIN, PROPOSE, LogReply, Proposal, proposed, read_answer
 from kvfs.meta.redis.scripts import TOP, keys_of
 from kvfs.meta.redis.slots import slot_of
 from kvfs.meta.replica.direct_engine import DEADLINE_S, DirectEngine
@@ -119,7 +119,7 @@ def test_a_commit_that_comes_late_is_not_done_again(server: RedisServer) -> None
     """One whose connection hung while it was sent again by another, and others followed."""
     names = keys_of("kvfs", TOP)
 
-    def commit(value: bytes, of_number: int) -> Answer:
+    def commit(value: bytes, of_number: int) -> LogReply:
         head = [b"", b"", b"engine", of_number, *mark, b"before", b""]
         items = proposed(Proposal({}, [], {b"k": value}, []))
         found = server.call("EVAL", PROPOSE.text, len(names), *names, *head, *items)

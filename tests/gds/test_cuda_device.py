@@ -77,7 +77,7 @@ def mode(monkeypatch: pytest.MonkeyPatch) -> Callable[["Mode"], None]:
 def kvikio(monkeypatch: pytest.MonkeyPatch, cuda: "Cuda") -> types.ModuleType:
     """As it reads by the driver: with the context that the thread has. Files count as cold. It
     would use cuFile, unless its `defaults` are told otherwise."""
-    from gds.io.source import Source
+    from gds.io.source import SourceFile
 
     class CuFile:
         def __init__(self, path: str) -> None:
@@ -98,7 +98,7 @@ def kvikio(monkeypatch: pytest.MonkeyPatch, cuda: "Cuda") -> types.ModuleType:
     defaults.is_compat_mode_preferred = lambda: False  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kvikio", module)
     monkeypatch.setitem(sys.modules, "kvikio.defaults", defaults)
-    monkeypatch.setattr(Source, "is_cold", lambda _self, _begin, _end: True)
+    monkeypatch.setattr(SourceFile, "is_cold", lambda _self, _begin, _end: True)
     return module
 
 

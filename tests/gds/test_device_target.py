@@ -21,16 +21,18 @@ from tests.gds.test_loading import EVERY_DTYPE
 if TYPE_CHECKING:
     import torch
 
-    from gds.io.source import Source
+    from gds.io.source import SourceFile
     from gds.io.target import Target
     from tests.gds.late_device import LateDevice
 
 MIB = 1 << 20
 pytestmark = pytest.mark.timeout(1200)  # the first test may have to install torch
-Maker = Callable[[Any, "LateDevice", "torch.dtype | None", Sequence["Source"]], "Target"]
+Maker = Callable[[Any, "LateDevice", "torch.dtype | None", Sequence["SourceFile"]], "Target"]
 
 
-def by_buffers(plan: Any, device: "LateDevice", dtype: Any, _sources: Sequence["Source"]) -> Any:
+def by_buffers(
+    plan: Any, device: "LateDevice", dtype: Any, _sources: Sequence["SourceFile"]
+) -> Any:
     from gds.device.device_target import DeviceTarget
 
     return DeviceTarget(plan, device, dtype)
@@ -227,7 +229,7 @@ class FakeCuFile:
 
 @pytest.fixture
 def kvikio(monkeypatch: pytest.MonkeyPatch) -> type[FakeCuFile]:
-    from gds.io.source import Source
+    from gds.io.source import SourceFile
 
     made = type("Made", (FakeCuFile,), {"reads": []})
     module = types.ModuleType("kvikio")
@@ -235,7 +237,7 @@ def kvikio(monkeypatch: pytest.MonkeyPatch) -> type[FakeCuFile]:
     module.defaults = types.ModuleType("kvikio.defaults")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kvikio", module)
     monkeypatch.setitem(sys.modules, "kvikio.defaults", module.defaults)
-    monkeypatch.setattr(Source, "is_cold", lambda _self, _begin, _end: True)
+    monkeypatch.setattr(SourceFile, "is_cold", lambda _self, _begin, _end: True)
     return made
 
 
@@ -246,7 +248,7 @@ def cufile() -> Any:
 
     with contextlib.ExitStack() as stack:
 
-        def make(plan: Any, device: Any, dtype: Any, sources: Sequence["Source"]) -> Any:
+        def make(plan: Any, device: Any, dtype: Any, sources: Sequence["SourceFile"]) -> Any:
             files = {source: CuFile(source) for source in sources}
             for file in files.values():
                 stack.callback(file.close)
@@ -275,9 +277,9 @@ def test_cufile_leaves_what_the_page_cache_holds_to_buffers(
     kvikio: type[FakeCuFile],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gds.io.source import Source
+    from gds.io.source import SourceFile
 
-    monkeypatch.setattr(Source, "is_cold", lambda _self, begin, _end: begin > 8 * MIB)
+    monkeypatch.setattr(SourceFile, "is_cold", lambda _self, begin, _end: begin > 8 * MIB)
     write(tmp_path / "a.safetensors", EVERY_DTYPE)
     with cufile() as make:
         found = dict(tensors(tmp_path / "a.safetensors", device, make=make))
@@ -293,9 +295,9 @@ def test_cufile_reads_what_the_kernel_tells_nothing_of(
     kvikio: type[FakeCuFile],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gds.io.source import Source
+    from gds.io.source import SourceFile
 
-    monkeypatch.setattr(Source, "is_cold", lambda _self, _begin, _end: None)
+    monkeypatch.setattr(SourceFile, "is_cold", lambda _self, _begin, _end: None)
     write(tmp_path / "a.safetensors", EVERY_DTYPE)
     with cufile() as make:
         found = dict(tensors(tmp_path / "a.safetensors", device, make=make))

@@ -18,7 +18,7 @@ from gds.io import source as sources
 from gds.io.direct_io import Alignment
 from gds.io.page_cache import cached_bytes
 from gds.io.small_pieces import ROOM_BYTES
-from gds.io.source import Source
+from gds.io.source import SourceFile
 from kvfs.base.errors import Corrupt
 from tests.fault.disks import cut, disk
 from tests.gds import children
@@ -55,7 +55,7 @@ def blocks(tmp_path: Path) -> None:
         pytest.skip(f"native AIO: {native_aio.why_not()}")
 
 
-def read(source: Source, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+def read(source: SourceFile, spans: Sequence[tuple[int, int]]) -> list[bytes]:
     found = [bytearray(size) for _, size in spans]
     source.read_pieces(
         [(memoryview(into), begin) for into, (begin, _) in zip(found, spans, strict=True)]
@@ -63,11 +63,11 @@ def read(source: Source, spans: Sequence[tuple[int, int]]) -> list[bytes]:
     return list(map(bytes, found))
 
 
-def cold(path: Path) -> Source:
-    return Source(make_cold(path), str(path))
+def cold(path: Path) -> SourceFile:
+    return SourceFile(make_cold(path), str(path))
 
 
-def assert_read(source: Source, data: bytes, spans: Sequence[tuple[int, int]]) -> None:
+def assert_read(source: SourceFile, data: bytes, spans: Sequence[tuple[int, int]]) -> None:
     try:
         found = read(source, spans)
     finally:
@@ -138,7 +138,7 @@ def test_columns_of_every_dtype_come_byte_for_byte(tmp_path: Path, padding: int)
 
 def test_what_the_page_cache_has_comes_from_there(path: Path) -> None:
     data = path.read_bytes()
-    source = Source(os.open(path, os.O_RDONLY), str(path))
+    source = SourceFile(os.open(path, os.O_RDONLY), str(path))
     before = disk_bytes()
     assert_read(source, data, SPANS)
     assert disk_bytes() - before < len(SPANS) * PIECE / 2
@@ -165,7 +165,7 @@ def test_a_filesystem_in_memory_has_pieces_too() -> None:
     data = random.Random(2).randbytes(SIZE)
     fd = os.memfd_create("file")
     os.write(fd, data)
-    assert_read(Source(fd, "memory"), data, SPANS)
+    assert_read(SourceFile(fd, "memory"), data, SPANS)
 
 
 def through_the_page_cache(path: Path) -> None:
@@ -261,11 +261,11 @@ def test_a_disk_that_died_is_told_with_the_place(tmp_path: Path) -> None:
 
 _FORKED: Final = """
 import os
-from gds.io.source import Source
+from gds.io.source import SourceFile
 
 def read():
     into = bytearray(3000)
-    source = Source(os.open(sys.argv[1], os.O_RDONLY), "file")
+    source = SourceFile(os.open(sys.argv[1], os.O_RDONLY), "file")
     os.posix_fadvise(source.fd, 0, 0, os.POSIX_FADV_DONTNEED)
     source.read_pieces([(memoryview(into), 1000), (memoryview(into)[:5], 900_001)])
     source.close()

@@ -31,16 +31,16 @@ from kvfs.datastore.replica_clock import HeardWriter
 from kvfs.meta import delegations, keys
 from kvfs.meta.lmdb import checkpoint_seal, journal
 from kvfs.meta.lmdb.journal import Position
-from kvfs.meta.lmdb.trust_state import State, StateFile
+from kvfs.meta.lmdb.trust_state import StateFile, TrustState
 from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import AccessKey, Flag, Holding, Inode, Namespace, Usage, User, pack
 from kvfs.meta.redis import identity
-from kvfs.meta.replica.local_writes import Group
-from kvfs.meta.replica.replica_mark import Mark
-from kvfs.node.append_leases import Holder
+from kvfs.meta.replica.local_writes import InodeWrites
+from kvfs.meta.replica.replica_mark import ReplicaMark
+from kvfs.node.append_leases import LeaseHolder
 from kvfs.objects import object_attributes, versions
 from kvfs.objects.multipart import upload_transactions
-from kvfs.policy.byte_range_locks import Lock, Owner
+from kvfs.policy.byte_range_locks import ByteRangeLock, LockOwner
 from kvfs.tree import etags, notices
 from kvfs.tree.changes import Change
 from kvfs.tree.copies import cold_copies
@@ -129,12 +129,12 @@ RECORDS: Final[Sequence[tuple[str, msgspec.Struct]]] = (
         ),
     ),
     ("claim", Claim(node=7, incarnation=3)),
-    ("lease of who appends", Holder(7, 3)),
-    ("lock", Lock(Owner(7, 3, 99), True, 0, 4095, 4321)),
-    ("mirror's mark", Mark(cluster="c", node=7, position=5, token=b"t", filled=b"i")),
-    ("group of a mirror", Group({b"i"}, {b"s": b"1"}, True, 1.5, {b"e": b"2"})),
+    ("lease of who appends", LeaseHolder(7, 3)),
+    ("lock", ByteRangeLock(LockOwner(7, 3, 99), True, 0, 4095, 4321)),
+    ("mirror's mark", ReplicaMark(cluster="c", node=7, position=5, token=b"t", filled=b"i")),
+    ("group of a mirror", InodeWrites({b"i"}, {b"s": b"1"}, True, 1.5, {b"e": b"2"})),
     ("commit in the journal", journal.Record(6, b"", [b"key", b"value", b"gone", None])),
-    ("index entry", index.Entry(version=2, clock=TIME, chunks=SUM, blocks=8)),
+    ("index entry", index.IndexEntry(version=2, clock=TIME, chunks=SUM, blocks=8)),
     (
         "data file about itself",
         Description(
@@ -323,10 +323,10 @@ def _index() -> Iterator[str]:
 
 
 def _files(here: Path) -> Iterator[str]:
-    identity_ = layout.Identity(layout.FORMAT, "S", "N")
+    identity_ = layout.StoreFormat(layout.FORMAT, "S", "N")
     yield f"format: {msgspec.json.encode(identity_).decode()}"
     store = layout.create_store(here / "store")
-    assert msgspec.json.decode((store.root / "format").read_bytes(), type=layout.Identity)
+    assert msgspec.json.decode((store.root / "format").read_bytes(), type=layout.StoreFormat)
     node_identity.keep_node(store, Kept("c", 7, 3))
     yield f"node: {(store.root / 'node').read_text().strip()}"
     node_identity.keep_secrets(store.root / "cluster.key", Secrets([Secret("c" * 16, b"k" * 32)]))
@@ -382,8 +382,8 @@ def _journal(here: Path) -> Iterator[str]:
     yield from shown("position", journal.pack_position(end), str(tuple(end)))
     yield from shown("number of the last commit", journal.pack_generation(end), str(end.sequence))
     state = StateFile(here)
-    state.write(State(12345, clean=True))
-    assert state.read() == State(12345, clean=True)
+    state.write(TrustState(12345, clean=True))
+    assert state.read() == TrustState(12345, clean=True)
     state.close()
     yield from shown("state", (here / "state").read_bytes(), "boot 12345, closed cleanly")
     base = here / "base.2"

@@ -20,7 +20,7 @@ from kvfs.cluster.peer_protocol import Ask, Lent, PeerAddress
 from kvfs.cluster.secrets import Secret, Secrets
 from kvfs.meta.redis.log import Proposal
 from kvfs.meta.replica import process_transactions
-from kvfs.node.locate import Local
+from kvfs.node.locate import LocalCopy
 from kvfs.transfer.rdma import engine_process
 from tests.golden.golden import hold
 from tests.golden.hexadecimal import shown
@@ -60,11 +60,13 @@ def _control() -> Iterator[str]:
     yield f"version {CONTROL}; of any version: {', '.join(sorted(control._OF_ANY_VERSION))}"
     yield f"a line has at most {control.LINE_LIMIT} bytes"
     request = control._request("where", {"inodes": [INO]})
-    assert control._decode_request(request) == control.Request("where", {"inodes": [INO]}, CONTROL)
+    assert control._decode_request(request) == control.ControlRequest(
+        "where", {"inodes": [INO]}, CONTROL
+    )
     yield request.decode().rstrip("\n")
     for response in (
-        control.Response(result={"a": 1}),
-        control.Response(error=control.ErrorBody("NotFound", "no such file")),
+        control.ControlResponse(result={"a": 1}),
+        control.ControlResponse(error=control.ErrorBody("NotFound", "no such file")),
     ):
         line = control._encode(response)
         assert control._decode_response(line) == response
@@ -107,7 +109,7 @@ def _peers() -> Iterator[str]:
         assert isinstance(peer_protocol.parse_error(body), kind)
         yield f"error {kind.__name__}: {status}"
     yield from shown("error", peer_protocol.render_error(errors.NotFound("why"))[1])
-    yield from shown("what a node has of a file", msgspec.msgpack.encode(Local("ssd", 0.5)))
+    yield from shown("what a node has of a file", msgspec.msgpack.encode(LocalCopy("ssd", 0.5)))
     yield from shown(
         "to the mover", engine_process.REQUEST.pack(engine_process.READ, 1, 2, 3, 4), "read"
     )

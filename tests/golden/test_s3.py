@@ -9,7 +9,7 @@ from typing import Final
 
 from s3api.http import error_map, s3_errors
 from s3api.model.routing import IGNORABLE, STS, routes
-from s3api.model.service_model import Member, Operation, Shape, service
+from s3api.model.service_model import Operation, Shape, ShapeMember, service
 from s3api.operations import HANDLERS, SPECIAL
 from s3api.operations.documented import FATES
 from s3api.operations.sts import ACTIONS
@@ -99,7 +99,7 @@ def _texts() -> tuple[frozenset[str], tuple[str, ...]]:
     return frozenset(texts), tuple(beginnings)
 
 
-def _name(member: Member) -> str:
+def _name(member: ShapeMember) -> str:
     return f"{member.location_name}NAME" if member.location == "headers" else member.location_name
 
 

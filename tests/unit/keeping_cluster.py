@@ -14,11 +14,11 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.memory_engine import MemoryEngine, MemoryTransaction
 from kvfs.meta.records import Flag, Inode, Namespace, namespace_of, namespace_root, unpack_namespace
-from kvfs.node.tasks.copier import ADOPT, TAKE, Copies, Mirrored
+from kvfs.node.tasks.copier import ADOPT, TAKE, Copies, LocalReadEngine
 from kvfs.node.tasks.rebalancer import Evening
 from kvfs.node.tasks.replica_keeper import Keeper
 from kvfs.node.tasks.sync_acknowledger import Acknowledging
-from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 from kvfs.policy.eviction import headroom
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import placements, replica_counts
@@ -91,7 +91,7 @@ class KeptNode:
         self.index = Index(MemoryEngine())
         self.copies = Copies(
             number,
-            cast(Mirrored, self.seat),
+            cast(LocalReadEngine, self.seat),
             cluster.snapshot,
             self,
             cluster.call,
@@ -183,9 +183,9 @@ class KeptCluster:
     def __getitem__(self, number: int) -> KeptNode:
         return self.nodes[number]
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ClusterSnapshot:
         hosts = (node.host for node in self.nodes.values())
-        return Snapshot(host for host in hosts if host.state != "removed")
+        return ClusterSnapshot(host for host in hosts if host.state != "removed")
 
     def heard(self, by: int, placements_gone: set[bytes]) -> None:
         """What the log tells the others of a commit."""

@@ -11,7 +11,7 @@ from kvfs.objects.mutations import Check, Deleted, Moment, New, anything
 from kvfs.objects.object_info import Facts
 from kvfs.session.post_commit import Changed
 from kvfs.session.session import Author
-from kvfs.session.staging import Written
+from kvfs.session.staging import WrittenData
 from kvfs.tree import namespaces, reserved_inodes
 from tests.unit.space import BOOT
 
@@ -38,9 +38,9 @@ class ObjectSpace:
         self.now += 1
         return Moment(self.now, BOOT)
 
-    def body(self, size: int = 0) -> Written:
+    def body(self, size: int = 0) -> WrittenData:
         ino = self.do(lambda t: reserved_inodes.reserve(t, self.bucket.id, 1))
-        return Written(ino, size, -(-size // 4096) * 8, self.now, self.now, synced=True)
+        return WrittenData(ino, size, -(-size // 4096) * 8, self.now, self.now, synced=True)
 
     def put(
         self,
@@ -83,7 +83,7 @@ class ObjectSpace:
         delimiter: bytes = b"",
         start_after: bytes = b"",
         max_keys: int = 1000,
-    ) -> listing.Page:
+    ) -> listing.ListingPage:
         return self.do(
             lambda t: listing.list_objects(
                 t,

@@ -8,7 +8,7 @@ import trio.testing
 
 from kvfs.meta.engine import Engine
 from kvfs.vfs.admission import Admission
-from kvfs.vfs.space_accounting import Accounting, Census, Holding, Space
+from kvfs.vfs.space_accounting import Accounting, Census, NamespaceSpace, Space
 
 T = TypeVar("T")
 _NAMESPACE = 1
@@ -31,7 +31,7 @@ class _Accounting:
     def census(self, _: object) -> Census:
         self.taken += 1
         space = Space(_LARGE, 0)
-        holding = Holding(b"cache", "cache", False, space, inodes=0, writers=0, coming=0)
+        holding = NamespaceSpace(b"cache", "cache", False, space, inodes=0, writers=0, coming=0)
         return Census(space, {_NAMESPACE: holding})
 
 

@@ -8,7 +8,7 @@ import pytest
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.objects.multipart import part_assembly, upload_transactions
-from kvfs.objects.multipart.part_assembly import Place
+from kvfs.objects.multipart.part_assembly import PartBytes
 from kvfs.tree.copies import replica_counts
 from tests.unit.object_space import ObjectSpace
 from tests.unit.space import BOOT
@@ -33,7 +33,7 @@ class Uploaded(ObjectSpace):
         upload, moment = self.upload, self.moment()
         assert part_assembly.make(t, self.bucket, upload.directory, 5 * MIB, self.data, moment)
         upload_transactions.put_part_in_place(
-            *(t, self.bucket, upload, 1, Place(self.data, 0), 5 * MIB, "e", {}, moment),
+            *(t, self.bucket, upload, 1, PartBytes(self.data, 0), 5 * MIB, "e", {}, moment),
             self.changed,
             synced=False,
         )

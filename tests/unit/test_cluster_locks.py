@@ -7,12 +7,12 @@ import trio
 import trio.testing
 
 from kvfs.base.errors import Conflict, NoLocks, Unavailable
-from kvfs.cluster.cluster_locks import Locks, Place
+from kvfs.cluster.cluster_locks import Locks, LockTarget
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import Namespace, namespace_root, pack, unpack_namespace
-from kvfs.policy.byte_range_locks import LAST, Lock
+from kvfs.policy.byte_range_locks import LAST, ByteRangeLock
 from kvfs.tree import namespaces
 
 DEADLINE_S = 30
@@ -54,11 +54,11 @@ class Cluster:
         if self.unreachable:
             raise Unavailable("no engine")
 
-    def ranges(self) -> Place:
-        return Place(self.ino, False)
+    def ranges(self) -> LockTarget:
+        return LockTarget(self.ino, False)
 
-    def whole(self) -> Place:
-        return Place(self.ino, True)
+    def whole(self) -> LockTarget:
+        return LockTarget(self.ino, True)
 
     def heard(self, locks: Locks) -> None:
         locks.applied([keys.locks(self.ino, False), keys.locks(self.ino, True)])
@@ -71,8 +71,8 @@ def reach(request: pytest.FixtureRequest) -> str:
 
 def wish(
     locks: Locks, number: int, *, exclusive: bool = True, start: int = 0, end: int = LAST
-) -> Lock:
-    return Lock(locks.owner(number), exclusive, start, end, pid=number)
+) -> ByteRangeLock:
+    return ByteRangeLock(locks.owner(number), exclusive, start, end, pid=number)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

@@ -13,10 +13,10 @@ from gds.device.cuda_driver import Driver, Gpu, ask_driver, pin, unpin
 from gds.io.direct_io import Alignment, alignment
 from gds.probe import numa
 from gds.probe.capability import (
+    BackingPlace,
     Capability,
     Mode,
     Package,
-    Place,
     mode_of,
     own_reads,
     probe,
@@ -29,11 +29,11 @@ KVIKIO = Package("26.10.0", "")
 NO_KVIKIO = Package("", "kvikio is not installed")
 
 
-def place(filesystem: str, nvme: bool = True, node: int | None = None) -> Place:
-    return Place(filesystem, "/data", None, nvme, node)
+def place(filesystem: str, nvme: bool = True, node: int | None = None) -> BackingPlace:
+    return BackingPlace(filesystem, "/data", None, nvme, node)
 
 
-def bare(cuda: Driver, kvikio: Package, nvidia_fs: str, where: Place | None) -> Capability:
+def bare(cuda: Driver, kvikio: Package, nvidia_fs: str, where: BackingPlace | None) -> Capability:
     """A machine of one node, without torch; no mode was found yet."""
     return Capability(
         cuda=cuda,
@@ -86,7 +86,7 @@ def machine(cuda: Driver, kvikio: Package, nvidia_fs: str, nodes: int, torch: st
     ],
 )
 def test_the_mode_of_cufile_follows_from_what_is_there(
-    cuda: Driver, kvikio: Package, nvidia_fs: str, where: Place | None, mode: Mode, said: str
+    cuda: Driver, kvikio: Package, nvidia_fs: str, where: BackingPlace | None, mode: Mode, said: str
 ) -> None:
     found, reason = mode_of(bare(cuda, kvikio, nvidia_fs, where))
     assert found is mode

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from kvfs.http.api import Body, Head
+from kvfs.http.api import Head, RequestBody
 from s3api.server.admin_port import Admin
 
 FINE = {"engine": {"journal_failure": None}, "mount": None}
@@ -20,7 +20,7 @@ def told(path: bytes, nfs: dict[str, Any] | None) -> tuple[int, str]:
 
     async def ask() -> tuple[int, str]:
         head = Head("GET", path, [], {}, None, False, True, False, False, ("", 0), False)
-        answer = await Admin(status, None).handle(head, cast("Body", None))
+        answer = await Admin(status, None).handle(head, cast("RequestBody", None))
         assert isinstance(answer.body, bytes)
         return answer.status, answer.body.decode()
 

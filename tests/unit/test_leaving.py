@@ -4,7 +4,7 @@ import stat
 
 from kvfs.cluster import decommission
 from kvfs.meta import delegations, keys
-from kvfs.meta.memory_engine import MemoryTransaction, Snapshot
+from kvfs.meta.memory_engine import MemorySnapshot, MemoryTransaction
 from kvfs.meta.records import Inode, namespace_root
 from kvfs.tree import lifecycle, namespaces, reserved_inodes, tree
 from kvfs.tree.copies import placements
@@ -27,7 +27,7 @@ class Metadata:
         self.commit(t)
 
     def on(self, node: bytes) -> MemoryTransaction:
-        t = MemoryTransaction(Snapshot(self.values), writable=True)
+        t = MemoryTransaction(MemorySnapshot(self.values), writable=True)
         t.node = node
         return t
 

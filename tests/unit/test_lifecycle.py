@@ -109,7 +109,7 @@ def test_a_seal_of_what_has_changed_is_refused(space: Space) -> None:
 def test_a_chmod_does_not_undo_a_seal(space: Space) -> None:
     ino = space.add(space.root, b"f")
     publish(space, ino)
-    space.do(lambda t: inodes.set_attributes(t, ino, inodes.Changes(mode=0o600), 99))
+    space.do(lambda t: inodes.set_attributes(t, ino, inodes.AttributeChanges(mode=0o600), 99))
     assert seal(space, ino)
     assert space.inode(ino).ctime_ns == 99
 
@@ -132,7 +132,7 @@ def test_usage_follows_the_blocks(space: Space) -> None:
     assert used(space) == (8 * 512, 1)
     publish(space, ino, blocks=2)
     assert used(space) == (2 * 512, 1)
-    space.do(lambda t: inodes.set_attributes(t, ino, inodes.Changes(size=0, blocks=0), 30))
+    space.do(lambda t: inodes.set_attributes(t, ino, inodes.AttributeChanges(size=0, blocks=0), 30))
     assert used(space) == (0, 1)
     publish(space, ino, blocks=4)
     space.do(lambda t: tree.unlink(t, space.root, b"f", 40, space.keep))
@@ -159,13 +159,15 @@ def test_eviction_removes_every_name_and_keeps_the_record(space: Space) -> None:
 def test_attributes_change_what_is_named_and_ctime(space: Space) -> None:
     ino = space.add(space.root, b"f")
     inode = space.do(
-        lambda t: inodes.set_attributes(t, ino, inodes.Changes(mode=0o4711, uid=5, mtime_ns=1), 70)
+        lambda t: inodes.set_attributes(
+            t, ino, inodes.AttributeChanges(mode=0o4711, uid=5, mtime_ns=1), 70
+        )
     )
     assert inode.mode == stat.S_IFREG | 0o4711
     assert (inode.uid, inode.gid, inode.atime_ns, inode.mtime_ns) == (5, 0, 10, 1)
     assert inode.ctime_ns == 70
     with pytest.raises(Stale):
-        space.do(lambda t: inodes.set_attributes(t, ino + 1, inodes.Changes(), 70))
+        space.do(lambda t: inodes.set_attributes(t, ino + 1, inodes.AttributeChanges(), 70))
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from gds.plan.load_plan import (
     InPlace,
     LoadPlan,
     Sliced,
-    Span,
+    StagedSpan,
     Strategy,
     Strided,
-    Wanted,
+    WantedTensor,
     make_plan,
 )
 from gds.plan.pages import PAGE_BYTES
-from gds.plan.tensor_parallel import Part
+from gds.plan.tensor_parallel import TensorPart
 from kvfs.base.errors import Invalid
 
 MIB = 1 << 20
@@ -46,7 +46,7 @@ def carried_out(plan: LoadPlan, files: list[bytes]) -> list[bytes]:
             ]
             continue
         lines, data = plan.lines[step.tensor], files[plan.wanted[step.tensor].file]
-        if isinstance(step, Span):
+        if isinstance(step, StagedSpan):
             alone[step.tensor][step.offset] = data[step.begin : step.end]
             continue
         for line in range(step.first_line, step.end_line):
@@ -64,7 +64,7 @@ def carried_out(plan: LoadPlan, files: list[bytes]) -> list[bytes]:
     return found
 
 
-def cut(data: bytes, shape: tuple[int, ...], part: Part | None) -> bytes:
+def cut(data: bytes, shape: tuple[int, ...], part: TensorPart | None) -> bytes:
     """The part's bytes of a tensor of single bytes, cut from the whole."""
     if part is None:
         return data
@@ -78,7 +78,7 @@ def cut(data: bytes, shape: tuple[int, ...], part: Part | None) -> bytes:
 
 class Drawn(NamedTuple):
     files: list[bytes]
-    wanted: list[Wanted]
+    wanted: list[WantedTensor]
 
 
 @st.composite
@@ -99,8 +99,8 @@ def loads(draw: st.DrawFn) -> Drawn:
                     dimension = draw(st.integers(0, len(shape) - 1))
                     bounds = sorted(draw(st.lists(st.integers(0, shape[dimension]), max_size=6)))
                     spans = zip(bounds[::2], bounds[1::2], strict=False)
-                    part = Part(dimension, tuple(spans))
-                wanted.append(Wanted(file, tensor, part, draw(st.booleans())))
+                    part = TensorPart(dimension, tuple(spans))
+                wanted.append(WantedTensor(file, tensor, part, draw(st.booleans())))
         files.append(content)
     return Drawn(files, draw(st.permutations(wanted)))
 
@@ -141,7 +141,7 @@ def test_a_whole_file_is_one_run_and_read_in_large_pieces_that_end_together_with
     for number in range(100):
         tensors.append(u8(str(number), (MIB // 2 + number,), begin))
         begin = tensors[-1].end
-    plan = make_plan(Wanted(0, each) for each in tensors)
+    plan = make_plan(WantedTensor(0, each) for each in tensors)
     assert len(plan.runs) == 1
     assert plan.runs[0].start == 1000
     assert plan.runs[0].room % PAGE_BYTES == 0
@@ -153,8 +153,8 @@ def test_a_whole_file_is_one_run_and_read_in_large_pieces_that_end_together_with
 
 def test_columns_are_read_by_what_costs_less() -> None:
     def kinds(shape: tuple[int, ...], ranks: int, strategy: Strategy = Strategy.AUTO) -> set[type]:
-        part = Part(1, ((0, shape[1] // ranks),))
-        plan = make_plan([Wanted(0, u8("a", shape, 0), part)], strategy)
+        part = TensorPart(1, ((0, shape[1] // ranks),))
+        plan = make_plan([WantedTensor(0, u8("a", shape, 0), part)], strategy)
         return {type(step) for step in plan.steps}
 
     assert kinds((4096, 8192), 4) == {Sliced}
@@ -162,20 +162,20 @@ def test_columns_are_read_by_what_costs_less() -> None:
     assert kinds((4096, 8192), 4, Strategy.STRIDED) == {Strided}
     assert kinds((64, 1 << 20), 8, Strategy.SLICE) == {Sliced}
     assert kinds((2, 1 << 30), 64, Strategy.SLICE) == {Strided}
-    assert kinds((2, 1 << 30), 2, Strategy.SLICE) == {Span}
+    assert kinds((2, 1 << 30), 2, Strategy.SLICE) == {StagedSpan}
 
 
 def test_no_step_is_larger_than_its_buffer() -> None:
     for shape, part, converted in [
-        ((3, 100 * MIB), Part(1, ((0, 50 * MIB),)), False),
-        ((300, MIB), Part(1, ((0, MIB // 2),)), True),
-        ((3, 100 * MIB), Part(1, ((0, 50 * MIB),)), True),
+        ((3, 100 * MIB), TensorPart(1, ((0, 50 * MIB),)), False),
+        ((300, MIB), TensorPart(1, ((0, MIB // 2),)), True),
+        ((3, 100 * MIB), TensorPart(1, ((0, 50 * MIB),)), True),
         ((300 * MIB,), None, True),
-        ((5000, 100_000), Part(1, ((0, 1000),)), False),
+        ((5000, 100_000), TensorPart(1, ((0, 1000),)), False),
     ]:
-        plan = make_plan([Wanted(0, u8("a", shape, 8), part, converted)])
+        plan = make_plan([WantedTensor(0, u8("a", shape, 8), part, converted)])
         for step in plan.steps:
-            alone = step if isinstance(step, Span) else None
+            alone = step if isinstance(step, StagedSpan) else None
             size = alone.end - alone.begin if alone else plan.bytes_of(step)
             assert size <= STAGING_BYTES
 
@@ -183,4 +183,4 @@ def test_no_step_is_larger_than_its_buffer() -> None:
 def test_what_is_cut_within_a_byte_is_refused() -> None:
     packed = TensorInfo("p", "F4", (4, 6), 0, 4 * 6 * BITS["F4"] // 8)
     with pytest.raises(Invalid, match="within a byte"):
-        make_plan([Wanted(0, packed, Part(1, ((0, 3),)))])
+        make_plan([WantedTensor(0, packed, TensorPart(1, ((0, 3),)))])

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.policy.byte_range_locks import Lock, Owner, granted, obstacle, released
+from kvfs.policy.byte_range_locks import ByteRangeLock, LockOwner, granted, obstacle, released
 
 BYTES = 12
-OWNERS = [Owner(1, 1, 1), Owner(1, 1, 2), Owner(2, 1, 1)]
-Model = dict[tuple[Owner, int], bool]
+OWNERS = [LockOwner(1, 1, 1), LockOwner(1, 1, 2), LockOwner(2, 1, 1)]
+Model = dict[tuple[LockOwner, int], bool]
 """Who has which byte, and whether for itself alone."""
 
 ranges = st.tuples(st.integers(0, BYTES - 1), st.integers(0, BYTES - 1)).map(sorted)
@@ -17,7 +17,7 @@ steps = st.lists(
 )
 
 
-def as_model(held: list[Lock]) -> Model:
+def as_model(held: list[ByteRangeLock]) -> Model:
     return {
         (lock.owner, byte): lock.exclusive
         for lock in held
@@ -25,7 +25,7 @@ def as_model(held: list[Lock]) -> Model:
     }
 
 
-def may_have(model: Model, owner: Owner, start: int, end: int, exclusive: bool) -> bool:
+def may_have(model: Model, owner: LockOwner, start: int, end: int, exclusive: bool) -> bool:
     return not any(
         other != owner and start <= byte <= end and (exclusive or theirs)
         for (other, byte), theirs in model.items()
@@ -34,9 +34,9 @@ def may_have(model: Model, owner: Owner, start: int, end: int, exclusive: bool) 
 
 @given(steps)
 def test_locks_are_held_byte_by_byte(
-    taken: list[tuple[Owner, list[int], str]],
+    taken: list[tuple[LockOwner, list[int], str]],
 ) -> None:
-    held: list[Lock] = []
+    held: list[ByteRangeLock] = []
     model: Model = {}
     for owner, (start, end), what in taken:
         if what == "release":
@@ -44,7 +44,7 @@ def test_locks_are_held_byte_by_byte(
             for byte in range(start, end + 1):
                 model.pop((owner, byte), None)
         else:
-            wish = Lock(owner, what == "exclusive", start, end)
+            wish = ByteRangeLock(owner, what == "exclusive", start, end)
             free = may_have(model, owner, start, end, wish.exclusive)
             assert (obstacle(held, wish) is None) is free
             if free:
@@ -55,10 +55,10 @@ def test_locks_are_held_byte_by_byte(
 
 
 @given(steps)
-def test_neighbours_of_one_kind_are_one_lock(taken: list[tuple[Owner, list[int], str]]) -> None:
-    held: list[Lock] = []
+def test_neighbours_of_one_kind_are_one_lock(taken: list[tuple[LockOwner, list[int], str]]) -> None:
+    held: list[ByteRangeLock] = []
     for owner, (start, end), what in taken:
-        wish = Lock(owner, what == "exclusive", start, end)
+        wish = ByteRangeLock(owner, what == "exclusive", start, end)
         if obstacle(held, wish) is None:
             held = granted(held, wish)
     for lock in held:

@@ -11,11 +11,11 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.meta.redis.log import Answer
+from kvfs.meta.redis.log import LogReply
 from kvfs.meta.replica import follower
 from kvfs.meta.replica.async_publisher import Behind
 from kvfs.meta.replica.follower import Follower
-from kvfs.meta.replica.replica_mark import Mark
+from kvfs.meta.replica.replica_mark import ReplicaMark
 
 _TRIP_S = 0.001
 _LOAD_S = 1.0
@@ -84,7 +84,7 @@ class _Applier:
     """Whose mirror has all that the log says."""
 
     def __init__(self) -> None:
-        self.mark = Mark(cluster="", node=1, position=1, token=b"", filled=None)
+        self.mark = ReplicaMark(cluster="", node=1, position=1, token=b"", filled=None)
 
     def follows(self, _entries: object) -> bool:
         return True
@@ -123,7 +123,7 @@ def _times_followed(pause_s: float, monkeypatch: pytest.MonkeyPatch) -> int:
             with trio.move_on_after(_LOAD_S):
                 while True:
                     await trio.sleep(pause_s)
-                    following.take(Answer("ok", [], b""), trio.current_time())
+                    following.take(LogReply("ok", [], b""), trio.current_time())
             nursery.cancel_scope.cancel()
 
     monkeypatch.setattr(follower, "now", trio.current_time)

@@ -18,7 +18,7 @@ from kvfs.objects.object_errors import (
     PreconditionFailed,
 )
 from kvfs.objects.object_info import Facts
-from kvfs.objects.object_keys import Place, check_key, joined, place_of
+from kvfs.objects.object_keys import KeyPlace, check_key, joined, place_of
 from kvfs.tree import etags, name_escaping, namespaces, tree
 from tests.unit.object_space import ObjectSpace
 from tests.unit.space import BOOT, new_inode
@@ -47,7 +47,7 @@ def space() -> ObjectSpace:
     ],
 )
 def test_the_place_of_a_key(key: bytes, directories: tuple[bytes, ...], name: bytes) -> None:
-    assert place_of(key) == Place(directories, name)
+    assert place_of(key) == KeyPlace(directories, name)
     prefix = b""
     for each in directories:
         prefix = joined(prefix, each + b"/")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfs.policy import placement, rendezvous, replica_repair
-from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 
 TIB = 1 << 40
 keys = st.integers(1, (1 << 64) - 1)
@@ -17,7 +17,7 @@ def host(number: int, **changes: object) -> Host:
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> Snapshot:
+def clusters(draw: st.DrawFn) -> ClusterSnapshot:
     hosts = [
         host(
             number,
@@ -30,7 +30,7 @@ def clusters(draw: st.DrawFn) -> Snapshot:
         )
         for number in range(1, draw(st.integers(1, 12)) + 1)
     ]
-    return Snapshot(hosts)
+    return ClusterSnapshot(hosts)
 
 
 def wins(weights: list[tuple[int, float]], keys: range) -> Counter[int]:
@@ -60,7 +60,7 @@ def test_a_node_without_weight_wins_nothing(key: int) -> None:
 
 @given(clusters(), keys, st.integers(0, TIB), st.integers(0, 5))
 def test_copies_go_to_different_nodes_that_are_there_and_have_room(
-    snapshot: Snapshot, key: int, size: int, count: int
+    snapshot: ClusterSnapshot, key: int, size: int, count: int
 ) -> None:
     chosen = placement.choose(snapshot, key, size, count, holders=[1])
     assert len(set(chosen)) == len(chosen) <= count
@@ -71,13 +71,15 @@ def test_copies_go_to_different_nodes_that_are_there_and_have_room(
 
 
 @given(clusters(), keys)
-def test_the_same_snapshot_decides_the_same_in_any_order(snapshot: Snapshot, key: int) -> None:
-    turned = Snapshot(reversed(list(snapshot)))
+def test_the_same_snapshot_decides_the_same_in_any_order(
+    snapshot: ClusterSnapshot, key: int
+) -> None:
+    turned = ClusterSnapshot(reversed(list(snapshot)))
     assert placement.choose(snapshot, key, 1, 3) == placement.choose(turned, key, 1, 3)
 
 
 def test_copies_spread_over_zones_and_then_over_racks() -> None:
-    snapshot = Snapshot(
+    snapshot = ClusterSnapshot(
         host(number, zone="ab"[number % 2], rack="12"[number // 2 % 2]) for number in range(1, 9)
     )
     for key in range(100):
@@ -92,20 +94,20 @@ def test_copies_spread_over_zones_and_then_over_racks() -> None:
 
 
 def test_a_busy_node_gets_less_and_a_full_one_nothing() -> None:
-    snapshot = Snapshot([host(1), host(2, load=0.75), host(3, free=0)])
+    snapshot = ClusterSnapshot([host(1), host(2, load=0.75), host(3, free=0)])
     count = Counter(placement.choose(snapshot, key, 1, 1)[0] for key in range(4000))
     assert 650 < count[2] < 950
     assert count[3] == 0
 
 
 def test_only_nodes_that_lend_the_medium_are_chosen() -> None:
-    snapshot = Snapshot([host(1), host(2, media=frozenset({"ram"})), host(3)])
+    snapshot = ClusterSnapshot([host(1), host(2, media=frozenset({"ram"})), host(3)])
     assert placement.choose(snapshot, 7, 1, 3, media=["ram"]) == [2]
 
 
 @given(clusters(), keys, st.sets(st.integers(1, 14)), st.integers(1, 4))
 def test_a_file_with_a_live_holder_has_one_actor_which_is_one_of_them(
-    snapshot: Snapshot, key: int, holders: set[int], wanted: int
+    snapshot: ClusterSnapshot, key: int, holders: set[int], wanted: int
 ) -> None:
     verdict = replica_repair.judge(snapshot, key, holders, wanted)
     there = {each.number for each in snapshot.alive(holders)}
@@ -117,7 +119,7 @@ def test_a_file_with_a_live_holder_has_one_actor_which_is_one_of_them(
 
 @given(clusters(), keys, st.sets(st.integers(1, 14)), st.integers(0, 4))
 def test_what_may_go_leaves_what_is_wanted_and_never_nothing(
-    snapshot: Snapshot, key: int, holders: set[int], wanted: int
+    snapshot: ClusterSnapshot, key: int, holders: set[int], wanted: int
 ) -> None:
     going = {
         each for each in holders if replica_repair.may_go(snapshot, key, holders, wanted, each)
@@ -128,7 +130,7 @@ def test_what_may_go_leaves_what_is_wanted_and_never_nothing(
 
 
 def test_the_copy_that_goes_is_one_whose_zone_has_another() -> None:
-    snapshot = Snapshot([host(1, zone="a"), host(2, zone="b"), host(3, zone="b")])
+    snapshot = ClusterSnapshot([host(1, zone="a"), host(2, zone="b"), host(3, zone="b")])
     for key in range(50):
         assert not replica_repair.may_go(snapshot, key, [1, 2, 3], 2, 1)
         assert replica_repair.may_go(snapshot, key, [1, 2, 3], 2, 2) != replica_repair.may_go(
@@ -137,7 +139,7 @@ def test_the_copy_that_goes_is_one_whose_zone_has_another() -> None:
 
 
 def test_a_draining_node_keeps_its_copy_until_the_others_have_enough() -> None:
-    snapshot = Snapshot([host(1, state="draining"), host(2), host(3)])
+    snapshot = ClusterSnapshot([host(1, state="draining"), host(2), host(3)])
     assert replica_repair.judge(snapshot, 5, [1], 1).missing == 1
     assert not replica_repair.may_go(snapshot, 5, [1], 1, 1)
     assert not replica_repair.may_go(snapshot, 5, [1, 2], 2, 1)
@@ -145,6 +147,6 @@ def test_a_draining_node_keeps_its_copy_until_the_others_have_enough() -> None:
 
 
 def test_a_copy_on_a_node_that_is_away_is_missing() -> None:
-    snapshot = Snapshot([host(1), host(2, alive=False), host(3)])
+    snapshot = ClusterSnapshot([host(1), host(2, alive=False), host(3)])
     assert replica_repair.judge(snapshot, 5, [1, 2], 2) == replica_repair.Verdict(1, 1)
     assert replica_repair.judge(snapshot, 5, [2], 2).actor is None

@@ -4,11 +4,11 @@ import stat
 
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.memory_engine import MemoryTransaction, Snapshot
+from kvfs.meta.memory_engine import MemorySnapshot, MemoryTransaction
 from kvfs.meta.records import Flag, Inode, namespace_root, unpack_usage
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import placements
-from kvfs.tree.inodes import Changes, read_inode, set_attributes
+from kvfs.tree.inodes import AttributeChanges, read_inode, set_attributes
 
 A, B = keys.pack_node(1), keys.pack_node(2)
 
@@ -26,7 +26,7 @@ class Cluster:
         self.done(t)
 
     def on(self, node: bytes) -> MemoryTransaction:
-        t = MemoryTransaction(Snapshot(self.values), writable=True)
+        t = MemoryTransaction(MemorySnapshot(self.values), writable=True)
         t.node = node
         return t
 
@@ -127,7 +127,7 @@ def test_a_directorys_time_can_be_set_to_an_earlier_one() -> None:
     cluster = Cluster()
     cluster.make(b"x", A, now=50)
     t = cluster.on(A)
-    set_attributes(t, cluster.root, Changes(mtime_ns=7), 60)
+    set_attributes(t, cluster.root, AttributeChanges(mtime_ns=7), 60)
     cluster.done(t)
     found = read_inode(cluster.on(B), cluster.root)
     assert (found.mtime_ns, found.ctime_ns) == (7, 60)

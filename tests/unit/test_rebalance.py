@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfs.policy import hot_files, rebalance_plan
-from kvfs.policy.cluster_snapshot import Host, Snapshot
+from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 from kvfs.policy.pace import Pace
 from kvfs.policy.rebalance_plan import Copy
 
@@ -35,8 +35,8 @@ class Cluster:
     def used(self, number: int) -> int:
         return sum(self.files[number].values())
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(
+    def snapshot(self) -> ClusterSnapshot:
+        return ClusterSnapshot(
             Host(number, capacity, capacity - self.used(number))
             for number, capacity in self.capacities.items()
         )
@@ -80,11 +80,11 @@ def test_nodes_of_any_size_become_equally_full() -> None:
 def test_nothing_moves_where_nodes_are_nearly_even_or_may_not_be_given_anything() -> None:
     copies = [Copy(1, GIB, (1,))]
     even = [Host(1, 100 * GIB, 50 * GIB), Host(2, 100 * GIB, 52 * GIB)]
-    assert not list(rebalance_plan.shed(Snapshot(even), 1, copies))
+    assert not list(rebalance_plan.shed(ClusterSnapshot(even), 1, copies))
     empty = even[1]._replace(free=100 * GIB)
     for other in (empty._replace(state="draining"), empty._replace(alive=False)):
-        assert not list(rebalance_plan.shed(Snapshot([even[0], other]), 1, copies))
-    assert list(rebalance_plan.shed(Snapshot([even[0], empty]), 1, copies))
+        assert not list(rebalance_plan.shed(ClusterSnapshot([even[0], other]), 1, copies))
+    assert list(rebalance_plan.shed(ClusterSnapshot([even[0], empty]), 1, copies))
 
 
 def test_a_copy_moves_to_no_node_that_has_one_nor_nearer_to_the_others() -> None:
@@ -93,7 +93,7 @@ def test_a_copy_moves_to_no_node_that_has_one_nor_nearer_to_the_others() -> None
         Host(2, 100 * GIB, 70 * GIB, zone="b"),
         Host(3, 100 * GIB, 100 * GIB, zone="b"),
     ]
-    snapshot = Snapshot(hosts)
+    snapshot = ClusterSnapshot(hosts)
     assert not list(rebalance_plan.shed(snapshot, 1, [Copy(1, GIB, (1, 3))]))  # 2 is in 3's zone
     moves = list(rebalance_plan.shed(snapshot, 1, [Copy(each, GIB, (1,)) for each in range(1, 20)]))
     assert {move.target for move in moves} == {2, 3}

@@ -3,20 +3,20 @@
 import pytest
 
 from kvfs.base.errors import Invalid
-from kvfs.meta.redis.location import Address, Kind, parse
+from kvfs.meta.redis.location import Kind, ServerAddress, parse
 
 
 def test_a_server() -> None:
     found = parse("redis://us%40er:p%2Fw@host:7000/3?prefix=mine")
     assert found.kind is Kind.SERVER
-    assert found.addresses == (Address("host", 7000),)
+    assert found.addresses == (ServerAddress("host", 7000),)
     assert (found.username, found.password) == ("us@er", "p/w")
     assert (found.db, found.prefix, found.tls) == (3, "mine", False)
     assert found.shown == "redis://host:7000/3"
     plain = parse("redis://host")
-    assert plain.addresses == (Address("host", 6379),)
+    assert plain.addresses == (ServerAddress("host", 6379),)
     assert (plain.username, plain.password, plain.db, plain.prefix) == (None, None, 0, "kvfs")
-    assert parse("redis://[::1]:7").addresses == (Address("::1", 7),)
+    assert parse("redis://[::1]:7").addresses == (ServerAddress("::1", 7),)
     assert parse("redis://:only@host").password == "only"
 
 
@@ -24,7 +24,7 @@ def test_tls_and_sockets() -> None:
     found = parse("rediss://host?ca=/etc/ca.pem")
     assert (found.tls, found.ca) == (True, "/etc/ca.pem")
     local = parse("unix://u:p@/run/redis.sock?db=2")
-    assert local.addresses == (Address("", 0, "/run/redis.sock"),)
+    assert local.addresses == (ServerAddress("", 0, "/run/redis.sock"),)
     assert (local.db, local.username, local.password) == (2, "u", "p")
     assert local.shown == "unix:///run/redis.sock"
 
@@ -32,11 +32,15 @@ def test_tls_and_sockets() -> None:
 def test_sentinels_and_clusters() -> None:
     found = parse("redis+sentinel://:p@a,b:7/master/4")
     assert found.kind is Kind.SENTINEL
-    assert found.addresses == (Address("a", 26379), Address("b", 7))
+    assert found.addresses == (ServerAddress("a", 26379), ServerAddress("b", 7))
     assert (found.name, found.db) == ("master", 4)
     several = parse("redis+cluster://a:1,b:2,[::1]:3")
     assert several.kind is Kind.CLUSTER
-    assert several.addresses == (Address("a", 1), Address("b", 2), Address("::1", 3))
+    assert several.addresses == (
+        ServerAddress("a", 1),
+        ServerAddress("b", 2),
+        ServerAddress("::1", 3),
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from kvfs.tree import identities
 from kvfs.tree.identities import Identity
 from s3api.auth.credentials import (
     Credentials,
-    Known,
+    KeyOwner,
     encrypt_secret,
     generate,
     resolve,
@@ -37,7 +37,7 @@ class Store:
     def find(self, access_key: str) -> Identity | None:
         return self.engine.read_now(lambda t: identities.find(t, access_key))
 
-    def resolve(self, pair: Credentials, now: float = NOW, key: SecretKey = KEY) -> Known | None:
+    def resolve(self, pair: Credentials, now: float = NOW, key: SecretKey = KEY) -> KeyOwner | None:
         return resolve(key, self.find, pair.access_key, pair.session_token, now)
 
     def disable(self) -> None:

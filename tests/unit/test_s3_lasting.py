@@ -14,7 +14,7 @@ from kvfs.objects.object_errors import NoSuchUpload
 from s3api.http.request_context import Call
 from s3api.http.s3_errors import DECLARATION, S3Error
 from s3api.operations import long_running
-from s3api.operations.long_running import Pace, answer_lasting
+from s3api.operations.long_running import WorkPace, answer_lasting
 
 LONG = 1 << 30
 RESULT = {"CopyObjectResult": {"ETag": '"t-1"'}}
@@ -66,7 +66,7 @@ class Held:
         self.begun, self.go_on, self.ended = (threading.Event() for _ in range(3))
         self._outcome, self._size = outcome, size
 
-    def __call__(self, pace: Pace) -> Any:
+    def __call__(self, pace: WorkPace) -> Any:
         pace.begin(self._size)
         self.begun.set()
         try:
@@ -186,7 +186,7 @@ def test_where_no_thread_can_be_had_that_request_fails_and_no_other(
 
 def test_its_deadline_goes_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_running, "_DEADLINE_S", 0.0)
-    pace = Pace()
+    pace = WorkPace()
     pace.begin(1 << 40)
     pace.step(1)
     pace.begin(0)

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from kvfs.base.errors import NoSpace
-from s3api.http.outcome import Outcome
+from s3api.http.outcome import RequestOutcome
 from s3api.server import log_delivery
 from s3api.server.log_delivery import LogDelivery
 
@@ -32,7 +32,7 @@ class Delivered:
         self.lines[bucket] = self.lines.get(bucket, 0) + len(lines)
 
     def record(self, bucket: bytes, count: int) -> None:
-        outcome = Outcome("")
+        outcome = RequestOutcome("")
         call: Any = SimpleNamespace(settings={"logging": {}}, bucket="b", raw_bucket=bucket)
         outcome.call = call
         head: Any = SimpleNamespace(handled=outcome)

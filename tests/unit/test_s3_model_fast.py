@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvfs.meta.records import Inode
-from kvfs.objects.listing import Listed
+from kvfs.objects.listing import ListedObject
 from kvfs.objects.object_info import Facts
 from s3api.model import frequent_answers
 from s3api.model.serialising import serialise, url_encode
@@ -18,7 +18,7 @@ from tests.unit.s3_shapes import XML_TEXT, operation_model
 KEYS = st.one_of(XML_TEXT.filter(bool), st.text("ab/ <>&\"'\r\t\n+%~\u20ac\x01", min_size=1))
 OBJECTS = st.lists(
     st.builds(
-        Listed,
+        ListedObject,
         KEYS.map(str.encode),
         st.just(7),
         st.integers(0, 1 << 50),
@@ -31,7 +31,7 @@ OWNER = {"ID": "1&2", "DisplayName": "a<b"}
 modest = settings(max_examples=60, deadline=None)
 
 
-def members_of(found: Listed, url: bool, owner: dict[str, str] | None) -> dict[str, Any]:
+def members_of(found: ListedObject, url: bool, owner: dict[str, str] | None) -> dict[str, Any]:
     seconds, rest = divmod(found.mtime_ns, 1_000_000_000)
     key = found.key.decode()
     return {
@@ -49,7 +49,7 @@ def members_of(found: Listed, url: bool, owner: dict[str, str] | None) -> dict[s
 def test_contents_are_those_of_the_generic_writer(url: bool, owner: dict[str, str] | None) -> None:
     @modest
     @given(OBJECTS, st.lists(KEYS, max_size=3))
-    def check(objects: list[Listed], prefixes: list[str]) -> None:
+    def check(objects: list[ListedObject], prefixes: list[str]) -> None:
         names = [{"Prefix": url_encode(name) if url else name} for name in prefixes]
         generic = {"Contents": [members_of(each, url, owner) for each in objects]}
         _, _, document = serialise("ListObjectsV2", generic | {"CommonPrefixes": names})
@@ -61,7 +61,7 @@ def test_contents_are_those_of_the_generic_writer(url: bool, owner: dict[str, st
 
 @modest
 @given(OBJECTS, st.lists(XML_TEXT.filter(bool).map(str.encode), max_size=3))
-def test_botocore_reads_the_whole_list(objects: list[Listed], prefixes: list[bytes]) -> None:
+def test_botocore_reads_the_whole_list(objects: list[ListedObject], prefixes: list[bytes]) -> None:
     small = {"Name": "b", "Prefix": "p&", "MaxKeys": 9, "KeyCount": 3, "IsTruncated": True}
     status, headers, body = frequent_answers.list_answer(
         "ListObjectsV2", small, objects, prefixes, url=True

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from s3api.auth import sigv2
-from s3api.auth.post_policy import Form, verify
+from s3api.auth.post_policy import SignedForm, verify
 from s3api.auth.verified import AuthType
 from s3api.http.s3_errors import S3Error
 from tests.unit.s3_signed import ACCESS_KEY, HOST, SECRET, secret_of
@@ -43,7 +43,7 @@ def document(*conditions: object, expiration: object = LATER) -> dict[str, objec
     return {"expiration": expiration, "conditions": [*USUAL, *conditions]}
 
 
-def judge(fields: Mapping[str, str], now: float = NOW, version_2: bool = True) -> Form | None:
+def judge(fields: Mapping[str, str], now: float = NOW, version_2: bool = True) -> SignedForm | None:
     return verify(fields, "bucket", secret_of, now, version_2=version_2)
 
 

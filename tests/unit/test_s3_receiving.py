@@ -14,7 +14,7 @@ import trio
 
 from s3api.http import body_receiver
 from s3api.http.body_receiver import Receiver
-from s3api.http.buffer_pool import BUFFER_BYTES, Buffers
+from s3api.http.buffer_pool import BUFFER_BYTES, BufferPool
 from s3api.http.request_context import Call
 from s3api.http.side_digest import Beside, Hashing
 from s3api.rules.checksums import Digests, Hasher
@@ -27,7 +27,7 @@ def resident_bytes() -> int:
 
 
 def test_buffers_of_a_rush_are_let_go_after_it() -> None:
-    buffers = Buffers()
+    buffers = BufferPool()
     with contextlib.ExitStack() as rush:
         for _ in range(BODIES):
             rush.enter_context(buffers.lent())[:] = b"x" * BUFFER_BYTES
@@ -126,7 +126,7 @@ async def receive(body: "Trickle | Pieces", fd: int, hashing: Any = None) -> Dig
         head=SimpleNamespace(content_length=body.remaining),
         body=body,
         store=SimpleNamespace(written=lambda *_: None),
-        service=SimpleNamespace(buffers=Buffers(), hashing=hashing or Hashing()),
+        service=SimpleNamespace(buffers=BufferPool(), hashing=hashing or Hashing()),
         blocking=trio.to_thread.run_sync,
     )
     return await Receiver(cast("Call", call)).into(

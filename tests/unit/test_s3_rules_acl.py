@@ -21,14 +21,20 @@ from s3api.rules.access.acl import (
     policy_of_bucket,
     policy_of_object,
 )
-from s3api.rules.access.policy import Caller, Decision, Request, evaluate, new_bucket_policy
+from s3api.rules.access.policy import (
+    AccessRequest,
+    Decision,
+    Requester,
+    evaluate,
+    new_bucket_policy,
+)
 from s3api.rules.access.public_access import PublicAccessBlock
 
 ANN, BOB = Owner("c-ann", "ann"), Owner("c-bob", "bob")
 CALLERS = {
-    "ann": Caller("ann", "1", "c-ann"),
-    "bob": Caller("bob", "2", "c-bob"),
-    "anybody": Caller(),
+    "ann": Requester("ann", "1", "c-ann"),
+    "bob": Requester("bob", "2", "c-bob"),
+    "anybody": Requester(),
 }
 NAMES = {"c-ann": "ann", "c-bob": "bob"}
 
@@ -37,7 +43,7 @@ def who_may(policy: Any, action: str, resource: str) -> set[str]:
     found = set()
     for name, caller in CALLERS.items():
         values = {"aws:username": (caller.name,)} if caller.name else {}
-        if evaluate([policy], Request(caller, action, resource, values)) is Decision.ALLOW:
+        if evaluate([policy], AccessRequest(caller, action, resource, values)) is Decision.ALLOW:
             found.add(name)
     return found
 
@@ -213,9 +219,9 @@ def test_a_restricted_public_policy_counts_for_the_owners_account_alone() -> Non
     for name, decision in (("ann", "ALLOW"), ("bob", "NONE"), ("anybody", "NONE")):
         caller = CALLERS[name]
         effective = restricted.effective_policy(policy, caller, "1")
-        request = Request(caller, "s3:GetObject", "arn:aws:s3:::b/x")
+        request = AccessRequest(caller, "s3:GetObject", "arn:aws:s3:::b/x")
         assert evaluate([effective], request) is Decision[decision]
-        secret = Request(caller, "s3:GetObject", "arn:aws:s3:::b/secret")
+        secret = AccessRequest(caller, "s3:GetObject", "arn:aws:s3:::b/secret")
         assert evaluate([effective], secret) is Decision.DENY
 
 

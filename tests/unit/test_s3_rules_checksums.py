@@ -14,9 +14,9 @@ from s3api.rules.checksums import (
     ALGORITHMS,
     COMPOSITE,
     FULL_OBJECT,
-    Checksum,
     FirstPass,
-    Wanted,
+    StoredChecksum,
+    WantedChecksum,
     algorithm,
     check_whole,
     content_md5,
@@ -88,13 +88,13 @@ def test_types_of_multipart_uploads() -> None:
 
 def test_what_headers_want() -> None:
     crc = value("CRC32", b"x")
-    assert wanted({}) == Wanted(algorithm("CRC64NVME"))
+    assert wanted({}) == WantedChecksum(algorithm("CRC64NVME"))
     assert wanted({}, "SHA256").algorithm.name == "SHA256"
     assert wanted({"x-amz-checksum-crc32": crc}).expected == compute("CRC32", b"x")
     named = {"x-amz-checksum-crc32": crc, "x-amz-sdk-checksum-algorithm": "CRC32"}
     assert wanted(named).algorithm.name == "CRC32"
     trailer = {"x-amz-trailer": "x-amz-checksum-crc32c", "x-amz-sdk-checksum-algorithm": "CRC32C"}
-    assert wanted(trailer) == Wanted(algorithm("CRC32C"), trailer="x-amz-checksum-crc32c")
+    assert wanted(trailer) == WantedChecksum(algorithm("CRC32C"), trailer="x-amz-checksum-crc32c")
     assert wanted({"x-amz-checksum-type": "FULL_OBJECT"}).expected is None
 
 
@@ -132,7 +132,7 @@ def test_one_pass_computes_all(pieces: list[bytes], name: str) -> None:
     body = b"".join(pieces)
     expected = compute(name, body)
     passed = FirstPass(
-        Wanted(ALGORITHMS[name], expected=expected),
+        WantedChecksum(ALGORITHMS[name], expected=expected),
         size=len(body),
         content_sha256=hashlib.sha256(body).hexdigest(),
         content_md5=hashlib.md5(body).digest(),
@@ -145,7 +145,7 @@ def test_one_pass_computes_all(pieces: list[bytes], name: str) -> None:
     digests = passed.finish({})
     assert digests.size == len(body)
     assert digests.etag == hashlib.md5(body).hexdigest()
-    checksum = Checksum(ALGORITHMS[name], base64.b64encode(expected).decode(), FULL_OBJECT)
+    checksum = StoredChecksum(ALGORITHMS[name], base64.b64encode(expected).decode(), FULL_OBJECT)
     assert digests.checksum == checksum
 
 
@@ -162,7 +162,7 @@ def test_mismatches() -> None:
     assert code_of(sha256.finish, {}) == "XAmzContentSHA256Mismatch"
     md5 = passed_over(b"body", content_md5=hashlib.md5(b"other").digest())
     assert code_of(md5.finish, {}) == "BadDigest"
-    header = passed_over(b"body", wanted=Wanted(algorithm("CRC32"), expected=bytes(4)))
+    header = passed_over(b"body", wanted=WantedChecksum(algorithm("CRC32"), expected=bytes(4)))
     assert code_of(header.finish, {}) == "BadDigest"
 
 
@@ -189,7 +189,7 @@ def test_fast_tags_are_those_of_large_bodies_that_nobody_hashed() -> None:
     checked = passed_over(body, fast=True, content_md5=md5.digest()).finish({})
     assert checked.etag == md5.hexdigest()
     for name in ("SHA1", "SHA256"):
-        hashed = passed_over(body, fast=True, wanted=Wanted(algorithm(name)))
+        hashed = passed_over(body, fast=True, wanted=WantedChecksum(algorithm(name)))
         assert hashed.finish({}).etag == md5.hexdigest()
     small = passed_over(body[:-1], fast=True).finish({})
     assert small.etag == hashlib.md5(body[:-1]).hexdigest()
@@ -199,13 +199,13 @@ def test_fast_tags_are_those_of_large_bodies_that_nobody_hashed() -> None:
 
 
 def test_whole_values_of_clients() -> None:
-    composite = Checksum(algorithm("CRC32"), "AAAAAA==-2", COMPOSITE)
+    composite = StoredChecksum(algorithm("CRC32"), "AAAAAA==-2", COMPOSITE)
     for good in (None, "AAAAAA==-2", "AAAAAA=="):
         check_whole(composite, good)
     assert code_of(check_whole, composite, "AAAAAA==-3") == "BadDigest"
     assert code_of(check_whole, composite, "AQAAAA==") == "BadDigest"
     assert code_of(check_whole, composite, "nonsense") == "BadDigest"
-    full = Checksum(algorithm("CRC32"), "AAAAAA==", FULL_OBJECT)
+    full = StoredChecksum(algorithm("CRC32"), "AAAAAA==", FULL_OBJECT)
     check_whole(full, "AAAAAA==")
     assert code_of(check_whole, full, "AAAAAA==-2") == "BadDigest"
 

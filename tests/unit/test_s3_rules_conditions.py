@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from s3api.http.s3_errors import S3Error
 from s3api.rules.conditions import (
     Conditions,
-    Target,
+    ConditionTarget,
     check_copy_source,
     check_delete,
     check_write,
@@ -21,7 +21,7 @@ from s3api.rules.conditions import (
 WHEN = datetime(2024, 5, 1, 12, 0, 0, 700_000, tzinfo=UTC)
 BEFORE, AFTER = WHEN - timedelta(hours=1), WHEN + timedelta(hours=1)
 SAME = WHEN.replace(microsecond=0)
-TARGET = Target("abc", WHEN, 10)
+TARGET = ConditionTarget("abc", WHEN, 10)
 
 
 def refused(call: Callable[[], object]) -> tuple[str, str | None]:
@@ -98,7 +98,7 @@ def test_reads_and_copy_sources(conditions: Conditions, outcome: int) -> None:
         (Conditions(if_match="*"), None, "NoSuchKey"),
     ],
 )
-def test_writes(conditions: Conditions, current: Target | None, code: str | None) -> None:
+def test_writes(conditions: Conditions, current: ConditionTarget | None, code: str | None) -> None:
     if code is None:
         check_write(conditions, current)
     else:
@@ -125,7 +125,7 @@ def test_any_text_is_a_list_of_tags_and_perhaps_a_date(text: str) -> None:
 @given(st.lists(st.text("abc,", max_size=4), max_size=4), st.text("abc,", max_size=4))
 def test_lists_of_quoted_tags(tags: list[str], etag: str) -> None:
     header = ", ".join(f'"{tag}"' for tag in tags)
-    found = is_not_modified(Conditions(if_none_match=header), Target(etag, WHEN, 0))
+    found = is_not_modified(Conditions(if_none_match=header), ConditionTarget(etag, WHEN, 0))
     assert found is (etag in tags)
 
 

@@ -9,7 +9,7 @@ from s3api.http.s3_errors import S3Error
 from s3api.rules.object_lock import (
     COMPLIANCE,
     GOVERNANCE,
-    Lock,
+    ObjectLock,
     Retention,
     check_change,
     check_delete,
@@ -37,16 +37,16 @@ def refused(call: Any, *arguments: Any, **named: Any) -> str | None:
 @pytest.mark.parametrize(
     ("lock", "plain", "bypassed"),
     [
-        (Lock(), True, True),
-        (Lock(legal_hold=True), False, False),
-        (Lock(Retention(GOVERNANCE, SOON)), False, True),
-        (Lock(Retention(GOVERNANCE, SOON), legal_hold=True), False, False),
-        (Lock(Retention(COMPLIANCE, SOON)), False, False),
-        (Lock(Retention(GOVERNANCE, PAST)), True, True),
-        (Lock(Retention(COMPLIANCE, NOW)), True, True),
+        (ObjectLock(), True, True),
+        (ObjectLock(legal_hold=True), False, False),
+        (ObjectLock(Retention(GOVERNANCE, SOON)), False, True),
+        (ObjectLock(Retention(GOVERNANCE, SOON), legal_hold=True), False, False),
+        (ObjectLock(Retention(COMPLIANCE, SOON)), False, False),
+        (ObjectLock(Retention(GOVERNANCE, PAST)), True, True),
+        (ObjectLock(Retention(COMPLIANCE, NOW)), True, True),
     ],
 )
-def test_deletes(lock: Lock, plain: bool, bypassed: bool) -> None:
+def test_deletes(lock: ObjectLock, plain: bool, bypassed: bool) -> None:
     for may_bypass, allowed in ((False, plain), (True, bypassed)):
         code = refused(check_delete, lock, NOW, may_bypass=may_bypass)
         assert code == (None if allowed else "AccessDenied")
@@ -118,14 +118,14 @@ def test_retention_documents() -> None:
 def test_locks_of_new_versions() -> None:
     plain = {"ObjectLockEnabled": "Enabled"}
     default = configuration(Mode=GOVERNANCE, Days=2)
-    assert new_lock({}, None, NOW) == Lock()
-    assert new_lock({}, plain, NOW) == Lock()
-    assert new_lock({}, default, NOW) == Lock(Retention(GOVERNANCE, LATER))
+    assert new_lock({}, None, NOW) == ObjectLock()
+    assert new_lock({}, plain, NOW) == ObjectLock()
+    assert new_lock({}, default, NOW) == ObjectLock(Retention(GOVERNANCE, LATER))
     both = {"ObjectLockMode": COMPLIANCE, "ObjectLockRetainUntilDate": SOON}
-    assert new_lock(both, default, NOW) == Lock(Retention(COMPLIANCE, SOON))
+    assert new_lock(both, default, NOW) == ObjectLock(Retention(COMPLIANCE, SOON))
     hold = {"ObjectLockLegalHoldStatus": "ON"}
-    assert new_lock(hold, plain, NOW) == Lock(legal_hold=True)
-    assert new_lock(hold, default, NOW) == Lock(Retention(GOVERNANCE, LATER), legal_hold=True)
+    assert new_lock(hold, plain, NOW) == ObjectLock(legal_hold=True)
+    assert new_lock(hold, default, NOW) == ObjectLock(Retention(GOVERNANCE, LATER), legal_hold=True)
     assert refused(new_lock, both, None, NOW) == "InvalidRequest"
     for bad in (
         {"ObjectLockMode": COMPLIANCE},

@@ -15,10 +15,10 @@ from s3api.rules.access import actions, condition_operators
 from s3api.rules.access.glob import is_fixed, literal, matches
 from s3api.rules.access.policy import (
     SIZE_LIMIT_BYTES,
-    Caller,
+    AccessRequest,
     Decision,
     Policy,
-    Request,
+    Requester,
     evaluate,
     is_public,
     new_bucket_policy,
@@ -26,9 +26,9 @@ from s3api.rules.access.policy import (
     parse_user_policy,
 )
 
-ANN = Caller("ann", "123456789012", "c-ann")
-BOB = Caller("bob", "123456789012", "c-bob")
-ANYBODY = Caller()
+ANN = Requester("ann", "123456789012", "c-ann")
+BOB = Requester("bob", "123456789012", "c-bob")
+ANYBODY = Requester()
 OBJECT = "arn:aws:s3:::b/home/ann/x"
 
 
@@ -47,12 +47,16 @@ def bucket_policy(*statements: dict[str, Any], version: str = "2012-10-17") -> P
     return new_bucket_policy(document(*statements, version=version), "b")
 
 
-def decide(policy: Policy, caller: Caller = ANN, **values: str | tuple[str, ...]) -> Decision:
+def decide(policy: Policy, caller: Requester = ANN, **values: str | tuple[str, ...]) -> Decision:
     return decide_on(policy, caller, "s3:GetObject", OBJECT, values)
 
 
 def decide_on(
-    policy: Policy, caller: Caller, action: str, resource: str, values: dict[str, Any] | None = None
+    policy: Policy,
+    caller: Requester,
+    action: str,
+    resource: str,
+    values: dict[str, Any] | None = None,
 ) -> Decision:
     context = {
         key: value if isinstance(value, tuple) else (value,)
@@ -60,10 +64,10 @@ def decide_on(
     }
     if caller.name is not None:
         context.setdefault("aws:username", (caller.name,))
-    return evaluate([policy], Request(caller, action, resource, context))
+    return evaluate([policy], AccessRequest(caller, action, resource, context))
 
 
-def allows(policy: Policy, caller: Caller = ANN, values: dict[str, Any] | None = None) -> bool:
+def allows(policy: Policy, caller: Requester = ANN, values: dict[str, Any] | None = None) -> bool:
     return decide_on(policy, caller, "s3:GetObject", OBJECT, values) is Decision.ALLOW
 
 
@@ -142,10 +146,10 @@ def test_actions_and_resources(elements: dict[str, Any], expected: bool) -> None
 
 def test_a_value_is_never_a_wildcard() -> None:
     policy = bucket_policy(statement(Resource="arn:aws:s3:::b/home/${aws:username}/*"))
-    assert not allows(policy, Caller("*", "123456789012"))
+    assert not allows(policy, Requester("*", "123456789012"))
     condition = {"StringLike": {"aws:userid": "${aws:username}"}}
     assert not allows(
-        bucket_policy(statement(Condition=condition)), Caller("*"), {"aws:userid": "x"}
+        bucket_policy(statement(Condition=condition)), Requester("*"), {"aws:userid": "x"}
     )
 
 
@@ -167,13 +171,13 @@ def test_a_deny_wins_wherever_it_stands(order: list[str]) -> None:
     ]
     assert decide(bucket_policy(*statements)) is Decision.DENY
     each = [bucket_policy(one) for one in statements]
-    assert evaluate(each, Request(ANN, "s3:GetObject", OBJECT)) is Decision.DENY
+    assert evaluate(each, AccessRequest(ANN, "s3:GetObject", OBJECT)) is Decision.DENY
 
 
 def test_what_nothing_speaks_of_is_not_decided() -> None:
     policy = bucket_policy(statement(Action="s3:PutObject"))
     assert decide(policy) is Decision.NONE
-    assert evaluate([], Request(ANN, "s3:GetObject", OBJECT)) is Decision.NONE
+    assert evaluate([], AccessRequest(ANN, "s3:GetObject", OBJECT)) is Decision.NONE
 
 
 IP = "aws:sourceip"

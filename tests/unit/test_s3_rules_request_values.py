@@ -4,15 +4,21 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from s3api.rules.access.policy import Caller, Decision, Request, evaluate, new_bucket_policy
+from s3api.rules.access.policy import (
+    AccessRequest,
+    Decision,
+    Requester,
+    evaluate,
+    new_bucket_policy,
+)
 from s3api.rules.access.request_values import (
-    Signed,
+    SignatureKind,
     request_values,
     with_existing_tags,
     with_request_tags,
 )
 
-ANN = Caller("ann", "1", "c-ann")
+ANN = Requester("ann", "1", "c-ann")
 HEADERS = {
     "user-agent": "boto",
     "referer": "http://example.com/",
@@ -23,7 +29,9 @@ HEADERS = {
 QUERY = {"prefix": "home/", "delimiter": "/", "max-keys": "10", "versionId": "v"}
 
 
-def values(caller: Caller = ANN, signed: Signed | None = None) -> dict[str, tuple[str, ...]]:
+def values(
+    caller: Requester = ANN, signed: SignatureKind | None = None
+) -> dict[str, tuple[str, ...]]:
     return request_values(
         caller=caller,
         source_ip="10.0.0.1",
@@ -44,12 +52,12 @@ def holds(condition: dict[str, Any], given: dict[str, tuple[str, ...]]) -> bool:
         "Condition": condition,
     }
     policy = new_bucket_policy(json.dumps({"Statement": statement}), "b")
-    request = Request(ANN, "s3:PutObject", "arn:aws:s3:::b/x", given)
+    request = AccessRequest(ANN, "s3:PutObject", "arn:aws:s3:::b/x", given)
     return evaluate([policy], request) is Decision.ALLOW
 
 
 def test_every_key_is_seen() -> None:
-    given = values(signed=Signed("AWS4-HMAC-SHA256", "REST-QUERY-STRING", 5000))
+    given = values(signed=SignatureKind("AWS4-HMAC-SHA256", "REST-QUERY-STRING", 5000))
     for condition in (
         {"IpAddress": {"aws:SourceIp": "10.0.0.0/24"}},
         {"Bool": {"aws:SecureTransport": "true"}},
@@ -71,7 +79,7 @@ def test_every_key_is_seen() -> None:
 
 
 def test_anonymous_callers_have_no_name() -> None:
-    given = values(Caller())
+    given = values(Requester())
     assert holds({"Null": {"aws:username": "true", "s3:authType": "true"}}, given)
     assert given["aws:principaltype"] == ("Anonymous",)
 

@@ -18,7 +18,7 @@ from s3api.operations.object.get_object import part_sizes
 from s3api.operations.object.retention import lock_attributes, retention_of
 from s3api.rules import parts, tagging
 from s3api.rules.access import acl
-from s3api.rules.object_lock import Lock, Retention
+from s3api.rules.object_lock import ObjectLock, Retention
 
 NOW_S = 1_800_000_000
 NAMES = st.sampled_from(
@@ -86,7 +86,7 @@ def test_a_lock_that_cannot_be_read_holds(value: bytes) -> None:
 
 @pytest.mark.parametrize("mode", ["GOVERNANCE", "COMPLIANCE"])
 def test_what_s3_keeps_is_sound(mode: str) -> None:
-    kept = lock_attributes(Lock(Retention(mode, datetime(2100, 1, 1, tzinfo=UTC)), True))
+    kept = lock_attributes(ObjectLock(Retention(mode, datetime(2100, 1, 1, tzinfo=UTC)), True))
     kept |= parts.attributes([5, 5, 1], ["AAAAAA==", "AAAAAA==", "BBBBBB=="])
     kept |= {"tagging": tagging.encode({"a b": "c/é", "d": ""}), "checksum.crc32": "AAAAAA==-3"}
     owner = acl.Owner("main", "main")

@@ -15,13 +15,13 @@ from gds.format.safetensors import BITS, TensorInfo
 from gds.plan.architecture import cutting_of, splits_of
 from gds.plan.tensor_parallel import (
     TRANSFORMER,
+    AttentionHeads,
     Cutting,
     Experts,
-    Heads,
-    Part,
-    Refused,
     Splits,
     Stacked,
+    TensorPart,
+    UnknownSplit,
 )
 from kvfs.base.errors import Invalid
 
@@ -34,7 +34,7 @@ def info(name: str, shape: Sequence[int], dtype: str = "BF16") -> TensorInfo:
     return TensorInfo(name, dtype, tuple(shape), 0, math.prod(shape) * BITS[dtype] // 8)
 
 
-def part_of(tensor: TensorInfo, splits: Splits, rank: int, ranks: int) -> Part | None:
+def part_of(tensor: TensorInfo, splits: Splits, rank: int, ranks: int) -> TensorPart | None:
     return Cutting(splits, rank, ranks).part(tensor)
 
 
@@ -135,17 +135,17 @@ def test_gates_and_what_they_gate_are_cut_apart(ranks: int, each: int) -> None:
         assert np.array_equal(turned, expected.T)
 
 
-MODELS: Mapping[str, tuple[dict[str, Any], dict[str, Callable[[int, int], Part | None]]]] = {
+MODELS: Mapping[str, tuple[dict[str, Any], dict[str, Callable[[int, int], TensorPart | None]]]] = {
     "gpt_neox": (
         {"num_attention_heads": 4, "hidden_size": 16},
         {
-            "gpt_neox.layers.0.attention.query_key_value.weight": lambda r, n: Part(
+            "gpt_neox.layers.0.attention.query_key_value.weight": lambda r, n: TensorPart(
                 0, ((r * 48 // n, (r + 1) * 48 // n),)
             ),
-            "gpt_neox.layers.0.mlp.dense_h_to_4h.weight": lambda r, n: Part(
+            "gpt_neox.layers.0.mlp.dense_h_to_4h.weight": lambda r, n: TensorPart(
                 0, ((r * 48 // n, (r + 1) * 48 // n),)
             ),
-            "gpt_neox.layers.0.attention.dense.weight": lambda r, n: Part(
+            "gpt_neox.layers.0.attention.dense.weight": lambda r, n: TensorPart(
                 1, ((r * 16 // n, (r + 1) * 16 // n),)
             ),
             "gpt_neox.layers.0.attention.dense.bias": lambda _r, _n: None,
@@ -160,18 +160,20 @@ MODELS: Mapping[str, tuple[dict[str, Any], dict[str, Callable[[int, int], Part |
             "multi_query_group_num": 2,
         },
         {
-            "transformer.encoder.layers.0.self_attention.query_key_value.weight": lambda r, n: Part(
-                0,
-                (
-                    (r * 32 // n, (r + 1) * 32 // n),
-                    (32 + r * 2 // n * 4, 36 + r * 2 // n * 4),
-                    (40 + r * 2 // n * 4, 44 + r * 2 // n * 4),
-                ),
+            "transformer.encoder.layers.0.self_attention.query_key_value.weight": lambda r, n: (
+                TensorPart(
+                    0,
+                    (
+                        (r * 32 // n, (r + 1) * 32 // n),
+                        (32 + r * 2 // n * 4, 36 + r * 2 // n * 4),
+                        (40 + r * 2 // n * 4, 44 + r * 2 // n * 4),
+                    ),
+                )
             ),
-            "transformer.encoder.layers.0.mlp.dense_h_to_4h.weight": lambda r, n: Part(
+            "transformer.encoder.layers.0.mlp.dense_h_to_4h.weight": lambda r, n: TensorPart(
                 0, ((r * 24 // n, (r + 1) * 24 // n), (24 + r * 24 // n, 24 + (r + 1) * 24 // n))
             ),
-            "transformer.encoder.layers.0.self_attention.dense.weight": lambda r, n: Part(
+            "transformer.encoder.layers.0.self_attention.dense.weight": lambda r, n: TensorPart(
                 1, ((r * 16 // n, (r + 1) * 16 // n),)
             ),
         },
@@ -241,10 +243,10 @@ def test_a_permutation_of_inputs_leaves_all_groups_on_all_ranks() -> None:
     splits = splits_of({"quantization_config": {"quant_method": "gptq", "desc_act": True}})
     rows = "m.0.down_proj."
     assert part_of(info(rows + "scales", (8, 8)), splits, 1, 2) is None
-    assert part_of(info(rows + "qweight", (8, 8)), splits, 1, 2) == Part(0, ((4, 8),))
-    assert part_of(info(rows + "g_idx", (64,)), splits, 1, 2) == Part(0, ((32, 64),))
+    assert part_of(info(rows + "qweight", (8, 8)), splits, 1, 2) == TensorPart(0, ((4, 8),))
+    assert part_of(info(rows + "g_idx", (64,)), splits, 1, 2) == TensorPart(0, ((32, 64),))
     assert part_of(info("m.0.up_proj.g_idx", (64,)), splits, 1, 2) is None
-    assert part_of(info("m.0.up_proj.scales", (8, 8)), splits, 1, 2) == Part(1, ((4, 8),))
+    assert part_of(info("m.0.up_proj.scales", (8, 8)), splits, 1, 2) == TensorPart(1, ((4, 8),))
 
 
 def test_ranks_of_a_transformer_have_all_of_it() -> None:
@@ -280,13 +282,15 @@ def test_experts_are_dealt_out_where_the_plan_says_so() -> None:
         assert all(part is None or part.spans == () for part in parts)
     stacked: Splits = {r"\.experts\.\w+$": 0}
     part = part_of(info("m.0.mlp.experts.gate_up_proj", (8, 4, 6)), stacked, 1, 4)
-    assert part == Part(0, ((2, 4),))
+    assert part == TensorPart(0, ((2, 4),))
 
 
 def test_heads_of_another_size_than_the_config_says_are_cut_as_if_it_said_nothing() -> None:
     splits = splits_of({"text_config": config_of(8, 2)})
-    assert part_of(info("m.k_proj.weight", (8, 8)), splits, 3, 4) == Part(0, ((4, 8),))
-    assert part_of(info("vision.k_proj.weight", (48, 8)), splits, 3, 4) == Part(0, ((36, 48),))
+    assert part_of(info("m.k_proj.weight", (8, 8)), splits, 3, 4) == TensorPart(0, ((4, 8),))
+    assert part_of(info("vision.k_proj.weight", (48, 8)), splits, 3, 4) == TensorPart(
+        0, ((36, 48),)
+    )
     with pytest.raises(Invalid, match=r"vision.*12 heads of 4"):
         part_of(info("vision.qkv_proj.weight", (80, 8)), splits, 3, 4)
 
@@ -307,10 +311,10 @@ REFUSED: Mapping[str, tuple[str, tuple[int, ...], Splits]] = {
     ),
     "its module is cut": ("m.down_proj.weight_scale", (8, 1), TRANSFORMER),
     "not as 1:1": ("m.gate_up_proj.weight", (7, 8), TRANSFORMER),
-    "48 are not 7 heads": ("m.q_proj.weight", (48, 8), {"q_proj": Heads(7)}),
+    "48 are not 7 heads": ("m.q_proj.weight", (48, 8), {"q_proj": AttentionHeads(7)}),
     "'9' is no number of one of 8 experts": ("e.9.w", (8, 8), {r"e\.(\d+)": Experts(8)}),
     "6 experts cannot be divided": ("e.5.w", (8, 8), {r"e\.(\d+)": Experts(6)}),
-    "because": ("w", (8, 8), {"w": Refused("because")}),
+    "because": ("w", (8, 8), {"w": UnknownSplit("because")}),
     "experts are stacked in it": ("m.experts.gate_up_proj.weight", (4, 8, 8), TRANSFORMER),
     "state space": ("m.mixer.in_proj.weight", (8, 8), TRANSFORMER),
 }
@@ -341,7 +345,7 @@ def test_what_cannot_be_cut_is_refused_by_name(said: str) -> None:
 def test_both_halves_of_a_module_are_cut(name: str, dimension: int) -> None:
     """Whatever a family calls them: one half alone would be other weights."""
     shape = (8,) if name.endswith("bias") else (8, 8)
-    assert part_of(info(name, shape), TRANSFORMER, 1, 2) == Part(dimension, ((4, 8),))
+    assert part_of(info(name, shape), TRANSFORMER, 1, 2) == TensorPart(dimension, ((4, 8),))
 
 
 def test_what_is_added_after_the_sum_all_ranks_have() -> None:
@@ -424,7 +428,7 @@ def test_numbers_in_names_mean_nothing_to_what_a_config_says(
             assert outcome(cutting, tensor) == outcome(Cutting(splits_of(config), 1, 4), tensor)
 
 
-def outcome(cutting: Cutting, tensor: TensorInfo) -> Part | str | None:
+def outcome(cutting: Cutting, tensor: TensorInfo) -> TensorPart | str | None:
     try:
         return cutting.part(tensor)
     except Invalid as refusal:

@@ -5,7 +5,7 @@ import pytest
 from kvfs.base.errors import Invalid, NotSupported
 from kvfs.base.media import Place, parse_shared, parse_tier
 from kvfs.meta.records import Namespace
-from kvfs.policy.tier_choice import Room, targets
+from kvfs.policy.tier_choice import TierRoom, targets
 from kvfs.tree import namespace_policies
 
 GIB = 1 << 30
@@ -52,15 +52,15 @@ def test_media_that_cannot_be_kept_to_are_refused(kind: str, media: list[str]) -
 
 def test_new_files_go_to_the_first_medium_that_has_room() -> None:
     media = {1: ["ram", "ssd"], 2: ["ssd"], 3: [], 4: ["shared:flash"]}
-    roomy = [Room(RAM, 0, GIB), Room(DISK, 0, 8 * GIB), Room(SHARED, 0, GIB)]
+    roomy = [TierRoom(RAM, 0, GIB), TierRoom(DISK, 0, 8 * GIB), TierRoom(SHARED, 0, GIB)]
     assert targets(media, roomy, own_free=GIB) == {1: "/ram", 2: "/disk", 3: "/disk", 4: "/flash"}
-    full = [Room(RAM, GIB * 9 // 10, GIB), Room(DISK, 0, 8 * GIB)]
+    full = [TierRoom(RAM, GIB * 9 // 10, GIB), TierRoom(DISK, 0, 8 * GIB)]
     assert targets(media, full, own_free=GIB) == {1: "/disk", 2: "/disk", 3: "/disk"}
     assert targets(media, full, own_free=9 * GIB) == {}
     assert targets(media, [], own_free=0) == {}
 
 
 def test_a_place_is_relieved_before_it_is_full() -> None:
-    assert Room(RAM, GIB // 2, GIB).excess == 0
-    assert Room(RAM, GIB * 7 // 8, GIB).excess > GIB // 8
-    assert not Room(RAM, GIB * 7 // 8, GIB).takes_files
+    assert TierRoom(RAM, GIB // 2, GIB).excess == 0
+    assert TierRoom(RAM, GIB * 7 // 8, GIB).excess > GIB // 8
+    assert not TierRoom(RAM, GIB * 7 // 8, GIB).takes_files

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from kvfs.base.errors import Conflict, Corrupt, NotFound, Unavailable
 from kvfs.cluster.peer_protocol import PeerAddress
-from kvfs.transfer.chunk_plan import Plan, Span
-from kvfs.transfer.sources import Source, Sources, Standing
+from kvfs.transfer.chunk_plan import ChunkPlan, ChunkSpan
+from kvfs.transfer.sources import PeerSource, Sources, Standing
 
 
-def taken(plan: Plan, most: int = 1) -> list[int]:
+def taken(plan: ChunkPlan, most: int = 1) -> list[int]:
     """All that is asked for, in its order."""
     chunks: list[int] = []
     while (span := plan.take(most)) is not None:
@@ -20,64 +20,69 @@ def taken(plan: Plan, most: int = 1) -> list[int]:
 
 
 def test_a_file_is_asked_for_in_its_order() -> None:
-    assert taken(Plan(5), 2) == [0, 1, 2, 3, 4]
+    assert taken(ChunkPlan(5), 2) == [0, 1, 2, 3, 4]
 
 
 def test_who_waits_comes_first_then_what_is_likely() -> None:
-    plan = Plan(10)
-    plan.expect(Span(7, 2))
-    plan.urge(Span(4, 1))
+    plan = ChunkPlan(10)
+    plan.expect(ChunkSpan(7, 2))
+    plan.urge(ChunkSpan(4, 1))
     assert taken(plan) == [4, 7, 8, 0, 1, 2, 3, 5, 6, 9]
 
 
 def test_lazily_only_what_is_wanted_is_asked_for() -> None:
-    plan = Plan(10, lazily=True)
+    plan = ChunkPlan(10, lazily=True)
     assert taken(plan) == []
-    plan.urge(Span(4, 2))
-    plan.expect(Span(8, 1))
+    plan.urge(ChunkSpan(4, 2))
+    plan.expect(ChunkSpan(8, 1))
     assert plan.left() == 3
     assert taken(plan, 16) == [4, 5, 8]
 
 
 def test_what_is_here_is_not_asked_for() -> None:
-    plan = Plan(10, present=b"\x83\x01")
+    plan = ChunkPlan(10, present=b"\x83\x01")
     assert plan.here == 4
     assert taken(plan, 16) == [2, 3, 4, 5, 6, 9]
     assert plan.present == b"\x83\x01"
 
 
 def test_what_was_given_back_is_asked_for_first() -> None:
-    plan = Plan(4)
+    plan = ChunkPlan(4)
     assert taken(plan) == [0, 1, 2, 3]
     plan.put(2)
-    plan.give_back(Span(1, 3))
-    plan.urge(Span(0, 4))
+    plan.give_back(ChunkSpan(1, 3))
+    plan.urge(ChunkSpan(0, 4))
     assert taken(plan) == [1, 3]
 
 
 def test_who_may_not_answer_gets_what_is_wanted_last() -> None:
-    plan = Plan(5)
-    plan.urge(Span(3, 2))
-    plan.expect(Span(2, 1))
-    assert [plan.take_last() for _ in range(4)] == [Span(2, 1), Span(1, 1), Span(0, 1), None]
+    plan = ChunkPlan(5)
+    plan.urge(ChunkSpan(3, 2))
+    plan.expect(ChunkSpan(2, 1))
+    assert [plan.take_last() for _ in range(4)] == [
+        ChunkSpan(2, 1),
+        ChunkSpan(1, 1),
+        ChunkSpan(0, 1),
+        None,
+    ]
     assert taken(plan, 5) == [3, 4]
-    plan.give_back(Span(2, 3))
+    plan.give_back(ChunkSpan(2, 3))
     assert plan.take_last() is None, "who waited for it waits again"
 
 
 def test_lazily_nobody_is_tried_with_what_nobody_wants() -> None:
-    plan = Plan(10, lazily=True)
-    plan.urge(Span(4, 2))
+    plan = ChunkPlan(10, lazily=True)
+    plan.urge(ChunkSpan(4, 2))
     assert plan.take_last() is None
-    plan.expect(Span(7, 2))
-    assert [plan.take_last() for _ in range(3)] == [Span(8, 1), Span(7, 1), None]
+    plan.expect(ChunkSpan(7, 2))
+    assert [plan.take_last() for _ in range(3)] == [ChunkSpan(8, 1), ChunkSpan(7, 1), None]
 
 
 def test_how_much_is_here_in_a_row() -> None:
-    plan = Plan(6, present=b"\x1d")
+    plan = ChunkPlan(6, present=b"\x1d")
     assert [plan.run(first, 3) for first in range(6)] == [1, 0, 3, 2, 1, 0]
-    assert plan.has_all(Span(2, 3))
-    assert not plan.has_all(Span(2, 4))
+    assert plan.has_all(ChunkSpan(2, 3))
+    assert not plan.has_all(ChunkSpan(2, 4))
 
 
 @given(
@@ -92,7 +97,7 @@ def test_how_much_is_here_in_a_row() -> None:
 def test_a_chunk_is_asked_of_one_at_a_time(
     chunks: int, lazily: bool, steps: Iterable[tuple[str, int]]
 ) -> None:
-    plan, asked, here = Plan(chunks, lazily=lazily), set[int](), set[int]()
+    plan, asked, here = ChunkPlan(chunks, lazily=lazily), set[int](), set[int]()
     for step, number in steps:
         if step in ("take", "last"):
             span = plan.take(number + 1) if step == "take" else plan.take_last()
@@ -101,17 +106,17 @@ def test_a_chunk_is_asked_of_one_at_a_time(
             assert len(new) <= number + 1
             asked |= new
         elif number < chunks and step in ("urge", "expect"):
-            getattr(plan, step)(Span(number, min(3, chunks - number)))
+            getattr(plan, step)(ChunkSpan(number, min(3, chunks - number)))
         elif number in asked:
             asked.discard(number)
             if step == "put":
                 plan.put(number)
                 here.add(number)
             else:
-                plan.give_back(Span(number, 1))
+                plan.give_back(ChunkSpan(number, 1))
     assert {chunk for chunk in range(chunks) if plan.has(chunk)} == here
     assert plan.here == len(here)
-    plan.expect(Span(0, chunks))
+    plan.expect(ChunkSpan(0, chunks))
     assert set(taken(plan, 7)) == set(range(chunks)) - asked - here
 
 
@@ -122,7 +127,7 @@ def at(*nodes: int) -> list[PeerAddress]:
     return [PeerAddress(node, "host", 1) for node in nodes]
 
 
-def nodes(sources: Iterable[Source]) -> list[int]:
+def nodes(sources: Iterable[PeerSource]) -> list[int]:
     return [source.address.node for source in sources]
 
 
@@ -144,7 +149,7 @@ def test_who_is_out_is_replaced() -> None:
 
 
 def test_a_failure_that_may_pass_is_tried_again_once() -> None:
-    source = Source(at(1)[0])
+    source = PeerSource(at(1)[0])
     source.standing = Standing.ACTIVE
     source.failed(Unavailable("lost"), 1.0, 2.0)
     source.failed(Unavailable("lost with the first"), 1.5, 2.1)
@@ -216,7 +221,7 @@ def test_who_was_too_slow_is_asked_again_after_a_while_or_in_need() -> None:
 
 
 def test_a_fast_one_gets_a_second_stream_and_keeps_it() -> None:
-    source = Source(at(1)[0])
+    source = PeerSource(at(1)[0])
     source.streams = 1
     assert source.streams_wanted == 1
     source.came(4 << 20, 0.04, 1.0)
@@ -229,7 +234,7 @@ def test_a_fast_one_gets_a_second_stream_and_keeps_it() -> None:
 
 
 def test_fast_ones_are_asked_for_more_at_a_time() -> None:
-    source = Source(at(1)[0])
+    source = PeerSource(at(1)[0])
     assert source.span_limit(100, 0, 6, alone=False) == 1
     source.came(4 << 20, 0.01, 1.0)
     assert source.span_limit(1000, 0, 6, alone=False) == 10

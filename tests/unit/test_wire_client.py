@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfs.http.connection_errors import Lost
+from kvfs.http.connection_errors import ConnectionLost
 from kvfs.http.http_client import parse_answer, render_request
 
 
@@ -53,5 +53,5 @@ def test_an_answer_that_ends_the_connection() -> None:
     ],
 )
 def test_what_no_node_answers_is_refused(block: bytes) -> None:
-    with pytest.raises(Lost):
+    with pytest.raises(ConnectionLost):
         parse_answer(block)

@@ -13,18 +13,18 @@ import click
 
 from cli import open_store, settings_options
 from cli.commands.admin import namespace_policy, namespace_tiers
-from cli.group import Group
+from cli.group import CommandGroup
 from kvfs.base.errors import Invalid
 from kvfs.base.units import format_size
 
 if TYPE_CHECKING:
     from kvfs.meta.engine import Transaction
-    from kvfs.tree.namespaces import Listed
+    from kvfs.tree.namespaces import ListedNamespace
 
 _PERMISSIONS = 0o7777
 
 
-class Owner(NamedTuple):
+class OwnerIds(NamedTuple):
     """Ids, None where they were not given."""
 
     uid: int | None
@@ -40,7 +40,7 @@ def _policy_options(function: Any) -> Any:
     return namespace_policy.options(function)
 
 
-@click.group("namespace", cls=Group)
+@click.group("namespace", cls=CommandGroup)
 def command() -> None:
     """Namespaces: the top-level directories and their policies.
 
@@ -105,14 +105,14 @@ def set_(
     namespace_tiers.require(config, wanted)
     raw = open_store.namespace_name(os.fsencode(name))
     who = _parse_owner(owner)
-    changes = inodes.Changes(
+    changes = inodes.AttributeChanges(
         mode=None if mode is None else _parse_mode(mode), uid=who.uid, gid=who.gid
     )
 
     def change(t: "Transaction") -> int:
         number, _ = namespaces.by_name(t, raw)
         namespaces.set_policy(t, number, **wanted)
-        if changes != inodes.Changes():
+        if changes != inodes.AttributeChanges():
             inodes.set_attributes(t, namespace_root(number), changes, time.time_ns())
         return number
 
@@ -178,10 +178,10 @@ def _facts_of(t: "Transaction", name: bytes) -> dict[str, Any]:
     from kvfs.tree import namespaces
 
     number, namespace = namespaces.by_name(t, name)
-    return _facts(t, namespaces.Listed(number, namespace, namespaces.usage(t, number)))
+    return _facts(t, namespaces.ListedNamespace(number, namespace, namespaces.usage(t, number)))
 
 
-def _facts(t: "Transaction", listed: "Listed") -> dict[str, Any]:
+def _facts(t: "Transaction", listed: "ListedNamespace") -> dict[str, Any]:
     from kvfs.meta.records import namespace_root
     from kvfs.tree import inodes
 
@@ -246,9 +246,9 @@ def _parse_mode(text: str) -> int:
     return mode
 
 
-def _parse_owner(text: str | None) -> Owner:
+def _parse_owner(text: str | None) -> OwnerIds:
     if text is None:
-        return Owner(None, None)
+        return OwnerIds(None, None)
     user, colon, group = text.partition(":")
     try:
         uid = (int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid) if user else None
@@ -257,4 +257,4 @@ def _parse_owner(text: str | None) -> Owner:
         raise Invalid(f"--owner {text}: {error.args[0]}") from None
     if (uid is None and gid is None) or (colon and not group):
         raise Invalid(f"--owner {text}: write USER, USER:GROUP or :GROUP")
-    return Owner(uid, gid)
+    return OwnerIds(uid, gid)

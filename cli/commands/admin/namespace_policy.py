@@ -9,7 +9,7 @@ from kvfs.base.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from kvfs.meta.records import Namespace
-    from kvfs.tree.namespace_policies import Policy
+    from kvfs.tree.namespace_policies import PolicyChanges
 
 _OPTIONS: Final = (
     ("kind", "KIND", "durable (never dropped) or cache (evictable)."),
@@ -34,10 +34,10 @@ def options(function: Any) -> Any:
     return function
 
 
-def take(flags: dict[str, Any]) -> "Policy":
+def take(flags: dict[str, Any]) -> "PolicyChanges":
     """Out of a command's flags: what was given. Raises Invalid, NotSupported."""
     given = {name: flags.pop(name) for name in NAMES}
-    policy: Policy = {}
+    policy: PolicyChanges = {}
     for name, text in given.items():
         if text is not None:
             policy[name] = _PARSERS.get(name, str)(text)  # type: ignore[literal-required]

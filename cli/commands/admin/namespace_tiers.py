@@ -8,10 +8,10 @@ from kvfs.base.errors import NotSupported, Unavailable
 from kvfs.base.media import is_medium
 
 if TYPE_CHECKING:
-    from kvfs.tree.namespace_policies import Policy
+    from kvfs.tree.namespace_policies import PolicyChanges
 
 
-def require(config: Config, wanted: "Policy") -> None:
+def require(config: Config, wanted: "PolicyChanges") -> None:
     """Raises NotSupported where a namespace is to use a tier that there is not: of the running
     node, or by the settings where none runs."""
     if wanted.get("cold") and not _has_cold_tier(config):

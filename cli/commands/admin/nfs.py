@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli import node_requests, open_store, settings_options
-from cli.group import Group
+from cli.group import CommandGroup
 from kvfs.base.config import Config
 from kvfs.base.errors import NotFound, NotSupported, Unavailable
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gateway.nfs.exports import Exported, Groups, Squash
 
 
-@click.group("nfs", cls=Group)
+@click.group("nfs", cls=CommandGroup)
 def command() -> None:
     """NFS: what is exported, to whom, and who is connected.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cli import node_requests, settings_options
-from cli.group import Group
+from cli.group import CommandGroup
 from kvfs.base.config import Config
 from kvfs.base.control import NoNode
 from kvfs.base.errors import Invalid, NotFound, NotSupported
@@ -27,7 +27,7 @@ _LEASES: Final = {
 }
 
 
-@click.group("node", cls=Group)
+@click.group("node", cls=CommandGroup)
 def command() -> None:
     """The nodes that share an engine.
 

@@ -17,7 +17,7 @@ from kvfs.base.units import format_size
 
 if TYPE_CHECKING:
     from kvfs.admin.import_export import Moved, Trees
-    from kvfs.transfer.cold.endpoint import Location
+    from kvfs.transfer.cold.endpoint import ColdLocation
 
 _JOBS: Final = 8
 _MOST_JOBS: Final = 64
@@ -42,7 +42,7 @@ def options(function: Any) -> Any:
 @contextlib.contextmanager
 def of(
     config: Config, place: str, url: str | None, jobs: int, what: str
-) -> Iterator[tuple["Trees", "Location"]]:
+) -> Iterator[tuple["Trees", "ColdLocation"]]:
     """Moves trees between the store and this place, with a bar that counts the bytes."""
     from kvfs.admin.import_export import Trees
     from kvfs.transfer.cold.endpoint import Endpoint, parse

@@ -21,7 +21,7 @@ _BUSY_S: Final = 0.5
 _DEADLINE_S: Final = 30.0
 
 
-class Outcome(NamedTuple):
+class JobsOutcome(NamedTuple):
     """The outcome of the jobs for many files."""
 
     files: int
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 def all_below(
     config: Config, paths: Sequence[str], title: str, job: Callable[[str, "Stat"], str]
-) -> Outcome:
+) -> JobsOutcome:
     """Run a job for every file that is named, or lies below a directory that is, some at once; it
     says what went wrong. Raises NotFound."""
     files = size = 0
@@ -48,7 +48,7 @@ def all_below(
             step(size)
             if failure:
                 failures.append(failure)
-    return Outcome(files, size, failures)
+    return JobsOutcome(files, size, failures)
 
 
 def _files_below(client: "Client", paths: Sequence[str]) -> Iterator[tuple[str, "Stat"]]:

@@ -38,7 +38,7 @@ _READS: Final = (2 * MIB, 16 * MIB)
 _NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
-class Form(NamedTuple):
+class ReadForm(NamedTuple):
     """The form of plain reads."""
 
     direct: bool
@@ -50,7 +50,9 @@ class Form(NamedTuple):
         return f"{kind}, {self.threads} x {self.read_bytes // MIB} MiB"
 
 
-_FORMS: Final = tuple(itertools.starmap(Form, itertools.product((False, True), _THREADS, _READS)))
+_FORMS: Final = tuple(
+    itertools.starmap(ReadForm, itertools.product((False, True), _THREADS, _READS))
+)
 
 
 @click.command("gds")
@@ -175,7 +177,7 @@ class _Figures:
             if state != "read" or error.errno not in _NO_DIRECT:
                 raise
 
-    def _read(self, form: Form) -> float:
+    def _read(self, form: ReadForm) -> float:
         return machine_limits.read_rate(self._fd, **form._asdict())
 
     def _ways(self) -> dict[str, Callable[[], float]]:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from cli import node_requests, settings_options
-from cli.commands.service.doctor_line import Line, show
+from cli.commands.service.doctor_line import DoctorLine, show
 from kvfs.base.config import Config
 from kvfs.base.errors import KvfsError
 
@@ -40,7 +40,7 @@ def command(config_file: Path | None, store: Path | None, as_json: bool) -> None
         click.echo(show(line))
 
 
-def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
+def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[DoctorLine]:
     """Every accelerated path of a store in `directory`, as `status` shows it in use."""
     yield from _modes(directory, status)
     yield from _direct(status)
@@ -78,7 +78,7 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _modes(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
+def _modes(directory: Path, status: dict[str, Any] | None) -> Iterator[DoctorLine]:
     from gateway.fuse import probe
 
     mount = status["mount"] if status else None
@@ -89,7 +89,7 @@ def _modes(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
         if found.name == "passthrough" and found.available and mount and not active:
             # What the mount found when it tried says more than the probe.
             reason = mount["reason"] or reason
-        yield Line(
+        yield DoctorLine(
             name=found.name,
             available=found.available,
             active=active,
@@ -98,12 +98,12 @@ def _modes(directory: Path, status: dict[str, Any] | None) -> Iterator[Line]:
         )
 
 
-def _direct(status: dict[str, Any] | None) -> Iterator[Line]:
+def _direct(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
     from gateway.fuse import probe
 
     mount = status["mount"] if status else None
     for found in (probe.direct_writes(), probe.direct_reads()):
-        yield Line(
+        yield DoctorLine(
             name=found.name,
             available=found.available,
             active=mount[found.name.replace(" ", "_")] if mount else None,
@@ -112,11 +112,11 @@ def _direct(status: dict[str, Any] | None) -> Iterator[Line]:
         )
 
 
-def _cache_drop() -> Line:
+def _cache_drop() -> DoctorLine:
     from gateway.fuse import probe
 
     found = probe.cache_drop()
-    return Line(
+    return DoctorLine(
         name=found.name,
         available=found.available,
         active=None,
@@ -125,11 +125,11 @@ def _cache_drop() -> Line:
     )
 
 
-def _watchdog(status: dict[str, Any] | None) -> Line:
+def _watchdog(status: dict[str, Any] | None) -> DoctorLine:
     from gateway.fuse import probe
 
     found = probe.watchdog()
-    return Line(
+    return DoctorLine(
         name=found.name,
         available=found.available,
         active=None if status is None else found.available and status["mount"] is not None,
@@ -138,7 +138,7 @@ def _watchdog(status: dict[str, Any] | None) -> Line:
     )
 
 
-def _leases(directory: Path) -> Line:
+def _leases(directory: Path) -> DoctorLine:
     from kvfs.datastore import file_lease
     from kvfs.datastore.layout import translate
 
@@ -146,7 +146,7 @@ def _leases(directory: Path) -> Line:
         supported = file_lease.supported(str(directory))
     except OSError as error:
         raise translate(error, directory) from error
-    return Line(
+    return DoctorLine(
         name="leases",
         available=supported,
         active=None,
@@ -157,8 +157,8 @@ def _leases(directory: Path) -> Line:
     )
 
 
-def _access_lists() -> Line:
-    return Line(
+def _access_lists() -> DoctorLine:
+    return DoctorLine(
         name="access lists",
         available=False,
         active=None,
@@ -167,14 +167,14 @@ def _access_lists() -> Line:
     )
 
 
-def _readahead(status: dict[str, Any] | None) -> Line:
+def _readahead(status: dict[str, Any] | None) -> DoctorLine:
     mount = status["mount"] if status else None
     kib = mount["readahead_kib"] if mount else 0
     if kib:
-        return Line(
+        return DoctorLine(
             name="readahead", available=True, active=True, reason=f"{kib} KiB, set in the kernel"
         )
-    return Line(
+    return DoctorLine(
         name="readahead",
         available=mount is None,
         active=None if mount is None else False,
@@ -185,7 +185,7 @@ def _readahead(status: dict[str, Any] | None) -> Line:
     )
 
 
-def _priority(status: dict[str, Any] | None) -> Line:
+def _priority(status: dict[str, Any] | None) -> DoctorLine:
     """The node's turn at a busy CPU."""
     from kvfs.base import priority
 
@@ -194,15 +194,15 @@ def _priority(status: dict[str, Any] | None) -> Line:
     remedy = "" if may else "run as root, or with LimitNICE=-10 (ulimit -e 30)"
     if nice is None:
         reason = "may be raised" if may else "a raised one needs CAP_SYS_NICE or RLIMIT_NICE"
-        return Line(name="priority", available=may, active=None, reason=reason, remedy=remedy)
+        return DoctorLine(name="priority", available=may, active=None, reason=reason, remedy=remedy)
     reason = f"the node's nice value is {nice}"
     if nice >= 0:
         reason += ": its users wait for other programs where the CPU is busy"
         remedy = remedy or "the setting `priority`"
-    return Line(name="priority", available=may, active=nice < 0, reason=reason, remedy=remedy)
+    return DoctorLine(name="priority", available=may, active=nice < 0, reason=reason, remedy=remedy)
 
 
-def _descriptors(status: dict[str, Any] | None) -> Line:
+def _descriptors(status: dict[str, Any] | None) -> DoctorLine:
     """How many files programs may hold open."""
     from kvfs.base import descriptors
 
@@ -214,7 +214,7 @@ def _descriptors(status: dict[str, Any] | None) -> Line:
     reason = f"the node {'may have' if status is None else 'has'} {limit:,}"
     if not is_raised:
         reason += f", its hard limit, of {most:,}: a higher one needs CAP_SYS_RESOURCE"
-    return Line(
+    return DoctorLine(
         name="descriptors",
         available=may,
         active=None if status is None else is_raised,
@@ -223,7 +223,7 @@ def _descriptors(status: dict[str, Any] | None) -> Line:
     )
 
 
-def _store(directory: Path) -> Iterator[Line]:
+def _store(directory: Path) -> Iterator[DoctorLine]:
     from gds.io.direct_io import alignment_in
     from kvfs.datastore.kernel.filesystem_probe import probe
 
@@ -239,7 +239,7 @@ def _store(directory: Path) -> Iterator[Line]:
         ("O_DIRECT", facts.direct_io, "a store on ext4, xfs or btrfs"),
         ("spare data files", facts.tmpfile, "root, and a store on ext4, xfs or btrfs"),
     ):
-        yield Line(
+        yield DoctorLine(
             name=name,
             available=fact.available,
             active=fact.available,
@@ -248,27 +248,27 @@ def _store(directory: Path) -> Iterator[Line]:
         )
 
 
-def _engine(status: dict[str, Any] | None) -> Line:
+def _engine(status: dict[str, Any] | None) -> DoctorLine:
     """Commits that need no sync of their own."""
     name = "journal"
     if status is None:
-        return Line(name=name, available=True, active=None, reason="commits wait for no disk")
+        return DoctorLine(name=name, available=True, active=None, reason="commits wait for no disk")
     failure = status["engine"]["journal_failure"]
     if failure is None and (damaged := status["engine"]["damaged_metadata"]):
         reason = f"a start found damage in it, and gave up what its log says: {damaged[0]} keeps it"
         remedy = "look at the disk, run `kvfs fsck` on the stopped node, then remove that file"
-        return Line(name=name, available=True, active=True, reason=reason, remedy=remedy)
+        return DoctorLine(name=name, available=True, active=True, reason=reason, remedy=remedy)
     if failure is None:
-        return Line(name=name, available=True, active=True, reason="commits wait for no disk")
+        return DoctorLine(name=name, available=True, active=True, reason="commits wait for no disk")
     remedy = "look at the disk; a restart of the node tries again"
-    return Line(name=name, available=False, active=False, reason=failure, remedy=remedy)
+    return DoctorLine(name=name, available=False, active=False, reason=failure, remedy=remedy)
 
 
-def _locks(status: dict[str, Any] | None) -> Iterator[Line]:
+def _locks(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
     """The locks of a cluster, where programs have lost some."""
     lost = status["counters"].get("locks_lost", 0) if status else 0
     if lost:
-        yield Line(
+        yield DoctorLine(
             name="locks",
             available=True,
             active=True,
@@ -277,7 +277,7 @@ def _locks(status: dict[str, Any] | None) -> Iterator[Line]:
         )
 
 
-def _transport(status: dict[str, Any] | None) -> Line:
+def _transport(status: dict[str, Any] | None) -> DoctorLine:
     """How data come from other nodes."""
     from kvfs.base.errors import NotSupported
     from kvfs.transfer.rdma.transfer_process import require
@@ -293,24 +293,32 @@ def _transport(status: dict[str, Any] | None) -> Line:
     used = cluster["rdma"] if cluster else None
     if used is None:
         active = None if status is None else False
-        return Line(name=name, available=available, active=active, reason=reason, remedy=remedy)
+        return DoctorLine(
+            name=name, available=available, active=active, reason=reason, remedy=remedy
+        )
     if not used["over"]:
         reason = f"{used['reason']}: data come over TCP"
-        return Line(name=name, available=True, active=False, reason=reason, remedy="the node's log")
+        return DoctorLine(
+            name=name, available=True, active=False, reason=reason, remedy="the node's log"
+        )
     if used["over"] == "rdma":
-        return Line(name=name, available=True, active=True, reason="Mooncake's engine over RDMA")
+        return DoctorLine(
+            name=name, available=True, active=True, reason="Mooncake's engine over RDMA"
+        )
     reason = "Mooncake's engine over its own TCP: this host has no RDMA device"
-    return Line(name=name, available=True, active=True, reason=reason, remedy="an RDMA device")
+    return DoctorLine(
+        name=name, available=True, active=True, reason=reason, remedy="an RDMA device"
+    )
 
 
-def _shared_engine(status: dict[str, Any] | None) -> Iterator[Line]:
+def _shared_engine(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
     """The engine that the nodes of a cluster share, and the server that has it now."""
     engine = status["engine"] if status else {}
     if "silent_s" not in engine:
         return
     is_heard = engine["silent_s"] < _SILENT_S
     silence = "" if is_heard else f", silent for {engine['silent_s']:.0f} s"
-    yield Line(
+    yield DoctorLine(
         name="shared engine",
         available=is_heard,
         active=is_heard,
@@ -319,20 +327,20 @@ def _shared_engine(status: dict[str, Any] | None) -> Iterator[Line]:
     )
 
 
-def _s3(status: dict[str, Any] | None) -> Iterator[Line]:
+def _s3(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
     """The facilities that the S3 API rests on."""
     s3 = status.get("s3") if status else None
     served = None if status is None else s3 is not None
     yield _s3_workers(served, s3)
     tls = bool(s3 and s3["tls"])
-    yield Line(
+    yield DoctorLine(
         name="s3 TLS",
         available=True,
         active=None if status is None else tls,
         reason=f"{s3['endpoint']}" if s3 and tls else "no certificate is set",
         remedy="" if tls else "s3_certificate and s3_private_key",
     )
-    yield Line(
+    yield DoctorLine(
         name="s3 sendfile",
         available=True,
         active=None if served is None else served and not tls,
@@ -340,7 +348,7 @@ def _s3(status: dict[str, Any] | None) -> Iterator[Line]:
         remedy="leave TLS to the network, where it may be" if tls else "",
     )
     yield _s3_checksums(served)
-    yield Line(
+    yield DoctorLine(
         name="s3 symbolic links",
         available=False,
         active=None if served is None else False,
@@ -348,7 +356,7 @@ def _s3(status: dict[str, Any] | None) -> Iterator[Line]:
         remedy="copies without links (cp -rL); Hugging Face: a download with local_dir",
     )
     how = s3["encryption"] if s3 else ""
-    yield Line(
+    yield DoctorLine(
         name="s3 SSE",
         available=bool(how),
         active=None if served is None else bool(how),
@@ -357,7 +365,7 @@ def _s3(status: dict[str, Any] | None) -> Iterator[Line]:
     )
 
 
-def _nfs(status: dict[str, Any] | None) -> Line:
+def _nfs(status: dict[str, Any] | None) -> DoctorLine:
     """NFS-Ganesha, and what it needs."""
     from gateway.nfs import requirements
 
@@ -367,11 +375,11 @@ def _nfs(status: dict[str, Any] | None) -> Line:
         what = "; ".join(each.what for each in lacks)
         remedy = "; ".join(each.remedy for each in lacks)
         active = None if status is None else False
-        return Line(name=name, available=False, active=active, reason=what, remedy=remedy)
+        return DoctorLine(name=name, available=False, active=active, reason=what, remedy=remedy)
     if nfs is None:
         active, remedy = (None, "") if status is None else (False, "kvfs up --nfs")
         reason = "NFS-Ganesha is installed; NFS is off" if status else "NFS-Ganesha is installed"
-        return Line(name=name, available=True, active=active, reason=reason, remedy=remedy)
+        return DoctorLine(name=name, available=True, active=active, reason=reason, remedy=remedy)
     served = bool(nfs["is_serving"])
     exported = nfs["exports"]
     reason = f"{nfs['endpoint']}, {len(exported)} exports" if served else nfs["problem"]
@@ -381,29 +389,29 @@ def _nfs(status: dict[str, Any] | None) -> Line:
     if served and any(each["groups"] == "server" for each in exported):
         reason += ", --groups server asks /etc/group alone, no directory service"
     remedy = "" if served and not lacking else "the node's log says more"
-    return Line(name=name, available=True, active=served, reason=reason, remedy=remedy)
+    return DoctorLine(name=name, available=True, active=served, reason=reason, remedy=remedy)
 
 
-def _s3_workers(served: bool | None, s3: dict[str, Any] | None) -> Line:
+def _s3_workers(served: bool | None, s3: dict[str, Any] | None) -> DoctorLine:
     name = "s3 workers"
     if s3 is None:
         reason = "no node runs" if served is None else "S3 is off"
         remedy = "" if served is None else "kvfs up without --no-s3"
-        return Line(name=name, available=True, active=served, reason=reason, remedy=remedy)
+        return DoctorLine(name=name, available=True, active=served, reason=reason, remedy=remedy)
     running, wanted = len(s3["workers"]), s3["wanted_workers"]
     reason = f"{running} of {wanted} at {s3['endpoint']}, {s3['restarts']} restarts"
     whole = running == wanted
     remedy = "" if whole else "the node's log says why they end"
-    return Line(name=name, available=whole, active=running > 0, reason=reason, remedy=remedy)
+    return DoctorLine(name=name, available=whole, active=running > 0, reason=reason, remedy=remedy)
 
 
-def _s3_checksums(served: bool | None) -> Line:
+def _s3_checksums(served: bool | None) -> DoctorLine:
     """awscrt computes CRCs with the CPU's own instructions where it has them."""
     name = "s3 hardware CRC"
     try:
         from awscrt import checksums
     except ImportError as error:
-        return Line(
+        return DoctorLine(
             name=name,
             available=False,
             active=False,
@@ -414,7 +422,7 @@ def _s3_checksums(served: bool | None) -> Line:
     with open("/proc/cpuinfo") as file:
         flags = next((line for line in file if line.startswith(("flags", "Features"))), "").split()
     able = "pclmulqdq" in flags or "crc32" in flags
-    return Line(
+    return DoctorLine(
         name=name,
         available=able,
         active=served and able if served is not None else None,

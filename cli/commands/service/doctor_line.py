@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class DoctorLine(msgspec.Struct, frozen=True, kw_only=True):
     """One accelerated path."""
 
     name: str
@@ -16,7 +16,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """How to get it."""
 
 
-def show(line: Line) -> str:
+def show(line: DoctorLine) -> str:
     """The line for people."""
     state = "available" if line.available else "missing"
     if line.active is not None:

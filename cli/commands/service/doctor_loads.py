@@ -3,22 +3,22 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from cli.commands.service.doctor_line import Line
+from cli.commands.service.doctor_line import DoctorLine
 from gds.probe.capability import Capability, Mode, probe
 
 _KVIKIO = "pip install 'kvfs[gds-cu13]' (CUDA 12: kvfs[gds-cu12])"
 
 
-def lines(directory: Path) -> Iterator[Line]:
+def lines(directory: Path) -> Iterator[DoctorLine]:
     """The lines for files whose data files lie in `directory`."""
     yield from show(probe(directory))
 
 
-def show(found: Capability) -> Iterator[Line]:
+def show(found: Capability) -> Iterator[DoctorLine]:
     """Pure. `active`: whether a load into GPU memory goes that way."""
     loads = bool(found.cuda.gpus and found.torch.version)
     yield _cuda(found)
-    yield Line(
+    yield DoctorLine(
         name="torch with CUDA",
         available=bool(found.torch.version),
         active=loads,
@@ -32,10 +32,10 @@ def show(found: Capability) -> Iterator[Line]:
     yield _numa(found)
 
 
-def _cuda(found: Capability) -> Line:
+def _cuda(found: Capability) -> DoctorLine:
     gpus = found.cuda.gpus
     if not gpus:
-        return Line(
+        return DoctorLine(
             name="cuda",
             available=False,
             active=False,
@@ -45,10 +45,10 @@ def _cuda(found: Capability) -> Line:
     names = ", ".join(f"cuda:{at} {gpu.name}" for at, gpu in enumerate(gpus))
     driver = f"driver {found.driver}, " if found.driver else ""
     reason = f"{names}; {driver}CUDA {found.cuda.cuda}"
-    return Line(name="cuda", available=True, active=True, reason=reason)
+    return DoctorLine(name="cuda", available=True, active=True, reason=reason)
 
 
-def _storage(found: Capability, loads: bool) -> Line:
+def _storage(found: Capability, loads: bool) -> DoctorLine:
     is_direct = found.mode is Mode.GDS
     remedy = ""
     if not found.kvikio.version:
@@ -65,7 +65,7 @@ def _storage(found: Capability, loads: bool) -> Line:
         remedy = "a store on ext4 or xfs on NVMe"
     kvikio = f"kvikio {found.kvikio.version}, " if found.kvikio.version else ""
     reason = f"{kvikio}cuFile mode {found.mode.value}: {found.mode_reason}"
-    return Line(
+    return DoctorLine(
         name="GPUDirect Storage",
         available=is_direct,
         active=is_direct and loads,
@@ -74,7 +74,7 @@ def _storage(found: Capability, loads: bool) -> Line:
     )
 
 
-def _pinned(found: Capability, loads: bool) -> Line:
+def _pinned(found: Capability, loads: bool) -> DoctorLine:
     """Reads into pinned memory, copied from there."""
     is_used = loads and found.mode is not Mode.GDS
     if is_used:
@@ -83,7 +83,7 @@ def _pinned(found: Capability, loads: bool) -> Line:
         reason = "not needed: the disk writes into GPU memory"
     else:
         reason = "no loads into GPU memory"
-    return Line(
+    return DoctorLine(
         name="pinned copies",
         available=loads,
         active=is_used,
@@ -92,7 +92,7 @@ def _pinned(found: Capability, loads: bool) -> Line:
     )
 
 
-def _native_aio(found: Capability) -> Line:
+def _native_aio(found: Capability) -> DoctorLine:
     """Pieces of columns (strategy "strided") are read by it past the page cache, many at once."""
     is_there = not found.native_aio
     direct = found.place.direct if found.place else None
@@ -103,7 +103,7 @@ def _native_aio(found: Capability) -> Line:
         reason = "pieces of columns are read past the page cache"
     else:
         reason = "not used: the disk's blocks are as large as pages, or not known"
-    return Line(
+    return DoctorLine(
         name="native AIO",
         available=is_there,
         active=is_there and has_blocks,
@@ -114,9 +114,9 @@ def _native_aio(found: Capability) -> Line:
     )
 
 
-def _huge_pages(found: Capability) -> Line:
+def _huge_pages(found: Capability) -> DoctorLine:
     is_there = found.huge_pages in ("always", "madvise")
-    return Line(
+    return DoctorLine(
         name="huge pages",
         available=is_there,
         active=is_there,
@@ -127,15 +127,15 @@ def _huge_pages(found: Capability) -> Line:
     )
 
 
-def _numa(found: Capability) -> Line:
+def _numa(found: Capability) -> DoctorLine:
     """Threads that read run near the GPU, else near the disk."""
     if len(found.nodes) < 2:
         reason = "one node: threads run where the scheduler likes"
-        return Line(name="NUMA", available=True, active=False, reason=reason)
+        return DoctorLine(name="NUMA", available=True, active=False, reason=reason)
     where = {f"cuda:{at}": node for at, node in enumerate(found.gpu_nodes)}
     where["disk"] = found.place.numa_node if found.place else None
     where |= found.network_nodes
     known = [f"{name} on {node}" for name, node in where.items() if node is not None]
     told = ", ".join(known) or "none of its devices tells where it is"
     reason = f"{len(found.nodes)} nodes: {told}"
-    return Line(name="NUMA", available=True, active=bool(known), reason=reason)
+    return DoctorLine(name="NUMA", available=True, active=bool(known), reason=reason)

@@ -95,10 +95,10 @@ def _run(config: Config, fresh: Fresh, *, mounted: bool, on_ready: OnReady) -> N
     import trio
 
     from gateway import service
-    from s3api.server.companion import Serving, is_wanted
+    from s3api.server.companion import S3Serving, is_wanted
 
     log_lines.begin(config.log_level)
-    serving = Serving(config)
+    serving = S3Serving(config)
 
     def ready(status: dict[str, Any]) -> None:
         gc.freeze()  # what is there by now stays: no collection looks at it again
@@ -107,7 +107,7 @@ def _run(config: Config, fresh: Fresh, *, mounted: bool, on_ready: OnReady) -> N
 
     companions: list[service.Companion] = [serving] if is_wanted(config) else []
     if config.nfs != "off":
-        from gateway.nfs.serving import Serving as NfsServing
+        from gateway.nfs.serving import NfsServing as NfsServing
 
         companions.append(NfsServing(config))
     with fresh.kept_if_started():

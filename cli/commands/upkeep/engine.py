@@ -11,7 +11,7 @@ import click
 import trio
 
 from cli import open_store
-from cli.group import Group
+from cli.group import CommandGroup
 from cli.presentation import progress
 from kvfs.base.errors import Invalid, NotFound
 from kvfs.base.units import format_size
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     AnyEngine = EmbeddedEngine | DirectEngine
 
 
-@click.group("engine", cls=Group)
+@click.group("engine", cls=CommandGroup)
 def command() -> None:
     """Move metadata between engines.
 

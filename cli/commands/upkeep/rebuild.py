@@ -19,7 +19,7 @@ from kvfs.base.units import format_size
 if TYPE_CHECKING:
     from kvfs.datastore.layout import Store
     from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
-    from kvfs.tree.rebuilt_records import Owner
+    from kvfs.tree.rebuilt_records import DirectoryOwner
 
 _TOLD: Final = (
     ("without_name", "were not described, and have names like lost+found-<number>"),
@@ -135,10 +135,10 @@ def _rebuild_cluster(config: Config, *, finish: bool, replace: bool) -> dict[str
     return {**came.counts, "newest_mirror": came.mirror, "not_here": came.lost}
 
 
-def _owner() -> "Owner":
-    from kvfs.tree.rebuilt_records import Owner
+def _owner() -> "DirectoryOwner":
+    from kvfs.tree.rebuilt_records import DirectoryOwner
 
-    return Owner(os.geteuid(), os.getegid(), time.time_ns())
+    return DirectoryOwner(os.geteuid(), os.getegid(), time.time_ns())
 
 
 @contextmanager

@@ -29,14 +29,14 @@ from kvfs.base.errors import (
 from kvfs.client.client_core import Core
 from kvfs.client.mount.mount_store import AnyPath, require_believed, told_store
 from kvfs.session import paths as names
-from kvfs.session.reader import Opened
+from kvfs.session.reader import OpenedFile
 from kvfs.session.uninterruptible import uninterrupted
 
 _READING: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _AT_ONCE: Final = 8
 
 
-class Backing(NamedTuple):
+class BackingFile(NamedTuple):
     """An open data file."""
 
     fd: int
@@ -136,7 +136,7 @@ def _leased(path: AnyPath, fd: int, clients: _Clients) -> Leased:
     )
 
 
-def _may_be_leased(data: Opened, path: AnyPath, core: Core) -> bool:
+def _may_be_leased(data: OpenedFile, path: AnyPath, core: Core) -> bool:
     """Whether it has its name still, and nobody has it open for writing. Raises Unavailable, and
     has closed it then, or interrupted."""
     try:
@@ -156,7 +156,7 @@ def _has_name(fd: int) -> bool:
         return False
 
 
-def open_backing(path: AnyPath) -> Backing:
+def open_backing(path: AnyPath) -> BackingFile:
     """Open what is behind `path`, whole: what other nodes have of it is brought first.
 
     The descriptor is the mount's where the data file cannot be had: the caller may not enter the
@@ -169,16 +169,16 @@ def open_backing(path: AnyPath) -> Backing:
     return found
 
 
-def open_backings(paths: Sequence[AnyPath], *, sums: bool = False) -> list[Backing]:
+def open_backings(paths: Sequence[AnyPath], *, sums: bool = False) -> list[BackingFile]:
     """As `open_backing`, of several files: what other nodes have of them comes at the same time.
     `sums`: with their checksums. Raises what is wrong with the first one, and leaves none open; of
     checksums also Unavailable and Corrupt. Interrupted, it ends with the opens under way."""
     return uninterrupted(functools.partial(_open_backings, paths, sums=sums), _close_backings)
 
 
-def _open_backings(paths: Sequence[AnyPath], *, sums: bool) -> list[Backing]:
+def _open_backings(paths: Sequence[AnyPath], *, sums: bool) -> list[BackingFile]:
     fds = _open_all(paths)
-    found: list[Backing] = []
+    found: list[BackingFile] = []
     try:
         with _Clients() as clients:
             for path, fd in zip(paths, fds, strict=True):
@@ -190,7 +190,7 @@ def _open_backings(paths: Sequence[AnyPath], *, sums: bool) -> list[Backing]:
     return found
 
 
-def _close_backings(found: Sequence[Backing]) -> None:
+def _close_backings(found: Sequence[BackingFile]) -> None:
     _close_all([each.fd for each in found])
 
 
@@ -223,22 +223,22 @@ def _open_all(paths: Sequence[AnyPath]) -> list[int]:
             raise
 
 
-def _behind(path: AnyPath, fd: int, clients: _Clients, *, sums: bool) -> Backing:
+def _behind(path: AnyPath, fd: int, clients: _Clients, *, sums: bool) -> BackingFile:
     """The data file of what is open as `fd`, which is closed where it is had."""
     store = told_store(fd)
     if store is None:
-        return Backing(fd, None)
+        return BackingFile(fd, None)
     try:
         clients.believe(fd, path)
         data = _data_file(path, clients.of(store), os.fstat(fd))
     except _Lost as lost:
         raise lost.error from None
     except (KvfsError, OSError):
-        return Backing(fd, store)
+        return BackingFile(fd, store)
     if data is None:
-        return Backing(fd, store)
+        return BackingFile(fd, store)
     try:
-        found = Backing(data.fd, store, clients.of(store).sums_of(data) if sums else None)
+        found = BackingFile(data.fd, store, clients.of(store).sums_of(data) if sums else None)
     except BaseException:
         os.close(data.fd)
         raise
@@ -253,7 +253,7 @@ class _Lost(Exception):
         self.error = error
 
 
-def _data_file(path: AnyPath, core: Core, meant: os.stat_result) -> Opened | None:
+def _data_file(path: AnyPath, core: Core, meant: os.stat_result) -> OpenedFile | None:
     """None: the store has another file under that name. Raises _Lost, KvfsError, OSError."""
     name = within_mount(path)
     found = core.names.stat(names.parse(name))

@@ -40,10 +40,10 @@ from kvfs.meta.lmdb.journal import (
 )
 from kvfs.meta.lmdb.lmdb_errors import translated
 from kvfs.meta.lmdb.lmdb_transactions import ReadTransaction, WriteTransaction
-from kvfs.meta.lmdb.open_engine import Opened, Opener, look_for_damage
+from kvfs.meta.lmdb.open_engine import EngineOpener, OpenedEngine, look_for_damage
 from kvfs.meta.lmdb.reserve import Reserve, give_up, is_full
 from kvfs.meta.lmdb.syncer import Syncer
-from kvfs.meta.lmdb.trust_state import State, StateFile
+from kvfs.meta.lmdb.trust_state import StateFile, TrustState
 
 T = TypeVar("T")
 _MAP_SIZE: Final = 1 << 40
@@ -51,7 +51,7 @@ _JOURNAL_BYTES: Final = 32 << 20
 """Some 150,000 commits, replayed in 1 s."""
 
 
-def _opened(opener: Opener) -> Opened:
+def _opened(opener: EngineOpener) -> OpenedEngine:
     """Also on a full disk, where something was kept for that. Raises as `open_to_write`."""
     try:
         return opener.open_to_write()
@@ -143,7 +143,7 @@ class EmbeddedEngine:
         """Where the last commit of this process ended, packed and not."""
         self._state: StateFile | None = None
         self._syncer: Syncer | None = None
-        opener = Opener(self.path, map_size, boot, past_damage=past_damage)
+        opener = EngineOpener(self.path, map_size, boot, past_damage=past_damage)
         try:
             if readonly:
                 self.environment = opener.open_to_read()
@@ -298,7 +298,7 @@ class EmbeddedEngine:
         syncer.sync()
         if state.try_alone():
             self.environment.sync(True)
-            state.write(State(self._boot, clean=True))
+            state.write(TrustState(self._boot, clean=True))
 
     def commit(
         self, raw: "lmdb.Transaction[bytes]", name: bytes, handle: Any, writes: Writes

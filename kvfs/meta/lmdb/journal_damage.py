@@ -44,7 +44,7 @@ _LOOKED_AT: Final = 16
 """Records, of those that follow one with a damaged length, that may be the next."""
 
 
-class Damage(NamedTuple):
+class JournalDamage(NamedTuple):
     """The first record that cannot be read, and what was behind it."""
 
     path: Path
@@ -67,7 +67,7 @@ class Damage(NamedTuple):
         )
 
 
-def find(directory: Path, start: Position, reached: Position, least: int) -> Damage | None:
+def find(directory: Path, start: Position, reached: Position, least: int) -> JournalDamage | None:
     """The damage behind the last record of the chain that begins at `start`; None where that is a
     torn end. `least`: a commit that was on disk, besides those that the marks name. Raises
     OSError."""
@@ -84,7 +84,7 @@ def find(directory: Path, start: Position, reached: Position, least: int) -> Dam
     is_certain = size < reached.end or synced > reached.sequence or is_beheaded
     if not following and not is_certain:
         return None
-    return Damage(path, reached.end, reached.sequence + 1, synced, following, is_certain)
+    return JournalDamage(path, reached.end, reached.sequence + 1, synced, following, is_certain)
 
 
 def _is_beheaded(path: Path) -> bool:

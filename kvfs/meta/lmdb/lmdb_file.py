@@ -45,7 +45,7 @@ class Meta(NamedTuple):
     txnid: int
 
 
-class Page(NamedTuple):
+class TreePage(NamedTuple):
     """A page of a tree."""
 
     raw: bytes
@@ -104,7 +104,7 @@ def find_damage(fd: int, meta: Meta, limit_pages: int) -> str | None:
     return None
 
 
-def read_page(fd: int, meta: Meta, pgno: int) -> Page | None:
+def read_page(fd: int, meta: Meta, pgno: int) -> TreePage | None:
     """A page of a tree; None when it is damaged. Raises OSError."""
     if not 1 < pgno <= meta.last_page:
         return None
@@ -118,16 +118,16 @@ def read_page(fd: int, meta: Meta, pgno: int) -> Page | None:
     offsets = struct.unpack_from(f"={(lower - _HEADER.size) // 2}H", raw, _HEADER.size)
     if any(not upper <= offset <= meta.page_size - _NODE.size for offset in offsets):
         return None
-    return Page(raw, bool(flags & _BRANCH), offsets)
+    return TreePage(raw, bool(flags & _BRANCH), offsets)
 
 
-def child_of(page: Page, offset: int) -> int:
+def child_of(page: TreePage, offset: int) -> int:
     """The page that a branch's node leads to."""
     low, high, top, _ = _NODE.unpack_from(page.raw, offset)
     return int(low | high << 16 | top << 32)
 
 
-def read_leaf(fd: int, meta: Meta, page: Page, offset: int) -> Leaf | None:
+def read_leaf(fd: int, meta: Meta, page: TreePage, offset: int) -> Leaf | None:
     """The contents of a leaf's node; None when it is damaged. Raises OSError."""
     low, high, flags, key_size = _NODE.unpack_from(page.raw, offset)
     start, size = offset + _NODE.size + key_size, low | high << 16

@@ -28,7 +28,7 @@ from kvfs.meta.lmdb.journal import chained_records, cut_journal, generations
 from kvfs.meta.lmdb.lmdb_errors import translated
 from kvfs.meta.lmdb.lmdb_file import find_damage, read_metas
 from kvfs.meta.lmdb.reconstruction import rebuild
-from kvfs.meta.lmdb.trust_state import State, StateFile, read_state
+from kvfs.meta.lmdb.trust_state import StateFile, TrustState, read_state
 
 _MIN_MAP_SIZE: Final = 1 << 30
 _MAX_READERS: Final = 512
@@ -43,7 +43,7 @@ _CHECKED_PAGES: Final = 4_096
 a page, most of it for the read."""
 
 
-class Opened(NamedTuple):
+class OpenedEngine(NamedTuple):
     """A file open for writing."""
 
     environment: lmdb.Environment
@@ -54,7 +54,7 @@ class Opened(NamedTuple):
     """The damage then, and what became of it, by its kind in `fsck`'s words."""
 
 
-class Opener:
+class EngineOpener:
     """The opening of one engine. Every method raises Corrupt, Unavailable, OSError, lmdb.Error."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Opener:
         self.boot = 0
         """The running boot, as the filesystem sees it; known once it is open."""
 
-    def open_to_write(self) -> Opened:
+    def open_to_write(self) -> OpenedEngine:
         """Open it whatever state it is in; waits while another process opens or closes it."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._find_boot()
@@ -76,12 +76,12 @@ class Opener:
         try:
             with state.locked():
                 environment, rebuilt = self._open_locked(state)
-                state.write(State(self.boot, clean=False))
+                state.write(TrustState(self.boot, clean=False))
                 state.share()
         except BaseException:
             state.close()
             raise
-        return Opened(environment, state, rebuilt, self._damage)
+        return OpenedEngine(environment, state, rebuilt, self._damage)
 
     def open_to_read(self) -> lmdb.Environment:
         """Open it if it can be believed as it is."""
@@ -146,7 +146,7 @@ class Opener:
             rotate(environment, self.path)  # a journal cut short can take nothing more
         return environment
 
-    def _make(self, recorded: State | None) -> lmdb.Environment:
+    def _make(self, recorded: TrustState | None) -> lmdb.Environment:
         if recorded is not None:
             raise Corrupt(
                 f"the base in {self.path} is missing: restore the directory from a backup"

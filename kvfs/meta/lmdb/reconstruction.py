@@ -219,7 +219,7 @@ def damaged_metadata(directory: Path) -> list[str]:
     return sorted(map(os.fspath, directory.glob(f"*.*.{_DAMAGED}")))
 
 
-def _require_leave(found: journal_damage.Damage, directory: Path, past_damage: bool) -> None:
+def _require_leave(found: journal_damage.JournalDamage, directory: Path, past_damage: bool) -> None:
     if found.is_certain and not past_damage:
         raise Corrupt(
             f"{found}. Nothing was changed. `kvfs fsck --repair --store {directory.parent}` goes on"
@@ -232,7 +232,7 @@ def _go_on(
     environment: lmdb.Environment,
     directory: Path,
     reached: Position,
-    found: journal_damage.Damage,
+    found: journal_damage.JournalDamage,
     past_damage: bool,
 ) -> tuple[Position, str]:
     """Keep the damaged journals, and replay what is behind the damage where that was asked for; how

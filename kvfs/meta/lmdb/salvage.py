@@ -17,7 +17,7 @@ from kvfs.meta.lmdb.lmdb_file import (
     NO_PAGE,
     Leaf,
     Meta,
-    Page,
+    TreePage,
     child_of,
     read_leaf,
     read_metas,
@@ -66,7 +66,7 @@ class _Snapshot:
             else:
                 yield from self._of_page(page)
 
-    def _of_page(self, page: Page) -> Iterator[Leaf]:
+    def _of_page(self, page: TreePage) -> Iterator[Leaf]:
         for offset in page.offsets:
             try:
                 leaf = read_leaf(self._fd, self.meta, page, offset)
@@ -77,7 +77,7 @@ class _Snapshot:
             else:
                 yield leaf
 
-    def _page(self, pgno: int) -> Page | None:
+    def _page(self, pgno: int) -> TreePage | None:
         if pgno in self._seen:
             return None
         self._seen.add(pgno)

@@ -23,7 +23,7 @@ _MAGIC: Final = b"KVFSEND1"
 _DIGEST_SIZE: Final = 16
 
 
-class State(NamedTuple):
+class TrustState(NamedTuple):
     """How the file was left."""
 
     boot: int
@@ -31,7 +31,7 @@ class State(NamedTuple):
     """Synced and closed by its last writer."""
 
 
-def read_state(path: Path) -> State | None:
+def read_state(path: Path) -> TrustState | None:
     """None where there is none, or it was torn by a power cut. Raises NotSupported where a later
     version of KVFS wrote it, OSError."""
     try:
@@ -43,7 +43,7 @@ def read_state(path: Path) -> State | None:
     if len(packed) < _STATE.size or digest != _digest(packed):
         return None
     magic, boot, clean = _STATE.unpack(packed)
-    return State(boot, clean) if magic == _MAGIC else None
+    return TrustState(boot, clean) if magic == _MAGIC else None
 
 
 class StateFile:
@@ -93,10 +93,10 @@ class StateFile:
         """Count as a writer from now on. The state must be locked."""
         fcntl.flock(self._users, fcntl.LOCK_SH)
 
-    def read(self) -> State | None:
+    def read(self) -> TrustState | None:
         return read_state(self.path)
 
-    def write(self, state: State) -> None:
+    def write(self, state: TrustState) -> None:
         """Writes the state; on disk when this returns."""
         packed = _STATE.pack(_MAGIC, state.boot, state.clean)
         os.pwrite(self._fd, packed + _digest(packed), 0)

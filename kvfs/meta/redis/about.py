@@ -4,7 +4,7 @@ import re
 from typing import Final, NamedTuple
 
 from kvfs.base.errors import Invalid, NotSupported
-from kvfs.meta.redis.location import Kind, Location
+from kvfs.meta.redis.location import EngineLocation, Kind
 from kvfs.meta.redis.scripts import Item
 
 _OLDEST: Final = (6, 2)
@@ -26,7 +26,7 @@ def read_info(text: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
-def check_server(about: dict[str, str], location: Location) -> None:
+def check_server(about: dict[str, str], location: EngineLocation) -> None:
     """Whether a server that says this `about` itself (INFO) will do. Raises NotSupported,
     Invalid."""
     named = location.shown

@@ -1,8 +1,8 @@
 """Requests over lines of our own, whatever happens to the server: sent again within a deadline.
 
-Each `Caller` has one line, to the server that `finding` names, and serves one request at a time.
-In a cluster all that a node asks for lies in one slot, so one server has it: which one is found
-anew when that is lost, or says so.
+Each `RetryingClient` has one line, to the server that `finding` names, and serves one request at a
+time. In a cluster all that a node asks for lies in one slot, so one server has it: which one is
+found anew when that is lost, or says so.
 """
 
 import secrets
@@ -17,8 +17,8 @@ from kvfs.base.errors import Invalid, KvfsError, Unavailable
 from kvfs.meta.redis import identity, refusals, scripts
 from kvfs.meta.redis.about import check_server, read_info, sync_means
 from kvfs.meta.redis.finding import Finder
-from kvfs.meta.redis.line import Line, Lost, Refused, connect
-from kvfs.meta.redis.location import Address, Kind, Location, parse
+from kvfs.meta.redis.line import ErrorReply, RespConnection, ServerLost, connect
+from kvfs.meta.redis.location import EngineLocation, Kind, ServerAddress, parse
 from kvfs.meta.redis.scripts import TOP, Item, Script, keys_of
 from kvfs.meta.redis.slots import Redirect, redirect
 
@@ -29,10 +29,10 @@ _REQUEST_S: Final = 5.0
 """After which a connection is given up: a server that is well answers within milliseconds."""
 
 
-class Caller:
+class RetryingClient:
     """Asks one after the other. `deadline_s` bounds each request with its retries."""
 
-    def __init__(self, location: Location, deadline_s: float) -> None:
+    def __init__(self, location: EngineLocation, deadline_s: float) -> None:
         self.location = location
         self.deadline_s = deadline_s
         self.requests = 0
@@ -41,8 +41,8 @@ class Caller:
         """The server that was asked last."""
         self._keys = keys_of(location.prefix, TOP)
         self._finder = Finder(location)
-        self._line: Line | None = None
-        self._aside: Address | None = None
+        self._line: RespConnection | None = None
+        self._aside: ServerAddress | None = None
         """The server that answers the next request, and no other."""
         self._attempt = trio.CancelScope()
         self._is_stopped = False
@@ -80,7 +80,7 @@ class Caller:
         means = sync_means(about, await self._appendfsync(), round(self.deadline_s * 1000 / 4))
         if means.command:
 
-            async def settle(line: Line) -> Any:
+            async def settle(line: RespConnection) -> Any:
                 # What is waited for is what the same connection wrote, and all before it.
                 await line.script(scripts.TOUCH, secrets.token_bytes(4))
                 return await line.ask(*means.command)
@@ -103,7 +103,7 @@ class Caller:
             self._line = None
 
     async def _patiently(
-        self, send: Callable[[Line], Awaitable[Any]], end: float | None = None
+        self, send: Callable[[RespConnection], Awaitable[Any]], end: float | None = None
     ) -> Any:
         """Send until it is answered."""
         end = self.end() if end is None else end
@@ -119,7 +119,7 @@ class Caller:
                     line = await self._connected()
                     self.requests += 1
                     return await send(line)
-            except (Lost, Refused) as error:
+            except (ServerLost, ErrorReply) as error:
                 reason = error
                 self._after(error)
             if trio.current_time() + pause_s >= end:
@@ -134,7 +134,9 @@ class Caller:
         """Forgets what a request before this one was told to do aside: it is not for this one."""
         self._aside = None
 
-    async def _send_aside(self, send: Callable[[Line], Awaitable[Any]], address: Address) -> Any:
+    async def _send_aside(
+        self, send: Callable[[RespConnection], Awaitable[Any]], address: ServerAddress
+    ) -> Any:
         """One request to the server that is being given the slot."""
         self.at, self._aside = address, None
         line = await connect(address, self.location, self._keys)
@@ -153,10 +155,10 @@ class Caller:
             return "unknown"
         return bytes(found[1]).decode() if len(found) > 1 else "unknown"
 
-    def _after(self, reason: Lost | Refused) -> None:
+    def _after(self, reason: ServerLost | ErrorReply) -> None:
         """Raises what cannot be mended by asking again."""
         shown, text = self.location.shown, str(reason)
-        is_lost = isinstance(reason, Lost)
+        is_lost = isinstance(reason, ServerLost)
         if not is_lost and self.location.kind is Kind.CLUSTER and (to := redirect(text, self.at)):
             self._redirected(to)
         elif is_lost:
@@ -183,17 +185,17 @@ class Caller:
         self._finder.again()
         self.close()
 
-    async def _connected(self) -> Line:
+    async def _connected(self) -> RespConnection:
         if self._line is None or not self._line.is_open:
             with trio.move_on_after(_CONNECT_S):
                 self.at = await self._finder.find()
                 self._line = await connect(self.at, self.location, self._keys)
                 return self._line
-            raise Lost("it does not accept connections")
+            raise ServerLost("it does not accept connections")
         return self._line
 
 
-def locate(url: str) -> Location:
+def locate(url: str) -> EngineLocation:
     """The location that a URL names, with the password from its file. Raises Invalid."""
     location = parse(url)
     if not location.password_file:

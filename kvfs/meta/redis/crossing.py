@@ -33,7 +33,7 @@ NOWHERE: Final = b"?"
 """No commit's token: all that was read is compared."""
 
 
-class Changes(NamedTuple):
+class ShardChanges(NamedTuple):
     """The checks and writes of a commit in one shard."""
 
     reads: Sequence[tuple[bytes, bytes | None]]
@@ -47,7 +47,7 @@ class Changes(NamedTuple):
         return bool(self.puts or self.deletes)
 
 
-class Request(NamedTuple):
+class ShardRequest(NamedTuple):
     """A request to a shard: its answer is sent to the generator."""
 
     shard: int
@@ -59,7 +59,7 @@ class Pause(NamedTuple):
     """Another may go on: to be resumed a moment later."""
 
 
-Steps = Generator[Request | Pause, Any, T]
+Steps = Generator[ShardRequest | Pause, Any, T]
 
 
 class Committer:
@@ -70,7 +70,9 @@ class Committer:
         self.engine = secrets.token_hex(8).encode()
         self._number = 0
 
-    def commit(self, changes: Mapping[int, Changes], expected: Mapping[int, bytes]) -> Steps[bool]:
+    def commit(
+        self, changes: Mapping[int, ShardChanges], expected: Mapping[int, bytes]
+    ) -> Steps[bool]:
         """Commit in all these shards; False: something that was read has changed. `expected`: the
         token at which each shard was read, or NOWHERE. Left in the middle: it is done or undone
         by those who meet it."""
@@ -101,7 +103,7 @@ class Committer:
         self,
         kind: bytes,
         shard: int,
-        changes: Mapping[int, Changes],
+        changes: Mapping[int, ShardChanges],
         expected: Mapping[int, bytes],
         of: tuple[bytes, bytes] = (b"", b""),
     ) -> Steps[bool]:
@@ -109,7 +111,7 @@ class Committer:
         while True:
             self._number += 1
             head: list[Item] = [self.engine, self._number, expected[shard], kind, *of]
-            answer = yield Request(shard, COMMIT, [*head, *commit_arguments(changes[shard])])
+            answer = yield ShardRequest(shard, COMMIT, [*head, *commit_arguments(changes[shard])])
             assert answer[0] != b"late", "a shard is sent one commit at a time"
             if answer[0] != b"busy":
                 return answer[0] in (b"done", b"again")
@@ -119,11 +121,11 @@ class Committer:
 def resolve(shard: int) -> Steps[None]:
     """Have what others left in `shard` done or undone, so that it can be read; waits while they may
     go on."""
-    while intent := (yield Request(shard, PENDING, ())):
+    while intent := (yield ShardRequest(shard, PENDING, ())):
         yield from _resolve(shard, intent)
 
 
-def commit_arguments(changes: Changes) -> list[Item]:
+def commit_arguments(changes: ShardChanges) -> list[Item]:
     """COMMIT's lists."""
     reads, scans, puts, deletes = changes
     return [
@@ -140,7 +142,7 @@ def commit_arguments(changes: Changes) -> list[Item]:
 def _resolve(shard: int, intent: Sequence[Any]) -> Steps[None]:
     commit, last, age_ms = intent
     forbid = age_ms >= PATIENCE_S * 1000
-    verdict = yield Request(int(last), DECIDE, (commit, b"undo" if forbid else b""))
+    verdict = yield ShardRequest(int(last), DECIDE, (commit, b"undo" if forbid else b""))
     if not verdict:
         yield Pause()
         return
@@ -151,12 +153,12 @@ def _resolve(shard: int, intent: Sequence[Any]) -> Steps[None]:
 
 def _settle(commit: bytes, shards: Sequence[int], verdict: bytes) -> Steps[None]:
     for shard in shards:
-        yield Request(shard, SETTLE, (commit, verdict))
+        yield ShardRequest(shard, SETTLE, (commit, verdict))
 
 
 def _forget(commit: bytes, last: int, shards: Sequence[int]) -> Steps[None]:
     for shard in shards:
-        yield Request(last, FORGET, (commit, b"%d" % shard))
+        yield ShardRequest(last, FORGET, (commit, b"%d" % shard))
 
 
 def _counted(items: Iterable[bytes]) -> list[Item]:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import trio
 
-from kvfs.meta.redis.line import Lost, Refused, connect
-from kvfs.meta.redis.location import Address, Kind, Location
+from kvfs.meta.redis.line import ErrorReply, ServerLost, connect
+from kvfs.meta.redis.location import EngineLocation, Kind, ServerAddress
 from kvfs.meta.redis.scripts import TOP, Item
 from kvfs.meta.redis.slots import Range, ranges, slot_of
 
@@ -22,16 +22,16 @@ _ASK_S: Final = 1.0
 class Finder:
     """The finder of one caller."""
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: EngineLocation) -> None:
         self._location = location
         self._plain = location._replace(username=None, password=None, db=0)
         """Sentinels have users of their own."""
         self._slot = slot_of(location.prefix, TOP)
         self._servers = list(location.addresses)
         """Servers to be asked, in this order."""
-        self._told: Address | None = None
+        self._told: ServerAddress | None = None
 
-    async def find(self) -> Address:
+    async def find(self) -> ServerAddress:
         """The address of the metadata, as the first server that answers says. Raises Lost; Refused,
         Invalid (by a server of a cluster that does not know or accept us)."""
         if self._location.kind is Kind.SERVER:
@@ -39,13 +39,13 @@ class Finder:
         if self._told is not None:
             address, self._told = self._told, None
             return address
-        reason: Exception = Lost("there is nobody to ask")
+        reason: Exception = ServerLost("there is nobody to ask")
         for server in list(self._servers):
             try:
                 with trio.move_on_after(_ASK_S):
                     return await self._ask(server)
-                reason = Lost(f"{server} does not answer")
-            except (Lost, Refused) as error:
+                reason = ServerLost(f"{server} does not answer")
+            except (ServerLost, ErrorReply) as error:
                 reason = error
             self.again()
         raise reason
@@ -54,11 +54,11 @@ class Finder:
         """Notes that the server found is wrong, or does not answer: another one is asked next."""
         self._servers.append(self._servers.pop(0))
 
-    def tell(self, address: Address) -> None:
+    def tell(self, address: ServerAddress) -> None:
         """A server said who has them: what `find` returns next, once."""
         self._told = address
 
-    async def _ask(self, server: Address) -> Address:
+    async def _ask(self, server: ServerAddress) -> ServerAddress:
         """The address that one server names."""
         if self._location.kind is Kind.CLUSTER:
             answer = await _answer(server, self._location, b"CLUSTER", b"SLOTS")
@@ -67,23 +67,23 @@ class Finder:
         command = (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", name.encode())
         try:
             found = await _answer(server, self._plain, *command)
-        except Refused as refused:
-            raise Lost(str(refused)) from refused
+        except ErrorReply as refused:
+            raise ServerLost(str(refused)) from refused
         if not found:
-            raise Lost(f"the sentinel {server} knows no master '{name}'")
-        return Address(found[0].decode(), int(found[1]))
+            raise ServerLost(f"the sentinel {server} knows no master '{name}'")
+        return ServerAddress(found[0].decode(), int(found[1]))
 
-    def _owner(self, server: Address, answer: Sequence[Any]) -> Address:
+    def _owner(self, server: ServerAddress, answer: Sequence[Any]) -> ServerAddress:
         """The owner of the slot, by the answer of `server`. Raises Lost."""
         try:
             found = list(ranges(answer, server))
         except ValueError as error:
-            raise Lost(f"{server} does not say which slots there are: {error}") from error
+            raise ServerLost(f"{server} does not say which slots there are: {error}") from error
         self._learn(found)
         for each in found:
             if each.first <= self._slot <= each.last:
                 return each.master
-        raise Lost(f"no server has the slot {self._slot}")
+        raise ServerLost(f"no server has the slot {self._slot}")
 
     def _learn(self, found: Sequence[Range]) -> None:
         """Learns which other servers can be asked, when those of the URL are gone."""
@@ -93,7 +93,7 @@ class Finder:
         self._servers = [*known, *sorted(named.difference(known))]
 
 
-async def _answer(server: Address, location: Location, *command: Item) -> Any:
+async def _answer(server: ServerAddress, location: EngineLocation, *command: Item) -> Any:
     """Over a line for this alone. Raises Lost, Refused, Invalid."""
     line = await connect(server, location, ())
     try:

@@ -21,10 +21,10 @@ from typing import Any, Final
 import trio
 
 from kvfs.base.errors import AccessDenied, Conflict
-from kvfs.meta.node_leases import Fenced, Joined, Lease, Leases, Lost, Renewed, State
+from kvfs.meta.node_leases import Fenced, Joined, JoinState, Lease, Leases, Lost, Renewed
 from kvfs.meta.redis.about import read_info, seems_emptied
-from kvfs.meta.redis.calling import Caller
-from kvfs.meta.redis.location import Location
+from kvfs.meta.redis.calling import RetryingClient
+from kvfs.meta.redis.location import EngineLocation
 from kvfs.meta.redis.scripts import SPARING, Script
 
 _COMMON: Final = (
@@ -155,8 +155,8 @@ class LeaseTable:
     """The scripts above on one server, over a line of its own. `deadline_s` bounds each call, and
     what it waits for the one before it; all raise Unavailable, Invalid."""
 
-    def __init__(self, location: Location, deadline_s: float) -> None:
-        self._caller = Caller(location, deadline_s)
+    def __init__(self, location: EngineLocation, deadline_s: float) -> None:
+        self._caller = RetryingClient(location, deadline_s)
         self._turn = trio.Lock()
         self._shown = location.shown
 
@@ -166,10 +166,10 @@ class LeaseTable:
         async with self._turn:
             return await self._caller.examine(cluster)
 
-    async def peek(self) -> State:
+    async def peek(self) -> JoinState:
         """The present state; changes nothing."""
         cluster, secrets, leases = await self._run(PEEK)
-        return State(cluster.decode(), _digests(secrets), _leases(leases))
+        return JoinState(cluster.decode(), _digests(secrets), _leases(leases))
 
     async def join(
         self,

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from kvfs.base.errors import Invalid
-from kvfs.meta.redis.location import Address, Location
+from kvfs.meta.redis.location import EngineLocation, ServerAddress
 from kvfs.meta.redis.scripts import Item, Script
 
 _READ_BYTES: Final = 1 << 17
@@ -20,16 +20,16 @@ _LARGEST: Final = 512 << 20
 _PENDING: Final = object()
 
 
-class Lost(Exception):
+class ServerLost(Exception):
     """The connection ended, or could not be made."""
 
 
-class Refused(Exception):
+class ErrorReply(Exception):
     """The server's error, as it says it."""
 
 
-class Parser:
-    """Answers (RESP2) out of what arrives. An error within an answer is a `Refused` in it."""
+class RespParser:
+    """Answers (RESP2) out of what arrives. An error within an answer is a `ErrorReply` in it."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -141,7 +141,7 @@ class _Plain:
 class _Tls:
     """Encrypted."""
 
-    def __init__(self, stream: trio.SocketStream, location: Location, host: str) -> None:
+    def __init__(self, stream: trio.SocketStream, location: EngineLocation, host: str) -> None:
         context = tls_context(location)
         self._raw = stream
         self._stream = trio.SSLStream(stream, context, server_hostname=host)
@@ -156,13 +156,13 @@ class _Tls:
         self._raw.socket.close()
 
 
-class Line:
+class RespConnection:
     """Made by `connect`; what fails closes it."""
 
     def __init__(self, stream: _Bytes, keys: Sequence[bytes]) -> None:
         self._bytes = stream
         self._keys = keys
-        self._parser = Parser()
+        self._parser = RespParser()
         self.is_open = True
         self.is_asking = False
         """Whether a cluster's server is to answer though it is only being given the keys."""
@@ -180,7 +180,7 @@ class Line:
         rest = (len(self._keys), *self._keys, *arguments)
         try:
             return await self.ask(b"EVALSHA", script.sha, *rest)
-        except Refused as refused:
+        except ErrorReply as refused:
             if not str(refused).startswith("NOSCRIPT"):
                 raise
         return await self.ask(b"EVAL", script.text, *rest)
@@ -193,23 +193,25 @@ class Line:
     async def _exchange(self, command: Sequence[Item]) -> Any:
         try:
             await self._bytes.send(packed(command))
-            while (answer := self._parser.take()) is Parser.PENDING:
+            while (answer := self._parser.take()) is RespParser.PENDING:
                 data = await self._bytes.receive()
                 if not data:
-                    raise Lost("the server closed the connection")
+                    raise ServerLost("the server closed the connection")
                 self._parser.feed(data)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.close()
-            raise Lost(str(error) or type(error).__name__) from error
+            raise ServerLost(str(error) or type(error).__name__) from error
         except BaseException:
             self.close()
             raise
-        if isinstance(answer, Refused):
+        if isinstance(answer, ErrorReply):
             raise answer
         return answer
 
 
-async def connect(address: Address, location: Location, keys: Sequence[bytes]) -> Line:
+async def connect(
+    address: ServerAddress, location: EngineLocation, keys: Sequence[bytes]
+) -> RespConnection:
     """A line to one server, whose scripts get `keys`. Raises Lost, Refused (who we are), Invalid
     (the file of certificates)."""
     try:
@@ -219,13 +221,13 @@ async def connect(address: Address, location: Location, keys: Sequence[bytes]) -
             stream = await trio.open_tcp_stream(address.host, address.port)
             stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
-        raise Lost(_reason(error)) from error
+        raise ServerLost(_reason(error)) from error
     try:
         through = _Tls(stream, location, address.host) if location.tls else _Plain(stream)
     except BaseException:
         stream.socket.close()
         raise
-    line = Line(through, keys)
+    line = RespConnection(through, keys)
     try:
         if location.password is not None:
             user = (location.username.encode(),) if location.username else ()
@@ -245,7 +247,7 @@ def packed(command: Sequence[Item]) -> bytes:
     return b"*%d\r\n%b" % (len(parts), b"".join(parts))
 
 
-def tls_context(location: Location) -> ssl.SSLContext:
+def tls_context(location: EngineLocation) -> ssl.SSLContext:
     """Raises Invalid where the file of certificates cannot be read."""
     try:
         return ssl.create_default_context(cafile=location.ca or None)
@@ -259,7 +261,7 @@ def _number(line: bytes) -> int:
     except ValueError:
         number = _LARGEST + 1
     if number > _LARGEST:
-        raise Lost(f"the server does not speak Redis' protocol: a length of {line[:32]!r}")
+        raise ServerLost(f"the server does not speak Redis' protocol: a length of {line[:32]!r}")
     return number
 
 
@@ -269,8 +271,10 @@ def _simple(kind: int, line: bytes) -> Any:
     if kind == 0x2B:  # +
         return line
     if kind == 0x2D:  # -
-        return Refused(line.decode(errors="replace"))
-    raise Lost(f"the server does not speak Redis' protocol: it says {bytes([kind]) + line[:32]!r}")
+        return ErrorReply(line.decode(errors="replace"))
+    raise ServerLost(
+        f"the server does not speak Redis' protocol: it says {bytes([kind]) + line[:32]!r}"
+    )
 
 
 def _reason(error: OSError) -> str:

@@ -25,7 +25,7 @@ class Kind(Enum):
     CLUSTER = "cluster"
 
 
-class Address(NamedTuple):
+class ServerAddress(NamedTuple):
     """The address of a server: a host with a port, or the path of a socket."""
 
     host: str
@@ -36,11 +36,11 @@ class Address(NamedTuple):
         return self.path or f"{self.host}:{self.port}"
 
 
-class Location(NamedTuple):
+class EngineLocation(NamedTuple):
     """The location of an engine."""
 
     kind: Kind
-    addresses: tuple[Address, ...]
+    addresses: tuple[ServerAddress, ...]
     shown: str
     """The URL without user and password."""
     prefix: str
@@ -75,7 +75,7 @@ def is_url(text: str) -> bool:
     return "://" in text
 
 
-def parse(url: str) -> Location:
+def parse(url: str) -> EngineLocation:
     """Raises Invalid; what it says has no password in it."""
     parts = _split(url)
     kind = _KINDS.get(parts.scheme)
@@ -107,7 +107,7 @@ def shown(url: str) -> str:
     return f"{scheme}://{authority.rpartition('@')[2].partition('?')[0]}{slash}{path}"
 
 
-def _parsed(parts: SplitResult, kind: Kind, shown_url: str) -> Location:
+def _parsed(parts: SplitResult, kind: Kind, shown_url: str) -> EngineLocation:
     query = _query(parts)
     user, _, hosts = parts.netloc.rpartition("@")
     username, colon, password = user.partition(":")
@@ -115,7 +115,7 @@ def _parsed(parts: SplitResult, kind: Kind, shown_url: str) -> Location:
     if parts.scheme == "unix":
         if hosts or not names:
             raise ValueError("the path of a socket comes after unix://")
-        addresses: tuple[Address, ...] = (Address("", 0, unquote(parts.path)),)
+        addresses: tuple[ServerAddress, ...] = (ServerAddress("", 0, unquote(parts.path)),)
         names = [query["db"]] if "db" in query else []
     else:
         port = _SENTINEL_PORT if kind is Kind.SENTINEL else _PORT
@@ -129,7 +129,7 @@ def _parsed(parts: SplitResult, kind: Kind, shown_url: str) -> Location:
         raise ValueError("the name of the master is missing")
     if len(names) > (0 if kind is Kind.CLUSTER else 1):
         raise ValueError(f"what is /{names[-1]}?")
-    return Location(
+    return EngineLocation(
         kind=kind,
         addresses=addresses,
         shown=shown_url,
@@ -156,7 +156,7 @@ def _query(parts: SplitResult) -> dict[str, str]:
     return query
 
 
-def _address(text: str, port: int) -> Address:
+def _address(text: str, port: int) -> ServerAddress:
     host, number = text, ""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
@@ -170,7 +170,7 @@ def _address(text: str, port: int) -> Address:
     found = _number(number, "a port") if number else port
     if not 0 < found < 1 << 16:
         raise ValueError(f"{found} is no port")
-    return Address(unquote(host), found)
+    return ServerAddress(unquote(host), found)
 
 
 def _number(text: str, what: str) -> int:

@@ -263,7 +263,7 @@ class Proposal(NamedTuple):
         return growth_of(self.writes.items(), self.reads.get)
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """One of the log."""
 
     number: int
@@ -272,11 +272,11 @@ class Entry(NamedTuple):
     writes: list[Writes]
 
 
-class Answer(NamedTuple):
+class LogReply(NamedTuple):
     """The answer to POSITION or PROPOSE."""
 
     status: str
-    entries: list[Entry]
+    entries: list[LogEntry]
     results: bytes
 
 
@@ -318,25 +318,25 @@ def size(items: Sequence[bytes]) -> int:
     return sum(map(len, items)) + 8 * len(items)
 
 
-def read_answer(packed: bytes) -> Answer:
+def read_answer(packed: bytes) -> LogReply:
     """Raises Corrupt."""
     try:
         status, entries, results = _decode_answer(packed)
-        return Answer(status.decode(), [_numbered(*each) for each in entries], results)
+        return LogReply(status.decode(), [_numbered(*each) for each in entries], results)
     except (ValueError, msgspec.DecodeError) as error:
         raise Corrupt(f"the engine gave an answer that is none: {error}") from None
 
 
-def read_entries(found: Sequence[Any]) -> list[Entry]:
+def read_entries(found: Sequence[Any]) -> list[LogEntry]:
     """Entries as XRANGE and XREAD give them. Raises Corrupt."""
     return [_entry(name, fields) for name, fields in found]
 
 
-def _numbered(name: bytes, token: bytes, before: bytes, writes: list[Writes]) -> Entry:
-    return Entry(int(name.partition(b"-")[0]), token, before, writes)
+def _numbered(name: bytes, token: bytes, before: bytes, writes: list[Writes]) -> LogEntry:
+    return LogEntry(int(name.partition(b"-")[0]), token, before, writes)
 
 
-def _entry(name: bytes, fields: Sequence[bytes]) -> Entry:
+def _entry(name: bytes, fields: Sequence[bytes]) -> LogEntry:
     try:
         token, before, packed = fields[1], fields[3], fields[5]
         return _numbered(name, token, before, _decode_writes(packed))

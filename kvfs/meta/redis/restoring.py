@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvfs.base.errors import Conflict
-from kvfs.meta.redis.calling import Caller
-from kvfs.meta.redis.location import Location
+from kvfs.meta.redis.calling import RetryingClient
+from kvfs.meta.redis.location import EngineLocation
 from kvfs.meta.redis.scripts import Script
 
 _PASSED: Final = 1 << 32
@@ -67,8 +67,8 @@ that each mirror finds a gap, and is read anew."""
 class Restoring:
     """The restoring of metadata on one server; all methods raise Unavailable, Invalid."""
 
-    def __init__(self, location: Location, deadline_s: float) -> None:
-        self._caller = Caller(location, deadline_s)
+    def __init__(self, location: EngineLocation, deadline_s: float) -> None:
+        self._caller = RetryingClient(location, deadline_s)
 
     async def enrol(
         self,

@@ -4,7 +4,7 @@ from binascii import crc_hqx
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from kvfs.meta.redis.location import Address
+from kvfs.meta.redis.location import ServerAddress
 
 SLOTS: Final = 16_384
 _UNKNOWN: Final = (None, b"", b"?")
@@ -16,14 +16,14 @@ class Range(NamedTuple):
 
     first: int
     last: int
-    master: Address
-    replicas: tuple[Address, ...]
+    master: ServerAddress
+    replicas: tuple[ServerAddress, ...]
 
 
 class Redirect(NamedTuple):
     """Another server is the right one."""
 
-    address: Address
+    address: ServerAddress
     is_moved: bool
     """It has the slot from now on; False: it is being given it, and answers this request alone."""
 
@@ -33,7 +33,7 @@ def slot_of(prefix: str, shard: int) -> int:
     return crc_hqx(b"%b:%d" % (prefix.encode(), shard), 0) % SLOTS
 
 
-def ranges(answer: Sequence[Any], asked: Address) -> Iterator[Range]:
+def ranges(answer: Sequence[Any], asked: ServerAddress) -> Iterator[Range]:
     """The ranges in the answer of the server `asked` to CLUSTER SLOTS. Raises ValueError: it is
     none."""
     try:
@@ -44,7 +44,7 @@ def ranges(answer: Sequence[Any], asked: Address) -> Iterator[Range]:
         raise ValueError(str(error)) from error
 
 
-def redirect(refusal: str, asked: Address) -> Redirect | None:
+def redirect(refusal: str, asked: ServerAddress) -> Redirect | None:
     """The right server, as a refusal by the server `asked` names it; None: it names none.
     `MOVED 3999 10.0.0.2:6381`, or ASK; without a host it is that of `asked`."""
     words = refusal.split(" ")
@@ -54,9 +54,9 @@ def redirect(refusal: str, asked: Address) -> Redirect | None:
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
         return None
     host = host if host.encode() not in _UNKNOWN else asked.host
-    return Redirect(Address(host, int(port)), words[0] == "MOVED")
+    return Redirect(ServerAddress(host, int(port)), words[0] == "MOVED")
 
 
-def _address(said: Sequence[Any], asked: Address) -> Address:
+def _address(said: Sequence[Any], asked: ServerAddress) -> ServerAddress:
     host = asked.host if said[0] in _UNKNOWN else said[0].decode()
-    return Address(host, int(said[1]))
+    return ServerAddress(host, int(said[1]))

@@ -14,9 +14,9 @@ import msgspec
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import Namespace
-from kvfs.meta.redis.log import Entry
+from kvfs.meta.redis.log import LogEntry
 from kvfs.meta.replica.local_writes import Privates
-from kvfs.meta.replica.replica_mark import Mark, write_mark
+from kvfs.meta.replica.replica_mark import ReplicaMark, write_mark
 
 _NAMESPACE = ord("n")
 _END = b"\xff"
@@ -38,7 +38,7 @@ class Applier:
     def __init__(
         self,
         local: EmbeddedEngine,
-        mark: Mark,
+        mark: ReplicaMark,
         is_ours: Callable[[bytes], bool],
         on_applied: Callable[[Sequence[Applied]], None],
         privates: Privates,
@@ -57,14 +57,14 @@ class Applier:
         self.namespaces: dict[int, Namespace | None] = {}
         """Records of the mirror that were decoded, until one of them changes."""
 
-    def follows(self, entries: Sequence[Entry]) -> bool:
+    def follows(self, entries: Sequence[LogEntry]) -> bool:
         """Whether entries, of which some may be applied already, continue what was applied."""
         new = [each for each in entries if each.number > self.mark.position]
         return not new or (
             new[0].number == self.mark.position + 1 and new[0].before == self.mark.token
         )
 
-    def apply(self, entries: Sequence[Entry]) -> bool:
+    def apply(self, entries: Sequence[LogEntry]) -> bool:
         """Apply those that are new, which must follow; whether there were any. Raises NoSpace,
         Unavailable, Corrupt of the local file."""
         new = [each for each in entries if each.number > self.mark.position]
@@ -119,7 +119,7 @@ class Applier:
         self._commit(lambda t: write_mark(t, mark), mark)
         self._on_filled()
 
-    def _commit(self, fn: Callable[[Transaction], None], mark: Mark) -> None:
+    def _commit(self, fn: Callable[[Transaction], None], mark: ReplicaMark) -> None:
         try:
             self._local.transact_now(fn)
         except BaseException as error:

@@ -12,14 +12,14 @@ from kvfs.base.errors import Conflict, KvfsError, NoSpace, TooLarge, Unavailable
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.lmdb.growth import NONE, Growth
-from kvfs.meta.redis.calling import Caller
+from kvfs.meta.redis.calling import RetryingClient
 from kvfs.meta.redis.log import PROPOSE, Proposal, proposed, read_answer, size
 from kvfs.meta.redis.scripts import Item
 from kvfs.meta.replica.applier import Applier
 from kvfs.meta.replica.follower import Follower
-from kvfs.meta.replica.leader_batch import Turns, Waiting
+from kvfs.meta.replica.leader_batch import LeaderBatch, Waiting
 from kvfs.meta.replica.local_writes import Privates, Settle, inodes_among
-from kvfs.meta.replica.replica_mark import Mark
+from kvfs.meta.replica.replica_mark import ReplicaMark
 from kvfs.meta.replica.replica_view import Below, View
 
 LIMIT: Final = 128
@@ -34,7 +34,7 @@ Groups = Callable[[Transaction], Iterable[int]]
 """Private groups that are to be known, looked for each time that a transaction is run."""
 
 
-class Outcome(NamedTuple):
+class CommitOutcome(NamedTuple):
     """The value that one function returned, or the error that it raised."""
 
     value: object = None
@@ -64,7 +64,7 @@ class _Commit(Waiting):
         self.end = end
         self.function = function
         self.given = given
-        self.outcome = Outcome()
+        self.outcome = CommitOutcome()
         self.is_refused = False
         self.growth = NONE
         """Looked at while the server's memory is full."""
@@ -85,7 +85,7 @@ class Proposer:
         local: EmbeddedEngine,
         applier: Applier,
         follower: Follower,
-        caller: Caller,
+        caller: RetryingClient,
         privates: Privates,
         settle: Settle,
         head: tuple[int, int, bytes],
@@ -103,7 +103,7 @@ class Proposer:
         self._is_asking = False
         self.is_full = False
         """Whether the server had no memory for the last change that was to add something."""
-        self._turns = Turns[_Commit](self._turn)
+        self._turns = LeaderBatch[_Commit](self._turn)
 
     def is_ours(self, token: bytes) -> bool:
         """Whether it is that of the request that is under way."""
@@ -216,7 +216,12 @@ class Proposer:
         return [(view.proposal(), view)] if view.is_needed else []
 
     async def _ask(
-        self, mark: Mark, arguments: list[Item], proposals: list[_Commit], *, takes_away: bool
+        self,
+        mark: ReplicaMark,
+        arguments: list[Item],
+        proposals: list[_Commit],
+        *,
+        takes_away: bool,
     ) -> bytes:
         """A digit for each; none where the mirror was too old. Raises Unavailable, _Full."""
         self._number += 1
@@ -281,13 +286,13 @@ def _nothing(t: Transaction) -> None:
     """Changes nothing."""
 
 
-def _run(function: Function, view: View, settle: Settle, inos: Sequence[int]) -> Outcome:
+def _run(function: Function, view: View, settle: Settle, inos: Sequence[int]) -> CommitOutcome:
     try:
         result = function(view)
         if inos or view.is_needed:
             view.carry(settle, inos)
-        return Outcome(result)
+        return CommitOutcome(result)
     except Exception as error:
         view.writes.clear()
         view.merges.clear()
-        return Outcome(error=error)
+        return CommitOutcome(error=error)

@@ -21,7 +21,7 @@ import trio
 from kvfs.base.clock import now
 from kvfs.base.errors import Conflict, Unavailable
 from kvfs.meta.engine import Transaction
-from kvfs.meta.redis.calling import Caller, locate
+from kvfs.meta.redis.calling import RetryingClient, locate
 from kvfs.meta.redis.log import BEGIN, PROPOSE, Proposal, proposed, read_answer
 from kvfs.meta.redis.scripts import COMMON, Item, Pair, Script
 from kvfs.meta.replica.replica_view import View
@@ -86,7 +86,7 @@ class DirectEngine:
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._node = node
-        self._caller = Caller(locate(url), deadline_s)
+        self._caller = RetryingClient(locate(url), deadline_s)
         self._name = secrets.token_hex(8).encode()
         self._number = 0
         self._turn = trio.Lock()

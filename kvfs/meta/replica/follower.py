@@ -19,10 +19,10 @@ import trio
 from kvfs.base import detach
 from kvfs.base.clock import now
 from kvfs.base.errors import KvfsError, Unavailable
-from kvfs.meta.redis.calling import Caller
-from kvfs.meta.redis.log import BEGIN, ENTRIES, PAGE, POSITION, Answer, read_answer, read_entries
+from kvfs.meta.redis.calling import RetryingClient
+from kvfs.meta.redis.log import BEGIN, ENTRIES, PAGE, POSITION, LogReply, read_answer, read_entries
 from kvfs.meta.replica.applier import Applier
-from kvfs.meta.replica.leader_batch import Turns, Waiting
+from kvfs.meta.replica.leader_batch import LeaderBatch, Waiting
 
 _BLOCK_S: Final = 0.5
 """How long the server keeps a question when there is nothing new."""
@@ -40,11 +40,11 @@ class Follower:
     """The follower of one mirror. `asking` serves look-ups that want to be sure, `following` the
     log."""
 
-    def __init__(self, applier: Applier, asking: Caller, following: Caller) -> None:
+    def __init__(self, applier: Applier, asking: RetryingClient, following: RetryingClient) -> None:
         self._applier = applier
         self._asking = asking
         self._following = following
-        self._turns = Turns[Waiting](self._ask_for_all)
+        self._turns = LeaderBatch[Waiting](self._ask_for_all)
         self.whole = trio.Event()
         self._taken_at = deque[float](maxlen=_OFTEN)
         """When answers to somebody else's questions came, of late."""
@@ -53,7 +53,7 @@ class Follower:
         self.failure: Unavailable | None = None
         """Why everything is refused until the engine is heard again."""
 
-    def take(self, answer: Answer, sent_at: float) -> bool:
+    def take(self, answer: LogReply, sent_at: float) -> bool:
         """Apply what an answer brought, to a question sent at `sent_at`; whether that was all there
         is. Raises Unavailable."""
         self._taken_at.append(now())
@@ -136,7 +136,7 @@ class Follower:
         taken = self._taken_at
         return len(taken) == _OFTEN and now() - taken[0] < _OFTEN * _GATHER_S
 
-    async def catch_up_by(self, caller: Caller) -> None:
+    async def catch_up_by(self, caller: RetryingClient) -> None:
         """As `catch_up`, for who has a line of his own."""
         is_all = False
         while not is_all:

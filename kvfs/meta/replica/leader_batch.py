@@ -38,7 +38,7 @@ class Waiting:
 W = TypeVar("W", bound=Waiting)
 
 
-class Turns(Generic[W]):
+class LeaderBatch(Generic[W]):
     """`turn` takes what it likes out of `queue`, concludes it or puts it back, and never fails but
     by what it leaves in `taken`, which then fails with it. It is not cancelled."""
 

@@ -52,7 +52,7 @@ _HELD: Final = ord("h")
 _INODE: Final = ord("i")
 
 
-class Group(msgspec.Struct, array_like=True):
+class InodeWrites(msgspec.Struct, array_like=True):
     """The private keys of one inode."""
 
     keys: set[bytes]
@@ -67,7 +67,7 @@ class Group(msgspec.Struct, array_like=True):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode_group: Final = msgspec.msgpack.Decoder(Group).decode
+_decode_group: Final = msgspec.msgpack.Decoder(InodeWrites).decode
 _decode_shadow: Final = msgspec.msgpack.Decoder(bytes | None).decode
 
 
@@ -96,7 +96,7 @@ class Privates:
 
     def __init__(self, local: EmbeddedEngine) -> None:
         self._local = local
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, InodeWrites] = {}
         self.owners: dict[bytes, int] = {}
         """The inode of each key of a group."""
         self.shadows: dict[bytes, bytes | None] = {}
@@ -148,7 +148,7 @@ class Privates:
         else sees, nor without a delegation. Errors of `fn` pass through. Raises NoSpace, Corrupt,
         Unavailable."""
 
-        def body(t: Transaction) -> tuple[object, Group]:
+        def body(t: Transaction) -> tuple[object, InodeWrites]:
             if ino in self.sent or not self._may_be(t, ino, is_published):
                 raise _NotPrivate
             view = View(t, self._local.node)
@@ -264,9 +264,9 @@ class Privates:
         t.put(_record(ino), _encode(group))
         return True
 
-    def _changed(self, t: Transaction, view: View, ino: int, is_published: bool) -> Group:
+    def _changed(self, t: Transaction, view: View, ino: int, is_published: bool) -> InodeWrites:
         """The group as it will be. Raises _NotPrivate."""
-        old = self.groups.get(ino, Group(set(), {}))
+        old = self.groups.get(ino, InodeWrites(set(), {}))
         names, packed = set(old.keys), keys.pack_u64(ino)
         before = dict(old.before)
         if before or (ino not in self.groups and t.get(keys.inode(ino)) is not None):
@@ -296,9 +296,9 @@ class Privates:
             merges[key] = merged(key, merges.get(key), operand) or operand
         published_at = now() if is_published else old.published_at
         is_published = is_published or old.is_published
-        return Group(names, merges, is_published, published_at, before)
+        return InodeWrites(names, merges, is_published, published_at, before)
 
-    def _write(self, t: Transaction, view: View, ino: int, group: Group) -> None:
+    def _write(self, t: Transaction, view: View, ino: int, group: InodeWrites) -> None:
         for key, value in view.writes.items():
             if value is None:
                 t.delete(key)
@@ -314,7 +314,7 @@ class Privates:
                 t.put(key, value)
         t.put(_record(ino), _encode(group))
 
-    def _remember(self, ino: int, group: Group) -> None:
+    def _remember(self, ino: int, group: InodeWrites) -> None:
         old = self.groups.get(ino)
         self.groups[ino] = group
         for key in group.keys:
@@ -352,7 +352,7 @@ class Privates:
         return value if changed is None else changed
 
 
-def _has_new_name(group: Group) -> bool:
+def _has_new_name(group: InodeWrites) -> bool:
     """Whether it has a name that the server has not."""
     return any(key[0] == _ENTRY and key not in group.before for key in group.keys)
 

@@ -26,7 +26,7 @@ from kvfs.meta.delegations import Delegated
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import Database, EmbeddedEngine
 from kvfs.meta.records import Namespace, namespace_of, unpack_namespace
-from kvfs.meta.redis.calling import Caller, locate
+from kvfs.meta.redis.calling import RetryingClient, locate
 from kvfs.meta.redis.log import Proposal
 from kvfs.meta.replica.applier import Applied, Applier
 from kvfs.meta.replica.async_publisher import Behind
@@ -34,7 +34,7 @@ from kvfs.meta.replica.committer import Function, Proposer
 from kvfs.meta.replica.follower import Follower
 from kvfs.meta.replica.local_writes import Privates, Settle
 from kvfs.meta.replica.recalls import PATIENCE_S, Recalls
-from kvfs.meta.replica.replica_mark import Mark, check_mirror
+from kvfs.meta.replica.replica_mark import ReplicaMark, check_mirror
 
 T = TypeVar("T")
 DEADLINE_S: Final = 10.0
@@ -69,7 +69,7 @@ class MirrorEngine:
         self.local = local
         self.node = node
         self._cluster = cluster
-        self._callers = [Caller(location, deadline_s) for _ in range(4)]
+        self._callers = [RetryingClient(location, deadline_s) for _ in range(4)]
         self._proposing, asking, following, self._keeping = self._callers
         self._privates = Privates(local)
         self._on_applied = on_applied
@@ -288,6 +288,6 @@ class MirrorEngine:
         return self._proposer.is_ours(token)
 
 
-def _new_mark(cluster: str, node: int) -> Mark:
+def _new_mark(cluster: str, node: int) -> ReplicaMark:
     """The mark of a mirror that holds nothing yet."""
-    return Mark(cluster=cluster, node=node, position=0, token=b"", filled=b"")
+    return ReplicaMark(cluster=cluster, node=node, position=0, token=b"", filled=b"")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 
 
-class Mark(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
+class ReplicaMark(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     """Written with all that it speaks of, in one commit."""
 
     cluster: str
@@ -27,16 +27,16 @@ class Mark(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(Mark).decode
+_decode: Final = msgspec.msgpack.Decoder(ReplicaMark).decode
 
 
-def read_mark(t: Transaction) -> Mark | None:
+def read_mark(t: Transaction) -> ReplicaMark | None:
     """None: it is no mirror. Raises Corrupt."""
     packed = t.get(MIRROR_KEY)
     return None if packed is None else _unpack(packed)
 
 
-def write_mark(t: Transaction, mark: Mark) -> None:
+def write_mark(t: Transaction, mark: ReplicaMark) -> None:
     t.put(MIRROR_KEY, _encode(mark))
 
 
@@ -45,7 +45,7 @@ def unfilled(packed: bytes) -> bytes:
     return _encode(msgspec.structs.replace(_unpack(packed), filled=b""))
 
 
-def _unpack(packed: bytes) -> Mark:
+def _unpack(packed: bytes) -> ReplicaMark:
     try:
         return _decode(packed)
     except msgspec.DecodeError as error:
@@ -73,7 +73,7 @@ def refuse_lone(local: "EmbeddedEngine") -> None:
         )
 
 
-def check_mirror(local: "EmbeddedEngine", cluster: str, node: int) -> Mark | None:
+def check_mirror(local: "EmbeddedEngine", cluster: str, node: int) -> ReplicaMark | None:
     """Checks the file for a node of a cluster. None where it is new, or was another node's of the
     cluster, as which it was removed: it is to be read anew. Raises NotSupported where it holds a
     lone node's metadata, Conflict where another cluster's."""

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.gathered_writes import Gathering
+from kvfs.meta.gathered_writes import GatheredWrites
 from kvfs.meta.merge_operators import MERGED, merged
 from kvfs.meta.redis.log import Proposal
 from kvfs.meta.redis.scripts import Pair, digest
@@ -66,7 +66,7 @@ class Base(Protocol):
     def scan(self, start: bytes, end: bytes, /) -> Iterator[Pair]: ...
 
 
-class Known(Protocol):
+class UnpublishedWrites(Protocol):
     """The keys that the mirror has and the server has not (`local_writes.Privates`)."""
 
     @property
@@ -88,7 +88,7 @@ class Carried(Protocol):
     before: dict[bytes, bytes]
 
 
-class View(Gathering):
+class View(GatheredWrites):
     """Run one function on it; then `proposal` is what it did."""
 
     def __init__(
@@ -96,7 +96,7 @@ class View(Gathering):
         base: Base,
         node: bytes,
         below: Below | None = None,
-        privates: Known | None = None,
+        privates: UnpublishedWrites | None = None,
         *,
         writable: bool = True,
     ) -> None:

@@ -28,7 +28,7 @@ from kvfs.meta.engine import Engine
 from kvfs.meta.records import Flag, Inode
 from kvfs.policy.pace import Pace
 from kvfs.transfer.cold import object_transfer
-from kvfs.transfer.cold.endpoint import Endpoint, Location, Patience
+from kvfs.transfer.cold.endpoint import ColdLocation, Endpoint, Patience
 from kvfs.tree.copies import cold_copies
 from kvfs.tree.copies.cold_copies import Object
 
@@ -44,7 +44,7 @@ _AWAY: Final = (Unavailable, AccessDenied, Invalid)
 """Nothing can be sent: the store does not answer, or does not take it from us."""
 
 
-def connect(where: Location, url: str) -> Endpoint:
+def connect(where: ColdLocation, url: str) -> Endpoint:
     """The endpoint of a cold tier. Raises NotSupported, Invalid."""
     return Endpoint(where.bucket, url or None, _PATIENCE)
 
@@ -56,7 +56,7 @@ class ColdTier:
         self,
         engine: Engine,
         files: DataFiles,
-        where: Location,
+        where: ColdLocation,
         endpoint: Endpoint,
         owner: str,
         rate: int = 0,

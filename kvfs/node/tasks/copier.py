@@ -21,9 +21,9 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Namespace
 from kvfs.policy import placement, rendezvous
-from kvfs.policy.cluster_snapshot import Snapshot
+from kvfs.policy.cluster_snapshot import ClusterSnapshot
 from kvfs.tree.copies import replica_counts
-from kvfs.tree.copies.replica_counts import Copied
+from kvfs.tree.copies.replica_counts import HeldFile
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Brings(Protocol):
         """Another node answers for the file."""
 
 
-class Mirrored(Engine, Protocol):
+class LocalReadEngine(Engine, Protocol):
     """An engine that can be read at once."""
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
@@ -85,8 +85,8 @@ class Copies:
     def __init__(
         self,
         me: int,
-        engine: Mirrored,
-        snapshot: Callable[[], Snapshot],
+        engine: LocalReadEngine,
+        snapshot: Callable[[], ClusterSnapshot],
         brings: Brings,
         call: Call,
         catch_up: Callable[[], Awaitable[None]],
@@ -111,14 +111,14 @@ class Copies:
 
     # ---- asking others
 
-    async def look(self, ino: int) -> Copied | None:
+    async def look(self, ino: int) -> HeldFile | None:
         """The file as this node knows it; None: it has no data that others could be given."""
         found = await self.engine.read(lambda t: replica_counts.look(t, [ino]))
         return found[0] if found else None
 
     async def make(
         self,
-        file: Copied,
+        file: HeldFile,
         count: int,
         *,
         hot: bool = False,
@@ -146,7 +146,7 @@ class Copies:
         return made
 
     async def _try(
-        self, node: int, file: Copied, hot: bool, made: list[int], refused: dict[int, str]
+        self, node: int, file: HeldFile, hot: bool, made: list[int], refused: dict[int, str]
     ) -> None:
         try:
             await self.ask(node, file, hot=hot)
@@ -157,7 +157,7 @@ class Copies:
         else:
             made.append(node)
 
-    async def ask(self, node: int, file: Copied, *, hot: bool = False) -> None:
+    async def ask(self, node: int, file: HeldFile, *, hot: bool = False) -> None:
         """Have one node take the file; it has it when this returns. Raises KvfsError."""
         limit_s = _LEAST_S + file.inode.size / _BYTES_PER_S
         with trio.move_on_after(limit_s):
@@ -172,7 +172,7 @@ class Copies:
                 return
         raise Unavailable(f"node {node} did not take the file")
 
-    async def _has(self, node: int, file: Copied) -> bool:
+    async def _has(self, node: int, file: HeldFile) -> bool:
         version = file.inode.version
         return node in await self.engine.read(
             lambda t: replica_counts.whole_holders(t, file.ino, version)
@@ -183,7 +183,7 @@ class Copies:
         mine = keys.placement(ino, keys.pack_node(self.me))
         return await self.engine.read(lambda t: t.get(mine)) is not None
 
-    async def hand_over(self, file: Copied, refusals: dict[int, str]) -> bool:
+    async def hand_over(self, file: HeldFile, refusals: dict[int, str]) -> bool:
         """Have another node answer for a file in a store that it shares with this one: nothing
         travels. Whether one does; `refusals` is given why not. Raises KvfsError."""
         medium = file.namespace.media[:1]

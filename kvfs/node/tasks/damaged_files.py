@@ -32,7 +32,7 @@ from kvfs.tree import lifecycle, namespaces, tree
 log = logging.getLogger(__name__)
 
 
-class Holds(Protocol):
+class DamagedFileHolds(Protocol):
     """The files that this process has open."""
 
     @property
@@ -40,7 +40,7 @@ class Holds(Protocol):
         """Closes a data file that is kept open though no handle is."""
 
 
-class Others(Protocol):
+class OtherCopies(Protocol):
     """The other nodes of a cluster."""
 
     async def have(self, ino: int) -> bool:
@@ -51,14 +51,14 @@ class Others(Protocol):
         Raises KvfsError, OSError."""
 
 
-class Damage:
+class DamagedFiles:
     """Sees to it for one node. `tell` makes mounts forget names, `drop` what has none."""
 
     def __init__(
         self,
         engine: Engine,
         files: DataFiles,
-        holders: Holds,
+        holders: DamagedFileHolds,
         tell: Callable[[Sequence[lifecycle.Evicted]], Awaitable[None]],
         drop: Callable[[Sequence[int]], Awaitable[None]],
     ) -> None:
@@ -67,7 +67,7 @@ class Damage:
         self._holders = holders
         self._tell = tell
         self._drop = drop
-        self.others: Others | None = None
+        self.others: OtherCopies | None = None
         """None: a lone node."""
         self.counters = {"damage_mended": 0}
 

@@ -27,7 +27,7 @@ from kvfs.node.tasks.copier import Copies
 from kvfs.policy import placement, replica_repair
 from kvfs.policy.drain_obstacles import Obstacles
 from kvfs.tree.copies import placements, replica_counts
-from kvfs.tree.copies.replica_counts import Copied
+from kvfs.tree.copies.replica_counts import HeldFile
 
 log = logging.getLogger(__name__)
 _PAUSE_S: Final = 1.0
@@ -100,7 +100,7 @@ class Draining:
         if not left:
             await self._drained()
 
-    async def _see_to(self, file: Copied, found: Obstacles) -> bool:
+    async def _see_to(self, file: HeldFile, found: Obstacles) -> bool:
         """Whether this node has nothing of the file any more; else `found` knows why."""
         if is_shared(file.namespace.media):
             return await self._hand_over(file, found)
@@ -123,7 +123,7 @@ class Draining:
             found.homeless(file.inode.size, file.namespace.media)
         return False
 
-    async def _hand_over(self, file: Copied, found: Obstacles) -> bool:
+    async def _hand_over(self, file: HeldFile, found: Obstacles) -> bool:
         """Whether another node answers for a file in a store that both share."""
         refusals: dict[int, str] = {}
         if not file.inode.flags & Flag.SEALED:
@@ -139,7 +139,7 @@ class Draining:
             found.shared += 1
         return False
 
-    async def _more(self, file: Copied, refusals: dict[int, str]) -> list[int]:
+    async def _more(self, file: HeldFile, refusals: dict[int, str]) -> list[int]:
         """Have others take the file, as many as it lacks; those that did. What nobody has room for
         costs no time."""
         snapshot, size, media = self._copies.snapshot(), file.inode.size, file.namespace.media
@@ -151,7 +151,7 @@ class Draining:
         await self._afford(size)
         return await self._copies.make(file, missing, refusals=refusals)
 
-    async def _let_go(self, file: Copied) -> bool:
+    async def _let_go(self, file: HeldFile) -> bool:
         gone = await self._copies.brings.let_go(file.ino)
         self.counters["drained_files"] += gone
         return gone

@@ -62,7 +62,7 @@ inode number is stale, and the kernel looks it up again."""
 Evicted = Sequence[lifecycle.Evicted]
 
 
-class Holds(Protocol):
+class EvictionHolds(Protocol):
     """The files that this process has open."""
 
     def in_use(self, ino: int) -> bool:
@@ -82,7 +82,7 @@ class Evictor:
         engine: Engine,
         files: DataFiles,
         index: Index,
-        holders: Holds,
+        holders: EvictionHolds,
         accounting: Accounting,
         on_removed: Callable[[Evicted], Awaitable[None]],
     ) -> None:

@@ -34,7 +34,7 @@ _AGE_NS: Final = 60_000_000_000
 _BATCH: Final = 256
 
 
-class Holds(Protocol):
+class OrphanHolds(Protocol):
     """The inodes that the mount holds."""
 
     def keep(self, ino: int) -> bool:
@@ -48,7 +48,7 @@ class Leftovers:
         self,
         engine: Engine,
         files: DataFiles,
-        holders: Holds,
+        holders: OrphanHolds,
         drop_later: Callable[[int, int], None],
     ) -> None:
         self._engine = engine

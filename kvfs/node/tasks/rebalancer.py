@@ -29,7 +29,7 @@ from kvfs.policy.pace import Pace
 from kvfs.policy.rebalance_plan import Copy, Move
 from kvfs.tree import namespaces
 from kvfs.tree.copies import replica_counts
-from kvfs.tree.copies.replica_counts import Copied
+from kvfs.tree.copies.replica_counts import HeldFile
 
 log = logging.getLogger(__name__)
 _ROUND_S: Final = 60.0
@@ -89,21 +89,21 @@ class Evening:
             if budget <= 0:
                 return
 
-    def _moves(self, files: dict[int, Copied]) -> Iterator[Move]:
+    def _moves(self, files: dict[int, HeldFile]) -> Iterator[Move]:
         own = (Copy(ino, each.inode.size, tuple(each.holders)) for ino, each in files.items())
         return rebalance_plan.shed(self._copies.snapshot(), self._me, own)
 
-    async def _candidates(self) -> dict[int, Copied]:
+    async def _candidates(self) -> dict[int, HeldFile]:
         """Files that are here, those used longest ago first."""
 
-        def fn(t: Transaction) -> dict[int, Copied]:
+        def fn(t: Transaction) -> dict[int, HeldFile]:
             orders = [self._index.coldest(each.id, _CANDIDATES) for each in namespaces.list_all(t)]
             found = replica_counts.look(t, coldest(orders, _CANDIDATES))
             return {each.ino: each for each in found if self._me in each.holders}
 
         return await self._copies.engine.read(fn)
 
-    async def _move(self, file: Copied, move: Move) -> bool:
+    async def _move(self, file: HeldFile, move: Move) -> bool:
         await self._copies.ask(move.target, file)
         there = self._copies.snapshot().alive([*file.holders, move.target])
         others = [host for host in there if host.is_open and host.number != self._me]

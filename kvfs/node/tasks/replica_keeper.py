@@ -35,7 +35,7 @@ from kvfs.node.tasks.drainer import Draining, Evict
 from kvfs.policy import replica_repair
 from kvfs.policy.pace import Pace
 from kvfs.tree.copies import placements, replica_counts
-from kvfs.tree.copies.replica_counts import Copied
+from kvfs.tree.copies.replica_counts import HeldFile
 
 log = logging.getLogger(__name__)
 _TICK_S: Final = 0.5
@@ -216,7 +216,7 @@ class Keeper:
         if number != self._me:
             self._without[number] = without
 
-    def _judge(self, files: Iterable[Copied], held_by: int) -> int:
+    def _judge(self, files: Iterable[HeldFile], held_by: int) -> int:
         """Take up what this node is to see to; how many files nobody there has, of which this
         holder is the first."""
         snapshot, now, without = self._copies.snapshot(), trio.current_time(), 0

@@ -32,7 +32,7 @@ from kvfs.base.retry import Persistence
 from kvfs.datastore import file_lease
 from kvfs.datastore.checksum import CHUNK_BYTES, DIGEST_BYTES, chunk_sums, combine, wrong_chunks
 from kvfs.datastore.files import DataFiles, Description, describe, description, fitting
-from kvfs.datastore.index import Entry, Index, Sealed
+from kvfs.datastore.index import Index, IndexEntry, Sealed
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Flag, Inode
 from kvfs.policy.pace import Pace
@@ -102,14 +102,14 @@ class Scrubber:
         """The part of the node's status."""
         return {"running": self._running}
 
-    async def _look_at(self, page: list[tuple[int, Entry]]) -> None:
+    async def _look_at(self, page: list[tuple[int, IndexEntry]]) -> None:
         inodes = await self._engine.read(lambda t: read_inodes(t, [ino for ino, _ in page]))
         for (ino, entry), inode in zip(page, inodes, strict=True):
             if inode is not None and _is_sealed(inode, entry):
                 await self._look_at_one(ino, inode, entry)
             await trio.lowlevel.checkpoint()
 
-    async def _look_at_one(self, ino: int, inode: Inode, entry: Entry) -> None:
+    async def _look_at_one(self, ino: int, inode: Inode, entry: IndexEntry) -> None:
         try:
             fd = self._files.open_unseen(ino, inode.version)
         except FileNotFoundError:
@@ -141,7 +141,7 @@ class Scrubber:
         if fitting(msgspec.structs.replace(now, described_ns=said.described_ns)) != said:
             describe(fd, now)
 
-    async def _is_whole(self, ino: int, fd: int, inode: Inode, entry: Entry) -> bool:
+    async def _is_whole(self, ino: int, fd: int, inode: Inode, entry: IndexEntry) -> bool:
         if os.fstat(fd).st_size != inode.size:
             return False
         if combine(entry.chunks) != inode.checksum:
@@ -155,7 +155,7 @@ class Scrubber:
                 return False
         return True
 
-    async def _is_recorded(self, ino: int, fd: int, inode: Inode, entry: Entry) -> bool:
+    async def _is_recorded(self, ino: int, fd: int, inode: Inode, entry: IndexEntry) -> bool:
         """Whether it is what its record says, of which the index knows other checksums. They are
         put right where it is."""
         sums = b""
@@ -190,7 +190,7 @@ class Scrubber:
         )
 
 
-def _is_sealed(inode: Inode, entry: Entry) -> bool:
+def _is_sealed(inode: Inode, entry: IndexEntry) -> bool:
     """Whether the file here is to be what its record was sealed with."""
     return bool(inode.flags & Flag.SEALED and inode.nlink) and inode.version == entry.version
 

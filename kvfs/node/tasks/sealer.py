@@ -271,7 +271,7 @@ class Sealer:
             for ino, inode in zip(inos, inodes, strict=True)
             if inode is not None and seal.sealable(inode) and not self._writing(ino)
         ]
-        read: list[seal.Read] = []
+        read: list[seal.SealRead] = []
         sealed: set[int] = set()
         self._mapped.clear()
         self.open_in = {namespace_of(ino) for ino, _ in wanted}
@@ -290,7 +290,7 @@ class Sealer:
         return [ino for ino in inos if ino not in left], sealed
 
     def _read(
-        self, wanted: list[tuple[int, int]], with_md5: Set[int], read: list[seal.Read]
+        self, wanted: list[tuple[int, int]], with_md5: Set[int], read: list[seal.SealRead]
     ) -> int:
         """Step 1, in a thread: as many files as fit into one batch, and how many those are."""
         budget = _BATCH_BYTES
@@ -303,7 +303,7 @@ class Sealer:
                 budget -= one.stat.st_size
         return len(wanted)
 
-    def _read_one(self, ino: int, version: int, *, md5: bool) -> seal.Read | None:
+    def _read_one(self, ino: int, version: int, *, md5: bool) -> seal.SealRead | None:
         try:
             fd = self._files.open_unseen(ino, version)
         except OSError:
@@ -325,9 +325,9 @@ class Sealer:
                 os.close(fd)
         if found is None:
             return None
-        return seal.Read(ino, version, fd, before, found, before.st_blocks)
+        return seal.SealRead(ino, version, fd, before, found, before.st_blocks)
 
-    async def _record(self, read: list[seal.Read]) -> None:
+    async def _record(self, read: list[seal.SealRead]) -> None:
         """Steps 2 to 5; files that were touched meanwhile fall out of `read`."""
         # What was removed while it was read has left the index, and is not to come back.
         there = await self._engine.read(lambda t: [seal.is_there(t, each) for each in read])
@@ -354,7 +354,7 @@ class Sealer:
         self.counters["sealed_files"] += len(read)
         self.counters["sealed_bytes"] += sum(each.stat.st_size for each in read)
 
-    async def _publish_changed(self, unsealed: list[seal.Read]) -> None:
+    async def _publish_changed(self, unsealed: list[seal.SealRead]) -> None:
         """Publishes what was changed through a mapping: in a cluster it is new content, which is
         sealed later."""
         changed = await self._engine.read(
@@ -370,14 +370,14 @@ class Sealer:
                 continue
             self.published(each.ino, version, each.blocks)
 
-    def _keep(self, read: list[seal.Read], kept: list[seal.Read]) -> None:
+    def _keep(self, read: list[seal.SealRead], kept: list[seal.SealRead]) -> None:
         names = {each.ino for each in kept}
         for each in read:
             if each.ino not in names:
                 os.close(each.fd)
         read[:] = kept
 
-    def _still(self, each: seal.Read) -> bool:
+    def _still(self, each: seal.SealRead) -> bool:
         """Whether the file is as it was before it was read, with nobody there to change it."""
         try:
             if self._writing(each.ino) or file_lease.is_quiet(each.fd) is False:
@@ -402,7 +402,7 @@ class Sealer:
                 self._waiting[ino] = again
 
 
-def _publish(each: seal.Read, t: Transaction, version: int) -> None:
+def _publish(each: seal.SealRead, t: Transaction, version: int) -> None:
     check_follows(t, each.ino, each.version)
     seal.publish(t, each, version)
 

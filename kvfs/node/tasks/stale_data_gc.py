@@ -39,7 +39,7 @@ import trio
 from kvfs.base.retry import Persistence
 from kvfs.datastore import file_sync
 from kvfs.datastore.batch_unlink import Name, unlink_each
-from kvfs.datastore.checksum import Checksum, checksum
+from kvfs.datastore.checksum import FileChecksum, checksum
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index, Sealed
 from kvfs.datastore.quarantine_directory import Reason
@@ -56,7 +56,7 @@ _PERIOD_S: Final = 3600.0
 _AGE_S: Final = 60.0
 
 
-class Holds(Protocol):
+class StaleDataHolds(Protocol):
     """The files that this process has open."""
 
     def busy(self, ino: int) -> bool:
@@ -90,7 +90,9 @@ class _Away(NamedTuple):
 class Strays:
     """Finds them for one node."""
 
-    def __init__(self, engine: Engine, files: DataFiles, index: Index, holders: Holds) -> None:
+    def __init__(
+        self, engine: Engine, files: DataFiles, index: Index, holders: StaleDataHolds
+    ) -> None:
         self._engine = engine
         self._files = files
         self._index = index
@@ -219,7 +221,7 @@ class Strays:
             self.counters["strays_kept"] += 1
         return True
 
-    def _read(self, name: Name, size: int) -> tuple[Checksum, int] | None:
+    def _read(self, name: Name, size: int) -> tuple[FileChecksum, int] | None:
         """Checksums and blocks; None where it is not as long as its record says."""
         fd = self._files.open_unseen(*name)
         try:

@@ -19,7 +19,7 @@ from kvfs.base.errors import Unavailable
 from kvfs.meta.records import namespace_of
 from kvfs.node.tasks.copier import Copies
 from kvfs.policy import replica_repair
-from kvfs.tree.copies.replica_counts import Copied
+from kvfs.tree.copies.replica_counts import HeldFile
 
 _WAIT_S: Final = 10.0
 _AGAIN_S: Final = 0.5
@@ -74,7 +74,7 @@ class Acknowledging:
             f" {self._missing(file)} of them have it not yet; `kvfs node list` shows the nodes"
         )
 
-    async def _until_made(self, file: Copied | None) -> None:
+    async def _until_made(self, file: HeldFile | None) -> None:
         """Have the copies made that a file lacks, until it lacks none. What is published meanwhile
         holds what is to be acknowledged."""
         while file is not None and (missing := self._missing(file)):
@@ -83,7 +83,7 @@ class Acknowledging:
             await trio.sleep(_AGAIN_S)
             file = await self._copies.look(file.ino)
 
-    def _missing(self, file: Copied) -> int:
+    def _missing(self, file: HeldFile) -> int:
         verdict = replica_repair.judge(self._copies.snapshot(), file.ino, file.holders, file.wanted)
         # Without its own lease this node knows of nobody who has the file.
         return file.wanted if verdict.actor is None else verdict.missing

@@ -36,7 +36,7 @@ from kvfs.datastore.tiered_files import TieredFiles
 from kvfs.meta.engine import Engine
 from kvfs.meta.records import Flag, Inode
 from kvfs.policy import tier_choice as policy
-from kvfs.policy.tier_choice import Room
+from kvfs.policy.tier_choice import TierRoom
 from kvfs.tree import namespaces
 from kvfs.tree.inodes import BLOCK, read_inodes
 
@@ -48,7 +48,7 @@ _BATCH: Final = 512
 _SEND_BYTES: Final = 64 << 20
 
 
-class Holds(Protocol):
+class TierHolds(Protocol):
     """The files that this process has open."""
 
     def in_use(self, ino: int) -> bool:
@@ -74,7 +74,7 @@ class Tiering:
         engine: Engine,
         files: TieredFiles,
         index: Index,
-        holders: Holds,
+        holders: TierHolds,
         own_free: Callable[[], int],
     ) -> None:
         self._store = store
@@ -83,7 +83,7 @@ class Tiering:
         self._index = index
         self._holders = holders
         self._own_free = own_free
-        self.rooms: list[Room] = []
+        self.rooms: list[TierRoom] = []
         self.counters = {"demoted_files": 0, "demoted_bytes": 0}
 
     @property
@@ -162,13 +162,13 @@ class Tiering:
             used = sum(each.size for each in found)
             disk = os.statvfs(place.root)
             capacity = used + disk.f_bavail * disk.f_frsize
-            rooms.append(Room(place, used, min(place.limit or capacity, capacity)))
+            rooms.append(TierRoom(place, used, min(place.limit or capacity, capacity)))
             if place.medium == "ram":
                 seen[place.root] = found
         self.rooms = rooms
         return seen
 
-    async def _relieve(self, room: Room, seen: list[_Seen]) -> None:
+    async def _relieve(self, room: TierRoom, seen: list[_Seen]) -> None:
         """Move the coldest of what lies there until it is below its headroom again."""
         need = room.excess
         source = self._files.at(room.place)

@@ -35,7 +35,7 @@ _PREFIX: Final = b"\0data"
 _PLACE: Final = b"trusted.s3.part"
 
 
-class Place(NamedTuple):
+class PartBytes(NamedTuple):
     """The place of a part's bytes."""
 
     data: int
@@ -104,7 +104,7 @@ def add_part(
     bucket: Bucket,
     directory: int,
     name: bytes,
-    place: Place,
+    place: PartBytes,
     size: int,
     moment: Moment,
     *,
@@ -123,16 +123,16 @@ def add_part(
     return ino, note
 
 
-def take_place(raw: dict[bytes, bytes]) -> Place | None:
+def take_place(raw: dict[bytes, bytes]) -> PartBytes | None:
     """Out of a part's attributes: where it is; None for one with a file of its own."""
     packed = raw.pop(_PLACE, None)
     if packed is None:
         return None
     data, _, offset = packed.partition(b" ")
-    return Place(int(data), int(offset))
+    return PartBytes(int(data), int(offset))
 
 
-def place_of(t: Transaction, ino: int) -> Place | None:
+def place_of(t: Transaction, ino: int) -> PartBytes | None:
     """Likewise, of a part's file."""
     packed = t.get(keys.xattr(ino, _PLACE))
     return None if packed is None else take_place({_PLACE: packed})

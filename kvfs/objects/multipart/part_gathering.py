@@ -14,20 +14,25 @@ from typing import Self
 from kvfs.base.errors import NotFound, Stale
 from kvfs.objects import range_copy
 from kvfs.objects.lookup import Bucket
-from kvfs.objects.multipart.upload_transactions import Part
+from kvfs.objects.multipart.upload_transactions import UploadPart
 from kvfs.objects.object_errors import InvalidPart
-from kvfs.objects.staged_files import Bodies, Body
+from kvfs.objects.staged_files import Bodies, StagedBody
 from kvfs.session.byte_transfer import Step
 from kvfs.session.node_client import Link
 from kvfs.session.session import Session
 
 
-class Gathering:
+class PartGathering:
     """The gathering of one completion; one thread. Leaving its block lets go of all that was
     opened."""
 
     def __init__(
-        self, session: Session, link: Link, bodies: Bodies, bucket: Bucket, parts: Sequence[Part]
+        self,
+        session: Session,
+        link: Link,
+        bodies: Bodies,
+        bucket: Bucket,
+        parts: Sequence[UploadPart],
     ) -> None:
         self._session = session
         self._link = link
@@ -35,7 +40,7 @@ class Gathering:
         self._bucket = bucket
         self._parts = parts
         self._open: dict[int, int] = {}
-        self._borrowed: list[Body] = []
+        self._borrowed: list[StagedBody] = []
 
     def __enter__(self) -> Self:
         return self
@@ -51,7 +56,7 @@ class Gathering:
         for body in self._borrowed:
             self._bodies.discard(body)
 
-    def copy(self, part: Part, target: int, at: int, step: Step) -> None:
+    def copy(self, part: UploadPart, target: int, at: int, step: Step) -> None:
         """Copy a part's bytes into an open file. Raises InvalidPart, Unavailable (its node does not
         answer), Conflict (parts are put there all the time), NoSpace, OSError, what `step`
         raises."""
@@ -64,7 +69,7 @@ class Gathering:
         if part.place.data == part.ino:
             os.close(self._open.pop(part.ino))  # no other part is in it
 
-    def _open_data(self, part: Part) -> int:
+    def _open_data(self, part: UploadPart) -> int:
         fd = self._open_here(part)
         if fd is None:
             try:
@@ -76,13 +81,13 @@ class Gathering:
         self._open[part.place.data] = fd
         return fd
 
-    def _open_here(self, part: Part) -> int | None:
+    def _open_here(self, part: UploadPart) -> int | None:
         try:
             return self._session.files.open(part.place.data, part.version, os.O_RDONLY)
         except FileNotFoundError:
             return None
 
-    def _open_elsewhere(self, part: Part) -> int | None:
+    def _open_elsewhere(self, part: UploadPart) -> int | None:
         if self._session.mirrored is None:
             return None
         if part.place.data == part.ino:

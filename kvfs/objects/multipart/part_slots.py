@@ -32,14 +32,14 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.objects.lookup import Bucket
 from kvfs.objects.multipart import part_assembly, upload_transactions
-from kvfs.objects.multipart.part_assembly import Place
-from kvfs.objects.multipart.part_gathering import Gathering
-from kvfs.objects.multipart.upload_transactions import Part, Upload
+from kvfs.objects.multipart.part_assembly import PartBytes
+from kvfs.objects.multipart.part_gathering import PartGathering
+from kvfs.objects.multipart.upload_transactions import Upload, UploadPart
 from kvfs.objects.mutations import Moment
 from kvfs.objects.staged_files import Bodies
 from kvfs.session.byte_transfer import Step
 from kvfs.session.session import Session
-from kvfs.session.staging import Written
+from kvfs.session.staging import WrittenData
 
 _MOST_BYTES: Final = 5 << 40
 """The largest object."""
@@ -53,7 +53,7 @@ class Slot:
 
     __slots__ = ("bucket", "fd", "place", "size")
 
-    def __init__(self, bucket: Bucket, fd: int, place: Place, size: int) -> None:
+    def __init__(self, bucket: Bucket, fd: int, place: PartBytes, size: int) -> None:
         self.bucket = bucket
         self.fd = fd
         self.place = place
@@ -90,7 +90,7 @@ class Slots:
         fd = None if ino is None else self._open(ino)
         if ino is None or fd is None:
             return None
-        slot = Slot(bucket, fd, Place(ino, offset), size)
+        slot = Slot(bucket, fd, PartBytes(ino, offset), size)
         try:
             if _lock(fd, offset, stride) and self._reserve(slot, upload, number):
                 return slot
@@ -125,11 +125,11 @@ class Slots:
         self,
         bucket: Bucket,
         upload: Upload,
-        parts: Sequence[Part],
-        gathering: Gathering,
+        parts: Sequence[UploadPart],
+        gathering: PartGathering,
         boot: int,
         step: Step,
-    ) -> Iterator[Written | None]:
+    ) -> Iterator[WrittenData | None]:
         """Step 6: the data file that holds just these parts one after the other, for as long as it
         is locked; None where there is none on this host. Raises OSError, InvalidPart, what `step`
         raises."""
@@ -154,7 +154,12 @@ class Slots:
             os.close(fd)
 
     def _put_together(
-        self, fd: int, target: int, parts: Sequence[Part], gathering: Gathering, step: Step
+        self,
+        fd: int,
+        target: int,
+        parts: Sequence[UploadPart],
+        gathering: PartGathering,
+        step: Step,
     ) -> None:
         at = 0
         for part in parts:
@@ -225,7 +230,7 @@ class Slots:
         return self._bodies.with_room(slot.bucket, size, fn)
 
 
-def _target(t: Transaction, upload: Upload, parts: Sequence[Part], boot: int) -> int | None:
+def _target(t: Transaction, upload: Upload, parts: Sequence[UploadPart], boot: int) -> int | None:
     """The data file that is to become the object, if one can."""
     first, last = parts[0], parts[-1]
     if first.place.offset:
@@ -247,9 +252,9 @@ def _target(t: Transaction, upload: Upload, parts: Sequence[Part], boot: int) ->
     return target
 
 
-def _written(fd: int, ino: int, *, synced: bool) -> Written:
+def _written(fd: int, ino: int, *, synced: bool) -> WrittenData:
     found = os.fstat(fd)
-    return Written(
+    return WrittenData(
         ino=ino,
         size=found.st_size,
         blocks=found.st_blocks,

@@ -9,26 +9,26 @@ from kvfs.meta.engine import Transaction
 from kvfs.objects import lookup, mutations, range_copy
 from kvfs.objects.lookup import Bucket
 from kvfs.objects.multipart import part_assembly, upload_transactions
-from kvfs.objects.multipart.part_gathering import Gathering
+from kvfs.objects.multipart.part_gathering import PartGathering
 from kvfs.objects.multipart.part_slots import Slot, Slots
 from kvfs.objects.multipart.upload_transactions import (
-    Part,
+    CompletedPart,
     Upload,
     UploadPage,
-    Wanted,
+    UploadPart,
 )
 from kvfs.objects.mutations import Check, Moment, New, anything
 from kvfs.objects.object_attributes import Metadata
-from kvfs.objects.object_drafts import Draft, Drafts
+from kvfs.objects.object_drafts import ObjectDraft, ObjectDrafts
 from kvfs.objects.object_info import Facts
-from kvfs.objects.open_object import Opener
+from kvfs.objects.open_object import ObjectOpener
 from kvfs.objects.publish import Publisher
-from kvfs.objects.staged_files import Bodies, Body
+from kvfs.objects.staged_files import Bodies, StagedBody
 from kvfs.session.byte_transfer import Step, go_on
 from kvfs.session.node_client import Link
 from kvfs.session.post_commit import Changed
 from kvfs.session.session import Session
-from kvfs.session.staging import Written
+from kvfs.session.staging import WrittenData
 
 
 class Uploads:
@@ -39,8 +39,8 @@ class Uploads:
         opened: Session,
         bodies: Bodies,
         slots: Slots,
-        drafts: Drafts,
-        opener: Opener,
+        drafts: ObjectDrafts,
+        opener: ObjectOpener,
         publisher: Publisher,
         link: Link,
     ) -> None:
@@ -73,7 +73,7 @@ class Uploads:
 
     def begin_part(
         self, bucket: bytes, key: bytes, upload_id: str, number: int, size_hint: int
-    ) -> Draft:
+    ) -> ObjectDraft:
         """As `ObjectStore.begin`, of a part, whose size is as hinted unless that is 0. Raises
         NoSuchUpload, Invalid too."""
         upload_transactions.check_number(number)
@@ -85,9 +85,9 @@ class Uploads:
         found, upload = self._session.read(fn)
         slot = self._slots.begin(found, upload, number, size_hint, self._publisher.moment())
         body = self._bodies.begin(found, size_hint) if slot is None else slot
-        return Draft(body, key, upload, number)
+        return ObjectDraft(body, key, upload, number)
 
-    def commit_part(self, draft: Draft, etag: str, metadata: Metadata) -> Part:
+    def commit_part(self, draft: ObjectDraft, etag: str, metadata: Metadata) -> UploadPart:
         """As `ObjectStore.commit`. Raises NoSuchUpload when the upload has ended meanwhile."""
         upload = draft.upload
         assert upload is not None, "an object is put with commit"
@@ -95,7 +95,7 @@ class Uploads:
             return self._commit_slot(draft.body, upload, draft.part, etag, metadata)
         bucket = draft.body.bucket
 
-        def fn(t: Transaction, body: Written, changed: Changed) -> Part:
+        def fn(t: Transaction, body: WrittenData, changed: Changed) -> UploadPart:
             new = New(body, etag, metadata)
             return upload_transactions.put_part(
                 t, bucket, upload, draft.part, new, self._publisher.moment(), changed
@@ -106,7 +106,7 @@ class Uploads:
     def copy_part(
         self,
         source: tuple[bytes, bytes, str],
-        draft: Draft,
+        draft: ObjectDraft,
         offset: int,
         size: int,
         *,
@@ -134,11 +134,11 @@ class Uploads:
 
     def list_parts(
         self, bucket: bytes, key: bytes, upload_id: str, after: int = 0, limit: int = 1000
-    ) -> tuple[Upload, list[Part], bool]:
+    ) -> tuple[Upload, list[UploadPart], bool]:
         """The upload, its parts with numbers above `after`, and whether there are more. Raises
         NoSuchBucket, NoSuchUpload."""
 
-        def fn(t: Transaction) -> tuple[Upload, list[Part], bool]:
+        def fn(t: Transaction) -> tuple[Upload, list[UploadPart], bool]:
             upload = upload_transactions.find(t, lookup.find_bucket(t, bucket), key, upload_id)
             return upload, *upload_transactions.list_parts(
                 t, upload, after, limit, self._session.boot
@@ -188,12 +188,12 @@ class Uploads:
         )
 
     def choose_parts(
-        self, bucket: bytes, key: bytes, upload_id: str, wanted: Sequence[Wanted]
-    ) -> tuple[Upload, list[Part]]:
+        self, bucket: bytes, key: bytes, upload_id: str, wanted: Sequence[CompletedPart]
+    ) -> tuple[Upload, list[UploadPart]]:
         """The upload and the parts that `complete` is to put together. Raises NoSuchBucket,
         NoSuchUpload, Invalid, PartOrder, InvalidPart, PartTooSmall."""
 
-        def fn(t: Transaction) -> tuple[Upload, list[Part]]:
+        def fn(t: Transaction) -> tuple[Upload, list[UploadPart]]:
             upload = upload_transactions.find(t, lookup.find_bucket(t, bucket), key, upload_id)
             return upload, upload_transactions.choose_parts(t, upload, wanted, self._session.boot)
 
@@ -203,7 +203,7 @@ class Uploads:
         self,
         bucket: bytes,
         upload: Upload,
-        parts: Sequence[Part],
+        parts: Sequence[UploadPart],
         etag: str,
         metadata: Metadata,
         *,
@@ -217,13 +217,15 @@ class Uploads:
         part was changed meanwhile), Unavailable too where a part's node does not answer."""
         found = self._session.read(lambda t: lookup.find_bucket(t, bucket))
 
-        def fn(t: Transaction, body: Written, changed: Changed, *, released: bool = False) -> Facts:
+        def fn(
+            t: Transaction, body: WrittenData, changed: Changed, *, released: bool = False
+        ) -> Facts:
             moment = self._publisher.moment()
             upload_transactions.check_unchanged(t, found, upload, parts, moment.boot)
             if released:
                 part_assembly.release(t, upload.directory, body.ino)
 
-            def put(body: Written) -> Facts:
+            def put(body: WrittenData) -> Facts:
                 new = New(body, etag, metadata)
                 return mutations.put(t, found, upload.key, new, versioning, check, moment, changed)
 
@@ -232,7 +234,7 @@ class Uploads:
             return result
 
         boot = self._session.boot
-        with Gathering(self._session, self._link, self._bodies, found, parts) as gathering:
+        with PartGathering(self._session, self._link, self._bodies, found, parts) as gathering:
             with self._slots.joined(found, upload, parts, gathering, boot, step) as written:
                 if written is not None:
                     return self._publisher.change_synced(
@@ -242,8 +244,8 @@ class Uploads:
         return self._publisher.publish(body, fn)
 
     def _gathered(
-        self, bucket: Bucket, parts: Sequence[Part], gathering: Gathering, step: Step
-    ) -> Body:
+        self, bucket: Bucket, parts: Sequence[UploadPart], gathering: PartGathering, step: Step
+    ) -> StagedBody:
         """A new body of these parts, one after the other."""
         body = self._bodies.begin(bucket, sum(part.size for part in parts))
         try:
@@ -258,10 +260,10 @@ class Uploads:
 
     def _commit_slot(
         self, slot: Slot, upload: Upload, number: int, etag: str, metadata: Metadata
-    ) -> Part:
+    ) -> UploadPart:
         self._slots.sync(slot)
 
-        def fn(t: Transaction, changed: Changed) -> Part:
+        def fn(t: Transaction, changed: Changed) -> UploadPart:
             return upload_transactions.put_part_in_place(
                 t,
                 slot.bucket,

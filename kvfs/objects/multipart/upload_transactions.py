@@ -26,7 +26,7 @@ from kvfs.meta.records import Inode
 from kvfs.objects import lookup, mutations, object_attributes
 from kvfs.objects.lookup import Bucket
 from kvfs.objects.multipart import part_assembly
-from kvfs.objects.multipart.part_assembly import Place
+from kvfs.objects.multipart.part_assembly import PartBytes
 from kvfs.objects.mutations import Moment, New
 from kvfs.objects.object_attributes import Metadata
 from kvfs.objects.object_errors import InvalidPart, NoSuchUpload, PartOrder, PartTooSmall
@@ -57,7 +57,7 @@ class Upload(NamedTuple):
     """The inode number of its directory."""
 
 
-class Part(NamedTuple):
+class UploadPart(NamedTuple):
     """A part of an upload."""
 
     number: int
@@ -65,7 +65,7 @@ class Part(NamedTuple):
     inode: Inode
     etag: str
     metadata: dict[str, str]
-    place: Place
+    place: PartBytes
 
     @property
     def size(self) -> int:
@@ -77,7 +77,7 @@ class Part(NamedTuple):
         return self.inode.version
 
 
-class Wanted(NamedTuple):
+class CompletedPart(NamedTuple):
     """A part as the one who completes the upload names it."""
 
     number: int
@@ -134,14 +134,14 @@ def put_part(
     new: New,
     moment: Moment,
     changed: Changed,
-) -> Part:
+) -> UploadPart:
     """Put a part, over one of the same number. Raises NoSuchUpload, Invalid, Dropped."""
     check_number(number)
     find(t, bucket, upload.key, upload.id)
     name = part_name(number)
     inode = mutations.put_file(t, bucket, upload.directory, name, new, moment, changed)
     ino = new.body.ino
-    return Part(number, ino, inode, new.etag, dict(new.metadata), Place(ino, 0))
+    return UploadPart(number, ino, inode, new.etag, dict(new.metadata), PartBytes(ino, 0))
 
 
 def put_part_in_place(
@@ -149,7 +149,7 @@ def put_part_in_place(
     bucket: Bucket,
     upload: Upload,
     number: int,
-    place: Place,
+    place: PartBytes,
     size: int,
     etag: str,
     metadata: Metadata,
@@ -157,7 +157,7 @@ def put_part_in_place(
     changed: Changed,
     *,
     synced: bool,
-) -> Part:
+) -> UploadPart:
     """Likewise, of a part whose bytes are in an assembly. Raises NoSuchUpload, InvalidPart (the
     assembly was evicted)."""
     directory, name = find(t, bucket, upload.key, upload.id).directory, part_name(number)
@@ -169,15 +169,15 @@ def put_part_in_place(
     )
     t.put(keys.xattr(ino, etags.ETAG), etags.packed(etag, inode))
     object_attributes.write(t, ino, metadata)
-    return Part(number, ino, inode, etag, dict(metadata), place)
+    return UploadPart(number, ino, inode, etag, dict(metadata), place)
 
 
 def list_parts(
     t: Transaction, upload: Upload, after: int, limit: int, boot: int
-) -> tuple[list[Part], bool]:
+) -> tuple[list[UploadPart], bool]:
     """Up to `limit` parts with numbers greater than `after`, and whether there are more."""
     prefix = keys.entries(upload.directory)
-    found: list[Part] = []
+    found: list[UploadPart] = []
     if limit <= 0:
         return found, False
     assemblies = frozenset(part_assembly.find(t, upload.directory).values())
@@ -198,7 +198,7 @@ def part_name(number: int) -> bytes:
 
 def _part(
     t: Transaction, number: int, ino: int, assemblies: frozenset[int], boot: int
-) -> Part | None:
+) -> UploadPart | None:
     """None where its data are gone."""
     inode, raw = read_inode(t, ino), object_attributes.read_raw(t, ino)
     place = part_assembly.take_place(raw)
@@ -207,10 +207,12 @@ def _part(
     if place is not None and not (place.data in assemblies and _is_kept(t, place, inode, boot)):
         return None
     etag = etags.etag_of(raw.get(etags.ETAG), ino, inode)
-    return Part(number, ino, inode, etag, object_attributes.split(raw), place or Place(ino, 0))
+    return UploadPart(
+        number, ino, inode, etag, object_attributes.split(raw), place or PartBytes(ino, 0)
+    )
 
 
-def _is_kept(t: Transaction, place: Place, inode: Inode, boot: int) -> bool:
+def _is_kept(t: Transaction, place: PartBytes, inode: Inode, boot: int) -> bool:
     """Whether the bytes of a part in an assembly survived the last power cut, if there was one: of
     what another node wrote, that node knows, as with files (`published.is_visible`)."""
     if inode.boot in (0, boot):
@@ -218,7 +220,9 @@ def _is_kept(t: Transaction, place: Place, inode: Inode, boot: int) -> bool:
     return bool(t.node) and t.get(keys.unsealed(place.data)) not in (None, t.node)
 
 
-def choose_parts(t: Transaction, upload: Upload, wanted: Sequence[Wanted], boot: int) -> list[Part]:
+def choose_parts(
+    t: Transaction, upload: Upload, wanted: Sequence[CompletedPart], boot: int
+) -> list[UploadPart]:
     """The parts to put together; of a part that is named again the last naming counts, as of one
     that is sent again. Raises PartOrder, InvalidPart, PartTooSmall."""
     if not wanted:
@@ -236,7 +240,7 @@ def choose_parts(t: Transaction, upload: Upload, wanted: Sequence[Wanted], boot:
 
 
 def check_unchanged(
-    t: Transaction, bucket: Bucket, upload: Upload, parts: Sequence[Part], boot: int
+    t: Transaction, bucket: Bucket, upload: Upload, parts: Sequence[UploadPart], boot: int
 ) -> None:
     """Raises NoSuchUpload, InvalidPart (a part was replaced since it was chosen)."""
     find(t, bucket, upload.key, upload.id)
@@ -339,7 +343,7 @@ def remove_note(t: Transaction, directory: int, name: bytes, ino: int) -> None:
     drop_inode(t, ino, read_inode(t, ino))
 
 
-def _choose(part: Part | None, wanted: Wanted) -> Part:
+def _choose(part: UploadPart | None, wanted: CompletedPart) -> UploadPart:
     if part is None:
         raise InvalidPart(f"there is no part {wanted.number}", wanted.number, wanted.etag)
     if part.etag != wanted.etag:

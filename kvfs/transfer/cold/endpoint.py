@@ -39,7 +39,7 @@ _CHANGED: Final = frozenset(("412", "PreconditionFailed"))
 _LATER: Final = frozenset(("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout"))
 
 
-class Location(msgspec.Struct, frozen=True):
+class ColdLocation(msgspec.Struct, frozen=True):
     """A bucket, and what all keys in it begin with (no slash at either end; may be empty)."""
 
     bucket: str
@@ -49,12 +49,12 @@ class Location(msgspec.Struct, frozen=True):
         return f"{_SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
 
 
-def parse(text: str) -> Location:
+def parse(text: str) -> ColdLocation:
     """`s3://bucket/prefix`. Raises Invalid."""
     bucket, _, prefix = text.removeprefix(_SCHEME).partition("/")
     if not text.startswith(_SCHEME) or not bucket:
         raise Invalid(f"'{text}' is no place in an object store: write s3://BUCKET/PREFIX")
-    return Location(bucket, prefix.strip("/"))
+    return ColdLocation(bucket, prefix.strip("/"))
 
 
 class Patience(NamedTuple):
@@ -78,7 +78,7 @@ class Remote(NamedTuple):
     modified: datetime
 
 
-class Part(NamedTuple):
+class ColdPart(NamedTuple):
     """A part of a multipart upload that the store has."""
 
     number: int
@@ -166,9 +166,9 @@ class Endpoint:
             return None
         return str(max(found, key=lambda each: each["Initiated"])["UploadId"])
 
-    def parts(self, key: str, upload: str) -> list[Part]:
+    def parts(self, key: str, upload: str) -> list[ColdPart]:
         """The parts of an upload that are there already."""
-        found: list[Part] = []
+        found: list[ColdPart] = []
         marker = 0
         while True:
             with _translated(self.bucket):
@@ -176,22 +176,22 @@ class Endpoint:
                     Bucket=self.bucket, Key=key, UploadId=upload, PartNumberMarker=marker
                 )
             found += [
-                Part(each["PartNumber"], each["Size"], each["ETag"])
+                ColdPart(each["PartNumber"], each["Size"], each["ETag"])
                 for each in page.get("Parts", ())
             ]
             if not page.get("IsTruncated"):
                 return found
             marker = page["NextPartNumberMarker"]
 
-    def put_part(self, key: str, upload: str, number: int, data: bytes) -> Part:
+    def put_part(self, key: str, upload: str, number: int, data: bytes) -> ColdPart:
         """One part. Raises NotFound where the upload is not there any more."""
         with _translated(self.bucket):
             done = self._client.upload_part(
                 Bucket=self.bucket, Key=key, UploadId=upload, PartNumber=number, Body=data
             )
-        return Part(number, len(data), done["ETag"])
+        return ColdPart(number, len(data), done["ETag"])
 
-    def complete(self, key: str, upload: str, parts: list[Part]) -> None:
+    def complete(self, key: str, upload: str, parts: list[ColdPart]) -> None:
         """Make the object of its parts. Raises NotFound as `put_part`."""
         listed = [{"PartNumber": each.number, "ETag": each.etag} for each in parts]
         with _translated(self.bucket):

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final
 
 from kvfs.base.errors import Conflict, NotFound, Unavailable
-from kvfs.transfer.cold.endpoint import Endpoint, Part
+from kvfs.transfer.cold.endpoint import ColdPart, Endpoint
 
 Step = Callable[[int], None]
 PART_BYTES: Final = 16 << 20
@@ -82,7 +82,7 @@ def _upload_parts(
 ) -> None:
     length = part_bytes(size)
     there = {each.number: each for each in endpoint.parts(key, upload_id)}
-    done: dict[int, Part] = {}
+    done: dict[int, ColdPart] = {}
 
     def one(number: int) -> None:
         start = (number - 1) * length
@@ -98,7 +98,7 @@ def _upload_parts(
     endpoint.complete(key, upload_id, [done[number] for number in sorted(done)])
 
 
-def _is_same(old: Part, data: bytes, *, trusted: bool) -> bool:
+def _is_same(old: ColdPart, data: bytes, *, trusted: bool) -> bool:
     if old.size != len(data):
         return False
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest

@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 import trio
 
 from kvfs.base.errors import Corrupt, KvfsError, Unavailable
-from kvfs.cluster.peer_client import Incoming, PeerClient
+from kvfs.cluster.peer_client import IncomingChunks, PeerClient
 from kvfs.cluster.peer_protocol import TAKEN, Ask, Lent, PeerAddress
-from kvfs.transfer.chunk_receiver import BUFFER_BYTES, STALL_S, Arrived, Buffers, Taking
+from kvfs.transfer.chunk_receiver import BUFFER_BYTES, STALL_S, Arrived, ChunkBuffers, Taking
 from kvfs.transfer.rdma.exporter import LENT_S
 from kvfs.transfer.rdma.registered_memory import LANDING_BYTES, Landing
 from kvfs.transfer.rdma.transfer_process import Mover
@@ -47,7 +47,7 @@ class OverMover:
         """This node's."""
         self._peers = peers
         self._tcp = OverTcp()
-        self._buffers = Buffers()
+        self._buffers = ChunkBuffers()
         self._rests: dict[int, float] = {}
         """Until when a node's mover is left alone, of time.monotonic."""
         self._tickets: deque[tuple[PeerAddress, int]] = deque(maxlen=_MOST_TICKETS)
@@ -64,7 +64,7 @@ class OverMover:
 
     @contextmanager
     def taking(
-        self, address: PeerAddress, incoming: Incoming, sink: Sink, arrived: Arrived
+        self, address: PeerAddress, incoming: IncomingChunks, sink: Sink, arrived: Arrived
     ) -> Iterator[Taking]:
         if incoming.lent is None:
             asked = incoming.ask
@@ -110,7 +110,7 @@ class _Moving(Taking):
         self,
         transport: OverMover,
         address: PeerAddress,
-        incoming: Incoming,
+        incoming: IncomingChunks,
         lent: Lent,
         sink: Sink,
         buffer: memoryview,

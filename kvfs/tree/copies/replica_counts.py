@@ -10,7 +10,7 @@ from kvfs.tree.copies import placements
 from kvfs.tree.inodes import read_inodes
 
 
-class Copied(NamedTuple):
+class HeldFile(NamedTuple):
     """A file with a name and published data, and who has them."""
 
     ino: int
@@ -22,7 +22,7 @@ class Copied(NamedTuple):
     namespace: Namespace
 
 
-def look(t: Transaction, inos: Sequence[int]) -> list[Copied]:
+def look(t: Transaction, inos: Sequence[int]) -> list[HeldFile]:
     """Looks at those of these files that have data which others can be given: an upload that is not
     complete has them on its node alone."""
     found = []
@@ -39,7 +39,7 @@ def look(t: Transaction, inos: Sequence[int]) -> list[Copied]:
         namespace = namespaces[number]
         if namespace is not None:
             holders = whole_holders(t, ino, inode.version)
-            found.append(Copied(ino, inode, holders, 1 + namespace.replicas, namespace))
+            found.append(HeldFile(ino, inode, holders, 1 + namespace.replicas, namespace))
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvfs.http.api import Response
-from kvfs.objects.buckets import Described
+from kvfs.objects.buckets import ListedBucket
 from kvfs.objects.object_errors import BucketExists
 from s3api.auth import authorization
 from s3api.http.request_context import Call, Handler, moment
@@ -149,7 +149,7 @@ async def list_buckets(call: Call) -> Response:
     return answer(call, members)
 
 
-def _seen(call: Call) -> Iterator[Described]:
+def _seen(call: Call) -> Iterator[ListedBucket]:
     prefix, after = call.params.get("Prefix", ""), _after(call)
     if call.params.get("BucketRegion", call.service.region) != call.service.region:
         return

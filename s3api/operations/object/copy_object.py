@@ -13,7 +13,7 @@ from s3api.http.buffer_pool import BUFFER_BYTES
 from s3api.http.request_context import Call, Handler, moment
 from s3api.http.s3_errors import S3Error
 from s3api.operations.answers import checksum_members, checksum_name, metadata_of
-from s3api.operations.long_running import Pace, answer_lasting
+from s3api.operations.long_running import WorkPace, answer_lasting
 from s3api.operations.object.copy_sources import Source, copied
 from s3api.operations.object.object_acls import acl_of_new
 from s3api.operations.object.object_version import expiration, version_id
@@ -55,7 +55,7 @@ def _source(call: Call) -> Source:
     return source
 
 
-def _copied(call: Call, pace: Pace) -> dict[str, Any]:
+def _copied(call: Call, pace: WorkPace) -> dict[str, Any]:
     """The members of the answer. Blocking."""
 
     def copy(source: Source) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _said(call: Call, source: Facts) -> dict[str, str]:
     return said | lock_of_new(call) | acl_of_new(call)
 
 
-def _copy(call: Call, source: Source, said: dict[str, str], pace: Pace) -> Facts:
+def _copy(call: Call, source: Source, said: dict[str, str], pace: WorkPace) -> Facts:
     """Raises Conflict where the source is another one than was looked at. Blocking."""
     checksum, tag = _digests(call, source, pace)
     return call.store.copy(
@@ -111,7 +111,7 @@ def _copy(call: Call, source: Source, said: dict[str, str], pace: Pace) -> Facts
     )
 
 
-def _digests(call: Call, source: Source, pace: Pace) -> tuple[dict[str, str], str]:
+def _digests(call: Call, source: Source, pace: WorkPace) -> tuple[dict[str, str], str]:
     """The copy's checksum as it is kept, and its ETag. The checksum is the source's, computed anew
     where another algorithm is asked for, or where the source's is one of parts, which a copy does
     not have; so is the ETag computed where the source's is no MD5."""
@@ -137,7 +137,7 @@ def _digests(call: Call, source: Source, pace: Pace) -> tuple[dict[str, str], st
     return said, tag or hashers[-1].digest().hex()
 
 
-def _read(call: Call, source: Source, hashers: Sequence[Hasher], pace: Pace) -> None:
+def _read(call: Call, source: Source, hashers: Sequence[Hasher], pace: WorkPace) -> None:
     """Raises Conflict where the source is written to meanwhile. Blocking."""
     opened = call.store.open(*source.triple)
     try:

@@ -9,7 +9,7 @@ from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NoSuchVersion
 from kvfs.objects.object_info import Facts
 from kvfs.objects.open_object import marked_deleted
 from s3api.auth.authorization import Access
-from s3api.http.outcome import Entry
+from s3api.http.outcome import AccessLogEntry
 from s3api.http.request_context import Call, target
 from s3api.http.s3_errors import S3Error
 from s3api.operations.object.object_version import check_version_id, version_id
@@ -62,13 +62,13 @@ class Source:
         action = actions.needed_for_tags(self._reading.version or None)
         self._access.require(self._reading, (action,), self.facts)
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[AccessLogEntry]:
         """The entry in the log of the source's own bucket: it was read."""
         operation = _READ.get(self._reading.operation, "")
         named = self._reading
         version = version_id(named, self.facts) or ""
         size = self.facts.size
-        return [Entry(operation, named.bucket, named.owner, named.key, version, size=size)]
+        return [AccessLogEntry(operation, named.bucket, named.owner, named.key, version, size=size)]
 
     def _check_conditions(self, found: Facts | None) -> None:
         if found is not None and self._conditions:

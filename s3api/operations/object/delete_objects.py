@@ -13,7 +13,7 @@ from kvfs.objects.object_errors import PreconditionFailed
 from kvfs.objects.object_info import Facts
 from kvfs.objects.object_store import Doomed
 from s3api.http.error_map import s3_error
-from s3api.http.outcome import Entry
+from s3api.http.outcome import AccessLogEntry
 from s3api.http.request_context import Call, Handler, target
 from s3api.http.s3_errors import S3Error
 from s3api.model.addressing import KEY_LIMIT_BYTES
@@ -130,13 +130,13 @@ def _bypasses(call: Call, key: str) -> bool:
 
 def _entries(
     call: Call, wanted: Sequence[Mapping[str, Any]], told: Sequence[Exception | Deleted | None]
-) -> Iterator[Entry]:
+) -> Iterator[AccessLogEntry]:
     """A line for each key."""
     for each, done in zip(wanted, told, strict=True):
         error = s3_error(done) if isinstance(done, Exception) else None
         status, code = (204, "") if error is None else (error.status, error.code)
         version = each.get("VersionId") or ""
-        yield Entry(_OF_BATCH, call.bucket, call.owner, each["Key"], version, status, code)
+        yield AccessLogEntry(_OF_BATCH, call.bucket, call.owner, each["Key"], version, status, code)
 
 
 def _deleted(wanted: Mapping[str, Any], done: Deleted) -> dict[str, Any]:

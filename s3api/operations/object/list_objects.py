@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from kvfs.http.api import Response
-from kvfs.objects.listing import Listed, Page
+from kvfs.objects.listing import ListedObject, ListingPage
 from kvfs.tree.name_escaping import NUL
 from s3api.http.request_context import Call, Handler
 from s3api.http.s3_errors import S3Error, invalid_argument
@@ -115,7 +115,7 @@ class _Asked:
 def _answer(
     call: Call,
     members: dict[str, Any],
-    objects: list[Listed],
+    objects: list[ListedObject],
     prefixes: list[bytes],
     asked: _Asked,
     *,
@@ -135,7 +135,7 @@ def _prefix_of_v1(encoded: str, plain: str) -> str:
     return plain if _is_same_decoded(plain) else encoded
 
 
-async def _page(call: Call, asked: _Asked, start_after: bytes) -> Page:
+async def _page(call: Call, asked: _Asked, start_after: bytes) -> ListingPage:
     look = partial(
         call.store.list_objects,
         call.raw_bucket,

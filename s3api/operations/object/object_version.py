@@ -12,7 +12,7 @@ from kvfs.base.errors import Busy
 from kvfs.objects import versions
 from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NoSuchVersion, NotHere
 from kvfs.objects.object_info import Facts
-from kvfs.objects.open_object import Opened, marked_deleted
+from kvfs.objects.open_object import OpenedObject, marked_deleted
 from kvfs.transfer.incoming_file import SMALL_BYTES
 from s3api.http.request_context import Call, moment
 from s3api.http.s3_errors import S3Error, invalid_argument
@@ -78,7 +78,7 @@ def _awaited(call: Call, facts: Facts) -> Mapping[int, str]:
     return {facts.ino: facts.etag}
 
 
-async def open_for_reading(call: Call) -> Opened:
+async def open_for_reading(call: Call) -> OpenedObject:
     """As `find`, with an ETag that stays and a descriptor that the caller closes. Data that other
     nodes have are brought: small ones first, large ones as they are read."""
     opened = await _open(call)
@@ -90,7 +90,7 @@ async def open_for_reading(call: Call) -> Opened:
     return opened
 
 
-async def _open(call: Call) -> Opened:
+async def _open(call: Call) -> OpenedObject:
     for _ in range(_BRINGINGS):
         try:
             return open_here(call)
@@ -103,7 +103,7 @@ async def _open(call: Call) -> Opened:
     return open_here(call)
 
 
-def _bring(call: Call, facts: Facts) -> Opened | None:
+def _bring(call: Call, facts: Facts) -> OpenedObject | None:
     """None: look again."""
     try:
         if facts.size > SMALL_BYTES:
@@ -116,7 +116,7 @@ def _bring(call: Call, facts: Facts) -> Opened | None:
     return None
 
 
-def open_here(call: Call) -> Opened:
+def open_here(call: Call) -> OpenedObject:
     """As `open_for_reading`, of what is on this host. Raises NotHere besides."""
     try:
         return call.store.open_here(call.raw_bucket, call.raw_key, call.version)

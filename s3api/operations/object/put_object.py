@@ -6,7 +6,7 @@ import trio
 
 from kvfs.http.api import Response
 from kvfs.objects.mutations import ENABLED, Check, anything
-from kvfs.objects.object_drafts import Draft
+from kvfs.objects.object_drafts import ObjectDraft
 from kvfs.objects.object_info import Facts
 from s3api.http.body_receiver import Receiver
 from s3api.http.request_context import Call, Handler, target
@@ -58,7 +58,7 @@ async def put_object(call: Call) -> Response:
     return answer(call, put_result(call, facts, digests))
 
 
-async def _begin(call: Call, size: int) -> Draft:
+async def _begin(call: Call, size: int) -> ObjectDraft:
     """Begins the draft, at once where that can be: a change of thread costs more than a small
     body."""
     draft = call.store.begin_now(call.raw_bucket, call.raw_key, size)

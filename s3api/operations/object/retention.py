@@ -13,7 +13,7 @@ from s3api.operations.object.object_version import find
 from s3api.operations.object.version_update import update
 from s3api.rules import object_lock
 from s3api.rules.access import actions
-from s3api.rules.object_lock import Lock, Retention
+from s3api.rules.object_lock import ObjectLock, Retention
 from s3api.storage.bucket_settings import OBJECT_LOCK
 
 HELD: Final = "ON"
@@ -27,7 +27,7 @@ def lock_of_new(call: Call) -> dict[str, str]:
     return lock_attributes(lock)
 
 
-def lock_attributes(lock: Lock) -> dict[str, str]:
+def lock_attributes(lock: ObjectLock) -> dict[str, str]:
     """How a lock is kept."""
     said = {}
     if lock.retention is not None:

@@ -7,22 +7,22 @@ from typing import Any, Final
 from kvfs.http.api import Response
 from kvfs.objects.multipart.upload_transactions import (
     MAX_PARTS,
-    Part,
+    CompletedPart,
     Upload,
-    Wanted,
+    UploadPart,
 )
 from kvfs.objects.mutations import ENABLED
 from kvfs.objects.object_errors import InvalidPart, NoSuchUpload
 from kvfs.objects.object_info import Facts
 from s3api.http.request_context import Call, Handler
 from s3api.http.s3_errors import S3Error
-from s3api.operations.long_running import Pace, answer_lasting
+from s3api.operations.long_running import WorkPace, answer_lasting
 from s3api.operations.object.object_version import expiration
 from s3api.operations.object.put_object import check_of
 from s3api.operations.upload.multipart import checksum_of, said_of_object
 from s3api.rules import checksums, etag
 from s3api.rules import parts as kept_parts
-from s3api.rules.checksums import ALGORITHMS, COMPOSITE, Checksum
+from s3api.rules.checksums import ALGORITHMS, COMPOSITE, StoredChecksum
 from s3api.rules.conditions import Conditions
 
 
@@ -31,7 +31,7 @@ async def complete_multipart_upload(call: Call) -> Response:
     return await answer_lasting(call, partial(_complete, call), outlives_client=True)
 
 
-def _complete(call: Call, pace: Pace) -> dict[str, Any]:
+def _complete(call: Call, pace: WorkPace) -> dict[str, Any]:
     """The members of the answer. Blocking."""
     call.look_again()
     wanted = _wanted(call)
@@ -50,7 +50,7 @@ def _complete(call: Call, pace: Pace) -> dict[str, Any]:
         return _told_again(call, *done)
 
 
-def _put_together(call: Call, upload: Upload, parts: Sequence[Part], pace: Pace) -> Facts:
+def _put_together(call: Call, upload: Upload, parts: Sequence[UploadPart], pace: WorkPace) -> Facts:
     conditions = Conditions.of(call.params)
     check = check_of(conditions)
     checksum = _checksum(call, upload, parts)
@@ -72,7 +72,7 @@ def _put_together(call: Call, upload: Upload, parts: Sequence[Part], pace: Pace)
     )
 
 
-def _wanted(call: Call) -> list[Wanted]:
+def _wanted(call: Call) -> list[CompletedPart]:
     """The parts that the request names. Raises MalformedXML."""
     asked = (call.params.get("MultipartUpload") or {}).get("Parts") or []
     if not 0 < len(asked) <= MAX_PARTS:
@@ -80,17 +80,17 @@ def _wanted(call: Call) -> list[Wanted]:
     return [_wanted_part(each) for each in asked]
 
 
-def _wanted_part(asked: Mapping[str, Any]) -> Wanted:
+def _wanted_part(asked: Mapping[str, Any]) -> CompletedPart:
     number, tag = asked.get("PartNumber"), asked.get("ETag")
     if number is None or tag is None:
         raise S3Error("MalformedXML")
     for each in ALGORITHMS.values():
         if (value := asked.get(each.member)) is not None:
-            return Wanted(number, tag.strip().strip('"'), (_attribute(each.name), value))
-    return Wanted(number, tag.strip().strip('"'))
+            return CompletedPart(number, tag.strip().strip('"'), (_attribute(each.name), value))
+    return CompletedPart(number, tag.strip().strip('"'))
 
 
-def _checksum(call: Call, upload: Upload, parts: Sequence[Part]) -> Checksum | None:
+def _checksum(call: Call, upload: Upload, parts: Sequence[UploadPart]) -> StoredChecksum | None:
     """The checksum of the object, compared with the client's. Raises S3Error."""
     algorithm, type_, named = checksum_of(upload)
     given = {
@@ -122,7 +122,7 @@ def _checksum(call: Call, upload: Upload, parts: Sequence[Part]) -> Checksum | N
     return computed
 
 
-def _check_size(call: Call, parts: Sequence[Part]) -> None:
+def _check_size(call: Call, parts: Sequence[UploadPart]) -> None:
     said, size = call.params.get("MpuObjectSize"), sum(part.size for part in parts)
     if said is not None and int(said) != size:
         raise S3Error(
@@ -133,7 +133,7 @@ def _check_size(call: Call, parts: Sequence[Part]) -> None:
 
 
 def _said_of_parts(
-    checksum: Checksum | None, parts: Sequence[Part], *, with_each: bool
+    checksum: StoredChecksum | None, parts: Sequence[UploadPart], *, with_each: bool
 ) -> dict[str, str]:
     sizes = [part.size for part in parts]
     if checksum is None:

@@ -4,7 +4,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from kvfs.http.api import Response
-from kvfs.objects.multipart.upload_transactions import Part, Upload
+from kvfs.objects.multipart.upload_transactions import Upload, UploadPart
 from s3api.auth.authorization import INITIATOR
 from s3api.http.request_context import Call, Handler, moment
 from s3api.http.s3_errors import invalid_argument
@@ -129,7 +129,7 @@ def told_checksum(upload: Upload) -> dict[str, str]:
     return {"ChecksumAlgorithm": algorithm.name, "ChecksumType": type_} if named else {}
 
 
-def _told_part(upload: Upload, part: Part) -> dict[str, Any]:
+def _told_part(upload: Upload, part: UploadPart) -> dict[str, Any]:
     algorithm, _, named = checksum_of(upload)
     told: dict[str, Any] = {
         "PartNumber": part.number,

@@ -7,18 +7,18 @@ from typing import Any, Final
 import trio
 
 from kvfs.http.api import Response
-from kvfs.objects.multipart.upload_transactions import MAX_PARTS, Part, Upload
-from kvfs.objects.object_drafts import Draft
+from kvfs.objects.multipart.upload_transactions import MAX_PARTS, Upload, UploadPart
+from kvfs.objects.object_drafts import ObjectDraft
 from s3api.http.body_receiver import Receiver
 from s3api.http.buffer_pool import BUFFER_BYTES
 from s3api.http.request_context import Call, Handler, moment
 from s3api.http.s3_errors import S3Error, invalid_argument
 from s3api.operations.answers import answer
-from s3api.operations.long_running import Pace, answer_lasting
+from s3api.operations.long_running import WorkPace, answer_lasting
 from s3api.operations.object.copy_sources import Source, copied
 from s3api.operations.upload.multipart import checksum_of
 from s3api.rules.access import actions
-from s3api.rules.checksums import Algorithm, Digests, FirstPass, Wanted
+from s3api.rules.checksums import Algorithm, Digests, FirstPass, WantedChecksum
 from s3api.rules.ranges import ByteRange, parse_copy_range
 
 PART_LIMIT_BYTES: Final = 5 << 30
@@ -54,12 +54,14 @@ async def upload_part_copy(call: Call) -> Response:
     return await answer_lasting(call, partial(_copied, call, upload, number), size)
 
 
-def _copied(call: Call, upload: Upload, number: int, pace: Pace) -> dict[str, Any]:
+def _copied(call: Call, upload: Upload, number: int, pace: WorkPace) -> dict[str, Any]:
     """The members of the answer. Blocking."""
     return copied(call, Source, lambda source: _copy(call, upload, number, source, pace))
 
 
-def _copy(call: Call, upload: Upload, number: int, source: Source, pace: Pace) -> dict[str, Any]:
+def _copy(
+    call: Call, upload: Upload, number: int, source: Source, pace: WorkPace
+) -> dict[str, Any]:
     chosen, store = _chosen(call, source.facts.size), call.store
     size = chosen.length
     pace.begin(2 * size)  # copied, then read
@@ -94,7 +96,7 @@ def _upload(call: Call) -> Upload:
     return call.store.uploads.find(call.raw_bucket, call.raw_key, call.params["UploadId"])
 
 
-def _check_algorithm(wanted: Wanted, algorithm: Algorithm | None) -> None:
+def _check_algorithm(wanted: WantedChecksum, algorithm: Algorithm | None) -> None:
     """The parts of an upload have the checksum that it was begun with."""
     if algorithm is not None and wanted.algorithm is not algorithm:
         raise S3Error(
@@ -116,7 +118,7 @@ def _chosen(call: Call, size: int) -> ByteRange:
     return chosen
 
 
-async def _begin(call: Call, upload: Upload, number: int, size: int) -> Draft:
+async def _begin(call: Call, upload: Upload, number: int, size: int) -> ObjectDraft:
     return await call.blocking(
         lambda: call.store.uploads.begin_part(
             call.raw_bucket, call.raw_key, upload.id, number, size
@@ -124,7 +126,7 @@ async def _begin(call: Call, upload: Upload, number: int, size: int) -> Draft:
     )
 
 
-async def _commit(call: Call, draft: Draft, digests: Digests) -> Part:
+async def _commit(call: Call, draft: ObjectDraft, digests: Digests) -> UploadPart:
     return await call.blocking(
         lambda: call.store.uploads.commit_part(draft, digests.etag, _said(digests))
     )
@@ -139,15 +141,17 @@ def _said(digests: Digests) -> dict[str, str]:
     }
 
 
-async def _discard(call: Call, draft: Draft) -> None:
+async def _discard(call: Call, draft: ObjectDraft) -> None:
     """Cancelled: at its end."""
     with trio.CancelScope(shield=True):
         await call.blocking(lambda: call.store.discard(draft))
 
 
-def _digests(call: Call, draft: Draft, size: int, algorithm: Algorithm, pace: Pace) -> Digests:
+def _digests(
+    call: Call, draft: ObjectDraft, size: int, algorithm: Algorithm, pace: WorkPace
+) -> Digests:
     """The digests of the bytes that were copied."""
-    first_pass = FirstPass(Wanted(algorithm), size=size)
+    first_pass = FirstPass(WantedChecksum(algorithm), size=size)
     first_pass.tag(fast=draft.fast_etag)
     with call.service.buffers.lent() as buffer:
         at = 0

@@ -6,7 +6,7 @@ bucket's policy names principals and speaks of that bucket alone; a user's polic
 
 A caller is known by its name, `arn:aws:iam::<account>:user/<name>`, and by a canonical id, which
 ACLs use. Anonymous callers match the principal `*` alone. Values of a request, by condition key in
-lower case, are the service's to collect (`Request.values`).
+lower case, are the service's to collect (`AccessRequest.values`).
 """
 
 import json
@@ -72,7 +72,7 @@ class Decision(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Requester:
     """The caller; `name` is None for an anonymous one."""
 
     name: str | None = None
@@ -86,13 +86,13 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AccessRequest:
     """`action` as in `s3:GetObject`, `resource` an ARN, `values` by condition key in lower case.
 
     `unknown`: of which condition keys (their beginnings) the values are not known yet, and
     RESOURCE. An Allow is taken to hold there, a Deny not to: who is not allowed so never is."""
 
-    caller: Caller
+    caller: Requester
     action: str
     resource: str
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Statement:
     conditions: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
     negated: frozenset[str] = frozenset()
 
-    def applies(self, request: Request, *, variables: bool) -> bool:
+    def applies(self, request: AccessRequest, *, variables: bool) -> bool:
         """Whether it speaks of the request. `variables`: `${…}` are replaced."""
         return (
             self._speaks("Action", _any_action(self.actions, request.action))
@@ -123,12 +123,12 @@ class Statement:
             )
         )
 
-    def _covers(self, request: Request, variables: bool) -> bool:
+    def _covers(self, request: AccessRequest, variables: bool) -> bool:
         if RESOURCE in request.unknown:
             return self.allows
         return self._speaks("Resource", _any_resource(self.resources, request, variables))
 
-    def _names(self, caller: Caller) -> bool:
+    def _names(self, caller: Requester) -> bool:
         if self.principals is None:
             return True
         named = any(_is_principal(kind, name, caller) for kind, name in self.principals)
@@ -146,7 +146,7 @@ class Policy:
     variables: bool = True
 
 
-def evaluate(policies: Iterable[Policy], request: Request) -> Decision:
+def evaluate(policies: Iterable[Policy], request: AccessRequest) -> Decision:
     """The decision of the policies together: a Deny anywhere wins."""
     decision = Decision.NONE
     for policy in policies:
@@ -204,7 +204,7 @@ def _any_action(patterns: Iterable[str], action: str) -> bool:
     return any(matches(each, lowered) for each in patterns)
 
 
-def _any_resource(patterns: Iterable[str], request: Request, variables: bool) -> bool:
+def _any_resource(patterns: Iterable[str], request: AccessRequest, variables: bool) -> bool:
     for pattern in patterns:
         filled = _fill(pattern, request.values) if variables else _plain(pattern)
         if filled is not None and matches(filled, request.resource):
@@ -212,14 +212,16 @@ def _any_resource(patterns: Iterable[str], request: Request, variables: bool) ->
     return False
 
 
-def _holds(condition: tuple[str, str, tuple[str, ...]], request: Request, variables: bool) -> bool:
+def _holds(
+    condition: tuple[str, str, tuple[str, ...]], request: AccessRequest, variables: bool
+) -> bool:
     operator, key, patterns = condition
     filled = [_fill(each, request.values) if variables else _plain(each) for each in patterns]
     known = [each for each in filled if each is not None]
     return condition_operators.holds(operator, known, request.values.get(key))
 
 
-def _is_unknown(key: str, request: Request) -> bool:
+def _is_unknown(key: str, request: AccessRequest) -> bool:
     return bool(request.unknown) and key.startswith(request.unknown)
 
 
@@ -247,7 +249,7 @@ def _plain(pattern: str) -> str:
     return pattern.replace("$", "${$}")
 
 
-def _is_principal(kind: str, name: str, caller: Caller) -> bool:
+def _is_principal(kind: str, name: str, caller: Requester) -> bool:
     if name == "*":
         return kind in ("*", "AWS")
     if caller.name is None:

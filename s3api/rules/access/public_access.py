@@ -9,7 +9,7 @@ from typing import Any
 
 from s3api.http.s3_errors import S3Error
 from s3api.rules.access.acl import ALL_USERS, AUTHENTICATED_USERS, Acl
-from s3api.rules.access.policy import Caller, Policy, is_public
+from s3api.rules.access.policy import Policy, Requester, is_public
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class PublicAccessBlock:
         groups = (ALL_USERS, AUTHENTICATED_USERS)
         return Acl(acl.owner, tuple(each for each in acl.grants if each.group not in groups))
 
-    def effective_policy(self, policy: Policy, caller: Caller, owner_account: str) -> Policy:
+    def effective_policy(self, policy: Policy, caller: Requester, owner_account: str) -> Policy:
         """The part of a bucket's policy that counts for a caller: of a public policy, a caller from
         outside the owner's account keeps only what is denied."""
         if not self.restrict_buckets or not is_public(policy):

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import unquote
 
-from s3api.rules.access.policy import Caller
+from s3api.rules.access.policy import Requester
 
 Values = dict[str, tuple[str, ...]]
 REQUEST_TAGS: Final = "s3:requestobjecttag"
@@ -47,7 +47,7 @@ _QUERY: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
+class SignatureKind:
     """How a request is signed: `version` AWS4-HMAC-SHA256 or AWS, `place` REST-HEADER,
     REST-QUERY-STRING or POST, `age_ms` the signature's age."""
 
@@ -58,13 +58,13 @@ class Signed:
 
 def request_values(
     *,
-    caller: Caller,
+    caller: Requester,
     source_ip: str,
     secure: bool,
     now: datetime,
     headers: Mapping[str, str],
     query: Mapping[str, str],
-    signed: Signed | None,
+    signed: SignatureKind | None,
 ) -> Values:
     """The values of a request; tags come with `with_request_tags`, `with_existing_tags`."""
     values: Values = {
