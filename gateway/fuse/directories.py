@@ -18,7 +18,7 @@ _BATCH: Final = 512
 _DOTS: Final = 2
 
 
-class Entry(NamedTuple):
+class ListingEntry(NamedTuple):
     """What a listing says of one name."""
 
     following: int
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     inode: Inode
 
 
-class Stream:
+class DirectoryStream:
     """One open directory."""
 
     __slots__ = ("ended", "entries", "ino", "last")
@@ -46,7 +46,7 @@ class DirectoryStreams:
     def __init__(self, node: Node) -> None:
         self._engine = node.engine
         self._coherence = node.coherence
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, DirectoryStream] = {}
         self._next = 1
 
     async def open(self, ino: int) -> int:
@@ -54,14 +54,14 @@ class DirectoryStreams:
         await require_directory(self._engine, self._coherence, ino)
         fh = self._next
         self._next += 1
-        self._streams[fh] = Stream(ino)
+        self._streams[fh] = DirectoryStream(ino)
         return fh
 
     def close(self, fh: int) -> None:
         """Forget the stream."""
         self._streams.pop(fh, None)
 
-    async def read(self, fh: int, offset: int, limit: int) -> list[Entry]:
+    async def read(self, fh: int, offset: int, limit: int) -> list[ListingEntry]:
         """At most `limit` entries from `offset` on. Fewer than asked for is not the end; none is.
         `.` and `..` come first."""
         stream = self._streams.get(fh)
@@ -82,37 +82,37 @@ async def require_directory(engine: Engine, coherence: Coherence | None, ino: in
         raise NotADirectory("not a directory")
 
 
-def dots(t: Transaction, ino: int, offset: int) -> list[Entry]:
+def dots(t: Transaction, ino: int, offset: int) -> list[ListingEntry]:
     """`.` and `..`, as far as they follow an offset; theirs are 1 and 2."""
     if offset >= _DOTS:
         return []
     parent = tree.read_inode(t, ino).parent or ino
     return [
-        Entry(at, name, of, tree.read_inode(t, of))
+        ListingEntry(at, name, of, tree.read_inode(t, of))
         for at, (name, of) in enumerate([(b".", ino), (b"..", parent)], 1)
         if at > offset
     ]
 
 
-def _page(t: Transaction, stream: Stream, offset: int, limit: int) -> list[Entry]:
+def _page(t: Transaction, stream: DirectoryStream, offset: int, limit: int) -> list[ListingEntry]:
     page = dots(t, stream.ino, offset)
     # Beside the dots: overlayfs takes a first reply of these alone for a filesystem without types.
     limit -= len(page)
     start = max(offset - _DOTS, 0)
-    names: list[Entry] = []
+    names: list[ListingEntry] = []
     while limit > 0 and not names and not (stream.ended and start >= len(stream.entries)):
         names = _known(t, stream, start, limit)
         start += limit
     return page + names
 
 
-def _known(t: Transaction, stream: Stream, start: int, limit: int) -> list[Entry]:
+def _known(t: Transaction, stream: DirectoryStream, start: int, limit: int) -> list[ListingEntry]:
     while not stream.ended and len(stream.entries) < start + limit:
         _extend(t, stream)
     names = stream.entries[start : start + limit]
     records = t.get_many([keys.inode(ino) for _, ino in names])
     found = [
-        Entry(start + at + 1 + _DOTS, name, ino, unpack_inode(record))
+        ListingEntry(start + at + 1 + _DOTS, name, ino, unpack_inode(record))
         for at, ((name, ino), record) in enumerate(zip(names, records, strict=True))
         if record is not None
     ]
@@ -121,7 +121,7 @@ def _known(t: Transaction, stream: Stream, start: int, limit: int) -> list[Entry
     return [each for each in found if published_view.is_here(t, each.ino, each.inode)]
 
 
-def _extend(t: Transaction, stream: Stream) -> None:
+def _extend(t: Transaction, stream: DirectoryStream) -> None:
     found = tree.list_children(t, stream.ino, stream.last, _BATCH)
     stream.entries.extend((name, ino) for _, name, ino in found)
     if found:

@@ -32,7 +32,7 @@ from gateway.fuse import payload, protocol
 from gateway.fuse.attention import Attention
 from gateway.fuse.attributes import NO_ATTRIBUTES
 from gateway.fuse.errno_map import errno_of
-from gateway.fuse.handlers import MAY_WAIT, Handlers, Request
+from gateway.fuse.handlers import MAY_WAIT, Handlers, KernelRequest
 from gateway.fuse.kernel_inodes import OTHER, ino_of
 from gateway.fuse.locks import LockHandlers
 from gateway.fuse.open_file import Handle, OpenFile
@@ -97,7 +97,7 @@ class _Waiting(NamedTuple):
     """The caller's, whose end alone ends the request; None: any signal does."""
 
 
-def _thread_of(request: Request) -> int | None:
+def _thread_of(request: KernelRequest) -> int | None:
     return None if request.opcode == Op.SETLKW else request.pid
 
 
@@ -112,7 +112,7 @@ def _is_killed(thread: int) -> bool:
     return any(int(mask, 16) & _SIGKILL_BIT for mask in masks)
 
 
-class Backing:
+class BackingRegistry:
     """Registers data files with the kernel and forgets them."""
 
     def __init__(
@@ -180,7 +180,7 @@ class FastPath:
         device: int,
         server: socket.socket | None,
         operations: Operations,
-        backing: Backing,
+        backing: BackingRegistry,
         handlers: Handlers | None = None,
     ) -> None:
         """`server`: libfuse's socket; None: what is not answered here is not supported."""
@@ -200,16 +200,16 @@ class FastPath:
         self._steps = operations.engine.reads_immediate
         self._immediate = operations.engine.immediate
         self._workers = payload.Workers(device)
-        self._lane = payload.Lane(device)
-        self._pace = payload.Pace()
-        self._buffers = payload.Buffers()
+        self._lane = payload.PayloadLane(device)
+        self._pace = payload.WritePace()
+        self._buffers = payload.PayloadBuffers()
         first = self._buffers.take()
         assert first is not None
         self._buffer = first
         self.workers_ended = False
         """Whether no thread of this mount is left; known after `run`."""
         self._nursery: trio.Nursery | None = None
-        self._deferred: dict[int, Request] = {}
+        self._deferred: dict[int, KernelRequest] = {}
         """By inode, RELEASEs, for which nobody waits: served when nothing else is there, or when
         something is asked of the same file."""
         self._waiting: dict[int, _Waiting] = {}
@@ -307,7 +307,7 @@ class FastPath:
                 return
         handler = self._handlers.inline.get(opcode)
         if handler is not None:
-            request = Request(opcode, unique, number, uid, gid, pid, buffer[_HEADER:n])
+            request = KernelRequest(opcode, unique, number, uid, gid, pid, buffer[_HEADER:n])
             if opcode == Op.RELEASE and self._steps and nodeid not in self._operations.orphans:
                 self._defer(request)
             elif self._steps and not (
@@ -326,7 +326,7 @@ class FastPath:
         elif opcode == Op.BATCH_FORGET:
             self._forget_many(buffer)
         elif (waiting := self._handlers.waiting.get(opcode)) is not None:
-            request = Request(opcode, unique, number, uid, gid, pid, buffer[_HEADER:n])
+            request = KernelRequest(opcode, unique, number, uid, gid, pid, buffer[_HEADER:n])
             self._spawn(waiting, request)
         elif opcode == Op.INTERRUPT:
             self._interrupt(buffer)
@@ -336,7 +336,7 @@ class FastPath:
         else:
             self._relay(opcode, unique, n)
 
-    def _defer(self, release: Request) -> None:
+    def _defer(self, release: KernelRequest) -> None:
         release.detach()
         self._deferred[release.nodeid] = release
         if len(self._deferred) > _DEFERRED:
@@ -352,7 +352,7 @@ class FastPath:
 
     # ---- answering
 
-    def _answer(self, request: Request, step: Coroutine[Any, Any, bytes]) -> None:
+    def _answer(self, request: KernelRequest, step: Coroutine[Any, Any, bytes]) -> None:
         """Run a handler as far as it gets without waiting, and reply; what is left of one that has
         to wait becomes a task."""
         unique = request.unique
@@ -367,7 +367,9 @@ class FastPath:
             else:
                 self._reply(unique, body)
 
-    def _spawn(self, handler: Callable[[Request], Awaitable[bytes]], request: Request) -> None:
+    def _spawn(
+        self, handler: Callable[[KernelRequest], Awaitable[bytes]], request: KernelRequest
+    ) -> None:
         request.detach()
         self._run(request.unique, handler(request), _thread_of(request))
 
@@ -482,7 +484,7 @@ class FastPath:
             return
         self._buffer = other
 
-        def job(_: payload.Lane) -> None:
+        def job(_: payload.PayloadLane) -> None:
             payload.write_payload(self._device, unique, fd, offset, data)
             self._buffers.give(buffer)
 

@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 from gateway.fuse import protocol
 from gateway.fuse.attributes import NO_ATTRIBUTES, Attributes
 from gateway.fuse.caller import Caller
-from gateway.fuse.directories import Entry
-from gateway.fuse.kernel_inodes import OTHER, KernelInodes, Opener, ino_of
+from gateway.fuse.directories import ListingEntry
+from gateway.fuse.kernel_inodes import OTHER, InodeOpener, KernelInodes, ino_of
 from gateway.fuse.neighbours import Neighbour
 from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.operations import Operations
@@ -30,7 +30,7 @@ _LEAST_DIRENT: Final = 32
 _NO_RANGE: Final = errno.ERANGE
 MAY_WAIT: Final = frozenset({Op.CREATE, Op.OPEN, Op.SETATTR})
 """Of the inline requests those of which `Handlers.may_wait` is asked."""
-Handler = Callable[["Request"], Coroutine[Any, Any, bytes]]
+Handler = Callable[["KernelRequest"], Coroutine[Any, Any, bytes]]
 
 
 class Registrar(Protocol):
@@ -53,11 +53,11 @@ class LookupCounts(Protocol):
 class Listings(Protocol):
     """Listings of directories: see `directories.DirectoryStreams`."""
 
-    async def read(self, at: int, offset: int, limit: int) -> list[Entry]:
+    async def read(self, at: int, offset: int, limit: int) -> list[ListingEntry]:
         """A page of one. `at`: what `Handlers._listed` says."""
 
 
-class Request:
+class KernelRequest:
     """One request. `nodeid` is the file's own number, `number` that of the kernel's inode of it.
     `body` is a view of a buffer that is reused once the handler has returned or was detached
     from."""
@@ -147,7 +147,7 @@ class Handlers:
             Op.COPY_FILE_RANGE: self.copy_file_range,
         }
 
-    def may_wait(self, opcode: int, request: Request) -> bool:
+    def may_wait(self, opcode: int, request: KernelRequest) -> bool:
         """Whether this inline request has to run as a task from its beginning: what it waits for is
         a thread, or room."""
         if opcode == Op.CREATE:
@@ -172,9 +172,9 @@ class Handlers:
             return ino_of(number)
         return self.root if number == ROOT_INODE else number
 
-    def _opener(self, r: Request) -> Opener | None:
+    def _opener(self, r: KernelRequest) -> InodeOpener | None:
         """None where nobody replaces a content that is open."""
-        return None if self._coherence is None else Opener(self.inodes, r.number, r.pid)
+        return None if self._coherence is None else InodeOpener(self.inodes, r.number, r.pid)
 
     def _entry(self, ino: int, inode: Inode) -> bytes:
         self._holders.looked_up(ino)
@@ -235,7 +235,7 @@ class Handlers:
 
     # ---- names
 
-    async def lookup(self, r: Request) -> bytes:
+    async def lookup(self, r: KernelRequest) -> bytes:
         try:
             ino, inode = await self._ops.lookup(r.nodeid, bytes(r.body[:-1]), r.pid)
         except NotFound:
@@ -246,7 +246,7 @@ class Handlers:
             return self._same_entry(r, ino, inode)
         return self._entry(ino, inode)
 
-    def _same_entry(self, r: Request, ino: int, inode: Inode) -> bytes:
+    def _same_entry(self, r: KernelRequest, ino: int, inode: Inode) -> bytes:
         """A file handle leads to the kernel's inode that it was made of."""
         body = self._entry(ino, inode)
         number = int.from_bytes(body[:8], "little")
@@ -258,59 +258,61 @@ class Handlers:
             self.inodes.looked_up(r.number)
         return r.number.to_bytes(8, "little") + body[8:]
 
-    async def mkdir(self, r: Request) -> bytes:
+    async def mkdir(self, r: KernelRequest) -> bytes:
         mode, _ = protocol.MKDIR_IN.unpack_from(r.body)
         name = r.name(protocol.MKDIR_IN.size)
         made = await self._ops.make_directory(r.nodeid, name, mode, r.caller)
         self._told(r.nodeid, name)
         return self._entry(*made)
 
-    async def mknod(self, r: Request) -> bytes:
+    async def mknod(self, r: KernelRequest) -> bytes:
         mode, rdev, _, _ = protocol.MKNOD_IN.unpack_from(r.body)
         name = r.name(protocol.MKNOD_IN.size)
         made = await self._ops.make_node(r.nodeid, name, mode, rdev, r.caller)
         self._told(r.nodeid, name)
         return self._entry(*made)
 
-    async def symlink(self, r: Request) -> bytes:
+    async def symlink(self, r: KernelRequest) -> bytes:
         name, target = r.names()
         made = await self._ops.make_symlink(r.nodeid, name, target, r.caller)
         self._told(r.nodeid, name)
         return self._entry(*made)
 
-    async def readlink(self, r: Request) -> bytes:
+    async def readlink(self, r: KernelRequest) -> bytes:
         return await self._ops.readlink(r.nodeid)
 
-    async def link(self, r: Request) -> bytes:
+    async def link(self, r: KernelRequest) -> bytes:
         ino = self._node(protocol.LINK_IN.unpack_from(r.body)[0])
         name = r.name(protocol.LINK_IN.size)
         inode = await self._ops.link(ino, r.nodeid, name)
         self._told(r.nodeid, name, ino)
         return self._entry(ino, inode)
 
-    async def unlink(self, r: Request) -> bytes:
+    async def unlink(self, r: KernelRequest) -> bytes:
         name = r.name()
         self._told(r.nodeid, name, await self._ops.unlink(r.nodeid, name))
         return b""
 
-    async def rmdir(self, r: Request) -> bytes:
+    async def rmdir(self, r: KernelRequest) -> bytes:
         name = r.name()
         self._told(r.nodeid, name, await self._ops.rmdir(r.nodeid, name))
         return b""
 
-    async def rename(self, r: Request) -> bytes:
+    async def rename(self, r: KernelRequest) -> bytes:
         (target,) = protocol.RENAME_IN.unpack_from(r.body)
         old, new = r.names(protocol.RENAME_IN.size)
         await self._rename(r, old, target, new, 0)
         return b""
 
-    async def rename2(self, r: Request) -> bytes:
+    async def rename2(self, r: KernelRequest) -> bytes:
         target, flags, _ = protocol.RENAME2_IN.unpack_from(r.body)
         old, new = r.names(protocol.RENAME2_IN.size)
         await self._rename(r, old, target, new, flags)
         return b""
 
-    async def _rename(self, r: Request, old: bytes, target: int, new: bytes, flags: int) -> None:
+    async def _rename(
+        self, r: KernelRequest, old: bytes, target: int, new: bytes, flags: int
+    ) -> None:
         target = self._node(target)
         replaced = await self._ops.rename(r.nodeid, old, target, new, flags, r.caller)
         self._told(r.nodeid, old)
@@ -318,15 +320,15 @@ class Handlers:
 
     # ---- attributes
 
-    async def getattr(self, r: Request) -> bytes:
+    async def getattr(self, r: KernelRequest) -> bytes:
         inode = await self._ops.getattr(r.nodeid, self._opener(r))
         return self._attributes(r.nodeid, inode)
 
-    async def statx(self, r: Request) -> bytes:
+    async def statx(self, r: KernelRequest) -> bytes:
         inode = await self._ops.getattr(r.nodeid, self._opener(r))
         return protocol.statx_reply(r.nodeid, inode, self._attributes_s(inode))
 
-    async def setattr(self, r: Request) -> bytes:
+    async def setattr(self, r: KernelRequest) -> bytes:
         (valid, _, _, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _) = (
             protocol.SETATTR_IN.unpack_from(r.body)
         )
@@ -337,30 +339,30 @@ class Handlers:
         self._told(0, b"", r.nodeid)
         return self._attributes(r.nodeid, inode)
 
-    async def getxattr(self, r: Request) -> bytes:
+    async def getxattr(self, r: KernelRequest) -> bytes:
         size = int.from_bytes(r.body[:4], "little")
         return _sized(size, await self._ops.xattrs.getxattr(r.nodeid, r.name(8)))
 
-    async def listxattr(self, r: Request) -> bytes:
+    async def listxattr(self, r: KernelRequest) -> bytes:
         size = int.from_bytes(r.body[:4], "little")
         names = await self._ops.xattrs.listxattr(r.nodeid, r.caller)
         return _sized(size, b"".join(name + b"\0" for name in names))
 
-    async def setxattr(self, r: Request) -> bytes:
+    async def setxattr(self, r: KernelRequest) -> bytes:
         size, flags = protocol.SETXATTR_IN.unpack_from(r.body)
         name, value = bytes(r.body[protocol.SETXATTR_IN.size :]).split(b"\0", 1)
         await self._ops.xattrs.setxattr(r.nodeid, name, value[:size], flags)
         self._told(0, b"", r.nodeid)
         return b""
 
-    async def removexattr(self, r: Request) -> bytes:
+    async def removexattr(self, r: KernelRequest) -> bytes:
         await self._ops.xattrs.removexattr(r.nodeid, r.name())
         self._told(0, b"", r.nodeid)
         return b""
 
     # ---- files
 
-    async def open(self, r: Request) -> bytes:
+    async def open(self, r: KernelRequest) -> bytes:
         flags, fuse_flags = protocol.OPEN_IN.unpack_from(r.body)
         handle = await self._ops.open(r.nodeid, flags, r.uid, r.pid, self._opener(r))
         if fuse_flags & protocol.OPEN_KILL_SUIDGID:
@@ -370,7 +372,7 @@ class Handlers:
             self._told(0, b"", r.nodeid)
         return self._opened(handle)
 
-    async def create(self, r: Request) -> bytes:
+    async def create(self, r: KernelRequest) -> bytes:
         flags, mode, _, _ = protocol.CREATE_IN.unpack_from(r.body)
         name = r.name(protocol.CREATE_IN.size)
         handle, ino, inode = await self._ops.create(r.nodeid, name, mode, flags, r.caller)
@@ -380,12 +382,12 @@ class Handlers:
         self._told(r.nodeid, name)
         return self._entry(ino, inode) + self._opened(handle)
 
-    async def tmpfile(self, r: Request) -> bytes:
+    async def tmpfile(self, r: KernelRequest) -> bytes:
         flags, mode, _, _ = protocol.CREATE_IN.unpack_from(r.body)
         handle, ino, inode = await self._ops.tmpfile(r.nodeid, mode, flags, r.caller)
         return self._entry(ino, inode) + self._opened(handle)
 
-    async def flush(self, r: Request) -> bytes:
+    async def flush(self, r: KernelRequest) -> bytes:
         fh, _, _, owner = protocol.FLUSH_IN.unpack_from(r.body)
         try:
             await self._ops.flush(fh)
@@ -395,7 +397,7 @@ class Handlers:
                 await self._ops.unlock(LockTarget(r.nodeid, False), owner)
         return b""
 
-    async def release(self, r: Request) -> bytes:
+    async def release(self, r: KernelRequest) -> bytes:
         fh, _, flags, owner = protocol.RELEASE_IN.unpack_from(r.body)
         tells = self._tells_of(fh)
         try:
@@ -407,30 +409,30 @@ class Handlers:
                 await self._ops.unlock(LockTarget(r.nodeid, True), owner)
         return b""
 
-    async def fsync(self, r: Request) -> bytes:
+    async def fsync(self, r: KernelRequest) -> bytes:
         fh, flags, _ = protocol.FSYNC_IN.unpack_from(r.body)
         await self._ops.fsync(fh, datasync=bool(flags & protocol.FSYNC_FDATASYNC))
         self._told_of_data(r.nodeid)
         return b""
 
-    async def fallocate(self, r: Request) -> bytes:
+    async def fallocate(self, r: KernelRequest) -> bytes:
         fh, offset, length, mode, _ = protocol.FALLOCATE_IN.unpack_from(r.body)
         await self._ops.ranges.fallocate(fh, mode, offset, length)
         self._told_of_data(r.nodeid)
         return b""
 
-    async def lseek(self, r: Request) -> bytes:
+    async def lseek(self, r: KernelRequest) -> bytes:
         fh, offset, whence, _ = protocol.LSEEK_IN.unpack_from(r.body)
         return protocol.LSEEK_OUT.pack(self._ops.ranges.seek(fh, offset, whence))
 
-    async def copy_file_range(self, r: Request) -> bytes:
+    async def copy_file_range(self, r: KernelRequest) -> bytes:
         fh_in, at_in, _, fh_out, at_out, length, _ = protocol.COPY_IN.unpack_from(r.body)
         length = min(length, 0x7FFFF000)  # the reply holds 32 bits
         copied = await self._ops.ranges.copy(fh_in, at_in, fh_out, at_out, length)
         self._told_of_data(self._ops.file(fh_out).ino)
         return protocol.WRITE_OUT.pack(copied, 0)
 
-    async def statfs(self, r: Request) -> bytes:
+    async def statfs(self, r: KernelRequest) -> bytes:
         space = await self._ops.statfs(r.nodeid)
         return protocol.STATFS_OUT.pack(
             space.f_blocks,
@@ -446,21 +448,21 @@ class Handlers:
 
     # ---- directories
 
-    async def opendir(self, r: Request) -> bytes:
+    async def opendir(self, r: KernelRequest) -> bytes:
         fh = await self._ops.directories.open(r.nodeid)
         # What others change is in no listing that the kernel keeps.
         kept = Fopen.CACHE_DIR | Fopen.KEEP_CACHE if self._coherence is None else 0
         return protocol.OPEN_OUT.pack(fh, kept, 0)
 
-    async def releasedir(self, r: Request) -> bytes:
+    async def releasedir(self, r: KernelRequest) -> bytes:
         self._ops.directories.close(protocol.RELEASE_IN.unpack_from(r.body)[0])
         return b""
 
-    def _listed(self, _r: Request, fh: int) -> int:
+    def _listed(self, _r: KernelRequest, fh: int) -> int:
         """By what `_listings` know the directory that is listed: the open one."""
         return fh
 
-    async def readdir(self, r: Request) -> bytes:
+    async def readdir(self, r: KernelRequest) -> bytes:
         fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(r.body)
         out = bytearray()
         at, limit = self._listed(r, fh), size // _LEAST_DIRENT
@@ -471,7 +473,7 @@ class Handlers:
             out += one
         return bytes(out)
 
-    async def readdirplus(self, r: Request) -> bytes:
+    async def readdirplus(self, r: KernelRequest) -> bytes:
         fh, offset, size, _, _, _, _ = protocol.READ_IN.unpack_from(r.body)
         out = bytearray()
         listed = self._listed(r, fh)
@@ -508,7 +510,7 @@ class Handlers:
             out += protocol.BARE_ENTRY + one
         return bytes(out)
 
-    async def fsyncdir(self, _r: Request) -> bytes:
+    async def fsyncdir(self, _r: KernelRequest) -> bytes:
         await self._ops.sync_directory()
         return b""
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from gateway.fuse.kernel_inodes import KernelInodes, Opener, Outdated
+from gateway.fuse.kernel_inodes import InodeOpener, KernelInodes, Outdated
 from gateway.fuse.open_file import Handle, OpenFile, signature_of, turn
 from gateway.fuse.publishing import Publishing, differs, unsealed_here
 from gateway.fuse.renewing import Renewing
@@ -152,7 +152,7 @@ class OpenFiles:
         return len(self._handles)
 
     async def open(
-        self, ino: int, flags: int, owner: int | None, opener: Opener | None = None
+        self, ino: int, flags: int, owner: int | None, opener: InodeOpener | None = None
     ) -> Handle:
         """Open a regular file. O_TRUNC cuts it to nothing. What is not here is brought first; of a
         large file that is only read, what has come by the time it is read. `owner`: the user among
@@ -280,7 +280,7 @@ class OpenFiles:
         return is_writable and self.appends.is_strict(ino)
 
     async def open_to_append(
-        self, ino: int, flags: int, owner: int | None, thread: int, opener: Opener | None
+        self, ino: int, flags: int, owner: int | None, thread: int, opener: InodeOpener | None
     ) -> Handle:
         """As `open`, for a thread of this host, once this node has the file's append lease. Where
         the daemon writes, the kernel says where the file ends: after others have appended it has to
@@ -551,7 +551,7 @@ class OpenFiles:
         if not formers:
             del self._formers[file.ino]
 
-    async def _rejoin(self, former: OpenFile, opener: Opener, writable: bool) -> None:
+    async def _rejoin(self, former: OpenFile, opener: InodeOpener, writable: bool) -> None:
         """Whoever opens an inode by a descriptor that has a former content gets the newest there.
         Raises Stale where the name is to be looked up."""
         is_beside = former.ino in self._files
@@ -569,7 +569,7 @@ class OpenFiles:
             self._files[former.ino] = former
         await self._in_use(former, self.renewing.renew)
 
-    async def _renewed(self, file: OpenFile, opener: Opener | None) -> OpenFile | None:
+    async def _renewed(self, file: OpenFile, opener: InodeOpener | None) -> OpenFile | None:
         """The open file, with the content that other nodes have published since; None where it is
         to be opened anew. Raises Stale where its name is to be looked up."""
         ino = file.ino

@@ -5,7 +5,7 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from gateway.fuse.directories import Entry
+from gateway.fuse.directories import ListingEntry
 from kvfs.datastore.known_directories import KnownDirectories
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Inode
@@ -36,7 +36,7 @@ class Introductions:
         if stat.S_ISDIR(inode.mode) and inode.nlink:
             self._known.add(ino)
 
-    async def page(self, entries: list[Entry]) -> list[Entry]:
+    async def page(self, entries: list[ListingEntry]) -> list[ListingEntry]:
         """Of a directory's entries, which the kernel may be told of then, but of those that
         `is_strange`: they went meanwhile."""
         strangers = [each.ino for each in entries if self.is_strange(each)]
@@ -54,13 +54,13 @@ class Introductions:
         met = await self.read(meet)
         return [each._replace(inode=met.get(each.ino, each.inode)) for each in entries]
 
-    def is_strange(self, entry: Entry) -> bool:
+    def is_strange(self, entry: ListingEntry) -> bool:
         """Whether it is a directory that the kernel may not be told of. The dots it knows."""
         if not stat.S_ISDIR(entry.inode.mode) or entry.ino in self._known:
             return False
         return entry.name not in (b".", b"..")
 
-    def unsaid(self, entries: Sequence[Entry]) -> None:
+    def unsaid(self, entries: Sequence[ListingEntry]) -> None:
         """The kernel was not told of these after all."""
         for each in entries:
             if not self._holders.keep(each.ino):

@@ -196,7 +196,7 @@ class KernelInodes:
         return False
 
 
-class Opener(NamedTuple):
+class InodeOpener(NamedTuple):
     """Who opens an inode."""
 
     kernel: KernelInodes

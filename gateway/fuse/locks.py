@@ -9,7 +9,7 @@ import fcntl
 from typing import NamedTuple
 
 from gateway.fuse import protocol
-from gateway.fuse.handlers import Handler, Request
+from gateway.fuse.handlers import Handler, KernelRequest
 from gateway.fuse.protocol import Op
 from kvfs.cluster.cluster_locks import Locks, LockTarget
 from kvfs.policy.byte_range_locks import ByteRangeLock
@@ -32,7 +32,7 @@ class LockHandlers:
     def table(self) -> dict[int, Handler]:
         return {Op.GETLK: self.getlk, Op.SETLK: self.setlk, Op.SETLKW: self.setlkw}
 
-    async def getlk(self, r: Request) -> bytes:
+    async def getlk(self, r: KernelRequest) -> bytes:
         place, kind, wish = self._wish(r)
         found = await self._locks.obstacle(place, wish)
         if found is None:
@@ -42,22 +42,22 @@ class LockHandlers:
         kind = fcntl.F_WRLCK if found.exclusive else fcntl.F_RDLCK
         return protocol.LOCK.pack(found.start, found.end, kind, pid)
 
-    async def setlk(self, r: Request) -> bytes:
+    async def setlk(self, r: KernelRequest) -> bytes:
         await self._set(r, wait=False)
         return b""
 
-    async def setlkw(self, r: Request) -> bytes:
+    async def setlkw(self, r: KernelRequest) -> bytes:
         await self._set(r, wait=True)
         return b""
 
-    async def _set(self, r: Request, *, wait: bool) -> None:
+    async def _set(self, r: KernelRequest, *, wait: bool) -> None:
         place, kind, wish = self._wish(r)
         if kind == fcntl.F_UNLCK:
             await self._locks.release(place, wish.owner, wish.start, wish.end)
         else:
             await self._locks.acquire(place, wish, wait=wait)
 
-    def _wish(self, r: Request) -> Wish:
+    def _wish(self, r: KernelRequest) -> Wish:
         _, owner, start, end, kind, pid, flags, _ = protocol.LK_IN.unpack_from(r.body)
         place = LockTarget(r.nodeid, bool(flags & protocol.LK_FLOCK))
         exclusive = kind == fcntl.F_WRLCK

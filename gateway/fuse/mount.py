@@ -20,7 +20,7 @@ import trio
 
 from gateway.fuse import device as dev
 from gateway.fuse import probe
-from gateway.fuse.fastpath import Backing, FastPath, server_socket
+from gateway.fuse.fastpath import BackingRegistry, FastPath, server_socket
 from gateway.fuse.handles import OpenFiles
 from gateway.fuse.invalidation import Invalidator, KernelNotifier
 from gateway.fuse.libfuse import LibfuseOperations
@@ -28,7 +28,7 @@ from gateway.fuse.neighbours import Neighbours
 from gateway.fuse.open_file import OpenFile
 from gateway.fuse.operations import Operations
 from gateway.fuse.protocol import Init
-from gateway.fuse.view import Views
+from gateway.fuse.view import MountViews
 from gateway.watchdog import watched
 from kvfs.base import fuse_device
 from kvfs.base.config import Config
@@ -129,7 +129,9 @@ async def _serve_device(
     where = options.mountpoint
     ours, theirs = server_socket()
     direct_writes = probe.direct_writes().available
-    backing = Backing(device, choice.mode == "passthrough", choice.stack_depth, direct_writes)
+    backing = BackingRegistry(
+        device, choice.mode == "passthrough", choice.stack_depth, direct_writes
+    )
     backing.direct_reads = probe.direct_reads().available
     open_files = _open_files(node, backing.closed)
     operations = Operations(node, open_files)
@@ -175,7 +177,9 @@ async def _serve_device(
                     hides=options.hides,
                 )
                 describe(info)
-                with node.mounts.viewed(Views(nursery, operations, backing, neighbours, where)):
+                with node.mounts.viewed(
+                    MountViews(nursery, operations, backing, neighbours, where)
+                ):
                     task_status.started(info)
                     await trio.sleep_forever()
     except trio.TooSlowError:
@@ -218,7 +222,7 @@ async def _until_gone(fast: FastPath, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-def _settle(backing: Backing, node: Node, choice: probe.Choice) -> str:
+def _settle(backing: BackingRegistry, node: Node, choice: probe.Choice) -> str:
     """Try one registration of a backing file; where it fails the mount is relayed. The reason, if
     any."""
     if choice.mode != "passthrough":

@@ -16,10 +16,10 @@ import trio
 
 from gateway.fuse.attributes import Attributes, changes_of, completed
 from gateway.fuse.caller import Caller, now_ns
-from gateway.fuse.directories import DirectoryStreams, Entry
+from gateway.fuse.directories import DirectoryStreams, ListingEntry
 from gateway.fuse.handles import LARGE_BLOCKS, OpenFiles
 from gateway.fuse.introducing import Introductions
-from gateway.fuse.kernel_inodes import Opener
+from gateway.fuse.kernel_inodes import InodeOpener
 from gateway.fuse.moved_names import MovedNames
 from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.orphans import Orphans
@@ -161,7 +161,7 @@ class Operations:
         self.introductions.meet(ino, inode)
         return ino, inode
 
-    async def read_directory(self, fh: int, offset: int, limit: int) -> list[Entry]:
+    async def read_directory(self, fh: int, offset: int, limit: int) -> list[ListingEntry]:
         """See `DirectoryStreams.read`. The kernel may be told what each entry is but those that
         `introductions` finds strange."""
         return await self.introductions.page(await self.directories.read(fh, offset, limit))
@@ -189,7 +189,7 @@ class Operations:
         inode.flags &= ~Flag.SEALED
         return False
 
-    def _content(self, ino: int, opener: Opener | None) -> OpenFile | None:
+    def _content(self, ino: int, opener: InodeOpener | None) -> OpenFile | None:
         """Returns what the opener's inode has open, which other nodes may have replaced."""
         return None if opener is None else opener.content(self.open_files.get(ino))
 
@@ -206,7 +206,7 @@ class Operations:
         except FileNotFoundError:
             return None
 
-    async def getattr(self, ino: int, opener: Opener | None = None) -> Inode:
+    async def getattr(self, ino: int, opener: InodeOpener | None = None) -> Inode:
         """Attributes, with the access time that reads by passthrough left on the data file. Of what
         is open also where another node has dropped its record. `opener`: by which inode of the
         kernel, which has them as it was opened."""
@@ -424,7 +424,7 @@ class Operations:
     # ---- attributes
 
     async def setattr(
-        self, ino: int, valid: int, wanted: Attributes, opener: Opener | None = None
+        self, ino: int, valid: int, wanted: Attributes, opener: InodeOpener | None = None
     ) -> Inode:
         """chmod, chown, utimens, truncate, in any combination; the attributes as the opener's inode
         has them."""
@@ -483,7 +483,7 @@ class Operations:
         flags: int,
         owner: int | None,
         thread: int = 0,
-        opener: Opener | None = None,
+        opener: InodeOpener | None = None,
     ) -> Handle:
         """Open a regular file, as one of this user's open files (None: the node's), for a thread of
         this host (0: for nobody). `opener`: by which inode of the kernel. Raises NoLocks where its

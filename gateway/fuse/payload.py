@@ -22,10 +22,10 @@ _THREADS: Final = 4
 _SLOW_S: Final = 0.003
 _PENALTY_S: Final = 0.25
 _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.EBADF)
-Job = Callable[["Lane"], None]
+Job = Callable[["PayloadLane"], None]
 
 
-class Lane:
+class PayloadLane:
     """One thread's own page-aligned buffer: reused, so that no payload becomes a Python object."""
 
     def __init__(self, device: int) -> None:
@@ -93,7 +93,7 @@ def write_payload(device: int, unique: int, fd: int, offset: int, payload: memor
     reply(device, [OUT_HEADER.pack(OUT_HEADER.size + len(body), 0, unique), body])
 
 
-class Pace:
+class WritePace:
     """Whether the loop may write by itself: as long as the disk takes data as fast as memory does.
 
     A context for one write. One that had to wait sends the next ones to the workers, for a while.
@@ -146,7 +146,7 @@ class Workers:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, device: int) -> None:
-        lane = Lane(device)
+        lane = PayloadLane(device)
         while (job := self._jobs.get()) is not None:
             try:
                 job(lane)
@@ -154,7 +154,7 @@ class Workers:
                 log.exception("a READ or WRITE was not answered")
 
 
-class Buffers:
+class PayloadBuffers:
     """Buffers for reading requests; one that holds a WRITE's payload is lent to a worker until it
     is written. At most LIMIT are made."""
 

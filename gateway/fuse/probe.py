@@ -26,7 +26,7 @@ is read between the two stays in the cache with its old content."""
 _STACKED: Final = ("overlay",)
 
 
-class Capability(msgspec.Struct, frozen=True, kw_only=True):
+class AcceleratedPath(msgspec.Struct, frozen=True, kw_only=True):
     """One accelerated path, as `kvfs doctor` shows it."""
 
     name: str
@@ -72,39 +72,39 @@ def has_sys_admin() -> bool:
     return False
 
 
-def passthrough(store: str) -> Capability:
+def passthrough(store: str) -> AcceleratedPath:
     """Whether reads and writes can go from the kernel to the data files directly."""
     version = kernel_version()
     name = "passthrough"
     if version[:2] < _PASSTHROUGH_SINCE:
-        return Capability(
+        return AcceleratedPath(
             name=name,
             available=False,
             reason=f"Linux {version[0]}.{version[1]} has no FUSE passthrough",
             remedy="boot Linux 6.9 or newer",
         )
     if not has_sys_admin():
-        return Capability(
+        return AcceleratedPath(
             name=name,
             available=False,
             reason="the daemon has no CAP_SYS_ADMIN",
             remedy="run as root, or give the container --cap-add SYS_ADMIN",
         )
     kind = filesystem_type(pathlib.Path(store))
-    return Capability(
+    return AcceleratedPath(
         name=name,
         available=True,
         reason=f"Linux {version[0]}.{version[1]}, store on {kind or 'unknown'}",
     )
 
 
-def device() -> Capability:
+def device() -> AcceleratedPath:
     """Whether /dev/fuse can be opened: what the fast path needs."""
     name = "relay"
     if os.access("/dev/fuse", os.R_OK | os.W_OK):
-        return Capability(name=name, available=True, reason="/dev/fuse can be opened")
+        return AcceleratedPath(name=name, available=True, reason="/dev/fuse can be opened")
     there = os.path.exists("/dev/fuse")
-    return Capability(
+    return AcceleratedPath(
         name=name,
         available=False,
         reason="/dev/fuse may not be opened" if there else "/dev/fuse does not exist",
@@ -114,12 +114,12 @@ def device() -> Capability:
     )
 
 
-def direct_writes() -> Capability:
+def direct_writes() -> AcceleratedPath:
     """Whether relay mode may write past the mount's page cache."""
     version = kernel_version()
     available = keeps_coherent(version)
     known = f"Linux {version[0]}.{version[1]}.{version[2]}"
-    return Capability(
+    return AcceleratedPath(
         name="direct writes",
         available=available,
         reason=f"relay: new files are written past the page cache, {known} keeps it right"
@@ -129,12 +129,12 @@ def direct_writes() -> Capability:
     )
 
 
-def direct_reads() -> Capability:
+def direct_reads() -> AcceleratedPath:
     """Whether files that are still coming may be read past the page cache."""
     version = kernel_version()
     available = version[:2] >= _DIRECT_MAPS_SINCE
     known = f"Linux {version[0]}.{version[1]}"
-    return Capability(
+    return AcceleratedPath(
         name="direct reads",
         available=available,
         reason=f"files that are still coming are read past the page cache, {known} maps them too"
@@ -145,12 +145,12 @@ def direct_reads() -> Capability:
     )
 
 
-def cache_drop() -> Capability:
+def cache_drop() -> AcceleratedPath:
     """Whether the kernel can be made to forget all names at once."""
     version = kernel_version()
     available = version[:2] >= _EPOCHS_SINCE
     known = f"Linux {version[0]}.{version[1]}"
-    return Capability(
+    return AcceleratedPath(
         name="cache drop",
         available=available,
         reason=f"{known} drops what it remembers where one name takes too long"
@@ -160,10 +160,10 @@ def cache_drop() -> Capability:
     )
 
 
-def watchdog() -> Capability:
+def watchdog() -> AcceleratedPath:
     """Whether a mount's watchdog can end it when the node was killed."""
     way = dev.can_abort()
-    return Capability(
+    return AcceleratedPath(
         name="watchdog",
         available=bool(way),
         reason=f"a killed node's mount is ended through {way}"
@@ -189,7 +189,7 @@ def choose(wanted: str, store: str) -> Choice:
     )
 
 
-def probe_modes(store: str) -> list[Capability]:
+def probe_modes(store: str) -> list[AcceleratedPath]:
     """The three modes, fastest first."""
-    libfuse = Capability(name="libfuse", available=True, reason="pyfuse3 is installed")
+    libfuse = AcceleratedPath(name="libfuse", available=True, reason="pyfuse3 is installed")
     return [passthrough(store), device(), libfuse]

@@ -16,7 +16,7 @@ from typing import Final
 import trio
 import xxhash
 
-from gateway.fuse.directories import Entry, dots
+from gateway.fuse.directories import ListingEntry, dots
 from kvfs.base import detach
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
@@ -78,7 +78,7 @@ class StableListings:
         if ino in self._reading:
             self._outdated.add(ino)
 
-    async def read(self, ino: int, offset: int, limit: int) -> list[Entry]:
+    async def read(self, ino: int, offset: int, limit: int) -> list[ListingEntry]:
         """At most `limit` entries from `offset` on, `.` and `..` first. Fewer than asked for is not
         the end; none is. Raises Stale; Unavailable."""
         if self._coherence is not None:
@@ -142,12 +142,12 @@ def _children(ino: int, last: bytes, t: Transaction) -> list[tree.Child]:
     return tree.list_children(t, ino, last, _BATCH)
 
 
-def _entries(some: list[tuple[int, bytes, int]], t: Transaction) -> list[Entry]:
+def _entries(some: list[tuple[int, bytes, int]], t: Transaction) -> list[ListingEntry]:
     """Of these names, what is still there. Names may have come to stand for other inodes since the
     listing: then a later look-up tells."""
     records = t.get_many([keys.inode(ino) for _, _, ino in some])
     found = [
-        Entry(offset, name, ino, unpack_inode(record))
+        ListingEntry(offset, name, ino, unpack_inode(record))
         for (offset, name, ino), record in zip(some, records, strict=True)
         if record is not None
     ]

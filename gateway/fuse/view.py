@@ -24,8 +24,8 @@ import trio
 
 from gateway.fuse import device as dev
 from gateway.fuse import payload, probe, protocol
-from gateway.fuse.fastpath import Backing, FastPath
-from gateway.fuse.handlers import Handlers, Request
+from gateway.fuse.fastpath import BackingRegistry, FastPath
+from gateway.fuse.handlers import Handlers, KernelRequest
 from gateway.fuse.invalidation import KernelNotifier, unlinked
 from gateway.fuse.neighbours import Neighbours
 from gateway.fuse.open_file import Handle, OpenFile
@@ -55,10 +55,10 @@ class _Opened:
         self.backing_id = 0
 
 
-class ViewBacking(Backing):
+class ViewBacking(BackingRegistry):
     """Registers data files with a view's kernel, which has its own numbers for them."""
 
-    def __init__(self, device: int, mount: Backing, replaced: set[int]) -> None:
+    def __init__(self, device: int, mount: BackingRegistry, replaced: set[int]) -> None:
         """`replaced`: inodes whose content others replaced, as the mount will want to know."""
         super().__init__(device, mount.passthrough, mount.stack_depth, direct_writes=False)
         self.lock_flags = Init.POSIX_LOCKS
@@ -186,24 +186,24 @@ class ViewHandlers(Handlers):
         # The mount's kernel may have pages of what it relays.
         self._told(ino, b"", ino)
 
-    async def lookup(self, r: Request) -> bytes:
+    async def lookup(self, r: KernelRequest) -> bytes:
         if r.nodeid == self.root and bytes(r.body[:-1]) == b"..":
             raise Stale("above the root of an export there is nothing")
         return await super().lookup(r)
 
-    async def opendir(self, _r: Request) -> bytes:
+    async def opendir(self, _r: KernelRequest) -> bytes:
         return protocol.OPEN_OUT.pack(0, 0, 0)
 
-    def _listed(self, r: Request, _fh: int) -> int:
+    def _listed(self, r: KernelRequest, _fh: int) -> int:
         return r.nodeid
 
-    async def readdir(self, r: Request) -> bytes:
+    async def readdir(self, r: KernelRequest) -> bytes:
         return self._unkept(r, await super().readdir(r))
 
-    async def readdirplus(self, r: Request) -> bytes:
+    async def readdirplus(self, r: KernelRequest) -> bytes:
         return self._unkept(r, await super().readdirplus(r))
 
-    def _unkept(self, r: Request, reply: bytes) -> bytes:
+    def _unkept(self, r: KernelRequest, reply: bytes) -> bytes:
         """A kernel that opens directories without asking keeps each listing that it has seen the
         end of, and goes by it in the middle whatever has changed. It has nothing of it when it sees
         the end."""
@@ -211,7 +211,7 @@ class ViewHandlers(Handlers):
             self._notifier.listing(ROOT_INODE if r.nodeid == self.root else r.nodeid)
         return reply
 
-    async def release(self, r: Request) -> bytes:
+    async def release(self, r: KernelRequest) -> bytes:
         fh = protocol.RELEASE_IN.unpack_from(r.body)[0]
         self._view_backing.released(fh)
         try:
@@ -305,14 +305,14 @@ class _View:
         self.is_read_only = False
 
 
-class Views:
+class MountViews:
     """The views of a node's mount."""
 
     def __init__(
         self,
         nursery: trio.Nursery,
         operations: Operations,
-        backing: Backing,
+        backing: BackingRegistry,
         neighbours: Neighbours,
         mountpoint: str,
     ) -> None:
@@ -391,7 +391,7 @@ class Views:
 
 
 async def _serve(
-    views: Views, namespace: int, view: _View, task_status: trio.TaskStatus[None]
+    views: MountViews, namespace: int, view: _View, task_status: trio.TaskStatus[None]
 ) -> None:
     operations, root, directory = views.operations, namespace_root(namespace), view.directory
     await _require(operations, root)

@@ -21,7 +21,7 @@ from typing import Final, NoReturn
 import trio
 
 from gateway.fuse import protocol
-from gateway.fuse.handlers import Handler, Request
+from gateway.fuse.handlers import Handler, KernelRequest
 from gateway.fuse.handles import OpenFiles
 from gateway.fuse.locks import LockHandlers
 from gateway.fuse.protocol import Op
@@ -57,7 +57,7 @@ class ViewLocks:
     def table(self) -> dict[int, Handler]:
         return {Op.GETLK: self.getlk, Op.SETLK: self.setlk, Op.SETLKW: self.setlkw}
 
-    async def getlk(self, r: Request) -> bytes:
+    async def getlk(self, r: KernelRequest) -> bytes:
         """Raises BlockingIOError where a lock is in the way that a denial before this request has
         not announced: NFS-Ganesha 4.3 takes any answer for "nothing is", but asks after a denial
         what it was."""
@@ -71,18 +71,18 @@ class ViewLocks:
             self._deny(r)
         return told
 
-    def _deny(self, r: Request) -> NoReturn:
+    def _deny(self, r: KernelRequest) -> NoReturn:
         fh, *wish = _asked(r)
         self._denied[fh] = tuple(wish)
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    async def setlk(self, r: Request) -> bytes:
+    async def setlk(self, r: KernelRequest) -> bytes:
         try:
             return await self._set(r, LockHandlers.setlk)
         except (BlockingIOError, Conflict):
             self._deny(r)
 
-    async def setlkw(self, r: Request) -> bytes:
+    async def setlkw(self, r: KernelRequest) -> bytes:
         pause_s, most_s = _PAUSES_S
         while True:
             try:
@@ -92,7 +92,7 @@ class ViewLocks:
                 pause_s = min(2 * pause_s, most_s)
 
     async def _set(
-        self, r: Request, by_node: Callable[[LockHandlers, Request], Awaitable[bytes]]
+        self, r: KernelRequest, by_node: Callable[[LockHandlers, KernelRequest], Awaitable[bytes]]
     ) -> bytes:
         if self._node_locks is not None:
             return await by_node(self._by_node(r), r)
@@ -113,7 +113,7 @@ class ViewLocks:
         """Whether the handle may have locks."""
         return fh in self._held or fh in self._owners
 
-    def _by_node(self, r: Request) -> LockHandlers:
+    def _by_node(self, r: KernelRequest) -> LockHandlers:
         """The handlers of the node's locks; who asks gives back what it has with its handle."""
         assert self._node_locks is not None
         fh, owner = protocol.LK_IN.unpack_from(r.body)[:2]
@@ -142,7 +142,7 @@ def _let_go(fd: int) -> None:
     threading.Thread(target=os.close, args=(fd,), name="kvfs-unlock", daemon=True).start()
 
 
-def _in_the_way(fd: int, r: Request) -> bytes:
+def _in_the_way(fd: int, r: KernelRequest) -> bytes:
     """The answer to GETLK: another's lock than this descriptor's, if there is one."""
     _, start, end, _ = _asked(r)
     kind, _, at, length, pid = _FLOCK.unpack(fcntl.fcntl(fd, _OFD_GETLK, _wish(r)))
@@ -152,13 +152,13 @@ def _in_the_way(fd: int, r: Request) -> bytes:
     return protocol.LOCK.pack(at, end, kind, max(pid, 0))
 
 
-def _asked(r: Request) -> tuple[int, int, int, int]:
+def _asked(r: KernelRequest) -> tuple[int, int, int, int]:
     """(handle, first and last byte, F_RDLCK, F_WRLCK or F_UNLCK)."""
     fh, _, start, end, kind, _, _, _ = protocol.LK_IN.unpack_from(r.body)
     return fh, start, end, kind
 
 
-def _wish(r: Request) -> bytes:
+def _wish(r: KernelRequest) -> bytes:
     _, start, end, kind = _asked(r)
     length = 0 if end >= _LAST else end - start + 1
     return _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gateway.fuse.fastpath import Backing
+from gateway.fuse.fastpath import BackingRegistry
 from gateway.fuse.open_file import Handle, OpenFile
 from gateway.fuse.protocol import Fopen
 from kvfs.transfer.incoming_file import IncomingFile
@@ -24,8 +24,8 @@ def opened(*, coming: bool, whole: bool = False) -> Handle:
 
 
 @pytest.fixture
-def backing() -> Backing:
-    made = Backing(NO_DEVICE, passthrough=False, stack_depth=0, direct_writes=True)
+def backing() -> BackingRegistry:
+    made = BackingRegistry(NO_DEVICE, passthrough=False, stack_depth=0, direct_writes=True)
     made.direct_reads = True
     return made
 
@@ -35,20 +35,22 @@ def backing() -> Backing:
     [(True, False, True), (True, True, False), (False, False, False)],
 )
 def test_what_is_still_coming_is_read_past_the_page_cache(
-    backing: Backing, coming: bool, whole: bool, is_direct: bool
+    backing: BackingRegistry, coming: bool, whole: bool, is_direct: bool
 ) -> None:
     flags, _ = backing.flags(opened(coming=coming, whole=whole))
     assert bool(flags & Fopen.DIRECT_IO) is is_direct
     assert flags & Fopen.KEEP_CACHE  # what others mapped of it stays
 
 
-def test_a_kernel_that_could_not_map_it_reads_through_the_page_cache(backing: Backing) -> None:
+def test_a_kernel_that_could_not_map_it_reads_through_the_page_cache(
+    backing: BackingRegistry,
+) -> None:
     backing.direct_reads = False
     flags, _ = backing.flags(opened(coming=True))
     assert not flags & Fopen.DIRECT_IO
 
 
-def test_pages_of_content_that_was_replaced_do_not_stay(backing: Backing) -> None:
+def test_pages_of_content_that_was_replaced_do_not_stay(backing: BackingRegistry) -> None:
     handle = opened(coming=True)
     handle.replaced = True
     flags, _ = backing.flags(handle)
