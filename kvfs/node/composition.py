@@ -93,19 +93,33 @@ class Node:
         """The locks of the mount's processes, in a cluster."""
         self.appends = self._append_leases(cluster) if cluster else None
         self.known = known
-        self.volume = Volume(engine, self.files, self.index, self.holders)
-        self.mounts = Mounts(local, known, gone, self.holders)
-        self.volume.on_lost = lambda lost: self.mounts.remember([lost])
-        self.accounting = Accounting(self.files.root, config.capacity, self.holders.writers)
-        self.evictor = Evictor(
-            engine, self.files, self.index, self.holders, self.accounting, self.mounts.tell_evicted
+        self.mounts = mounts = Mounts(local, known, gone, self.holders)
+        self.volume = Volume(
+            engine,
+            self.files,
+            self.index,
+            self.holders,
+            on_lost=lambda lost: mounts.remember([lost]),
         )
-        self.evictor.on_evicted = self.mounts.remember
-        self.quarantine = Quarantine(self.files, self.index)
-        self.accounting.metadata = lambda: metadata_bytes(store.meta)
-        self.accounting.quarantined = lambda: self.quarantine.used.beside
-        self.sealer = Sealer(engine, self.files, self.index, self.holders.writes)
-        self.accounting.sealing = lambda: self.sealer.open_in
+        self.quarantine = quarantine = Quarantine(self.files, self.index)
+        self.sealer = sealer = Sealer(engine, self.files, self.index, self.holders.writes)
+        self.accounting = Accounting(
+            self.files.root,
+            config.capacity,
+            self.holders.writers,
+            metadata=lambda: metadata_bytes(store.meta),
+            quarantined=lambda: quarantine.used.beside,
+            sealing=lambda: sealer.open_in,
+        )
+        self.evictor = Evictor(
+            engine,
+            self.files,
+            self.index,
+            self.holders,
+            self.accounting,
+            on_removed=mounts.tell_evicted,
+            on_evicted=mounts.remember,
+        )
         self.volume.on_published = self.sealer.published
         self.leftovers = Leftovers(engine, self.files, self.holders, self.volume.drop_later)
         self.cold = self._cold_tier()

@@ -148,27 +148,33 @@ def _nothing() -> tuple[int, int]:
 
 
 class Accounting:
-    """Takes the census of a store. `writers` gives (inode, descriptor) of each file open for
-    writing."""
+    """Takes the census of a store."""
 
     def __init__(
-        self, root: str, limit: Capacity, writers: Callable[[], list[tuple[int, int]]]
+        self,
+        root: str,
+        limit: Capacity,
+        writers: Callable[[], list[tuple[int, int]]],
+        *,
+        metadata: Callable[[], int] = int,
+        quarantined: Callable[[], int] = int,
+        sealing: Callable[[], Set[int]] = frozenset,
     ) -> None:
+        """`writers` gives (inode, descriptor) of each file open for writing, `metadata` the bytes
+        that the metadata take of the store's disk, `quarantined` the bytes in quarantine that no
+        namespace's usage counts, `sealing` the namespaces of files that are being sealed."""
         self._root = root
         self._limit = limit
         self._writers = writers
+        self._metadata = metadata
+        self._quarantined = quarantined
+        self._sealing = sealing
         self._usual: dict[int, int] = {}
         self.has_cold_tier = False
         self.local: Callable[[], NodeSpace] | None = None
         """The local data files, in a cluster."""
-        self.sealing: Callable[[], Set[int]] = frozenset
-        """Namespaces of files that are being sealed."""
-        self.quarantined: Callable[[], int] = int
-        """Bytes in quarantine that no namespace's usage counts."""
         self.elsewhere: Callable[[], tuple[int, int]] = _nothing
         """Bytes of data files on other media than the store's own, and the capacity of those."""
-        self.metadata: Callable[[], int] = int
-        """Bytes of the store's disk that the metadata take."""
         self.others = 0
         """As a client's node told it: `Census.others`."""
         self.own_free = 0
@@ -185,14 +191,14 @@ class Accounting:
             own, coming, settles = self.local()
             here = {each.id: own.get(each.id, 0) + growth.get(each.id, 0) for each in listed}
         shared = {each.id for each in listed if is_shared(each.namespace.media)}
-        quarantined = self.quarantined()
+        quarantined = self._quarantined()
         store = self._store(
             sum(size for number, size in here.items() if number not in shared)
             + coming
             + quarantined
             - self.others
         )
-        sealing = self.sealing()
+        sealing = self._sealing()
         holdings = {
             each.id: NamespaceSpace(
                 each.namespace.name,
@@ -226,7 +232,7 @@ class Accounting:
 
     def _permitted(self, disk_bytes: int) -> int:
         """Bytes of a disk of this size that data files may take, by the setting."""
-        return max(0, self._limit.of(disk_bytes) - max(0, self.metadata() - METADATA_BYTES))
+        return max(0, self._limit.of(disk_bytes) - max(0, self._metadata() - METADATA_BYTES))
 
     @property
     def capacity(self) -> int:

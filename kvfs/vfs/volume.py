@@ -46,7 +46,15 @@ async def _nothing(inos: Sequence[int]) -> None:
 class Volume:
     """Inode numbers, orphans and access times of one node."""
 
-    def __init__(self, engine: Engine, files: DataFiles, index: Index, holders: Holders) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        files: DataFiles,
+        index: Index,
+        holders: Holders,
+        on_lost: Callable[[lifecycle.Evicted], None],
+    ) -> None:
+        """`on_lost` is called with a file that was forgotten because nobody has its data."""
         self.engine = engine
         self.files = files
         self.index = index
@@ -55,8 +63,7 @@ class Volume:
         """Access times (ns) not yet written to the engine."""
         self.on_published: Callable[[int, int, int], None] = index.add
         """Called with inode number, data version and blocks after each publish."""
-        self.on_lost: Callable[[lifecycle.Evicted], None] = lambda _lost: None
-        """Called with a file that was forgotten because nobody has its data."""
+        self._on_lost = on_lost
         self.why_lost: Lost = "damaged"
         """The reason on a lone node is that the data file itself is missing; elsewhere no living
         node has it."""
@@ -143,7 +150,7 @@ class Volume:
         if discarded:
             self.drop_later(ino, 0)
         if lost is not None:
-            self.on_lost(lost)
+            self._on_lost(lost)
         return discarded
 
     async def run(self) -> None:

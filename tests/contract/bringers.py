@@ -73,12 +73,18 @@ class Host:
         self.engine = Shared(engine, peer.address.node)
         self.files = peer.files
         self.holders = Holders()
-        self.volume = Volume(self.engine, peer.files, peer.index, self.holders)
+        self.volume = Volume(self.engine, peer.files, peer.index, self.holders, lambda _lost: None)
         self.room: list[int] = []
         self.is_bounded = False
         accounting = Accounting(peer.files.root, parse_capacity("40MiB"), self.holders.writers)
         self.evictor = Evictor(
-            self.engine, peer.files, peer.index, self.holders, accounting, self._forget
+            self.engine,
+            peer.files,
+            peer.index,
+            self.holders,
+            accounting,
+            self._forget,
+            lambda _evicted: None,
         )
         self.evictor.spare = Spare(lambda node: node not in site.dead)
         self.bringing = Bringing(self.engine, peer.files, peer.index, self.volume, self._make_room)

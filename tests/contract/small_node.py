@@ -50,15 +50,24 @@ class SmallNode:
         self.index = Index(self.engine.database(NAME))
         self.holders = Holders()
         self.announced: list[tuple[int, bytes]] = []
-        accounting = Accounting(self.files.root, limit, self.holders.writers)
-        self.accounting = accounting
         self.quarantine = Quarantine(self.files, self.index)
-        accounting.quarantined = lambda: self.quarantine.used.beside
-        self.evictor = Evictor(
-            self.engine, self.files, self.index, self.holders, accounting, self._on_removed
-        )
         self.sealer = Sealer(self.engine, self.files, self.index, self._writing)
-        accounting.sealing = lambda: self.sealer.open_in
+        self.accounting = Accounting(
+            self.files.root,
+            limit,
+            self.holders.writers,
+            quarantined=lambda: self.quarantine.used.beside,
+            sealing=lambda: self.sealer.open_in,
+        )
+        self.evictor = Evictor(
+            self.engine,
+            self.files,
+            self.index,
+            self.holders,
+            self.accounting,
+            self._on_removed,
+            lambda _evicted: None,
+        )
         self.engine.transact_now(lambda t: namespaces.format(t, time.time_ns(), 0, 0))
         self._ranges: dict[int, int] = {}
 

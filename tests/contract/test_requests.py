@@ -32,7 +32,7 @@ class Asked:
         self.told: list[Change] = []
         self.dropped: list[int] = []
         self.failures: list[Exception] = []
-        volume = Volume(node.engine, node.files, node.index, node.holders)
+        volume = Volume(node.engine, node.files, node.index, node.holders, lambda _lost: None)
         self.requests = Requests(
             node.engine,
             node.index,

@@ -198,7 +198,7 @@ def test_a_busy_file_is_tried_ever_more_rarely(node: SmallNode, space: int) -> N
     assert 4 <= len(attempts) <= 60
 
 
-@pytest.mark.parametrize("step", ["lease.is_quiet", "sealing.settle_on_disk", "sealing.stamp"])
+@pytest.mark.parametrize("step", ["file_lease.is_quiet", "seal.settle_on_disk", "seal.stamp"])
 def test_an_error_of_the_disk_does_not_end_the_keeper(
     node: SmallNode, space: int, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -310,7 +310,7 @@ def test_what_is_removed_while_it_is_read_does_not_come_back_into_the_index(
     node: SmallNode, space: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone, stays = node.write(space, "gone", b"x"), node.write(space, "stays", b"x")
-    volume = Volume(node.engine, node.files, node.index, node.holders)
+    volume = Volume(node.engine, node.files, node.index, node.holders, lambda _lost: None)
 
     async def remove() -> None:
         root = namespace_root(space)

@@ -45,7 +45,7 @@ def test_a_file_that_the_disk_does_not_give_up_holds_up_no_other(
 ) -> None:
     with small_node(tmp_path / "store") as node:
         stubborn = Stubborn(node, monkeypatch)
-        volume = Volume(node.engine, node.files, node.index, node.holders)
+        volume = Volume(node.engine, node.files, node.index, node.holders, lambda _lost: None)
 
         async def left(inos: list[int]) -> None:
             with trio.fail_after(600):
@@ -83,7 +83,7 @@ def test_an_engine_that_fails_for_a_while_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with small_node(tmp_path / "store") as node:
-        volume = Volume(node.engine, node.files, node.index, node.holders)
+        volume = Volume(node.engine, node.files, node.index, node.holders, lambda _lost: None)
         namespace_id = node.namespace("cache")
         kept = node.write(namespace_id, "kept", b"x")
         failures = [OSError(errno.EIO, "Input/output error"), NoSpace("full")] * 4
@@ -119,7 +119,7 @@ def test_an_engine_that_fails_for_a_while_ends_nothing(
 
 def test_what_got_a_name_again_is_not_dropped(tmp_path: Path) -> None:
     with small_node(tmp_path / "store") as node:
-        volume = Volume(node.engine, node.files, node.index, node.holders)
+        volume = Volume(node.engine, node.files, node.index, node.holders, lambda _lost: None)
         namespace_id = node.namespace("cache")
         parent = namespace_root(namespace_id)
 
@@ -139,7 +139,7 @@ def test_what_got_a_name_again_is_not_dropped(tmp_path: Path) -> None:
 def test_an_orphan_goes_with_the_data_that_it_has_by_then(tmp_path: Path) -> None:
     """In a cluster who writes to an open file without a name gives its data file another one."""
     with small_node(tmp_path / "store") as node:
-        volume = Volume(node.engine, node.files, node.index, node.holders)
+        volume = Volume(node.engine, node.files, node.index, node.holders, lambda _lost: None)
         namespace_id = node.namespace("cache")
 
         async def main() -> None:

@@ -85,14 +85,15 @@ class Evictor:
         holders: EvictionHolds,
         accounting: Accounting,
         on_removed: Callable[[Evicted], Awaitable[None]],
+        on_evicted: Callable[[Evicted], None],
     ) -> None:
+        """`on_evicted` is told at once, where `on_removed` is told soon."""
         self._engine = engine
         self._files = files
         self._index = index
         self._holders = holders
         self._on_removed = on_removed
-        self.on_evicted: Callable[[Evicted], None] = lambda _evicted: None
-        """Told at once, where mounts are told soon."""
+        self._on_evicted = on_evicted
         self._stuck: set[int] = set()
         self.spare: Spare | None = None
         """In a cluster: what others have too goes without its names."""
@@ -236,7 +237,7 @@ class Evictor:
 
     async def _evicted(self, evicted: Evicted, reason: str) -> int:
         """Does the work after step 1; returns the bytes freed."""
-        self.on_evicted(evicted)
+        self._on_evicted(evicted)
         self._tell(evicted)
         await self._drop(evicted)
         freed = sum(each.inode.blocks for each in evicted) * BLOCK
