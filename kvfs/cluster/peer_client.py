@@ -122,7 +122,8 @@ class PeerClient:
 
         Raises Redirected, Later (it does not have the chunk yet), NotFound, Conflict (it has other
         content), Busy (it is written there), Unavailable (no answer), Corrupt (an answer that
-        cannot be right), and as `call`; Lost where the connection breaks inside the block."""
+        cannot be right), and as `call`; ConnectionLost where the connection breaks inside the
+        block."""
         with _in_time(deadline_s, address):
             fields = [(peer_protocol.MOVER, mover)] if mover else []
             peer, answer = await self._ask(
@@ -183,8 +184,8 @@ class PeerClient:
         return answer
 
     async def _meet(self, address: PeerAddress) -> _Peer:
-        """A new connection to the node. Raises Lost, Unavailable, AccessDenied, NotSupported,
-        Conflict, Invalid."""
+        """A new connection to the node. Raises ConnectionLost, Unavailable, AccessDenied,
+        NotSupported, Conflict, Invalid."""
         with _in_time(_CONNECT_S, address):
             connection = await connect(address.host, address.port)
         self.connected += 1

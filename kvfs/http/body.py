@@ -55,8 +55,9 @@ class RequestBody:
         """Payload into `buffer`, at least a byte where it has room; 0: the body has ended.
 
         The first call lets a client go on that asked whether it may (`100-continue`). Raises
-        BodyTruncated, BodyStalled, BadChunk, BodyTooLarge, Refused (a bad trailer), Lost.
-        Cancelled: what was received is in the buffer or still to come; none is skipped.
+        BodyTruncated, BodyStalled, BadChunk, BodyTooLarge, RequestRefused (a bad trailer),
+        ConnectionLost. Cancelled: what was received is in the buffer or still to come; none is
+        skipped.
         """
         if self._failure is not None:
             raise self._failure
@@ -128,7 +129,7 @@ class RequestBody:
         return self.remaining == 0
 
     async def send_continue(self) -> None:
-        """Let the client go on if it still waits for leave. Raises Lost."""
+        """Let the client go on if it still waits for leave. Raises ConnectionLost."""
         if self._awaits_continue:
             self._awaits_continue = False
             await self._inbox.stream.send(_CONTINUE)

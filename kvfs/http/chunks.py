@@ -37,7 +37,7 @@ class ChunkFraming:
         """Take one line end, size line and, at the end, trailer out of `data` at `start`.
 
         Returns where it ends, or -1 where more must come first. Raises BadChunk, BodyTooLarge, and
-        Refused for a bad trailer."""
+        RequestRefused for a bad trailer."""
         assert self.left == 0
         assert not self.ended
         position = self._after_chunk(data, start)

@@ -69,8 +69,8 @@ class ClientConnection:
     async def ask(
         self, method: str, target: bytes, fields: Iterable[Field] = (), body: bytes = b""
     ) -> ResponseHead:
-        """Send a request; the head of its answer. Raises Lost; ValueError where a field or the
-        target is not to be sent as it is. Cancelled: the connection is to be closed."""
+        """Send a request; the head of its answer. Raises ConnectionLost; ValueError where a field
+        or the target is not to be sent as it is. Cancelled: the connection is to be closed."""
         assert not self._asking and not self._left, "one request at a time"
         request = render_request(method, target, fields, body)
         self._asking = True
@@ -94,7 +94,7 @@ class ClientConnection:
     async def receive_into(self, view: memoryview) -> int:
         """Payload into `view`, at least a byte where it has room; 0: the body has ended.
 
-        Raises Lost. Cancelled: what was received is in the buffer or still to come."""
+        Raises ConnectionLost. Cancelled: what was received is in the buffer or still to come."""
         view = view[: self._left]
         if not len(view):
             return 0
@@ -103,7 +103,7 @@ class ClientConnection:
 
     def receive_soon(self, view: memoryview, patience_ms: int) -> int | None:
         """`receive_into` for a thread that the connection's task waits for; None: nothing has come
-        within so many milliseconds. Raises Lost."""
+        within so many milliseconds. Raises ConnectionLost."""
         view = view[: self._left]
         if not len(view):
             return 0
@@ -130,7 +130,7 @@ class ClientConnection:
             await trio.lowlevel.wait_readable(self._sock)
 
     async def read(self, limit_bytes: int) -> bytes:
-        """All that is left of a small body. Raises Lost, also where it is longer."""
+        """All that is left of a small body. Raises ConnectionLost, also where it is longer."""
         if self._left > limit_bytes:
             raise ConnectionLost(f"a body of {self._left} bytes where {limit_bytes} are allowed")
         buffer = memoryview(bytearray(self._left))
@@ -145,8 +145,8 @@ class ClientConnection:
 
 
 async def connect(host: str, port: int) -> ClientConnection:
-    """A connection to a server. Raises Lost where there is none to be had. Cancelled: none is left
-    open."""
+    """A connection to a server. Raises ConnectionLost where there is none to be had. Cancelled:
+    none is left open."""
     try:
         stream = await trio.open_tcp_stream(host, port)
     except (OSError, ValueError) as error:  # also a name that no resolver takes
@@ -183,8 +183,8 @@ class _Collector:
 
 
 def parse_answer(block: bytes) -> ResponseHead:
-    """The head that `block` holds, to its empty line. Raises Lost for what is no head of a whole
-    HTTP/1.1 answer with a Content-Length."""
+    """The head that `block` holds, to its empty line. Raises ConnectionLost for what is no head of
+    a whole HTTP/1.1 answer with a Content-Length."""
     collector = _Collector()
     parser = httptools.HttpResponseParser(collector)
     try:

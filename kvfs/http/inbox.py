@@ -44,7 +44,8 @@ class Inbox:
     async def next_head(self) -> Head | None:
         """The next request's head; None: the peer closed, or began none for `idle_s` seconds.
 
-        Raises Refused for what is no proper head, or came too slowly (408); Lost."""
+        Raises RequestRefused for what is no proper head, or came too slowly (408);
+        ConnectionLost."""
         if self.is_empty() and not await self._first_bytes():
             return None
         self._skip_empty_lines()
@@ -111,7 +112,8 @@ class Inbox:
             self.start += 2
 
     async def more(self) -> bool:
-        """Append to `data` what comes of a body; False: the peer closed. Raises Stalled, Lost."""
+        """Append to `data` what comes of a body; False: the peer closed. Raises Stalled,
+        ConnectionLost."""
         data = await self.stream.receive_paced(_READ_BYTES)
         self._append(data)
         return bool(data)
@@ -130,13 +132,13 @@ class Inbox:
     async def receive_into(self, view: memoryview) -> int:
         """Payload into `view`: what is here, else from the socket; 0: the peer closed.
 
-        Raises Stalled, Lost."""
+        Raises Stalled, ConnectionLost."""
         if self.start < len(self.data):
             return self.move_into(view)
         return await self.stream.receive_into(view)
 
     def receive_soon(self, view: memoryview, patience_ms: int) -> int | None:
-        """Likewise for a thread: see `Stream.receive_soon`. Raises Lost."""
+        """Likewise for a thread: see `Stream.receive_soon`. Raises ConnectionLost."""
         if self.start < len(self.data):
             return self.move_into(view)
         return self.stream.receive_soon(view, patience_ms)

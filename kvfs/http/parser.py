@@ -50,7 +50,7 @@ class _Collector:
 def head_end(data: bytes, start: int, limits: Limits) -> int:
     """The end of the head that begins at `start`; -1 where more is to come.
 
-    Raises Refused for what can become no head within the limits."""
+    Raises RequestRefused for what can become no head within the limits."""
     end = data.find(b"\r\n\r\n", start) + 4
     if end >= 4 and end - start <= limits.head_bytes:
         return end
@@ -74,7 +74,7 @@ def _refuse_hopeless(data: bytes, start: int, limits: Limits) -> None:
 def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool) -> Head:
     """The head that `block` holds, from its method to its empty line.
 
-    Raises Refused: 400, 414, 417, 431, 501 or 505."""
+    Raises RequestRefused: 400, 414, 417, 431, 501 or 505."""
     collector = _Collector()
     method = _feed(block, collector)
     http_1_0 = _is_http_1_0(block, method, collector.target)
@@ -152,7 +152,8 @@ def _is_likely_again(block: bytes) -> bool:
 
 
 def parse_trailers(block: bytes, limits: Limits) -> list[Field]:
-    """The fields after the last chunk; `block` ends with their empty line. Raises Refused."""
+    """The fields after the last chunk; `block` ends with their empty line. Raises
+    RequestRefused."""
     collector = _Collector()
     _feed(b"GET / HTTP/1.1\r\n" + block, collector)
     if len(collector.headers) > limits.header_count:
@@ -179,7 +180,7 @@ def _feed(block: bytes, collector: _Collector) -> str:
 
 
 def _is_http_1_0(block: bytes, method: str, target: bytes) -> bool:
-    """Raises Refused where the request line is not in its one right form."""
+    """Raises RequestRefused where the request line is not in its one right form."""
     line = block[: block.index(b"\r\n")]
     begin = b"%b %b HTTP/" % (method.encode("ascii"), target)
     if not line.startswith(begin):

@@ -37,7 +37,7 @@ class FileRange:
     does not keep the loop."""
     coming: Callable[[int, int], Awaitable[None]] | None = None
     """The file is still being filled: awaited with (offset, length) before those bytes are sent.
-    Raises Lost where they will not come."""
+    Raises ConnectionLost where they will not come."""
 
 
 _SIZED: Final = (bytes, FileRange)

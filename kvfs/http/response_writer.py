@@ -26,7 +26,7 @@ async def send_response(
 ) -> None:
     """Send `rendered`, the response's head, and its body.
 
-    Raises Lost, Stalled, and what a generator raises: a part may have gone then."""
+    Raises ConnectionLost, Stalled, and what a generator raises: a part may have gone then."""
     stream.restart_pace()
     body = response.body if has_body(head, response) else None
     if body is None:
@@ -86,7 +86,7 @@ async def _send_coming(
 
 
 def _read(body: FileRange, view: memoryview) -> None:
-    """The whole range into `view`. Raises Lost."""
+    """The whole range into `view`. Raises ConnectionLost."""
     try:
         count = os.preadv(body.fd, [view], body.offset)
     except OSError as error:

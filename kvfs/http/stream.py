@@ -45,7 +45,8 @@ _WRITE_NEEDS_WRITABLE: Final = (BlockingIOError, ssl.SSLWantWriteError)
 
 
 class Stream:
-    """Owned by one task. After Lost (or Stalled, which is one) only `expire`, `linger`, `close`."""
+    """Owned by one task. After ConnectionLost (or Stalled, which is one) only `expire`, `linger`,
+    `close`."""
 
     __slots__ = (
         "_copy",
@@ -80,7 +81,7 @@ class Stream:
         trio.lowlevel.notify_closing(self._fd)
 
     async def handshake(self) -> None:
-        """The server's side of TLS. Raises Lost, Stalled."""
+        """The server's side of TLS. Raises ConnectionLost, Stalled."""
         assert isinstance(self._sock, ssl.SSLSocket)
         deadline = time.monotonic() + self._limits.head_s
         while True:
@@ -96,7 +97,7 @@ class Stream:
     async def receive(self, size_bytes: int, deadline: float) -> bytes:
         """Up to `size_bytes`, waiting until `deadline` (of time.monotonic); b"": the peer closed.
 
-        Raises Lost, Stalled."""
+        Raises ConnectionLost, Stalled."""
         if self._is_turn_over():
             await trio.lowlevel.checkpoint()
         while True:
@@ -120,7 +121,8 @@ class Stream:
         return data
 
     async def receive_into(self, view: memoryview) -> int:
-        """Payload from the socket into `view`; 0: the peer closed. Raises Lost, Stalled."""
+        """Payload from the socket into `view`; 0: the peer closed. Raises ConnectionLost,
+        Stalled."""
         if self._is_turn_over():
             await trio.lowlevel.checkpoint()
         while True:
@@ -138,7 +140,7 @@ class Stream:
 
     def receive_soon(self, view: memoryview, patience_ms: int) -> int | None:
         """`receive_into` for a thread that the stream's task waits for; None: nothing has come
-        within so many milliseconds. Raises Lost."""
+        within so many milliseconds. Raises ConnectionLost."""
         waited = False
         while True:
             try:
@@ -158,7 +160,7 @@ class Stream:
     async def send(self, data: bytes | memoryview, more: bool = False) -> None:
         """All of `data`. With `more` the kernel may hold it back for what follows at once.
 
-        Raises Lost, Stalled; then, and when cancelled, a part may have gone."""
+        Raises ConnectionLost, Stalled; then, and when cancelled, a part may have gone."""
         flags = socket.MSG_MORE if more and not self.secure else 0
         rest = memoryview(data)
         if self._is_turn_over():
@@ -180,7 +182,7 @@ class Stream:
                 rest = rest[count:]
 
     def send_soon(self, data: memoryview) -> int:
-        """How much of `data` the socket took at once. Raises Lost."""
+        """How much of `data` the socket took at once. Raises ConnectionLost."""
         self._turn -= _TURN_COST
         try:
             count = self._sock.send(data)
@@ -198,8 +200,8 @@ class Stream:
         """`length` bytes of the file `fd` from `offset`, by sendfile; under TLS through one buffer
         that the stream keeps. Each call is bounded, so that one stream does not starve the others.
 
-        Raises Lost where the file is shorter, or `unchanged` says no between two pieces or at the
-        end; Stalled. A part has gone then."""
+        Raises ConnectionLost where the file is shorter, or `unchanged` says no between two pieces
+        or at the end; Stalled. A part has gone then."""
         send_piece = self._send_copy if self.secure else self._sendfile
         end = offset + length
         self._is_full = False

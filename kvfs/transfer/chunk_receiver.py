@@ -89,7 +89,7 @@ class Taking(ABC):
     @abstractmethod
     async def run(self, threads: trio.CapacityLimiter) -> None:
         """All of it. Raises Corrupt (a chunk does not have its checksum), Unavailable (nothing
-        comes), Lost, OSError (the file). Cancelled: what arrived until then has."""
+        comes), ConnectionLost, OSError (the file). Cancelled: what arrived until then has."""
 
     def _take(self, part: memoryview) -> None:
         self._hash.update(part)

@@ -1,7 +1,7 @@
 """Messages between the supervisor and a worker, over the worker's standard streams.
 
-The supervisor sends its Plan as a line of JSON, later REPORT as often as it likes, and closes the
-stream to end the worker, which also ends when the supervisor's process does. The worker answers
+The supervisor sends its WorkerPlan as a line of JSON, later REPORT as often as it likes, and closes
+the stream to end the worker, which also ends when the supervisor's process does. The worker answers
 READY once, and each REPORT with its Tally as a line of JSON.
 """
 

@@ -32,8 +32,8 @@ class Finder:
         self._told: ServerAddress | None = None
 
     async def find(self) -> ServerAddress:
-        """The address of the metadata, as the first server that answers says. Raises Lost; Refused,
-        Invalid (by a server of a cluster that does not know or accept us)."""
+        """The address of the metadata, as the first server that answers says. Raises ServerLost;
+        ErrorReply, Invalid (by a server of a cluster that does not know or accept us)."""
         if self._location.kind is Kind.SERVER:
             return self._servers[0]
         if self._told is not None:
@@ -74,7 +74,7 @@ class Finder:
         return ServerAddress(found[0].decode(), int(found[1]))
 
     def _owner(self, server: ServerAddress, answer: Sequence[Any]) -> ServerAddress:
-        """The owner of the slot, by the answer of `server`. Raises Lost."""
+        """The owner of the slot, by the answer of `server`. Raises ServerLost."""
         try:
             found = list(ranges(answer, server))
         except ValueError as error:
@@ -94,7 +94,7 @@ class Finder:
 
 
 async def _answer(server: ServerAddress, location: EngineLocation, *command: Item) -> Any:
-    """Over a line for this alone. Raises Lost, Refused, Invalid."""
+    """Over a line for this alone. Raises ServerLost, ErrorReply, Invalid."""
     line = await connect(server, location, ())
     try:
         return await line.ask(*command)

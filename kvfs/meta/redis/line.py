@@ -42,7 +42,8 @@ class RespParser:
         self._buffer += data
 
     def take(self) -> Any:
-        """The next answer; `Parser.PENDING` while it is not complete. Raises Lost: that is none."""
+        """The next answer; `RespParser.PENDING` while it is not complete. Raises ServerLost: that
+        is none."""
         at = 0
         while True:
             item, at = self._item(at)
@@ -168,7 +169,7 @@ class RespConnection:
         """Whether a cluster's server is to answer though it is only being given the keys."""
 
     async def ask(self, *command: Item) -> Any:
-        """The answer. Raises Refused; Lost. Cancelled: it may have been done; the line is
+        """The answer. Raises ErrorReply; ServerLost. Cancelled: it may have been done; the line is
         closed."""
         if self.is_asking:
             await self._exchange((b"ASKING",))
@@ -212,8 +213,8 @@ class RespConnection:
 async def connect(
     address: ServerAddress, location: EngineLocation, keys: Sequence[bytes]
 ) -> RespConnection:
-    """A line to one server, whose scripts get `keys`. Raises Lost, Refused (who we are), Invalid
-    (the file of certificates)."""
+    """A line to one server, whose scripts get `keys`. Raises ServerLost, ErrorReply (who we are),
+    Invalid (the file of certificates)."""
     try:
         if address.path:
             stream = await trio.open_unix_socket(address.path)
