@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 from gds.plan.tensor_parallel import (
     ROWS,
     TRANSFORMER,
-    AttentionHeads,
     Cut,
     Cutting,
+    Heads,
+    Refused,
     Splits,
     Stacked,
-    UnknownSplit,
 )
 
 _FLOATS: Final = r"\.(weight|bias)$"
@@ -93,12 +93,12 @@ def _number(config: Mapping[str, object], *names: str) -> int | None:
 def _heads(sizes: _Sizes) -> dict[str, Cut]:
     queries, keys, head = sizes
     return {
-        r"\b(q_proj|wq)" + _FLOATS: AttentionHeads(queries, size=head),
-        r"\b([kv]_proj|w[kv])" + _FLOATS: AttentionHeads(keys=keys, size=head),
-        r"\b(qkv_proj|W_pack)" + _FLOATS: AttentionHeads(queries, keys, size=head),
-        r"\bq_proj" + _PACKED: AttentionHeads(queries, dimension=1),
-        r"\b[kv]_proj" + _PACKED: AttentionHeads(keys=keys, dimension=1),
-        r"\b(qkv_proj|W_pack)" + _PACKED: AttentionHeads(queries, keys, dimension=1),
+        r"\b(q_proj|wq)" + _FLOATS: Heads(queries, size=head),
+        r"\b([kv]_proj|w[kv])" + _FLOATS: Heads(keys=keys, size=head),
+        r"\b(qkv_proj|W_pack)" + _FLOATS: Heads(queries, keys, size=head),
+        r"\bq_proj" + _PACKED: Heads(queries, dimension=1),
+        r"\b[kv]_proj" + _PACKED: Heads(keys=keys, dimension=1),
+        r"\b(qkv_proj|W_pack)" + _PACKED: Heads(queries, keys, dimension=1),
         r"\b(qkv_proj|W_pack)\.g_idx$": None,
     }
 
@@ -108,9 +108,9 @@ def _stacked(kind: str, sizes: _Sizes) -> dict[str, Cut]:
     queries, keys, head = sizes
     name = r"\b(query_key_value|wqkv)" + _FLOATS
     if kind in _GROUPED or (kind == "falcon" and keys > 1):
-        return {name: AttentionHeads(queries, keys, grouped=True, size=head)}
+        return {name: Heads(queries, keys, grouped=True, size=head)}
     if kind in ("chatglm", "falcon"):
-        return {name: AttentionHeads(queries, keys, size=head)}
+        return {name: Heads(queries, keys, size=head)}
     return {}
 
 
@@ -131,5 +131,5 @@ def _packed_rows(quantised: object) -> dict[str, Cut]:
     is_whole = quantised.get("desc_act") or quantised.get("group_size") == -1
     is_known = quantised["quant_method"] == "awq" or isinstance(quantised.get("desc_act"), bool)
     cut: Cut = None if is_whole else 0
-    unknown = UnknownSplit("config.json does not say whether desc_act was used")
+    unknown = Refused("config.json does not say whether desc_act was used")
     return {ROWS + r"\.(qzeros|scales)$": cut if is_known else unknown}

@@ -27,7 +27,7 @@ class Stacked(NamedTuple):
     dimension: int = 0
 
 
-class AttentionHeads(NamedTuple):
+class Heads(NamedTuple):
     """Heads of attention, which are cut whole: of queries or of keys (or of values), or of all
     three in one tensor where both numbers are given. A head of keys is on several ranks where they
     are more than such heads: rank r has that of number r * keys // ranks, as vLLM has it."""
@@ -50,13 +50,13 @@ class Experts(NamedTuple):
     total: int
 
 
-class UnknownSplit(NamedTuple):
+class Refused(NamedTuple):
     """Nobody knows how it is cut. (What has one element all ranks have.)"""
 
     why: str
 
 
-Cut = int | Stacked | AttentionHeads | Experts | UnknownSplit | None
+Cut = int | Stacked | Heads | Experts | Refused | None
 """A number: the dimension to cut evenly along. None: all ranks have all of it."""
 Splits = Mapping[str, Cut]
 """Cuts by a regular expression that is searched in the tensor's name; the first that is found
@@ -73,12 +73,8 @@ _DIMENSION: Final = "the number of a dimension is wanted, from 0 on"
 _STACKED: Final = r"\b(qkv(_proj)?|query_key_value|W_?(pack|qkv)|wqkv|c_attn)"
 
 TRANSFORMER: Final[Splits] = {
-    r"\bexperts\.(gate_up|gate|up|down)_proj(_\w+|\.\w+)?$": UnknownSplit(
-        "experts are stacked in it"
-    ),
-    r"\b(in_proj(_\w+)?|x_proj|dt_proj|conv1d)\.": UnknownSplit(
-        "a state space is cut in another way"
-    ),
+    r"\bexperts\.(gate_up|gate|up|down)_proj(_\w+|\.\w+)?$": Refused("experts are stacked in it"),
+    r"\b(in_proj(_\w+)?|x_proj|dt_proj|conv1d)\.": Refused("a state space is cut in another way"),
     COLUMNS + r"\.(weight|bias)$": 0,
     ROWS + r"\.weight$": 1,
     ROWS + r"\.bias$": None,
@@ -90,11 +86,11 @@ TRANSFORMER: Final[Splits] = {
     r"\bgate_up_proj\.(qweight|qzeros|scales)$": Stacked((1, 1), 1),
     r"\bgate_up_proj\.g_idx$": None,
     ROWS + r"\.(qweight|g_idx)$": 0,
-    ROWS + r"\.(qzeros|scales)$": UnknownSplit("the checkpoint's config.json would say how"),
-    _STACKED + r"\.": UnknownSplit(
+    ROWS + r"\.(qzeros|scales)$": Refused("the checkpoint's config.json would say how"),
+    _STACKED + r"\.": Refused(
         "several tensors are stacked in it, and the checkpoint's config.json would say which"
     ),
-    rf"({COLUMNS}|{ROWS}|\bgate_up_proj)\.": UnknownSplit("its module is cut"),
+    rf"({COLUMNS}|{ROWS}|\bgate_up_proj)\.": Refused("its module is cut"),
 }
 """Names as Llama, Qwen, Mistral, Mixtral, InternLM, OPT and Phi have them. Heads are not known from
 names: these are cut as if there were no fewer of them than ranks."""
@@ -135,18 +131,18 @@ def _lacks(cut: object) -> str | None:
             if not sizes or not all(_is_number(each, 1) for each in sizes):
                 return "sizes of one or more are wanted"
             return None if _is_number(dimension, 0) else _DIMENSION
-        case AttentionHeads():
+        case Heads():
             return _heads_lack(cut)
         case Experts(total):
             return None if _is_number(total, 1) else "a number of experts is wanted"
-        case None | UnknownSplit():
+        case None | Refused():
             return None
         case int():
             return None if _is_number(cut, 0) else _DIMENSION
     return f"{_DIMENSION}, or Stacked, Heads, Experts, Refused, None"
 
 
-def _heads_lack(heads: AttentionHeads) -> str | None:
+def _heads_lack(heads: Heads) -> str | None:
     numbers = (heads.queries, heads.keys)
     if not all(_is_number(each, 0) for each in numbers) or not any(numbers):
         return "numbers of heads are wanted"
@@ -198,12 +194,12 @@ class Cutting:
         match cut:
             case None:
                 return None
-            case UnknownSplit(why):
+            case Refused(why):
                 _require_one_element(tensor, why)
                 return None
             case Experts(total):
                 return _of_experts(tensor, number, total, rank, ranks)
-            case AttentionHeads():
+            case Heads():
                 return _of_heads(_Along(tensor, cut.dimension, rank, ranks), cut)
             case Stacked(sizes, dimension):
                 return _of_stacked(_Along(tensor, dimension, rank, ranks), sizes)
@@ -293,7 +289,7 @@ def _of_stacked(along: _Along, sizes: tuple[int, ...]) -> TensorPart:
     return along.part(spans)
 
 
-def _of_heads(along: _Along, heads: AttentionHeads) -> TensorPart:
+def _of_heads(along: _Along, heads: Heads) -> TensorPart:
     is_stacked = bool(heads.queries and heads.keys)
     number = heads.queries + heads.keys * (2 if is_stacked else 1)
     if heads.size is not None and along.size != number * heads.size:
@@ -319,7 +315,7 @@ def _whole_heads(along: _Along, count: int, may_repeat: bool) -> tuple[int, int]
     return along.share(count, " heads")
 
 
-def _groups(along: _Along, heads: AttentionHeads, unit: int) -> list[tuple[int, int]]:
+def _groups(along: _Along, heads: Heads, unit: int) -> list[tuple[int, int]]:
     """Whole groups; of fewer groups than ranks a part of its queries, with its key and value."""
     queries, rest = divmod(heads.queries, heads.keys)
     if rest:

@@ -12,7 +12,7 @@ import pytest
 import gds
 from gds.io import co_readers
 from gds.io.page_cache import cached_bytes
-from gds.plan.tensor_parallel import AttentionHeads, Experts, Stacked
+from gds.plan.tensor_parallel import Experts, Heads, Stacked
 from kvfs.base.errors import Corrupt, Invalid
 from tests.gds import children
 from tests.gds.checkpoints import Meant, llama, meant, raw, write
@@ -209,9 +209,9 @@ def test_a_rank_alone_leaves_the_page_cache_to_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cut", "said"),
     [
-        (AttentionHeads(), "numbers of heads"),
-        (AttentionHeads(queries=4, grouped=True), "of queries and of keys"),
-        (AttentionHeads(queries=4, size=0), "a size"),
+        (Heads(), "numbers of heads"),
+        (Heads(queries=4, grouped=True), "of queries and of keys"),
+        (Heads(queries=4, size=0), "a size"),
         (Stacked((0, 0)), "sizes"),
         (Stacked((3, -1)), "sizes"),
         (Stacked(()), "sizes"),

@@ -15,13 +15,13 @@ from gds.format.safetensors import BITS, TensorInfo
 from gds.plan.architecture import cutting_of, splits_of
 from gds.plan.tensor_parallel import (
     TRANSFORMER,
-    AttentionHeads,
     Cutting,
     Experts,
+    Heads,
+    Refused,
     Splits,
     Stacked,
     TensorPart,
-    UnknownSplit,
 )
 from kvfs.base.errors import Invalid
 
@@ -311,10 +311,10 @@ REFUSED: Mapping[str, tuple[str, tuple[int, ...], Splits]] = {
     ),
     "its module is cut": ("m.down_proj.weight_scale", (8, 1), TRANSFORMER),
     "not as 1:1": ("m.gate_up_proj.weight", (7, 8), TRANSFORMER),
-    "48 are not 7 heads": ("m.q_proj.weight", (48, 8), {"q_proj": AttentionHeads(7)}),
+    "48 are not 7 heads": ("m.q_proj.weight", (48, 8), {"q_proj": Heads(7)}),
     "'9' is no number of one of 8 experts": ("e.9.w", (8, 8), {r"e\.(\d+)": Experts(8)}),
     "6 experts cannot be divided": ("e.5.w", (8, 8), {r"e\.(\d+)": Experts(6)}),
-    "because": ("w", (8, 8), {"w": UnknownSplit("because")}),
+    "because": ("w", (8, 8), {"w": Refused("because")}),
     "experts are stacked in it": ("m.experts.gate_up_proj.weight", (4, 8, 8), TRANSFORMER),
     "state space": ("m.mixer.in_proj.weight", (8, 8), TRANSFORMER),
 }
