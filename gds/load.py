@@ -57,9 +57,10 @@ def load_file(
     the stream that is current here, and begin at multiples of 16 bytes. `copy` False: the tensors
     are views of the mapped file, which is read as they are used (see `gds.io.mapped_tensors`); CPU
     only. `report` is told which way a copy takes, and why (`gds.Taken`), and in the end what its
-    threads' time went into (`gds.Stages`). Who drops tensors gives their memory back, some 64 MiB
-    at a time. `verify`: what is read is compared with the checksums that the store has of a sealed
-    file, some seconds after it was written (see `gds.io.checked_source`); on a mount only.
+    threads' time went into (`gds.Stages`). A caller that drops tensors gives their memory back,
+    some 64 MiB at a time. `verify`: what is read is compared with the checksums that the store has
+    of a sealed file, some seconds after it was written (see `gds.io.checked_source`); on a mount
+    only.
 
     Raises NotFound, Corrupt (no safetensors file, truncated, not what was stored, or the disk
     cannot read it), Conflict (it was written to meanwhile), NoSpace (of memory, or on the disk for

@@ -6,7 +6,7 @@ Invariants
 - A tensor is handed over once all its steps are done; after an error nothing is handed over.
 - Memory that is being filled or waits to be handed over is at most `budget` bytes, or one run.
 - No thread is left when the iteration ends, in whichever way: it waits for the reads under way,
-  each at most `STAGING_BYTES` long. Who interrupts that wait twice (a disk hangs) is let go: the
+  each at most `STAGING_BYTES` long. A second interrupt of that wait (a disk hangs) ends it: the
   threads then keep the files.
 - A process that is forked meanwhile has none of the threads: the iteration ends there with an
   error.

@@ -35,7 +35,8 @@ def safe_open(
 
 
 class SafeOpen:
-    """One open file. Any thread may read; who closes it sees to it that none does."""
+    """One open file. Any thread may read; the caller sees to it that none does when it is
+    closed."""
 
     def __init__(
         self, filename: Path, framework: str = "pt", device: str | torch.device | int = "cpu"

@@ -5,7 +5,7 @@ process that is about to use a GPU, or ends soon: one that has asked cannot lend
 that it forks.
 
 To pin memory: where CUDA's runtime is refused that, the thread's next work on a GPU is told so as
-if it had failed; the driver tells only who asked.
+if it had failed; the driver tells only the caller.
 """
 
 import contextlib

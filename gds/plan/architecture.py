@@ -1,7 +1,7 @@
 """How a transformer's tensors are cut among ranks, by the config.json of its checkpoint. Pure.
 
 What tells is the number of heads and their size, where a model's kind stacks queries, keys and
-values and in which order, and how weights are packed. Of models of several parts (pictures and
+values and in which order, and how weights are packed. In models of several parts (pictures and
 text) the text's part is meant; heads of another size than it says are another part's.
 """
 

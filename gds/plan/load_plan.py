@@ -2,8 +2,8 @@
 
 What a rank has of a tensor is, seen as bytes, a table: so many lines, of each of which it has one
 piece, or several where tensors are stacked in one. One piece of one line (a whole tensor, or rows
-of one) is contiguous in the file, and read straight to where the tensor lies. Of several lines
-(columns) either each piece is read alone (strided), or whole lines are read into a staging buffer
+of one) is contiguous in the file, and read straight to where the tensor lies. For several lines
+(columns), either each piece is read alone (strided), or whole lines are read into a staging buffer
 and the pieces copied from there (sliced), whichever costs less. Several pieces of one line, and a
 tensor whose elements become others (dtype), go through a staging buffer as well.
 

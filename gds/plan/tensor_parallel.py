@@ -2,8 +2,8 @@
 
 As Megatron-LM splits a transformer: what makes heads or hidden units is cut along its first
 dimension (rows), what takes them in along its second (columns), tables of tokens along the tokens;
-norms and biases of the second kind are on every rank. Heads are cut whole. Of tensors that are
-stacked in one a rank has its part of each: several spans.
+norms and biases of the second kind are on every rank. Heads are cut whole. A rank has its part of
+each of the tensors that are stacked in one: several spans.
 
 What cannot be known from a name is refused by name: a wrong cut would be other weights.
 """

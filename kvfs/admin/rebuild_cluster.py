@@ -15,7 +15,7 @@ A node that was away then has its turn when it is back: what it has of what is k
 Invariants
 - Until the end the engine bears the mark of an unfinished copy and no schema version, so that no
   node takes it for empty or whole.
-- Of several mirrors the newest counts. What no mirror knew is made of what data files say of
+- The newest of several mirrors counts. What no mirror knew is made of what data files say of
   themselves (`kvfs.admin.rebuild`), and never takes a name from what a mirror knew to be later.
 """
 

@@ -1,8 +1,8 @@
 """Secrets at rest: encrypted with a key that lies beside the engine, readable by its owner alone.
 
-XChaCha20-Poly1305 of libsodium: its nonces are long enough to be random, so nothing need be
-counted across processes and restarts. Who can read the whole store has key and ciphertext; what is
-kept apart is copies of the engine: backups, exports, another node's replica.
+XChaCha20-Poly1305 of libsodium: its nonces are long enough to be random, so nothing need be counted
+across processes and restarts. A reader of the whole store has key and ciphertext; what is kept
+apart is copies of the engine: backups, exports, another node's replica.
 """
 
 import os

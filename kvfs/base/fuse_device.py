@@ -2,9 +2,9 @@
 answer.
 
 A server that is stopped (SIGSTOP), or whose thread hangs, cannot tell the kernel to forget, and the
-kernel goes on showing what it remembers. Who may trace that process can take a copy of its device
-and tell the kernel in its place. The copy is held for the moment of that write only: a device that
-somebody still holds keeps the kernel waiting for a server that was killed.
+kernel goes on showing what it remembers. A process that may trace that one can take a copy of its
+device and tell the kernel in its place. The copy is held for the moment of that write only: a
+device that somebody still holds keeps the kernel waiting for a server that was killed.
 """
 
 import contextlib

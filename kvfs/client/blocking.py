@@ -41,7 +41,7 @@ class Client:
     on a store that is read-only too.
 
     Paths are text or bytes like `/cache/a/b`, the leading slash optional, bytes kept as they are.
-    What a mount has not closed yet is not seen. Symbolic links are not followed.
+    Files that a mount has not closed yet are not seen. Symbolic links are not followed.
 
     Every method may raise, besides what it says: NotFound (no store there), Busy (a node runs in
     this very process), Corrupt, Unavailable (see the message), AccessDenied (the node belongs to
@@ -104,7 +104,7 @@ class Client:
     ) -> None:
         """As `put` for each (path, data), in one transaction: all files appear at once, or none.
 
-        Data are written by several threads. Of items with the same path the last one counts.
+        Data are written by several threads. The last of several items with the same path counts.
         Raises as `put`.
         """
         self._core.put_many(items, Options(mode, exclusive, parents), nothing)
@@ -225,7 +225,8 @@ class Client:
         return self._core.names.stat(paths.parse(path))
 
     def remove(self, path: Path) -> None:
-        """Remove the name of anything but a directory. Who has the file open goes on reading it.
+        """Remove the name of anything but a directory. Programs that have the file open go on
+        reading it.
 
         Raises NotFound, NotADirectory, IsADirectory.
         """

@@ -11,8 +11,8 @@ Invariants
   one has it.
 - A node that had no lease for long may find its locks gone, where others asked for them meanwhile.
   It is said and counted, and the next call of who had them fails once (ENOLCK).
-- Who waits asks again when the file's locks have changed, and at least once in RECHECK_S, since the
-  death of a node changes nothing in the engine.
+- A waiting request is made again when the file's locks have changed, and at least once in
+  RECHECK_S, since the death of a node changes nothing in the engine.
 """
 
 import contextlib
@@ -133,8 +133,8 @@ class Locks:
             raise
 
     async def closed(self, place: LockTarget, owner: LockOwner) -> None:
-        """The owner has no lock on the file any more; nothing to do where it had none. What cannot
-        be given back now is soon: a close does not fail by it."""
+        """The owner has no lock on the file any more; nothing to do where it had none. Locks that
+        cannot be given back now are given back soon: a close does not fail by it."""
         here = self._here.get(place)
         if here and any(each.owner == owner for each in here):
             self._change_here(place, lambda held: released(held, owner))
@@ -157,7 +157,7 @@ class Locks:
             event.set()
 
     async def _after_closes(self, place: LockTarget) -> None:
-        """A close has returned before its locks went: who asks after it finds them gone. Raises
+        """A close has returned before its locks went: a request after it finds them gone. Raises
         NoLocks."""
         closing = [event for (each, _), event in self._closing.items() if each == place]
         with trio.move_on_after(_CLOSES_S) as deadline:
@@ -178,7 +178,8 @@ class Locks:
         return await self._engine.read(lambda t: obstacle(self._alive(t, place), wish))
 
     def applied(self, changed: Iterable[bytes]) -> None:
-        """Keys that others changed in the engine: who waits for their locks asks again."""
+        """Keys that others changed in the engine: requests that wait for their locks are made
+        again."""
         lost = 0
         for key in changed:
             if key[:1] == b"K" and not keys.is_append_lease(key):

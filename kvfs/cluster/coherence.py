@@ -48,7 +48,7 @@ class Coherence:
         return now() - self._mirror.heard_at < CACHE_S
 
     def is_strict(self, namespace_id: int) -> bool:
-        """Raises Unavailable. Of a namespace that is gone, True."""
+        """Raises Unavailable. True for a namespace that is gone."""
         record = self._mirror.namespace(namespace_id)
         return namespace_id != _TOP if record is None else record.is_strict
 

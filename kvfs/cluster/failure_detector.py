@@ -21,7 +21,7 @@ RENEWAL_S: Final = 2.5
 _MARGIN_S: Final = 1.0
 """We stop before others may think that we did."""
 _LOOKED_S: Final = 2 * RENEWAL_S
-"""The part of a longer time between two looks that counts."""
+"""The most that counts of the time between two looks."""
 assert _LOOKED_S + RENEWAL_S < TERM_S - _MARGIN_S
 
 

@@ -9,7 +9,7 @@
 
 Invariants
 - One process at a time is a node: the store's lock says so of one directory, the incarnation
-  elsewhere. What an older one wants to write is refused by the engine.
+  elsewhere. Writes of an older one are refused by the engine.
 - `holds_lease` is true only while nobody else may think that this node is dead.
 """
 

@@ -32,7 +32,7 @@ _LIMITS: Final = Limits(
 _SENDING_THREADS: Final = 16
 _INLINE_BYTES: Final = 4 << 20
 """More is sent in a thread, and so is what would have to be read from a disk: the loop is the
-mount's too. Of 2 MiB the thread would be half of the time."""
+mount's too. For 2 MiB the thread would be half of the time."""
 _RWF_NOWAIT: Final = 8
 _COMPLAINTS: Final = 64
 _encode = msgspec.msgpack.Encoder().encode
@@ -172,7 +172,7 @@ class PeerServer:
         return party
 
     def _complain(self, head: Head, error: KvfsError) -> None:
-        """Once for each host and kind of error: who is refused asks again."""
+        """Once for each host and kind of error: a node that is refused asks again."""
         self.counters["peers_refused"] += 1
         what = f"{head.peer[0]} {type(error).__name__}"
         if what not in self._complained and len(self._complained) < _COMPLAINTS:

@@ -54,7 +54,8 @@ class Secret:
         return hash(self.digest)
 
     def derive(self, purpose: bytes) -> bytes:
-        """Another key of KEY_SIZE bytes, for one purpose: who has it does not have the secret."""
+        """Another key of KEY_SIZE bytes, for one purpose: a holder of the digest does not have the
+        secret."""
         return hmac.digest(self._key, b"kvfs " + purpose, hashlib.sha256)
 
     def as_text(self) -> str:

@@ -173,7 +173,7 @@ class DataFiles:
             os.rename(source, target, src_dir_fd=self._directory, dst_dir_fd=self._directory)
 
     def drop_arriving(self, ino: int, version: int) -> None:
-        """It will not become whole; who has it open keeps what has come."""
+        """It will not become whole; a process that has it open keeps what has come."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_arriving(ino, version), dir_fd=self._directory)
 
@@ -315,7 +315,7 @@ class DataFiles:
 
     def quarantine(self, ino: int, version: int, reason: Reason) -> str | None:
         """Move a data file into quarantine, for who wants to look at it; its path there, None when
-        it is gone. Who has it open keeps it."""
+        it is gone. A process that has it open keeps it."""
         source = f"{self.root}/{_relative(ino, version)}"
         return quarantine_directory.enter(self.root, source, ino, version, reason)
 

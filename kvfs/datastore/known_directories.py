@@ -19,7 +19,7 @@ Invariants
 - Before the file is there, and while no node serves, every directory counts as known. A node that
   was killed leaves its counts: too many, which cost round trips and no more. The next one, whose
   mount is not made yet, begins anew in the same file.
-- Who finds no file, or one of another size, takes every directory for known.
+- A process that finds no file, or one of another size, takes every directory for known.
 - Directories may share a slot. The root is always known.
 """
 

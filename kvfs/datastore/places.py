@@ -11,7 +11,7 @@ Invariants
   or a directory with anything else in it, is refused. So is one that somebody else owns, may write
   in or could replace, but for the owner that a shared one declares (`kernel.ownership`).
 - A place that the settings do not name any more is refused while data files lie in it.
-- Who does not hear of targets for five seconds makes files in the store's own directory.
+- A process that does not hear of targets for five seconds makes files in the store's own directory.
 """
 
 import contextlib

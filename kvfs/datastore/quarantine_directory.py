@@ -55,7 +55,7 @@ class Quarantined(NamedTuple):
 
 def enter(root: str, source: str, ino: int, version: int, reason: Reason) -> str | None:
     """Move a data file (`source`: its path) into quarantine; its path there, None when it is gone.
-    Who has it open keeps it."""
+    A process that has it open keeps it."""
     os.makedirs(f"{root}/{DIRECTORY}", 0o700, exist_ok=True)
     target = f"{root}/{DIRECTORY}/{_name(ino, version, time.time_ns(), reason)}"
     try:

@@ -7,7 +7,7 @@ Invariants
 - Where there is no such file, or one of another size, a process remembers what it did itself.
 - The file outlives the node: inode numbers are never used again, so what it says stays true. Words
   that a power cut garbled fit no name.
-- A word is written in one piece. Of what two processes write to one slot at once, one is lost.
+- A word is written in one piece. If two processes write to one slot at once, one word is lost.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class GoneNames:
         """The table; None until `open`, and once it is closed."""
 
     def open(self) -> memoryview:
-        """The table, mapped. Who is here at once with another thread may map it twice."""
+        """The table, mapped. Two threads that are here at once may map it twice."""
         words = self.words
         if words is None:
             with contextlib.suppress(OSError, ValueError):  # ValueError: it was cut meanwhile

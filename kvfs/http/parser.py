@@ -3,8 +3,8 @@
 llhttp, in C, checks every character of the request line and of the fields, and refuses what request
 smuggling lives on: both Content-Length and Transfer-Encoding, either of them twice, a fold, a bare
 line feed, a blank before the colon. It is given one whole head and nothing after it, since it can
-not tell where a request ended; bodies are framed elsewhere. What it lets pass and we do not:
-needless blanks in the request line, HTTP other than 1.0 and 1.1, transfer codings besides chunked.
+not tell where a request ended; bodies are framed elsewhere. It lets pass, and we do not: needless
+blanks in the request line, HTTP other than 1.0 and 1.1, transfer codings besides chunked.
 """
 
 import functools
@@ -111,7 +111,8 @@ def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool
 
 class HeadParser:
     """Parses the heads of one server, and remembers those that are likely to come again, byte for
-    byte: of requests for a presigned or public thing. Who signs a header signs the time with it."""
+    byte: of requests for a presigned or public thing. A signed header has the time in it, so it
+    does not come again."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

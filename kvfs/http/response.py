@@ -33,8 +33,8 @@ class FileRange:
     close: Callable[[], None] | None = None
     unchanged: Callable[[], bool] | None = None
     aside: "trio.CapacityLimiter | None" = None
-    """Hand it to the kernel in threads of this limiter: who waits for a disk, or copies for long,
-    does not keep the loop."""
+    """Hand it to the kernel in threads of this limiter: a wait for a disk, or a long copy, does not
+    keep the loop."""
     coming: Callable[[int, int], Awaitable[None]] | None = None
     """The file is still being filled: awaited with (offset, length) before those bytes are sent.
     Raises ConnectionLost where they will not come."""
@@ -71,7 +71,7 @@ class Response:
     close: bool = False
     """End the connection after it."""
     head_bytes: int = 0
-    """Bytes of the head that were sent; the server sets it."""
+    """Bytes of the head as sent; the server sets it."""
     further: Sequence[Field] = ()
 
 

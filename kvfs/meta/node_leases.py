@@ -51,4 +51,4 @@ class Lost(Unavailable):
 
 
 class Fenced(Conflict):
-    """Another process is this node, or it was removed: what this one wants to write is refused."""
+    """Another process is this node, or it was removed: writes of this one are refused."""

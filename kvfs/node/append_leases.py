@@ -13,7 +13,7 @@ newest content with it; it gives it back when the last such open file of it is c
 Invariants
 - A lease counts while its node is alive in the run that took it. A node that was taken for dead
   publishes nothing over what others appended since (`versions.check_follows`).
-- Who waits asks again when the lease has changed, and at least once in RECHECK_S.
+- A waiting request is made again when the lease has changed, and at least once in RECHECK_S.
 """
 
 import logging
@@ -128,7 +128,7 @@ class AppendLeases:
         return ino not in self._unsure
 
     def applied(self, changed: Iterable[bytes]) -> None:
-        """Keys that others changed in the engine: who waits for a lease asks again."""
+        """Keys that others changed in the engine: requests that wait for a lease are made again."""
         for key in changed:
             if self._waiting and keys.is_append_lease(key):
                 self._wake_waiting(keys.unpack_u64(key, 1))

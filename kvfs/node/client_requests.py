@@ -159,8 +159,8 @@ class Requests:
 
     async def _on_room(self, params: dict[str, Any]) -> dict[str, Any]:
         asked = msgspec.convert(params, _Room)
-        # Who asks has seen less room than the last sample had: clients tell nobody of what they
-        # reserve.
+        # The client has seen less room than the last sample had: clients tell nobody of their
+        # reservations.
         census = await self._evictor.sample()
         await self._evictor.room_for(asked.namespace, asked.bytes)
         return {"capacity_bytes": self._capacity(), "others_bytes": census.others}

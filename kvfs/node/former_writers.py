@@ -12,7 +12,7 @@ for writing is given out until the kernel has said that nobody has it open or ma
 
 A start waits for no large copy: where the filesystem shares no blocks, files with more data than
 AT_ONCE_BYTES are copied behind it, one after the other. Until then the mount opens none of them,
-nor are they given to other nodes; who opens one waits, and gets Busy where that takes long. Other
+nor are they given to other nodes; an open of one waits, and gets Busy where that takes long. Other
 processes of the host read it as it is.
 
 | step | on disk | after a kill here |

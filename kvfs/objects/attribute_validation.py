@@ -2,8 +2,8 @@
 
 Attributes are set on the mount too: `user.s3.` ones by whoever may write the file, `trusted.s3.`
 ones by root. What is malformed is refused there (`attribute_guard`); where an old store has it all
-the same, it counts as not there. Only locks do not: what cannot be read holds until somebody who
-may sets it anew. Pure.
+the same, it counts as not there. Only locks do not: an unreadable one holds until a user with the
+right to do so sets it anew. Pure.
 """
 
 import functools
@@ -87,7 +87,7 @@ def is_etag(packed: str) -> bool:
 
 
 def is_retained(retention: str | None, now_s: float, *, bypass: bool = False) -> bool:
-    """Whether a version may not go now; `bypass`: who asks may pass over GOVERNANCE."""
+    """Whether a version may not go now; `bypass`: the caller may pass over GOVERNANCE."""
     if retention is None:
         return False
     mode, until_s = _retention(retention)

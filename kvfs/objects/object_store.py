@@ -1,9 +1,8 @@
 """The objects of one store: what the S3 front door calls.
 
-Every method is blocking and may be called from any thread. What a method that changes anything
-returned survives SIGKILL, and in a durable bucket power loss; the node's mount has forgotten what
-was there before, unless Unavailable says that it did not answer in time (the change is committed
-then).
+Every method is blocking and may be called from any thread. A change survives SIGKILL once its
+method has returned, and in a durable bucket power loss; the node's mount has forgotten what was
+there before, unless Unavailable says that it did not answer in time (the change is committed then).
 """
 
 import os

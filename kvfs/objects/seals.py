@@ -1,7 +1,7 @@
 """Files whose ETag is to be the MD5 that their seal gives them, when somebody asks for it before.
 
-In a namespace whose ETags are `md5-all` (`tree.etags`) a file that was closed a moment ago has
-no ETag yet. Who is to tell one has the node seal the file at once, and waits:
+In a namespace whose ETags are `md5-all` (`tree.etags`) a file that was closed a moment ago has no
+ETag yet. A process that is to tell one has the node seal the file at once, and waits:
 
 | the file | what is told |
 |---|---|

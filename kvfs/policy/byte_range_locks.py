@@ -2,7 +2,7 @@
 after it. Pure; as fcntl(2) has it, flock(2) being a lock on all bytes.
 
 Invariants
-- Of one owner's locks no two overlap, and neighbours of one kind are one lock.
+- No two locks of one owner overlap, and neighbours of one kind are one lock.
 - Locks of different owners overlap only where both are shared.
 """
 

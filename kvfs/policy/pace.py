@@ -2,7 +2,7 @@
 
 
 class Pace:
-    """A budget that fills as time passes. What costs more than it holds is paid afterwards, by a
+    """A budget that fills as time passes. A cost beyond what it holds is paid afterwards, by a
     longer wait: so a file larger than a second's worth passes too."""
 
     def __init__(self, bytes_per_s: float, now: float) -> None:

@@ -9,12 +9,12 @@
 | 5 durable: the engine synced | the data | published | nothing |
 | 6 what `finish` does | | | see there |
 
-The record comes before the data file, so that no data file is ever without one. What a killed
-process leaves is dropped by the running node a minute later, when no process has the data file
+The record comes before the data file, so that no data file is ever without one. Leftovers of a
+killed process are dropped by the running node a minute later, when no process has the data file
 open, else by the next start.
 
 Invariants
-- The new file has a new inode number: who reads the old one goes on doing so.
+- The new file has a new inode number: a reader of the old one goes on doing so.
 - All files of one call appear in one transaction, or none does.
 - A node that starts meanwhile takes the record for a dead process's and drops it. Then the data are
   copied, by the kernel, from the file that we still hold into one with a new record.

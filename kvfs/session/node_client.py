@@ -71,7 +71,7 @@ class Link:
         """Tells the node of space that it does not know yet it can have back."""
 
     def close(self) -> None:
-        """Close the connection to the node; who asks on makes one each time."""
+        """Close the connection to the node; a caller that asks on makes one each time."""
         self._node.close()
 
     def tell(

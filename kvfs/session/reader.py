@@ -2,7 +2,8 @@
 
 An open descriptor is the lease: eviction and replacement only unlink a data file, so what was
 opened is read to its end. Between the look-up and the open it may go; then the look-up is done once
-more, and finds what took its place, or nothing. What other nodes have this host's node brings.
+more, and finds what took its place, or nothing. Data that other nodes have are brought by this
+host's node.
 
 Nothing is copied here: the kernel reads into the caller's memory, or into a new bytearray.
 """

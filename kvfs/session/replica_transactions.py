@@ -2,8 +2,8 @@
 
 What is read lies on this host, and is as new as its namespace demands (`kvfs.cluster.coherence`):
 the node catches up before a strict namespace is looked into, and a cache's names are misses while
-the node does not hear the engine. What is written the node has committed for us, and its mount has
-forgotten what was there when it answers.
+the node does not hear the engine. The node commits our writes for us, and its mount has forgotten
+what was there when it answers.
 """
 
 import base64

@@ -212,7 +212,8 @@ class Session:
             self._gate.notify_all()
 
     def _settle(self) -> None:
-        """Wait until nobody is inside; who comes meanwhile waits behind. The gate is held."""
+        """Wait until nobody is inside; threads that come meanwhile wait behind. The gate is
+        held."""
         while self._exchanging:
             self._gate.wait()
         self._exchanging = True

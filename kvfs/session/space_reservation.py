@@ -1,7 +1,7 @@
 """Whether there is space for what a client is about to write.
 
 Space is reserved in the transaction that makes a file's record, before its first byte: usage counts
-it from then on, in every process. What only the node knows are files that its mount has open for
+it from then on, in every process. Only the node knows the files that its mount has open for
 writing; so as long as one runs, a client comes no nearer to a limit than half of the headroom that
 the node keeps ahead of its writers, without asking it. Asked, the node evicts, and says what other
 nodes of its cluster have of what usage counts: that takes no space here.

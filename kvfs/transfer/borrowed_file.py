@@ -6,8 +6,8 @@ They come into a data file that the process has begun for itself, and nothing is
 is no holder, since what comes is right for now only.
 
 Invariants
-- Of one data file one borrower is served at a time: what comes for one would not come for another.
-- What was asked for comes to its end, also when who asked asks again later or not at all.
+- One borrower of a data file is served at a time: what comes for one would not come for another.
+- A transfer comes to its end, also when the caller asks again later or not at all.
 """
 
 import os

@@ -2,7 +2,7 @@
 
 Invariants
 - A chunk is in one state: missing, asked for (of one stream), or here.
-- What is here stays here.
+- A chunk that is here stays here.
 - Whoever waits for a chunk has it before what is only likely to be wanted, and that comes before
   the rest, in the order of the file.
 - A source that may not answer is asked for nothing that somebody waits for (`take_last`).

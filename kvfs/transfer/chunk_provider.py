@@ -1,8 +1,8 @@
 """The data that this node has for others: whole data files, and those that are arriving.
 
 Invariants
-- Of a file that is arriving only chunks that are here are offered.
-- Of sealed content the index knows the checksums; where it does not (just sealed, or the index is
+- A file that is arriving offers only chunks that are here.
+- The index knows the checksums of sealed content; where it does not (just sealed, or the index is
   new), and of other content, they are computed from the bytes when it is asked for.
 - A data file that is open is not evicted while it is sent.
 - A data file that is written in place is nobody's: what its record speaks of is not there any more,
@@ -24,7 +24,7 @@ from kvfs.datastore.index import Index
 from kvfs.transfer.file_fetches import Fetcher
 
 _WAIT_S: Final = 0.3
-"""For a chunk that is on its way: who asks hears of us before it gives us up."""
+"""For a chunk that is on its way: the asking node hears of us before it gives us up."""
 _SUMS_S: Final = 3.0
 _LEASED_S: Final = 0.02
 _LEASED_TRIES: Final = 10

@@ -1,9 +1,9 @@
 """One file that is fetched: several streams, from several holders at once.
 
-A stream asks a source for a span of chunks and receives it; then for the next. What it did not get
-goes back into the plan, to whoever is free. A source that is stuck while others are not loses its
-streams (hedging): what they were to bring is asked of others, and the file never has two writers of
-one chunk. What was learned of it so holds for other files too, for a while.
+A stream asks a source for a span of chunks and receives it; then for the next. Chunks that it did
+not get go back into the plan, to whichever stream is free. A source that is stuck while others are
+not loses its streams (hedging): what they were to bring is asked of others, and the file never has
+two writers of one chunk. What was learned of it so holds for other files too, for a while.
 
 Invariants
 - Every wait ends: an answer's head and each pause of a body within STALL_S, a source after two

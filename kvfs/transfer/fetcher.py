@@ -15,7 +15,7 @@ Invariants
 - What has the name of a data file was verified against the record, where the record had a checksum.
 - A file of a cache namespace that nobody alive has is a miss: it is forgotten. One of a durable
   namespace is Unavailable until a holder returns.
-- Of a file that is written in place nobody has the content that was closed last, but for nodes that
+- Nobody has the content that was closed last of a file that is written in place, but for nodes that
   had a copy before. Without them it is waited for, for a bounded time, until its writer has closed
   it: then its record is another. A file that is not closed by then is Busy, in a cache a miss.
 """
@@ -201,7 +201,7 @@ class Bringing:
 
     async def let_go(self, ino: int) -> bool:
         """Drop this node's data of a file, unless it is the last one to have them, or they came a
-        moment ago; whether it did. Who has the file open here reads on. Raises Stale,
+        moment ago; whether it did. A program that has the file open here reads on. Raises Stale,
         Unavailable."""
         if not self._volume.holders.is_recorded(ino):
             return False

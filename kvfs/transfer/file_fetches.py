@@ -42,7 +42,7 @@ class Fetcher:
         self._means = Means(peers, me, transport or OverTcp(), threads, {}, {}, self.counters)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Fetch what is asked for, until cancelled; who waits then gets Unavailable."""
+        """Fetch what is asked for, until cancelled; tasks that wait then get Unavailable."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery

@@ -1,9 +1,9 @@
 """New files that only the node which made them knows of, when others are to know them.
 
-Others may have used the name meanwhile: they could not see it. Of two files of one name that which
-is known last counts as closed last, unless its host was cut off in between: then it may be older,
-and gives way. No two hosts' clocks are compared. A directory takes a name from nobody: where it
-might, what others made is known first.
+Others may have used the name meanwhile: they could not see it. Of two files of one name, the one
+that becomes known last counts as closed last, unless its host was cut off in between: then it may
+be older, and gives way. No two hosts' clocks are compared. A directory takes a name from nobody:
+where it might, what others made is known first.
 
 What is not published yet takes its name from nobody, unless it is reserved: another file of that
 name may take the entry. It keeps its record, as if it were private, and its close sees to its name.

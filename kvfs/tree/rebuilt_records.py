@@ -6,8 +6,8 @@ have no data file, and are lost.
 
 Invariants
 - A file keeps its inode number, so that a data file is found under its name.
-- Of several files that were under one name the one described last has it; what is durable of the
-  others gets a name of its own.
+- If several files were under one name, the one described last has it; what is durable of the others
+  gets a name of its own.
 - Whatever the order, and as often as it is done: the same result.
 """
 

@@ -1,7 +1,7 @@
 """ETags that files get at their seal, in namespaces whose `etag` is `md5-all`.
 
-The transaction that seals gives the MD5. Who must tell an ETag before that has it kept, and then
-the seal leaves it as it is: a version has one ETag for its life.
+The transaction that seals gives the MD5. A process that must tell an ETag before that has it kept,
+and then the seal leaves it as it is: a version has one ETag for its life.
 """
 
 from kvfs.meta import keys

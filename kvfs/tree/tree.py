@@ -399,7 +399,7 @@ def _check_free(t: Transaction, parent: int, name: bytes) -> None:
 
 
 def _inherit_group(inode: Inode, directory: Inode) -> None:
-    """Of a set-group-id directory."""
+    """Gives the inode the group of a set-group-id directory."""
     inode.gid = directory.gid
     if is_directory(inode):
         inode.mode |= stat.S_ISGID

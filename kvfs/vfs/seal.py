@@ -48,7 +48,7 @@ def stamp(stat: os.stat_result) -> tuple[int, int, int]:
 
 def seal(t: Transaction, each: SealRead) -> bool:
     """Step 3, with the MD5 as ETag where it was computed. What was changed through a mapping after
-    its last close is published first; in a cluster, by who calls this (`is_changed`)."""
+    its last close is published first; in a cluster, by the caller (`is_changed`)."""
     inode = tree.read_inodes(t, [each.ino])[0]
     if inode is None or not sealable(inode):
         return False

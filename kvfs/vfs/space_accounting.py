@@ -4,12 +4,12 @@ Used is what the engine's usage says (512 x the blocks of all records, changed i
 that change them, so right after a crash) plus what files open for writing have grown since their
 last publish: passthrough writes are not seen, so the blocks of their data files are sampled. The
 engine counts each file once; a node of a cluster has some of them, so that what its store holds is
-what its own index says, and what is on its way there. What is in quarantine is used, too.
+what its own index says, and what is on its way there. Data in quarantine are used space, too.
 
 The store's capacity is its setting, or less where the disk has less left for it: other programs use
 the disk too, and a small reserve stays for the metadata, so that a full disk is met by a refused
 create and not by a failed commit. What the metadata take counts against that capacity where it is
-more than METADATA_BYTES: who gives files attributes or names without end fills the store.
+more than METADATA_BYTES: a user who gives files attributes or names without end fills the store.
 """
 
 import os

@@ -2,8 +2,8 @@
 
 A regular file ends in three steps, so that a kill between any two leaks nothing: its last link goes
 and its record becomes an orphan (one transaction), its data file is unlinked, its record and index
-entry are dropped (one transaction for many). What a kill leaves behind are orphans, which the next
-start finds by their keys.
+entry are dropped (one transaction for many). A kill leaves behind orphans, which the next start
+finds by their keys.
 
 Access times set by reading are gathered here and written in batches: an open must not cost a
 commit."""
@@ -65,7 +65,7 @@ class Volume:
         """Called with inode number, data version and blocks after each publish."""
         self._on_lost = on_lost
         self.why_lost: Lost = "damaged"
-        """The reason on a lone node is that the data file itself is missing; elsewhere no living
+        """The reason of a loss: on a lone node the data file itself is missing; elsewhere no living
         node has it."""
         self.may_lag: Callable[[int], bool] | None = None
         """In a cluster: whether others may hear of a new file in a namespace after its close."""

@@ -1,10 +1,10 @@
 """Whether a caller may do what a request asks for: policies, ACLs and ownership, put together.
 
-1. A Deny of any policy wins. 2. What a session is restricted to must allow it. 3. Whom a user's or
-the bucket's policy allows, may. 4. So may the bucket's owner, whom an ACL allows, and, to end or to
-look at an upload, who began it; of what ACLs are about (lists and writes of a bucket, reads of an
-object) the owner has what they leave it, where they count: who wrote an object into a bucket of
-somebody else owns it. 5. Anybody else may not.
+1. A Deny of any policy wins. 2. A session's restriction must allow it. 3. A caller whom a user's or
+the bucket's policy allows may do it. 4. So may the bucket's owner, whom an ACL allows, and, to end
+or to look at an upload, who began it; of what ACLs are about (lists and writes of a bucket, reads
+of an object) the owner has what they leave it, where they count: the writer of an object into a
+bucket of somebody else owns it. 5. Anybody else may not.
 
 The bucket's owner can always read, replace and delete the bucket's policy, or could lock itself
 out.
@@ -70,7 +70,7 @@ _BY_OBJECT_ACL: Final = frozenset(
 so."""
 _ACL_OF_OBJECT: Final = frozenset(each for each in _BY_OBJECT_ACL if each.endswith("Acl"))
 _WITH_A_WRITE: Final = frozenset({"s3:PutObjectAcl", PUT_TAGS})
-"""Actions on the new object for a caller whom the ACL of the bucket lets write."""
+"""Actions on the new object that the right to write by the bucket's ACL brings along."""
 _WRITES: Final = frozenset({"PutObject", "CopyObject", "CreateMultipartUpload"})
 _CREATE_OBJECTS: Final = {
     "PutObject": "true",
@@ -340,7 +340,7 @@ def _request(
         unknown = (*unknown, policy.RESOURCE)
     values = _values(call, facts)
     if action == "s3:ListBucket" and call.key:
-        # Who may list a key may be told that it is not there, whatever else the query says.
+        # A caller that may list a key may be told that it is absent, whatever else the query says.
         values["s3:prefix"] = (call.key,)
     return AccessRequest(call.caller, action, resource, values, unknown)
 

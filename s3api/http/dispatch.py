@@ -154,7 +154,7 @@ class Application:
             reads = call.head.method in ("GET", "HEAD")
             check_headers(call.headers(), reads=reads, encrypted=self._service.encrypted)
         if parsing.payload is not None and not parsing.streams:
-            # Nobody may make us read a document who may not ask for anything.
+            # A caller that may not ask for anything must not make us read a document.
             document = await Receiver(call).document(body_limit(call.operation))
             parsing.take_document(call.params, document)
             # It has a say in what is allowed, and took as long as its sender liked: what was

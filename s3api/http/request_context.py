@@ -1,4 +1,4 @@
-"""One request on its way: what it asks for, who asks, and what it may use."""
+"""One request on its way: what it asks for, its caller, and what it may use."""
 
 import functools
 import itertools

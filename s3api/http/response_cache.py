@@ -1,9 +1,9 @@
 """A GET whose head comes again byte for byte is not decided anew while all is as it was.
 
 All that the answer depends on is looked at each time: the head (what is kept is kept with its
-bytes), the metadata (their generation: who holds the key, policies, settings, the object), the time
-(the signature's, and the session's), and the data file. An answer on which a policy or an ACL had a
-say is not kept, for they may ask for what is not in the head: an address, the time of day.
+bytes), the metadata (their generation: the holder of the key, policies, settings, the object), the
+time (the signature's, and the session's), and the data file. An answer on which a policy or an ACL
+had a say is not kept, for they may ask for what is not in the head: an address, the time of day.
 """
 
 import os

@@ -5,7 +5,7 @@ their statuses and descriptions follow "List of error codes" of the S3 API refer
 (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html); the model that ships with
 botocore names few of them. Codes which that list lacks but S3 sends, and SDKs know, are marked.
 
-It knows nothing of requests: what is wrong with one is for those who read it to say.
+It knows nothing of requests: its readers say what is wrong with one.
 """
 
 import re

@@ -29,7 +29,7 @@ def headers(call: Call) -> Headers:
         return []
     if rules is None or origin is None:
         return []
-    # Who asks for a method by name, as in a preflight request, is told of that one.
+    # A request that names a method, as a preflight does, is answered for that one.
     method = _header(call, b"access-control-request-method") or call.head.method
     return _fields(cors.response_headers(rules, origin, method))
 

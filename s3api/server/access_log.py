@@ -2,8 +2,8 @@
 (https://docs.aws.amazon.com/AmazonS3/latest/userguide/LogFormat.html).
 
 Workers append to one file; a line is one write, so lines do not mix. Signatures and session tokens
-in a query are left out: who has the log must not be able to make the request. A log that was moved
-away (logrotate) is begun anew within a second.
+in a query are left out: a reader of the log must not be able to make the request. A log that was
+moved away (logrotate) is begun anew within a second.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """Carries out the lifecycle rules of all buckets, a few pages of a list at a time.
 
 Of the workers one does it, whichever holds the lock of the store; when that one dies, another takes
-it over. Of the nodes of a cluster one does, whose claim it is, as long as it lives. It is no task
-of the daemon, which knows nothing of S3. At most a tenth of the time of one core goes into it.
+it over. One node of a cluster does, whose claim it is, as long as it lives. It is no task of the
+daemon, which knows nothing of S3. At most a tenth of the time of one core goes into it.
 
 Whatever is due is held against what is there in the transaction that deletes it: what was replaced
 meanwhile stays. What a lock holds stays.

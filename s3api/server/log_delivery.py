@@ -115,8 +115,8 @@ class LogDelivery:
             await self.deliver()
 
     async def deliver(self) -> None:
-        """Put what is gathered into its targets. What fails is tried again, unless the target is
-        gone or another's; it is logged."""
+        """Put what is gathered into its targets. A delivery that fails is tried again, unless the
+        target is gone or another's; it is logged."""
         failed, fresh = self._failed.lines, self._fresh.lines
         self._failed, self._fresh = _Gathered(), _Gathered()
         if self._lost:

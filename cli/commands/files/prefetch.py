@@ -31,8 +31,8 @@ def command(
 ) -> None:
     """Bring the data of files to nodes before they are read.
 
-    Of directories, all that lies below. Nodes fetch from each other, so that many take hardly
-    longer than one.
+    For a directory, brings everything below it. Nodes fetch from each other, so that many take
+    hardly longer than one.
     """
     bring(settings_options.resolve(config_file, **flags), paths, targets)
 

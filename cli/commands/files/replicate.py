@@ -30,9 +30,9 @@ def command(
 ) -> None:
     """Make more copies of files on other nodes, now.
 
-    Of directories, all that lies below: until N nodes more than one have it. Nodes are chosen as
-    for the replicas of a namespace. Copies beyond those that the namespace asks for are the first
-    to go where space is needed.
+    For a directory, copies everything below it until N more nodes than one have it. Nodes are
+    chosen as for the replicas of a namespace. Copies beyond those that the namespace asks for are
+    the first to go where space is needed.
     """
     config = settings_options.resolve(config_file, **flags)
 

@@ -18,7 +18,7 @@ def find(lock: Path, table: Path = _LOCKS) -> int | None:
     where = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     for line in table.read_text().splitlines():
         fields = line.split()
-        # 7: FLOCK  ADVISORY  WRITE 4711 fd:01:1234 0 EOF; who waits has '->' before FLOCK
+        # 7: FLOCK  ADVISORY  WRITE 4711 fd:01:1234 0 EOF; a waiting one has '->' before FLOCK
         if fields[1:4] == ["FLOCK", "ADVISORY", "WRITE"] and fields[5] == where:
             return int(fields[4]) if int(fields[4]) > 0 else None
     return None

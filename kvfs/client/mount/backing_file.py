@@ -2,9 +2,9 @@
 filesystem of the store, and not FUSE.
 
 An open descriptor is the lease: while it is open, its bytes stay, though the file be evicted,
-replaced or removed. Who writes to the file in place changes them under every reader, as anywhere.
-Who opens the data file by its name, later, needs more (`lease`): the file is open on the mount too,
-so that the node keeps the name.
+replaced or removed. A program that writes to the file in place changes them under every reader, as
+anywhere. A program that opens the data file by its name, later, needs more (`lease`): the file is
+open on the mount too, so that the node keeps the name.
 """
 
 import functools
@@ -64,9 +64,9 @@ class Leased(NamedTuple):
 def lease(paths: Sequence[AnyPath]) -> Iterator[list[Leased]]:
     """The data files behind `paths`, whole, under names that stay until the block ends and all
     descriptors that somebody inherited are closed: the files are not evicted, nor moved to another
-    medium, and where one is replaced or removed, what was leased is kept to the end. Who opens the
-    file itself for writing later, on a lone node, changes what is leased; on a node of a cluster he
-    gives the data file another name.
+    medium, and where one is replaced or removed, what was leased is kept to the end. A program that
+    opens the file itself for writing later, on a lone node, changes what is leased; on a node of a
+    cluster he gives the data file another name.
 
     Raises NotSupported (a path is on no mount), Invalid (no regular file), AccessDenied (the
     caller may not enter the store, or the mount is another user's), Busy (somebody has it open for

@@ -51,8 +51,8 @@ def clean_now(fd: int) -> bool:
 
 
 def clean(fd: int) -> None:
-    """As `clean_now`, but waits for the disk; for a thread. What the disk refuses is told to who
-    syncs the file."""
+    """As `clean_now`, but waits for the disk; for a thread. A refusal by the disk is told to the
+    process that syncs the file."""
     # A wait tells its descriptor of errors, which the next sync by that one would be silent about.
     with contextlib.suppress(OSError):
         own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)

@@ -111,7 +111,7 @@ def _rebuild(
         )
         with environment.begin(write=True) as transaction:
             transaction.put(POSITION_KEY, pack_position(reached))
-            # Of who has the base's generation in mind: what was replayed came after it.
+            # Readers that remember the base's generation see that commits were replayed after it.
             transaction.put(GENERATION_KEY, pack_generation(reached))
             if not ground.is_whole and (mark := transaction.get(MIRROR_KEY)) is not None:
                 transaction.put(MIRROR_KEY, unfilled(mark))

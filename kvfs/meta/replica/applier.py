@@ -1,9 +1,9 @@
-"""Writes into the mirror what the log says.
+"""Writes into the metadata replica what the log says.
 
 Invariants
 - Entries are applied whole, in their order, each once; with them, in the same commit, goes the mark
-  that says how far the mirror has come.
-- What is applied to a mirror that is not whole may be of keys that were not read yet.
+  that says how far the replica has come.
+- What is applied to a replica that is not whole may be of keys that were not read yet.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class Applied(NamedTuple):
 
 
 class Applier:
-    """The applier of one mirror. `is_ours`: whether a token is that of a commit which this node is
+    """The applier of one replica. `is_ours`: whether a token is that of a commit which this node is
     making just now and needs not be told of."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Applier:
         self.refusal: str | None = None
         """Why the local file did not take what the log says, the last time."""
         self.namespaces: dict[int, Namespace | None] = {}
-        """Records of the mirror that were decoded, until one of them changes."""
+        """Records of the replica that were decoded, until one of them changes."""
 
     def follows(self, entries: Sequence[LogEntry]) -> bool:
         """Whether entries, of which some may be applied already, continue what was applied."""

@@ -1,6 +1,6 @@
-"""Makes known, in the background, what was published in the mirror alone.
+"""Makes known, in the background, what was published in the metadata replica alone.
 
-What is to be known is remembered in the mirror's file: a kill loses nothing, and the next start
+What is to be known is remembered in the replica's file: a kill loses nothing, and the next start
 goes on with it. What comes after a rest goes at once; what follows closely goes together, since a
 request for each would cost more than all the rest of a new file.
 """

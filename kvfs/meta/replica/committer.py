@@ -1,4 +1,5 @@
-"""Commits transactions that were run on the mirror: many in one request, refused ones run again."""
+"""Commits transactions that were run on the metadata replica: many in one request, refused ones run
+again."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
@@ -78,7 +79,7 @@ class _Full(Exception):
 
 
 class Proposer:
-    """The proposer of one mirror. `engine` is this process' name at the server."""
+    """The proposer of one replica. `engine` is this process' name at the server."""
 
     def __init__(
         self,
@@ -118,8 +119,8 @@ class Proposer:
         return commit.outcome.get()
 
     async def propose(self, given: Proposal) -> bool:
-        """Commit what was run elsewhere on this mirror. False: it has to be run again, on what the
-        mirror is now. Raises as `commit`."""
+        """Commit what was run elsewhere on this replica. False: it has to be run again, on what the
+        replica is now. Raises as `commit`."""
         commit = _Commit(self._caller.end(), None, given)
         await self._wait(commit)
         return not commit.is_refused
@@ -161,7 +162,7 @@ class Proposer:
             self._refuse(full.error, proposals)
         except KvfsError as error:
             self._fail(error, proposals)
-        # Who waits for nothing but that it is known, before another's, is run with that again.
+        # A step that only makes keys known ahead of another commit is run again with that one.
         queue.extendleft(
             each for each in reversed(proposals) if not each.is_done and not each.is_aside
         )
@@ -223,7 +224,7 @@ class Proposer:
         *,
         takes_away: bool,
     ) -> bytes:
-        """A digit for each; none where the mirror was too old. Raises Unavailable, _Full."""
+        """A digit for each; none where the replica was too old. Raises Unavailable, _Full."""
         self._number += 1
         self._is_asking = True
         try:

@@ -1,8 +1,8 @@
-"""Transactions on the server alone, for a process that has no mirror: a copy of the metadata, their
-rebuilding.
+"""Transactions on the server alone, for a process that has no metadata replica: a copy of the
+metadata, their rebuilding.
 
 The function runs in the caller's thread, and each read that it makes is a round trip. What it read
-and wrote is then proposed as a node does it (`kvfs.meta.redis.log`), so mirrors hear of it.
+and wrote is then proposed as a node does it (`kvfs.meta.redis.log`), so replicas hear of it.
 
 Invariants
 - All that a run of the function reads was so at one moment after the call began. Where somebody

@@ -1,12 +1,12 @@
-"""Keeps a mirror up to date: fills a new one, follows the log, says how fresh it is.
+"""Keeps a metadata replica up to date: fills a new one, follows the log, says how fresh it is.
 
 | the server says | then |
 |---|---|
 | ok, behind | what it sent is applied |
-| gap | the mirror is read anew; until it is whole nothing is read of it |
+| gap | the replica is read anew; until it is whole nothing is read of it |
 | astray, lost | nothing is built on it: all is refused until it is put right (`kvfs rebuild`) |
 
-A mirror is as fresh as the moment at which a request was sent that brought all that was new:
+A replica is as fresh as the moment at which a request was sent that brought all that was new:
 `heard_at`, by a clock that goes on while the machine sleeps.
 """
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Follower:
-    """The follower of one mirror. `asking` serves look-ups that want to be sure, `following` the
+    """The follower of one replica. `asking` serves look-ups that want to be sure, `following` the
     log."""
 
     def __init__(self, applier: Applier, asking: RetryingClient, following: RetryingClient) -> None:
@@ -49,7 +49,7 @@ class Follower:
         self._taken_at = deque[float](maxlen=_OFTEN)
         """When answers to somebody else's questions came, of late."""
         self.heard_at = 0.0
-        """When, by `now`, the mirror held all that was committed; 0: it was not heard yet."""
+        """When, by `now`, the replica held all that was committed; 0: it was not heard yet."""
         self.failure: Unavailable | None = None
         """Why everything is refused until the engine is heard again."""
 
@@ -74,7 +74,7 @@ class Follower:
         raise self.failure
 
     async def catch_up(self) -> None:
-        """Return when the mirror holds all that was committed before the call. Raises Unavailable.
+        """Return when the replica holds all that was committed before the call. Raises Unavailable.
 
         All who wait share a request."""
         self.check()
@@ -82,8 +82,8 @@ class Follower:
         await self._turns.wait(Waiting())
 
     def check(self) -> None:
-        """Raises Unavailable at once where the engine did not answer the last who asked, or the
-        mirror is not whole."""
+        """Raises Unavailable at once where the engine did not answer the last caller, or the
+        replica is not whole."""
         if self.failure is not None:
             raise Unavailable(str(self.failure))
         if not self.whole.is_set():
@@ -179,7 +179,7 @@ class Follower:
         self.whole.set()
 
     def _unwhole(self) -> None:
-        """Begins to read the mirror anew: the log without its missing part is useless."""
+        """Begins to read the replica anew: the log without its missing part is useless."""
         if self._applier.mark.filled is None:
             _log.warning("the engine's log does not reach back to this mirror: it is read anew")
         self.whole = trio.Event()

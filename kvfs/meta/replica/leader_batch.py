@@ -1,7 +1,8 @@
-"""Takes turns at a distant server: what several tasks wait for is done together, by one of them.
+"""Takes turns at a distant server: work that several tasks wait for is done together, by one of
+them.
 
-The task that comes when nobody is at it does the turn itself, for all that wait; who comes
-meanwhile waits, and one of those does the next one. So a request costs the task that asks one wait
+The task that comes when nobody is at it does the turn itself, for all that wait; tasks that come
+meanwhile wait, and one of them does the next one. So a request costs the task that asks one wait
 for a socket, and no task in between.
 """
 

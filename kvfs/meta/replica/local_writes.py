@@ -1,14 +1,14 @@
 """Files that this node alone knows of: they were made here, and nobody else has to know yet.
 
-Making a file and closing it would be two commits at the server. So the first is done in the mirror
-alone: the keys of its inode, its entry, and what it merges (usage, its directory's times). Whatever
-transaction reads or writes one of these keys later takes the whole group along to the server, where
-they are not there yet: so a new file costs one round trip, when it is closed.
+Making a file and closing it would be two commits at the server. So the first is done in the
+metadata replica alone: the keys of its inode, its entry, and what it merges (usage, its directory's
+times). Whatever transaction reads or writes one of these keys later takes the whole group along to
+the server, where they are not there yet: so a new file costs one round trip, when it is closed.
 
 A file made with O_EXCL is at the server from the start, unpublished: nobody else sees it, but its
 name is taken. Its first close can be private all the same.
 
-| what | in the mirror's file | at the server |
+| what | in the replica's file | at the server |
 |---|---|---|
 | keys of a group | their values | absent, or what they were before, by which they are checked |
 | a key into which a group merged | with all groups' operands | without: its shadow |
@@ -56,7 +56,7 @@ class InodeWrites(msgspec.Struct, array_like=True):
     """The private keys of one inode."""
 
     keys: set[bytes]
-    """The keys that are there, in the mirror alone."""
+    """The keys that are there, in the replica alone."""
     merges: dict[bytes, bytes]
     is_published: bool = False
     """Others are to know of it, as soon as it can be."""
@@ -91,7 +91,7 @@ class Committed(NamedTuple):
 
 
 class Privates:
-    """The private groups of one mirror. They are remembered as its file has them; after an error,
+    """The private groups of one replica. They are remembered as its file has them; after an error,
     `load` it again."""
 
     def __init__(self, local: EmbeddedEngine) -> None:

@@ -1,8 +1,9 @@
-"""Transactions of a node's other processes: run on the mirror where they are, committed by the
-node.
+"""Transactions of a node's other processes: run on the metadata replica where they are, committed
+by the node.
 
-A process that has the mirror's file open (to read) runs the function itself and sends what it read
-and wrote; the node proposes that as its own. Refused, it is run again: the mirror is newer by then.
+A process that has the replica's file open (to read) runs the function itself and sends what it read
+and wrote; the node proposes that as its own. Refused, it is run again: the replica is newer by
+then.
 """
 
 import time
@@ -62,10 +63,10 @@ def ask(
     most_bytes: int,
     deadline_s: float = DEADLINE_S,
 ) -> T:
-    """Run `fn` on the mirror `local` and have what it wrote committed by `propose`, which sends it
+    """Run `fn` on the replica `local` and have what it wrote committed by `propose`, which sends it
     to the node (`unpack`, `MirrorEngine.propose`) and returns its answer; blocking.
 
-    Errors of both pass through. Raises Unavailable while the mirror is not whole, Conflict where
+    Errors of both pass through. Raises Unavailable while the replica is not whole, Conflict where
     others were faster until the deadline, TooLarge over `most_bytes`.
     """
     end = time.monotonic() + deadline_s

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Recalls:
-    """The recalls of one mirror. `is_alive`: whether another node may still do what it has a
+    """The recalls of one replica. `is_alive`: whether another node may still do what it has a
     delegation for."""
 
     def __init__(
@@ -79,8 +79,8 @@ class Recalls:
                 self._give_back_soon(namespace_id)
 
     def found(self, t: Transaction) -> None:
-        """Takes notice of recalls in the mirror, when it was read anew or is followed again after a
-        rest."""
+        """Takes notice of recalls in the replica, when it was read anew or is followed again after
+        a rest."""
         node = keys.pack_node(self._node)
         for namespace_id in delegations.of_node(t, node):
             if t.get(keys.delegation(namespace_id, node)) == delegations.RECALLED:
@@ -145,7 +145,7 @@ class Recalls:
             return self._privates.named_in(t, namespace_id)[:_BATCH]
 
         def fn(t: Transaction) -> bool:
-            """Nothing is made any more that only this node knows of, since the mirror says that it
+            """Nothing is made any more that only this node knows of, since the replica says that it
             was recalled; what is beyond a batch comes first."""
             if len(self._privates.named_in(t, namespace_id)) > _BATCH:
                 return False

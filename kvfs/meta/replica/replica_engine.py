@@ -1,11 +1,11 @@
-"""The engine of a node in a cluster: a mirror of all metadata in LMDB, whose changes are committed
+"""The engine of a node in a cluster: a replica of all metadata in LMDB, whose changes are committed
 by a server (Redis or Valkey).
 
 Invariants
 - What is read is one moment of the whole; it is as old as `heard_at` says at most. `catch_up`
   brings it up to now.
-- What `transact` returned is committed at the server, and in the mirror; what is private to this
-  node (`private`) in the mirror alone, until somebody else has to know.
+- What `transact` returned is committed at the server, and in the replica; what is private to this
+  node (`private`) in the replica alone, until somebody else has to know.
 - Nothing is committed on what the server does not have any more.
 
 Why not a cache of what was read: a prompt asks for many names that are not there, each for the
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class MirrorEngine:
-    """The mirror in `local`, of the metadata at `url`, of which `cluster` says whose they have to
+    """The replica in `local`, of the metadata at `url`, of which `cluster` says whose they have to
     be (None: anybody's). All methods but `read_now` belong to the event loop that runs `run`."""
 
     immediate = False
@@ -63,8 +63,8 @@ class MirrorEngine:
         is_alive: Callable[[int], bool] = lambda _node: True,
     ) -> None:
         """`settle` sees to the name of a private inode that is to be known. `on_applied` is told
-        what others changed, when it is in the mirror; it must not wait. `is_alive`: whether another
-        node holds its lease. Raises Invalid, NotSupported (the URL)."""
+        what others changed, when it is in the replica; it must not wait. `is_alive`: whether
+        another node holds its lease. Raises Invalid, NotSupported (the URL)."""
         location = locate(url)
         self.local = local
         self.node = node
@@ -99,7 +99,7 @@ class MirrorEngine:
 
     @property
     def position(self) -> int:
-        """The number of the last commit that the mirror holds."""
+        """The number of the last commit that the replica holds."""
         return self._applier.mark.position
 
     @property
@@ -114,12 +114,12 @@ class MirrorEngine:
 
     @property
     def refusal(self) -> str | None:
-        """Why the mirror cannot take what others commit (its disk is full, for one), or None."""
+        """Why the replica cannot take what others commit (its disk is full, for one), or None."""
         return self._applier.refusal
 
     @property
     def heard_at(self) -> float:
-        """When the mirror held all that was committed, at least, by `clock.now`; 0: it is not
+        """When the replica held all that was committed, at least, by `clock.now`; 0: it is not
         fit for use."""
         return self._follower.heard_at
 
@@ -146,14 +146,14 @@ class MirrorEngine:
         return known[number]
 
     async def read(self, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` on the mirror; never suspends. Raises Unavailable while it is not whole."""
+        """Run `fn` on the replica; never suspends. Raises Unavailable while it is not whole."""
         return self.read_now(fn)
 
     async def transact(
         self, fn: Callable[[Transaction], T], *, private: int = 0, behind: bool = False
     ) -> T:
-        """Run `fn` on the mirror, and commit. Cancelled while it waits: nothing was committed; when
-        it was sent, it is waited for, at most until the deadline.
+        """Run `fn` on the replica, and commit. Cancelled while it waits: nothing was committed;
+        when it was sent, it is waited for, at most until the deadline.
 
         `private`: an inode that `fn` makes or changes, and nothing else but its entry: where that
         can be it is committed on this node alone, at once, and others know of it with the next
@@ -175,8 +175,8 @@ class MirrorEngine:
         return result
 
     async def propose(self, proposal: Proposal) -> bool:
-        """Commit what another process ran on this mirror. False: it is to be run again, on the
-        mirror as it is now. Cancelled, raises: as `transact`."""
+        """Commit what another process ran on this replica. False: it is to be run again, on the
+        replica as it is now. Cancelled, raises: as `transact`."""
         self._check_open()
         return await self._proposer.propose(proposal)
 
@@ -187,7 +187,7 @@ class MirrorEngine:
         await self._recalls.recall(namespace_id, trio.current_time() + PATIENCE_S)
 
     async def catch_up(self) -> None:
-        """When this returns, the mirror holds all that was committed anywhere before the call: one
+        """When this returns, the replica holds all that was committed anywhere before the call: one
         round trip, which all share who wait. Raises Unavailable."""
         self._check_open()
         await self._follower.catch_up()
@@ -216,7 +216,7 @@ class MirrorEngine:
         return self.local.database(name)
 
     async def run(self, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow the cluster until cancelled; started when the mirror is whole and up to date,
+        """Follow the cluster until cancelled; started when the replica is whole and up to date,
         however long the server takes to be there. Raises Invalid, NotSupported, Conflict: it will
         not do."""
         try:
@@ -289,5 +289,5 @@ class MirrorEngine:
 
 
 def _new_mark(cluster: str, node: int) -> ReplicaMark:
-    """The mark of a mirror that holds nothing yet."""
+    """The mark of a replica that holds nothing yet."""
     return ReplicaMark(cluster=cluster, node=node, position=0, token=b"", filled=b"")

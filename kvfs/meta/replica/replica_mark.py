@@ -1,4 +1,4 @@
-"""The mark that makes an LMDB file a mirror: whose it is, and how far it has come."""
+"""The mark that makes an LMDB file a metadata replica: whose it is, and how far it has come."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +31,7 @@ _decode: Final = msgspec.msgpack.Decoder(ReplicaMark).decode
 
 
 def read_mark(t: Transaction) -> ReplicaMark | None:
-    """None: it is no mirror. Raises Corrupt."""
+    """None: it is no replica. Raises Corrupt."""
     packed = t.get(MIRROR_KEY)
     return None if packed is None else _unpack(packed)
 
@@ -41,7 +41,7 @@ def write_mark(t: Transaction, mark: ReplicaMark) -> None:
 
 
 def unfilled(packed: bytes) -> bytes:
-    """A mark, as of a mirror that is to be read anew. Raises Corrupt."""
+    """A mark, as of a replica that is to be read anew. Raises Corrupt."""
     return _encode(msgspec.structs.replace(_unpack(packed), filled=b""))
 
 
@@ -53,7 +53,7 @@ def _unpack(packed: bytes) -> ReplicaMark:
 
 
 def refuse_mirror(local: "EmbeddedEngine") -> None:
-    """Refuses a mirror for a lone node. Raises Conflict where its store's metadata are a
+    """Refuses a replica for a lone node. Raises Conflict where its store's metadata are a
     cluster's."""
     mark = local.read_now(read_mark)
     if mark is not None:

@@ -1,7 +1,7 @@
-"""A transaction that is run on a mirror, to be proposed. No I/O but reading the mirror.
+"""A transaction that is run on a metadata replica, to be proposed. No I/O but reading the replica.
 
-It remembers what it read, values and ranges, which the server finds unchanged or refuses it. What
-it merges it did not read.
+It remembers what it read, values and ranges, which the server finds unchanged or refuses it. It has
+not read the keys that it merges into.
 """
 
 from bisect import bisect_left
@@ -38,7 +38,7 @@ class Below:
                 self._merges[key] = merged(key, self._merges.get(key, None), operand) or operand
 
     def over(self, key: bytes, value: bytes | None) -> bytes | None:
-        """The value of a key whose value in the mirror is `value`."""
+        """The value of a key whose value in the replica is `value`."""
         if key in self._writes:
             return self._writes[key]
         return merged(key, value, self._merges[key])
@@ -67,7 +67,7 @@ class Base(Protocol):
 
 
 class UnpublishedWrites(Protocol):
-    """The keys that the mirror has and the server has not (`local_writes.Privates`)."""
+    """The keys that the replica has and the server has not (`local_writes.Privates`)."""
 
     @property
     def owners(self) -> Mapping[bytes, int]: ...
@@ -268,7 +268,7 @@ class View(GatheredWrites):
                 read.pairs.append((key, there))
 
     def _scan_below(self, start: bytes, end: bytes) -> Iterator[Pair]:
-        """The mirror's pairs, with those of the transactions before."""
+        """The replica's pairs, with those of the transactions before."""
         below = self._below.within(start, end)
         self.leans = self.leans or bool(below)
         taken = 0

@@ -11,7 +11,7 @@ After a kill between 1 and 3 the next eviction does the rest, or the file's retu
 Invariants
 - Between the look at the record, the look whether anybody uses the data file, and step 1, nothing
   of this process runs: nobody opens it for writing in between.
-- Who has it open is passed over; who opens it afterwards has it brought back.
+- A file that is open is passed over; an open afterwards has it brought back.
 """
 
 import os

@@ -10,7 +10,7 @@ given up, and the file brought again; then the damaged one is unlinked. After a 
 others have it.
 
 Invariants
-- Nobody is given these bytes by an open that comes later; who has the file open goes on.
+- Nobody is given these bytes by an open that comes later; a program that has the file open goes on.
 - What a durable file has left is not thrown away: an administrator may prefer it to nothing.
 """
 

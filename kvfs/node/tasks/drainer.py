@@ -32,7 +32,7 @@ from kvfs.tree.copies.replica_counts import HeldFile
 log = logging.getLogger(__name__)
 _PAUSE_S: Final = 1.0
 _STALLED_S: Final = 30.0
-"""Longer than a lease: who was away for a moment is there again, or counts as lost."""
+"""Longer than a lease: a node that was away for a moment is there again, or counts as lost."""
 _PAGE: Final = 256
 
 Evict = Callable[[int], Awaitable[bool]]

@@ -12,8 +12,8 @@ In a cluster a data file of which other nodes have copies goes first, without it
 (`surplus_replicas`), where the store is full; where a namespace is full names go, and each node
 sees to its share.
 
-A commit that fails for lack of space is tried again after step 2: space must come from somewhere.
-What a kill leaves then is a cache file's record without data, which is a miss.
+A commit that fails for lack of space is tried again after step 2: space must come from somewhere. A
+kill then leaves a cache file's record without data, which is a miss.
 
 Invariants
 - Only published files of cache namespaces are evicted, and only while nobody in this process has

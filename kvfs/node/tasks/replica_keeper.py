@@ -10,13 +10,13 @@
 | a node comes, or a minute passes | all that lacked copies |
 | ten minutes pass | all that this node holds |
 
-Each time the first of a file's live holders acts, the others do not (`policy.replica_repair`); who
-found that a file lacks copies sees to it until it has them, since a new first holder does not know
-of it. A node that is drained gives all away by itself (`drainer`).
+Each time the first of a file's live holders acts, the others do not (`policy.replica_repair`); the
+node that found that a file lacks copies sees to it until it has them, since a new first holder does
+not know of it. A node that is drained gives all away by itself (`drainer`).
 
 Invariants
 - Repair keeps to a rate; copies of what was just closed do not wait for it.
-- What could not be done is tried again with the next look.
+- Work that could not be done is tried again with the next look.
 """
 
 import logging
@@ -180,7 +180,7 @@ class Keeper:
         if before is None or before == seen:
             return
         dead = {number for number, (alive, _) in seen.items() if not alive}
-        # What nobody has who is there is counted anew for all that are away.
+        # Files that no present node has are counted anew for all nodes that are away.
         self._owed = dead | {number for number in self._owed if number in seen}
         self._without = {number: n for number, n in self._without.items() if number in dead}
         states = {number: state for number, (_, state) in seen.items()}

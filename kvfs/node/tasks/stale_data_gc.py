@@ -21,7 +21,7 @@ sweep looks again. To put away is to unlink what is of a cache, and to move into
 be durable (`vfs.quarantine`).
 
 Invariants
-- A data file younger than the sweep's limit stays: who made it may be about to record it.
+- A data file younger than the sweep's limit stays: its maker may be about to record it.
 - What is open in this process stays, whatever its record says: it goes when it is closed.
 - What goes because a commit says so goes after that commit is as durable as the engine makes it.
 """

@@ -3,7 +3,7 @@
 Invariants
 - It returns only when as many nodes as the namespace wants, this one included, have recorded that
   they have the present content, on their disks.
-- Who waits, waits no longer than 10 seconds and a second for each 32 MiB; then it gets Unavailable:
+- A caller waits no longer than 10 seconds and a second for each 32 MiB; then it gets Unavailable:
   the file is published and the keeper goes on, but nobody was promised its copies. Until then it is
   tried again: a node that starts just now, or that frees room, is there in time.
 - In a namespace that promises none it costs a look at its record.
@@ -85,5 +85,5 @@ class Acknowledging:
 
     def _missing(self, file: HeldFile) -> int:
         verdict = replica_repair.judge(self._copies.snapshot(), file.ino, file.holders, file.wanted)
-        # Without its own lease this node knows of nobody who has the file.
+        # Without its own lease this node knows of no holder of the file.
         return file.wanted if verdict.actor is None else verdict.missing

@@ -11,7 +11,7 @@ After a kill between 2 and 3 both are there, with the same content; the disk's c
 goes with the next measurement.
 
 Invariants
-- Only sealed files are moved, and none that the mount has open; who reads the old one elsewhere
+- Only sealed files are moved, and none that the mount has open; a reader of the old one elsewhere
   goes on doing so.
 - Between the look whether the file is what was copied, and step 3, nothing of this process runs.
 - Walking a place takes at most a twentieth of a thread's time.

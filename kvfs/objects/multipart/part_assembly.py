@@ -6,8 +6,8 @@ of the upload's directory, NUL `data` and the stride in hexadecimal; a part in i
 data of its own, which says where it is. A part that is shorter than the stride fits, too: the last.
 
 Invariants
-- The bytes of a recorded part are never written again: who sends the part anew gets a file of its
-  own. Who writes into an assembly holds an exclusive lock on the part's bytes (`part_slots`).
+- The bytes of a recorded part are never written again: a part that is sent anew gets a file of its
+  own. A writer into an assembly holds an exclusive lock on the part's bytes (`part_slots`).
 - An assembly becomes an object only where nobody writes to it, and no recorded part is in it that
   is not the object's.
 - It is not sealed before: its flag says so to the sealer.

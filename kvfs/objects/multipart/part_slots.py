@@ -15,7 +15,8 @@ that made it; on others a part gets a file of its own, and a completion copies (
 
 A lock is one of the open file (F_OFD_SETLK): it ends with the descriptor, however the process ends,
 and holds between processes and within one. A completion that finds somebody writing leaves the
-assembly alone: who sent the part twice and completes may still have the first attempt under way.
+assembly alone: a client that sent the part twice and completes may still have the first attempt
+under way.
 """
 
 import contextlib

@@ -1,7 +1,8 @@
 """Uploads in parts. No I/O here.
 
 An upload is a directory in the bucket's `object_keys.UPLOADS`, named by its id; in it are its
-parts, as files named by their numbers. What is to become of them is in attributes of the directory.
+parts, as files named by their numbers. The attributes of the object that they are to become are
+kept as attributes of the directory.
 
 | step | left by a kill after it |
 |---|---|

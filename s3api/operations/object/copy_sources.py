@@ -1,4 +1,4 @@
-"""The source of CopyObject and UploadPartCopy: who copies must be allowed to read it."""
+"""The source of CopyObject and UploadPartCopy: the caller must be allowed to read it."""
 
 import dataclasses
 from collections.abc import Callable

@@ -90,7 +90,8 @@ class AccessRequest:
     """`action` as in `s3:GetObject`, `resource` an ARN, `values` by condition key in lower case.
 
     `unknown`: of which condition keys (their beginnings) the values are not known yet, and
-    RESOURCE. An Allow is taken to hold there, a Deny not to: who is not allowed so never is."""
+    RESOURCE. An Allow is taken to hold there, a Deny not to: a caller that is not allowed so never
+    is."""
 
     caller: Requester
     action: str
