@@ -106,7 +106,7 @@ def test_down_takes_away_what_a_kill_left(node: Node) -> None:
     node.kill()
     done = kvfs("down", *node.place())
     assert done.returncode == 0, done.stderr
-    assert f"took away the stale mount at {node.mount}" in done.stdout
+    assert f"removed the stale mount at {node.mount}" in done.stdout
     assert not is_mounted(node.mount)
 
 

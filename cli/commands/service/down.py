@@ -45,7 +45,7 @@ def command(
     if stopped:
         click.echo(f"stopped the node on {config.store}")
     elif recovered:
-        click.echo(f"took away the stale mount at {config.mount}")
+        click.echo(f"removed the stale mount at {config.mount}")
     else:
         click.echo(f"no node runs on {config.store}")
 
