@@ -252,5 +252,5 @@ _FLOWS: Final = (
     _Flow("kept descriptor", ("open",), _open, _write_and_open, os.unlink, 16, 0),
     _Flow("attributes", ("getattr",), _attributes, _write, os.unlink, None, 0),
     _Flow("rename", ("rename",), _rename, _write, _unlink_renamed, None, 1),
-    _Flow("unlink", ("unlink",), os.unlink, _write, None, None, 1),
+    _Flow("unlink", ("unlink",), os.unlink, _write, None, None, None),
 )
