@@ -18,7 +18,9 @@ from typing import Any, Final
 
 _DIRECTORY: Final = "BENCH_CALLS"
 _COMMIT: Final = "EmbeddedEngine.commit"
-_REQUEST: Final = "FastPath._guarded_dispatch"
+_REQUESTS: Final = ("FastPath._guarded_dispatch", "FastPath._release_of")
+_RELEASE: Final = "FastPath._defer"
+"""What a request for which nobody waits comes to first; the rest of it follows another, or none."""
 _HANDLERS: Final = ("Handlers.", "PlainAnswers.")
 _POLL_S: Final = 0.002
 _WAIT_S: Final = 20.0
@@ -109,11 +111,13 @@ class _Counting:
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
             name = frame.f_code.co_qualname
-            if name == _REQUEST:
+            if self._request is None and name in _REQUESTS:
                 self.end()
                 self._request = frame
             self._calls[name] += 1
-            if self._request is not None and not self._name and name.startswith(_HANDLERS):
+            if name == _RELEASE:
+                self._name = "release"
+            elif self._request is not None and not self._name and name.startswith(_HANDLERS):
                 method = name.rpartition(".")[2]
                 if method != "may_wait" and not method.startswith("_"):
                     self._name = method

@@ -248,7 +248,7 @@ _BLOCK_REQUESTS: Final = ("create", "flush", "rename")
 _FLOWS: Final = (
     _Flow("block", _BLOCK_REQUESTS, _put_block, None, os.unlink, 160, 2),
     _Flow("absent name", ("lookup",), stat_missing, None, None, None, 0),
-    _Flow("first open", ("open",), _open, _write, os.unlink, 40, 0),
+    _Flow("first open", ("open", "release"), _open, _write, os.unlink, 40, 0),
     _Flow("kept descriptor", ("open",), _open, _write_and_open, os.unlink, 16, 0),
     _Flow("attributes", ("getattr",), _attributes, _write, os.unlink, None, 0),
     _Flow("rename", ("rename",), _rename, _write, _unlink_renamed, None, 1),

@@ -192,9 +192,12 @@ class FastPath:
         self._backing = backing
         self._handlers = handlers or Handlers(operations, backing)
         self._root = self._handlers.root
+        self._orphans = operations.orphans.held
         self._plain: dict[int, Answer] = {}
+        self._release_reader: Callable[[int, memoryview], bool] | None = None
         if handlers is None and operations.coherence is None:
-            self._plain = PlainAnswers(operations, operations.node.local, backing).table()
+            plain = PlainAnswers(operations, operations.node.local, backing)
+            self._plain, self._release_reader = plain.table(), plain.release
         if handlers is None and operations.locks is not None:
             self._handlers.waiting.update(LockHandlers(operations.locks).table())
         self._steps = operations.engine.reads_immediate
@@ -303,12 +306,15 @@ class FastPath:
         if plain is not None:
             answer = plain(nodeid, buffer[_HEADER:n], uid)
             if answer is not None:
-                self._reply_plainly(unique, answer)
+                if isinstance(answer, bytes):
+                    self._reply(unique, answer)
+                else:
+                    payload.reply_error(self._device, unique, answer)
                 return
         handler = self._handlers.inline.get(opcode)
         if handler is not None:
             request = KernelRequest(opcode, unique, number, uid, gid, pid, buffer[_HEADER:n])
-            if opcode == Op.RELEASE and self._steps and nodeid not in self._operations.orphans:
+            if opcode == Op.RELEASE and self._steps and nodeid not in self._orphans:
                 self._defer(request)
             elif self._steps and not (
                 opcode in MAY_WAIT and self._handlers.may_wait(opcode, request)
@@ -340,7 +346,7 @@ class FastPath:
         release.detach()
         self._deferred[release.nodeid] = release
         if len(self._deferred) > _DEFERRED:
-            self._release_one()
+            self._release_of(next(iter(self._deferred)))
 
     def _release_one(self) -> None:
         self._release_of(next(iter(self._deferred)))
@@ -348,6 +354,13 @@ class FastPath:
     def _release_of(self, nodeid: int) -> None:
         """What is asked of a file next finds it closed, as its caller does."""
         request = self._deferred.pop(nodeid)
+        try:
+            if self._release_reader is not None and self._release_reader(nodeid, request.body):
+                self._reply(request.unique, b"")
+                return
+        except Exception as e:  # logged, then translated
+            self._reply_error(request.unique, e)
+            return
         self._answer(request, self._handlers.release(request))
 
     # ---- answering
@@ -427,12 +440,6 @@ class FastPath:
         except OSError as e:
             if e.errno not in (errno.ENOENT, errno.ENODEV):
                 raise
-
-    def _reply_plainly(self, unique: int, answer: bytes | int) -> None:
-        if isinstance(answer, bytes):
-            self._reply(unique, answer)
-        else:
-            payload.reply_error(self._device, unique, answer)
 
     def _reply_error(self, unique: int, error: Exception) -> None:
         if not isinstance(error, KvfsError | OSError):

@@ -671,9 +671,24 @@ class OpenFiles:
                 self._close_unused(file)
         return 0 if file.handles or file.users else file.ino
 
+    def release_reader(self, fh: int) -> bool:
+        """As `release`, on a lone node, of a handle that is not writable; False: it is, or there is
+        none."""
+        handle = self._handles.get(fh)
+        if handle is None or handle.writable:
+            return False
+        del self._handles[fh]
+        file = handle.file
+        file.handles -= 1
+        self._volume.holders.released(file.ino)
+        if not file.handles and not file.users:
+            self._note_atime(file)
+            self._close_unused(file)
+        return True
+
     def _note_atime(self, file: OpenFile) -> None:
         """Reads by passthrough are not seen here, but they set the data file's access time."""
-        if file.is_partial or file.is_former:
+        if file.is_former or (file.incoming is not None and file.is_partial):
             return
         atime_ns = os.fstat(file.fd).st_atime_ns
         if atime_ns != file.atime_ns:

@@ -19,8 +19,8 @@ class Orphans:
     def __init__(self, volume: Volume, open_files: OpenFiles) -> None:
         self._volume = volume
         self._open_files = open_files
-        self._versions: dict[int, int] = {}
-        """Inode -> data version."""
+        self.held: dict[int, int] = {}
+        """By inode, the data version of those that have no name. Only looked at by others."""
 
     def removed(self, removed: Removed | None) -> None:
         """The last link of an inode went: drop it now, or when its last holder lets go."""
@@ -28,30 +28,30 @@ class Orphans:
             return
         self._open_files.let_go(removed.ino)
         if self._volume.holders.keep(removed.ino):
-            self._versions[removed.ino] = removed.inode.version
+            self.held[removed.ino] = removed.inode.version
         else:
             self._volume.drop_later(removed.ino, removed.inode.version)
 
     def made(self, ino: int) -> None:
         """A file was made without a name."""
-        self._versions[ino] = 0
+        self.held[ino] = 0
 
     def named(self, ino: int) -> None:
         """A file has a name (again): it goes with that."""
-        self._versions.pop(ino, None)
+        self.held.pop(ino, None)
 
     def __contains__(self, ino: int) -> bool:
         """Whether it has no name, and is held."""
-        return ino in self._versions
+        return ino in self.held
 
     def let_go(self, ino: int) -> None:
         """A holder let go of the inode: if it is an orphan and that was the last, it is dropped."""
-        if ino in self._versions and not self._volume.holders.keep(ino):
-            self._volume.drop_later(ino, self._versions.pop(ino))
+        if ino in self.held and not self._volume.holders.keep(ino):
+            self._volume.drop_later(ino, self.held.pop(ino))
 
     def let_all_go(self) -> None:
         """Nobody holds anything any more."""
-        for ino in list(self._versions):
+        for ino in list(self.held):
             self.let_go(ino)
 
     async def lost_link(self, ino: int) -> bool:

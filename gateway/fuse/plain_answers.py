@@ -1,9 +1,9 @@
 """The hot requests of a lone node's mount, answered by plain functions.
 
 Look-ups, attributes, opens for reading and the attribute that each write asks for need one look at
-the engine, in memory, and wait for nothing: a coroutine, a transaction's object and an exception
-for each would cost more than the look. Whatever is not the common case (`None`) goes the general
-way, by `Handlers`, which says the same and more.
+the engine, in memory, and wait for nothing; nor does the release of a handle that only read. A
+coroutine, a transaction's object and an exception for each would cost more than the look. Whatever
+is not the common case goes the general way, by `Handlers`, which says the same and more.
 
 Invariants
 - Nothing is changed before it is known that the answer is given here.
@@ -46,6 +46,7 @@ class PlainAnswers:
         self._missed = operations.misses.missed
         self._known = operations.known
         self._open_files = operations.open_files
+        self._orphans = operations.orphans
         self._flags = registrar.flags
 
     def table(self) -> dict[int, Answer]:
@@ -104,6 +105,15 @@ class PlainAnswers:
             if handle is None:
                 return None
         return protocol.OPEN_OUT.pack(handle.fh, *self._flags(handle))
+
+    def release(self, ino: int, body: memoryview) -> bool:
+        """Whether it was one of a handle by which nothing was written or locked, and so is done."""
+        fh, _, flags, _ = protocol.RELEASE_IN.unpack_from(body)
+        if flags or not self._open_files.release_reader(fh):
+            return False
+        if ino in self._orphans.held:
+            self._orphans.let_go(ino)
+        return True
 
     def getxattr(self, ino: int, body: memoryview, _uid: int) -> int | None:
         """Whether a file has capabilities, which a kernel asks before it writes."""
