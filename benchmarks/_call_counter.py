@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -90,11 +90,14 @@ def install() -> None:
             (directory / f"{os.getpid()}.begun").touch()
             sys.setprofile(counting)
         else:
-            sys.setprofile(None)
-            counting.end()
-            made = directory / f"{os.getpid()}.new"
-            made.write_text(json.dumps(counted))
-            made.rename(made.with_suffix(".json"))
+            counting.when_idle(write)
+
+    def write() -> None:
+        sys.setprofile(None)
+        counting.end()
+        made = directory / f"{os.getpid()}.new"
+        made.write_text(json.dumps(counted))
+        made.rename(made.with_suffix(".json"))
 
     signal.signal(signal.SIGUSR2, toggle)
 
@@ -107,8 +110,25 @@ class _Counting:
         self._request: FrameType | None = None
         self._name = ""
         self._calls: Counter[str] = Counter()
+        self._is_busy = False
+        self._left: Callable[[], None] | None = None
+
+    def when_idle(self, work: Callable[[], None]) -> None:
+        """A signal may come while a call is counted: what it asks for is done after that."""
+        if self._is_busy:
+            self._left = work
+        else:
+            work()
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        self._is_busy = True
+        self._count(frame, event)
+        self._is_busy = False
+        if self._left is not None:
+            left, self._left = self._left, None
+            left()
+
+    def _count(self, frame: FrameType, event: str) -> None:
         if event == "call":
             name = frame.f_code.co_qualname
             if self._request is None and name in _REQUESTS:

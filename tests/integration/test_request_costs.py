@@ -11,10 +11,10 @@ from benchmarks._guard import Guard
 from benchmarks._request_rows import Measured
 
 MOST: Final = {
-    "absent name": 7,
+    "absent name": 6,
     "first open": 40,
-    "kept descriptor": 14,
-    "attributes": 17,
+    "kept descriptor": 13,
+    "attributes": 16,
     "block": 160,
 }
 
