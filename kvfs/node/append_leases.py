@@ -12,7 +12,7 @@ newest content with it; it gives it back when the last such open file of it is c
 
 Invariants
 - A lease counts while its node is alive in the run that took it. A node that was taken for dead
-  publishes nothing over what others appended since (`versions.check_follows`).
+  publishes nothing over what others appended since (`content_versions.check_follows`).
 - A waiting request is made again when the lease has changed, and at least once in RECHECK_S.
 """
 

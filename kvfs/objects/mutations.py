@@ -103,7 +103,7 @@ def put(
 ) -> Facts:
     """Put an object under its key. Raises what `check` raises, PreconditionFailed (it passed where
     nothing is, and a mount is making a file of that name), Invalid, TooLarge, NoSuchBucket, and
-    NotAnObject, TooOld, `placing.Dropped` (a node that started took the body for a dead
+    NotAnObject, TooOld, `staging.Dropped` (a node that started took the body for a dead
     process's)."""
     check_key(key)
     if namespace_of(new.body.ino) != bucket.id:

@@ -2,8 +2,8 @@
 
 The segments of a key, split at '/', are names in the engine as they are, so that a depth-first scan
 meets keys in the order of their bytes. A segment of 480 bytes or more is continued in a directory
-that adds no '/' to the key (`odd.SPLIT`). What else the system keeps beside objects has a NUL in
-its name:
+that adds no '/' to the key (`name_escaping.SPLIT`). What else the system keeps beside objects has a
+NUL in its name:
 
 | name | what |
 |---|---|

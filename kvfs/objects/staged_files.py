@@ -12,7 +12,7 @@ which reserves its space, as `kvfs.session.draft_files` makes them.
 
 Invariants
 - A number is used once. A node that starts makes an orphan of each reserved number, so that step 3
-  of who still lives fails with `placing.Dropped`; then the data are copied to a new number.
+  of who still lives fails with `staging.Dropped`; then the data are copied to a new number.
 """
 
 import os
