@@ -302,9 +302,9 @@ def test_space_waits_for_what_came_and_is_not_recorded_yet(tmp_path: Path) -> No
         inos = [there.put(content(4 * MIB), space=site.durable) for _ in range(12)]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(here.evictor.run)
-            async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as bringing:
                 for ino in inos:
-                    nursery.start_soon(here.bringing.bring, ino)
+                    bringing.start_soon(here.bringing.bring, ino)
                 await until(lambda: here.evictor.counters["passed_over_in_use"] > 0, "it is full")
                 here.engine.commits.set()
             assert here.evictor.counters["dropped_copies"] >= 1
