@@ -24,7 +24,7 @@ import msgspec
 import trio
 
 from kvfs.base.clock import now
-from kvfs.base.errors import AccessDenied, Conflict, KvfsError, NotFound
+from kvfs.base.errors import AccessDenied, Busy, Conflict, KvfsError, NotFound
 from kvfs.base.version import PROTOCOL, VERSION
 from kvfs.cluster import handshake, node_identity, secrets, version_range
 from kvfs.cluster.failure_detector import RENEWAL_S, TERM_S, Tenure
@@ -408,6 +408,22 @@ async def check_secrets(url: str, those: Secrets) -> None:
         raise AccessDenied(
             f"the secret is not valid at {location.shown} any more: `kvfs node secret` on a node"
             " that runs prints the one that is"
+        )
+
+
+async def check_unused(url: str) -> None:
+    """Raises Busy where a node lives whose metadata are at `url`; Unavailable, Invalid."""
+    location = locate(url)
+    table = LeaseTable(location, DEADLINE_S)
+    try:
+        leases = (await table.peek()).leases
+    finally:
+        table.close()
+    living = sorted(number for number, lease in leases.items() if lease.age_s < TERM_S)
+    if living:
+        raise Busy(
+            f"node {living[0]} uses the metadata at {location.shown}: stop all nodes first"
+            f" (a killed one counts for {TERM_S:.0f} s)"
         )
 
 

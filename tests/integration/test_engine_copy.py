@@ -66,6 +66,7 @@ def test_mistakes_are_named_and_passwords_are_not(
     for arguments, code, words in [
         ((str(store), url), 4, "--replace"),
         ((str(store), str(store)), 2, "the same"),
+        ((url, url.replace("127.0.0.1", "localhost"), "--replace"), 2, "the same"),
         ((str(tmp_path / "none"), url), 3, "none"),
         ((url.replace("secret", "wrong-one"), str(tmp_path / "t")), 2, "user and password"),
         ((str(store), "http://host"), 2, "redis://"),

@@ -45,6 +45,10 @@ def test_metadata_are_copied_out_of_it(nodes: Several, redis: RedisCluster, tmp_
     assert out.returncode == 0, out.stderr
     listed = kvfs("namespace", "list", "--store", str(tmp_path / "backup"))
     assert "models" in listed.stdout
+    over = kvfs("engine", "copy", str(tmp_path / "backup"), redis.url, "--replace")
+    assert over.returncode == 4, "nodes live there"
+    assert "stop all nodes first" in over.stderr
+    assert (nodes.nodes[1].mount / "models" / "copied").read_bytes() == b"data"
 
 
 def test_nodes_go_on_when_the_server_of_their_shard_is_killed(

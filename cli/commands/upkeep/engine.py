@@ -46,14 +46,23 @@ def copy(source: str, target: str, name: str | None, replace: bool) -> None:
 
     In a Redis cluster a copy lies in one slot, so on one server and its replicas.
 
-    Data files are not copied, and the secrets of S3 users stay encrypted with the key of the store
-    they come from. A copy that was cut short is begun anew by the same command.
+    Where the target's metadata are replaced its nodes must be stopped. Data files are not copied,
+    and the secrets of S3 users stay encrypted with the key of the store they come from. A copy that
+    was cut short is begun anew by the same command.
     """
+    from kvfs.cluster.membership import check_unused
+    from kvfs.meta.redis.location import is_url
+    from kvfs.meta.replica.direct_engine import DirectEngine
     from kvfs.tree.metadata_copy import copy_all, copy_namespace
 
     if _same(source, target):
         raise Invalid("source and target are the same")
+    if replace and is_url(target):
+        trio.run(check_unused, target)
     with _opened(source) as old, _opened(target, make=True) as new:
+        places = [each.place() for each in (old, new) if isinstance(each, DirectEngine)]
+        if len(places) > len(set(places)):
+            raise Invalid("source and target are the same")
         with progress.shown("copying", None) as step:
             if name is None:
                 copied = copy_all(old, new, replace=replace, progress=step)

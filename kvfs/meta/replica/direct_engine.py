@@ -21,6 +21,7 @@ import trio
 from kvfs.base.clock import now
 from kvfs.base.errors import Conflict, Unavailable
 from kvfs.meta.engine import Transaction
+from kvfs.meta.redis.about import read_info
 from kvfs.meta.redis.calling import RetryingClient, locate
 from kvfs.meta.redis.log import BEGIN, PROPOSE, Proposal, proposed, read_answer
 from kvfs.meta.redis.scripts import COMMON, Item, Pair, Script
@@ -86,7 +87,8 @@ class DirectEngine:
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._node = node
-        self._caller = RetryingClient(locate(url), deadline_s)
+        self._location = locate(url)
+        self._caller = RetryingClient(self._location, deadline_s)
         self._name = secrets.token_hex(8).encode()
         self._number = 0
         self._turn = trio.Lock()
@@ -129,6 +131,12 @@ class DirectEngine:
         Unavailable."""
         promise: str = self._call(self._caller.keep)
         return promise
+
+    def place(self) -> tuple[str, int, str]:
+        """The server's identity, the database and the prefix: equal for two engines that are one,
+        whatever their URLs. Raises Unavailable."""
+        about = read_info(self._call(self._caller.call, b"INFO", b"server"))
+        return about["run_id"], self._location.db, self._location.prefix
 
     def close(self) -> None:
         """End the thread, and what others wait for; idempotent."""
