@@ -12,7 +12,6 @@ view, all of them given out by one NFS-Ganesha in a jail. Once a second it looks
 | the daemon ends, in order or not | Ganesha with it |
 """
 
-import contextlib
 import errno
 import logging
 import socket
@@ -20,7 +19,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 
@@ -39,6 +38,7 @@ from kvfs.node.mounts import Views
 _LOOK_S: Final = 1.0
 BACKOFF_S: Final = (0.1, 5.0)
 _HEALTHY_S: Final = 30.0
+_SETTLE_S: Final = (1.0, 60.0)
 _ANSWER_S: Final = 20.0
 _ASK_S: Final = 5.0
 _PATIENCE_S: Final = 60.0
@@ -52,6 +52,16 @@ def is_wanted(config: Config) -> bool:
     return config.nfs != "off"
 
 
+class _Refused(NamedTuple):
+    """A view that the kernel would not make read-only, or writable again."""
+
+    read_only: bool
+    """The wish."""
+    pause_s: float
+    again_s: float
+    """The moment of the next try, by trio's clock."""
+
+
 class NfsServing:
     """The NFS door of one node. A companion: call it."""
 
@@ -63,6 +73,8 @@ class NfsServing:
         self._served: dict[int, Exported] = {}
         self._problems: dict[int, str] = {}
         """Problems of exports that cannot be served, by number."""
+        self._refused: dict[int, _Refused] = {}
+        """By number of the export."""
         self._lines: dict[int, int] = {}
         """The exports in the configuration, by their first lines."""
         self._ganesha: Ganesha | None = None
@@ -256,13 +268,26 @@ class NfsServing:
             await views.add(exported.number, directory, self._place.answers)
 
     async def _settle(self, views: Views, wanted: list[Exported]) -> None:
-        """Views of read-only exports refuse changes themselves: reads cost less then. Where files
-        are open for writing still, they do so once none is. Raises KvfsError."""
+        """Have views of read-only exports refuse changes themselves, so that reads cost less.
+        Ganesha refuses them in any case, so what the kernel refuses (files are open for writing,
+        or unlinked while they are open) stops nothing, and is asked again less and less often: for
+        each try the kernel forgets the view's names."""
         for each in wanted:
-            if each.number in views:
-                with contextlib.suppress(Busy):
-                    read_only = each.export.read_only
-                    await views.set_read_only(each.number, read_only=read_only)
+            read_only, now = each.export.read_only, trio.current_time()
+            refused = self._refused.get(each.number)
+            if refused is not None and refused.read_only != read_only:
+                refused = None
+            if each.number not in views or (refused is not None and now < refused.again_s):
+                continue
+            try:
+                await views.set_read_only(each.number, read_only=read_only)
+                self._refused.pop(each.number, None)
+            except KvfsError as error:
+                if refused is None and not isinstance(error, Busy):
+                    log.warning("NFS: the view of /%s stays as it is: %s", each.name, error)
+                first_s, longest_s = _SETTLE_S
+                pause_s = first_s if refused is None else min(2 * refused.pause_s, longest_s)
+                self._refused[each.number] = _Refused(read_only, pause_s, now + pause_s)
 
     def _write(self, exported: Mapping[int, Exported]) -> None:
         address, config, place = self._address, self._config, self._place
