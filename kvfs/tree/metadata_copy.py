@@ -13,7 +13,7 @@ def copy_all(
     source: Blocking, target: Blocking, *, replace: bool, progress: Progress
 ) -> CopyResult:
     """All metadata. Raises Exists where the target holds any and `replace` is not set; Conflict,
-    Corrupt, as `copying.copy` does."""
+    Corrupt, as `engine_copy.copy` does."""
     part = engine_copy.whole()
     schema = source.read_now(_checked)
 

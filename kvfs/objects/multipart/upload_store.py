@@ -156,7 +156,7 @@ class Uploads:
         start_id: str = "",
         max_uploads: int = 1000,
     ) -> UploadPage:
-        """See `uploads.list_all`. Raises NoSuchBucket."""
+        """See `upload_transactions.list_all`. Raises NoSuchBucket."""
         return self._session.read(
             lambda t: upload_transactions.list_all(
                 t,
