@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.bare_directory import BareDirectory
-from gateway.fuse import device
+from gateway.fuse.channel import device
 from kvfs.base.errors import AccessDenied, Busy, Invalid, NotADirectory, Unavailable
 from kvfs.base.processes import state_of
 from kvfs.datastore.kernel import filesystem_probe

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import trio
 
 from gateway import mountpoint
-from gateway.fuse import device
+from gateway.fuse.channel import device
 from kvfs.base import descriptors, priority
 from kvfs.base.config import Config
 from kvfs.base.errors import Busy, Invalid, NotFound, Unavailable

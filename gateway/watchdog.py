@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import trio
 
 from gateway import watchdog_process
-from gateway.fuse import device
+from gateway.fuse.channel import device
 
 _PAUSE_S: Final = 1.0
 """Before one that ended is replaced."""

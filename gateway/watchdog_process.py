@@ -84,7 +84,8 @@ def _say(text: str) -> None:
 def _abort_by_path(packages: str, device: str, mountpoint: str) -> None:
     os.chdir(packages)
     program = (
-        "import sys; from gateway.fuse import device; sys.exit(device.abort_if(*sys.argv[1:]))"
+        "import sys; from gateway.fuse.channel import device; "
+        "sys.exit(device.abort_if(*sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, mountpoint, device]
     os.execv(command[0], command)  # noqa: S606  no shell

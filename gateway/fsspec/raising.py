@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from gateway.fuse.errno_map import errno_of
+from gateway.fuse.codec.errno_map import errno_of
 from kvfs.base.errors import KvfsError
 
 

@@ -18,17 +18,17 @@ import msgspec
 import pyfuse3
 import trio
 
-from gateway.fuse import device as dev
-from gateway.fuse import probe
-from gateway.fuse.fastpath import BackingRegistry, FastPath, server_socket
-from gateway.fuse.handles import OpenFiles
-from gateway.fuse.invalidation import Invalidator, KernelNotifier
-from gateway.fuse.libfuse import LibfuseOperations
-from gateway.fuse.neighbours import Neighbours
-from gateway.fuse.open_file import OpenFile
+from gateway.fuse.channel import device as dev
+from gateway.fuse.channel import mode_probe
+from gateway.fuse.channel.dispatch import BackingRegistry, FastPath, server_socket
+from gateway.fuse.channel.libfuse import LibfuseOperations
+from gateway.fuse.codec.protocol import Init
+from gateway.fuse.files.open_file import OpenFile
+from gateway.fuse.files.open_files import OpenFiles
+from gateway.fuse.notify.invalidation import Invalidator, KernelNotifier
+from gateway.fuse.notify.sibling_kernels import Neighbours
 from gateway.fuse.operations import Operations
-from gateway.fuse.protocol import Init
-from gateway.fuse.view import MountViews
+from gateway.fuse.views.view import MountViews
 from gateway.watchdog import watched
 from kvfs.base import fuse_device
 from kvfs.base.config import Config
@@ -94,7 +94,7 @@ async def serve(
     Cancelled: unmounts (lazily where files are open), publishes what open files hold, and ends.
     Raises what the device raises, and NotSupported for a mode that this machine cannot
     do."""
-    choice = probe.choose(options.mode, node.files.root)
+    choice = mode_probe.choose(options.mode, node.files.root)
     if choice.mode == "libfuse":
         await _serve_libfuse(node, options, choice, task_status)
     else:
@@ -104,7 +104,7 @@ async def serve(
 async def _serve_fast(
     node: Node,
     options: MountOptions,
-    choice: probe.Choice,
+    choice: mode_probe.Choice,
     task_status: trio.TaskStatus[MountInfo],
 ) -> None:
     dev.require_little_endian()
@@ -121,18 +121,18 @@ async def _serve_fast(
 async def _serve_device(
     node: Node,
     options: MountOptions,
-    choice: probe.Choice,
+    choice: mode_probe.Choice,
     device: int,
     watched_from: trio.Event,
     task_status: trio.TaskStatus[MountInfo],
 ) -> None:
     where = options.mountpoint
     ours, theirs = server_socket()
-    direct_writes = probe.direct_writes().available
+    direct_writes = mode_probe.direct_writes().available
     backing = BackingRegistry(
         device, choice.mode == "passthrough", choice.stack_depth, direct_writes
     )
-    backing.direct_reads = probe.direct_reads().available
+    backing.direct_reads = mode_probe.direct_reads().available
     open_files = _open_files(node, backing.closed)
     operations = Operations(node, open_files)
     open_files.may_pass = backing.may_pass
@@ -222,7 +222,7 @@ async def _until_gone(fast: FastPath, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-def _settle(backing: BackingRegistry, node: Node, choice: probe.Choice) -> str:
+def _settle(backing: BackingRegistry, node: Node, choice: mode_probe.Choice) -> str:
     """Try one registration of a backing file; where it fails the mount is relayed. The reason, if
     any."""
     if choice.mode != "passthrough":
@@ -243,7 +243,7 @@ def _settle(backing: BackingRegistry, node: Node, choice: probe.Choice) -> str:
 async def _serve_libfuse(
     node: Node,
     options: MountOptions,
-    choice: probe.Choice,
+    choice: mode_probe.Choice,
     task_status: trio.TaskStatus[MountInfo],
 ) -> None:
     where = options.mountpoint
@@ -264,7 +264,7 @@ async def _serve_libfuse(
 async def _serve_through_libfuse(
     node: Node,
     options: MountOptions,
-    choice: probe.Choice,
+    choice: mode_probe.Choice,
     device: int,
     operations: Operations,
     watched_from: trio.Event,
@@ -313,7 +313,7 @@ def _open_files(node: Node, on_closed: Callable[[OpenFile], None]) -> OpenFiles:
 
 
 def _notifier(device: int) -> KernelNotifier:
-    return KernelNotifier(device, drops=probe.cache_drop().available)
+    return KernelNotifier(device, drops=mode_probe.cache_drop().available)
 
 
 async def _libfuse_main(scope: trio.CancelScope) -> None:

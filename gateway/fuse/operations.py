@@ -14,19 +14,19 @@ from typing import Final
 import msgspec
 import trio
 
-from gateway.fuse.attributes import Attributes, changes_of, completed
-from gateway.fuse.caller import Caller, now_ns
-from gateway.fuse.directories import DirectoryStreams, ListingEntry
-from gateway.fuse.handles import LARGE_BLOCKS, OpenFiles
-from gateway.fuse.introducing import Introductions
-from gateway.fuse.kernel_inodes import InodeOpener
-from gateway.fuse.moved_names import MovedNames
-from gateway.fuse.open_file import Handle, OpenFile
-from gateway.fuse.orphans import Orphans
-from gateway.fuse.overtaken_opens import OvertakenOpens
-from gateway.fuse.protocol import NAME_MAX, Fattr
-from gateway.fuse.ranges import Ranges
-from gateway.fuse.xattrs import Xattrs
+from gateway.fuse.codec.caller import Caller, now_ns
+from gateway.fuse.codec.protocol import NAME_MAX, Fattr
+from gateway.fuse.codec.set_attributes import Attributes, changes_of, completed
+from gateway.fuse.files.file_ranges import Ranges
+from gateway.fuse.files.kernel_inodes import InodeOpener
+from gateway.fuse.files.open_file import Handle, OpenFile
+from gateway.fuse.files.open_files import LARGE_BLOCKS, OpenFiles
+from gateway.fuse.files.orphans import Orphans
+from gateway.fuse.files.overtaken_opens import OvertakenOpens
+from gateway.fuse.files.xattrs import Xattrs
+from gateway.fuse.names.directory_streams import DirectoryStreams, ListingEntry
+from gateway.fuse.names.known_directories import Introductions
+from gateway.fuse.names.moved_names import MovedNames
 from kvfs.base import clock, detach
 from kvfs.base.errors import (
     Busy,

@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from gateway.fuse import device
+from gateway.fuse.channel import device
 from kvfs.base.errors import Busy, KvfsError, Unavailable
 
 _TABLES: Final = (

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from gateway.fuse.view import innermost
+from gateway.fuse.views.view import innermost
 from gateway.nfs import connections, exports, liveness, port_mapper, requirements
 from gateway.nfs.exports import Exported
 from gateway.nfs.ganesha import Ganesha

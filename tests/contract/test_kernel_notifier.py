@@ -6,8 +6,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from gateway.fuse import invalidation
-from gateway.fuse.invalidation import KernelNotifier
+from gateway.fuse.notify import invalidation
+from gateway.fuse.notify.invalidation import KernelNotifier
 from kvfs.tree.changes import Change
 
 

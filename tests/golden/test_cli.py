@@ -9,7 +9,7 @@ import click
 
 from cli.presentation import exits
 from cli.root import group
-from gateway.fuse.errno_map import ERRNO
+from gateway.fuse.codec.errno_map import ERRNO
 from kvfs.base import errors
 from tests.golden.golden import hold
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.fuse.probe import probe_modes
+from gateway.fuse.channel.mode_probe import probe_modes
 from tests.integration.harness import MODES, CannotStart, Node
 from tests.integration.s3 import bucket, either_bucket, s3
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.bare_directory import open_to_writers
-from gateway.fuse.probe import probe_modes
+from gateway.fuse.channel.mode_probe import probe_modes
 from kvfs.base import control
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gateway import watchdog_process
-from gateway.fuse import device
+from gateway.fuse.channel import device
 from kvfs.base import control
 from kvfs.base.errors import Unavailable
 from kvfs.datastore.layout import is_locked

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import trio
 
-from gateway.fuse import device, mount
+from gateway.fuse import mount
+from gateway.fuse.channel import device
 from kvfs.base.config import Config
 from kvfs.node import open_node
 
@@ -51,7 +52,8 @@ from pathlib import Path
 
 import trio
 
-from gateway.fuse import device, mount
+from gateway.fuse import mount
+from gateway.fuse.channel import device
 from kvfs.base.config import Config
 from kvfs.node import open_node
 

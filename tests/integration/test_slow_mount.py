@@ -17,14 +17,16 @@ from typing import Any, TypeVar
 import pytest
 
 import kvfs
-from gateway.fuse import probe
+from gateway.fuse.channel import mode_probe
 from tests.integration.conftest import start
 from tests.integration.harness import Node
 from tests.integration.s3 import S3, serving
 from tests.integration.test_client import sealed
 
 T = TypeVar("T")
-pytestmark = pytest.mark.skipif(not probe.cache_drop().available, reason=probe.cache_drop().reason)
+pytestmark = pytest.mark.skipif(
+    not mode_probe.cache_drop().available, reason=mode_probe.cache_drop().reason
+)
 _READ_S = 60
 _REMEMBERED_S = 1
 """In which the kernel shows what it remembers; what it asks the mount for hangs longer."""

@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.fuse import attention
-from gateway.fuse.attention import Attention
+from gateway.fuse.channel import poll_strategy
+from gateway.fuse.channel.poll_strategy import Attention
 
 LOOKS = 3
 ROUNDS = 20
@@ -19,7 +19,7 @@ ROUNDS = 20
 
 @pytest.fixture(autouse=True)
 def _stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_clock", lambda: 1_000_000_000)
+    monkeypatch.setattr(poll_strategy, "_clock", lambda: 1_000_000_000)
 
 
 def in_a_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:

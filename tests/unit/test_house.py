@@ -15,9 +15,7 @@ MOST_EXCEPTIONS: Final = 20
 
 SHARED_CLASS_NAMES: Final[Mapping[str, str]] = {}
 """Class names that may stand twice, each with the reason."""
-LARGE_FOLDERS: Final = {
-    "gateway/fuse": "not divided yet: channel, dispatch, handles, notification side by side",
-}
+LARGE_FOLDERS: Final[Mapping[str, str]] = {}
 """Folders that may have more modules, each with the reason."""
 
 

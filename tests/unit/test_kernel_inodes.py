@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.fuse.kernel_inodes import KernelInodes, Outdated, ino_of
-from gateway.fuse.open_file import OpenFile
+from gateway.fuse.files.kernel_inodes import KernelInodes, Outdated, ino_of
+from gateway.fuse.files.open_file import OpenFile
 from kvfs.base.errors import Stale
 from kvfs.meta.records import Inode, namespace_of
 

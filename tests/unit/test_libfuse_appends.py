@@ -9,8 +9,8 @@ import pytest
 import trio
 from pyfuse3 import FUSEError
 
-from gateway.fuse.libfuse import LibfuseOperations
-from gateway.fuse.ranges import Ranges
+from gateway.fuse.channel.libfuse import LibfuseOperations
+from gateway.fuse.files.file_ranges import Ranges
 
 
 def test_a_line_goes_nowhere_but_to_the_end(tmp_path: Path) -> None:

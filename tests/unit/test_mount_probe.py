@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.fuse.probe import keeps_coherent, version_of
+from gateway.fuse.channel.mode_probe import keeps_coherent, version_of
 
 
 @pytest.mark.parametrize(

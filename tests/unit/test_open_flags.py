@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from gateway.fuse.fastpath import BackingRegistry
-from gateway.fuse.open_file import Handle, OpenFile
-from gateway.fuse.protocol import Fopen
+from gateway.fuse.channel.dispatch import BackingRegistry
+from gateway.fuse.codec.protocol import Fopen
+from gateway.fuse.files.open_file import Handle, OpenFile
 from kvfs.transfer.incoming_file import IncomingFile
 from tests.unit.space import new_inode
 

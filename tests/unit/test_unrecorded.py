@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import trio
 
-from gateway.fuse.handles import OpenFiles
-from gateway.fuse.open_file import Handle, OpenFile
+from gateway.fuse.files.open_file import Handle, OpenFile
+from gateway.fuse.files.open_files import OpenFiles
 from kvfs.base.errors import Unavailable
 
 

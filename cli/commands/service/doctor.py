@@ -79,10 +79,10 @@ def _existing(path: Path) -> Path:
 
 
 def _modes(directory: Path, status: dict[str, Any] | None) -> Iterator[DoctorLine]:
-    from gateway.fuse import probe
+    from gateway.fuse.channel import mode_probe
 
     mount = status["mount"] if status else None
-    for found in probe.probe_modes(str(directory)):
+    for found in mode_probe.probe_modes(str(directory)):
         reason, remedy, active = found.reason, found.remedy, None
         if status is not None:
             active = mount is not None and mount["mode"] == found.name
@@ -99,10 +99,10 @@ def _modes(directory: Path, status: dict[str, Any] | None) -> Iterator[DoctorLin
 
 
 def _direct(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
-    from gateway.fuse import probe
+    from gateway.fuse.channel import mode_probe
 
     mount = status["mount"] if status else None
-    for found in (probe.direct_writes(), probe.direct_reads()):
+    for found in (mode_probe.direct_writes(), mode_probe.direct_reads()):
         yield DoctorLine(
             name=found.name,
             available=found.available,
@@ -113,9 +113,9 @@ def _direct(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
 
 
 def _cache_drop() -> DoctorLine:
-    from gateway.fuse import probe
+    from gateway.fuse.channel import mode_probe
 
-    found = probe.cache_drop()
+    found = mode_probe.cache_drop()
     return DoctorLine(
         name=found.name,
         available=found.available,
@@ -126,9 +126,9 @@ def _cache_drop() -> DoctorLine:
 
 
 def _watchdog(status: dict[str, Any] | None) -> DoctorLine:
-    from gateway.fuse import probe
+    from gateway.fuse.channel import mode_probe
 
-    found = probe.watchdog()
+    found = mode_probe.watchdog()
     return DoctorLine(
         name=found.name,
         available=found.available,

@@ -111,6 +111,6 @@ def _has_ended(pid: int, end: float) -> bool:
 
 
 def _recover_mount(config: Config) -> bool:
-    from gateway.fuse import device
+    from gateway.fuse.channel import device
 
     return device.recover_stale(str(config.mount))

@@ -13,12 +13,12 @@ from typing import Any, Final, ParamSpec, TypeVar
 import pyfuse3
 from pyfuse3 import FileHandleT, FileNameT, FlagT, FUSEError, InodeT, ModeT, RequestContext
 
-from gateway.fuse import protocol
-from gateway.fuse.attributes import NO_ATTRIBUTES, Attributes
-from gateway.fuse.caller import Caller
-from gateway.fuse.errno_map import errno_of
+from gateway.fuse.codec import protocol
+from gateway.fuse.codec.caller import Caller
+from gateway.fuse.codec.errno_map import errno_of
+from gateway.fuse.codec.protocol import Fattr
+from gateway.fuse.codec.set_attributes import NO_ATTRIBUTES, Attributes
 from gateway.fuse.operations import Operations
-from gateway.fuse.protocol import Fattr
 from kvfs.base.errors import KvfsError, Stale
 from kvfs.meta.records import ROOT_INODE, Inode
 

@@ -11,7 +11,7 @@ rest.
   for a lock is ended by any signal, as everywhere.
 - Nobody waits for a RELEASE (the close that sent it has returned), so that it goes after whatever
   was asked since.
-- How it waits for the next request is `attention`'s subject.
+- How it waits for the next request is `poll_strategy`'s subject.
 - INIT goes to libfuse, whose reply is replaced: pyfuse3 cannot ask for passthrough, KVFS can.
 """
 
@@ -27,18 +27,19 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from gateway.fuse import device as dev
-from gateway.fuse import payload, protocol
-from gateway.fuse.attention import Attention
-from gateway.fuse.attributes import NO_ATTRIBUTES
-from gateway.fuse.errno_map import errno_of
-from gateway.fuse.handlers import MAY_WAIT, Handlers, KernelRequest
-from gateway.fuse.kernel_inodes import OTHER, ino_of
-from gateway.fuse.locks import LockHandlers
-from gateway.fuse.open_file import Handle, OpenFile
+from gateway.fuse.channel import device as dev
+from gateway.fuse.channel import relay_payload
+from gateway.fuse.channel.handlers import MAY_WAIT, Handlers, KernelRequest
+from gateway.fuse.channel.lock_requests import LockHandlers
+from gateway.fuse.channel.plain_answers import Answer, PlainAnswers
+from gateway.fuse.channel.poll_strategy import Attention
+from gateway.fuse.codec import protocol
+from gateway.fuse.codec.errno_map import errno_of
+from gateway.fuse.codec.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
+from gateway.fuse.codec.set_attributes import NO_ATTRIBUTES
+from gateway.fuse.files.kernel_inodes import OTHER, ino_of
+from gateway.fuse.files.open_file import Handle, OpenFile
 from gateway.fuse.operations import Operations
-from gateway.fuse.plain_answers import Answer, PlainAnswers
-from gateway.fuse.protocol import IN_HEADER, OUT_HEADER, Fattr, Fopen, Init, Op
 from kvfs.base import detach
 from kvfs.base.errors import KvfsError
 from kvfs.meta.records import ROOT_INODE
@@ -202,10 +203,10 @@ class FastPath:
             self._handlers.waiting.update(LockHandlers(operations.locks).table())
         self._steps = operations.engine.reads_immediate
         self._immediate = operations.engine.immediate
-        self._workers = payload.Workers(device)
-        self._lane = payload.PayloadLane(device)
-        self._pace = payload.WritePace()
-        self._buffers = payload.PayloadBuffers()
+        self._workers = relay_payload.Workers(device)
+        self._lane = relay_payload.PayloadLane(device)
+        self._pace = relay_payload.WritePace()
+        self._buffers = relay_payload.PayloadBuffers()
         first = self._buffers.take()
         assert first is not None
         self._buffer = first
@@ -309,7 +310,7 @@ class FastPath:
                 if isinstance(answer, bytes):
                     self._reply(unique, answer)
                 else:
-                    payload.reply_error(self._device, unique, answer)
+                    relay_payload.reply_error(self._device, unique, answer)
                 return
         handler = self._handlers.inline.get(opcode)
         if handler is not None:
@@ -338,7 +339,7 @@ class FastPath:
             self._interrupt(buffer)
         elif opcode == Op.IOCTL:
             # What libfuse says too; but each open() of Python asks whether it is a terminal.
-            payload.reply_error(self._device, unique, errno.ENOSYS)
+            relay_payload.reply_error(self._device, unique, errno.ENOSYS)
         else:
             self._relay(opcode, unique, n)
 
@@ -408,7 +409,7 @@ class FastPath:
                 del self._waiting[unique]
                 self._signalled.pop(unique, None)
         if scope.cancelled_caught:
-            payload.reply_error(self._device, unique, errno.EINTR)
+            relay_payload.reply_error(self._device, unique, errno.EINTR)
 
     def _interrupt(self, buffer: memoryview) -> None:
         """The caller was sent a signal. What does not wait ends by itself."""
@@ -444,7 +445,7 @@ class FastPath:
     def _reply_error(self, unique: int, error: Exception) -> None:
         if not isinstance(error, KvfsError | OSError):
             log.error("request failed by a bug", exc_info=error)
-        payload.reply_error(self._device, unique, errno_of(error))
+        relay_payload.reply_error(self._device, unique, errno_of(error))
 
     # ---- requests without a plain handler
 
@@ -487,12 +488,12 @@ class FastPath:
         other = None if quick else self._buffers.take()
         if other is None:
             with self._pace:
-                payload.write_payload(self._device, unique, fd, offset, data)
+                relay_payload.write_payload(self._device, unique, fd, offset, data)
             return
         self._buffer = other
 
-        def job(_: payload.PayloadLane) -> None:
-            payload.write_payload(self._device, unique, fd, offset, data)
+        def job(_: relay_payload.PayloadLane) -> None:
+            relay_payload.write_payload(self._device, unique, fd, offset, data)
             self._buffers.give(buffer)
 
         self._workers.submit(job)
@@ -541,14 +542,14 @@ class FastPath:
         try:
             self._server.send(self._buffer[:n])
         except BlockingIOError:
-            payload.reply_error(self._device, unique, errno.EAGAIN)
+            relay_payload.reply_error(self._device, unique, errno.EAGAIN)
 
     def _answer_alone(self, opcode: int, unique: int) -> None:
         if opcode == Op.INIT:
             self._reply(unique, self._init_reply())
             self.initialised.set()
         else:
-            payload.reply_error(self._device, unique, errno.ENOSYS)
+            relay_payload.reply_error(self._device, unique, errno.ENOSYS)
 
     async def _from_server(self, server: socket.socket) -> None:
         buffer = bytearray(protocol.BUFFER_BYTES)
@@ -563,7 +564,7 @@ class FastPath:
                 self._reply(unique, self._init_reply())
                 self.initialised.set()
             else:
-                payload.reply(self._device, [view[:n]])
+                relay_payload.reply(self._device, [view[:n]])
 
     def _init_reply(self) -> bytes:
         wanted = int(_WANTED)

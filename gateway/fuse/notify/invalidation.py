@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from gateway.fuse.device import Notifier
+from gateway.fuse.channel.device import Notifier
 from gateway.fuse.operations import Operations
 from kvfs.base.errors import Unavailable
 from kvfs.meta.engine import Engine

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.fuse import device as dev
+from gateway.fuse.channel import device as dev
 from kvfs.base.errors import NotSupported
 from kvfs.datastore.kernel.filesystem_probe import filesystem_type
 

@@ -2,9 +2,9 @@
 
 One `OpenFile` per inode, shared by all its handles: while a kernel inode is open its data file, and
 whether it is read and written by passthrough, are fixed. What was written is published in
-`publishing`. What others have published since is opened beside it, as another inode of the kernel
+`publish`. What others have published since is opened beside it, as another inode of the kernel
 (`kernel_inodes`): the former content stays with those who have it open. Where that cannot be, it is
-copied into the data file that is open (`renewing`).
+copied into the data file that is open (`content_renewal`).
 
 Where the engine is elsewhere these wait for it, and other requests of the same file come in
 between. Whoever is in the middle of something with an `OpenFile` counts among its `users`: it is
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from gateway.fuse.kernel_inodes import InodeOpener, KernelInodes, Outdated
-from gateway.fuse.open_file import Handle, OpenFile, signature_of, turn
-from gateway.fuse.publishing import Publishing, differs, unsealed_here
-from gateway.fuse.renewing import Renewing
-from gateway.fuse.unrecorded import Unrecorded
+from gateway.fuse.files.content_renewal import Renewing
+from gateway.fuse.files.kernel_inodes import InodeOpener, KernelInodes, Outdated
+from gateway.fuse.files.open_file import Handle, OpenFile, signature_of, turn
+from gateway.fuse.files.publish import Publishing, differs, unsealed_here
+from gateway.fuse.files.unrecorded_closes import Unrecorded
 from kvfs.base import detach
 from kvfs.base.descriptors import OpenFileShares
 from kvfs.base.errors import Conflict, Corrupt, IsADirectory, KvfsError, Stale

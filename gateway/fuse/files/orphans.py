@@ -4,7 +4,7 @@ A file goes with its last name, or with its last holder where that is later: the
 that it has not given back, or an open file.
 """
 
-from gateway.fuse.handles import OpenFiles
+from gateway.fuse.files.open_files import OpenFiles
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Inode

@@ -5,8 +5,8 @@ import os
 
 import trio
 
-from gateway.fuse.handles import OpenFiles
-from gateway.fuse.open_file import OpenFile
+from gateway.fuse.files.open_file import OpenFile
+from gateway.fuse.files.open_files import OpenFiles
 from kvfs.datastore.kernel import allocate
 from kvfs.policy.readahead import Readahead
 from kvfs.transfer.incoming_file import IncomingFile

@@ -19,7 +19,7 @@ from typing import Final
 
 import trio
 
-from gateway.fuse.open_file import OpenFile
+from gateway.fuse.files.open_file import OpenFile
 from kvfs.base.errors import KvfsError, NoSpace, Unavailable
 
 _PAUSE_S: Final = 0.25

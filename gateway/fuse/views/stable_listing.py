@@ -16,7 +16,7 @@ from typing import Final
 import trio
 import xxhash
 
-from gateway.fuse.directories import ListingEntry, dots
+from gateway.fuse.names.directory_streams import ListingEntry, dots
 from kvfs.base import detach
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction

@@ -4,7 +4,7 @@ import os
 import stat
 from typing import Final, NamedTuple
 
-from gateway.fuse.protocol import Fattr
+from gateway.fuse.codec.protocol import Fattr
 from kvfs.meta.records import Inode
 from kvfs.tree import inodes
 

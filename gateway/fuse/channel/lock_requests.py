@@ -8,9 +8,9 @@ process that closed) and by RELEASE (flock's, of the open file). It takes the an
 import fcntl
 from typing import NamedTuple
 
-from gateway.fuse import protocol
-from gateway.fuse.handlers import Handler, KernelRequest
-from gateway.fuse.protocol import Op
+from gateway.fuse.channel.handlers import Handler, KernelRequest
+from gateway.fuse.codec import protocol
+from gateway.fuse.codec.protocol import Op
 from kvfs.cluster.cluster_locks import Locks, LockTarget
 from kvfs.policy.byte_range_locks import ByteRangeLock
 

@@ -3,7 +3,7 @@
 What exports files by their handles (an NFS server) needs that: a handle is decoded by a
 superblock, and nothing of another namespace has an inode in this one. A view belongs to the node's
 mount, and shares its operations and open files: there is one data file for an inode, and one truth
-about it, however many kernels' inodes lead there (`neighbours`).
+about it, however many kernels' inodes lead there (`sibling_kernels`).
 
 | | the mount | a view |
 |---|---|---|
@@ -22,17 +22,18 @@ from typing import Final
 
 import trio
 
-from gateway.fuse import device as dev
-from gateway.fuse import payload, probe, protocol
-from gateway.fuse.fastpath import BackingRegistry, FastPath
-from gateway.fuse.handlers import Handlers, KernelRequest
-from gateway.fuse.invalidation import KernelNotifier, unlinked
-from gateway.fuse.neighbours import Neighbours
-from gateway.fuse.open_file import Handle, OpenFile
+from gateway.fuse.channel import device as dev
+from gateway.fuse.channel import mode_probe, relay_payload
+from gateway.fuse.channel.dispatch import BackingRegistry, FastPath
+from gateway.fuse.channel.handlers import Handlers, KernelRequest
+from gateway.fuse.codec import protocol
+from gateway.fuse.codec.protocol import IN_HEADER, Fopen, Init, Op
+from gateway.fuse.files.open_file import Handle, OpenFile
+from gateway.fuse.notify.invalidation import KernelNotifier, unlinked
+from gateway.fuse.notify.sibling_kernels import Neighbours
 from gateway.fuse.operations import Operations
-from gateway.fuse.protocol import IN_HEADER, Fopen, Init, Op
-from gateway.fuse.stable_listing import StableListings
-from gateway.fuse.view_locks import ViewLocks
+from gateway.fuse.views.stable_listing import StableListings
+from gateway.fuse.views.view_locks import ViewLocks
 from gateway.watchdog import watched
 from kvfs.base import detach
 from kvfs.base.errors import Busy, KvfsError, NotFound, Stale, Unavailable
@@ -245,7 +246,7 @@ class ViewPath(FastPath):
         if not is_foreign:
             super()._dispatch(n)
         elif opcode != Op.FORGET:
-            payload.reply_error(self._device, unique, errno.ESTALE)
+            relay_payload.reply_error(self._device, unique, errno.ESTALE)
 
     def _forget_file(self, ino: int, lookups: int) -> None:
         self._lookups.forget(ino, lookups)
@@ -400,7 +401,7 @@ async def _serve(
     )
     backing = ViewBacking(device, views.backing, operations.open_files.replaced)
     locks = ViewLocks(views.mountpoint, operations.open_files, operations.locks)
-    notifier = KernelNotifier(device, drops=probe.cache_drop().available)
+    notifier = KernelNotifier(device, drops=mode_probe.cache_drop().available)
     handlers = ViewHandlers(operations, backing, notifier, root, locks)
     path = ViewPath(device, operations, backing, handlers)
     notifier.numbers = handlers.inodes.numbers

@@ -20,7 +20,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from gateway.fuse.open_file import OpenFile
+from gateway.fuse.files.open_file import OpenFile
 from kvfs.base.errors import Stale
 
 OTHER: Final = 1 << 47

@@ -20,11 +20,11 @@ from typing import Final, NoReturn
 
 import trio
 
-from gateway.fuse import protocol
-from gateway.fuse.handlers import Handler, KernelRequest
-from gateway.fuse.handles import OpenFiles
-from gateway.fuse.locks import LockHandlers
-from gateway.fuse.protocol import Op
+from gateway.fuse.channel.handlers import Handler, KernelRequest
+from gateway.fuse.channel.lock_requests import LockHandlers
+from gateway.fuse.codec import protocol
+from gateway.fuse.codec.protocol import Op
+from gateway.fuse.files.open_files import OpenFiles
 from kvfs.base.errors import Conflict
 from kvfs.cluster.cluster_locks import Locks, LockTarget
 

@@ -10,15 +10,15 @@ import stat
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
-from gateway.fuse import protocol
-from gateway.fuse.attributes import NO_ATTRIBUTES, Attributes
-from gateway.fuse.caller import Caller
-from gateway.fuse.directories import ListingEntry
-from gateway.fuse.kernel_inodes import OTHER, InodeOpener, KernelInodes, ino_of
-from gateway.fuse.neighbours import Neighbour
-from gateway.fuse.open_file import Handle, OpenFile
+from gateway.fuse.codec import protocol
+from gateway.fuse.codec.caller import Caller
+from gateway.fuse.codec.protocol import Fattr, Fopen, Op
+from gateway.fuse.codec.set_attributes import NO_ATTRIBUTES, Attributes
+from gateway.fuse.files.kernel_inodes import OTHER, InodeOpener, KernelInodes, ino_of
+from gateway.fuse.files.open_file import Handle, OpenFile
+from gateway.fuse.names.directory_streams import ListingEntry
+from gateway.fuse.notify.sibling_kernels import Neighbour
 from gateway.fuse.operations import Operations
-from gateway.fuse.protocol import Fattr, Fopen, Op
 from kvfs.base import detach
 from kvfs.base.errors import KvfsError, NotFound
 from kvfs.cluster.cluster_locks import LockTarget
@@ -51,7 +51,7 @@ class LookupCounts(Protocol):
 
 
 class Listings(Protocol):
-    """Listings of directories: see `directories.DirectoryStreams`."""
+    """Listings of directories: see `directory_streams.DirectoryStreams`."""
 
     async def read(self, at: int, offset: int, limit: int) -> list[ListingEntry]:
         """A page of one. `at`: what `Handlers._listed` says."""

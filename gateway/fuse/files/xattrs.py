@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from gateway.fuse.caller import Caller, now_ns
+from gateway.fuse.codec.caller import Caller, now_ns
 from kvfs.base import detach
 from kvfs.base.errors import NotSupported
 from kvfs.client.mount.mount_store import STORE_XATTR

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from gateway.fuse.open_file import OpenFile, copy_over, signature_of
+from gateway.fuse.files.open_file import OpenFile, copy_over, signature_of
 from kvfs.base.errors import Busy, Conflict, KvfsError
 from kvfs.transfer.fetcher import Bringing
 from kvfs.transfer.incoming_file import IncomingFile

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import trio
 
-from gateway.fuse.open_file import OpenFile, copy_over, signature_of, turn
+from gateway.fuse.files.open_file import OpenFile, copy_over, signature_of, turn
 from kvfs.base import detach
 from kvfs.base.errors import Stale
 from kvfs.datastore import file_sync

@@ -17,10 +17,10 @@ import stat
 from collections.abc import Callable
 from typing import Final
 
-from gateway.fuse import protocol
-from gateway.fuse.handlers import Registrar
+from gateway.fuse.channel.handlers import Registrar
+from gateway.fuse.codec import protocol
+from gateway.fuse.codec.protocol import Op
 from gateway.fuse.operations import Operations
-from gateway.fuse.protocol import Op
 from kvfs.meta import keys
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.records import unpack_inode

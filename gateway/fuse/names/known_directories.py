@@ -5,7 +5,7 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from gateway.fuse.directories import ListingEntry
+from gateway.fuse.names.directory_streams import ListingEntry
 from kvfs.datastore.known_directories import KnownDirectories
 from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Inode

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gateway.fuse.protocol import BUFFER_BYTES, OUT_HEADER, WRITE_OUT
+from gateway.fuse.codec.protocol import BUFFER_BYTES, OUT_HEADER, WRITE_OUT
 
 log = logging.getLogger(__name__)
 _THREADS: Final = 4

@@ -1,0 +1,1 @@
+"""The bytes of requests and replies, and what they mean to KVFS."""

@@ -1,0 +1,1 @@
+"""The files that programs have open through a mount, and their inodes in the kernel."""

@@ -1,0 +1,1 @@
+"""The names of a mount: its listings, and the directories that the kernel knows."""

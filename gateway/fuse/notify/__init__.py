@@ -1,0 +1,1 @@
+"""What the kernel is told of changes by others."""

@@ -1,0 +1,1 @@
+"""Single namespaces as mounts of their own, which NFS exports."""
