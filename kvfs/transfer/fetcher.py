@@ -236,8 +236,12 @@ class Bringing:
         self._index.remove([ino])
 
     def applied(self, changes: Iterable[Change]) -> None:
-        """Others committed this: data of a content that was replaced, or of a file that has gone,
-        soon go here too."""
+        """Others committed this: data of a content that was replaced, or of an orphan that was
+        reaped, soon go here too.
+
+        A record that had a name and vanishes was lost (an engine that was put back to an older
+        state, or damaged), likewise a newer version: nobody removes either. What is here of it may
+        be the last there is, and is left to `stale_data_gc`."""
         replaced: list[Name] = []
         unlinked: list[int] = []
         for key, old, new in changes:
@@ -246,8 +250,12 @@ class Bringing:
             before = unpack_inode(old)
             now = None if new is None else unpack_inode(new)
             ino = keys.unpack_u64(key, 1)
-            if now is None or now.version != before.version:
-                replaced.append((ino, before.version))
+            if now is None:
+                if not before.nlink:
+                    replaced.append((ino, before.version))
+            elif now.version != before.version:
+                if now.version > before.version:
+                    replaced.append((ino, before.version))
             elif before.nlink and not now.nlink:
                 unlinked.append(ino)
             elif now.mtime_ns != before.mtime_ns and not now.flags & Flag.SEALED:

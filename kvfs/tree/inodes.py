@@ -222,7 +222,10 @@ def remove_xattr(t: Transaction, ino: int, name: bytes, now: int) -> None:
 
 
 def drop_inode(t: Transaction, ino: int, inode: Inode) -> None:
-    """Remove the record and all that hangs on it, and account for it. No entry may lead to it."""
+    """Remove the record and all that hangs on it, and account for it. No entry may lead to it.
+
+    In a cluster a record of a file with data is committed as an orphan first: other nodes unlink
+    their data files of an orphan alone, and keep those of a record that had a name and vanished."""
     for name in list_xattrs(t, ino):
         t.delete(keys.xattr(ino, name))
     for key in (keys.inode(ino), keys.unsealed(ino), keys.unpublished(ino), keys.orphan(ino)):

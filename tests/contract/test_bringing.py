@@ -13,16 +13,18 @@ import trio.lowlevel
 from kvfs.base.errors import Busy, Corrupt, NoSpace, NotFound, Stale, Unavailable
 from kvfs.datastore.checksum import checksum
 from kvfs.meta.engine import Transaction
-from kvfs.meta.records import Flag, Inode, namespace_root
+from kvfs.meta.records import Flag, Inode, namespace_of, namespace_root
+from kvfs.node.tasks.stale_data_gc import Strays
 from kvfs.transfer import fetcher
 from kvfs.transfer.fetcher import Change
-from kvfs.tree import lifecycle, tree
+from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import cold_copies
 from kvfs.tree.inodes import read_inode
 from kvfs.vfs.space_accounting import STORE
 from tests.cluster.waiting import until
 from tests.contract.bringers import Host, Site, on_nodes, publish
 from tests.contract.peers import content
+from tests.contract.small_node import new_inode
 
 MIB = 1 << 20
 LARGE = 72 * MIB
@@ -239,16 +241,34 @@ def test_content_that_was_replaced_elsewhere_goes(tmp_path: Path) -> None:
     on_nodes(tmp_path, 2, test)
 
 
-def test_an_unlinked_file_goes_on_every_node_that_has_it(tmp_path: Path) -> None:
+def _unlink(t: Transaction, ino: int) -> None:
+    root = namespace_root(namespace_of(ino))
+    tree.unlink(t, root, b"f%d" % ino, time.time_ns(), lambda _: False)
+
+
+def _replace(t: Transaction, ino: int) -> None:
+    """By a file without data."""
+    space = namespace_of(ino)
+    other, root = namespaces.allocate_inodes(t, space, 1), namespace_root(space)
+    tree.replace(t, root, b"f%d" % ino, other, new_inode(), time.time_ns(), lambda _: False)
+
+
+def _evict(t: Transaction, ino: int) -> None:
+    lifecycle.evict(t, ino, time.time_ns())
+
+
+REMOVALS = {"unlinked": _unlink, "replaced": _replace, "evicted": _evict}
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_a_removed_file_goes_on_every_node_that_has_it(tmp_path: Path, removal: str) -> None:
     async def test(site: Site) -> None:
         here, there = site.hosts
         ino = there.put(b"data", space=site.durable)
         await here.bringing.bring(ino)
         await site.held_by(ino, [1, 2])
         before = site.engine._current.values
-        name = b"f%d" % ino
-        root = namespace_root(site.durable)
-        there.engine.transact_now(lambda t: tree.unlink(t, root, name, 1, lambda _: True))
+        there.engine.transact_now(lambda t: REMOVALS[removal](t, ino))
         changes = _changes(before, site.engine._current.values)
         for host in site.hosts:
             host.bringing.applied(changes)
@@ -263,6 +283,54 @@ def test_an_unlinked_file_goes_on_every_node_that_has_it(tmp_path: Path) -> None
         await until(gone, "it has gone")
         assert not list(here.files.scan())
         assert not list(there.files.scan())
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_what_came_of_an_orphan_goes_when_it_is_reaped(tmp_path: Path) -> None:
+    """The others did not know of it: its record has gone with the last holder that they knew."""
+
+    async def test(site: Site) -> None:
+        here, there = site.hosts
+        ino = there.put(b"data", space=site.durable)
+        here.engine.commits = trio.Event()
+        await here.bringing.bring(ino)
+        for step in (_unlink, tree.reap):
+            before = site.engine._current.values
+            there.engine.transact_now(lambda t, step=step: step(t, ino))
+            here.bringing.applied(_changes(before, site.engine._current.values))
+        await until(lambda: not list(here.files.scan()), "it has gone")
+        assert not list(here.files.quarantined())
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_data_whose_record_was_lost_are_kept(tmp_path: Path) -> None:
+    """The engine went back to what it was before: no node takes that for a removal."""
+
+    async def test(site: Site) -> None:
+        here, _ = site.hosts
+        older = here.put(b"older", space=site.durable)
+        back = site.engine._current.values
+        _rewrite(here, older, b"newer")
+        lost, block = (here.put(b"lost", space=each) for each in (site.durable, site.cache))
+        now = site.engine._current.values
+
+        def restore(t: Transaction) -> None:
+            for key, _, value in _changes(now, back):
+                if value is None:
+                    t.delete(key)
+                else:
+                    t.put(key, value)
+
+        site.engine.transact_now(restore)
+        here.bringing.applied(_changes(now, back))
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(here.files.scan()) == sorted([(older, 1), (lost, 0), (block, 0)])
+        strays = Strays(here.engine, here.files, here.peer.index, here.holders)
+        await strays.sweep(time.time_ns() + 1_000_000_000)
+        kept = {each.ino: Path(each.path).read_bytes() for each in here.files.quarantined()}
+        assert kept == {older: b"newer", lost: b"lost"}
 
     on_nodes(tmp_path, 2, test)
 

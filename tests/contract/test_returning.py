@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.base.errors import Stale
+from kvfs.base.errors import Conflict, Stale
 from kvfs.datastore.quarantine_directory import Reason
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
@@ -131,6 +131,34 @@ def test_what_no_record_names_is_not_unlinked(tmp_path: Path) -> None:
             newer: Reason.OUTDATED,
         }
         assert Path(kept[lost].path).read_bytes() == b"the only copy"
+
+    on_nodes(tmp_path, 2, test)
+
+
+def test_nothing_is_judged_by_metadata_that_are_copied_just_now(tmp_path: Path) -> None:
+    async def test(site: Site) -> None:
+        here, _ = site.hosts
+        inos = [here.put(b"data", space=each) for each in (site.durable, site.cache)]
+        mark = keys.copying(site.durable)
+        records = here.engine.read_now(lambda t: [t.get(keys.inode(ino)) for ino in inos])
+
+        def begin(t: Transaction) -> None:
+            t.put(mark, b"")
+            for ino in inos:
+                t.delete(keys.inode(ino))
+
+        def finish(t: Transaction) -> None:
+            t.delete(mark)
+            for ino, record in zip(inos, records, strict=True):
+                assert record is not None
+                t.put(keys.inode(ino), record)
+
+        here.engine.transact_now(begin)
+        with pytest.raises(Conflict, match="unfinished copy"):
+            await sweep(here)
+        here.engine.transact_now(finish)
+        await sweep(here)
+        assert [here.read(ino) for ino in inos] == [b"data", b"data"]
 
     on_nodes(tmp_path, 2, test)
 

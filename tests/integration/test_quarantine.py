@@ -1,18 +1,24 @@
 """`kvfs quarantine`: data files whose records were lost are kept, shown and counted, until an
 administrator decides."""
 
+import contextlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
+from kvfs.meta.replica.direct_engine import DirectEngine
+from kvfs.tree.metadata_copy import copy_namespace
 from tests.cluster.waiting import wait_until
 from tests.integration.conftest import start
 from tests.integration.harness import Node, best_mode, kvfs
+from tests.integration.several import several
 
 LATER = os.urandom(3 << 20)
 
@@ -115,3 +121,31 @@ def test_rebuild_reads_what_is_in_quarantine(node: Node) -> None:
     node.up()
     assert (node.mount / kept["last_name"][1:]).read_bytes() == LATER
     assert quarantined(node) == []
+
+
+def test_what_the_engine_of_living_nodes_lost_is_kept(tmp_path: Path) -> None:
+    """One namespace goes back to an older copy, past the check that nodes live there."""
+    with several(2) as cluster:
+        first, second = cluster.nodes
+        (first.mount / "models" / "kept").write_bytes(b"kept" * 1000)
+        until_sealed(first, 1)
+        assert kvfs("engine", "copy", cluster.url, str(tmp_path / "older")).returncode == 0
+        (first.mount / "models" / "later").write_bytes(LATER)
+        until_sealed(first, 2)
+        assert (second.mount / "models" / "later").read_bytes() == LATER
+        older, engine = EmbeddedEngine(tmp_path / "older" / "meta"), DirectEngine(cluster.url)
+        with contextlib.closing(older), contextlib.closing(engine):
+            copy_namespace(
+                older, engine, b"models", replace=True, now=time.time_ns(), progress=lambda _: None
+            )
+        for node in cluster.nodes:
+            wait_until(lambda: os.listdir(node.mount / "models") == ["kept"], "it is heard of")  # noqa: B023
+        for node in cluster.nodes:
+            node.down()
+        for node in cluster.nodes:
+            node.up()
+            wait_until(lambda: len(quarantined(node)) == 1, "what was lost is put away")  # noqa: B023
+            [lost] = quarantined(node)
+            assert Path(lost["path"]).read_bytes() == LATER
+            assert lost["last_name"] == "/models/later"
+            assert (node.mount / "models" / "kept").read_bytes() == b"kept" * 1000

@@ -220,6 +220,32 @@ def test_an_upload_that_is_aborted_elsewhere_leaves_nothing(servers: tuple[S3, S
         here.list_parts(**upload.of)
 
 
+def test_what_is_removed_by_either_leaves_nothing_on_both(servers: tuple[S3, S3]) -> None:
+    """Replaced, deleted, completed, renamed over, and unlinked, with its data on both nodes."""
+    first, second = servers
+    here, there = first.client(ADMINISTRATOR), second.client(ADMINISTRATOR)
+    here.create_bucket(Bucket="freed")
+    before = data_of(first), data_of(second)
+    for body in (b"a", b"b" * 100_000):
+        for name in ("put", "over", "unlinked"):
+            here.put_object(Bucket="freed", Key=name, Body=body)
+            assert there.get_object(Bucket="freed", Key=name)["Body"].read() == body
+    upload = Sent(here, "freed", "upload")
+    for client, size in ((here, PART), (there, PART), (here, 1000)):
+        upload.put(client, size)
+    upload.complete(there)
+    upload.check(here)
+    assert data_of(first) - before[0]
+    assert data_of(second) - before[1]
+    there.delete_object(Bucket="freed", Key="upload")
+    here.delete_object(Bucket="freed", Key="put")
+    (second.mount / "freed" / "over").rename(second.mount / "freed" / "unlinked")
+    (second.mount / "freed" / "unlinked").unlink()
+    for server, were in zip(servers, before, strict=True):
+        wait_until(lambda: not data_of(server) - were, "their data have gone")  # noqa: B023
+        assert not list(server.node.store.glob("data/quarantine/*"))
+
+
 def test_objects_are_copied_and_replaced_where_they_are_not(servers: tuple[S3, S3]) -> None:
     first, second = servers
     here, there = first.client(ADMINISTRATOR), second.client(ADMINISTRATOR)

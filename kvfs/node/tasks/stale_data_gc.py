@@ -22,6 +22,7 @@ be durable (`vfs.quarantine`).
 
 Invariants
 - A data file younger than the sweep's limit stays: its maker may be about to record it.
+- While metadata are copied into the engine nothing is judged: the records may be about to come.
 - What is open in this process stays, whatever its record says: it goes when it is closed.
 - What goes because a commit says so goes after that commit is as durable as the engine makes it.
 """
@@ -45,6 +46,7 @@ from kvfs.datastore.index import Index, Sealed
 from kvfs.datastore.quarantine_directory import Reason
 from kvfs.meta import keys
 from kvfs.meta.engine import Engine, Transaction
+from kvfs.meta.engine_copy import refuse_unfinished
 from kvfs.meta.records import Flag
 from kvfs.tree.copies import placements
 from kvfs.tree.inodes import read_inodes
@@ -111,7 +113,8 @@ class Strays:
             before_ns = time.time_ns() - int(_AGE_S * 1e9)
 
     async def sweep(self, before_ns: int) -> None:
-        """Look at the data files that were made, or got their name, before this time."""
+        """Look at the data files that were made, or got their name, before this time. Raises
+        Conflict while metadata are copied into the engine."""
         everything = self._files.scan()
         while batch := list(islice(everything, _BATCH)):
             await self._judge([name for name in batch if self._is_older(name, before_ns)])
@@ -234,6 +237,8 @@ class Strays:
 
 
 def _strays(t: Transaction, names: list[Name]) -> _Found:
+    """Raises Conflict while metadata are copied into the engine."""
+    refuse_unfinished(t)
     found = _Found([], [], [], [])
     inos = [ino for ino, _ in names]
     own = placements.holding(t, inos, t.node)
