@@ -151,7 +151,7 @@ class Node:
         self.missing = Missing(
             engine,
             self.files,
-            self.volume,
+            self.volume.give_up,
             self.damage.found,
             lambda: self.bringing.is_possible,
             self.unsealer.is_written,

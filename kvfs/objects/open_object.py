@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvfs.base.errors import Conflict, Corrupt, KvfsError, NotFound, OtherVersion, Stale, Unreached
+from kvfs.base.errors import Conflict, KvfsError, NotFound, OtherVersion, Stale, Unreached
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, unpack_inode
@@ -22,9 +22,9 @@ from kvfs.session.node_client import Link
 from kvfs.session.read_cache import Remembering
 from kvfs.session.session import Session
 from kvfs.session.touches import Touches
-from kvfs.tree import etags, namespaces
-from kvfs.tree.copies import cold_copies
+from kvfs.tree import etags
 from kvfs.tree.inodes import read_inodes
+from kvfs.vfs.missing_data import loss
 
 _ATTEMPTS: Final = 3
 _BRINGINGS: Final = 8
@@ -145,13 +145,8 @@ class ObjectOpener:
     def _lost(self, facts: Facts) -> KvfsError:
         """Nobody has the data of this record."""
         shown = facts.key.decode(errors="backslashreplace")
-        if self._session.read(lambda t: namespaces.is_durable(t, facts.ino)):
-            if facts.inode.flags & Flag.COLD:
-                return self._session.read(lambda t: cold_copies.out_of_reach(t, facts.ino, shown))
-            return Corrupt(f"{shown}: its data file is missing or torn: run `kvfs fsck`")
-        gone = Unheld(f"{shown}: its data have gone")
-        gone.at = keys.file_entry(facts.inode.parent, facts.inode.name)  # the node may know why
-        return gone
+        error = self._session.read(lambda t: loss(t, facts.ino, facts.inode, shown)).error
+        return _as_key(error) if isinstance(error, Unreached) else error
 
     def is_same(self, bucket: bytes, key: bytes, facts: Facts) -> bool:
         """Whether these facts, which somebody was told, are still those of the current version.
@@ -226,7 +221,9 @@ def marked_deleted(marker: Facts) -> MarkedDeleted:
 def _as_key(missed: OtherVersion | Unreached) -> NoSuchKey:
     """The node's answer, as an answer about an object."""
     kind = WrittenElsewhere if isinstance(missed, OtherVersion) else Unheld
-    return kind(str(missed))
+    error = kind(str(missed))
+    error.at = missed.at
+    return error
 
 
 def _is_short(facts: Facts) -> bool:

@@ -30,7 +30,6 @@ from kvfs.base.errors import (
     Unreached,
 )
 from kvfs.datastore.checksum import CHUNK_BYTES, wrong_in
-from kvfs.meta import keys
 from kvfs.meta.records import Flag
 from kvfs.session import parallel
 from kvfs.session.node_client import Link
@@ -39,10 +38,10 @@ from kvfs.session.paths import joined, naming, shown
 from kvfs.session.session import Session
 from kvfs.session.stored_checksums import Sums
 from kvfs.session.touches import Touches
-from kvfs.tree import namespaces, published_view
-from kvfs.tree.copies import cold_copies
+from kvfs.tree import published_view
 from kvfs.tree.inodes import read_inodes
 from kvfs.tree.published_view import FoundInode
+from kvfs.vfs.missing_data import loss
 
 T = TypeVar("T")
 Parts = tuple[bytes, ...]
@@ -247,17 +246,8 @@ class Reader:
         return now == found.inode
 
     def _lost(self, found: FoundInode, path: Parts) -> KvfsError:
-        """A record without its data file: a miss in a cache namespace, an error in a durable
-        one."""
-        if found.inode.flags & Flag.COLD:
-            return self._session.read(
-                lambda t: cold_copies.out_of_reach(t, found.ino, joined(path))
-            )
-        if self._session.read(lambda t: namespaces.is_durable(t, found.ino)):
-            return Corrupt(f"{joined(path)}: its data file is missing or torn: run `kvfs fsck`")
-        gone = Unreached(f"{joined(path)}: its data have gone")
-        gone.at = keys.file_entry(found.inode.parent, found.inode.name)  # the node may know why
-        return gone
+        """A record whose data nobody has."""
+        return self._session.read(lambda t: loss(t, *found, joined(path))).error
 
 
 def _require_file(found: FoundInode, path: Parts) -> None:

@@ -51,7 +51,7 @@ from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Flag, Inode, unpack_inode
 from kvfs.transfer.incoming_file import FileFiller, IncomingFile
 from kvfs.tree import lifecycle, namespaces
-from kvfs.tree.copies import cold_copies, placements
+from kvfs.tree.copies import placements
 from kvfs.tree.inodes import read_inode, read_inodes
 from kvfs.vfs import seal
 from kvfs.vfs.volume import Volume
@@ -468,17 +468,14 @@ class Bringing:
 
     async def _lost(self, ino: int, inode: Inode, found: FileHolders) -> KvfsError:
         """Nobody who is alive has it."""
-        shown = os.fsdecode(inode.name)
-        if inode.flags & Flag.COLD and self.cold is None:
-            return await self._engine.read(lambda t: cold_copies.out_of_reach(t, ino, shown))
-        if await self._volume.discard_lost(ino):
-            gone = NotFound(f"{shown}: its data have gone; it is forgotten")
-            gone.at = keys.file_entry(inode.parent, inode.name)
-            return gone
-        if found.nodes:
-            nodes = ", ".join(map(str, found.nodes))
-            return Unavailable(f"{shown}: the nodes that have its data do not run: {nodes}")
-        return Corrupt(f"{shown}: no node has its data; run 'kvfs fsck'")
+        lost = await self._volume.give_up(
+            ino, inode, asks_tier=self.cold is not None, away=found.nodes
+        )
+        if not lost.forgets:
+            return lost.error
+        gone = NotFound(f"{lost.error}; it is forgotten")  # another look finds that, or what came
+        gone.at = keys.file_entry(inode.parent, inode.name)
+        return gone
 
     def _name(self, incoming: IncomingFile, inode: Inode, fd: int, sums: bytes) -> None:
         """Step 2."""

@@ -1,26 +1,70 @@
-"""The treatment of a file whose data file is not what its record says.
+"""The treatment of a file whose data file is not what its record says: one decision for every door.
 
 | data file | cache namespace | durable namespace |
 |---|---|---|
-| missing, with nowhere to fetch it from | the record is forgotten: a miss | an error |
-| not as long as its seal | evicted: a miss | set aside: an error |
+| missing, in a cold tier that is not asked here | a miss, the record stays | Unavailable |
+| missing, and the nodes that have it do not run | a miss, the record is forgotten | Unavailable |
+| missing, and nobody has it | a miss, the record is forgotten | Corrupt |
+| not as long as its seal | evicted: a miss | set aside, then as missing |
+| of a record that has no name any more | Stale | Stale |
 
 Where another node has the file, its copy takes the place of the torn one.
 
 Invariants
-- A door that finds either state asks here and looks again: so no order in which doors are asked
-  changes an answer.
+- A door that finds a data file missing or torn has the node settle it and looks again: so no order
+  in which doors are asked changes an answer. Only then `loss` says what the door answers.
+- A record is forgotten by its node alone (`Volume.give_up`): beside it, and without one, it stays.
 - A file that is open for writing has no seal, so a change in progress is never taken for damage.
 """
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
+from kvfs.base.errors import Corrupt, KvfsError, Stale, Unavailable, Unreached
 from kvfs.datastore.files import DataFiles
-from kvfs.meta.engine import Engine
+from kvfs.meta import keys
+from kvfs.meta.engine import Engine, Transaction
 from kvfs.meta.records import Flag, Inode
+from kvfs.tree import namespaces
 from kvfs.tree.inodes import read_inodes
-from kvfs.vfs.volume import Volume
+
+
+class Loss(NamedTuple):
+    """The decision on a record whose data cannot be had."""
+
+    error: KvfsError
+    """The answer of every door, which each translates."""
+    forgets: bool
+    """Whether the node forgets the record: the next look-up finds nothing."""
+
+
+def loss(
+    t: Transaction,
+    ino: int,
+    inode: Inode,
+    shown: str,
+    *,
+    asks_tier: bool = False,
+    away: Sequence[int] = (),
+) -> Loss:
+    """What is so of a file that `shown` names, of which nobody could give the data. `asks_tier`:
+    the cold tier was asked too; `away`: the nodes that have its data and do not run."""
+    if not inode.nlink:
+        return Loss(Stale(f"{shown}: evicted or removed"), False)
+    in_tier = bool(inode.flags & Flag.COLD) and not asks_tier
+    if in_tier:
+        said = f"{shown}: its data are in the cold tier: start the node with --cold"
+    elif away:
+        nodes = ", ".join(map(str, away))
+        said = f"{shown}: the nodes that have its data do not run: {nodes}"
+    else:
+        said = f"{shown}: its data file is missing or torn: run `kvfs fsck`"
+    if namespaces.is_durable(t, ino):
+        return Loss(Unavailable(said) if in_tier or away else Corrupt(said), False)
+    miss = Unreached(said if in_tier else f"{shown}: its data have gone")
+    miss.at = keys.file_entry(inode.parent, inode.name)  # the node may know why
+    return Loss(miss, not in_tier)
 
 
 def is_torn(inode: Inode, stat: os.stat_result) -> bool:
@@ -34,22 +78,23 @@ async def _never(_: int) -> bool:
 
 
 class Missing:
-    """Settles such files for one node. `damaged` sees to a data file that is not what was sealed;
-    `is_elsewhere` says whether data may be fetched from other nodes or a cold tier. `is_written`:
-    whether a file is open for writing here; then it has no seal when that returns."""
+    """Settles such files for one node. `give_up` sees to a record whose data nobody has, `damaged`
+    to a data file that is not what was sealed; `is_elsewhere` says whether data may be fetched from
+    other nodes or a cold tier. `is_written`: whether a file is open for writing here; then it has
+    no seal when that returns."""
 
     def __init__(
         self,
         engine: Engine,
         files: DataFiles,
-        volume: Volume,
+        give_up: Callable[[int, Inode], Awaitable[object]],
         damaged: Callable[[int, Inode], Awaitable[None]],
         is_elsewhere: Callable[[], bool],
         is_written: Callable[[int], Awaitable[bool]] = _never,
     ) -> None:
         self._engine = engine
         self._files = files
-        self._volume = volume
+        self._give_up = give_up
         self._damaged = damaged
         self._is_elsewhere = is_elsewhere
         self._is_written = is_written
@@ -66,7 +111,7 @@ class Missing:
             stat = self._files.stat(ino, inode.version)
         except FileNotFoundError:
             if not self._is_elsewhere():
-                await self._volume.discard_lost(ino)
+                await self._give_up(ino, inode)
             return
         if not is_torn(inode, stat) or await self._is_written(ino):
             return

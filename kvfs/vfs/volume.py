@@ -9,6 +9,7 @@ Access times set by reading are gathered here and written in batches: an open mu
 commit."""
 
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -22,10 +23,11 @@ from kvfs.datastore.batch_unlink import Name, unlink_each
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index
 from kvfs.meta.engine import Engine, T, Transaction
-from kvfs.meta.records import namespace_of
+from kvfs.meta.records import Inode, namespace_of
 from kvfs.policy.miss_reasons import Lost
 from kvfs.tree import inodes, lifecycle, namespaces, tree
 from kvfs.vfs.inode_holders import Holders
+from kvfs.vfs.missing_data import Loss, loss
 
 _RANGE: Final = 1024
 """Inode numbers taken from the engine at a time; what a process does not use is never used."""
@@ -135,23 +137,26 @@ class Volume:
         await self.engine.transact(forget)
         return failed
 
-    async def discard_lost(self, ino: int) -> bool:
-        """A file of a cache namespace whose data file has gone is a miss: forget its record. False:
-        it is durable."""
+    async def give_up(
+        self, ino: int, inode: Inode, *, asks_tier: bool = False, away: Sequence[int] = ()
+    ) -> Loss:
+        """The decision on a file whose data nobody could give (`missing_data.loss`, with these
+        arguments), carried out. Raises NoSpace, ReadOnly, Unavailable."""
         now = time.time_ns()
-        namespace_id = namespace_of(ino)
+        shown = os.fsdecode(inode.name)
 
-        def fn(t: Transaction) -> tuple[bool, lifecycle.Evicted | None]:
-            if namespaces.get(t, namespace_id).kind != "cache":
-                return False, None
-            return True, lifecycle.evict(t, ino, now, self.why_lost)
+        def fn(t: Transaction) -> tuple[Loss, lifecycle.Evicted | None]:
+            decided = loss(t, ino, inode, shown, asks_tier=asks_tier, away=away)
+            if not decided.forgets:
+                return decided, None
+            return decided, lifecycle.evict(t, ino, now, self.why_lost)
 
-        discarded, lost = await self.engine.transact(fn)
-        if discarded:
+        decided, evicted = await self.engine.transact(fn)
+        if decided.forgets:
             self.drop_later(ino, 0)
-        if lost is not None:
-            self._on_lost(lost)
-        return discarded
+        if evicted is not None:
+            self._on_lost(evicted)
+        return decided
 
     async def run(self) -> None:
         """Drop what is doomed and write access times, until cancelled."""

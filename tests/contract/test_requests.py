@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from kvfs.base.errors import NoSpace, Unavailable
+from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_root
 from kvfs.node import client_requests
 from kvfs.node.client_requests import Requests
@@ -17,6 +18,7 @@ from kvfs.transfer.borrowed_file import Borrowing
 from kvfs.transfer.fetcher import Bringing
 from kvfs.tree import notices
 from kvfs.tree.changes import Change, to_wire
+from kvfs.tree.inodes import read_inode, write_inode
 from kvfs.vfs.missing_data import Missing
 from kvfs.vfs.volume import Volume
 from tests.contract.small_node import SmallNode, small_node
@@ -41,7 +43,7 @@ class Asked:
             node.evictor,
             Bringing(node.engine, node.files, node.index, volume, self._room),
             Borrowing(node.engine, node.files),
-            Missing(node.engine, node.files, volume, self._damaged, lambda: False),
+            Missing(node.engine, node.files, volume.give_up, self._damaged, lambda: False),
             lambda: 1234,
             self._tell,
             self._drop,
@@ -239,6 +241,28 @@ def test_a_mount_that_cannot_be_told_is_told_again(
 
     asked.keeping(main)
     assert asked.told == [old]
+
+
+def test_a_miss_that_the_cold_tier_has_is_not_forgotten_where_that_is_not_asked(
+    asked: Asked,
+) -> None:
+    node = asked.node
+    space = node.namespace("cache")
+    ino = node.write(space, "demoted", b"data")
+
+    def demote(t: Transaction) -> None:
+        inode = read_inode(t, ino)
+        inode.flags |= Flag.COLD
+        write_inode(t, ino, inode)
+
+    node.engine.transact_now(demote)
+    node.files.unlink(ino, 0)
+
+    async def main() -> None:
+        assert await asked.ask("bring", inode=ino) == {"state": "nowhere"}
+        assert node.names(space) == {"demoted"}
+
+    trio.run(main)
 
 
 def test_a_lone_node_has_nobody_to_bring_data_from(asked: Asked) -> None:

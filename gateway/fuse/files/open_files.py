@@ -28,7 +28,7 @@ from gateway.fuse.files.publish import Publishing, differs, unsealed_here
 from gateway.fuse.files.unrecorded_closes import Unrecorded
 from kvfs.base import detach
 from kvfs.base.descriptors import OpenFileShares
-from kvfs.base.errors import Conflict, Corrupt, IsADirectory, KvfsError, Stale
+from kvfs.base.errors import Conflict, IsADirectory, KvfsError, Stale
 from kvfs.datastore import file_lease, file_sync
 from kvfs.datastore.kernel import writeback
 from kvfs.meta.records import Flag, Inode
@@ -37,7 +37,6 @@ from kvfs.node.former_writers import FormerWriters
 from kvfs.transfer.fetcher import Bringing
 from kvfs.transfer.incoming_file import SMALL_BYTES, IncomingFile
 from kvfs.tree import inodes, tree
-from kvfs.tree.copies import cold_copies
 from kvfs.vfs.missing_data import Missing, is_torn
 from kvfs.vfs.volume import Volume
 
@@ -607,16 +606,10 @@ class OpenFiles:
         file.users -= 1
 
     async def _lost(self, ino: int, inode: Inode) -> None:
-        """A record without its data file: evicted a moment ago, or lost; a miss in a cache
-        namespace, an error in a durable one."""
-        name = os.fsdecode(inode.name)
-        if not inode.nlink:
-            raise Stale(f"{name}: evicted or removed")  # the kernel looks the name up again
-        if inode.flags & Flag.COLD:
-            raise await self._volume.engine.read(lambda t: cold_copies.out_of_reach(t, ino, name))
-        if await self._volume.discard_lost(ino):
-            raise Stale(f"{name}: its data have gone; it is forgotten")
-        raise Corrupt(f"{name}: its data file is missing; run 'kvfs fsck'")
+        """A record whose data nobody has. What is forgotten is Stale: the kernel looks the name up
+        again."""
+        lost = await self._volume.give_up(ino, inode)
+        raise Stale(f"{lost.error}; it is forgotten") if lost.forgets else lost.error
 
     def mode_changed(self, ino: int, mode: int) -> None:
         """A chmod of a file that may be open. Where somebody writes to it, not each write is seen

@@ -23,7 +23,6 @@ Invariants
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from kvfs.base.errors import KvfsError, NotFound, Unavailable
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode, namespace_of, unpack_namespace
@@ -55,16 +54,6 @@ def object_of(ino: int, inode: Inode) -> Object | None:
     if not inode.flags & Flag.SEALED or inode.boot or not inode.nlink:
         return None
     return Object(ino, inode.version, inode.checksum)
-
-
-def out_of_reach(t: Transaction, ino: int, name: str) -> KvfsError:
-    """The error for a reader of data in a cold tier that is not asked here: no node runs, or one
-    without that setting. A miss in a cache; the record stays."""
-    said = f"{name}: its data are in the cold tier: start the node with --cold"
-    value = t.get(keys.namespace(namespace_of(ino)))
-    if value is not None and unpack_namespace(value).kind == "cache":
-        return NotFound(said)
-    return Unavailable(said)
 
 
 def begin(t: Transaction, wanted: Object) -> bool:
