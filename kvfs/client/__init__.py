@@ -2,7 +2,7 @@
 
 from kvfs.client.asynchronous import AsyncClient
 from kvfs.client.blocking import Client
+from kvfs.client.file_status import Stat
 from kvfs.client.writer import Writer
-from kvfs.session.file_status import Stat
 
 __all__ = ["AsyncClient", "Client", "Stat", "Writer"]

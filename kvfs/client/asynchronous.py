@@ -13,13 +13,13 @@ from kvfs.base.errors import KvfsError
 from kvfs.client.blocking import NEW_DIRECTORY, NEW_FILE, Client
 from kvfs.client.buffers import Buffer
 from kvfs.client.client_core import Core, target_of
+from kvfs.client.file_status import Stat
 from kvfs.client.local_files import Destination, Source
 from kvfs.client.writer import Writer
 from kvfs.session import paths
-from kvfs.session.file_status import Stat
 from kvfs.session.parallel import Step
 from kvfs.session.paths import Path
-from kvfs.session.staging import Options
+from kvfs.vfs.stage_records import Options
 
 T = TypeVar("T")
 _KEYS_AT_ONCE: Final = 2_048

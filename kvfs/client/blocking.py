@@ -9,13 +9,13 @@ from typing import Final, Literal, overload
 from kvfs.base.errors import KvfsError
 from kvfs.client.buffers import Buffer
 from kvfs.client.client_core import Core, target_of
+from kvfs.client.file_status import Stat
 from kvfs.client.local_files import Destination, Source
 from kvfs.client.writer import Writer
 from kvfs.session import paths
-from kvfs.session.file_status import Stat
 from kvfs.session.parallel import nothing
 from kvfs.session.paths import Path
-from kvfs.session.staging import Options
+from kvfs.vfs.stage_records import Options
 
 NEW_FILE: Final = 0o644
 NEW_DIRECTORY: Final = 0o755

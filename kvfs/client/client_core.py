@@ -14,18 +14,18 @@ from kvfs.base import config
 from kvfs.base.errors import Invalid, KvfsError, NotSupported
 from kvfs.client.buffers import Buffer, readable, writable
 from kvfs.client.local_files import Destination, Source, opened_source, written_destination
+from kvfs.client.name_operations import Names
+from kvfs.client.reader import OpenedFile, Reader
 from kvfs.client.writer import Writer
 from kvfs.session import byte_transfer, parallel, paths, session
-from kvfs.session.draft_files import Draft, Drafts
-from kvfs.session.name_operations import Names
-from kvfs.session.node_client import Link
 from kvfs.session.parallel import Step, nothing
 from kvfs.session.paths import Path
-from kvfs.session.post_commit import Finisher
-from kvfs.session.reader import OpenedFile, Reader
-from kvfs.session.space_reservation import SpaceReservation
-from kvfs.session.staging import Options, StagingTarget
-from kvfs.session.touches import Touches
+from kvfs.vfs.node_client import Link
+from kvfs.vfs.post_commit import Finisher
+from kvfs.vfs.space_reservation import SpaceReservation
+from kvfs.vfs.stage import Draft, Drafts
+from kvfs.vfs.stage_records import Options, StagingTarget
+from kvfs.vfs.touches import Touches
 
 T = TypeVar("T")
 _PART_BYTES: Final = 64 << 20

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final
 
 from kvfs.client.buffers import Buffer, readable
-from kvfs.session.draft_files import Draft, Drafts
+from kvfs.vfs.stage import Draft, Drafts
 
 _PART_BYTES: Final = 1 << 30
 

@@ -8,9 +8,9 @@ from kvfs.objects import buckets, lookup
 from kvfs.objects.buckets import ListedBucket
 from kvfs.objects.lookup import Bucket
 from kvfs.objects.publish import Publisher
-from kvfs.session.post_commit import Changed
 from kvfs.session.read_cache import Remembering
 from kvfs.session.session import Session
+from kvfs.vfs.post_commit import Changed
 
 _BUCKETS: Final = 1024
 """Buckets whose settings are remembered."""

@@ -12,11 +12,11 @@ from kvfs.objects.multipart import upload_transactions
 from kvfs.objects.mutations import Moment
 from kvfs.objects.object_errors import BucketExists, BucketNotEmpty
 from kvfs.objects.object_keys import COMPLETED
-from kvfs.session.post_commit import Changed
 from kvfs.session.session import Author
 from kvfs.tree import namespaces
 from kvfs.tree.entries import lose_link, touch
 from kvfs.tree.inodes import read_inode
+from kvfs.vfs.post_commit import Changed
 
 _MAX_SETTING_NAME: Final = 255
 

@@ -31,13 +31,13 @@ from kvfs.objects.object_attributes import Metadata
 from kvfs.objects.object_errors import Locked, NoSuchBucket, NotAnObject, PreconditionFailed
 from kvfs.objects.object_info import Facts
 from kvfs.objects.object_keys import KeyPlace, check_key, place_of
-from kvfs.session.post_commit import Changed
-from kvfs.session.staging import Dropped, WrittenData
 from kvfs.tree import etags, name_escaping, namespaces
 from kvfs.tree.copies import placements
 from kvfs.tree.entries import Removed, is_empty, lose_link, relocate, touch
 from kvfs.tree.inodes import BLOCK, add_usage, read_inode, set_blocks, write_inode
 from kvfs.tree.private_files import check_unseen
+from kvfs.vfs.post_commit import Changed
+from kvfs.vfs.stage_records import Dropped, WrittenData
 
 ENABLED: Final = "Enabled"
 SUSPENDED: Final = "Suspended"
@@ -103,7 +103,7 @@ def put(
 ) -> Facts:
     """Put an object under its key. Raises what `check` raises, PreconditionFailed (it passed where
     nothing is, and a mount is making a file of that name), Invalid, TooLarge, NoSuchBucket, and
-    NotAnObject, TooOld, `staging.Dropped` (a node that started took the body for a dead
+    NotAnObject, TooOld, `stage_records.Dropped` (a node that started took the body for a dead
     process's)."""
     check_key(key)
     if namespace_of(new.body.ino) != bucket.id:

@@ -31,13 +31,13 @@ from kvfs.objects.seals import Seals
 from kvfs.objects.staged_files import Bodies, StagedBody
 from kvfs.session import byte_transfer, session
 from kvfs.session.byte_transfer import Step, go_on
-from kvfs.session.node_client import Link
-from kvfs.session.post_commit import Changed, Finisher
-from kvfs.session.space_reservation import SpaceReservation
-from kvfs.session.staging import WrittenData
-from kvfs.session.touches import Touches
 from kvfs.tree import lifecycle
 from kvfs.vfs.miss_counters import Misses
+from kvfs.vfs.node_client import Link
+from kvfs.vfs.post_commit import Changed, Finisher
+from kvfs.vfs.space_reservation import SpaceReservation
+from kvfs.vfs.stage_records import WrittenData
+from kvfs.vfs.touches import Touches
 
 _DELETED_AT_ONCE: Final = 256
 _OWN: Final = frozenset(("retention", "legal-hold", "acl", "owner", "parts", "part-checksums"))

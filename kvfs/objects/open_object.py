@@ -18,13 +18,13 @@ from kvfs.meta.records import Flag, unpack_inode
 from kvfs.objects import lookup, object_attributes
 from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NotHere, Unheld, WrittenElsewhere
 from kvfs.objects.object_info import Facts
-from kvfs.session.node_client import Link
 from kvfs.session.read_cache import Remembering
 from kvfs.session.session import Session
-from kvfs.session.touches import Touches
 from kvfs.tree import etags
 from kvfs.tree.inodes import read_inodes
 from kvfs.vfs.missing_data import loss
+from kvfs.vfs.node_client import Link
+from kvfs.vfs.touches import Touches
 
 _ATTEMPTS: Final = 3
 _BRINGINGS: Final = 8

@@ -12,8 +12,8 @@ from kvfs.objects.lookup import Bucket
 from kvfs.objects.mutations import Moment, TooOld
 from kvfs.objects.staged_files import Bodies, StagedBody
 from kvfs.session import session
-from kvfs.session.post_commit import Changed, Finisher
-from kvfs.session.staging import Dropped, WrittenData
+from kvfs.vfs.post_commit import Changed, Finisher
+from kvfs.vfs.stage_records import Dropped, WrittenData
 
 T = TypeVar("T")
 _ATTEMPTS: Final = 3

@@ -20,10 +20,10 @@ from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag
 from kvfs.objects import lookup
 from kvfs.objects.object_info import Facts
-from kvfs.session.node_client import Link
 from kvfs.session.session import Session
 from kvfs.tree import etags, sealed_etags
 from kvfs.tree.namespace_policies import MD5_ALL
+from kvfs.vfs.node_client import Link
 
 T = TypeVar("T")
 PATIENCE_S: Final = 20.0

@@ -2,7 +2,7 @@
 
 A small body needs no transaction before its own: its inode number was reserved with many others
 (`r` keys), and its data file has that name from the start. A large one has a record without a name,
-which reserves its space, as `kvfs.session.draft_files` makes them.
+which reserves its space, as `kvfs.vfs.stage` makes them.
 
 | step | on disk | in the engine | left by a kill after it, and who mends it |
 |---|---|---|---|
@@ -12,7 +12,7 @@ which reserves its space, as `kvfs.session.draft_files` makes them.
 
 Invariants
 - A number is used once. A node that starts makes an orphan of each reserved number, so that step 3
-  of who still lives fails with `staging.Dropped`; then the data are copied to a new number.
+  of who still lives fails with `stage_records.Dropped`; then the data are copied to a new number.
 """
 
 import os
@@ -29,12 +29,13 @@ from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Inode
 from kvfs.objects.lookup import Bucket
 from kvfs.objects.mutations import FILE_MODE
-from kvfs.session import byte_transfer, staging
+from kvfs.session import byte_transfer
 from kvfs.session.session import Session
-from kvfs.session.space_reservation import ReservationRefused, SpaceReservation
-from kvfs.session.staging import WrittenData
 from kvfs.tree import namespaces, reserved_inodes, tree
 from kvfs.tree.inodes import BLOCK
+from kvfs.vfs import stage_records
+from kvfs.vfs.space_reservation import ReservationRefused, SpaceReservation
+from kvfs.vfs.stage_records import WrittenData
 
 T = TypeVar("T")
 SMALL_BYTES: Final = 1 << 20
@@ -76,7 +77,7 @@ class Bodies:
     def begin(self, bucket: Bucket, size_hint: int) -> StagedBody:
         """A new body of about so many bytes. Raises NoSpace, ReadOnly, Unavailable, OSError."""
         if size_hint <= SMALL_BYTES:
-            self._spend(bucket.id, BLOCK * staging.blocks_of(size_hint))
+            self._spend(bucket.id, BLOCK * stage_records.blocks_of(size_hint))
             return self._small(bucket)
         return self._made(
             StagedBody(bucket, self._reserve(bucket, size_hint), size_hint, small=False)
@@ -86,7 +87,7 @@ class Bodies:
         """As `begin`, for an event loop; None where the body is not small, or the node must be
         asked for space first."""
         if size_hint > SMALL_BYTES or not self._spend_found(
-            bucket.id, BLOCK * staging.blocks_of(size_hint)
+            bucket.id, BLOCK * stage_records.blocks_of(size_hint)
         ):
             return None
         return self._small(bucket)
@@ -113,7 +114,7 @@ class Bodies:
         else:
             ino, old = body.ino, body.reserved
             self._with_room(
-                lambda t, attempt: staging.grow(t, self._room, ino, old, new, attempt),
+                lambda t, attempt: stage_records.grow(t, self._room, ino, old, new, attempt),
                 self._session.write,
             )
         body.reserved = new
@@ -251,7 +252,7 @@ class Bodies:
         author = self._session.author()
 
         def fn(t: Transaction, attempt: int) -> int | ReservationRefused:
-            blocks = staging.blocks_of(size)
+            blocks = stage_records.blocks_of(size)
             if refused := self._room.refuse(t, {bucket.id: BLOCK * blocks}, attempt):
                 return refused
             ino = namespaces.allocate_inodes(t, bucket.id, 1)

@@ -1,2 +1,1 @@
-"""A store as a process beside its node has it open: what clients do with its data files, and by its
-control socket."""
+"""A store as a process beside its node has it open: transactions, threads, paths, bytes moved."""

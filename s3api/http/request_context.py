@@ -14,7 +14,7 @@ from kvfs.http.api import Head, RequestBody, Response
 from kvfs.objects.object_errors import NoSuchBucket
 from kvfs.objects.object_info import Facts
 from kvfs.objects.object_store import ObjectStore
-from kvfs.session.post_commit import Changed
+from kvfs.vfs.post_commit import Changed
 from s3api.auth.authorization import Access, caller_of
 from s3api.auth.credentials import KeyOwner
 from s3api.auth.key_holders import Identities

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kvfs.base.errors import KvfsError
 from kvfs.objects.mutations import Deleted
 from kvfs.objects.object_store import Doomed, ObjectStore
-from kvfs.session.post_commit import Changed
+from kvfs.vfs.post_commit import Changed
 from s3api.storage.batches import Together
 from s3api.storage.commit_notifier import Teller
 

@@ -8,7 +8,7 @@ What the mount cannot know is told later: nobody waits for that.
 from collections.abc import Sequence
 
 from kvfs.objects.object_store import ObjectStore
-from kvfs.session.post_commit import Changed
+from kvfs.vfs.post_commit import Changed
 from s3api.storage.batches import Together
 
 

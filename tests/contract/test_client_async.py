@@ -9,7 +9,7 @@ import trio
 
 import kvfs
 from kvfs.base.errors import Exists, IsADirectory, NotFound
-from kvfs.session import draft_files
+from kvfs.vfs import stage
 from tests.contract import client_store
 
 Talk = Callable[[kvfs.AsyncClient], Awaitable[None]]
@@ -149,13 +149,13 @@ def test_a_committed_change_stays_though_the_caller_was_cancelled(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scope = trio.CancelScope()
-    real = draft_files.Drafts.publish
+    real = stage.Drafts.publish
 
-    def publish(self: draft_files.Drafts, *arguments: object) -> None:
+    def publish(self: stage.Drafts, *arguments: object) -> None:
         real(self, *arguments)  # type: ignore[arg-type]
         trio.from_thread.run_sync(scope.cancel)
 
-    monkeypatch.setattr(draft_files.Drafts, "publish", publish)
+    monkeypatch.setattr(stage.Drafts, "publish", publish)
 
     async def talk(client: kvfs.AsyncClient) -> None:
         with scope:

@@ -17,8 +17,9 @@ from kvfs.base.config import Config
 from kvfs.base.errors import Busy, Conflict, NoSpace, ReadOnly, Unavailable
 from kvfs.meta.engine import Transaction
 from kvfs.node import open_node
-from kvfs.session import draft_files, node_client, session
+from kvfs.session import session
 from kvfs.tree import namespaces
+from kvfs.vfs import node_client, stage
 from tests.contract import client_store
 
 _RESTART = """
@@ -188,10 +189,10 @@ def test_a_read_only_store_is_read(store: Path, tmp_path: Path) -> None:
 def test_a_node_that_starts_meanwhile_does_not_take_a_draft_away(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = draft_files.Drafts.publish
+    real = stage.Drafts.publish
 
-    def publish(self: draft_files.Drafts, made: list[draft_files.Draft]) -> None:
-        monkeypatch.setattr(draft_files.Drafts, "publish", real)
+    def publish(self: stage.Drafts, made: list[stage.Draft]) -> None:
+        monkeypatch.setattr(stage.Drafts, "publish", real)
         dropped = made[0].ino
         client_store.run(_RESTART, str(store))
         real(self, made)
@@ -199,10 +200,10 @@ def test_a_node_that_starts_meanwhile_does_not_take_a_draft_away(
 
     with kvfs.Client(store) as client:
         client.put("/cache/a", b"old")
-        monkeypatch.setattr(draft_files.Drafts, "publish", publish)
+        monkeypatch.setattr(stage.Drafts, "publish", publish)
         client.put("/cache/a", b"new" * 100_000)
         assert client.get("/cache/a") == b"new" * 100_000
-        monkeypatch.setattr(draft_files.Drafts, "publish", publish)
+        monkeypatch.setattr(stage.Drafts, "publish", publish)
         with client.open("/cache/b", "wb") as file:
             file.write(b"written in ")
             file.write(b"two parts")
@@ -212,15 +213,15 @@ def test_a_node_that_starts_meanwhile_does_not_take_a_draft_away(
 def test_nodes_that_start_again_and_again_end_in_an_error(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = draft_files.Drafts._place
+    real = stage.Drafts._place
 
-    def place(self: draft_files.Drafts, *arguments: object) -> object:
+    def place(self: stage.Drafts, *arguments: object) -> object:
         client_store.run(_RESTART, str(store))
         return real(self, *arguments)  # type: ignore[arg-type]
 
     with kvfs.Client(store) as client:
         client.put("/cache/a", b"old")
-        monkeypatch.setattr(draft_files.Drafts, "_place", place)
+        monkeypatch.setattr(stage.Drafts, "_place", place)
         with pytest.raises(Conflict, match="again"):
             client.put("/cache/a", b"new")
         assert client.get("/cache/a") == b"old"

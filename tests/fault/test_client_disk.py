@@ -18,7 +18,8 @@ _VICTIM = """
 import os, signal, sys
 from pathlib import Path
 import kvfs
-from kvfs.session import post_commit, session
+from kvfs.session import session
+from kvfs.vfs import post_commit
 from tests.contract import client_store
 from tests.fault.disks import cut
 

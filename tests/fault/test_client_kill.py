@@ -11,7 +11,9 @@ from tests.contract import client_store
 _STEPS = """
 import os, signal, sys
 import kvfs
-from kvfs.session import draft_files, post_commit, session
+from kvfs.session import session
+from kvfs.vfs import stage
+from kvfs.vfs import post_commit
 from kvfs.datastore import files
 
 def dies(*_, **__):

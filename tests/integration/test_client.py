@@ -194,7 +194,7 @@ def test_a_client_killed_before_it_told_is_made_up_for(
     assert (here / "old").stat().st_size == 1
     program = """
 import os, signal, sys, kvfs
-from kvfs.session import post_commit
+from kvfs.vfs import post_commit
 post_commit.Finisher.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 kvfs.Client(sys.argv[1]).rename(sys.argv[2] + "/old", sys.argv[2] + "/new")
 """

@@ -9,10 +9,10 @@ from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.objects import buckets, listing, lookup, mutations
 from kvfs.objects.mutations import Check, Deleted, Moment, New, anything
 from kvfs.objects.object_info import Facts
-from kvfs.session.post_commit import Changed
 from kvfs.session.session import Author
-from kvfs.session.staging import WrittenData
 from kvfs.tree import namespaces, reserved_inodes
+from kvfs.vfs.post_commit import Changed
+from kvfs.vfs.stage_records import WrittenData
 from tests.unit.space import BOOT
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvfs.session.deferred_notify import LIMIT, LIMIT_BYTES, Soon
+from kvfs.vfs.deferred_notify import LIMIT, LIMIT_BYTES, Soon
 
 DEADLINE_S = 30
 

@@ -28,8 +28,8 @@ from kvfs.base.errors import (
 )
 from kvfs.client.client_core import Core
 from kvfs.client.mount.mount_store import AnyPath, require_believed, told_store
+from kvfs.client.reader import OpenedFile
 from kvfs.session import paths as names
-from kvfs.session.reader import OpenedFile
 from kvfs.session.uninterruptible import uninterrupted
 
 _READING: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK

@@ -18,8 +18,8 @@ from kvfs.objects.multipart.upload_transactions import UploadPart
 from kvfs.objects.object_errors import InvalidPart
 from kvfs.objects.staged_files import Bodies, StagedBody
 from kvfs.session.byte_transfer import Step
-from kvfs.session.node_client import Link
 from kvfs.session.session import Session
+from kvfs.vfs.node_client import Link
 
 
 class PartGathering:

@@ -40,7 +40,7 @@ from kvfs.objects.mutations import Moment
 from kvfs.objects.staged_files import Bodies
 from kvfs.session.byte_transfer import Step
 from kvfs.session.session import Session
-from kvfs.session.staging import WrittenData
+from kvfs.vfs.stage_records import WrittenData
 
 _MOST_BYTES: Final = 5 << 40
 """The largest object."""

@@ -25,10 +25,10 @@ from kvfs.objects.open_object import ObjectOpener
 from kvfs.objects.publish import Publisher
 from kvfs.objects.staged_files import Bodies, StagedBody
 from kvfs.session.byte_transfer import Step, go_on
-from kvfs.session.node_client import Link
-from kvfs.session.post_commit import Changed
 from kvfs.session.session import Session
-from kvfs.session.staging import WrittenData
+from kvfs.vfs.node_client import Link
+from kvfs.vfs.post_commit import Changed
+from kvfs.vfs.stage_records import WrittenData
 
 
 class Uploads:

@@ -33,10 +33,10 @@ from kvfs.objects.object_attributes import Metadata
 from kvfs.objects.object_errors import InvalidPart, NoSuchUpload, PartOrder, PartTooSmall
 from kvfs.objects.object_info import Facts
 from kvfs.objects.object_keys import COMPLETED, UPLOADS, check_key
-from kvfs.session.post_commit import Changed
 from kvfs.tree import etags
 from kvfs.tree.entries import lose_link, touch
 from kvfs.tree.inodes import drop_inode, read_inode
+from kvfs.vfs.post_commit import Changed
 
 MAX_PARTS: Final = 10_000
 MIN_PART_BYTES: Final = 5 << 20

@@ -29,19 +29,19 @@ from kvfs.base.errors import (
     Unavailable,
     Unreached,
 )
+from kvfs.client.stored_checksums import Sums
 from kvfs.datastore.checksum import CHUNK_BYTES, wrong_in
 from kvfs.meta.records import Flag
 from kvfs.session import parallel
-from kvfs.session.node_client import Link
 from kvfs.session.parallel import Step
 from kvfs.session.paths import joined, naming, shown
 from kvfs.session.session import Session
-from kvfs.session.stored_checksums import Sums
-from kvfs.session.touches import Touches
 from kvfs.tree import published_view
 from kvfs.tree.inodes import read_inodes
 from kvfs.tree.published_view import FoundInode
 from kvfs.vfs.missing_data import loss
+from kvfs.vfs.node_client import Link
+from kvfs.vfs.touches import Touches
 
 T = TypeVar("T")
 Parts = tuple[bytes, ...]

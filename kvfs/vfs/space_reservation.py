@@ -16,7 +16,7 @@ from kvfs.base.errors import NoSpace
 from kvfs.base.units import Capacity, format_size
 from kvfs.meta.engine import Transaction
 from kvfs.policy.eviction import headroom
-from kvfs.session.node_client import Link
+from kvfs.vfs.node_client import Link
 from kvfs.vfs.space_accounting import STORE, Accounting, Census, Space
 
 _VALID_S: Final = 10.0

@@ -7,21 +7,22 @@ from os import stat_result
 from typing import Final, TypeVar
 
 from kvfs.base.errors import NotADirectory, NotFound
+from kvfs.client.file_status import Stat, describe
 from kvfs.datastore import file_sync
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, Inode
-from kvfs.session import paths, staging
-from kvfs.session.file_status import Stat, describe
-from kvfs.session.node_client import Link
+from kvfs.session import paths
 from kvfs.session.paths import Path, naming
-from kvfs.session.post_commit import Changed, Finisher
 from kvfs.session.session import Session, now_ns
-from kvfs.session.staging import Options, StagingTarget
-from kvfs.session.touches import Touches
 from kvfs.tree import lifecycle, name_escaping, published_view, tree
 from kvfs.tree.inodes import is_directory, read_inodes
 from kvfs.tree.namespaces import MAX_NAME
+from kvfs.vfs import stage_records
+from kvfs.vfs.node_client import Link
+from kvfs.vfs.post_commit import Changed, Finisher
+from kvfs.vfs.stage_records import Options, StagingTarget
+from kvfs.vfs.touches import Touches
 
 T = TypeVar("T")
 Parts = tuple[bytes, ...]
@@ -166,7 +167,7 @@ class Names:
         """See `Client.mkdir`."""
         author = self._session.author()
         self._change(
-            lambda t, changed: staging.make_directory(t, target, options, author, changed),
+            lambda t, changed: stage_records.make_directory(t, target, options, author, changed),
             (*target.directory, target.name),
         )
 

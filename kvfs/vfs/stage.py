@@ -31,12 +31,13 @@ from kvfs.datastore import file_sync
 from kvfs.datastore.layout import translate
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.session import byte_transfer, staging
-from kvfs.session.post_commit import Changed, Finisher
+from kvfs.session import byte_transfer
 from kvfs.session.session import Session
-from kvfs.session.space_reservation import ReservationRefused, SpaceReservation
-from kvfs.session.staging import Dropped, Options, StagingTarget, WrittenData
 from kvfs.tree import tree
+from kvfs.vfs import stage_records
+from kvfs.vfs.post_commit import Changed, Finisher
+from kvfs.vfs.space_reservation import ReservationRefused, SpaceReservation
+from kvfs.vfs.stage_records import Dropped, Options, StagingTarget, WrittenData
 
 T = TypeVar("T")
 _ATTEMPTS: Final = 3
@@ -140,7 +141,9 @@ class Drafts:
             return
         ino, old, new = draft.ino, draft.reserved, max(size, draft.reserved + _GROWTH_BYTES)
         with _naming([draft.target]):
-            self._with_room(lambda t, attempt: staging.grow(t, self._room, ino, old, new, attempt))
+            self._with_room(
+                lambda t, attempt: stage_records.grow(t, self._room, ino, old, new, attempt)
+            )
         draft.reserved = new
 
     def sync(self, draft: Draft) -> None:
@@ -160,9 +163,9 @@ class Drafts:
     ) -> list[Draft]:
         author = self._session.author()
 
-        def fn(t: Transaction, attempt: int) -> list[staging.Reserved] | ReservationRefused:
+        def fn(t: Transaction, attempt: int) -> list[stage_records.Reserved] | ReservationRefused:
             self._finisher.clear(t)
-            return staging.reserve(t, self._room, wanted, options, author, attempt)
+            return stage_records.reserve(t, self._room, wanted, options, author, attempt)
 
         with _naming([target for target, _ in wanted]):
             reserved = self._with_room(fn)
@@ -178,7 +181,7 @@ class Drafts:
 
         def fn(t: Transaction) -> None:
             for draft, file in zip(drafts, files, strict=True):
-                staging.place(t, draft.target, file, draft.options, author, changed)
+                stage_records.place(t, draft.target, file, draft.options, author, changed)
             self._finisher.post(t, changed, author.now)
 
         self._session.write(fn)

@@ -22,12 +22,12 @@ from kvfs.base.errors import KvfsError
 from kvfs.datastore.known_directories import Known
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Inode
-from kvfs.session.deferred_notify import Soon
-from kvfs.session.node_client import Link, Told
 from kvfs.session.session import Session
 from kvfs.tree import namespaces, notices, tree
 from kvfs.tree.changes import Change
 from kvfs.tree.tree import Removed
+from kvfs.vfs.deferred_notify import Soon
+from kvfs.vfs.node_client import Link, Told
 
 
 class Changed:

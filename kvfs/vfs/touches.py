@@ -14,9 +14,9 @@ from typing import Final
 
 from kvfs.base.errors import KvfsError, NotFound
 from kvfs.datastore.index import Index
-from kvfs.session.node_client import Link
 from kvfs.session.session import Session
 from kvfs.vfs.miss_counters import Misses
+from kvfs.vfs.node_client import Link
 
 _LIMIT: Final = 1024
 _MISSES_LIMIT: Final = 16_384

@@ -9,12 +9,12 @@ from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import ROOT_INODE, Inode, namespace_of
 from kvfs.session.paths import joined, naming, shown
-from kvfs.session.post_commit import Changed
 from kvfs.session.session import Author
-from kvfs.session.space_reservation import ReservationRefused, SpaceReservation
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.entries import find_shown
 from kvfs.tree.inodes import BLOCK, read_inode, set_blocks, write_inode
+from kvfs.vfs.post_commit import Changed
+from kvfs.vfs.space_reservation import ReservationRefused, SpaceReservation
 
 _PAGE_BYTES: Final = 4096
 
