@@ -13,7 +13,6 @@ from kvfs.datastore.checksum import checksum
 from kvfs.datastore.index import Sealed
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import Inode, namespace_root
 from kvfs.node.tasks.evictor import Evicted, Evictor
 from kvfs.node.tasks.surplus_replicas import Spare
@@ -26,6 +25,7 @@ from kvfs.vfs.inode_holders import Holders
 from kvfs.vfs.space_accounting import STORE, Accounting, NodeSpace
 from kvfs.vfs.volume import Volume
 from tests.cluster.waiting import until
+from tests.contract.memory_engine import MemoryEngine
 from tests.contract.peers import Peer, peers
 from tests.contract.small_node import new_inode
 

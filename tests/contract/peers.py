@@ -18,11 +18,11 @@ from kvfs.datastore import checksum
 from kvfs.datastore.files import DataFiles
 from kvfs.datastore.index import Index, Sealed
 from kvfs.http.api import listen
-from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.transfer.arriving_file import ArrivingFile, WantedFile
 from kvfs.transfer.chunk_provider import ChunkProvider
 from kvfs.transfer.file_fetches import Fetcher
 from kvfs.transfer.rdma.rdma_transport import Rdma
+from tests.contract.memory_engine import MemoryEngine
 
 DEADLINE_S = 60.0
 CLUSTER = "00112233445566ff"

@@ -13,11 +13,11 @@ from kvfs.base.errors import Conflict, Corrupt, Exists, NotFound
 from kvfs.meta.engine import Transaction
 from kvfs.meta.engine_copy import Blocking
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
-from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import Inode, namespace_root
 from kvfs.meta.replica.direct_engine import DirectEngine
 from kvfs.tree import inodes, namespaces, tree
 from kvfs.tree.metadata_copy import copy_all, copy_namespace
+from tests.contract.memory_engine import MemoryEngine
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ import trio
 from kvfs.base.errors import Exists, KvfsError
 from kvfs.meta.engine import Transaction
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
-from kvfs.meta.memory_engine import MemoryEngine
 from tests.contract.direct import Direct
+from tests.contract.memory_engine import MemoryEngine
 from tests.contract.mirrors import Mirror
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 

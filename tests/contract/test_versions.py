@@ -7,9 +7,9 @@ import pytest
 
 from kvfs.base.errors import Unavailable
 from kvfs.meta.engine import Transaction
-from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.vfs.content_versions import publish_anew
 from tests.contract.bringers import Host, Shared, Site, T, on_nodes, publish
+from tests.contract.memory_engine import MemoryEngine
 
 
 class Lossy:

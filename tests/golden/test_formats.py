@@ -32,7 +32,6 @@ from kvfs.meta import delegations, keys
 from kvfs.meta.lmdb import checkpoint_seal, journal
 from kvfs.meta.lmdb.journal import Position
 from kvfs.meta.lmdb.trust_state import StateFile, TrustState
-from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import AccessKey, Flag, Holding, Inode, Namespace, Usage, User, pack
 from kvfs.meta.redis import identity
 from kvfs.meta.replica.local_writes import InodeWrites
@@ -45,6 +44,7 @@ from kvfs.tree import etags, notices
 from kvfs.tree.changes import Change
 from kvfs.tree.copies import cold_copies
 from s3api.storage import bucket_settings
+from tests.contract.memory_engine import MemoryEngine
 from tests.golden.golden import hold
 from tests.golden.hexadecimal import shown
 

@@ -20,10 +20,10 @@ from hypothesis.stateful import (
 from kvfs.base.errors import KvfsError
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of, namespace_root
 from kvfs.tree import inodes, lifecycle, namespaces, tree
 from tests.contract.direct import Direct
+from tests.contract.memory_engine import MemoryEngine
 from tests.contract.mirrors import Mirror
 from tests.contract.redis_servers import RedisCluster, RedisServer, killed
 from tests.model.plain_tree import Node, PlainTree, Refusal

@@ -12,7 +12,6 @@ from kvfs.base.errors import KvfsError, NoSpace, Unavailable
 from kvfs.datastore.index import Index, Sealed
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.memory_engine import MemoryEngine, MemoryTransaction
 from kvfs.meta.records import Flag, Inode, Namespace, namespace_of, namespace_root, unpack_namespace
 from kvfs.node.tasks.copier import ADOPT, TAKE, Copies, LocalReadEngine
 from kvfs.node.tasks.rebalancer import Evening
@@ -22,6 +21,7 @@ from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 from kvfs.policy.eviction import headroom
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import placements, replica_counts
+from tests.contract.memory_engine import MemoryEngine, MemoryTransaction
 
 T = TypeVar("T")
 GIB = 1 << 30

@@ -5,7 +5,6 @@ from typing import TypeVar
 
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.objects import buckets, listing, lookup, mutations
 from kvfs.objects.mutations import Check, Deleted, Moment, New, anything
 from kvfs.objects.object_info import Facts
@@ -13,6 +12,7 @@ from kvfs.session.session import Author
 from kvfs.tree import namespaces, reserved_inodes
 from kvfs.vfs.post_commit import Changed
 from kvfs.vfs.stage_records import WrittenData
+from tests.contract.memory_engine import MemoryEngine
 from tests.unit.space import BOOT
 
 T = TypeVar("T")

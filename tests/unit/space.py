@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kvfs.meta.engine import Transaction
-from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import Inode, namespace_root
 from kvfs.tree import namespaces, tree
+from tests.contract.memory_engine import MemoryEngine
 
 T = TypeVar("T")
 BOOT = 7

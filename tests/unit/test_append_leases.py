@@ -8,8 +8,8 @@ import trio.testing
 
 from kvfs.base.errors import Busy
 from kvfs.meta import keys
-from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.node.append_leases import PATIENCE_S, AppendLeases
+from tests.contract.memory_engine import MemoryEngine
 
 INO = 1 << 48 | 7
 Work = Callable[["Site"], Awaitable[None]]

@@ -10,10 +10,10 @@ from kvfs.base.errors import Conflict, NoLocks, Unavailable
 from kvfs.cluster.cluster_locks import Locks, LockTarget
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import Namespace, namespace_root, pack, unpack_namespace
 from kvfs.policy.byte_range_locks import LAST, ByteRangeLock
 from kvfs.tree import namespaces
+from tests.contract.memory_engine import MemoryEngine
 
 DEADLINE_S = 30
 

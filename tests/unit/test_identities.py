@@ -4,8 +4,8 @@ import pytest
 
 from kvfs.base.errors import Corrupt, Exists, Invalid, NotFound, TooLarge
 from kvfs.meta import keys
-from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.tree import identities
+from tests.contract.memory_engine import MemoryEngine
 
 
 @pytest.fixture

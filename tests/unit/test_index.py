@@ -7,7 +7,7 @@ import pytest
 
 from kvfs.datastore import index as module
 from kvfs.datastore.index import Index, Sealed
-from kvfs.meta.memory_engine import MemoryEngine
+from tests.contract.memory_engine import MemoryEngine
 
 CACHE, OTHER = 7, 8
 

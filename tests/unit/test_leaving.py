@@ -4,10 +4,10 @@ import stat
 
 from kvfs.cluster import decommission
 from kvfs.meta import delegations, keys
-from kvfs.meta.memory_engine import MemorySnapshot, MemoryTransaction
 from kvfs.meta.records import Inode, namespace_root
 from kvfs.tree import lifecycle, namespaces, reserved_inodes, tree
 from kvfs.tree.copies import placements
+from tests.contract.memory_engine import MemorySnapshot, MemoryTransaction
 
 A, B = keys.pack_node(1), keys.pack_node(2)
 CACHE, DURABLE = b"cache", b"models"

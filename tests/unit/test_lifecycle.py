@@ -17,9 +17,9 @@ from kvfs.base.errors import (
     TooLarge,
 )
 from kvfs.meta import keys
-from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.meta.records import ROOT_INODE, Flag, Inode, namespace_of, namespace_root
 from kvfs.tree import inodes, lifecycle, namespaces, tree
+from tests.contract.memory_engine import MemoryEngine
 from tests.unit.space import BOOT, Space
 
 

@@ -4,11 +4,11 @@ import stat
 
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
-from kvfs.meta.memory_engine import MemorySnapshot, MemoryTransaction
 from kvfs.meta.records import Flag, Inode, namespace_root, unpack_usage
 from kvfs.tree import lifecycle, namespaces, tree
 from kvfs.tree.copies import placements
 from kvfs.tree.inodes import AttributeChanges, read_inode, set_attributes
+from tests.contract.memory_engine import MemorySnapshot, MemoryTransaction
 
 A, B = keys.pack_node(1), keys.pack_node(2)
 

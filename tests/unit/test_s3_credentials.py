@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from kvfs.base.encryption import SecretKey
 from kvfs.base.errors import Corrupt
-from kvfs.meta.memory_engine import MemoryEngine
 from kvfs.tree import identities
 from kvfs.tree.identities import Identity
 from s3api.auth.credentials import (
@@ -18,6 +17,7 @@ from s3api.auth.credentials import (
     start_session,
 )
 from s3api.http.s3_errors import S3Error
+from tests.contract.memory_engine import MemoryEngine
 
 KEY = SecretKey(b"k" * 32)
 NOW = 1_700_000_000.0
