@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class MountOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user may choose."""
+    """The options that a user may choose."""
 
     mountpoint: str
     mode: Mode = "auto"
@@ -54,24 +54,24 @@ class MountOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MountInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a mount turned out to be."""
+    """The properties of a mount as it came to be."""
 
     mountpoint: str
     mode: str
     reason: str
-    """Why this mode and not a faster one; empty for the fastest."""
+    """The reason why it has this mode and not a faster one; empty for the fastest."""
     readahead_kib: int
     """0: the kernel's default stayed."""
     direct_writes: bool
     """Whether relayed writes of new files go past the mount's page cache."""
     direct_reads: bool
-    """Whether reads of files that are still coming do."""
+    """Whether reads of files that are still being fetched go past it too."""
     hides: list[str]
-    """The first names of what is in the directory below."""
+    """The first names in the directory beneath."""
 
 
 def options(config: Config, mountpoint: Path, hides: list[str]) -> MountOptions:
-    """What the node's settings say about its mount."""
+    """Returns the node's settings for its mount."""
     return MountOptions(
         mountpoint=str(mountpoint),
         mode=config.mode,
@@ -88,12 +88,11 @@ async def serve(
     *,
     task_status: trio.TaskStatus[MountInfo] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Mount and serve; started with a MountInfo when the mount answers. Returns when somebody
-    unmounts it.
+    """Mounts and serves; started with a MountInfo when the mount answers. Returns when it is
+    unmounted.
 
-    Cancelled: unmounts (lazily where files are open), publishes what open files hold, and ends.
-    Raises what the device raises, and NotSupported for a mode that this machine cannot
-    do."""
+    Cancelled: unmounts (lazily if files are open), publishes what open files hold, and ends. Raises
+    what the device raises, and NotSupported for a mode that this machine cannot do."""
     choice = mode_probe.choose(options.mode, node.files.root)
     if choice.mode == "libfuse":
         await _serve_libfuse(node, options, choice, task_status)
@@ -200,7 +199,8 @@ async def _serve_device(
 def _forgetting_content(
     notifier: KernelNotifier, neighbours: Neighbours
 ) -> Callable[[int], Awaitable[None]]:
-    """The mount alone has pages; sizes all have."""
+    """Returns a function that makes the kernels forget a file's content: the mount alone has pages,
+    all have sizes."""
 
     async def forget(ino: int) -> None:
         neighbours.forget_attributes(ino)
@@ -210,7 +210,7 @@ def _forgetting_content(
 
 
 async def _part_from_writers(node: Node) -> None:
-    """Where it was unmounted in use, programs may go on writing past it."""
+    """Prepares for a mount that was unmounted in use: programs may go on writing past it."""
     try:
         await node.former_writers.part(at_once=True)
     except KvfsError as error:
@@ -223,8 +223,8 @@ async def _until_gone(fast: FastPath, scope: trio.CancelScope) -> None:
 
 
 def _settle(backing: BackingRegistry, node: Node, choice: mode_probe.Choice) -> str:
-    """Try one registration of a backing file; where it fails the mount is relayed. The reason, if
-    any."""
+    """Tries one registration of a backing file; if it fails, the mount is relayed. Returns the
+    reason, if any."""
     if choice.mode != "passthrough":
         return choice.reason
     if not backing.passthrough:

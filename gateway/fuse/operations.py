@@ -1,9 +1,8 @@
-"""What each filesystem operation means on this mount, in the core's own types.
+"""The meaning of each filesystem operation on this mount, in the core's own types.
 
 Both speakers of the protocol call these methods: the fast path, which drives them to their end in
-one step where nothing has to be waited for, and the adapter for pyfuse3. Permission bits are
-checked by the kernel (`default_permissions`). Errors are the core's or OSError; `errno_map`
-translates them.
+one step where they wait for nothing, and the adapter for pyfuse3. The kernel checks permission bits
+(`default_permissions`). Errors are the core's or OSError; `errno_map` translates them.
 """
 
 import os
@@ -56,8 +55,8 @@ _KNOWN: Final = 0
 _PRIVATE: Final = 1
 _RESERVED: Final = 2
 _OVER: Final = 3
-"""What others are to know of a new name at once: all; nothing; that it is taken; that it is in the
-place of another node's that gives way."""
+"""How much others are told of a new name at once: everything; nothing; that it is taken; that it
+replaces another node's name that gives way."""
 _SETTLING: Final = 40
 """Files that are opened at a time to be synced before a rename."""
 
@@ -75,7 +74,7 @@ class Operations:
         self.store = node.files
         self.misses = node.mounts.misses
         self.locks: Locks | None = None
-        """Where the kernel leaves locks to this mount."""
+        """The locks that the kernel leaves to this mount."""
         self.open_files = open_files
         self.publishing = open_files.publishing
         open_files.appends = node.appends
@@ -95,8 +94,8 @@ class Operations:
     async def lookup(
         self, parent: int, name: bytes, thread: int | None = None
     ) -> tuple[int, Inode]:
-        """The inode under a name, looked up by a thread of this host (0: by one that is not seen
-        from here; None: by nobody). Raises NotFound, NameTooLong, Stale; Unavailable."""
+        """Returns the inode under a name, looked up by a thread of this host (0: by one that is not
+        seen from here; None: by nobody). Raises NotFound, NameTooLong, Stale; Unavailable."""
         try:
             if self.coherence is not None:
                 await self._catch_up(self.coherence, parent, name)
@@ -123,11 +122,11 @@ class Operations:
         return ino, self.live(ino, inode)
 
     def _is_strict(self, directory: int) -> bool:
-        """Whether other hosts see each change of names there at once."""
+        """Returns whether other hosts see each change of names there at once."""
         return self.coherence is not None and self.coherence.is_strict(namespace_of(directory))
 
     async def _find_for(self, thread: int, parent: int, name: bytes) -> tuple[int, Inode]:
-        """As `_find`, for a thread that may be renaming what another host has just renamed."""
+        """Like `_find`, for a thread that may be renaming what another host has just renamed."""
         looked_at = clock.now()
         try:
             ino, inode = await self.engine.read(lambda t: self._find(t, parent, name))
@@ -141,7 +140,7 @@ class Operations:
         return ino, inode
 
     async def _catch_up(self, coherence: Coherence, parent: int, name: bytes) -> None:
-        """Have the mirror be as new as the parent's namespace demands."""
+        """Makes the metadata replica as new as the parent's namespace demands."""
         if parent != ROOT_INODE:
             await coherence.fresh(parent)
         elif not await self.engine.read(lambda t: tree.exist(t, parent, [name])[0]):
@@ -149,25 +148,25 @@ class Operations:
 
     @staticmethod
     def _find(t: Transaction, parent: int, name: bytes) -> tuple[int, Inode]:
-        """As `tree.lookup`; a file that another node has not published yet is not there."""
+        """Like `tree.lookup`; a file that another node has not published yet is absent."""
         ino, inode = tree.lookup(t, parent, name)
         if t.node and not published_view.is_here(t, ino, inode):
             raise NotFound("no such name: another node is making it")
         return ino, inode
 
     def _meet(self, t: Transaction, parent: int, name: bytes) -> tuple[int, Inode]:
-        """Look up a directory that the kernel is about to know."""
+        """Looks up a directory that the kernel is about to know."""
         ino, inode = self._find(t, parent, name)
         self.introductions.meet(ino, inode)
         return ino, inode
 
     async def read_directory(self, fh: int, offset: int, limit: int) -> list[ListingEntry]:
-        """See `DirectoryStreams.read`. The kernel may be told what each entry is but those that
+        """See `DirectoryStreams.read`. The kernel may be told of each entry except those that
         `introductions` finds strange."""
         return await self.introductions.page(await self.directories.read(fh, offset, limit))
 
     def live(self, ino: int, inode: Inode) -> Inode:
-        """The record, completed by the data file's own stat where that is the truth. Changes
+        """Completes the record by the data file's own stat, where that is the truth. Changes
         `inode`."""
         if not stat.S_ISREG(inode.mode) or self._is_as_sealed(ino, inode):
             atime = self.volume.atimes.get(ino)
@@ -178,9 +177,9 @@ class Operations:
         return inode if st is None else completed(inode, st)
 
     def _is_as_sealed(self, ino: int, inode: Inode) -> bool:
-        """Whether a file is what its record was sealed as. Who has it open for writing here sees
-        what that changes, whatever another node has published and sealed since: then it counts as
-        not sealed. Changes `inode`."""
+        """Returns whether a file is what its record was sealed as. A program that has it open for
+        writing here sees its own changes, whatever another node has published and sealed since: the
+        file then counts as not sealed. Changes `inode`."""
         if not inode.flags & Flag.SEALED:
             return False
         file = self.open_files.get(ino)
@@ -190,12 +189,13 @@ class Operations:
         return False
 
     def _content(self, ino: int, opener: InodeOpener | None) -> OpenFile | None:
-        """Returns what the opener's inode has open, which other nodes may have replaced."""
+        """Returns the content that the opener's inode has open, which other nodes may have
+        replaced."""
         return None if opener is None else opener.content(self.open_files.get(ino))
 
     def _data_stat(self, ino: int, version: int) -> os.stat_result | None:
-        """The data file's own stat; None where it is not here, not all of it, or what is open is of
-        content that others have replaced."""
+        """Returns the data file's own stat; None if it is missing or incomplete here, or the open
+        content is one that others have replaced."""
         file = self.open_files.get(ino)
         if file:
             if file.is_partial or (file.version < version and not file.writers):
@@ -207,9 +207,9 @@ class Operations:
             return None
 
     async def getattr(self, ino: int, opener: InodeOpener | None = None) -> Inode:
-        """Attributes, with the access time that reads by passthrough left on the data file. Of what
-        is open also where another node has dropped its record. `opener`: by which inode of the
-        kernel, which has them as it was opened."""
+        """Returns attributes, with the access time that reads by passthrough left on the data file.
+        An open file has them even if another node has dropped its record. `opener`: the kernel's
+        inode, which has them as it was opened."""
         content = self._content(ino, opener)
         file = self.open_files.get(ino) if content is None else content
         try:
@@ -227,8 +227,8 @@ class Operations:
         return self.present(ino, inode)
 
     def present(self, ino: int, inode: Inode) -> Inode:
-        """A regular file's record, as `live`; of what is sealed with the access time that the data
-        file has. Changes `inode`."""
+        """Returns a regular file's record like `live`; a sealed file's has the data file's access
+        time. Changes `inode`."""
         st = self._data_stat(ino, inode.version)
         if st is None:
             return inode
@@ -240,13 +240,13 @@ class Operations:
     async def make_directory(
         self, parent: int, name: bytes, mode: int, caller: Caller
     ) -> tuple[int, Inode]:
-        """A directory; at the top level a durable namespace."""
+        """Makes a directory; at the top level a durable namespace."""
         return await self._add(parent, name, stat.S_IFDIR | stat.S_IMODE(mode), caller)
 
     async def make_node(
         self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller
     ) -> tuple[int, Inode]:
-        """A fifo, socket, device or empty regular file."""
+        """Makes a fifo, socket, device or empty regular file."""
         if stat.S_ISREG(mode):
             handle, ino, inode = await self.create(parent, name, mode, os.O_RDWR, caller)
             await self.publishing.publish(handle.file)
@@ -257,7 +257,7 @@ class Operations:
     async def make_symlink(
         self, parent: int, name: bytes, target: bytes, caller: Caller
     ) -> tuple[int, Inode]:
-        """A symbolic link."""
+        """Makes a symbolic link."""
         if len(target) > _TARGET_MAX:
             raise NameTooLong("a symbolic link's target holds at most 4,095 bytes")
         return await self._add(
@@ -278,8 +278,8 @@ class Operations:
         kind: int = _KNOWN,
         is_leased: bool = False,
     ) -> tuple[int, Inode]:
-        """Give a new inode a name. `ino`: its number; 0: the next one. `is_leased`: it is made by
-        who appends to it."""
+        """Gives a new inode a name. `ino`: its number; 0: the next one. `is_leased`: the creator
+        appends to it."""
         top = parent == ROOT_INODE  # a new namespace numbers its directory itself
         if not top and not ino:
             ino = await self.volume.allocate(namespace_of(parent))
@@ -314,14 +314,14 @@ class Operations:
         return await self.engine.transact(fn, private=ino if kind == _PRIVATE else 0)
 
     async def readlink(self, ino: int) -> bytes:
-        """The target. Raises Invalid where it is no symbolic link."""
+        """Returns the target. Raises Invalid if it is no symbolic link."""
         inode = await self.engine.read(lambda t: tree.read_inode(t, ino))
         if not stat.S_ISLNK(inode.mode):
             raise Invalid("not a symbolic link")
         return inode.target
 
     async def link(self, ino: int, parent: int, name: bytes) -> Inode:
-        """Another name for a file."""
+        """Gives a file another name."""
         _check_name(name)
         now = now_ns()
         inode = await self.engine.transact(lambda t: tree.link(t, ino, parent, name, now))
@@ -329,14 +329,15 @@ class Operations:
         return self.live(ino, inode)
 
     async def unlink(self, parent: int, name: bytes) -> int:
-        """Remove a name; the file goes with its last name, once nobody holds it. The inode."""
+        """Removes a name and returns its inode; the file goes with its last name, once nobody holds
+        it."""
         now = now_ns()
         removed = await self.engine.transact(lambda t: tree.unlink(t, parent, name, now, _keep))
         self.orphans.removed(removed)
         return removed.ino
 
     async def rmdir(self, parent: int, name: bytes) -> int:
-        """Remove an empty directory; at the top level a namespace. The inode."""
+        """Removes an empty directory (at the top level a namespace) and returns its inode."""
         now = now_ns()
         removed = await self.engine.transact(lambda t: tree.rmdir(t, parent, name, now, _keep))
         self.orphans.removed(removed)
@@ -352,8 +353,8 @@ class Operations:
         flags: int,
         caller: Caller,
     ) -> int:
-        """rename(2) with all its flags; atomic for every reader. The inode that was replaced; 0:
-        none.
+        """Does rename(2) with all its flags; atomic for every reader. Returns the inode that was
+        replaced; 0: none.
 
         Over a file of a durable namespace it waits until the new file's present data are on disk: a
         power cut must not take both."""
@@ -383,7 +384,7 @@ class Operations:
         return 0 if replaced is None else replaced.ino
 
     async def _settle(self, ino: int, inode: Inode) -> None:
-        """Wait until the data of a file are on disk, and record that where it is not."""
+        """Waits until a file's data are on disk, and records that if it is not recorded."""
         async with self._settling:
             if not inode.boot and await self._is_synced_here(ino, inode.version):
                 return
@@ -394,7 +395,7 @@ class Operations:
                 await self.release(handle.fh)
 
     async def _is_synced_here(self, ino: int, version: int) -> bool:
-        """Sync a data file whose record counts it as synced since it was once; False: it is not
+        """Syncs a data file whose record counts it as synced since it once was; False: it is not
         here."""
         try:
             fd = self.volume.files.open(ino, version, os.O_RDONLY)
@@ -407,7 +408,7 @@ class Operations:
         return True
 
     def forget(self, ino: int, count: int) -> None:
-        """The kernel gives back lookups."""
+        """Notes that the kernel gives back look-ups."""
         if not self.holders.forgotten(ino, count):
             return
         self.known.forget(ino)
@@ -415,7 +416,8 @@ class Operations:
         self.orphans.let_go(ino)
 
     async def close(self) -> None:
-        """The mount has gone: publish and close what is open, drop what only the kernel held."""
+        """Publishes and closes what is open, and drops what only the kernel held: the mount has
+        gone."""
         await self.open_files.release_all()
         self.holders.forget_all()
         self.known.forget_all()
@@ -426,8 +428,8 @@ class Operations:
     async def setattr(
         self, ino: int, valid: int, wanted: Attributes, opener: InodeOpener | None = None
     ) -> Inode:
-        """chmod, chown, utimens, truncate, in any combination; the attributes as the opener's inode
-        has them."""
+        """Does chmod, chown, utimens and truncate, in any combination. Returns the attributes as
+        the opener's inode has them."""
         if valid & Fattr.SIZE:
             await self._truncate(ino, wanted.size)
         now = now_ns()
@@ -450,7 +452,7 @@ class Operations:
         return self.live(ino, inode)
 
     def _stamp(self, ino: int, inode: Inode, valid: int) -> None:
-        """Times live on the data file too, which is the truth while the file is not sealed."""
+        """Sets times on the data file too, which is the truth while the file is not sealed."""
         self.volume.atimes.pop(ino, None)
         st = self._data_stat(ino, inode.version)
         if st is None:
@@ -465,7 +467,7 @@ class Operations:
             os.utime(self.store.path(ino, inode.version), ns=times, follow_symlinks=False)
 
     async def is_large(self, ino: int) -> bool:
-        """Whether cutting this file may take long."""
+        """Returns whether truncating this file may take long."""
         return (await self.getattr(ino)).blocks > LARGE_BLOCKS
 
     async def _truncate(self, ino: int, size: int) -> None:
@@ -485,9 +487,9 @@ class Operations:
         thread: int = 0,
         opener: InodeOpener | None = None,
     ) -> Handle:
-        """Open a regular file, as one of this user's open files (None: the node's), for a thread of
-        this host (0: for nobody). `opener`: by which inode of the kernel. Raises NoLocks where its
-        locks could not be kept, TooManyOpenFiles."""
+        """Opens a regular file, as one of this user's open files (None: the node's), for a thread
+        of this host (0: for nobody). `opener`: the kernel's inode that is opened. Raises NoLocks if
+        its locks could not be kept, TooManyOpenFiles."""
         self._check_locks(ino)
         if owner is not None and self._is_strict(ino):
             await self._find_anew(thread, ino)
@@ -512,16 +514,17 @@ class Operations:
             raise
 
     async def _find_anew(self, thread: int, ino: int) -> None:
-        """Have the mirror be as new as an open demands that follows no look-up."""
+        """Makes the metadata replica as new as an open without a look-up demands."""
         if not self.moved_names.has_just_found(thread, ino) and self.coherence is not None:
             await self.coherence.fresh(ino)
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
     ) -> tuple[Handle, int, Inode]:
-        """Make and open a file. Waits, within a deadline, for room in a cache namespace.
+        """Makes and opens a file. Waits, within a deadline, for space in a cache namespace.
 
-        Raises Exists, NoSpace, NotPermitted (top level), NameTooLong, NotFound, TooManyOpenFiles.
+        Raises Exists, NoSpace, NotPermitted (top level), NameTooLong, NotFound,
+        TooManyOpenFiles.
         """
         if self.node.locks is not None:
             self._check_locks(parent)
@@ -546,8 +549,8 @@ class Operations:
     async def _add_file(
         self, parent: int, name: bytes, mode: int, flags: int, ino: int, caller: Caller
     ) -> tuple[int, Inode]:
-        """The first step of a create. Of two hosts that make one name, neither with O_EXCL, both
-        do."""
+        """Does the first step of a create. If two hosts make one name, neither with O_EXCL, both
+        succeed."""
         is_leased = bool(flags & os.O_APPEND) and self.open_files.is_leased(parent, flags)
         is_reserved = bool(flags & os.O_EXCL) or is_leased
         kind = _RESERVED if is_reserved else _PRIVATE
@@ -568,7 +571,7 @@ class Operations:
     async def _make_data_file(
         self, parent: int, name: bytes, ino: int, inode: Inode, flags: int, owner: int
     ) -> Handle:
-        """The second step of a create."""
+        """Does the second step of a create."""
         try:
             fd = self.store.create(ino, 0)
         except BaseException:
@@ -579,9 +582,9 @@ class Operations:
     async def _open_existing(
         self, parent: int, name: bytes, flags: int, caller: Caller
     ) -> tuple[Handle, int, Inode]:
-        """Somebody made the file after the kernel looked for it: open theirs. Raises Busy while it
-        is another node's, which has reserved the name and not closed the file yet; who appends
-        waits for that."""
+        """Opens a file that another process made after the kernel looked for it. Raises Busy while
+        it belongs to another node, which has reserved the name and not closed the file yet; an open
+        to append waits for that."""
         if self.open_files.is_leased(parent, flags):
             await self._await_lease(parent, name)
         try:
@@ -593,7 +596,7 @@ class Operations:
         return await self.open(ino, flags, caller.uid, caller.pid), ino, inode
 
     async def _await_lease(self, parent: int, name: bytes) -> None:
-        """Until nobody on another node appends to the file of this name. Raises Busy."""
+        """Waits until nobody on another node appends to the file of this name. Raises Busy."""
         appends = self.node.appends
         assert appends is not None
         found = await self.engine.read(lambda t: tree.find(t, parent, name))
@@ -604,7 +607,7 @@ class Operations:
     async def tmpfile(
         self, parent: int, mode: int, flags: int, caller: Caller
     ) -> tuple[Handle, int, Inode]:
-        """O_TMPFILE: a file without a name, which link may give one."""
+        """O_TMPFILE: makes a file without a name, which link may give one."""
         namespace_id = namespace_of(parent)
         ino = await self.volume.allocate(namespace_id)
         now = now_ns()
@@ -622,19 +625,20 @@ class Operations:
             self.open_files.end_making(ino, caller.uid)
 
     async def flush(self, fh: int) -> None:
-        """A descriptor of the handle was closed: publish what was written."""
+        """Publishes what was written: a descriptor of the handle was closed."""
         handle = self.open_files.handle(fh)
         if handle.writable:
             await self.publishing.publish(handle.file)
 
     async def release(self, fh: int) -> None:
-        """The handle's last descriptor was closed."""
+        """Ends a handle: its last descriptor was closed."""
         ino = await self.open_files.release(fh)
         if ino:
             self.orphans.let_go(ino)
 
     def _check_locks(self, ino: int) -> None:
-        """Locks that are to reach every node are not left to this host's kernel unseen."""
+        """Refuses locks that should reach every node but would be left to this host's kernel
+        unseen."""
         locks = self.node.locks
         if locks is not None and self.locks is None and locks.reaches_cluster(ino):
             raise NoLocks(
@@ -643,24 +647,25 @@ class Operations:
             )
 
     async def unlock(self, place: LockTarget, owner: int) -> None:
-        """Who closed the file has locked nothing of it any more."""
+        """Drops the locks of an owner that closed the file."""
         if self.locks is not None:
             await self.locks.closed(place, self.locks.owner(owner))
 
     async def fsync(self, fh: int, *, datasync: bool) -> None:
-        """Data and record survive power loss when this returns."""
+        """Returns when data and record survive power loss."""
         await self.publishing.sync(self.open_files.handle(fh).file, datasync=datasync)
 
     async def sync_directory(self) -> None:
-        """What was done to names so far survives power loss when this returns."""
+        """Returns when all earlier changes of names survive power loss."""
         await self.engine.sync()
 
     def file(self, fh: int) -> OpenFile:
-        """The open file behind a handle. Raises Stale."""
+        """Returns the open file behind a handle. Raises Stale."""
         return self.open_files.handle(fh).file
 
     async def statfs(self, ino: int) -> os.statvfs_result:
-        """Space within the limit that holds here: the namespace's capacity or the store's."""
+        """Returns space within the limit that holds here: the namespace's capacity or the
+        store's."""
         return await self.node.space(namespace_of(ino))
 
 
@@ -670,7 +675,7 @@ def _keep(_: int) -> bool:
 
 
 def _new(mode: int, caller: Caller, now: int) -> Inode:
-    """The record of what has no name yet."""
+    """Returns the record of an inode that has no name yet."""
     return Inode(
         mode=mode,
         uid=caller.uid,
@@ -690,12 +695,12 @@ def _check_name(name: bytes) -> None:
 
 
 def _is_replaced(content: OpenFile, inode: Inode) -> bool:
-    """Whether a file has another content than what is open of it."""
+    """Returns whether a file has another content than the one that is open."""
     return content.version < inode.version and not content.writers
 
 
 def _as_opened(inode: Inode, content: OpenFile) -> Inode:
-    """A record, with size and times of a content that was replaced."""
+    """Returns a record with size and times of a content that was replaced."""
     if not content.is_partial:
         return completed(inode, os.fstat(content.fd))
     former = content.record
@@ -705,6 +710,6 @@ def _as_opened(inode: Inode, content: OpenFile) -> Inode:
 
 
 def _removed(file: OpenFile) -> Inode:
-    """Of an open file whose record has gone."""
+    """Returns a record for an open file whose own has gone."""
     inode = msgspec.structs.replace(file.record, nlink=0, flags=file.record.flags & ~Flag.SEALED)
     return inode if file.is_partial else completed(inode, os.fstat(file.fd))

@@ -1,1 +1,1 @@
-"""The requests of the kernel: how they are read, answered and handed to libfuse."""
+"""The kernel's requests: how they are read, answered and handed to libfuse."""

@@ -1,9 +1,9 @@
-"""/dev/fuse: opening, mounting, unmounting, backing files, and messages that the server sends on
-its own.
+"""/dev/fuse: opening, mounting, unmounting, backing files, and messages that the server sends
+unasked.
 
-Notifications take kernel inode locks, which the kernel may hold while it waits for a reply of ours:
-they are written by a thread of their own from a bounded queue, never by the event loop (a loop that
-did deadlocked at once)."""
+Notifications take kernel inode locks, which the kernel may hold while it waits for a reply of ours.
+They are therefore written by a thread of their own from a bounded queue, never by the event loop (a
+loop that wrote them deadlocked at once)."""
 
 import contextlib
 import ctypes
@@ -35,9 +35,9 @@ _BACKING_CLOSE: Final = 1 << 30 | 4 << 16 | 229 << 8 | 2
 _BACKING_MAP: Final = struct.Struct("<iIQ")
 _QUEUE_LIMIT: Final = 16_384
 _FORGOTTEN: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.ENOTEMPTY)
-"""The kernel does not know the name or inode (any more), or the mount has gone."""
+"""The kernel no longer knows the name or inode, or the mount has gone."""
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
-"""Since Linux 5.2, the same on every architecture but alpha."""
+"""System calls since Linux 5.2, numbered alike on every architecture but alpha."""
 _FSCONFIG_CMD_CREATE: Final = 6
 _CLOEXEC: Final = 1
 """FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC."""
@@ -45,10 +45,11 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def open_device() -> int:
-    """A descriptor of /dev/fuse, non-blocking.
+    """Returns a non-blocking descriptor of /dev/fuse.
 
-    Raises NotFound (no such device) or AccessDenied, each with its remedy. Where we may not open it
-    fusermount3 cannot help either: set-uid as it is, it opens the device with its caller's rights.
+    Raises NotFound (no such device) or AccessDenied, each with its remedy. Where this process may
+    not open the device, fusermount3 cannot help either: although it is set-uid, it opens the device
+    with its caller's rights.
     """
     try:
         return os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -68,8 +69,8 @@ def open_device() -> int:
 
 
 def mount_device(mountpoint: str, *, allow_other: bool, nosuid: bool, nodev: bool) -> int:
-    """Mount at `mountpoint` and return the device's descriptor: mount(2), or without privilege
-    fusermount3.
+    """Mounts at `mountpoint` and returns the device's descriptor: by mount(2), or by fusermount3
+    where privilege is missing.
 
     Raises NotFound, AccessDenied, Busy, Unavailable."""
     device = open_device()
@@ -89,8 +90,8 @@ def mount_device(mountpoint: str, *, allow_other: bool, nosuid: bool, nodev: boo
 
 
 def set_read_only(mountpoint: str, *, read_only: bool) -> None:
-    """Have what `mount_device` mounted there, without set-uid programs and devices, refuse changes,
-    or take them again.
+    """Makes the filesystem that `mount_device` mounted there (without set-uid programs and devices)
+    refuse changes, or accept them again.
 
     Raises Busy (a file is open for writing), AccessDenied, Unavailable."""
     flags = MS_REMOUNT | MS_NOSUID | MS_NODEV | (MS_RDONLY if read_only else 0)
@@ -105,7 +106,7 @@ def set_read_only(mountpoint: str, *, read_only: bool) -> None:
 
 
 def _fusermount(mountpoint: str, allow_other: bool) -> int:
-    """Let the set-uid helper mount; it sends the descriptor over a socket (its documented
+    """Lets the set-uid helper mount; it sends the descriptor over a socket (its documented
     _FUSE_COMMFD)."""
     helper = shutil.which("fusermount3")
     if helper is None:
@@ -139,7 +140,7 @@ def _fusermount(mountpoint: str, allow_other: bool) -> int:
 
 
 def unmount(mountpoint: str, *, lazy: bool) -> None:
-    """Unmount; lazily: at once out of sight, ended when its last user goes.
+    """Unmounts. With `lazy` the mount disappears at once and ends when its last user goes.
 
     Raises Busy, NotFound (nothing is mounted there), AccessDenied.
     """
@@ -162,8 +163,8 @@ def unmount(mountpoint: str, *, lazy: bool) -> None:
 
 
 def detach(mountpoint: str) -> None:
-    """Unmount a mount of ours where it is there; where files are open, lazily: they lose their
-    mount with us."""
+    """Unmounts a mount of ours if there is one; lazily if files are open: they lose their mount
+    with us."""
     if not is_ours(mountpoint):
         return
     try:
@@ -176,9 +177,9 @@ def detach(mountpoint: str) -> None:
 
 
 def abort(mountpoint: str) -> None:
-    """End the connection of a mount whose server is dead, also where somebody holds its device:
-    calls that wait there fail. It stays where it is, so that nobody takes what is below for it.
-    Raises AccessDenied."""
+    """Ends the connection of a mount whose server is dead, even if another process holds its
+    device: calls that wait there fail. The mount stays in place, so that nobody mistakes the
+    directory beneath for it. Raises AccessDenied."""
     held = os.open(mountpoint, os.O_PATH | os.O_CLOEXEC)
     try:
         done = _libc.umount2(os.fsencode(mountpoint), UMOUNT_NOFOLLOW | MNT_FORCE)
@@ -189,8 +190,8 @@ def abort(mountpoint: str) -> None:
 
 
 def abort_if(mountpoint: str, device: str) -> str | None:
-    """As `abort`, where what is mounted there is that device still; why it could not be done, in
-    words, where it could not."""
+    """Does what `abort` does if that device is still mounted there. Returns the reason, in words,
+    if it could not."""
     found = mounted(mountpoint)
     try:
         if found is not None and found.device == device:
@@ -201,9 +202,10 @@ def abort_if(mountpoint: str, device: str) -> str | None:
 
 
 def open_abort(mountpoint: str) -> int | None:
-    """A descriptor for the connection of what is mounted there: one byte written to it aborts that
-    connection, wherever the mount is by then, and no other one, even if the mount has gone. It
-    keeps nothing busy. None where the kernel's list of connections cannot be reached."""
+    """Returns a descriptor for the connection of the filesystem that is mounted there. One byte
+    written to it aborts that connection and no other, wherever the mount is by then and even if it
+    has gone. The descriptor keeps nothing busy. None if the kernel's list of connections cannot be
+    reached."""
     found = mounted(mountpoint)
     if found is None:
         return None
@@ -224,7 +226,7 @@ def open_abort(mountpoint: str) -> int | None:
 
 
 def can_abort() -> str:
-    """By what means a watchdog may end a mount's connection here; empty: by none."""
+    """Names the means by which a watchdog may end a mount's connection here; empty: none."""
     if os.path.ismount("/sys/fs/fuse/connections"):
         return "the kernel's list of connections"
     try:
@@ -235,8 +237,8 @@ def can_abort() -> str:
 
 
 def _connections() -> int:
-    """The kernel's list of FUSE connections, mounted nowhere (containers seldom have it). Raises
-    OSError."""
+    """Opens the kernel's list of FUSE connections without mounting it anywhere (containers seldom
+    have it). Raises OSError."""
     context = _system_call(_FSOPEN, b"fusectl", _CLOEXEC)
     try:
         _system_call(_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0)
@@ -254,7 +256,7 @@ def _system_call(number: int, *arguments: bytes | int | None) -> int:
 
 
 class Mounted(NamedTuple):
-    """What is mounted somewhere."""
+    """A filesystem as it is mounted somewhere."""
 
     fstype: str
     device: str
@@ -262,8 +264,8 @@ class Mounted(NamedTuple):
 
 
 def mounted(mountpoint: str) -> Mounted | None:
-    """What is mounted exactly at `mountpoint` (topmost), by /proc/self/mountinfo (proc(5)). Never
-    touches the mount, so that it answers for one that is dead or ending too."""
+    """Returns the topmost filesystem mounted exactly at `mountpoint`, from /proc/self/mountinfo
+    (proc(5)). Never touches the mount, so it also answers for one that is dead or ending."""
     wanted = os.path.join(
         os.path.realpath(os.path.dirname(mountpoint)), os.path.basename(mountpoint)
     )
@@ -278,14 +280,14 @@ def mounted(mountpoint: str) -> Mounted | None:
 
 
 def is_ours(mountpoint: str) -> bool:
-    """Whether a KVFS mount is what is mounted there, alive or dead."""
+    """Returns whether the filesystem mounted there is a KVFS mount, alive or dead."""
     found = mounted(mountpoint)
     return found is not None and found.fstype == FSTYPE
 
 
 def recover_stale(mountpoint: str) -> bool:
-    """Detach a KVFS mount whose server has gone (its calls give ENOTCONN). Whether there was
-    one."""
+    """Detaches a KVFS mount whose server has gone (its calls give ENOTCONN). Returns whether there
+    was one."""
     if not is_ours(mountpoint):
         return False
     try:
@@ -300,10 +302,10 @@ def recover_stale(mountpoint: str) -> bool:
 
 
 def set_readahead(mountpoint: str, kib: int) -> bool:
-    """Raise the mount's readahead (INIT can only lower it below the kernel's default of 128 KiB);
-    False when the kernel's setting may not be written, or the mount has gone.
+    """Raises the mount's readahead (INIT can only lower it below the kernel's default of 128 KiB).
+    Returns False if the kernel's setting may not be written, or the mount has gone.
 
-    It asks the mount nothing: a start that is given up ends those who would answer."""
+    Asks the mount nothing: a start that is given up ends the tasks that would answer."""
     found = mounted(mountpoint)
     if found is None:
         return False
@@ -315,9 +317,9 @@ def set_readahead(mountpoint: str, kib: int) -> bool:
 
 
 def backing_open(device: int, fd: int) -> int:
-    """Register the file open at `fd` as a backing file; its id.
+    """Registers the file open at `fd` as a backing file and returns its id.
 
-    Raises OSError: EPERM without CAP_SYS_ADMIN, ELOOP where the filesystem beneath is stacked too
+    Raises OSError: EPERM without CAP_SYS_ADMIN, ELOOP if the filesystem beneath is stacked too
     deep."""
     request = bytearray(_BACKING_MAP.pack(fd, 0, 0))
     number: int = fcntl.ioctl(device, _BACKING_OPEN, request)
@@ -325,16 +327,16 @@ def backing_open(device: int, fd: int) -> int:
 
 
 def backing_close(device: int, backing_id: int) -> None:
-    """Take the registration back. Open handles keep the file itself."""
+    """Withdraws the registration. Open handles keep the file itself."""
     fcntl.ioctl(device, _BACKING_CLOSE, bytearray(struct.pack("<I", backing_id)))
 
 
 Item = tuple[bytes, Callable[[], None] | None]
-"""A message to the kernel (empty: none), and whom to tell when it was written."""
+"""A message to the kernel (empty: none), and a function to call when it has been written."""
 
 
 class Notifier:
-    """Writes messages to the kernel from a thread of its own, `first` ones before any other."""
+    """Writes messages to the kernel from a thread of its own; `first` ones precede all others."""
 
     def __init__(self, device: int, first: Sequence[Item] = ()) -> None:
         self._device = device
@@ -350,18 +352,18 @@ class Notifier:
         return not self._thread.is_alive()
 
     def tell(self, message: bytes) -> None:
-        """One message. Raises Unavailable when the queue is full (the kernel holds a lock for
-        long)."""
+        """Queues one message. Raises Unavailable when the queue is full (the kernel has held a lock
+        for long)."""
         self._offer((message, None))
 
     def flush(self, done: Callable[[], None]) -> None:
-        """`done` is called, in the notifying thread, when everything queued so far has been
+        """Has `done` called, in the notifying thread, when everything queued so far has been
         written. Raises Unavailable when the queue is full."""
         self._offer((b"", done))
 
     def abandon(self, last: bytes = b"") -> list[Item]:
-        """Take away what is queued; the thread ends when the kernel lets go of it, with a `last`
-        message."""
+        """Takes away the queued messages and returns them; the thread ends, with a `last` message,
+        when the kernel lets go of it."""
         left = self._drain()
         if last:
             self._queue.put((last, None))
@@ -383,9 +385,9 @@ class Notifier:
         self._queue.put(item)
 
     def close(self, deadline_s: float) -> bool:
-        """End the thread, dropping what is queued: the mount has gone, and with it all that it
-        remembered, as who waits is told. Whether it ended in time (the kernel may hold it in a
-        lock); blocks the calling thread."""
+        """Ends the thread and drops the queued messages: the mount has gone, and with it all that
+        its kernel remembered, so waiting callers are told that they are done. Returns whether the
+        thread ended in time (the kernel may hold it in a lock). Blocks the calling thread."""
         for _, done in self.abandon():
             if done is not None:
                 done()
@@ -412,8 +414,9 @@ class Notifier:
 
 
 def retire(device: int, *, ended: bool) -> None:
-    """End the connection to the kernel. The number is given back only when every thread that writes
-    to it has `ended`: until then it leads nowhere, so that no late message meets a data file."""
+    """Ends the connection to the kernel. The descriptor's number is given back only when every
+    thread that writes to it has `ended`: until then it leads nowhere, so that no late message
+    reaches a data file."""
     nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(nowhere, device, inheritable=False)
     os.close(nowhere)

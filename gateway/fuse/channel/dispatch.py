@@ -1,17 +1,17 @@
-"""The fast path: stands between /dev/fuse and pyfuse3, answers the hot requests itself, relays the
-rest.
+"""The fast path: stands between /dev/fuse and pyfuse3, answers the hot requests itself and relays
+the rest.
 
-- One event-loop task reads requests. A handler is driven to its end in one step, and its reply
-  written at once: no task, no wake-up. One that has to wait for another host goes on as a task from
-  there (`kvfs.base.detach`); what waits for other reasons (fsync, fallocate, copies, pressure on a
-  cache's capacity) runs as a task from its beginning; payload of relay mode that may wait for a
-  disk goes to worker threads.
-- What a caller waits for ends early with the caller alone, whatever other signals it gets
-  (INTERRUPT): no local filesystem answers EINTR, and programs take it for a failure. But who waits
-  for a lock is ended by any signal, as everywhere.
-- Nobody waits for a RELEASE (the close that sent it has returned), so that it goes after whatever
-  was asked since.
-- How it waits for the next request is `poll_strategy`'s subject.
+- One event-loop task reads requests. It drives a handler to its end in one step and writes the
+  reply at once: no task, no wake-up. A handler that has to wait for another host goes on as a task
+  from there (`kvfs.base.detach`). One that waits for other reasons (fsync, fallocate, copies,
+  pressure on a cache's capacity) runs as a task from its beginning. Payload of relay mode that may
+  wait for a disk goes to worker threads.
+- A waiting request ends early only with its caller, whatever other signals the caller gets
+  (INTERRUPT): no local filesystem answers EINTR, and programs take it for a failure. A wait for a
+  lock, however, is ended by any signal, as on every filesystem.
+- Nobody waits for a RELEASE (the close that sent it has returned), so it is served after other
+  requests.
+- `poll_strategy` decides how to wait for the next request.
 - INIT goes to libfuse, whose reply is replaced: pyfuse3 cannot ask for passthrough, KVFS can.
 """
 
@@ -47,10 +47,10 @@ from kvfs.transfer.incoming_file import IncomingFile
 
 _WORKERS_DEADLINE_S: Final = 10.0
 _INLINE_BYTES: Final = 64 << 10
-"""WRITEs up to this size are always served by the loop."""
+"""The event loop always serves WRITEs up to this size itself."""
 _HEADER: Final = IN_HEADER.size
 _APPENDS: Final = os.O_APPEND | os.O_DIRECT
-"""Of what goes past the page cache several parts may come at a time, in any order."""
+"""Flags of writes that go past the page cache: several parts may arrive at a time, in any order."""
 _SOCKET_BYTES: Final = 4 * protocol.BUFFER_BYTES
 _SO_SNDBUFFORCE: Final = 32
 _WANTED: Final = (
@@ -70,16 +70,18 @@ _WANTED: Final = (
 )
 _SIGKILL_BIT: Final = 1 << (signal.SIGKILL - 1)
 _LOOK_S: Final = 0.25
-"""The kernel tells of the first signal alone: from then on callers are looked at so often."""
+"""The kernel reports the first signal alone: from then on callers are checked this often."""
 _DEFERRED: Final = 32
-"""RELEASEs that wait at most; fewer than the kernel sends without an answer (_MAX_BACKGROUND)."""
+"""At most this many RELEASEs wait; fewer than the kernel sends without an answer
+(_MAX_BACKGROUND)."""
 _MAX_READAHEAD: Final = 8 << 20
 _MAX_BACKGROUND: Final = 64
 log = logging.getLogger(__name__)
 
 
 def server_socket() -> tuple[socket.socket, socket.socket]:
-    """(ours, libfuse's): libfuse takes its end for a device that is mounted already."""
+    """Returns (our end, libfuse's end): libfuse takes its end for a device that is mounted
+    already."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         try:
@@ -95,7 +97,7 @@ class _Waiting(NamedTuple):
 
     scope: trio.CancelScope
     thread: int | None
-    """The caller's, whose end alone ends the request; None: any signal does."""
+    """The caller's thread, whose end alone ends the request; None: any signal does."""
 
 
 def _thread_of(request: KernelRequest) -> int | None:
@@ -103,8 +105,8 @@ def _thread_of(request: KernelRequest) -> int | None:
 
 
 def _is_killed(thread: int) -> bool:
-    """Whether it is about to end by a signal: the kernel then has SIGKILL wait for each thread of
-    the process (proc(5), SigPnd). Where the thread cannot be seen it is not."""
+    """Returns whether the thread is about to end by a signal: the kernel then has SIGKILL pending
+    for each thread of the process (proc(5), SigPnd). False for a thread that cannot be seen."""
     try:
         with open(f"/proc/{thread}/status", "rb") as status:
             masks = [line.split()[1] for line in status if line.startswith((b"SigPnd", b"ShdPnd"))]
@@ -124,19 +126,20 @@ class BackingRegistry:
         self.stack_depth = stack_depth if passthrough else 0
         self._direct_writes = direct_writes
         self.direct_reads = False
-        """Whether files that are still coming are read past the mount's page cache: their bytes go
-        to the reader as they come, and need no second set of pages."""
+        """Whether files that are still being fetched are read past the mount's page cache: their
+        bytes go to the reader as they arrive and need no second set of pages."""
         self.lock_flags = 0
-        """Init's flags for the locks that the mount keeps, and not the kernel: then it hears of
-        every close."""
+        """Flags of INIT for locks that the mount keeps in place of the kernel: the mount is then
+        told of every close."""
 
     @property
     def direct_writes(self) -> bool:
-        """Whether who makes a file only to write it writes past the mount's page cache."""
+        """Whether a file that is created only to be written is written past the mount's page
+        cache."""
         return self._direct_writes and not self.passthrough
 
     def flags(self, handle: Handle) -> tuple[int, int]:
-        """(open flags, backing id) of a reply that opens this handle."""
+        """Returns (open flags, backing id) for a reply that opens this handle."""
         file = handle.file
         flags = 0 if handle.writable or self.lock_flags else Fopen.NOFLUSH
         is_first = file.handles - file.viewed == 1
@@ -154,15 +157,16 @@ class BackingRegistry:
         return flags if handle.replaced else flags | Fopen.KEEP_CACHE, 0
 
     def holds(self, file: OpenFile) -> bool:
-        """Whether the kernel has it open, or is about to."""
+        """Returns whether the kernel has the file open, or is about to."""
         return file.handles > file.viewed or file.users > 0
 
     def may_pass(self, file: OpenFile) -> bool:
-        """Whether the kernel may read and write it without asking: not what is still coming."""
+        """Returns whether the kernel may read and write the file without asking: not while it is
+        being fetched."""
         return self.passthrough and not file.set_ids and file.incoming is None
 
     def closed(self, file: OpenFile) -> None:
-        """The last handle was released."""
+        """Notes that the file's last handle was released."""
         if file.backing_id:
             with contextlib.suppress(OSError):  # after the mount the kernel has forgotten them all
                 dev.backing_close(self.device, file.backing_id)
@@ -184,7 +188,8 @@ class FastPath:
         backing: BackingRegistry,
         handlers: Handlers | None = None,
     ) -> None:
-        """`server`: libfuse's socket; None: what is not answered here is not supported."""
+        """`server`: libfuse's socket; None: requests that are not answered here are not
+        supported."""
         self._device = device
         # By this None says that nothing is there, where os.readv raises.
         self._read_into = io.FileIO(device, "r+b", closefd=False).readinto
@@ -214,12 +219,12 @@ class FastPath:
         """Whether no thread of this mount is left; known after `run`."""
         self._nursery: trio.Nursery | None = None
         self._deferred: dict[int, KernelRequest] = {}
-        """By inode, RELEASEs, for which nobody waits: served when nothing else is there, or when
-        something is asked of the same file."""
+        """RELEASEs by inode. Nobody waits for them: they are served when nothing else is there, or
+        when the same file is asked for again."""
         self._waiting: dict[int, _Waiting] = {}
-        """Of each request that runs as a task, by its unique number."""
+        """Requests that run as tasks, by their unique number."""
         self._signalled: dict[int, _Waiting] = {}
-        """Those of them whose callers were sent a signal, and live on."""
+        """Waiting requests whose callers were sent a signal and live on."""
         self._watched = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
         self._init_unique = 0
@@ -229,11 +234,11 @@ class FastPath:
 
     @property
     def handlers(self) -> Handlers:
-        """Those of this mount."""
+        """The handlers of this mount."""
         return self._handlers
 
     async def run(self) -> None:
-        """Serve until the mount is gone. Cancelled: stops reading; the mount stays until it is
+        """Serves until the mount is gone. Cancelled: stops reading; the mount stays until it is
         unmounted."""
         try:
             async with trio.open_nursery() as nursery:
@@ -264,15 +269,16 @@ class FastPath:
                     attention.woken()
 
     def _stay(self, attention: Attention) -> bool:
-        """Nothing is there: whether to look again at once. Where there are other hosts, what they
-        ask and answer comes by the event loop: it is not blocked, nor kept busy while a request
-        waits for them."""
+        """Returns whether to look again at once, now that no request is there. In a cluster,
+        questions and answers of other hosts come through the event loop, which is then not blocked,
+        nor kept busy while a request waits for them."""
         if self._waiting and not self._immediate:
             return False
         return attention.stay(block=self._immediate and not self._waiting)
 
     def _receive(self) -> int:
-        """Bytes of the next request; 0: there is none now; -1: the mount has gone."""
+        """Returns the size of the next request in bytes; 0: none is there now; -1: the mount has
+        gone."""
         try:
             return self._read_into(self._buffer) or 0
         except OSError as e:
@@ -283,7 +289,7 @@ class FastPath:
             raise
 
     def _guarded_dispatch(self, n: int) -> None:
-        """A bug in one request is that request's EIO, not the end of the mount."""
+        """Serves a request; a bug in one is that request's EIO, not the end of the mount."""
         try:
             self._dispatch(n)
         except Exception as e:  # logged, then translated
@@ -353,7 +359,8 @@ class FastPath:
         self._release_of(next(iter(self._deferred)))
 
     def _release_of(self, nodeid: int) -> None:
-        """What is asked of a file next finds it closed, as its caller does."""
+        """Serves a deferred RELEASE, so that the next request finds the file closed, as its caller
+        does."""
         request = self._deferred.pop(nodeid)
         try:
             if self._release_reader is not None and self._release_reader(nodeid, request.body):
@@ -367,7 +374,7 @@ class FastPath:
     # ---- answering
 
     def _answer(self, request: KernelRequest, step: Coroutine[Any, Any, bytes]) -> None:
-        """Run a handler as far as it gets without waiting, and reply; what is left of one that has
+        """Runs a handler as far as it gets without waiting, and replies; the rest of one that has
         to wait becomes a task."""
         unique = request.unique
         try:
@@ -388,8 +395,8 @@ class FastPath:
         self._run(request.unique, handler(request), _thread_of(request))
 
     def _run(self, unique: int, handling: Awaitable[bytes | None], thread: int | None) -> None:
-        """Go on in a task. `handling` returns the reply's body; None: it replied itself. `thread`:
-        the caller's, whose end alone ends this; None: any signal does."""
+        """Goes on in a task. `handling` returns the reply's body; None: it replied itself.
+        `thread`: the caller's thread, whose end alone ends this; None: any signal does."""
         assert self._nursery is not None
         scope = trio.CancelScope()
         self._waiting[unique] = _Waiting(scope, thread)
@@ -412,7 +419,7 @@ class FastPath:
             relay_payload.reply_error(self._device, unique, errno.EINTR)
 
     def _interrupt(self, buffer: memoryview) -> None:
-        """The caller was sent a signal. What does not wait ends by itself."""
+        """Handles a signal to the caller. A request that does not wait ends by itself."""
         unique = protocol.INTERRUPT_IN.unpack_from(buffer, _HEADER)[0]
         waiting = self._waiting.get(unique)
         if waiting is None:
@@ -424,7 +431,7 @@ class FastPath:
             self._watched.set()
 
     async def _watch_signalled(self) -> None:
-        """End what callers wait for who are killed after another signal."""
+        """Ends the requests whose callers are killed after another signal."""
         while True:
             await self._watched.wait()
             self._watched = trio.Event()
@@ -463,7 +470,7 @@ class FastPath:
     async def _read_come(
         self, unique: int, coming: IncomingFile, fd: int, offset: int, size: int
     ) -> None:
-        """Have a READ of bytes that are not here yet answered, once they are."""
+        """Has a READ of bytes that are not here yet answered once they are."""
         await coming.span(offset, size)
         if not self._lane.reply_cached(unique, fd, offset, size):
             self._workers.submit(lambda lane: lane.reply_read(unique, fd, offset, size))
@@ -501,7 +508,7 @@ class FastPath:
     async def _write_after(
         self, stripping: Awaitable[object], fd: int, offset: int, data: bytes
     ) -> bytes:
-        """The write of a file whose set-id bits have to go first, where that takes a while."""
+        """Writes to a file whose set-id bits have to go first, if that takes a while."""
         await stripping
         written = await trio.to_thread.run_sync(os.pwrite, fd, data, offset)
         return protocol.WRITE_OUT.pack(written, 0)

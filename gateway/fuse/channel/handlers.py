@@ -1,7 +1,8 @@
-"""From a request's bytes to an operation and back to a reply's bytes: one short method per opcode.
+"""Translates a request's bytes into an operation, and its result into a reply's bytes: one short
+method per opcode.
 
-`inline` handlers are driven where the engine reads at once, and go aside where they must wait
-(`kvfs.base.detach`); `waiting` ones always run as tasks.
+`inline` handlers run where the engine reads at once, and continue as tasks where they must wait
+(`kvfs.base.detach`); `waiting` handlers always run as tasks.
 """
 
 import errno
@@ -29,7 +30,7 @@ _SECOND: Final = 1_000_000_000
 _LEAST_DIRENT: Final = 32
 _NO_RANGE: Final = errno.ERANGE
 MAY_WAIT: Final = frozenset({Op.CREATE, Op.OPEN, Op.SETATTR})
-"""Of the inline requests those of which `Handlers.may_wait` is asked."""
+"""Inline requests for which `Handlers.may_wait` is asked."""
 Handler = Callable[["KernelRequest"], Coroutine[Any, Any, bytes]]
 
 
@@ -37,30 +38,30 @@ class Registrar(Protocol):
     """Gives an opened handle its flags and its backing id."""
 
     def flags(self, handle: Handle) -> tuple[int, int]:
-        """(open flags, backing id)."""
+        """Returns (open flags, backing id)."""
 
     def holds(self, file: OpenFile) -> bool:
-        """Whether the kernel has it open, or is about to."""
+        """Returns whether the kernel has the file open, or is about to."""
 
 
 class LookupCounts(Protocol):
-    """Takes note of what the kernel is told of: see `kvfs.vfs.inode_holders.Holders`."""
+    """Counts the inode numbers that the kernel is given: see `kvfs.vfs.inode_holders.Holders`."""
 
     def looked_up(self, ino: int, count: int = 1) -> None:
-        """The kernel was given this inode number in `count` replies."""
+        """Notes that the kernel was given this inode number in `count` replies."""
 
 
 class Listings(Protocol):
     """Listings of directories: see `directory_streams.DirectoryStreams`."""
 
     async def read(self, at: int, offset: int, limit: int) -> list[ListingEntry]:
-        """A page of one. `at`: what `Handlers._listed` says."""
+        """Returns a page of a listing. `at`: the result of `Handlers._listed`."""
 
 
 class KernelRequest:
     """One request. `nodeid` is the file's own number, `number` that of the kernel's inode of it.
-    `body` is a view of a buffer that is reused once the handler has returned or was detached
-    from."""
+    `body` is a view of a buffer that is reused once the handler has returned or has become a
+    task."""
 
     __slots__ = ("body", "gid", "nodeid", "number", "opcode", "pid", "uid", "unique")
 
@@ -78,21 +79,21 @@ class KernelRequest:
         self.body = body
 
     def detach(self) -> None:
-        """From here on it owns its body (names and numbers, never payload)."""
+        """Makes the request own its body (names and numbers, never payload) from here on."""
         self.body = memoryview(bytes(self.body))
 
     def name(self, at: int = 0) -> bytes:
-        """The NUL-terminated name from `at` to the end."""
+        """Returns the NUL-terminated name from `at` to the end."""
         return bytes(self.body[at:-1])
 
     def names(self, at: int = 0) -> tuple[bytes, bytes]:
-        """Two NUL-terminated names."""
+        """Returns two NUL-terminated names."""
         first, second, _ = bytes(self.body[at:]).split(b"\0", 2)
         return first, second
 
     @property
     def caller(self) -> Caller:
-        """Who asks."""
+        """The user and process that ask."""
         return Caller(self.uid, self.gid, self.pid)
 
 
@@ -109,7 +110,7 @@ class Handlers:
         self.inodes = KernelInodes(backing.holds)
         self._listings: Listings = operations.directories
         self.beside: Neighbour | None = None
-        """Where other connections of the node are told what is changed through this one."""
+        """Tells the node's other connections of changes made through this one."""
         self.inline: dict[int, Handler] = {
             Op.LOOKUP: self.lookup,
             Op.GETATTR: self.getattr,
@@ -148,8 +149,8 @@ class Handlers:
         }
 
     def may_wait(self, opcode: int, request: KernelRequest) -> bool:
-        """Whether this inline request has to run as a task from its beginning: what it waits for is
-        a thread, or room."""
+        """Returns whether this inline request has to run as a task from its beginning, since it
+        waits for a thread or for space."""
         if opcode == Op.CREATE:
             return self._ops.node.evictor.must_wait(namespace_of(request.nodeid))
         if opcode == Op.OPEN:
@@ -167,13 +168,13 @@ class Handlers:
             return False
 
     def _node(self, number: int) -> int:
-        """The inode that the kernel means by this number in a request's body."""
+        """Returns the inode that the kernel means by this number in a request's body."""
         if number & OTHER:
             return ino_of(number)
         return self.root if number == ROOT_INODE else number
 
     def _opener(self, r: KernelRequest) -> InodeOpener | None:
-        """None where nobody replaces a content that is open."""
+        """Returns None if nobody replaces the content of open files."""
         return None if self._coherence is None else InodeOpener(self.inodes, r.number, r.pid)
 
     def _entry(self, ino: int, inode: Inode) -> bytes:
@@ -188,7 +189,7 @@ class Handlers:
         return self._numbered(ino, inode, body)
 
     def _numbered(self, ino: int, inode: Inode, body: bytes) -> bytes:
-        """An entry, with the number of the inode to which look-ups lead."""
+        """Returns an entry with the number of the inode to which look-ups lead."""
         self._ops.open_files.part(ino, inode.version)
         number = self.inodes.number(ino)
         if number == ino:
@@ -203,7 +204,8 @@ class Handlers:
         return protocol.attr_reply_for(ino, inode, coherence.rest_s())
 
     def _attributes_s(self, _inode: Inode) -> float:
-        """For how long the kernel may believe attributes at most: see `protocol.attr_seconds`."""
+        """Returns for how many seconds at most the kernel may believe attributes: see
+        `protocol.attr_seconds`."""
         coherence = self._coherence
         return protocol.LONG_S if coherence is None else coherence.rest_s()
 
@@ -212,8 +214,8 @@ class Handlers:
         return protocol.OPEN_OUT.pack(handle.fh, flags, backing)
 
     def _told(self, parent: int, name: bytes, ino: int = 0) -> None:
-        """A caller has changed what this name stands for, the last link of an inode maybe, or
-        something about the inode alone (no name, parent 0)."""
+        """Tells that a caller has changed what this name stands for (`ino`: whose last link it may
+        have been), or the inode alone (no name, parent 0)."""
         if (
             ino and self._coherence is not None and not self.inodes.is_one(ino)
         ):  # its kernel knows of one of them
@@ -223,14 +225,15 @@ class Handlers:
             beside.tell(Change(parent, name, ino))
 
     def _tells_of(self, fh: int) -> bool:
-        """Whether others are to hear of the end of this handle."""
+        """Returns whether others are to be told of the end of this handle."""
         beside = self.beside
         if beside is None or not beside.others:
             return False
         return self._ops.open_files.handle(fh).writable
 
     def _told_of_data(self, ino: int) -> None:
-        """What a caller wrote is published. Others have no pages of it: it was read past them."""
+        """Tells that a caller's writes are published. Others have no pages of them: they were read
+        past the page cache."""
         self._told(0, b"", ino)
 
     # ---- names
@@ -247,7 +250,8 @@ class Handlers:
         return self._entry(ino, inode)
 
     def _same_entry(self, r: KernelRequest, ino: int, inode: Inode) -> bytes:
-        """A file handle leads to the kernel's inode that it was made of."""
+        """Returns an entry for a file handle, which leads to the kernel's inode that it was made
+        of."""
         body = self._entry(ino, inode)
         number = int.from_bytes(body[:8], "little")
         if number == r.number or ino_of(number) != ino:  # the latter is the root of a view
@@ -459,7 +463,8 @@ class Handlers:
         return b""
 
     def _listed(self, _r: KernelRequest, fh: int) -> int:
-        """By what `_listings` know the directory that is listed: the open one."""
+        """Returns the number by which `_listings` knows the directory that is listed: that of the
+        open directory."""
         return fh
 
     async def readdir(self, r: KernelRequest) -> bytes:
@@ -499,8 +504,8 @@ class Handlers:
         return bytes(out)
 
     async def _first_entries(self, listed: int, size: int) -> bytes:
-        """The first reply of a READDIRPLUS: names and types alone, since the kernel does not know
-        yet whether anybody wants more of them."""
+        """Returns the first reply of a READDIRPLUS: names and types alone, since the kernel does
+        not know yet whether anybody wants more of them."""
         out = bytearray()
         limit = size // (_LEAST_DIRENT + protocol.ENTRY_BYTES)
         for following, name, ino, inode in await self._listings.read(listed, 0, limit):
@@ -516,7 +521,7 @@ class Handlers:
 
 
 def _sized(size: int, value: bytes) -> bytes:
-    """An attribute's value, or with size 0 its length."""
+    """Returns an attribute's value, or with size 0 its length."""
     if size == 0:
         return protocol.WRITE_OUT.pack(len(value), 0)
     if len(value) > size:

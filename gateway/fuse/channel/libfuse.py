@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 def _translated(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Errors of the core become FUSEError."""
+    """Turns errors of the core into FUSEError."""
 
     @functools.wraps(method)
     async def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -50,7 +50,7 @@ def _caller(ctx: RequestContext) -> Caller:
 
 
 def attributes(ino: int, inode: Inode) -> pyfuse3.EntryAttributes:
-    """The record in libfuse's form."""
+    """Returns the record in libfuse's form."""
     e = pyfuse3.EntryAttributes()
     e.st_ino, e.st_mode, e.st_nlink = InodeT(ino), ModeT(inode.mode), inode.nlink
     e.st_uid, e.st_gid, e.st_rdev = inode.uid, inode.gid, inode.rdev

@@ -1,8 +1,8 @@
-"""Requests about locks, of a mount whose kernel leaves them to the node.
+"""Requests about locks, for a mount whose kernel leaves them to the node.
 
 The kernel asks for a lock by SETLK or SETLKW, and tells of a close by FLUSH (fcntl's locks of the
 process that closed) and by RELEASE (flock's, of the open file). It takes the answer EAGAIN for
-"somebody else has it", and sends INTERRUPT where the one who waits was sent a signal.
+"somebody else has it", and sends INTERRUPT if the waiting caller was sent a signal.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ from kvfs.policy.byte_range_locks import ByteRangeLock
 
 
 class Wish(NamedTuple):
-    """What a request is about; `kind` is F_RDLCK, F_WRLCK or F_UNLCK."""
+    """The lock that a request is about; `kind` is F_RDLCK, F_WRLCK or F_UNLCK."""
 
     place: LockTarget
     kind: int

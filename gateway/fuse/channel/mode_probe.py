@@ -1,4 +1,5 @@
-"""Which mode a mount can have on this machine, and why not a faster one."""
+"""Finds the modes that a mount can have on this machine, and the reason where a faster one is
+missing."""
 
 import os
 import pathlib
@@ -20,9 +21,9 @@ _DIRECT_MAPS_SINCE: Final = (6, 6)
 """A file that is opened with FOPEN_DIRECT_IO can be mapped shared (FUSE_DIRECT_IO_ALLOW_MMAP)."""
 _COHERENT_SINCE: Final = (6, 19)
 _COHERENT_STABLE: Final = {(6, 6): 120, (6, 12): 64, (6, 18): 3}
-"""From which patch level of a stable series on, and since when every kernel, drops a file's cached
-pages after an FOPEN_DIRECT_IO write too (Linux b359af8275a9). Older ones only do so before it: what
-is read between the two stays in the cache with its old content."""
+"""The first patch level of each stable series (every kernel from the newest on) that drops a file's
+cached pages after an FOPEN_DIRECT_IO write too (Linux b359af8275a9). Older ones drop them only
+before it: pages that are read between the two stay in the cache with their old content."""
 _STACKED: Final = ("overlay",)
 
 
@@ -32,7 +33,7 @@ class AcceleratedPath(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     available: bool
     reason: str
-    """Why not, or what it rests on."""
+    """The reason why it is not active, or what it rests on."""
     remedy: str = ""
 
 
@@ -41,31 +42,31 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: str
     reason: str
-    """Why not the fastest mode; empty for it."""
+    """The reason why it is not the fastest mode; empty for the fastest."""
     stack_depth: int
     """FUSE's max_stack_depth: 1, or 2 where the store lies on a stacked filesystem."""
 
 
 def kernel_version() -> tuple[int, int, int]:
-    """(major, minor, patch level) of the running kernel; distributions that count otherwise have
-    patch level 0."""
+    """Returns (major, minor, patch level) of the running kernel; the patch level is 0 for
+    distributions that count otherwise."""
     return version_of(platform.release())
 
 
 def version_of(release: str) -> tuple[int, int, int]:
-    """(major, minor, patch level) that a release string begins with, else zeros."""
+    """Returns the (major, minor, patch level) that a release string begins with, else zeros."""
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", release)
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
 
 
 def keeps_coherent(version: tuple[int, int, int]) -> bool:
-    """Whether readers see what was written past the page cache, always."""
+    """Returns whether readers always see what was written past the page cache."""
     series, patch = version[:2], version[2]
     return series >= _COHERENT_SINCE or patch >= _COHERENT_STABLE.get(series, patch + 1)
 
 
 def has_sys_admin() -> bool:
-    """Whether this process has CAP_SYS_ADMIN, which registering backing files needs."""
+    """Returns whether this process has CAP_SYS_ADMIN, which registering backing files needs."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
@@ -73,7 +74,7 @@ def has_sys_admin() -> bool:
 
 
 def passthrough(store: str) -> AcceleratedPath:
-    """Whether reads and writes can go from the kernel to the data files directly."""
+    """Tells whether reads and writes can go from the kernel to the data files directly."""
     version = kernel_version()
     name = "passthrough"
     if version[:2] < _PASSTHROUGH_SINCE:
@@ -99,7 +100,7 @@ def passthrough(store: str) -> AcceleratedPath:
 
 
 def device() -> AcceleratedPath:
-    """Whether /dev/fuse can be opened: what the fast path needs."""
+    """Tells whether /dev/fuse can be opened, which the fast path needs."""
     name = "relay"
     if os.access("/dev/fuse", os.R_OK | os.W_OK):
         return AcceleratedPath(name=name, available=True, reason="/dev/fuse can be opened")
@@ -115,7 +116,7 @@ def device() -> AcceleratedPath:
 
 
 def direct_writes() -> AcceleratedPath:
-    """Whether relay mode may write past the mount's page cache."""
+    """Tells whether relay mode may write past the mount's page cache."""
     version = kernel_version()
     available = keeps_coherent(version)
     known = f"Linux {version[0]}.{version[1]}.{version[2]}"
@@ -130,7 +131,7 @@ def direct_writes() -> AcceleratedPath:
 
 
 def direct_reads() -> AcceleratedPath:
-    """Whether files that are still coming may be read past the page cache."""
+    """Tells whether files that are still being fetched may be read past the page cache."""
     version = kernel_version()
     available = version[:2] >= _DIRECT_MAPS_SINCE
     known = f"Linux {version[0]}.{version[1]}"
@@ -146,7 +147,7 @@ def direct_reads() -> AcceleratedPath:
 
 
 def cache_drop() -> AcceleratedPath:
-    """Whether the kernel can be made to forget all names at once."""
+    """Tells whether the kernel can be made to forget all names at once."""
     version = kernel_version()
     available = version[:2] >= _EPOCHS_SINCE
     known = f"Linux {version[0]}.{version[1]}"
@@ -161,7 +162,7 @@ def cache_drop() -> AcceleratedPath:
 
 
 def watchdog() -> AcceleratedPath:
-    """Whether a mount's watchdog can end it when the node was killed."""
+    """Tells whether a mount's watchdog can end it when the node was killed."""
     way = dev.can_abort()
     return AcceleratedPath(
         name="watchdog",
@@ -174,8 +175,8 @@ def watchdog() -> AcceleratedPath:
 
 
 def choose(wanted: str, store: str) -> Choice:
-    """The mode for a wish: 'auto' takes the fastest. Raises NotSupported for a mode that cannot be
-    had here."""
+    """Returns the mode for a wish: 'auto' takes the fastest. Raises NotSupported for a mode that
+    this machine does not have."""
     if wanted == "libfuse":
         return Choice(mode="libfuse", reason="asked for", stack_depth=0)
     best = passthrough(store)
@@ -190,6 +191,6 @@ def choose(wanted: str, store: str) -> Choice:
 
 
 def probe_modes(store: str) -> list[AcceleratedPath]:
-    """The three modes, fastest first."""
+    """Returns the three modes, fastest first."""
     libfuse = AcceleratedPath(name="libfuse", available=True, reason="pyfuse3 is installed")
     return [passthrough(store), device(), libfuse]

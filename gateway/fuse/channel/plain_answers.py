@@ -2,13 +2,13 @@
 
 Look-ups, attributes, opens for reading and the attribute that each write asks for need one look at
 the engine, in memory, and wait for nothing; nor does the release of a handle that only read. A
-coroutine, a transaction's object and an exception for each would cost more than the look. Whatever
-is not the common case goes the general way, by `Handlers`, which says the same and more.
+coroutine, a transaction's object and an exception for each would cost more than the look. Every
+uncommon case goes the general way, by `Handlers`, which gives the same answers and more.
 
 Invariants
 - Nothing is changed before it is known that the answer is given here.
-- What is expected is a value: an absent name is a reply, an absent attribute its errno.
-- Only where the node is alone: what other nodes may have changed, the general way looks at.
+- An expected result is a value: an absent name is a reply, an absent attribute its errno.
+- It serves lone nodes only: other nodes' changes are the general way's subject.
 """
 
 import errno
@@ -27,14 +27,15 @@ from kvfs.meta.records import unpack_inode
 from kvfs.tree.namespaces import MAX_NAME
 
 Answer = Callable[[int, memoryview, int], bytes | int | None]
-"""Of inode, body and user: a reply's body, or an errno; None: the general way answers."""
+"""A function of inode, body and user that returns a reply's body or an errno; None: the general way
+answers."""
 _DOTS: Final = (b".", b"..")
 _NEEDS_MORE: Final = os.O_ACCMODE | os.O_TRUNC
 _CAPABILITY: Final = b"security.capability"
 
 
 class PlainAnswers:
-    """Those of one mount."""
+    """The plain answers of one mount."""
 
     def __init__(
         self, operations: Operations, engine: EmbeddedEngine, registrar: Registrar
@@ -50,7 +51,7 @@ class PlainAnswers:
         self._flags = registrar.flags
 
     def table(self) -> dict[int, Answer]:
-        """By opcode."""
+        """Returns the answers by opcode."""
         return {
             Op.LOOKUP: self.lookup,
             Op.GETATTR: self.getattr,
@@ -107,7 +108,7 @@ class PlainAnswers:
         return protocol.OPEN_OUT.pack(handle.fh, *self._flags(handle))
 
     def release(self, ino: int, body: memoryview) -> bool:
-        """Whether it was one of a handle by which nothing was written or locked, and so is done."""
+        """Releases a handle by which nothing was written or locked. Returns whether it was one."""
         fh, _, flags, _ = protocol.RELEASE_IN.unpack_from(body)
         if flags or not self._open_files.release_reader(fh):
             return False
@@ -116,7 +117,8 @@ class PlainAnswers:
         return True
 
     def getxattr(self, ino: int, body: memoryview, _uid: int) -> int | None:
-        """Whether a file has capabilities, which a kernel asks before it writes."""
+        """Answers the kernel's question before a write for a file without capabilities; None for
+        any other."""
         if bytes(body[8:-1]) != _CAPABILITY:
             return None
         is_there = self._first(b"x" + keys.pack_u64(ino) + _CAPABILITY) is not None

@@ -1,13 +1,13 @@
 """How the event loop waits for the next request: spinning, in a short blocking poll, or asleep.
 
 A wake-up across CPUs outweighs a request's own work, so right after a reply the loop looks again
-and again: for 100 us at most, while that pays, and not where somebody else wants the CPU (a look
+and again: for 100 us at most, while that pays, and not where another process wants the CPU (a look
 that took long was interrupted by the scheduler; spinning there costs the client its turn). Then it
-blocks in epoll_wait(2) for a millisecond or two: woken without the event loop's own work of going
-to sleep. Then it sleeps as any task, and an idle mount costs nothing.
+blocks in epoll_wait(2) for a millisecond or two: it is woken without the event loop's own work of
+going to sleep. Then it sleeps as any task does, and an idle mount costs nothing.
 
 Nobody waits for the end of that block: it does not begin while other tasks may run, and it ends
-with whatever would wake the event loop, since the loop's own epoll descriptor is looked at too.
+with whatever would wake the event loop, since the loop's own epoll descriptor is polled too.
 (poll(2) of both looks at each of them again when it is woken, and takes 1 us longer.)
 """
 
@@ -33,13 +33,15 @@ _clock = time.perf_counter_ns
 
 
 class Attention:
-    """The decisions of one mount's loop; a context, within the task that serves it, which has
-    waited for the device before: by that the event loop's descriptor is found."""
+    """The decisions of one mount's loop. It is a context within the task that serves the mount,
+    which must have waited for the device before: that is how the event loop's descriptor is
+    found."""
 
     def __init__(self, device: int) -> None:
         self._device = device
         self._watched: select.epoll | None = None
-        """The device and the event loop; None: that is not found, and nothing blocks."""
+        """The device and the event loop; None: the loop's descriptor was not found, and nothing
+        blocks."""
         self._others = _Others()
         self._served_at = 0
         self._looked_at = 0
@@ -68,7 +70,7 @@ class Attention:
             self._watched.close()
 
     def served(self) -> bool:
-        """A request was answered; True when the loop's other tasks are due."""
+        """Notes that a request was answered. Returns True when the loop's other tasks are due."""
         now = _clock()
         busy = now - self._served_at < _BUSY_GAP_NS
         self._served_at = self._looked_at = now
@@ -81,8 +83,8 @@ class Attention:
         return True
 
     def stay(self, *, block: bool) -> bool:
-        """Nothing is there: whether to look again at once; not while other tasks may run. `block`
-        allows to wait a moment first."""
+        """Returns whether to look again at once, now that no request is there; False while other
+        tasks may run. `block` allows it to wait a moment first."""
         now = _clock()
         if self._others.due:
             return False
@@ -100,12 +102,12 @@ class Attention:
         return not ready
 
     def woken(self) -> None:
-        """The loop has slept."""
+        """Notes that the loop has slept."""
         self._burst, self._burst_began = 0, _clock()
 
 
 class _Others(trio.abc.Instrument):
-    """The tasks that may run, but for the one that does."""
+    """Counts the tasks that may run, except the running one."""
 
     def __init__(self) -> None:
         self.due: set[trio.lowlevel.Task] = set()
@@ -118,8 +120,8 @@ class _Others(trio.abc.Instrument):
 
 
 def _epoll_of(fd: int) -> int | None:
-    """This process's epoll descriptor that `fd` was added to; None: there is none, or the kernel
-    does not tell. Of trio's own it has no public name."""
+    """Returns this process's epoll descriptor that `fd` was added to; None if there is none, or the
+    kernel does not tell. Trio has no public name for its own."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":

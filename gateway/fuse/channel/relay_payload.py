@@ -1,8 +1,8 @@
 """READ and WRITE in relay mode: payload between /dev/fuse and a data file, in a few worker threads.
 
-A request is served by the event loop itself when its pages are cached (RWF_NOWAIT), or while writes
-are as fast as memory; everything that may wait for a disk goes to a thread, which answers the
-kernel itself. A hand-over costs a wake-up and the GIL's own hand-over, as much as moving 1 MiB."""
+The event loop serves a request itself when its pages are cached (RWF_NOWAIT), or while writes are
+as fast as memory; everything that may wait for a disk goes to a thread, which answers the kernel
+itself. A hand-over costs a wake-up and a hand-over of the GIL, as much as moving 1 MiB."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ Job = Callable[["PayloadLane"], None]
 
 
 class PayloadLane:
-    """One thread's own page-aligned buffer: reused, so that no payload becomes a Python object."""
+    """A thread's own page-aligned buffer: reused, so that no payload becomes a Python object."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -34,7 +34,7 @@ class PayloadLane:
         self.view = memoryview(self.memory)
 
     def reply_cached(self, unique: int, fd: int, offset: int, size: int) -> bool:
-        """Answer a READ if that needs no disk; whether it did."""
+        """Answers a READ if that needs no disk. Returns whether it did."""
         try:
             n = os.preadv(fd, [self.view[:size]], offset, os.RWF_NOWAIT)
         except OSError:
@@ -45,7 +45,7 @@ class PayloadLane:
         return True
 
     def reply_read(self, unique: int, fd: int, offset: int, size: int) -> None:
-        """Answer a READ from the data file; a short answer is the end of the file."""
+        """Answers a READ from the data file; a short answer is the end of the file."""
         try:
             n = _read_full(fd, self.view[:size], offset)
         except OSError as e:
@@ -65,8 +65,8 @@ def _read_full(fd: int, into: memoryview, offset: int) -> int:
 
 
 def reply(device: int, parts: list[bytes | memoryview]) -> None:
-    """Write one message to the kernel. A request that was interrupted, or a mount that is gone,
-    takes none."""
+    """Writes one message to the kernel, which takes none for a request that was interrupted or a
+    mount that is gone."""
     try:
         os.writev(device, parts)
     except OSError as e:
@@ -75,12 +75,12 @@ def reply(device: int, parts: list[bytes | memoryview]) -> None:
 
 
 def reply_error(device: int, unique: int, code: int) -> None:
-    """Answer a request with an errno."""
+    """Answers a request with an errno."""
     reply(device, [OUT_HEADER.pack(OUT_HEADER.size, -code, unique)])
 
 
 def write_payload(device: int, unique: int, fd: int, offset: int, payload: memoryview) -> None:
-    """Answer a WRITE: its payload goes to the data file."""
+    """Answers a WRITE: its payload goes to the data file."""
     done = 0
     try:
         while done < len(payload):
@@ -94,9 +94,11 @@ def write_payload(device: int, unique: int, fd: int, offset: int, payload: memor
 
 
 class WritePace:
-    """Whether the loop may write by itself: as long as the disk takes data as fast as memory does.
+    """Decides whether the loop may write by itself: as long as the disk takes data as fast as
+    memory does.
 
-    A context for one write. One that had to wait sends the next ones to the workers, for a while.
+    A context for one write. After a write that had to wait, the next ones go to the workers for a
+    while.
     """
 
     def __init__(self) -> None:
@@ -104,7 +106,7 @@ class WritePace:
         self._began = 0.0
 
     def quick(self) -> bool:
-        """Whether the last writes were."""
+        """Returns whether the last writes were quick."""
         return time.monotonic() >= self._until
 
     def __enter__(self) -> None:
@@ -131,13 +133,13 @@ class Workers:
             thread.start()
 
     def submit(self, job: Job) -> None:
-        """Run `job` in a worker. What is queued is bounded by who waits: each blocked caller once,
-        and the kernel's own readahead (max_background)."""
+        """Runs `job` in a worker. The waiting callers bound the queue: each blocked caller counts
+        once, and so does the kernel's own readahead (max_background)."""
         self._jobs.put(job)
 
     def close(self, deadline_s: float) -> bool:
-        """End the threads after what is queued; whether all ended in time. Blocks the calling
-        thread."""
+        """Ends the threads after the queued jobs. Returns whether all ended in time. Blocks the
+        calling thread."""
         for _ in self._threads:
             self._jobs.put(None)
         end = time.monotonic() + deadline_s
@@ -155,8 +157,8 @@ class Workers:
 
 
 class PayloadBuffers:
-    """Buffers for reading requests; one that holds a WRITE's payload is lent to a worker until it
-    is written. At most LIMIT are made."""
+    """Buffers for reading requests; one that holds a WRITE's payload is lent to a worker until the
+    payload is written. At most LIMIT are made."""
 
     LIMIT: Final = 8
 
@@ -165,7 +167,7 @@ class PayloadBuffers:
         self._made = 0
 
     def take(self) -> memoryview | None:
-        """A buffer of BUFFER_BYTES; None while all are lent."""
+        """Returns a buffer of BUFFER_BYTES; None while all are lent."""
         with contextlib.suppress(IndexError):
             return self._free.pop()
         if self._made == self.LIMIT:
@@ -174,5 +176,5 @@ class PayloadBuffers:
         return memoryview(mmap.mmap(-1, BUFFER_BYTES))
 
     def give(self, buffer: memoryview) -> None:
-        """Return a buffer."""
+        """Takes back a buffer."""
         self._free.append(buffer)

@@ -1,4 +1,4 @@
-"""Who asks, and what time it is for them."""
+"""The caller of a request, and the time by its clock."""
 
 import time
 from typing import Final, NamedTuple
@@ -9,7 +9,7 @@ run backwards."""
 
 
 class Caller(NamedTuple):
-    """Who asks."""
+    """The user and process that ask."""
 
     uid: int
     gid: int
@@ -17,5 +17,5 @@ class Caller(NamedTuple):
 
 
 def now_ns() -> int:
-    """The kernel's coarse time, ns since the epoch."""
+    """Returns the kernel's coarse time, ns since the epoch."""
     return time.clock_gettime_ns(_CLOCK)

@@ -1,4 +1,4 @@
-"""From the core's errors to errno: one row per class."""
+"""The core's errors as errno: one row per class."""
 
 import errno
 from typing import Final
@@ -35,7 +35,7 @@ ERRNO: Final[dict[type[errors.KvfsError], int]] = {
 
 
 def errno_of(error: BaseException) -> int:
-    """The errno that the caller of the system call gets."""
+    """Returns the errno that the caller of the system call gets."""
     if isinstance(error, errors.KvfsError):
         return ERRNO.get(type(error), errno.EIO)
     if isinstance(error, OSError) and error.errno:

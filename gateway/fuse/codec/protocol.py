@@ -1,8 +1,8 @@
 """The FUSE kernel protocol, as far as the fast path speaks it.
 
 Source of every layout and number: Linux include/uapi/linux/fuse.h, protocol 7.45. Little-endian
-layouts stand for the native ones (the fast path refuses big-endian machines). What the server says
-unasked is in `kvfs.vfs.kernel_notify`. Pure: no I/O, no state."""
+layouts stand for the native ones (the fast path refuses big-endian machines). Messages that the
+server sends unasked are in `kvfs.vfs.kernel_notify`. Pure: no I/O, no state."""
 
 import enum
 import stat
@@ -97,7 +97,7 @@ class Fopen:
 
 
 class Fattr:
-    """Which fields a SETATTR request sets."""
+    """The fields that a SETATTR request sets."""
 
     MODE: Final = 1 << 0
     UID: Final = 1 << 1
@@ -184,7 +184,7 @@ NAME_MAX: Final = 255
 BLOCK_SIZE: Final = 4096
 
 LONG_S: Final = 3600
-"""Validity of attributes, entries and absences that only change through KVFS, which then tells the
+"""Validity of attributes, entries and absences that change only through KVFS, which then tells the
 kernel."""
 UNSEALED_S: Final = 1
 """Validity of the attributes of a file whose data may change without a request (a shared
@@ -227,8 +227,8 @@ def attr(ino: int, inode: Inode) -> bytes:
 
 
 def attr_seconds(inode: Inode) -> int:
-    """How long the kernel may believe these attributes: not at all where the next write, which the
-    server may not see, takes set-id bits away."""
+    """Returns how long the kernel may believe these attributes: not at all if the next write, which
+    the server may not see, clears set-id bits."""
     if stat.S_ISREG(inode.mode) and not inode.flags & Flag.SEALED:
         return 0 if inode.mode & _SET_IDS else UNSEALED_S
     return LONG_S
@@ -240,14 +240,14 @@ def entry(ino: int, inode: Inode) -> bytes:
 
 
 def absence(seconds: float) -> bytes:
-    """As `NO_ENTRY`, to be remembered for so long."""
+    """Like `NO_ENTRY`, to be remembered for so many seconds."""
     whole = int(seconds)
     nanoseconds = int((seconds - whole) * _SECOND)
     return bytes(_pack_entry(0, 0, whole, 0, nanoseconds, 0)) + bytes(ATTR.size)
 
 
 def entry_for(ino: int, inode: Inode, entry_s: float, attributes_s: float) -> bytes:
-    """As `entry`, to be believed for so long."""
+    """Like `entry`, to be believed for so many seconds."""
     attributes_s = min(attributes_s, attr_seconds(inode))
     whole, attributes_whole = int(entry_s), int(attributes_s)
     return _pack_entry(
@@ -261,7 +261,7 @@ def entry_for(ino: int, inode: Inode, entry_s: float, attributes_s: float) -> by
 
 
 def attr_reply_for(ino: int, inode: Inode, seconds: float) -> bytes:
-    """As `attr_reply`, to be believed for so long."""
+    """Like `attr_reply`, to be believed for so many seconds."""
     seconds = min(seconds, attr_seconds(inode))
     whole = int(seconds)
     return _pack_attr_out(whole, int((seconds - whole) * _SECOND), 0) + attr(ino, inode)
@@ -273,8 +273,8 @@ def attr_reply(ino: int, inode: Inode) -> bytes:
 
 
 def statx_reply(ino: int, inode: Inode, seconds: float) -> bytes:
-    """`struct fuse_statx_out`: as `attr_reply_for`, with the time at which the inode was made,
-    where that is known."""
+    """`struct fuse_statx_out`: like `attr_reply_for`, with the time at which the inode was made, if
+    known."""
     seconds = min(seconds, attr_seconds(inode))
     whole = int(seconds)
     rdev = inode.rdev
@@ -306,4 +306,4 @@ def dirent(ino: int, offset: int, name: bytes, mode: int) -> bytes:
 
 ENTRY_BYTES: Final = ENTRY_OUT.size + ATTR.size
 BARE_ENTRY: Final = bytes(ENTRY_BYTES)
-"""In READDIRPLUS: an entry that the kernel must not look up (nodeid 0)."""
+"""An entry of READDIRPLUS that the kernel must not look up (nodeid 0)."""

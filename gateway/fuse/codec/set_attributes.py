@@ -1,4 +1,4 @@
-"""What a SETATTR request wants, and a record completed by its data file. Pure."""
+"""The changes that a SETATTR request asks for, and a record completed by its data file. Pure."""
 
 import os
 import stat
@@ -10,7 +10,7 @@ from kvfs.tree import inodes
 
 
 class Attributes(NamedTuple):
-    """What a SETATTR request may carry; `valid` says which of it counts."""
+    """The fields that a SETATTR request may carry; `valid` says which of them count."""
 
     mode: int
     uid: int
@@ -24,7 +24,7 @@ NO_ATTRIBUTES: Final = Attributes(0, 0, 0, 0, 0, 0)
 
 
 def changes_of(valid: int, wanted: Attributes, now: int) -> inodes.AttributeChanges:
-    """What the record is to change to; NOW becomes `now`. The size is not among it."""
+    """Returns the changes to the record, with NOW replaced by `now`. The size is not among them."""
     changes = inodes.AttributeChanges()
     if valid & Fattr.MODE:
         changes.mode = stat.S_IMODE(wanted.mode)
@@ -40,7 +40,8 @@ def changes_of(valid: int, wanted: Attributes, now: int) -> inodes.AttributeChan
 
 
 def completed(inode: Inode, st: os.stat_result) -> Inode:
-    """The record of a file that is not sealed, with what its data file says. Changes `inode`."""
+    """Completes the record of a file that is not sealed with the state of its data file. Changes
+    `inode`."""
     inode.size = st.st_size
     inode.blocks = st.st_blocks
     inode.atime_ns = st.st_atime_ns

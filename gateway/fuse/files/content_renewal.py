@@ -1,8 +1,8 @@
-"""An open file gets the content that other nodes have published since.
+"""Gives an open file the content that other nodes have published since.
 
-While a kernel inode is open, it stays with one data file: new content is copied into that. So who
-reads it meanwhile gets some of both. It is done only where the kernel cannot be given another inode
-(`kernel_inodes`): for what is opened by its descriptor, and in libfuse mode.
+While a kernel inode is open, it stays with one data file, so new content is copied into that file,
+and a program that reads meanwhile gets some of both. This happens only where the kernel cannot be
+given another inode (`kernel_inodes`): for files opened by their descriptor, and in libfuse mode.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ from kvfs.vfs.volume import Volume
 
 
 async def _nothing(_: int) -> None:
-    """No kernel needs to be told."""
+    """Stands in where no kernel needs to be told."""
 
 
 class Renewing:
-    """Of one mount's open files."""
+    """Renews the open files of one mount."""
 
     def __init__(self, volume: Volume, bringing: Bringing) -> None:
         self._volume = volume
         self._bringing = bringing
         self.forget_content: Callable[[int], Awaitable[None]] = _nothing
-        """Has the kernel forget what it knows of an open file's content. Raises Unavailable."""
+        """Makes the kernel forget what it knows of an open file's content. Raises Unavailable."""
 
     async def renew(self, file: OpenFile) -> None:
-        """It has the newest content when this returns. Raises Busy where what was on its way to it
-        is replaced meanwhile, Conflict, and as `Bringing.bring`."""
+        """Returns when the file has the newest content. Raises Busy if that content is replaced
+        while it is on its way, Conflict, and what `Bringing.bring` raises."""
         if file.incoming is not None:
             await self._finished(file.incoming)
         await self._bringing.bring(file.ino)
@@ -42,8 +42,8 @@ class Renewing:
         await self.forgotten(file)
 
     async def forgotten(self, file: OpenFile) -> None:
-        """Returns when the kernel goes by the content that is there now: who opens the file would
-        else read it as far as the old one went."""
+        """Returns when the kernel uses the content that is there now: otherwise a program that
+        opens the file would read it only up to the end of the old content."""
         if file.is_remembered:
             await self.forget_content(file.ino)
             file.is_remembered = False
@@ -58,8 +58,8 @@ class Renewing:
             ) from error
 
     async def _take_over(self, file: OpenFile) -> None:
-        """Copy new content into the data file that is open: while a kernel inode is open, it stays
-        with that one."""
+        """Copies new content into the data file that is open: while a kernel inode is open, it
+        stays with that one."""
         inode = await self._volume.engine.read(lambda t: tree.read_inode(t, file.ino))
         if inode.version <= file.version:
             return  # another open of it did so meanwhile

@@ -1,4 +1,4 @@
-"""What is done with ranges of an open file's bytes, where the kernel does not do it itself."""
+"""Operations on ranges of an open file's bytes that the kernel does not do itself."""
 
 import errno
 import os
@@ -13,34 +13,36 @@ from kvfs.transfer.incoming_file import IncomingFile
 
 
 class Ranges:
-    """Of one mount's open files. All raise Stale for a handle that is not open."""
+    """Ranges of one mount's open files. All methods raise Stale for a handle that is not open."""
 
     def __init__(self, open_files: OpenFiles) -> None:
         self._open_files = open_files
 
     async def fallocate(self, fh: int, mode: int, offset: int, length: int) -> None:
-        """fallocate(2) on the data file. Raises OSError."""
+        """Calls fallocate(2) on the data file. Raises OSError."""
         file = self._open_files.handle(fh).file
         file.rewritten = True
         await trio.to_thread.run_sync(allocate.fallocate, file.fd, mode, offset, length)
 
     def seek(self, fh: int, offset: int, whence: int) -> int:
-        """SEEK_DATA and SEEK_HOLE; what has not come yet counts as data. Raises OSError."""
+        """Serves SEEK_DATA and SEEK_HOLE; bytes that have not arrived yet count as data. Raises
+        OSError."""
         file = self._open_files.handle(fh).file
         if file.is_partial:
             return _seek_in_data(offset, whence, os.fstat(file.fd).st_size)
         return os.lseek(file.fd, offset, whence)
 
     def end(self, file: OpenFile, offset: int) -> int:
-        """Where the file ends: what is appended goes there, wherever the kernel takes the end to
-        be. Of what other nodes append it hears, but may not have asked for the new length yet."""
+        """Returns where the file ends: appended bytes go there, wherever the kernel takes the end
+        to be. The kernel is told of other nodes' appends, but may not have asked for the new length
+        yet."""
         end = os.fstat(file.fd).st_size
         if end != offset:
             self._open_files.forget_content(file.ino)
         return end
 
     def coming(self, fh: int, offset: int, size: int) -> IncomingFile | None:
-        """What a read of these bytes has to wait for; None: they are here."""
+        """Returns the transfer that a read of these bytes has to wait for; None: they are here."""
         handle = self._open_files.handle(fh)
         incoming = handle.file.incoming
         if incoming is None or incoming.is_whole:
@@ -54,8 +56,8 @@ class Ranges:
     async def copy(
         self, fh_in: int, offset_in: int, fh_out: int, offset_out: int, length: int
     ) -> int:
-        """copy_file_range(2) between data files; bytes copied. Raises OSError, Unavailable and
-        what else may befall bytes that are still to come."""
+        """Does copy_file_range(2) between data files and returns the bytes copied. Raises OSError,
+        Unavailable and whatever bytes that are still being fetched may raise."""
         coming = self.coming(fh_in, offset_in, length)
         if coming is not None:
             await coming.span(offset_in, length)
@@ -66,7 +68,7 @@ class Ranges:
 
 
 def _seek_in_data(offset: int, whence: int, size: int) -> int:
-    """lseek in a file without holes."""
+    """Does lseek in a file without holes."""
     if not 0 <= offset < size:
         raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
     return offset if whence == os.SEEK_DATA else size

@@ -1,19 +1,19 @@
 """The inodes by which one kernel knows a file whose content other nodes replace.
 
 To a kernel all opens of an inode share its size, its pages and, by passthrough, its data file. So
-while a content of a file is open, what other nodes publish next is another inode to the kernel, of
-another number. Programs see the file's own number (st_ino) for both.
+while a file's content is open, the content that other nodes publish next is another inode to the
+kernel, with another number. Programs see the file's own number (st_ino) for both.
 
-| the kernel's inode | look-ups | who opens it | its attributes |
+| the kernel's inode | look-ups | an open of it | its attributes |
 |---|---|---|---|
 | the present one | lead to it | gets the newest content | the newest |
-| of a former content | no more | is told ESTALE: its name is looked up again | as it was opened |
-| the same, by a descriptor | none | asks again at once: it is renewed in place | the newest |
+| of a former content | no more | gets ESTALE: its name is looked up again | as it was opened |
+| the same, by a descriptor | none | comes again at once: it is renewed in place | the newest |
 
 Invariants
-- What is open by the present inode is the file's open file (`handles`), or nothing is.
+- The content open by the present inode is the file's open file (`handles`), or none is open by it.
 - A former content keeps its inode until its last handle is released.
-- A number says which file it is of, so that a handle of an NFS client leads there for good.
+- A number tells which file it belongs to, so that an NFS client's handle leads there for good.
 """
 
 import enum
@@ -29,66 +29,67 @@ _SHIFT: Final = 40
 _MOST: Final = 1 << 7
 _FILE: Final = ~(OTHER | (_MOST - 1) << _SHIFT)
 _HIGH: Final = ~_FILE
-"""Bits in which the numbers of a file's inodes differ: of a namespace's files those beyond the
-first 2^40 have one number each."""
+"""Bits in which the numbers of a file's inodes differ. A file beyond the first 2^40 of a namespace
+has one number only."""
 _NOTHING: Final[Mapping[int, OpenFile]] = {}
 _REFUSED: Final = 256
 """Threads that were told to look a name up again."""
 
 
 def ino_of(number: int) -> int:
-    """The file's own number."""
+    """Returns the file's own number."""
     return number & _FILE if number & OTHER else number
 
 
 class Outdated(enum.Enum):
-    """What becomes of an open of an inode whose content was replaced."""
+    """The treatment of an open of an inode whose content was replaced."""
 
     LOOK_UP = enum.auto()
     """Its name is to be looked up again: ESTALE, on which the kernel begins anew."""
     TAKE = enum.auto()
-    """That was done, and led to this inode since its content was the newest."""
+    """The name was looked up again and led to this inode, since its content was the newest."""
     RENEW = enum.auto()
     """There is no name: it is opened by a descriptor or a file handle."""
 
 
 class KernelInodes:
-    """Those of one kernel."""
+    """The inodes of one kernel."""
 
     def __init__(self, holds: Callable[[OpenFile], bool]) -> None:
-        """`holds`: whether it has a file open, or is about to."""
+        """`holds`: whether the kernel has a file open, or is about to."""
         self._holds = holds
         self._present: dict[int, int] = {}
-        """Of files that have others than their own, the number of the present one."""
+        """The number of a file's present inode, for files that have others than their own."""
         self._bound: dict[int, dict[int, OpenFile]] = {}
-        """By file and number, what is open by an inode that is not the present one."""
+        """By file and number, the content that is open by an inode that is not the present one."""
         self._lookups: dict[int, int] = {}
-        """Of numbers that are not the file's own."""
+        """Look-up counts of numbers that are not the file's own."""
         self._outdated: set[int] = set()
         """Numbers under which the kernel may keep pages of a former content."""
         self._refused: dict[int, int] = {}
-        """By thread, the number that it was to look up again."""
+        """By thread, the number that it was told to look up again."""
 
     def number(self, ino: int) -> int:
-        """Of the inode to which look-ups lead."""
+        """Returns the number of the inode to which look-ups lead."""
         return self._present.get(ino, ino) if self._present else ino
 
     def numbers(self, ino: int) -> list[int]:
-        """Of all inodes by which it may know the file; the present one first."""
+        """Returns the numbers of all inodes by which the kernel may know the file, the present one
+        first."""
         present = self.number(ino)
         bound = self._bound.get(ino, ())
         return [present, *(number for number in bound if number != present)]
 
     def is_one(self, ino: int) -> bool:
-        """Whether it knows the file by one inode."""
+        """Returns whether the kernel knows the file by one inode."""
         return ino not in self._present and ino not in self._bound
 
     def looked_up(self, number: int) -> None:
-        """The kernel was given a number that is not the file's own."""
+        """Notes that the kernel was given a number that is not the file's own."""
         self._lookups[number] = self._lookups.get(number, 0) + 1
 
     def forgotten(self, number: int, count: int) -> None:
-        """It gives back lookups of such a number."""
+        """Notes that the kernel gives back look-ups of such a number."""
         left = self._lookups.get(number, 0) - count
         if left > 0:
             self._lookups[number] = left
@@ -100,12 +101,12 @@ class KernelInodes:
             del self._present[ino]
 
     def forget(self, ino: int) -> None:
-        """It knows nothing of the file any more."""
+        """Notes that the kernel knows nothing of the file any more."""
         self._present.pop(ino, None)
         self._outdated.discard(ino)
 
     def content(self, number: int) -> OpenFile | None:
-        """What is open by this inode, where that is not the present one."""
+        """Returns the content that is open by this inode if that is not the present one."""
         ino = ino_of(number)
         file = self._bound.get(ino, _NOTHING).get(number)
         if file is not None and not self._holds(file):
@@ -114,7 +115,7 @@ class KernelInodes:
         return file
 
     def closed(self, file: OpenFile) -> None:
-        """Its data file is closed: no kernel has it open."""
+        """Notes that the data file of `file` is closed: no kernel has it open."""
         for number, bound in list(self._bound.get(file.ino, _NOTHING).items()):
             if bound is file:
                 self._unbind(file.ino, number)
@@ -129,15 +130,15 @@ class KernelInodes:
             del self._bound[ino]
 
     def has_open(self, number: int, file: OpenFile) -> bool:
-        """Whether this inode shows what `file`, the file's open file, has."""
+        """Returns whether this inode shows the content of `file`, the file's open file."""
         return number == self.number(file.ino) and self._holds(file)
 
     def can_part(self, file: OpenFile) -> bool:
-        """Whether there is a number for what follows this content."""
+        """Returns whether there is a number for the content that follows this one."""
         return not self._holds(file) or next(self._free(file.ino), 0) > 0
 
     def part(self, file: OpenFile) -> None:
-        """A file's open file becomes a former content: look-ups lead to another inode."""
+        """Makes a file's open file a former content: look-ups lead to another inode."""
         if self._holds(file):
             ino = file.ino
             number = self.number(ino)
@@ -146,7 +147,7 @@ class KernelInodes:
             self._present[ino] = next(self._free(ino))
 
     def rejoin(self, file: OpenFile) -> None:
-        """A former content becomes the file's open file again."""
+        """Makes a former content the file's open file again."""
         bound = self._bound.get(file.ino, _NOTHING).items()
         number = next((number for number, each in bound if each is file), None)
         if number is None:
@@ -168,7 +169,7 @@ class KernelInodes:
                 yield number
 
     def outdated(self, thread: int, number: int) -> Outdated:
-        """What becomes of a thread's open of an inode whose content was replaced."""
+        """Returns how to treat a thread's open of an inode whose content was replaced."""
         before = self._refused.get(thread, 0)
         if before == number:
             return Outdated.RENEW
@@ -180,8 +181,8 @@ class KernelInodes:
         return Outdated.LOOK_UP
 
     def opens(self, thread: int, number: int, file: OpenFile) -> bool:
-        """This inode is opened; whether pages that the kernel may keep of it are of another
-        content. Raises Stale where another one is open by it."""
+        """Notes that this inode is opened. Returns whether pages that the kernel may keep of it are
+        of another content. Raises Stale if another content is open by it."""
         if self._refused:
             self._refused.pop(thread, None)
         bound = self.content(number) if self._bound else None
@@ -197,32 +198,32 @@ class KernelInodes:
 
 
 class InodeOpener(NamedTuple):
-    """Who opens an inode."""
+    """The thread that opens an inode, and the inode's number in its kernel."""
 
     kernel: KernelInodes
     number: int
     thread: int
 
     def holds(self, file: OpenFile) -> bool:
-        """Whether the inode shows what `file`, the file's open file, has."""
+        """Returns whether the inode shows the content of `file`, the file's open file."""
         return self.kernel.has_open(self.number, file)
 
     def content(self, file: OpenFile | None) -> OpenFile | None:
-        """What is open by the inode. `file`: the file's open file."""
+        """Returns the content that is open by the inode. `file`: the file's open file."""
         found = self.kernel.content(self.number)
         if found is None and file is not None and self.holds(file):
             return file
         return found
 
     def former(self) -> OpenFile | None:
-        """The former content that is open by the inode."""
+        """Returns the former content that is open by the inode."""
         file = self.kernel.content(self.number)
         return file if file is not None and file.is_former else None
 
     def outdated(self) -> Outdated:
-        """As `KernelInodes.outdated`."""
+        """Like `KernelInodes.outdated`."""
         return self.kernel.outdated(self.thread, self.number)
 
     def opens(self, file: OpenFile) -> bool:
-        """As `KernelInodes.opens`."""
+        """Like `KernelInodes.opens`."""
         return self.kernel.opens(self.thread, self.number, file)

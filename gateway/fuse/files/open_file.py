@@ -1,4 +1,4 @@
-"""An open file of the mount, and one open of it. What they share is decided in `handles`."""
+"""An open file of the mount, and one open of it. `handles` decides what they share."""
 
 import os
 import stat
@@ -16,7 +16,7 @@ _SET_IDS = stat.S_ISUID | stat.S_ISGID
 
 
 class OpenFile:
-    """What all handles of one inode share."""
+    """The state that all handles of one inode share."""
 
     __slots__ = (
         "armed",
@@ -59,64 +59,67 @@ class OpenFile:
         self.handles = 0
         self.writers = 0
         self.viewed = 0
-        """Handles among these that kernels of views have, not the mount's."""
+        """How many of these handles belong to kernels of views rather than the mount's."""
         self.owner: int | None = None
         """The user among whose open files it counts; None: nobody's."""
         self.users = 0
-        """Requests that are opening, publishing or closing it."""
+        """How many requests are opening, publishing or closing it."""
         self.publishing: list[trio.Event] | None = None
-        """Those who wait until it has been published, while it is."""
+        """Events of the tasks that wait for its publication, while it is being published."""
         self.published: tuple[int, int, int] | None = None
-        """(size, mtime, ctime) of the data file when it was last published; None: never, by this
-        mount."""
+        """(size, mtime, ctime) of the data file when it was last published; None: this mount never
+        published it."""
         self.base = version
-        """The recorded version that what is written here builds on."""
+        """The recorded version that writes made here build on."""
         self.lapses = 0
         """How often this node had lost its lease when writing began."""
         self.in_doubt = False
-        """What was to be published last failed: it may be recorded or not, and others may have gone
+        """Whether the last publication failed: it may be recorded or not, and others may have gone
         on since."""
         self.is_appended = False
-        """Whether somebody appends to it who must not lose others' lines."""
+        """Whether a program appends to it that must not lose others' lines."""
         self.replaces = False
-        """Whether it was cut to nothing since writing began, or was last published: it builds on
-        nothing that was there."""
+        """Whether it was truncated to nothing since writing began or since it was last published:
+        it builds on no earlier content."""
         self.refused = ""
-        """Why what was written is not published, and will not be."""
+        """The reason why its writes are not published, and will not be."""
         self.overwriters = 0
-        """Handles through which more can be changed than what is appended."""
+        """How many handles can do more than append."""
         self.rewritten = False
-        """Whether there were any since it was last published, or it was cut."""
+        """Whether there were any overwriters since it was last published, or it was truncated."""
         self.backing_id = 0
-        """Of the kernel's registration; 0: none."""
+        """The id of the kernel's registration; 0: none."""
         self.atime_ns = 0
-        """As the record has it, or will soon."""
+        """The access time that the record has, or will have soon."""
         self.record = record
-        """As it was when the file was opened."""
+        """The record at the time when the file was opened."""
         mode = record.mode
         self.set_ids = bool(mode & _SET_IDS) and inodes.without_set_ids(mode) != mode
-        """A write takes mode bits away, so the daemon must see each write: no passthrough."""
+        """Whether a write clears mode bits, so that the daemon must see each write: no
+        passthrough."""
         self.armed: tuple[int, int, int] | None = None
-        """Set-id bits came while the file was open for writing: the data file as it was then. Once
-        it has changed, the bits go."""
+        """The state of the data file when set-id bits were set while the file was open for writing.
+        Once the data file has changed, the bits go."""
         self.incoming: IncomingFile | None = None
-        """Its data came, or come, while it is open: it stays without passthrough until its last
-        close."""
+        """The transfer of its data, which arrived or are arriving while it is open: it stays
+        without passthrough until its last close."""
         self.is_new = False
-        """Made by this mount, and not published yet."""
+        """Whether this mount made it and has not published it yet."""
         self.is_draft = False
-        """Cut to nothing before its data had come: they will not, and it has no name yet."""
+        """Whether it was truncated to nothing before its data had arrived: they will not be
+        fetched, and it has no name yet."""
         self.is_former = False
-        """Whether other nodes have replaced its content: whoever opens the file gets another."""
+        """Whether other nodes have replaced its content: an open of the file gets another."""
         self.is_mappable = False
-        """Whether somebody may have it mapped for writing: also who has closed it."""
+        """Whether a program may have it mapped for writing, even one that has closed it."""
         self.is_remembered = False
-        """Whether the kernel may still have content or size of before others replaced them."""
+        """Whether the kernel may still have content or the size from before others replaced
+        them."""
 
     @property
     def is_changed(self) -> bool:
-        """Whether some of what was published of it may be overwritten by now. What was appended
-        leaves that as it was. ctime does not count: a chmod or a new name changes it alone."""
+        """Whether some of its published content may be overwritten by now. Appends leave that
+        content as it was. ctime does not count: a chmod or a new name changes it alone."""
         if not self.rewritten:
             return False
         return self.published is None or signature_of(os.fstat(self.fd))[:2] != self.published[:2]
@@ -142,28 +145,29 @@ class Handle:
         self.creating = False
         """Whether it made the file."""
         self.readahead: Readahead | None = None
-        """Of who reads what is still coming."""
+        """The readahead of a program that reads a file that is still being fetched."""
         self.replaced = False
-        """Whether what the kernel keeps of the file's content is of other content."""
+        """Whether the pages that the kernel keeps of the file are of other content."""
 
     @property
     def overwrites(self) -> bool:
-        """Whether it can change what the file holds: who may append alone cannot, nor map it."""
+        """Whether it can change content that is there: a handle that may only append cannot, nor
+        map it."""
         return self.writable and self.flags & _APPENDS != _APPENDS
 
     @property
     def maps(self) -> bool:
-        """Whether what it has open can be changed through a mapping."""
+        """Whether its file can be changed through a mapping."""
         return self.flags & os.O_ACCMODE == os.O_RDWR
 
 
 def signature_of(st: os.stat_result) -> tuple[int, int, int]:
-    """Size, mtime and ctime: whatever changes a data file changes one of them."""
+    """Returns size, mtime and ctime: any change to a data file changes one of them."""
     return st.st_size, st.st_mtime_ns, st.st_ctime_ns
 
 
 def copy_over(source: int, target: int) -> None:
-    """Give a file the content of another; in a thread."""
+    """Gives a file the content of another; runs in a thread."""
     size = os.fstat(source).st_size
     done = 0
     while done < size:
@@ -177,7 +181,7 @@ def copy_over(source: int, target: int) -> None:
 
 
 async def turn(waiting: list[trio.Event]) -> None:
-    """Wait until those who are at it have ended."""
+    """Waits until the tasks that are at it have ended."""
     turn = trio.Event()
     waiting.append(turn)
     await detach.aside()

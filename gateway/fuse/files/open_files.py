@@ -1,14 +1,14 @@
-"""Open files of the mount: which there are, how one is opened, and when it is closed.
+"""Open files of the mount: the table of them, how a file is opened, and when it is closed.
 
-One `OpenFile` per inode, shared by all its handles: while a kernel inode is open its data file, and
-whether it is read and written by passthrough, are fixed. What was written is published in
-`publish`. What others have published since is opened beside it, as another inode of the kernel
-(`kernel_inodes`): the former content stays with those who have it open. Where that cannot be, it is
-copied into the data file that is open (`content_renewal`).
+All handles of an inode share one `OpenFile`: while a kernel inode is open, its data file is fixed,
+and so is whether it is read and written by passthrough. `publish` publishes what was written.
+Content that others have published since is opened beside it, as another inode of the kernel
+(`kernel_inodes`): the former content stays with the programs that have it open. Where that is
+impossible, the new content is copied into the data file that is open (`content_renewal`).
 
-Where the engine is elsewhere these wait for it, and other requests of the same file come in
-between. Whoever is in the middle of something with an `OpenFile` counts among its `users`: it is
-closed by the last of handles and users.
+With an engine on another host these methods wait for it, and other requests of the same file come
+in between. A task in the middle of something with an `OpenFile` counts among its `users`: the last
+of its handles and users closes it.
 """
 
 import contextlib
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _ATTEMPTS: Final = 20
 _PAUSE_S: Final = 0.1
-"""Before a file is looked at again that was changed while it came."""
+"""Pause before a file that changed while it was fetched is looked at again."""
 LARGE_BLOCKS: Final = (256 << 20) // 512
-"""From this many on, giving the blocks back takes some 4 ms on ext4: longer than the event loop may
-be away."""
+"""From this many blocks on, giving them back takes some 4 ms on ext4: longer than the event loop
+may be blocked."""
 _FORMER: Final = "other nodes have replaced what is open: look its name up again"
 _BAD_HANDLE: Final = "no such open file: the daemon was restarted, or the handle was closed"
 
 
 def _nothing(_: int) -> None:
-    """The kernel was told nothing that it believes for long."""
+    """Stands in where the kernel was told nothing that it believes for long."""
 
 
 class OpenFiles:
@@ -80,45 +80,46 @@ class OpenFiles:
         self.unrecorded = Unrecorded(self.publishing.publish, self._close_unused)
         self._files: dict[int, OpenFile] = {}
         self._formers: dict[int, list[OpenFile]] = {}
-        """By inode, former contents that somebody has open."""
+        """By inode, former contents that programs have open."""
         self._handles: dict[int, Handle] = {}
         self._idle: OrderedDict[int, OpenFile] = OrderedDict()
         self._making: dict[int, list[trio.Event]] = {}
-        """Those who wait for the data file of an inode that may have its record already."""
+        """By inode, events of the tasks that wait for its data file; it may have its record
+        already."""
         self._next = 1
         self.kernels: list[KernelInodes] = []
-        """Of all connections to the kernel, the mount's first; none where each inode is one to the
-        kernel for good."""
+        """The inodes of all connections to the kernel, the mount's first; empty where each inode is
+        one to the kernel for good."""
         self.replaced: set[int] = set()
-        """Inodes whose content others replaced, of which the kernel may keep pages."""
+        """Inodes whose content others replaced and of which the kernel may keep pages."""
         self.forget_attributes: Callable[[int], None] = _nothing
-        """Has the kernel ask anew for attributes that it was to believe for long."""
+        """Makes the kernel ask again for attributes that it was to believe for long."""
         self.forget_content: Callable[[int], None] = _nothing
-        """Has the kernel forget, soon, what it keeps of a file's content, and its attributes."""
+        """Makes the kernel forget, soon, a file's content and attributes."""
         self.appends: AppendLeases | None = None
-        """In a cluster: who may append."""
+        """The append leases of a cluster."""
         self.former_writers: FormerWriters | None = None
-        """Of the store: what they write is not opened."""
+        """Former writers of the store: files that they write are not opened."""
         self.may_pass: Callable[[OpenFile], bool] = lambda _file: False
-        """Whether the kernel reads and writes an open file's data file itself."""
+        """Returns whether the kernel reads and writes an open file's data file itself."""
         volume.holders.let_go = self.let_go
         volume.holders.is_changed = self.is_changed
         volume.holders.has_content = self.has_content
 
     def get(self, ino: int) -> OpenFile | None:
-        """The open file of this inode, if any handle is open."""
+        """Returns the open file of this inode, if any handle is open."""
         return self._files.get(ino)
 
     def has_content(self, ino: int, version: int) -> bool:
-        """Whether the data file of this version is open, or may be needed for what is."""
+        """Returns whether the data file of this version is open, or an open file may need it."""
         opened = [*self._formers.get(ino, ())]
         if ino in self._files:
             opened.append(self._files[ino])
         return any(file.version == version or file.users for file in opened)
 
     def is_changed(self, ino: int) -> bool:
-        """Whether what was published of a file may be overwritten by now: others are to wait until
-        it is closed, or until what its last close could not record is."""
+        """Returns whether published content of a file may be overwritten by now: others must wait
+        until the file is closed, or until the failed record of its last close is made up for."""
         if self.former_writers is not None and ino in self.former_writers:
             return True
         file = self._files.get(ino)
@@ -153,15 +154,15 @@ class OpenFiles:
     async def open(
         self, ino: int, flags: int, owner: int | None, opener: InodeOpener | None = None
     ) -> Handle:
-        """Open a regular file. O_TRUNC cuts it to nothing. What is not here is brought first; of a
-        large file that is only read, what has come by the time it is read. `owner`: the user among
-        whose open files it counts; None: it is the node's own, for a moment. `opener`: by which
-        inode of the kernel; None: by whichever has the newest content.
+        """Opens a regular file. O_TRUNC truncates it to nothing. Missing data are fetched first;
+        those of a large file that is only read arrive while it is read. `owner`: the user among
+        whose open files it counts; None: the node opens it for a moment. `opener`: the kernel's
+        inode that is opened; None: the one that has the newest content.
 
         Raises Stale (removed, or a cache file whose data have gone: a miss; or that inode has a
-        former content open: it is to be looked up again), NotFound (a miss that
-        other nodes may have had), Corrupt (a durable one whose data have gone), Busy (it is being
-        written on another node), TooManyOpenFiles, Unavailable, NoSpace, OSError.
+        former content open and is to be looked up again), NotFound (a miss that other nodes may
+        have had), Corrupt (a durable file whose data have gone), Busy (it is being written on
+        another node), TooManyOpenFiles, Unavailable, NoSpace, OSError.
         """
         writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
         while (waiting := self._making.get(ino)) is not None:
@@ -211,8 +212,8 @@ class OpenFiles:
                 self._close_unused(file)
 
     def is_plain(self, ino: int) -> bool:
-        """Whether an open of the file for reading waits for nothing, on a lone node: it is not
-        being made, and what was written of it is neither still to be recorded nor to be copied."""
+        """Returns whether an open of the file for reading waits for nothing, on a lone node: the
+        file is not being made, and no write to it is still to be recorded or copied."""
         former = self.former_writers
         return not (
             ino in self._making
@@ -221,7 +222,7 @@ class OpenFiles:
         )
 
     def open_kept(self, ino: int, flags: int, owner: int) -> Handle | None:
-        """As `open`, of a plain file that is only read and whose data file is open here; None where
+        """Like `open`, for a plain file that is only read and whose data file is open here; None if
         it is not. Raises TooManyOpenFiles."""
         file = self._files.get(ino)
         if file is None:
@@ -234,8 +235,8 @@ class OpenFiles:
         return self._add(file, flags, False)
 
     def open_first(self, ino: int, inode: Inode, flags: int, owner: int) -> Handle | None:
-        """As `open`, of a plain file that is only read and not open, by its record; None where its
-        data file is not here, or not what the record says. Raises TooManyOpenFiles, OSError."""
+        """Like `open`, for a plain file that is only read and not open, by its record; None if its
+        data file is missing or differs from the record. Raises TooManyOpenFiles, OSError."""
         if inode.mode & 0o170000 != 0o100000:
             return None
         self._shares.take(owner)
@@ -262,17 +263,18 @@ class OpenFiles:
         return self._opened(ino, inode, fd, stat, False)
 
     def number(self, ino: int) -> int:
-        """By which the mount's kernel knows the file."""
+        """Returns the number by which the mount's kernel knows the file."""
         return self.kernels[0].number(ino) if self.kernels else ino
 
     def forget(self, ino: int) -> None:
-        """No kernel knows the inode any more."""
+        """Notes that no kernel knows the inode any more."""
         self.replaced.discard(ino)
         for each in self.kernels:
             each.forget(ino)
 
     def is_leased(self, ino: int, flags: int) -> bool:
-        """Whether what opens a file there so appends to it, and others may do so on other nodes."""
+        """Returns whether an open with these flags appends to a file to which other nodes may
+        append too."""
         if self.appends is None or not flags & os.O_APPEND:
             return False
         is_writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
@@ -281,9 +283,9 @@ class OpenFiles:
     async def open_to_append(
         self, ino: int, flags: int, owner: int | None, thread: int, opener: InodeOpener | None
     ) -> Handle:
-        """As `open`, for a thread of this host, once this node has the file's append lease. Where
-        the daemon writes, the kernel says where the file ends: after others have appended it has to
-        look that up, which it does after ESTALE. Raises Busy, Stale, and as `open`."""
+        """Like `open`, for a thread of this host, once this node has the file's append lease. Where
+        the daemon writes, the kernel decides where the file ends: after others have appended it has
+        to look that up, which it does after ESTALE. Raises Busy, Stale, and what `open` raises."""
         appends = self.appends
         assert appends is not None
         await appends.take(ino)
@@ -300,21 +302,21 @@ class OpenFiles:
         return handle
 
     def begin_making(self, ino: int, owner: int) -> None:
-        """The inode gets its record, and then its data file: until `end_making` its openers wait.
-        `owner`: the user among whose open files it counts. Raises TooManyOpenFiles."""
+        """Begins to make an inode's record and then its data file: until `end_making` its openers
+        wait. `owner`: the user among whose open files it counts. Raises TooManyOpenFiles."""
         self._shares.take(owner)
         self._making[ino] = []
 
     def end_making(self, ino: int, owner: int) -> None:
-        """It has a data file, or will have none."""
+        """Notes that the inode has a data file, or will have none."""
         if ino not in self._files:
             self._shares.give(owner)
         for each in self._making.pop(ino, ()):
             each.set()
 
     async def cut(self, file: OpenFile, size: int) -> None:
-        """Set the data file's size; in a thread where giving back the blocks takes long, or a sync
-        of it failed before: that ends with what was written till then."""
+        """Sets the data file's size. Runs in a thread where giving back the blocks takes long, or
+        an earlier sync of the file failed: a file that is cut to nothing is rid of that failure."""
         file.rewritten = True
         file.replaces = file.replaces or not size
         if size == 0 and file_sync.is_lost(file.fd):
@@ -326,7 +328,7 @@ class OpenFiles:
             os.ftruncate(file.fd, size)
 
     def created(self, ino: int, inode: Inode, fd: int, flags: int, owner: int) -> Handle:
-        """The first handle of a file just made, whose data file is open at `fd`."""
+        """Returns the first handle of a file just made, whose data file is open at `fd`."""
         file = OpenFile(ino, 0, fd, True, inode)
         file.is_new, file.owner = True, owner
         file.replaces = bool(flags & os.O_TRUNC)
@@ -349,7 +351,7 @@ class OpenFiles:
         return file
 
     def let_go(self, ino: int) -> None:
-        """Close the data file if it is kept open without a handle: it is to go, or its record
+        """Closes the data file if it is kept open without a handle: it is to go, or its record
         changed."""
         file = self._idle.pop(ino, None)
         if file is not None:
@@ -384,8 +386,8 @@ class OpenFiles:
     async def _open_counted(
         self, ino: int, flags: int, writable: bool, owner: int | None
     ) -> OpenFile:
-        """Open the data file, which counts as the owner's from the beginning: what is brought for
-        it takes descriptors too."""
+        """Opens the data file, which counts as the owner's from the beginning: fetching its data
+        takes descriptors too."""
         if owner is None:
             return await self._open_file(ino, flags, writable)
         self._shares.take(owner)
@@ -440,8 +442,8 @@ class OpenFiles:
         return file
 
     async def _publish_left(self, file: OpenFile) -> None:
-        """Record what the last close could not; before that nobody gets it. Raises as
-        `Publishing.publish`."""
+        """Records what the last close could not; nobody gets the file before. Raises what
+        `Publishing.publish` raises."""
         if await self._volume.engine.read(lambda t: unsealed_here(t, file.ino)) is None:
             return
         file.published, file.rewritten = None, True
@@ -459,8 +461,8 @@ class OpenFiles:
     # ---- what is not here
 
     async def _bring(self, ino: int, inode: Inode, flags: int, writable: bool) -> OpenFile | None:
-        """The data file is not here. The file, where it can be opened meanwhile, or was opened by
-        somebody else; None: look again."""
+        """Fetches a data file that is not here. Returns the file if it can be opened meanwhile, or
+        another task opened it; None: look again."""
         if not self._bringing.is_possible or not inode.nlink:
             await self._lost(ino, inode)
         if flags & os.O_TRUNC and self._bringing.is_shared:
@@ -480,8 +482,9 @@ class OpenFiles:
         return self._open_incoming(incoming, inode)
 
     async def _bring_on(self, file: OpenFile) -> None:
-        """Have what is missing come. Where the rest of what came will not, it comes from whoever
-        has it by now, and those who had it open read on. Raises as `open`."""
+        """Fetches the missing bytes of an open file. If the rest of that content is gone, it comes
+        from whichever node has the file by now, and programs that had it open read on. Raises what
+        `open` raises."""
         assert file.incoming is not None
         with contextlib.suppress(KvfsError, OSError):
             await file.incoming.begun()
@@ -510,7 +513,7 @@ class OpenFiles:
         return file
 
     def _begin_anew(self, ino: int, inode: Inode) -> OpenFile:
-        """A file that is cut to nothing needs none of its data."""
+        """Opens a file that is truncated to nothing and therefore needs none of its data."""
         fd = self._volume.files.begin_draft(ino, inode.version)
         file = self._opened(ino, inode, fd, os.fstat(fd), True)
         file.is_draft = True
@@ -518,14 +521,14 @@ class OpenFiles:
         return file
 
     async def _recorded(self, file: OpenFile) -> OpenFile | None:
-        """The open file, recorded; None where it is to be opened anew, as others see it. Raises
-        NoSpace, Unavailable."""
+        """Returns the open file, recorded; None if it is to be opened anew, as others see it.
+        Raises NoSpace, Unavailable."""
         with contextlib.suppress(Stale):
             await self._in_use(file, self.unrecorded.record)
         return self._files.get(file.ino)
 
     def part(self, ino: int, version: int) -> None:
-        """Look-ups of a file whose record has this version lead to no former content."""
+        """Makes look-ups of a file whose record has this version lead to no former content."""
         file = self._files.get(ino)
         if file is None or file.version >= version or not file.handles:
             return
@@ -533,7 +536,8 @@ class OpenFiles:
             self._part(file)
 
     def _part(self, file: OpenFile) -> bool:
-        """Leave a former content to those who have it open; False where it has to be renewed."""
+        """Leaves a former content to the programs that have it open. Returns False if it has to be
+        renewed instead."""
         able = (each.can_part(file) for each in self.kernels)
         if not self.kernels or file.ino in self.unrecorded or not all(able):
             return False
@@ -551,8 +555,8 @@ class OpenFiles:
             del self._formers[file.ino]
 
     async def _rejoin(self, former: OpenFile, opener: InodeOpener, writable: bool) -> None:
-        """Whoever opens an inode by a descriptor that has a former content gets the newest there.
-        Raises Stale where the name is to be looked up."""
+        """Gives the newest content to a program that opens an inode of a former content by a
+        descriptor. Raises Stale if the name is to be looked up."""
         is_beside = former.ino in self._files
         outdated = opener.outdated()
         if outdated is Outdated.TAKE and not writable:
@@ -569,8 +573,8 @@ class OpenFiles:
         await self._in_use(former, self.renewing.renew)
 
     async def _renewed(self, file: OpenFile, opener: InodeOpener | None) -> OpenFile | None:
-        """The open file, with the content that other nodes have published since; None where it is
-        to be opened anew. Raises Stale where its name is to be looked up."""
+        """Returns the open file with the content that other nodes have published since; None if it
+        is to be opened anew. Raises Stale if its name is to be looked up."""
         ino = file.ino
         inode = await self._volume.engine.read(lambda t: tree.read_inode(t, ino))
         if inode.version <= file.version or file.writers or file.is_draft:
@@ -594,7 +598,7 @@ class OpenFiles:
         return file
 
     async def _in_use(self, file: OpenFile, work: Callable[[OpenFile], Awaitable[None]]) -> None:
-        """Do what others have to wait for; the file stays open meanwhile."""
+        """Does work that others have to wait for; the file stays open meanwhile."""
         await detach.aside()
         file.users += 1
         try:
@@ -612,8 +616,8 @@ class OpenFiles:
         raise Stale(f"{lost.error}; it is forgotten") if lost.forgets else lost.error
 
     def mode_changed(self, ino: int, mode: int) -> None:
-        """A chmod of a file that may be open. Where somebody writes to it, not each write is seen
-        that must take set-id bits away, so that from here on the data file is watched."""
+        """Notes a chmod of a file that may be open. Not every write of a program that has it open
+        is seen, so from here on the data file is watched for the write that clears set-id bits."""
         self.let_go(ino)
         file = self._files.get(ino)
         if file is not None:
@@ -622,14 +626,14 @@ class OpenFiles:
             file.armed = signature_of(os.fstat(file.fd)) if watch else None
 
     def _begin_taking(self, file: OpenFile) -> None:
-        """Who writes from here on takes its set-id bits away."""
+        """Has writes from here on clear the file's set-id bits."""
         self.forget_attributes(file.ino)
         if file.backing_id:  # of somebody who had it open before it had them
             file.armed = signature_of(os.fstat(file.fd))
 
     async def release(self, fh: int) -> int:
-        """Close a handle; the inode, when it was the last one, else 0. Cancelled: what was written
-        is recorded later (`Unrecorded`)."""
+        """Closes a handle. Returns the inode if it was its last handle, else 0. Cancelled: what was
+        written is recorded later (`Unrecorded`)."""
         handle = self._handles.pop(fh, None)
         if handle is None:
             raise Stale(_BAD_HANDLE)
@@ -665,8 +669,8 @@ class OpenFiles:
         return 0 if file.handles or file.users else file.ino
 
     def release_reader(self, fh: int) -> bool:
-        """As `release`, on a lone node, of a handle that is not writable; False: it is, or there is
-        none."""
+        """Like `release`, on a lone node, for a handle that is not writable. Returns False if it is
+        writable or there is none."""
         handle = self._handles.get(fh)
         if handle is None or handle.writable:
             return False
@@ -680,7 +684,8 @@ class OpenFiles:
         return True
 
     def _note_atime(self, file: OpenFile) -> None:
-        """Reads by passthrough are not seen here, but they set the data file's access time."""
+        """Records the access time of the data file: reads by passthrough are not seen here, but
+        they set it."""
         if file.is_former or (file.incoming is not None and file.is_partial):
             return
         atime_ns = os.fstat(file.fd).st_atime_ns
@@ -688,8 +693,8 @@ class OpenFiles:
             self._volume.atimes[file.ino] = file.atime_ns = atime_ns
 
     def _close_unused(self, file: OpenFile) -> None:
-        """Without a handle, a file that was only read stays open for a while: what is read once is
-        read again, and its next open is half as long. Others are closed."""
+        """Closes a file without a handle, unless it was only read. That one stays open for a while:
+        a file that is read once is read again, and its next open takes half as long."""
         if file.handles or file.users:
             return
         self._drop(file)
@@ -702,7 +707,7 @@ class OpenFiles:
             self._close(self._idle.popitem(last=False)[1])
 
     def _drop(self, file: OpenFile) -> None:
-        """Nobody holds it any more."""
+        """Closes a file that nobody holds any more."""
         if self._files.get(file.ino) is file:
             del self._files[file.ino]
         elif file.is_former:
@@ -727,7 +732,7 @@ class OpenFiles:
             os.close(file.fd)
 
     async def release_all(self) -> None:
-        """The mount has gone: close every handle, publishing what was written."""
+        """Closes every handle and publishes what was written: the mount has gone."""
         for fh, handle in list(self._handles.items()):
             try:
                 await self.release(fh)
@@ -743,4 +748,4 @@ def _is_large(fd: int) -> bool:
 
 
 def _closed(_: "Outcome[None]") -> None:
-    """Nobody waits for a close."""
+    """Ignores the outcome: nobody waits for a close."""

@@ -1,7 +1,7 @@
-"""Inodes without a link that somebody still holds: the mount's part in their end.
+"""Inodes without a link that are still held: the mount's part in their end.
 
-A file goes with its last name, or with its last holder where that is later: the kernel, by lookups
-that it has not given back, or an open file.
+A file goes with its last name, or later with its last holder: the kernel, by look-ups that it has
+not given back, or an open file.
 """
 
 from gateway.fuse.files.open_files import OpenFiles
@@ -14,16 +14,17 @@ from kvfs.vfs.volume import Volume
 
 
 class Orphans:
-    """Those of one mount."""
+    """The orphans of one mount."""
 
     def __init__(self, volume: Volume, open_files: OpenFiles) -> None:
         self._volume = volume
         self._open_files = open_files
         self.held: dict[int, int] = {}
-        """By inode, the data version of those that have no name. Only looked at by others."""
+        """The data version of each inode that has no name. Other modules only read it."""
 
     def removed(self, removed: Removed | None) -> None:
-        """The last link of an inode went: drop it now, or when its last holder lets go."""
+        """Handles the removal of an inode's last link: drops the inode now, or when its last holder
+        lets go."""
         if removed is None or removed.dropped or removed.inode.nlink:
             return
         self._open_files.let_go(removed.ino)
@@ -33,30 +34,30 @@ class Orphans:
             self._volume.drop_later(removed.ino, removed.inode.version)
 
     def made(self, ino: int) -> None:
-        """A file was made without a name."""
+        """Notes that a file was made without a name."""
         self.held[ino] = 0
 
     def named(self, ino: int) -> None:
-        """A file has a name (again): it goes with that."""
+        """Notes that a file has a name (again) and goes with that."""
         self.held.pop(ino, None)
 
     def __contains__(self, ino: int) -> bool:
-        """Whether it has no name, and is held."""
+        """Returns whether the inode has no name and is held."""
         return ino in self.held
 
     def let_go(self, ino: int) -> None:
-        """A holder let go of the inode: if it is an orphan and that was the last, it is dropped."""
+        """Drops the inode if it is an orphan and the holder that let go was its last."""
         if ino in self.held and not self._volume.holders.keep(ino):
             self._volume.drop_later(ino, self.held.pop(ino))
 
     def let_all_go(self) -> None:
-        """Nobody holds anything any more."""
+        """Notes that nobody holds anything any more."""
         for ino in list(self.held):
             self.let_go(ino)
 
     async def lost_link(self, ino: int) -> bool:
-        """Somebody else took a link of the inode away; whether it was the last. Then the inode goes
-        with its last holder. Raises Unavailable."""
+        """Handles a link that another process removed. Returns whether it was the inode's last:
+        then the inode goes with its last holder. Raises Unavailable."""
 
         def find(t: Transaction) -> tuple[Inode | None, bool]:
             # Of what this node has no data of, other nodes have them, and drop it.

@@ -1,14 +1,14 @@
-"""Opens of what other nodes replaced before its data had come here.
+"""Opens of files that other nodes replaced before their data had arrived here.
 
-An open names an inode, not a file. Where that was replaced meanwhile (ESTALE), the kernel looks the
-name up again and opens what is there now, once: where that is replaced while it comes, too, the
-program is told ESTALE, of a name that was there all the time. So the look-up brings the data: it
-can look the name up again as often as it likes.
+An open names an inode, not a file. If that was replaced meanwhile (ESTALE), the kernel looks the
+name up again and opens what is there now, once: if that, too, is replaced while it is fetched, the
+program is told ESTALE for a name that was there all the time. Therefore the look-up fetches the
+data: it can look the name up again as often as it likes.
 
 Invariants
 - Only the look-up that follows such an open, by the same thread, waits for data; for a bounded
-  time, since it keeps the directory from those who make files there.
-- Of a cache namespace nobody is told more than that the name is not there.
+  time, since it keeps programs from making files in that directory.
+- In a cache namespace a caller is told no more than that the name is not there.
 """
 
 import stat
@@ -30,16 +30,17 @@ Found = tuple[int, Inode]
 
 
 class OvertakenOpens:
-    """Of one mount."""
+    """The overtaken opens of one mount."""
 
     def __init__(self, bringing: Bringing, files: DataFiles) -> None:
         self._bringing = bringing
         self._files = files
         self._threads: dict[int, None] = {}
-        """Those whose last open failed so, the one that failed last at the end."""
+        """Threads whose last open failed so, the one that failed last at the end."""
 
     def failed(self, thread: int) -> bool:
-        """An open of a thread did; whether the one before did, too. 0: of one that is not seen."""
+        """Notes that a thread's open failed. Returns whether the one before failed, too. 0: the
+        thread is not seen."""
         if thread in self._threads:
             del self._threads[thread]
             return True
@@ -50,7 +51,7 @@ class OvertakenOpens:
         return False
 
     def ended(self, thread: int) -> None:
-        """It has opened something, or there is no such name."""
+        """Notes that the thread has opened something, or that there is no such name."""
         if self._threads:
             self._threads.pop(thread, None)
 
@@ -58,8 +59,8 @@ class OvertakenOpens:
         return thread in self._threads
 
     async def settled(self, found: Found, look: Callable[[], Awaitable[Found]]) -> Found:
-        """What a look-up found, or what it finds now: with its data here, where they come in time.
-        Raises as `look`."""
+        """Returns what a look-up found, or finds now: with its data here, if they arrive in time.
+        Raises what `look` raises."""
         if self._needs_no_data(*found):
             return found
         await detach.aside()
@@ -78,7 +79,8 @@ class OvertakenOpens:
         return True
 
     async def _bring(self, ino: int, inode: Inode) -> bool:
-        """False where it was replaced meanwhile. What else keeps its data away its open says."""
+        """Returns False if the file was replaced meanwhile. Its open reports whatever else keeps
+        its data away."""
         if self._needs_no_data(ino, inode):
             return True
         try:

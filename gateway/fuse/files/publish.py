@@ -1,7 +1,7 @@
-"""The moment when what was written through the mount is published: recorded in the engine.
+"""Publication: the moment when writes made through the mount are recorded in the engine.
 
-It is so at FLUSH of a writable handle whose file has changed (its error reaches close), at fsync,
-and at RELEASE where no FLUSH came. A file is published by one task at a time.
+It happens at FLUSH of a writable handle whose file has changed (its error reaches close), at fsync,
+and at RELEASE if no FLUSH came. One task at a time publishes a file.
 """
 
 import logging
@@ -29,7 +29,7 @@ from kvfs.vfs.content_versions import Overtaken, check_follows, name_draft, publ
 from kvfs.vfs.volume import Volume
 
 _SYNCS: Final = 40
-"""At a time, each with a descriptor of its own."""
+"""Most syncs at a time, each with a descriptor of its own."""
 log = logging.getLogger(__name__)
 _UNPLACED: Final = (
     "another node removed its directory, or took its name, before it was closed here: what was"
@@ -48,11 +48,11 @@ class _Record(Protocol):
 
 
 class _Recorded(Exception):
-    """What was made here was published by an earlier attempt, whose answer was lost."""
+    """An earlier attempt, whose answer was lost, has already published what was made here."""
 
 
 class Publishing:
-    """Of one mount's open files."""
+    """Publishes the open files of one mount."""
 
     def __init__(self, volume: Volume, bringing: Bringing, boot: int) -> None:
         self._volume = volume
@@ -60,10 +60,11 @@ class Publishing:
         self._boot = boot
         self._syncs = trio.CapacityLimiter(_SYNCS)
         self.is_strict: Callable[[int], bool] = lambda _ino: False
-        """Whether other nodes see each change of a file at once: then nobody goes past it."""
+        """Returns whether other nodes see each change of a file at once: then nobody goes past
+        it."""
 
     async def begin_writing(self, file: OpenFile) -> None:
-        """From here on the data file may change: the record says so before the first byte does."""
+        """Records that the data file may change from here on, before its first byte does."""
         volume = self._volume
         if volume.lapses is not None:
             file.lapses = volume.lapses()
@@ -82,11 +83,11 @@ class Publishing:
             await volume.engine.transact(lambda t: lifecycle.reopen(t, file.ino))
 
     async def publish(self, file: OpenFile, *, synced: bool = False) -> None:
-        """Record size, times and blocks if the data file changed since they were last recorded.
+        """Records size, times and blocks if the data file changed since they were last recorded.
 
-        Raises NoSpace, ReadOnly, Corrupt, Unavailable, Stale (it has no place any more, or others
-        went past it: what was written is seen by nobody else); OSError of fstat. Cancelled:
-        recorded, or not, and then it is at the next call.
+        Raises NoSpace, ReadOnly, Corrupt, Unavailable, Stale (the file has no place any more, or
+        others went past it: nobody else sees what was written); OSError of fstat. Cancelled: it is
+        recorded, or else the next call records it.
         """
         if file.armed:
             await self.disarm(file)
@@ -134,7 +135,8 @@ class Publishing:
         await self._volume.acknowledge([file.ino])
 
     def _recording(self, file: OpenFile, st: os.stat_result, boot: int) -> _Record:
-        """What records this state of a file, and says what has become of its name."""
+        """Returns the function that records this state of a file and tells what has become of its
+        name."""
 
         def record(t: Transaction, version: int | None = None) -> NameState:
             is_first = bool(t.node) and file.is_new
@@ -159,9 +161,9 @@ class Publishing:
     async def _publish_first(
         self, file: OpenFile, record: _Record, *, known: bool
     ) -> NameState | None:
-        """Under the version that it has; None where it cannot be: others may have what was
-        published under that. TAKEN: it holds nothing, and there is another file of its name. Raises
-        Stale where it has no place any more."""
+        """Records the file under the version that it has. Returns None if that is impossible:
+        others may have content that was published under it. TAKEN: the file is empty, and another
+        file has its name. Raises Stale if it has no place any more."""
         if self._bringing.is_shared and not file.is_new:
             return None
         try:
@@ -176,21 +178,22 @@ class Publishing:
         return place
 
     async def _fix(self, file: OpenFile) -> None:
-        """Have whatever is stored through a mapping from here on change the signature. Only the
-        data file itself can be mapped unseen: elsewhere the kernel writes back at each FLUSH."""
+        """Makes every later store through a mapping change the signature. Only the data file itself
+        can be mapped unseen: otherwise the kernel writes back at each FLUSH."""
         if file.backing_id and not writeback.clean_now(file.fd):
             await detach.aside()
             await trio.to_thread.run_sync(writeback.clean, file.fd)
 
     def _refusal(self, file: OpenFile, why: str) -> Stale:
-        """What was written stays unseen; whoever has the file open for writing is told so from now
-        on."""
+        """Keeps the writes unseen; programs that have the file open for writing are told so from
+        now on."""
         file.is_new, file.refused = False, why
         log.error("inode %x: %s", file.ino, why)
         return Stale(why)
 
     async def _record_synced(self, file: OpenFile) -> None:
-        """What was published is on disk. Raises Stale where it turns out to have no place."""
+        """Records that the published content is on disk. Raises Stale if it turns out to have no
+        place."""
 
         def fn(t: Transaction) -> bool:
             lifecycle.synced(t, file.ino)
@@ -205,21 +208,21 @@ class Publishing:
             raise self._refusal(file, _UNPLACED)
 
     def _follows(self, file: OpenFile) -> bool:
-        """Whether what is written builds on what was there, and goes past nobody: what is appended;
-        what changes a file of a strict namespace that was not cut to nothing; and what is late,
+        """Returns whether the writes build on the content before them and go past nobody: appends;
+        changes to a file of a strict namespace that was not truncated to nothing; and late writes,
         since others went on from what they had."""
         if file.is_appended or self._is_late(file):
             return True
         return not file.replaces and self.is_strict(file.ino)
 
     def _is_late(self, file: OpenFile) -> bool:
-        """Whether others may have gone on without what is published: they may have taken this node
-        for dead since the file was opened, or an earlier attempt failed."""
+        """Returns whether others may have gone on without these writes: they may have taken this
+        node for dead since the file was opened, or an earlier attempt failed."""
         lapses = self._volume.lapses
         return file.in_doubt or (lapses is not None and file.lapses != lapses())
 
     async def _publish_anew(self, file: OpenFile, record: _Record, *, synced: bool) -> None:
-        """As a version that nobody had."""
+        """Publishes under a version that nobody had."""
         volume = self._volume
 
         def follow(t: Transaction, version: int) -> None:
@@ -240,8 +243,8 @@ class Publishing:
             raise self._refusal(file, _OVERTAKEN) from None
 
     def _is_named(self, file: OpenFile) -> bool:
-        """Whether the data file that is open has its name still: space may have been made, or new
-        content brought, in the moment in which it was opened."""
+        """Returns whether the open data file still has its name: in the moment in which it was
+        opened it may have been evicted, or replaced by newer content."""
         try:
             named = self._volume.files.stat(file.ino, file.version)
         except FileNotFoundError:
@@ -249,7 +252,7 @@ class Publishing:
         return os.path.samestat(named, os.fstat(file.fd))
 
     async def _name_anew(self, file: OpenFile) -> None:
-        """What is open cannot be named again: a copy of it gets the name."""
+        """Gives the name to a copy, since an open file cannot be named again."""
         await detach.aside()
         files = self._volume.files
         fd = files.begin_draft(file.ino, file.version)
@@ -263,7 +266,8 @@ class Publishing:
         file.version = await name_draft(self._volume.engine, files, file.ino, file.version)
 
     async def disarm(self, file: OpenFile) -> bool:
-        """Take the set-id bits away if the data file changed since they came; whether it did."""
+        """Clears the set-id bits if the data file changed since they were set. Returns whether it
+        did."""
         if file.armed is None or signature_of(os.fstat(file.fd)) == file.armed:
             return False
         file.armed = None
@@ -277,7 +281,7 @@ class Publishing:
         return True
 
     async def sync(self, file: OpenFile, *, datasync: bool) -> None:
-        """What was written and recorded survives power loss when this returns."""
+        """Returns when what was written and recorded survives power loss."""
         async with self._syncs:
             fd = os.dup(file.fd)
             try:
@@ -290,7 +294,8 @@ class Publishing:
 
 
 def unsealed_here(t: Transaction, ino: int) -> Inode | None:
-    """The record of a published file that this node was the last to write, until it is sealed."""
+    """Returns the record of a published file that this node was the last to write and that is not
+    sealed yet."""
     if t.get(keys.unsealed(ino)) != t.node:
         return None
     (inode,) = read_inodes(t, [ino])
@@ -305,8 +310,8 @@ def _is_published(t: Transaction, ino: int) -> bool:
 
 
 def differs(inode: Inode, stat: os.stat_result) -> bool:
-    """Whether the data file of what is not sealed has other content than was recorded. Where nobody
-    has it open, its last close could not be."""
+    """Returns whether the data file of an unsealed file has other content than was recorded. If
+    nobody has it open, its last close could not be recorded."""
     if inode.flags & Flag.SEALED:
         return False
     return signature_of(stat)[:2] != (inode.size, inode.mtime_ns)

@@ -1,16 +1,15 @@
-"""Files of the mount whose last close could not be recorded, since the engine was away or had no
-room, or the view through which they were written went: they stay open, and are recorded as soon as
-that can be.
+"""Files of the mount whose last close could not be recorded, since the engine was unreachable or
+full, or the view through which they were written has gone. They stay open and are recorded as soon
+as possible.
 
-Their closes failed (EIO, ENOSPC), so whoever wrote them does not count on it; but this host's mount
-shows what others do not, and their names are taken.
+Their closes failed (EIO, ENOSPC), so the programs that wrote them do not count on the data; but
+this host's mount shows what others do not, and their names are taken.
 
 Invariants
-- What is recorded late goes past nobody: where another node has published since, or has taken the
-  name, it is dropped (`Publishing`).
-- Nobody gets such a file before it is recorded, but for those who write to it: their close records
-  it.
-- What is not recorded when the daemon ends is what a kill leaves.
+- A late record goes past nobody: if another node has published since, or has taken the name, it is
+  dropped (`Publishing`).
+- Nobody gets such a file before it is recorded, except its writers: their close records it.
+- Files that are still unrecorded when the daemon ends are in the state that a kill leaves.
 """
 
 import logging
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Unrecorded:
-    """Those of one mount. Each counts among its file's users."""
+    """The unrecorded closes of one mount. Each counts among its file's users."""
 
     def __init__(
         self,
@@ -38,29 +37,30 @@ class Unrecorded:
         self._publish = publish
         self._close_unused = close_unused
         self.files: dict[int, OpenFile] = {}
-        """By inode. Only looked at by others."""
+        """The files by inode. Other modules only read it."""
         self._arrived = trio.Event()
 
     def __contains__(self, ino: int) -> bool:
         return ino in self.files
 
     def add(self, file: OpenFile, error: KvfsError) -> None:
-        """The close of its last writer failed; where it may go another time, it is tried again."""
+        """Takes a file whose last writer's close failed; if it may succeed another time, it is
+        tried again."""
         if not isinstance(error, _PASSING) or file.ino in self.files:
             return
         log.warning("inode %x: its close is not recorded yet: %s", file.ino, error)
         self.keep(file)
 
     def keep(self, file: OpenFile) -> None:
-        """What its last writer wrote is recorded soon."""
+        """Takes a file whose last writer's content is recorded soon."""
         if file.ino not in self.files:
             file.users += 1
             self.files[file.ino] = file
             self._arrived.set()
 
     async def record(self, file: OpenFile) -> None:
-        """Before somebody gets it. Raises as `Publishing.publish`: where it is NoSpace or
-        Unavailable, it is tried again."""
+        """Records a file before a program gets it. Raises what `Publishing.publish` raises: after
+        NoSpace or Unavailable it is tried again."""
         try:
             await self._publish(file)
         except _PASSING:
@@ -71,7 +71,7 @@ class Unrecorded:
         self._end(file)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Records until cancelled."""
         while True:
             await self._arrived.wait()
             await self._try_each()
@@ -81,7 +81,7 @@ class Unrecorded:
                 self._arrived = trio.Event()
 
     async def close(self) -> None:
-        """The mount has gone: what can be is recorded."""
+        """Records what can be recorded: the mount has gone."""
         await self._try_each()
         for file in list(self.files.values()):
             log.error("inode %x: its last close is not recorded", file.ino)

@@ -1,9 +1,9 @@
 """Extended attributes: the user., trusted. and security. classes are kept, access lists refused.
 
-Who may set which is the kernel's to say, and it takes `security.capability` away from what is
-written; it asks for it once after each look at a file's attributes.
+The kernel decides who may set which, and clears `security.capability` on a file that is written; it
+asks for that attribute once after each look at a file's attributes.
 
-Every file has `kvfs.store`, which says where the store behind the mount is; it is not listed.
+Every file has `kvfs.store`, which tells where the store behind the mount is; it is not listed.
 """
 
 import os
@@ -40,10 +40,11 @@ class Xattrs:
         return await self._engine.read(lambda t: inodes.get_xattr(t, ino, name))
 
     async def setxattr(self, ino: int, name: bytes, value: bytes, flags: int) -> None:
-        """Attributes of the classes that are kept; others raise NotSupported. Raises Invalid
-        and NotPermitted for what S3 could not read, or alone may change (`guard`), NoSpace.
+        """Sets an attribute of the classes that are kept; others raise NotSupported. Raises Invalid
+        and NotPermitted for attributes that S3 could not read, or alone may change (`guard`),
+        NoSpace.
 
-        Waits for room in a full namespace, as a create does: attributes take space too."""
+        Waits for space in a full namespace, as a create does: attributes take space too."""
         _check_xattr(name)
         namespace_id = namespace_of(ino)
         if self._evictor.pressed(namespace_id):
@@ -58,7 +59,7 @@ class Xattrs:
         await self._engine.transact(fn, private=ino)
 
     async def listxattr(self, ino: int, caller: Caller) -> list[bytes]:
-        """Names of all attributes that the caller may see: trusted. ones are root's."""
+        """Returns the names of all attributes that the caller may see: trusted. ones are root's."""
         names = await self._engine.read(lambda t: inodes.list_xattrs(t, ino))
         if caller.uid == 0:
             return names

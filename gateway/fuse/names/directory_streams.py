@@ -1,4 +1,4 @@
-"""Directory streams: what opendir, readdir and seekdir need.
+"""Directory streams: the state of opendir, readdir and seekdir.
 
 A stream remembers the names in the order in which it first met them, so that an offset is an index
 into them: it stays valid whatever is created or removed meanwhile, and names that stay are neither
@@ -19,7 +19,7 @@ _DOTS: Final = 2
 
 
 class ListingEntry(NamedTuple):
-    """What a listing says of one name."""
+    """One name in a listing."""
 
     following: int
     """The offset of the next one."""
@@ -58,12 +58,12 @@ class DirectoryStreams:
         return fh
 
     def close(self, fh: int) -> None:
-        """Forget the stream."""
+        """Forgets the stream."""
         self._streams.pop(fh, None)
 
     async def read(self, fh: int, offset: int, limit: int) -> list[ListingEntry]:
-        """At most `limit` entries from `offset` on. Fewer than asked for is not the end; none is.
-        `.` and `..` come first."""
+        """Returns at most `limit` entries from `offset` on. Fewer than asked for is not the end;
+        none is. `.` and `..` come first."""
         stream = self._streams.get(fh)
         if stream is None:
             raise Stale("no such open directory")
@@ -73,7 +73,7 @@ class DirectoryStreams:
 
 
 async def require_directory(engine: Engine, coherence: Coherence | None, ino: int) -> None:
-    """A directory is there, as its namespace wants it known. Raises Stale, NotADirectory;
+    """Requires a directory as fresh as its namespace demands. Raises Stale, NotADirectory;
     Unavailable."""
     if coherence is not None:
         await coherence.fresh(ino)
@@ -83,7 +83,7 @@ async def require_directory(engine: Engine, coherence: Coherence | None, ino: in
 
 
 def dots(t: Transaction, ino: int, offset: int) -> list[ListingEntry]:
-    """`.` and `..`, as far as they follow an offset; theirs are 1 and 2."""
+    """Returns `.` and `..`, if they follow the offset; theirs are 1 and 2."""
     if offset >= _DOTS:
         return []
     parent = tree.read_inode(t, ino).parent or ino

@@ -1,5 +1,5 @@
 """Directories that the kernel is about to know: each counts as known (`store.known`) before the
-kernel is told of it, so that whoever changes a name in it tells the mount."""
+kernel is told of it, so that a process that changes a name in it tells the mount."""
 
 import stat
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Introductions:
-    """Those of one mount."""
+    """The directories that one mount introduces to its kernel."""
 
     def __init__(self, engine: Engine, known: KnownDirectories, holders: Holders) -> None:
         self._engine = engine
@@ -24,21 +24,22 @@ class Introductions:
         self._holders = holders
 
     async def read(self, fn: Callable[[Transaction], T]) -> T:
-        """Run what counts directories as known and reads what is said of them: in one turn with
-        those who change names. On an embedded engine they are of any process, and take turns at its
-        writer lock; in a cluster this loop itself applies every change, and tells of it."""
+        """Runs a function that counts directories as known and reads their entries, in one turn
+        with the processes that change names. On an embedded engine any process may change them, and
+        they take turns at its writer lock; in a cluster this loop itself applies every change, and
+        tells of it."""
         if self._engine.immediate:
             return await self._engine.transact(fn)
         return await self._engine.read(fn)
 
     def meet(self, ino: int, inode: Inode) -> None:
-        """The kernel is told of what is found here. Call within `read`."""
+        """Prepares an inode of which the kernel is told. Call it within `read`."""
         if stat.S_ISDIR(inode.mode) and inode.nlink:
             self._known.add(ino)
 
     async def page(self, entries: list[ListingEntry]) -> list[ListingEntry]:
-        """Of a directory's entries, which the kernel may be told of then, but of those that
-        `is_strange`: they went meanwhile."""
+        """Returns the entries of which the kernel may be told: all but those that `is_strange`,
+        which went meanwhile."""
         strangers = [each.ino for each in entries if self.is_strange(each)]
         if not strangers:
             return entries
@@ -55,13 +56,14 @@ class Introductions:
         return [each._replace(inode=met.get(each.ino, each.inode)) for each in entries]
 
     def is_strange(self, entry: ListingEntry) -> bool:
-        """Whether it is a directory that the kernel may not be told of. The dots it knows."""
+        """Returns whether the entry is a directory that the kernel may not be told of. It knows `.`
+        and `..`."""
         if not stat.S_ISDIR(entry.inode.mode) or entry.ino in self._known:
             return False
         return entry.name not in (b".", b"..")
 
     def unsaid(self, entries: Sequence[ListingEntry]) -> None:
-        """The kernel was not told of these after all."""
+        """Notes that the kernel was not told of these after all."""
         for each in entries:
             if not self._holders.keep(each.ino):
                 self._known.forget(each.ino)

@@ -1,17 +1,18 @@
-"""Renames by two hosts of one name to one other: one of them is told that there is nothing to do.
+"""Renames by two hosts of one name to the same new name: one host is told that there is nothing to
+do.
 
-The kernel looks both names up, the old one first, and finds one file under both where another host
-has renamed it in between. It takes these names for links of one file, for which rename(2) does
-nothing, and asks nobody. So the second look-up is answered by ESTALE, on which the kernel begins
-the system call anew, and then the old name is not there.
+The kernel looks both names up, the old one first, and finds one file under both if another host has
+renamed it in between. It takes these names for links of one file, for which rename(2) does nothing,
+and asks nobody. So the second look-up is answered by ESTALE, on which the kernel begins the system
+call anew, and then the old name is not there.
 
 Invariants
-- Only whoever looks up two names of one file one right after the other, of which the first does not
-  lead to it any more, is told so; twice at most, since the kernel asks again for a name that it
+- Only a caller that looks up two names of one file in direct succession, the first of which does
+  not lead to it any more, is told so; twice at most, since the kernel asks again for a name that it
   remembers. Other system calls begin anew as well, and get their file.
-- Of callers in a PID namespace that the node does not see nobody knows what one thread looked up:
-  there whoever of them looks up a second name of a file is told so, soon after the first one.
-- What is remembered is bounded, and of strict namespaces alone: a cache promises nothing of moves.
+- For callers in a PID namespace that the node does not see, nobody knows what one thread looked up:
+  any of them that looks up a second name of a file soon after the first one is told so.
+- The memory is bounded, and covers strict namespaces alone: a cache promises nothing of moves.
 """
 
 import platform
@@ -27,11 +28,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 _THREADS: Final = 1024
 _UNSEEN: Final = 256
-"""Files, and names, that callers looked up last whose threads are not seen."""
+"""Most files, and names, remembered for callers whose threads are not seen."""
 _TELL: Final = 2
 _SAME_CALL_S: Final = 0.00015
-"""An open follows its look-up within this, on a machine that is not busy. That another host's close
-is committed, acknowledged and heard of by a program that then opens the file takes longer."""
+"""An open follows its look-up within this time on a machine that is not busy. Another host's close
+takes longer to be committed, acknowledged and noticed by a program that then opens the file."""
 _RENAMES: Final[dict[str, frozenset[int]]] = {
     "x86_64": frozenset({82, 264, 316}),
     "aarch64": frozenset({38, 276}),
@@ -41,49 +42,51 @@ _RENAMES: Final[dict[str, frozenset[int]]] = {
 
 @dataclass
 class _LookedUp:
-    """What a thread looked up last."""
+    """The last look-up of a thread."""
 
     parent: int
     name: bytes
     ino: int
     looked_at: float = 0.0
-    """When that was so, in seconds of CLOCK_BOOTTIME."""
+    """The time of the look-up, in seconds of CLOCK_BOOTTIME."""
     told: int = 0
     again: bool = False
     """Whether the kernel asks again at once, since it had remembered the other name."""
 
     def may_be_told(self, parent: int, name: bytes) -> bool:
-        """Whether who looks up this name may be told that the former one has moved."""
+        """Returns whether a caller that looks up this name may be told that the former one has
+        moved."""
         return (self.parent, self.name) != (parent, name) and (not self.told or self.again)
 
 
 class MovedNames:
-    """Of one mount."""
+    """The moved names of one mount."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._last: dict[int, _LookedUp] = {}
-        """By thread, the one that looked last at the end."""
+        """The last look-ups by thread, the newest at the end."""
         self._unseen: dict[int, _LookedUp] = {}
-        """By inode, what callers looked up whose threads are not seen."""
+        """By inode, the look-ups of callers whose threads are not seen."""
         self._remembered: dict[tuple[int, bytes], None] = {}
-        """Names that the kernel may remember from them, with what they led to."""
+        """Names that the kernel may remember from them, with the inodes that they led to."""
 
     def absent(self, thread: int) -> None:
-        """It looked up a name that is not there."""
+        """Notes that the thread looked up a name that is not there."""
         self._last.pop(thread, None)
 
     def has_just_found(self, thread: int, ino: int) -> bool:
-        """Whether a thread opens what it looked up in the same system call. It has to look it up
-        again for the next time: a descriptor is opened anew, by /proc or a file handle, without."""
+        """Returns whether a thread opens what it looked up in the same system call. It has to look
+        it up again for the next time: a descriptor is opened anew, by /proc or a file handle,
+        without a look-up."""
         last = self._last.pop(thread, None)
         return last is not None and last.ino == ino and now() - last.looked_at < _SAME_CALL_S
 
     async def found(
         self, thread: int, parent: int, name: bytes, ino: int, looked_at: float
     ) -> None:
-        """It looked up a name that led to this inode then. Raises Stale where it has to begin
-        anew."""
+        """Notes that the thread looked up a name that led to this inode. Raises Stale if it has to
+        begin anew."""
         last = self._last.pop(thread, None)
         if last is not None and last.ino == ino and (last.parent, last.name) != (parent, name):
             allowed = _TELL if _is_renaming(thread) else 1
@@ -95,7 +98,7 @@ class MovedNames:
         _bound(self._last, _THREADS)
 
     async def found_unseen(self, parent: int, name: bytes, ino: int) -> None:
-        """As `found`, by a caller whose thread is not seen."""
+        """Like `found`, for a caller whose thread is not seen."""
         is_remembered = (parent, name) in self._remembered
         self._remembered.pop((parent, name), None)
         last = self._unseen.pop(ino, None)
@@ -115,13 +118,13 @@ class MovedNames:
 
 
 def _bound(found: dict[K, V], most: int) -> None:
-    """Drop the oldest one where there are more."""
+    """Drops the oldest entry if there are more."""
     if len(found) > most:
         del found[next(iter(found))]
 
 
 def _is_renaming(thread: int) -> bool:
-    """Whether it is in a rename; False also where that cannot be known."""
+    """Returns whether the thread is in a rename; False also if that cannot be known."""
     try:
         with open(f"/proc/{thread}/syscall", "rb") as file:
             number = file.read(16).split()[0]

@@ -1,1 +1,1 @@
-"""What the kernel is told of changes by others."""
+"""Messages that tell the kernel of changes by others."""

@@ -1,5 +1,5 @@
-"""What changed behind the kernel's back: entries, inodes and listings that it must forget, and
-orphans to drop.
+"""Changes behind the kernel's back: entries, inodes and listings that it must forget, and orphans
+to drop.
 
 | the kernel | what is done |
 |---|---|
@@ -43,12 +43,13 @@ class KernelNotifier:
         self._drops = drops
         self._notifier = Notifier(device)
         self._held: Notifier | None = None
-        """One that the kernel holds in a lock, or held once."""
+        """A notifier that the kernel holds in a lock, or once held."""
         self._token = trio.lowlevel.current_trio_token()
         self.numbers: Callable[[int], Sequence[int]] = lambda ino: (ino,)
-        """Of the kernel's inodes of a file, the present one first."""
+        """Returns the numbers of the kernel's inodes of a file, the present one first."""
         self._closed = False
-        """From then on there is nothing to forget, and the device's number may be another's."""
+        """Whether it is closed: from then on there is nothing to forget, and the device's number
+        may be another's."""
 
     def _say(self, message: bytes) -> None:
         if not self._closed:
@@ -60,42 +61,42 @@ class KernelNotifier:
                 os.write(self._device, message)
 
     def entry(self, parent: int, name: bytes) -> None:
-        """The kernel forgets the name, its absence too. Raises Unavailable."""
+        """Makes the kernel forget the name, and its absence too. Raises Unavailable."""
         held = self._is_held()
         self._say(kernel_notify.EVERY_NAME if held else kernel_notify.entry(parent, name))
 
     def removed(self, parent: int, name: bytes, ino: int) -> None:
-        """As `entry`, of a name that was the inode's last. Raises Unavailable."""
+        """Like `entry`, for a name that was the inode's last. Raises Unavailable."""
         if self._is_held():
             self._say(kernel_notify.EVERY_NAME)
         else:
             self._say(kernel_notify.removed(parent, name, self.numbers(ino)[0]))
 
     def inode(self, ino: int, *, pages: bool) -> None:
-        """The kernel forgets the attributes; with `pages` a directory's listing too. Raises
+        """Makes the kernel forget the attributes; with `pages` a directory's listing too. Raises
         Unavailable."""
         for number in self.numbers(ino):
             self._say(kernel_notify.inode(number, pages=pages))
 
     def attributes(self, ino: int) -> None:
-        """The kernel has forgotten the attributes of an inode that is in use when this returns:
-        that waits for no lock."""
+        """Makes the kernel forget the attributes of an inode that is in use before it returns: that
+        waits for no lock."""
         for number in self.numbers(ino):
             self._say_now(kernel_notify.inode(number, pages=False))
 
     def listing(self, ino: int) -> None:
-        """The same of what it keeps of a directory's listing, where no whole one is kept: that
-        waits for no lock either."""
+        """Does the same for the parts of a directory's listing that the kernel keeps, where it
+        keeps no whole one: that waits for no lock either."""
         self._say_now(kernel_notify.inode(ino, pages=True))
 
     async def content(self, ino: int) -> None:
-        """The kernel has forgotten a file's content and attributes when this returns. Raises
-        Unavailable after a deadline."""
+        """Returns when the kernel has forgotten a file's content and attributes. Raises Unavailable
+        after a deadline."""
         self.inode(ino, pages=True)
         await self.settled()
 
     async def forget(self, changes: Sequence[Change], gone: Collection[int]) -> None:
-        """The kernel has forgotten every named entry, and what follows from it, when this returns.
+        """Returns when the kernel has forgotten every named entry, and what follows from it.
         `gone`: the inodes among them whose last link went. Raises Unavailable.
 
         Directories are named too: a name that the kernel does not know is in none of its entries,
@@ -112,14 +113,14 @@ class KernelNotifier:
         await self.settled()
 
     def every_name(self) -> None:
-        """The kernel forgets all names, where it can. Raises Unavailable."""
+        """Makes the kernel forget all names, if it can. Raises Unavailable."""
         if self._drops:
             self._say(kernel_notify.EVERY_NAME)
         else:
             log.error("a mount may show names that went until it is mounted anew")
 
     async def settled(self) -> None:
-        """Returns when all that was said before has been taken, or every name was dropped because
+        """Returns when the kernel has taken all earlier messages, or every name was dropped because
         that took too long, or the mount has gone. Raises Unavailable after a deadline."""
         notifier = self._notifier
         if await self._taken(_DEADLINE_S) or self._closed:
@@ -130,7 +131,7 @@ class KernelNotifier:
             raise Unavailable(_TOO_SLOW)
 
     async def close(self) -> bool:
-        """End the threads; whether they ended in time. What is said later is said to nobody."""
+        """Ends the threads. Returns whether they ended in time. Later messages go nowhere."""
         self._closed = True
         threads = [each for each in (self._notifier, self._held) if each is not None]
         ended = [await trio.to_thread.run_sync(each.close, _DEADLINE_S) for each in threads]
@@ -140,8 +141,8 @@ class KernelNotifier:
         return self._held is not None and not self._held.ended
 
     def _start_over(self) -> None:
-        """Drop every name and go on with a new thread; the old one is left in the lock. At most one
-        is: what the new one writes waits for no lock."""
+        """Drops every name and goes on with a new thread; the old one is left in the lock. At most
+        one is left so: the messages of the new one wait for no lock."""
         if not self._drops or self._is_held():
             raise Unavailable(_TOO_SLOW)
         log.warning("%s: its caches are dropped", _TOO_SLOW)
@@ -173,21 +174,21 @@ class Invalidator:
         self._notifier = notifier
 
     async def changed(self, changes: Sequence[Change]) -> None:
-        """As `KernelNotifier.forget`; inodes that lost their last link are dropped once nobody
+        """Like `KernelNotifier.forget`; inodes that lost their last link are dropped once nobody
         holds them. Raises Unavailable."""
         lost_link = self._operations.orphans.lost_link
         gone = {ino for _, _, ino in changes if ino and await lost_link(ino)}
         await self._notifier.forget(changes, gone)
 
     async def changed_beside(self, changes: Sequence[Change]) -> None:
-        """The same of changes made through another connection of this node, which sees to the
+        """Does the same for changes made through another connection of this node, which sees to the
         inodes."""
         gone = await unlinked(self._operations.engine, changes)
         await self._notifier.forget(changes, gone)
 
 
 async def unlinked(engine: Engine, changes: Sequence[Change]) -> set[int]:
-    """The inodes among these that have no link any more. Raises Unavailable."""
+    """Returns the inodes among these that have no link any more. Raises Unavailable."""
     inos = [ino for _, _, ino in changes if ino]
     if not inos:
         return set()

@@ -1,6 +1,6 @@
 """The connections of one node to the kernel: its mount, and views of single namespaces (`view`).
-Each has a superblock, and so names, attributes and pages, of its own. What programs change through
-one, the kernels' memory of the others forgets.
+Each has a superblock, and therefore names, attributes and pages, of its own. What programs change
+through one is forgotten in the kernel's memory of the others.
 
 | changed through one | the others forget |
 |---|---|
@@ -8,7 +8,7 @@ one, the kernels' memory of the others forgets.
 | attributes; a file is opened for writing | the inode's attributes |
 | what was written is published | the inode's attributes, pages where it has any |
 
-It is told behind the reply, within milliseconds; the other doors' changes come by `Mounts`.
+They are told behind the reply, within milliseconds; changes of the other doors come by `Mounts`.
 """
 
 import logging
@@ -22,7 +22,7 @@ from kvfs.base.retry import Persistence
 from kvfs.tree.changes import Change
 
 _MOST: Final = 16_384
-"""Changes that wait for one kernel; beyond, it forgets every name instead."""
+"""Most changes that wait for one kernel; beyond, it forgets every name instead."""
 log = logging.getLogger(__name__)
 
 Forget = Callable[[Sequence[Change]], Awaitable[None]]
@@ -39,7 +39,7 @@ class Neighbour:
         forget_every_name: Callable[[], None],
         forget_attributes: Callable[[int], None],
     ) -> None:
-        """`shows`: whether an inode is among what it shows. `forget` returns when its kernel has
+        """`shows`: whether the connection shows an inode. `forget` returns when its kernel has
         forgotten what these changes made untrue, and raises Unavailable."""
         self._group = group
         self._shows = shows
@@ -48,13 +48,13 @@ class Neighbour:
         self._heard: dict[Change, None] = {}
         self._hearing = trio.Event()
         self._overheard = False
-        """Whether there was more than could be kept."""
+        """Whether there were more changes than could be kept."""
         self.forget_attributes = forget_attributes
         self.others: list[Neighbour] = []
-        """Empty where it is alone, which costs a request no call."""
+        """The other connections. Empty if there are none, which costs a request no call."""
 
     def tell(self, *changes: Change) -> None:
-        """Callers of this connection have changed this."""
+        """Tells the others that callers of this connection have made these changes."""
         for other in self.others:
             other._hear(changes)
 
@@ -71,7 +71,7 @@ class Neighbour:
             self._hearing.set()
 
     async def run(self) -> None:
-        """Have its kernel forget what the others tell, until cancelled."""
+        """Makes its kernel forget what the others tell, until cancelled."""
         telling = Persistence(log.warning, "what was changed elsewhere may show late")
         while True:
             await self._hearing.wait()
@@ -79,7 +79,7 @@ class Neighbour:
             await telling.attempt(self._forget_heard)
 
     async def _forget_heard(self) -> None:
-        """What it could not is tried again. Raises Unavailable."""
+        """Makes its kernel forget the changes; what fails is tried again. Raises Unavailable."""
         changes, self._heard = self._heard, {}
         overheard, self._overheard = self._overheard, False
         try:
@@ -93,12 +93,12 @@ class Neighbour:
             raise
 
     def leave(self) -> None:
-        """The connection has ended."""
+        """Notes that the connection has ended."""
         self._group._leave(self)
 
 
 class Neighbours:
-    """Those of one node. Used from the event loop."""
+    """The connections of one node. Used from the event loop."""
 
     def __init__(self) -> None:
         self._all: list[Neighbour] = []
@@ -110,7 +110,7 @@ class Neighbours:
         forget_every_name: Callable[[], None],
         forget_attributes: Callable[[int], None],
     ) -> Neighbour:
-        """Another connection; until it leaves, it is told of the others' changes."""
+        """Returns another connection; until it leaves, it is told of the others' changes."""
         made = Neighbour(self, shows, forget, forget_every_name, forget_attributes)
         self._all.append(made)
         self._introduce()
@@ -126,6 +126,6 @@ class Neighbours:
             each.others = [other for other in self._all if other is not each]
 
     def forget_attributes(self, ino: int) -> None:
-        """Every kernel asks anew for the attributes of an inode."""
+        """Makes every kernel ask again for the attributes of an inode."""
         for each in self._all:
             each.forget_attributes(ino)

@@ -1,10 +1,11 @@
-"""Listings whose offsets outlive the stream that told them: what NFS needs, whose every request
-opens the directory anew. So they are asked for by directory, and none needs to be opened.
+"""Listings whose offsets outlive the stream that told them. NFS needs that, since each of its
+requests opens the directory anew; so listings are asked for by directory, and none needs to be
+opened.
 
 Names are listed in the order of their hashes, and an offset is the hash of the name before it, as
-in ext4. So it says where to go on whatever came or went meanwhile, in another stream, and after a
-restart: names that stay are neither skipped nor repeated. Two names of one directory whose hashes
-are equal (one pair in 10^19) may be listed once.
+in ext4. So it tells where to go on whatever came or went meanwhile, in another stream, and after a
+restart: names that stay are neither skipped nor repeated. Of two names of one directory whose
+hashes are equal (one pair in 10^19), one may be missing.
 """
 
 from array import array
@@ -27,7 +28,7 @@ from kvfs.tree import published_view, tree
 _DOTS: Final = 2
 _LEAST: Final = _DOTS + 1
 _BITS: Final = 62
-"""NFS and the kernel count offsets with sign."""
+"""NFS and the kernel count offsets with a sign."""
 _BATCH: Final = 2_000
 """Names that are read in one turn of the event loop, some 2 ms."""
 _KEPT_NAMES: Final = 500_000
@@ -35,12 +36,12 @@ _KEPT_NAMES: Final = 500_000
 
 
 def offset_of(name: bytes) -> int:
-    """Where a listing goes on after this name."""
+    """Returns where a listing goes on after this name."""
     return max(_LEAST, xxhash.xxh3_64_intdigest(name) >> (64 - _BITS))
 
 
 class Listing:
-    """The names of one directory, sorted, as of one state of it."""
+    """The sorted names of one directory in one of its states."""
 
     __slots__ = ("inos", "names", "offsets", "state")
 
@@ -52,7 +53,7 @@ class Listing:
         self.inos = array("Q", [ino for _, _, ino in found])
 
     def after(self, offset: int, limit: int) -> list[tuple[int, bytes, int]]:
-        """At most `limit` (offset, name, inode) that follow."""
+        """Returns at most `limit` (offset, name, inode) that follow."""
         start = bisect_right(self.offsets, offset)
         end = start + limit
         columns = self.offsets[start:end], self.names[start:end], self.inos[start:end]
@@ -67,20 +68,20 @@ class StableListings:
         self._coherence = node.coherence
         self._kept: OrderedDict[int, Listing] = OrderedDict()
         self._reading: Counter[int] = Counter()
-        """Directories that are read now, how often."""
+        """How often each directory is being read now."""
         self._outdated: set[int] = set()
-        """Those among them that changed since."""
+        """Directories among them that changed since."""
 
     def changed(self, ino: int) -> None:
-        """Names of this directory have changed, which its times may not tell: they go by ticks of
-        4 ms, and clocks of several hosts differ."""
+        """Notes that names of this directory have changed, which its times may not tell: they go by
+        ticks of 4 ms, and clocks of several hosts differ."""
         self._kept.pop(ino, None)
         if ino in self._reading:
             self._outdated.add(ino)
 
     async def read(self, ino: int, offset: int, limit: int) -> list[ListingEntry]:
-        """At most `limit` entries from `offset` on, `.` and `..` first. Fewer than asked for is not
-        the end; none is. Raises Stale; Unavailable."""
+        """Returns at most `limit` entries from `offset` on, `.` and `..` first. Fewer than asked
+        for is not the end; none is. Raises Stale; Unavailable."""
         if self._coherence is not None:
             await self._coherence.fresh(ino)
         listing = await self._listing(ino)
@@ -94,7 +95,8 @@ class StableListings:
             at = following[-1][0]  # all of these have gone
 
     async def _listing(self, ino: int) -> Listing:
-        """As the directory is now; of what changes meanwhile, some."""
+        """Returns the directory's present listing, with some of the changes that are made
+        meanwhile."""
         inode = await self._engine.read(lambda t: tree.read_inode(t, ino))
         kept = self._kept.get(ino)
         if kept is not None and kept.state == _state(inode):
@@ -134,7 +136,8 @@ class StableListings:
 
 
 def _state(inode: Inode) -> tuple[int, int]:
-    """Changes with each name that comes or is another's by now. Of what went there is no record."""
+    """Returns a value that changes with each name that is added or comes to stand for another
+    inode. Removed names leave no trace in it."""
     return inode.mtime_ns, inode.ctime_ns
 
 
@@ -143,8 +146,8 @@ def _children(ino: int, last: bytes, t: Transaction) -> list[tree.Child]:
 
 
 def _entries(some: list[tuple[int, bytes, int]], t: Transaction) -> list[ListingEntry]:
-    """Of these names, what is still there. Names may have come to stand for other inodes since the
-    listing: then a later look-up tells."""
+    """Returns the entries of these names that are still there. A name may stand for another inode
+    since the listing: a later look-up tells."""
     records = t.get_many([keys.inode(ino) for _, _, ino in some])
     found = [
         ListingEntry(offset, name, ino, unpack_inode(record))

@@ -1,9 +1,9 @@
 """Views: one namespace mounted alone, as a filesystem with a superblock of its own.
 
-What exports files by their handles (an NFS server) needs that: a handle is decoded by a
-superblock, and nothing of another namespace has an inode in this one. A view belongs to the node's
-mount, and shares its operations and open files: there is one data file for an inode, and one truth
-about it, however many kernels' inodes lead there (`sibling_kernels`).
+A server that exports files by their handles (NFS) needs that: a superblock decodes a handle, and
+nothing of another namespace has an inode in this one. A view belongs to the node's mount, and
+shares its operations and open files: there is one data file for an inode, and one truth about it,
+however many kernels' inodes lead there (`sibling_kernels`).
 
 | | the mount | a view |
 |---|---|---|
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class _Opened:
-    """What the view's kernel has open of one inode."""
+    """The opens that the view's kernel has of one inode."""
 
     __slots__ = ("backing_id", "handles")
 
@@ -60,7 +60,7 @@ class ViewBacking(BackingRegistry):
     """Registers data files with a view's kernel, which has its own numbers for them."""
 
     def __init__(self, device: int, mount: BackingRegistry, replaced: set[int]) -> None:
-        """`replaced`: inodes whose content others replaced, as the mount will want to know."""
+        """`replaced`: inodes whose content others replaced; the mount will want to know."""
         super().__init__(device, mount.passthrough, mount.stack_depth, direct_writes=False)
         self.lock_flags = Init.POSIX_LOCKS
         self._replaced = replaced
@@ -68,8 +68,8 @@ class ViewBacking(BackingRegistry):
         self._handles: dict[int, Handle] = {}
 
     def flags(self, handle: Handle) -> tuple[int, int]:
-        """(open flags, backing id) of a reply that opens this handle. The first handle of a
-        kernel's inode decides for all of them."""
+        """Returns (open flags, backing id) for a reply that opens this handle. The first handle of
+        a kernel's inode decides for all of them."""
         file = handle.file
         if handle.replaced:
             self._replaced.add(file.ino)
@@ -86,7 +86,7 @@ class ViewBacking(BackingRegistry):
         return flags | Fopen.DIRECT_IO, 0
 
     def released(self, fh: int) -> None:
-        """This handle is about to be released."""
+        """Notes that this handle is about to be released."""
         handle = self._handles.pop(fh, None)
         if handle is None:
             return
@@ -104,7 +104,7 @@ class ViewBacking(BackingRegistry):
         return file in self._opened or file.users > 0
 
     def left(self) -> list[int]:
-        """Handles that were not released."""
+        """Returns the handles that were not released."""
         return list(self._handles)
 
 
@@ -116,12 +116,12 @@ class Lookups:
         self._counts: dict[int, int] = {}
 
     def looked_up(self, ino: int, count: int = 1) -> None:
-        """As `Holders.looked_up`."""
+        """Like `Holders.looked_up`."""
         self._counts[ino] = self._counts.get(ino, 0) + count
         self._operations.holders.looked_up(ino, count)
 
     def forget(self, ino: int, count: int) -> None:
-        """The kernel gives back lookups; never more than it was given."""
+        """Notes that the kernel gives back look-ups; never more than it was given."""
         held = self._counts.get(ino, 0)
         count = min(count, held)
         if count == held:
@@ -132,13 +132,13 @@ class Lookups:
             self._operations.forget(ino, count)
 
     def forget_all(self) -> None:
-        """The view has gone."""
+        """Notes that the view has gone."""
         for ino, count in list(self._counts.items()):
             self.forget(ino, count)
 
 
 class ViewHandlers(Handlers):
-    """As `Handlers`, of one namespace."""
+    """The handlers of one namespace."""
 
     def __init__(
         self,
@@ -205,9 +205,9 @@ class ViewHandlers(Handlers):
         return self._unkept(r, await super().readdirplus(r))
 
     def _unkept(self, r: KernelRequest, reply: bytes) -> bytes:
-        """A kernel that opens directories without asking keeps each listing that it has seen the
-        end of, and goes by it in the middle whatever has changed. It has nothing of it when it sees
-        the end."""
+        """Makes the kernel forget a listing at its end. A kernel that opens directories without
+        asking keeps each listing whose end it has seen, and uses the middle of it whatever has
+        changed; it keeps none of it while it sees the end."""
         if not reply:
             self._notifier.listing(ROOT_INODE if r.nodeid == self.root else r.nodeid)
         return reply
@@ -240,7 +240,7 @@ class ViewPath(FastPath):
         super()._answer_alone(opcode, unique)
 
     def _dispatch(self, n: int) -> None:
-        """A handle may name any inode: what is of another namespace is not here."""
+        """Refuses requests for inodes of another namespace, which a handle may name."""
         _, opcode, unique, nodeid, _, _, _, _, _ = IN_HEADER.unpack_from(self._buffer)
         is_foreign = nodeid > ROOT_INODE and namespace_of(nodeid) != self._namespace
         if not is_foreign:
@@ -253,7 +253,7 @@ class ViewPath(FastPath):
 
 
 class _Forgetting:
-    """What a view's kernel is told of changes."""
+    """Tells a view's kernel of changes."""
 
     def __init__(
         self, operations: Operations, notifier: KernelNotifier, handlers: ViewHandlers
@@ -265,11 +265,11 @@ class _Forgetting:
         self._namespace = namespace_of(handlers.root)
 
     def shows(self, ino: int) -> bool:
-        """Whether an inode is of this namespace."""
+        """Returns whether an inode is in this namespace."""
         return namespace_of(ino) == self._namespace
 
     async def changed(self, changes: Sequence[Change]) -> None:
-        """The kernel has forgotten what these made untrue when this returns. Raises
+        """Returns when the kernel has forgotten what these changes made untrue. Raises
         Unavailable."""
         ours = [each for each in changes if self.shows(each.parent or each.ino)]
         if not ours:
@@ -283,19 +283,19 @@ class _Forgetting:
         )
 
     def attributes(self, ino: int) -> None:
-        """As `KernelNotifier.attributes`."""
+        """Like `KernelNotifier.attributes`."""
         if self.shows(ino):
             self._notifier.attributes(self._number(ino))
 
     def replaced(self, ino: int) -> None:
-        """Others replaced the content of an inode; there are no pages of it here."""
+        """Notes that others replaced the content of an inode; there are no pages of it here."""
 
     def _number(self, ino: int) -> int:
         return ROOT_INODE if ino == self._root else ino
 
 
 class _View:
-    """One that is mounted, or about to be."""
+    """A view that is mounted, or about to be."""
 
     def __init__(self, directory: str, answers: str) -> None:
         self.directory = directory
@@ -317,22 +317,22 @@ class MountViews:
         neighbours: Neighbours,
         mountpoint: str,
     ) -> None:
-        """`nursery`: the mount's, with which they end."""
+        """`nursery`: the mount's, with which the views end."""
         self._nursery = nursery
         self.mountpoint = mountpoint
         self.operations = operations
         self.backing = backing
         self.neighbours = neighbours
         self._views: dict[int, _View] = {}
-        """By namespace."""
+        """The views by namespace."""
 
     def __contains__(self, namespace: int) -> bool:
         return namespace in self._views
 
     async def add(self, namespace: int, directory: Path, answers: Path) -> None:
-        """Mount a namespace at an existing directory; returns when the view answers. `answers`: a
-        file that is locked while who serves from there may answer; after a death of this process
-        the view does not end before.
+        """Mounts a namespace at an existing directory; returns when the view answers. `answers`: a
+        file that a server of the view keeps locked while it may answer; after a death of this
+        process the view does not end before that.
 
         Raises Unavailable past a deadline, NotFound (no such namespace), Busy (it has a view
         already), and what mounting raises. Cancelled: nothing stays mounted."""
@@ -350,8 +350,8 @@ class MountViews:
         view.is_served = True
 
     async def set_read_only(self, namespace: int, *, read_only: bool) -> None:
-        """Have a view refuse changes, or take them again. What is read-only keeps no access times,
-        so its kernel does not ask for them after each read by passthrough.
+        """Makes a view refuse changes, or accept them again. A read-only view keeps no access
+        times, so its kernel does not ask for them after each read by passthrough.
 
         Raises Busy (a file is open there for writing), NotFound (there is no such view),
         AccessDenied, Unavailable."""
@@ -365,7 +365,7 @@ class MountViews:
             view.is_read_only = read_only
 
     async def remove(self, namespace: int) -> None:
-        """Unmount; what is open there is closed. Nothing where there is none."""
+        """Unmounts a view and closes what is open there. Does nothing if there is none."""
         view = self._views.get(namespace)
         if view is not None:
             view.scope.cancel()
@@ -438,7 +438,7 @@ async def _serve(
 
 
 async def _require(operations: Operations, root: int) -> None:
-    """Raises NotFound where there is no such namespace."""
+    """Raises NotFound if there is no such namespace."""
     try:
         await operations.engine.read(lambda t: tree.read_inode(t, root))
     except Stale:
@@ -451,7 +451,7 @@ async def _until_gone(path: ViewPath, scope: trio.CancelScope) -> None:
 
 
 async def _release(operations: Operations, backing: ViewBacking, locks: ViewLocks) -> None:
-    """Close what the kernel had open, publishing what was written."""
+    """Closes what the kernel had open, publishing what was written."""
     for fh in backing.left():
         backing.released(fh)
         for release in (operations.release, locks.released):
@@ -462,6 +462,6 @@ async def _release(operations: Operations, backing: ViewBacking, locks: ViewLock
 
 
 def innermost(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in it that is no group."""
+    """Returns the first error in the group that is no group."""
     first = group.exceptions[0]
     return innermost(first) if isinstance(first, BaseExceptionGroup) else first

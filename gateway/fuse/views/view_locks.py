@@ -1,12 +1,13 @@
-"""Byte ranges that are locked through a view are locked on the mount, and the other way round.
+"""Byte ranges locked through a view are locked on the mount too, and vice versa.
 
 The mount's locks stay in its kernel, which knows nothing of a view's. So a view's kernel asks the
 node for each lock, and the node takes it on the mount, by a descriptor of its own for each open
-file of the view (locks of open files, fcntl(2)): in the way of programs there, and they in its.
-Where the mount itself leaves locks to the node (`kvfs.cluster.cluster_locks`), so does the view.
+file of the view (locks of open files, fcntl(2)), where it conflicts with those of programs, and
+theirs with it. If the mount itself leaves locks to the node (`kvfs.cluster.cluster_locks`), so does
+the view.
 
-Only open files of the view have locks, not its processes: an NFS server's are so. They end with
-them.
+Locks belong to open files of the view, not to its processes, as an NFS server's do. They end with
+the open files.
 """
 
 import ctypes
@@ -43,24 +44,24 @@ class ViewLocks:
     """The lock handlers of one view."""
 
     def __init__(self, mountpoint: str, open_files: OpenFiles, node_locks: Locks | None) -> None:
-        """`node_locks`: where the mount leaves locks to the node."""
+        """`node_locks`: the node's locks, if the mount leaves locks to the node."""
         self._mountpoint = mountpoint
         self._open_files = open_files
         self._node_locks = node_locks
         self._held: dict[int, int] = {}
         """Descriptors on the mount, by the view's handles."""
         self._owners: dict[int, set[tuple[LockTarget, int]]] = {}
-        """Who has asked the node for locks, by the view's handles."""
+        """The owners that have asked the node for locks, by the view's handles."""
         self._denied: dict[int, tuple[int, ...]] = {}
-        """What was denied last, by the view's handles: what is in the way has not been told."""
+        """The last denied lock, by the view's handles: what is in its way has not been told."""
 
     def table(self) -> dict[int, Handler]:
         return {Op.GETLK: self.getlk, Op.SETLK: self.setlk, Op.SETLKW: self.setlkw}
 
     async def getlk(self, r: KernelRequest) -> bytes:
-        """Raises BlockingIOError where a lock is in the way that a denial before this request has
-        not announced: NFS-Ganesha 4.3 takes any answer for "nothing is", but asks after a denial
-        what it was."""
+        """Raises BlockingIOError if a lock is in the way that no denial before this request has
+        announced: NFS-Ganesha 4.3 takes any answer for "no lock is in the way", but asks after a
+        denial which lock it was."""
         fh, *wish = _asked(r)
         if self._node_locks is not None:
             told = await self._by_node(r).getlk(r)
@@ -100,7 +101,7 @@ class ViewLocks:
         return b""
 
     async def released(self, fh: int) -> None:
-        """The handle is released, and with it what it has locked. Raises NoLocks."""
+        """Drops the locks of a handle that is released. Raises NoLocks."""
         self._denied.pop(fh, None)
         fd = self._held.pop(fh, None)
         if fd is not None:
@@ -110,19 +111,20 @@ class ViewLocks:
             await self._node_locks.closed(place, self._node_locks.owner(owner))
 
     def has_locked(self, fh: int) -> bool:
-        """Whether the handle may have locks."""
+        """Returns whether the handle may have locks."""
         return fh in self._held or fh in self._owners
 
     def _by_node(self, r: KernelRequest) -> LockHandlers:
-        """The handlers of the node's locks; who asks gives back what it has with its handle."""
+        """Returns the handlers of the node's locks; an owner gives back its locks with its
+        handle."""
         assert self._node_locks is not None
         fh, owner = protocol.LK_IN.unpack_from(r.body)[:2]
         self._owners.setdefault(fh, set()).add((LockTarget(r.nodeid, False), owner))
         return LockHandlers(self._node_locks)
 
     async def _descriptor(self, fh: int) -> int:
-        """A descriptor on the mount for the file that the view has open. In a thread: the mount's
-        kernel asks this loop for it."""
+        """Returns a descriptor on the mount for the file that the view has open. Runs in a thread:
+        the mount's kernel asks this loop for it."""
         held = self._held.get(fh)
         if held is not None:
             return held
@@ -136,14 +138,14 @@ class ViewLocks:
 
 
 def _let_go(fd: int) -> None:
-    """Unlock at once, and close by a thread that nobody waits for: a close asks the mount, which
+    """Unlocks at once, and closes in a thread that nobody waits for: a close asks the mount, which
     may have ended."""
     fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
     threading.Thread(target=os.close, args=(fd,), name="kvfs-unlock", daemon=True).start()
 
 
 def _in_the_way(fd: int, r: KernelRequest) -> bytes:
-    """The answer to GETLK: another's lock than this descriptor's, if there is one."""
+    """Returns the answer to GETLK: another descriptor's lock, if there is one in the way."""
     _, start, end, _ = _asked(r)
     kind, _, at, length, pid = _FLOCK.unpack(fcntl.fcntl(fd, _OFD_GETLK, _wish(r)))
     if kind == fcntl.F_UNLCK:
@@ -153,7 +155,7 @@ def _in_the_way(fd: int, r: KernelRequest) -> bytes:
 
 
 def _asked(r: KernelRequest) -> tuple[int, int, int, int]:
-    """(handle, first and last byte, F_RDLCK, F_WRLCK or F_UNLCK)."""
+    """Returns (handle, first and last byte, F_RDLCK, F_WRLCK or F_UNLCK)."""
     fh, _, start, end, kind, _, _, _ = protocol.LK_IN.unpack_from(r.body)
     return fh, start, end, kind
 
