@@ -1,9 +1,4 @@
-"""Reads files straight from the store's data files.
-
-An open descriptor is the lease: eviction and replacement only unlink a data file, so what was
-opened is read to its end. Between the look-up and the open it may go; then the look-up is done once
-more, and finds what took its place, or nothing. Data that other nodes have are brought by this
-host's node.
+"""Reads files straight from the store's data files, which `kvfs.vfs.open` has come here.
 
 Nothing is copied here: the kernel reads into the caller's memory, or into a new bytearray.
 """
@@ -15,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from kvfs.base.errors import (
-    Conflict,
     Corrupt,
     Invalid,
     IsADirectory,
@@ -23,11 +17,8 @@ from kvfs.base.errors import (
     NotADirectory,
     NotFound,
     NotSupported,
-    OtherVersion,
-    Stale,
     TooLarge,
     Unavailable,
-    Unreached,
 )
 from kvfs.client.stored_checksums import Sums
 from kvfs.datastore.checksum import CHUNK_BYTES, wrong_in
@@ -37,15 +28,13 @@ from kvfs.session.parallel import Step
 from kvfs.session.paths import joined, naming, shown
 from kvfs.session.session import Session
 from kvfs.tree import published_view
-from kvfs.tree.inodes import read_inodes
 from kvfs.tree.published_view import FoundInode
-from kvfs.vfs.missing_data import loss
 from kvfs.vfs.node_client import Link
+from kvfs.vfs.open import FileOpener
 from kvfs.vfs.touches import Touches
 
 T = TypeVar("T")
 Parts = tuple[bytes, ...]
-_ATTEMPTS: Final = 8
 _STEP_BYTES: Final = 64 << 20
 _ALONE_BYTES: Final = 1 << 20
 """Less than this is read without the help of threads: waking one costs as much as reading 256
@@ -67,7 +56,7 @@ class Reader:
     def __init__(self, session: Session, touches: Touches, link: Link) -> None:
         self._session = session
         self._touches = touches
-        self._link = link
+        self._opener = FileOpener(session, link)
         self._sums = Sums(session)
 
     def open(self, path: Parts, found: FoundInode | None = None) -> OpenedFile:
@@ -84,29 +73,16 @@ class Reader:
 
     def _open(self, path: Parts, found: FoundInode | None) -> OpenedFile:
         """See `open`."""
-        found = found or self._find(path)
-        opened = self._open_found(found, path)
-        if opened is None:
-            found = self._find(path)
-            opened = self._open_found(found, path)
-        for _ in range(_ATTEMPTS):
-            if opened is not None or not self._bring(found):
-                break
-            found = self._find(path)
-            opened = self._open_found(found, path)
-        if opened is None:
-            raise self._lost(found, path)
-        return opened
+        opened = self._open_found(found or self._find(path), path)
+        if opened is not None:
+            return opened
+        shown = joined(path)
 
-    def _bring(self, found: FoundInode) -> bool:
-        """The data may be on another node: whether another look is worth while. Raises OtherVersion
-        or Unreached where a cache's are there, and cannot be had."""
-        try:
-            return self._link.bring(found.ino)
-        except (OtherVersion, Unreached):
-            raise
-        except (NotFound, Stale, Conflict):
-            return True
+        def look() -> tuple[FoundInode, OpenedFile | None]:
+            found = self._find(path)
+            return found, self._open_found(found, path)
+
+        return self._opener.open(shown, look, lambda found: self._opener.fetch(found, shown))
 
     def read(self, path: Parts, offset: int, size: int | None, step: Step) -> bytearray:
         """See `Client.get`."""
@@ -223,7 +199,7 @@ class Reader:
             return self._session.read(lambda t: published_view.find(t, path, self._session.boot))
 
     def _open_found(self, found: FoundInode, path: Parts) -> OpenedFile | None:
-        """None when the data file has gone, or is not as long as its seal."""
+        """None when the data file has gone, or is not as long as its seal was: look again."""
         _require_file(found, path)
         try:
             fd = self._session.files.open(found.ino, found.inode.version, os.O_RDONLY)
@@ -234,20 +210,11 @@ class Reader:
                 raise
             raise Corrupt(f"{joined(path)}: {error.strerror}") from error
         size = os.fstat(fd).st_size
-        if found.inode.flags & Flag.SEALED and size != found.inode.size and self._is_torn(found):
+        if found.inode.flags & Flag.SEALED and size != found.inode.size:
             os.close(fd)
             return None
         self._touches.add(found.ino)
         return OpenedFile(fd, size, found)
-
-    def _is_torn(self, found: FoundInode) -> bool:
-        """Whether the record still says the same: else it was opened for writing meanwhile."""
-        (now,) = self._session.read(lambda t: read_inodes(t, [found.ino]))
-        return now == found.inode
-
-    def _lost(self, found: FoundInode, path: Parts) -> KvfsError:
-        """A record whose data nobody has."""
-        return self._session.read(lambda t: loss(t, *found, joined(path))).error
 
 
 def _require_file(found: FoundInode, path: Parts) -> None:

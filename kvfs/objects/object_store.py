@@ -86,7 +86,6 @@ class ObjectStore:
         self.open = opener.open
         self.open_here = opener.open_here
         self.open_coming = opener.open_coming
-        self.bring = opener.bring
         self.reopen = opener.reopen
         self.is_same = opener.is_same
         self.misses = Misses(opened.gone)

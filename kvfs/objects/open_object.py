@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvfs.base.errors import Conflict, KvfsError, NotFound, OtherVersion, Stale, Unreached
+from kvfs.base.errors import OtherVersion, Unavailable, Unreached
 from kvfs.meta import keys
 from kvfs.meta.engine import Transaction
 from kvfs.meta.records import Flag, unpack_inode
@@ -20,14 +20,13 @@ from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NotHere, Unheld
 from kvfs.objects.object_info import Facts
 from kvfs.session.read_cache import Remembering
 from kvfs.session.session import Session
+from kvfs.transfer.incoming_file import SMALL_BYTES
 from kvfs.tree import etags
-from kvfs.tree.inodes import read_inodes
-from kvfs.vfs.missing_data import loss
 from kvfs.vfs.node_client import Link
+from kvfs.vfs.open import FileOpener
 from kvfs.vfs.touches import Touches
 
 _ATTEMPTS: Final = 3
-_BRINGINGS: Final = 8
 _REMEMBERED: Final = 4096
 _REMEMBERED_METADATA: Final = 4096
 """Characters: an object about which more is said is found anew each time."""
@@ -40,7 +39,7 @@ class OpenedObject(NamedTuple):
     facts: Facts
     coming: Callable[[int, int], None] | None = None
     """Its data are on their way here: call it for (offset, length) before those bytes are read. It
-    blocks, and raises as `ObjectOpener.bring`."""
+    blocks, and raises NoSuchKey (a miss), Corrupt, Busy, Unavailable, NoSpace."""
 
     @property
     def size(self) -> int:
@@ -61,7 +60,7 @@ class ObjectOpener:
     def __init__(self, session: Session, touches: Touches, link: Link) -> None:
         self._session = session
         self._touches = touches
-        self._link = link
+        self._opener = FileOpener(session, link)
         self._seen = Remembering[tuple[bytes, bytes], Facts](session, _REMEMBERED, _is_short)
 
     def find(self, bucket: bytes, key: bytes, version: str) -> Facts:
@@ -79,47 +78,54 @@ class ObjectOpener:
     def open(self, bucket: bytes, key: bytes, version: str) -> OpenedObject:
         """A new descriptor of one version, whose data are brought where they are on another node.
         Blocking. Raises as `find`, MarkedDeleted, Corrupt, Unavailable, NoSpace, OSError."""
-        for _ in range(_BRINGINGS):
-            try:
-                return self.open_here(bucket, key, version)
-            except NotHere as missing:
-                self.bring(missing.facts)
-        return self.open_here(bucket, key, version)
+        return self._open_fetched(bucket, key, version, self._fetch)
 
-    def bring(self, facts: Facts) -> None:
-        """The object's data are on this host when it returns, or it is another by now. Blocking.
-        Raises NoSuchKey (a miss), Corrupt, Busy (it is being written), Unavailable, NoSpace."""
+    def open_coming(self, bucket: bytes, key: bytes, version: str) -> OpenedObject:
+        """As `open`; a large object is read as its data come."""
+        return self._open_fetched(bucket, key, version, self._fetch_begun)
+
+    def _open_fetched(
+        self,
+        bucket: bytes,
+        key: bytes,
+        version: str,
+        fetch: Callable[[Facts], OpenedObject | None],
+    ) -> OpenedObject:
+        def look() -> tuple[Facts, OpenedObject | None]:
+            try:
+                opened = self.open_here(bucket, key, version)
+            except NotHere as missing:
+                return missing.facts, None
+            return opened.facts, opened
+
+        return self._opener.open(_shown(key), look, fetch)
+
+    def _fetch(self, facts: Facts) -> None:
+        """Have the object's data come; then look again. Raises NoSuchKey (a miss), Corrupt, Busy
+        (it is being written), Unavailable, NoSpace."""
         try:
-            if self._link.bring(facts.ino):
-                return
+            self._opener.fetch(facts, _shown(facts.key))
         except (OtherVersion, Unreached) as missed:
             raise _as_key(missed) from None
-        except (NotFound, Stale, Conflict):
-            return
-        if self._is_still(facts):
-            raise self._lost(facts)
 
-    def open_coming(self, facts: Facts) -> OpenedObject | None:
-        """A descriptor of data that are on their way here, read as they come; None: look again.
-        Blocking. Raises as `bring`."""
-        ino, version = facts.ino, facts.inode.version
+    def _fetch_begun(self, facts: Facts) -> OpenedObject | None:
+        """The same; of a large object a descriptor of what comes, once its first bytes are here."""
+        if facts.size <= SMALL_BYTES:
+            self._fetch(facts)
+            return None
+        if not self._fetch_span(facts, 0, 1):
+            return None
 
         def coming(offset: int, length: int) -> None:
-            if not self._link.bring_span(ino, version, offset, length):
-                raise self._lost(facts)
+            if not self._fetch_span(facts, offset, length):
+                raise Unavailable(f"{_shown(facts.key)}: it was replaced while it was read")
 
         try:
-            if self._link.bring_span(ino, version, 0, 1):
-                fd = self._session.files.open_arriving(ino, version)
-                self._touches.add(ino)
-                return OpenedObject(fd, facts, coming)
-        except (OtherVersion, Unreached) as missed:
-            raise _as_key(missed) from None
-        except (NotFound, Stale, Conflict, FileNotFoundError):
+            fd = self._session.files.open_arriving(facts.ino, facts.inode.version)
+        except FileNotFoundError:  # it is whole by now
             return None
-        if self._is_still(facts):
-            raise self._lost(facts)
-        return None
+        self._touches.add(facts.ino)
+        return OpenedObject(fd, facts, coming)
 
     def open_here(self, bucket: bytes, key: bytes, version: str) -> OpenedObject:
         """A new descriptor of one version. Raises as `find`, MarkedDeleted, NotHere, OSError."""
@@ -137,16 +143,11 @@ class ObjectOpener:
         assert found is not None
         raise NotHere(found)
 
-    def _is_still(self, facts: Facts) -> bool:
-        """Whether the record is still there: else somebody replaced or forgot the object."""
-        (now,) = self._session.read(lambda t: read_inodes(t, [facts.ino]))
-        return now is not None and now.nlink > 0 and now.version == facts.inode.version
-
-    def _lost(self, facts: Facts) -> KvfsError:
-        """Nobody has the data of this record."""
-        shown = facts.key.decode(errors="backslashreplace")
-        error = self._session.read(lambda t: loss(t, facts.ino, facts.inode, shown)).error
-        return _as_key(error) if isinstance(error, Unreached) else error
+    def _fetch_span(self, facts: Facts, offset: int, length: int) -> bool:
+        try:
+            return self._opener.fetch_span(facts, _shown(facts.key), offset, length)
+        except (OtherVersion, Unreached) as missed:
+            raise _as_key(missed) from None
 
     def is_same(self, bucket: bytes, key: bytes, facts: Facts) -> bool:
         """Whether these facts, which somebody was told, are still those of the current version.
@@ -212,8 +213,9 @@ class ObjectOpener:
 
 def marked_deleted(marker: Facts) -> MarkedDeleted:
     """The error of who asks for the object that this delete marker stands for."""
-    shown = marker.key.decode(errors="backslashreplace")
-    deleted = MarkedDeleted(f"{shown} is deleted", marker.version, latest=marker.latest)
+    deleted = MarkedDeleted(
+        f"{_shown(marker.key)} is deleted", marker.version, latest=marker.latest
+    )
     deleted.at = lookup.current_entry(marker)
     return deleted
 
@@ -224,6 +226,10 @@ def _as_key(missed: OtherVersion | Unreached) -> NoSuchKey:
     error = kind(str(missed))
     error.at = missed.at
     return error
+
+
+def _shown(key: bytes) -> str:
+    return key.decode(errors="backslashreplace")
 
 
 def _is_short(facts: Facts) -> bool:

@@ -11,8 +11,8 @@
 Where another node has the file, its copy takes the place of the torn one.
 
 Invariants
-- A door that finds a data file missing or torn has the node settle it and looks again: so no order
-  in which doors are asked changes an answer. Only then `loss` says what the door answers.
+- A door that finds a data file missing or torn has the node settle it and looks again (`open`): so
+  no order in which doors are asked changes an answer. Only then `loss` says what it answers.
 - A record is forgotten by its node alone (`Volume.give_up`): beside it, and without one, it stays.
 - A file that is open for writing has no seal, so a change in progress is never taken for damage.
 """

@@ -13,7 +13,6 @@ from kvfs.objects import versions
 from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NoSuchVersion, NotHere
 from kvfs.objects.object_info import Facts
 from kvfs.objects.open_object import OpenedObject, marked_deleted
-from kvfs.transfer.incoming_file import SMALL_BYTES
 from s3api.http.request_context import Call, moment
 from s3api.http.s3_errors import S3Error, invalid_argument
 from s3api.model.time_formats import http_date
@@ -23,7 +22,6 @@ from s3api.storage.bucket_settings import LIFECYCLE
 
 T = TypeVar("T")
 _DELETE_MARKER: Final = {"x-amz-delete-marker": "true"}
-_BRINGINGS: Final = 8
 _THREADS: Final = 64
 """Threads that wait for other nodes, in each worker."""
 _WAITS: Final = 16
@@ -91,42 +89,36 @@ async def open_for_reading(call: Call) -> OpenedObject:
 
 
 async def _open(call: Call) -> OpenedObject:
-    for _ in range(_BRINGINGS):
-        try:
-            return open_here(call)
-        except NotHere as missing:
-            opened = await trio.to_thread.run_sync(
-                _bring, call, missing.facts, limiter=_bringings()
-            )
-            if opened is not None:
-                return opened
-    return open_here(call)
-
-
-def _bring(call: Call, facts: Facts) -> OpenedObject | None:
-    """None: look again."""
     try:
-        if facts.size > SMALL_BYTES:
-            return call.store.open_coming(facts)
-        call.store.bring(facts)
-    except NoSuchKey as error:
-        raise _absent(call, error) from None
+        return open_here(call)
+    except NotHere:
+        return await trio.to_thread.run_sync(_open_coming, call, limiter=_bringings())
+
+
+def _open_coming(call: Call) -> OpenedObject:
+    try:
+        return call.store.open_coming(call.raw_bucket, call.raw_key, call.version)
+    except (NoSuchKey, NoSuchVersion) as error:
+        raise _refusal(call, error) from None
     except Busy:  # clients ask again by themselves
         raise S3Error("ServiceUnavailable") from None
-    return None
 
 
 def open_here(call: Call) -> OpenedObject:
     """As `open_for_reading`, of what is on this host. Raises NotHere besides."""
     try:
         return call.store.open_here(call.raw_bucket, call.raw_key, call.version)
-    except NoSuchVersion as error:
-        raise _no_such_version(call, error) from None
-    except MarkedDeleted:
+    except (NoSuchKey, NoSuchVersion) as error:
+        raise _refusal(call, error) from None
+
+
+def _refusal(call: Call, error: NoSuchKey | NoSuchVersion) -> Exception:
+    if isinstance(error, NoSuchVersion):
+        return _no_such_version(call, error)
+    if isinstance(error, MarkedDeleted):
         find(call)
-        raise
-    except NoSuchKey as error:
-        raise _absent(call, error) from None
+        return error
+    return _absent(call, error)
 
 
 def marked(call: Call, facts: Facts) -> S3Error:
