@@ -1,4 +1,4 @@
-"""Groups of commands: they know what was meant by a name that is none, and import a command's
+"""Groups of commands: they suggest the command that an unknown name meant, and import a command's
 module when it is called, to start fast."""
 
 import difflib
@@ -10,10 +10,10 @@ import click
 
 
 class CommandGroup(click.Group):
-    """Answers an unknown command with the nearest one, or with all there are."""
+    """Answers an unknown command with the nearest one, or with all that exist."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """As click does. Raises UsageError."""
+        """Resolves like click. Raises UsageError."""
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not name.startswith("-"):
             nearest = difflib.get_close_matches(name, known, n=1)
@@ -23,7 +23,7 @@ class CommandGroup(click.Group):
 
 
 class LazyGroup(CommandGroup):
-    """Its commands by the modules that hold them, as objects named `command`."""
+    """Finds its commands in the modules that hold them, as objects named `command`."""
 
     def __init__(self, *arguments: Any, modules: Mapping[str, str], **options: Any) -> None:
         super().__init__(*arguments, **options)

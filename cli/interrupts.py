@@ -17,18 +17,18 @@ INTERRUPTED = 130
 
 
 def end(*_: object) -> "NoReturn":
-    """End the process at once, and without a word: a signal handler. Threads are not waited for,
-    which may wait for an answer."""
+    """Ends the process at once and silently: a signal handler. Threads are not waited for, which
+    may be waiting for an answer."""
     os._exit(INTERRUPTED)
 
 
 def handle_by(handler: "Callable[[int, FrameType | None], object]") -> None:
-    """Handles interrupts by `handler`. Where they are ignored, as in the background of a shell,
-    they stay so."""
+    """Handles interrupts by `handler`. If they are ignored, as in the background of a shell, they
+    stay so."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, handler)
 
 
 def raise_it() -> None:
-    """As Python does: a KeyboardInterrupt."""
+    """Raises a KeyboardInterrupt, as Python does."""
     handle_by(signal.default_int_handler)

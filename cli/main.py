@@ -1,5 +1,5 @@
-"""The console script. To import what a command needs takes longer than many a command, so that is
-done where an interrupt is awaited."""
+"""The console script. Importing what a command needs often takes longer than the command itself, so
+it is done where an interrupt is expected."""
 
 import sys
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str] | None = None) -> "NoReturn":
-    """Run a command, and end with its exit code; interrupted, at once."""
+    """Runs a command, and ends with its exit code; interrupted, at once."""
     interrupts.handle_by(interrupts.end)
     from cli.root import run
 

@@ -1,4 +1,4 @@
-"""Asking the running node of a store."""
+"""Requests to the running node of a store."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ MOUNT_DEADLINE_S: Final = 30.0
 
 
 def socket_of(config: Config) -> Path:
-    """The control socket of the node that runs on the store, if one does."""
+    """Returns the control socket of the node that runs on the store, if one does."""
     return config.store / "run" / "control.sock"
 
 
@@ -22,8 +22,8 @@ def ask(
     params: Mapping[str, object] | None = None,
     deadline_s: float = control.DEADLINE_S,
 ) -> Any:
-    """The node's answer. Raises Unavailable when none runs, or what the node raised; NoNode also
-    says of one that has begun to start that it waits for something."""
+    """Returns the node's answer. Raises Unavailable when none runs, or what the node raised; NoNode
+    also tells of a node that has begun to start that it waits for something."""
     try:
         return control.call(socket_of(config), method, params, deadline_s)
     except control.NoNode:

@@ -19,7 +19,7 @@ _SEPARATOR: Final = b"/"
 
 
 class _Engine:
-    """The metadata of a store; what is written beside a node of a cluster goes through it."""
+    """The metadata of a store; changes beside a node of a cluster go through the node."""
 
     def __init__(self, session: "Session") -> None:
         self.read_now = session.read_as_it_is
@@ -29,7 +29,7 @@ class _Engine:
 
 @contextlib.contextmanager
 def engine_of(config: Config) -> Iterator["BlockingEngine"]:
-    """The metadata engine of an existing store. Raises NotFound, Invalid (somebody else's
+    """Opens the metadata engine of an existing store. Raises NotFound, Invalid (another program's
     directory), Corrupt."""
     from kvfs.session import session
 
@@ -42,7 +42,7 @@ def engine_of(config: Config) -> Iterator["BlockingEngine"]:
 
 @contextlib.contextmanager
 def client_of(config: Config) -> Iterator["Client"]:
-    """The Python API on a store, with or without a running node."""
+    """Opens the Python API on a store, with or without a running node."""
     from kvfs.client import Client
 
     with Client(store=config.store) as client:
@@ -50,7 +50,7 @@ def client_of(config: Config) -> Iterator["Client"]:
 
 
 def tell_node(config: Config, name: bytes, ino: int) -> None:
-    """A running node's mount forgets what its kernel knows of a top-level name; without a node
+    """Makes a running node's mount forget what its kernel knows of a top-level name; without a node
     there is nothing to do."""
     change = {
         "parent": ROOT_INODE,
@@ -62,7 +62,8 @@ def tell_node(config: Config, name: bytes, ino: int) -> None:
 
 
 def namespace_name(text: bytes) -> bytes:
-    """The name of a namespace, written with or without slashes around it. Raises Invalid."""
+    """Returns the name of a namespace, written with or without slashes around it. Raises
+    Invalid."""
     name = text.strip(_SEPARATOR)
     if not name or _SEPARATOR in name:
         raise Invalid(f"'{text.decode(errors='backslashreplace')}' is not the name of a namespace")

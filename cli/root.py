@@ -1,4 +1,4 @@
-"""`kvfs`: the group of commands, and what becomes of their errors."""
+"""`kvfs`: the group of commands, and the translation of their errors."""
 
 import sys
 import traceback
@@ -61,8 +61,8 @@ def group() -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code of a command. Errors of the core become one line and an exit code. Raises
-    KeyboardInterrupt, and SystemExit with an exit code."""
+    """Runs a command and returns its exit code. Errors of the core become one line and an exit
+    code. Raises KeyboardInterrupt, and SystemExit with an exit code."""
     try:
         code = group.main(arguments, prog_name="kvfs", standalone_mode=False)
     except click.exceptions.Exit as stop:

@@ -35,7 +35,7 @@ _FOUND_AT_START: Final = {
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
+    """Returns the whole page, in Markdown."""
     meanings = dict(_meanings())
     rows = (f"| `{key}` | {_default(key)} | {meanings[key]} |\n" for key in config.KEYS)
     return _HEAD + "".join(rows)
@@ -56,7 +56,7 @@ def _default(key: str) -> str:
 
 
 def _meanings() -> Iterator[tuple[str, str]]:
-    """Each field with the text below it, which Python itself does not keep."""
+    """Yields each field with the text below it, which Python itself does not keep."""
     (declaration,) = ast.parse(inspect.getsource(config.Config)).body
     assert isinstance(declaration, ast.ClassDef)
     field = ""

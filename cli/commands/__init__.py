@@ -1,1 +1,1 @@
-"""Commands, in the groups in which the help shows them."""
+"""The commands, in the groups in which the help shows them."""

@@ -66,7 +66,7 @@ Exit codes:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code for an error of the core or of the operating system."""
+    """Returns the exit code for an error of the core or of the operating system."""
     for kind in type(error).__mro__:
         if kind in EXIT_CODES:
             return EXIT_CODES[kind]
@@ -82,7 +82,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """One line for a person."""
+    """Describes the error in one line for people."""
     if isinstance(error, OSError) and error.strerror:
         name = error.filename
         where = f"{os.fsdecode(name)}: " if isinstance(name, str | bytes) else ""
@@ -91,6 +91,6 @@ def describe(error: BaseException) -> str:
 
 
 def fail(error: BaseException) -> NoReturn:
-    """Say what is wrong on standard error, and end the process with the code of the table."""
+    """Prints the error on standard error, and ends the process with the code of the table."""
     print(f"kvfs: {describe(error)}", file=sys.stderr)
     sys.exit(exit_code(error))

@@ -1,4 +1,4 @@
-"""How far it is, or what takes so long: a bar or a line, on a terminal; nothing elsewhere."""
+"""Progress, or the reason of a long wait: a bar or a line, on a terminal; nothing elsewhere."""
 
 import contextlib
 import sys
@@ -12,7 +12,7 @@ _PATIENCE_S: Final = 1.0
 
 @contextlib.contextmanager
 def shown(what: str, size_bytes: int | None) -> Iterator[Callable[[int], None]]:
-    """A function to call with the bytes moved so far. `size_bytes` None: not known.
+    """Returns a function to call with the bytes moved so far. `size_bytes` None: not known.
 
     The bar appears after a second, so that short transfers stay silent.
     """
@@ -22,15 +22,15 @@ def shown(what: str, size_bytes: int | None) -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def counted(what: str, number: int) -> Iterator[Callable[[int], None]]:
-    """A function to call with how many of `number` it is so by now: `3 of 64 what`. It is called
-    often, and shows nothing within a second."""
+    """Returns a function to call with the number done so far of `number`: `3 of 64 what`. It may be
+    called often, and shows nothing within a second."""
     with _patient(lambda stack: _count(stack, what, number)) as step:
         yield step
 
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Say what it is, once, where the block takes longer than a second."""
+    """Tells what is being done, once, if the block takes longer than a second."""
     if not sys.stderr.isatty():
         yield
         return
@@ -47,7 +47,7 @@ def explained(what: str) -> Iterator[None]:
 def _patient(
     make: Callable[[contextlib.ExitStack], Callable[[int], None]],
 ) -> Iterator[Callable[[int], None]]:
-    """Makes by `make` what is shown, after a second."""
+    """Shows the result of `make` after a second."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -10,7 +10,7 @@ from cli import settings_options
 
 @click.command("config")
 @settings_options.options(*settings_options.NAMES)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(config_file: Path | None, as_json: bool, **flags: object) -> None:
     """Show the settings in effect and where each comes from.
 

@@ -25,7 +25,7 @@ _PERMISSIONS = 0o7777
 
 
 class OwnerIds(NamedTuple):
-    """Ids, None where they were not given."""
+    """User and group ids, None if not given."""
 
     uid: int | None
     gid: int | None
@@ -59,7 +59,7 @@ def create(
     mode: str | None,
     **flags: object,
 ) -> None:
-    """Make a namespace. Default: durable, no limit of its own, of the caller, mode 0755."""
+    """Make a namespace. Default: durable, no limit of its own, owned by the caller, mode 0755."""
     from kvfs.meta.records import namespace_root
     from kvfs.tree import namespaces
 
@@ -92,7 +92,7 @@ def set_(
     mode: str | None,
     **flags: object,
 ) -> None:
-    """Change what is named by the options, and nothing else."""
+    """Change the settings that are given as options, and nothing else."""
     from kvfs.meta.records import namespace_root
     from kvfs.tree import inodes, namespaces
 
@@ -138,10 +138,10 @@ def remove(name: str, config_file: Path | None, **flags: object) -> None:
 
 @command.command("show")
 @click.argument("name", type=click.UNPROCESSED)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings_options.options("store")
 def show(name: str, config_file: Path | None, as_json: bool, **flags: object) -> None:
-    """Show one namespace: policy, owner, use."""
+    """Show one namespace: policy, owner, usage."""
     config = settings_options.resolve(config_file, **flags)
     raw = open_store.namespace_name(os.fsencode(name))
     with open_store.engine_of(config) as engine:
@@ -154,7 +154,7 @@ def show(name: str, config_file: Path | None, as_json: bool, **flags: object) ->
 
 
 @command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings_options.options("store")
 def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
     """List all namespaces."""
@@ -211,7 +211,7 @@ def _readable(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def _of_several(facts: dict[str, Any]) -> dict[str, str]:
-    """The facts that `list` has no room for."""
+    """Returns the facts that `list` has no room for."""
     return {
         "media": ",".join(facts["media"]) or "-",
         "cold": "on" if facts["cold"] else "off",

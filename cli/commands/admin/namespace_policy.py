@@ -12,30 +12,38 @@ if TYPE_CHECKING:
     from kvfs.tree.namespace_policies import PolicyChanges
 
 _OPTIONS: Final = (
-    ("kind", "KIND", "durable (never dropped) or cache (evictable)."),
-    ("capacity", "SIZE", "Limit, like 4GiB; 0: the store's own."),
-    ("eviction", "NAME", "What is evicted first: lru."),
-    ("media", "MEDIA", "Where data lie, the preferred first: ram, ssd, or ram,ssd."),
-    ("cold", "on|off", "Whether files are kept in the cold tier before they are evicted."),
-    ("coherence", "LEVEL", "Between hosts: strict (close-to-open) or cache (within 2 s)."),
+    ("kind", "KIND", "Kind of namespace: durable (never dropped) or cache (evictable)."),
+    ("capacity", "SIZE", "Limit of its data, like 4GiB; 0: the store's own."),
+    ("eviction", "NAME", "Order of eviction: lru, the least recently used first."),
+    ("media", "MEDIA", "Media of its data, the preferred one first: ram, ssd, or ram,ssd."),
+    ("cold", "on|off", "Whether files go to the cold tier before they are evicted."),
+    (
+        "coherence",
+        "LEVEL",
+        "Coherence between hosts: strict (close-to-open) or cache (within 2 s).",
+    ),
     ("replicas", "N", "Copies of each file on other nodes."),
-    ("acknowledge", "WHEN", "Of a close: async, or sync when its replicas have it."),
-    ("locks", "REACH", "How far locks reach: host or cluster."),
-    ("etag", "HOW", "S3's ETags: md5 (of bodies), md5-all (of files too) or fast."),
+    (
+        "acknowledge",
+        "WHEN",
+        "When close returns: async (at once), or sync (once the replicas have the file).",
+    ),
+    ("locks", "REACH", "Reach of locks: host or cluster."),
+    ("etag", "HOW", "ETags of S3: md5 (of bodies), md5-all (of files too) or fast."),
 )
 NAMES: Final = tuple(name for name, _, _ in _OPTIONS)
 SHOWN: Final = tuple("--" + name for name in NAMES)
 
 
 def options(function: Any) -> Any:
-    """The options of `kvfs namespace create` and `set`."""
+    """Adds the options of `kvfs namespace create` and `set`."""
     for name, metavar, text in reversed(_OPTIONS):
         function = click.option("--" + name, metavar=metavar, help=text)(function)
     return function
 
 
 def take(flags: dict[str, Any]) -> "PolicyChanges":
-    """Out of a command's flags: what was given. Raises Invalid, NotSupported."""
+    """Takes the given settings out of a command's flags. Raises Invalid, NotSupported."""
     given = {name: flags.pop(name) for name in NAMES}
     policy: PolicyChanges = {}
     for name, text in given.items():
@@ -45,7 +53,7 @@ def take(flags: dict[str, Any]) -> "PolicyChanges":
 
 
 def facts(namespace: "Namespace") -> dict[str, Any]:
-    """The policy for machines."""
+    """Returns the policy for machines."""
     return {
         "kind": namespace.kind,
         "capacity_bytes": namespace.capacity,
@@ -91,7 +99,7 @@ def _count(text: str) -> int:
 
 
 def shown_capacity(size: int) -> str:
-    """The capacity for people."""
+    """Returns the capacity for people."""
     return format_size(size) if size else "-"
 
 

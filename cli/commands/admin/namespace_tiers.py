@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def require(config: Config, wanted: "PolicyChanges") -> None:
-    """Raises NotSupported where a namespace is to use a tier that there is not: of the running
-    node, or by the settings where none runs."""
+    """Raises NotSupported if a namespace is to use a tier that is missing: on the running node, or
+    by the settings if none runs."""
     if wanted.get("cold") and not _has_cold_tier(config):
         raise NotSupported(
             "there is no cold tier: name one with the setting cold (--cold s3://BUCKET/PREFIX of "

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @click.group("nfs", cls=CommandGroup)
 def command() -> None:
-    """NFS: what is exported, to whom, and who is connected.
+    """NFS: which namespaces are exported, to whom, and who is connected.
 
-    `kvfs up --nfs` serves it; nothing is exported before `kvfs nfs export`.
+    `kvfs up --nfs` serves them; nothing is exported before `kvfs nfs export`.
     """
 
 
@@ -33,22 +33,23 @@ def command() -> None:
     "--allow",
     multiple=True,
     metavar="NETWORK",
-    help="Clients that may enter: 10.1.0.0/16 or one address; may be repeated. Default: this host.",
+    help="Clients that may enter: a network like 10.1.0.0/16, or an address; repeatable (default: "
+    "this host).",
 )
 @click.option(
     "--squash",
     type=click.Choice(["none", "root", "all"]),
     default="root",
     show_default=True,
-    help="Whose calls are nobody's: no one's, root's, everybody's.",
+    help="Users whose calls count as nobody's: none, root, or all.",
 )
-@click.option("--read-only", is_flag=True, help="Nothing can be changed through it.")
+@click.option("--read-only", is_flag=True, help="Refuse changes through the export.")
 @click.option(
     "--groups",
     type=click.Choice(["client", "server"]),
     default="client",
     show_default=True,
-    help="Who says which groups a user is in: the client, which can name 16, or this host's"
+    help="Source of a user's groups: the client, which can name 16, or the server: this host's"
     " /etc/group (no directory service).",
 )
 @settings_options.options("store")
@@ -84,7 +85,7 @@ def export(
 @click.argument("name", type=click.UNPROCESSED)
 @settings_options.options("store")
 def unexport(name: str, config_file: Path | None, **flags: object) -> None:
-    """Export a namespace no more; its files stay."""
+    """Stop exporting a namespace; its files stay."""
     from gateway.nfs import exports
 
     config = settings_options.resolve(config_file, **flags)
@@ -95,10 +96,10 @@ def unexport(name: str, config_file: Path | None, **flags: object) -> None:
 
 
 @command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings_options.options("store")
 def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
-    """List what is exported, to whom and how."""
+    """List the exported namespaces, to whom they are exported and how."""
     from gateway.nfs import exports
 
     config = settings_options.resolve(config_file, **flags)
@@ -117,10 +118,10 @@ def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
 
 
 @command.command("clients")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings_options.options("store")
 def clients(config_file: Path | None, as_json: bool, **flags: object) -> None:
-    """List the hosts that have a connection now."""
+    """List the hosts that are connected now."""
     config = settings_options.resolve(config_file, **flags)
     try:
         found = node_requests.ask(config, "nfs_clients")["clients"]
@@ -146,8 +147,8 @@ def _row(exported: "Exported") -> dict[str, Any]:
 
 
 def _have_it_seen(config: Config) -> dict[str, Any] | None:
-    """Returns when the node of this store serves what is exported now: what it says of it; None
-    where none serves NFS."""
+    """Returns the node's report once the node of this store serves the present exports; None if no
+    node serves NFS."""
     with contextlib.suppress(Unavailable, NotSupported):
         found: dict[str, Any] = node_requests.ask(config, "nfs_look")
         return found

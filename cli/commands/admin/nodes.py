@@ -1,4 +1,4 @@
-"""`kvfs node`: which nodes a cluster has, who may be one, and how one is emptied and removed."""
+"""`kvfs node`: the nodes of a cluster, who may become one, and how one is emptied and removed."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvfs.datastore.layout import Store
 
 _REMOVE_S: Final = 60.0
-"""All files of the node are looked at first."""
+"""Deadline of a removal, which looks at all files of the node first."""
 _LEASES: Final = {
     "held": "held",
     "left": "none, it was stopped",
@@ -32,14 +32,14 @@ def command() -> None:
     """The nodes that share an engine.
 
     A node joins when it is started with --engine. The first one makes the cluster's secret; every
-    other one is given it before: on a node that runs `kvfs node secret`, on the new one `kvfs node
-    join`.
+    other one must get it first: run `kvfs node secret` on a node of the cluster, and `kvfs node
+    join` on the new one.
     """
 
 
 def of(config: Config) -> dict[str, Any]:
-    """The running node's report of its cluster's nodes. Raises NotSupported (it is in none),
-    Unavailable (none runs)."""
+    """Returns the running node's report of its cluster's nodes. Raises NotSupported (it is in
+    none), Unavailable (none runs)."""
     try:
         report: dict[str, Any] = node_requests.ask(config, "nodes")
     except NotSupported:
@@ -52,7 +52,7 @@ def of(config: Config) -> dict[str, Any]:
 
 @command.command("list")
 @settings_options.options("store")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_nodes(config_file: Path | None, store: Path | None, as_json: bool) -> None:
     """Show the nodes of the cluster, as the running node on this host sees them."""
     config = settings_options.resolve(config_file, store=store)
@@ -67,14 +67,14 @@ def list_nodes(config_file: Path | None, store: Path | None, as_json: bool) -> N
 
 @command.command("drain")
 @click.argument("which", metavar="NODE")
-@click.option("--stop", is_flag=True, help="Give it data again.")
+@click.option("--stop", is_flag=True, help="Stop draining: give the node data again.")
 @settings_options.options("store")
 def drain(which: str, stop: bool, config_file: Path | None, store: Path | None) -> None:
-    """Have all data of a node moved to others while it goes on serving.
+    """Move all data of a node to others while it goes on serving.
 
-    NODE is a number or a name. `kvfs node list` shows it as 'draining', with what is in the way,
-    and as 'drained' when nothing is left: then it can be stopped and removed. Files of a cache that
-    nobody has room for are evicted.
+    NODE is a number or a name. `kvfs node list` shows it as 'draining', with its obstacles, and as
+    'drained' when nothing is left: then it can be stopped and removed. Files of a cache for which
+    no node has room are evicted.
     """
     config = settings_options.resolve(config_file, store=store)
     name = node_requests.ask(config, "drain", {"node": which, "stop": stop})
@@ -83,12 +83,14 @@ def drain(which: str, stop: bool, config_file: Path | None, store: Path | None) 
 
 @command.command("remove")
 @click.argument("which", metavar="NODE")
-@click.option("--force", is_flag=True, help="Though it runs, or has what no other node has.")
+@click.option(
+    "--force", is_flag=True, help="Remove it even if it runs, or has data that no other node has."
+)
 @settings_options.options("store")
 def remove(which: str, force: bool, config_file: Path | None, store: Path | None) -> None:
     """Forget a node that does not come back.
 
-    NODE is a number or a name. It is refused while the node runs and was not drained, and where it
+    NODE is a number or a name. This is refused while the node runs and was not drained, and if it
     has files of durable namespaces that no other node has.
     """
     config = settings_options.resolve(config_file, store=store)
@@ -100,13 +102,15 @@ def remove(which: str, force: bool, config_file: Path | None, store: Path | None
 
 @command.command("join")
 @click.argument("file", type=click.File("r"), default="-")
-@click.option("--again", is_flag=True, help="As a new node: this one was removed, or is a copy.")
+@click.option(
+    "--again", is_flag=True, help="Join as a new node, since this one was removed or is a copy."
+)
 @settings_options.options("store", "engine", "secret_file")
 def join(file: Any, again: bool, config_file: Path | None, **flags: object) -> None:
-    """Take the cluster's secret, so that `kvfs up --engine URL` on this store is let in.
+    """Take the cluster's secret, so that `kvfs up --engine URL` on this store is admitted.
 
-    FILE, or the standard input, holds what `kvfs node secret` printed on another node. A node that
-    runs takes a new secret too, within seconds.
+    FILE, or standard input, holds the output of `kvfs node secret` on another node. A running node
+    takes a new secret too, within seconds.
     """
     import trio
 
@@ -128,14 +132,18 @@ def join(file: Any, again: bool, config_file: Path | None, **flags: object) -> N
 
 
 @command.command("secret")
-@click.option("--rotate", "change", flag_value="rotate", help="Make a new one, valid beside it.")
-@click.option("--retire", "change", flag_value="retire", help="Only the newest is valid from now.")
+@click.option(
+    "--rotate", "change", flag_value="rotate", help="Make a new secret, valid beside the old one."
+)
+@click.option(
+    "--retire", "change", flag_value="retire", help="Make only the newest secret valid from now on."
+)
 @settings_options.options("store")
 def secret(change: str | None, config_file: Path | None, store: Path | None) -> None:
     """Print the cluster's secret, for `kvfs node join` on another host.
 
-    To replace it: --rotate, bring what that prints to every other node with `kvfs node join`, then
-    --retire.
+    To replace it, run this with --rotate, pass its output to `kvfs node join` on every other node,
+    then run it with --retire.
     """
     config = settings_options.resolve(config_file, store=store)
     try:
@@ -149,7 +157,7 @@ def secret(change: str | None, config_file: Path | None, store: Path | None) -> 
 
 
 def table(nodes: list[dict[str, Any]]) -> str:
-    """A table for people, whole however narrow the terminal is."""
+    """Returns a table for people, complete however narrow the terminal is."""
     rows = [("NODE", "NAME", "STATE", "LEASE", "PLACE", "PEER", "FREE", "OF", "VERSION")]
     rows += [_row(each) for each in nodes]
     widths = [max(len(text) for text in column) for column in zip(*rows, strict=True)]
@@ -161,7 +169,7 @@ def table(nodes: list[dict[str, Any]]) -> str:
 
 
 def obstacles(nodes: list[dict[str, Any]]) -> str:
-    """The obstacles that keep nodes from being drained; a line for each."""
+    """Returns the obstacles that keep nodes from being drained, a line for each."""
     return "".join(
         f"  node {each['number']} ({each['name']}) still has {each['obstacle']}\n"
         for each in nodes

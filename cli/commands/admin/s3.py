@@ -1,6 +1,6 @@
-"""`kvfs s3`: users of the S3 API and their keys, what clients need to reach it, presigned URLs.
+"""`kvfs s3`: users of the S3 API and their keys, the settings that clients need, presigned URLs.
 
-All of it works beside a running node and without one.
+All commands work with and without a running node.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _WEEK_S = 7 * 24 * 3600
 
 @click.group("s3")
 def command() -> None:
-    """The S3 API: users and keys, what clients need, presigned URLs."""
+    """The S3 API: users and keys, settings for clients, presigned URLs."""
 
 
 @contextlib.contextmanager
@@ -45,8 +45,8 @@ def _users(config: Config) -> Iterator["Users"]:
 def user() -> None:
     """Users: each has a key pair and may have a policy.
 
-    A user without a policy may do everything with buckets of its own; the policy of `admin`, whom
-    the first start makes, allows everything everywhere.
+    A user without a policy may do everything with their own buckets; the policy of `admin`, whom
+    the first start creates, allows everything everywhere.
     """
 
 
@@ -59,11 +59,11 @@ def _show_pair(name: str, pair: "Credentials", as_json: bool) -> None:
 
 
 def _json_option(function: Any) -> Any:
-    return click.option("--json", "as_json", is_flag=True, help="For machines.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
 def _policy_of(path: Path | None) -> str:
-    """The document in a file, `-` for standard input, checked. Raises Invalid."""
+    """Returns the checked document in a file, `-` for standard input. Raises Invalid."""
     from s3api.http.s3_errors import S3Error
     from s3api.rules.access.policy import parse_user_policy
 
@@ -79,7 +79,12 @@ def _policy_of(path: Path | None) -> str:
 
 @user.command("add")
 @click.argument("name")
-@click.option("--policy", type=click.Path(path_type=Path), metavar="FILE", help="- for stdin.")
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Policy (JSON); - is standard input.",
+)
 @_json_option
 @settings_options.options("store")
 def add(
@@ -95,7 +100,7 @@ def add(
 @_json_option
 @settings_options.options("store")
 def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
-    """List users and their access keys; never a secret."""
+    """List users and their access keys, never a secret."""
     with _users(settings_options.resolve(config_file, **flags)) as users:
         listed = users.list_all()
     if as_json:
@@ -122,7 +127,7 @@ def list_(config_file: Path | None, as_json: bool, **flags: object) -> None:
 @click.argument("name")
 @settings_options.options("store")
 def disable(name: str, config_file: Path | None, **flags: object) -> None:
-    """Refuse a user's signatures from now on."""
+    """Reject a user's signatures from now on."""
     with _users(settings_options.resolve(config_file, **flags)) as users:
         users.set_enabled(name, False)
 
@@ -131,7 +136,7 @@ def disable(name: str, config_file: Path | None, **flags: object) -> None:
 @click.argument("name")
 @settings_options.options("store")
 def enable(name: str, config_file: Path | None, **flags: object) -> None:
-    """Take a user's signatures again."""
+    """Accept a user's signatures again."""
     with _users(settings_options.resolve(config_file, **flags)) as users:
         users.set_enabled(name, True)
 
@@ -141,7 +146,7 @@ def enable(name: str, config_file: Path | None, **flags: object) -> None:
 @_json_option
 @settings_options.options("store")
 def rotate(name: str, config_file: Path | None, as_json: bool, **flags: object) -> None:
-    """Give a user a new key pair and print it; the old one ends, and sessions started with it."""
+    """Give a user a new key pair and print it; the old one ends, as do sessions started with it."""
     with _users(settings_options.resolve(config_file, **flags)) as users:
         _show_pair(name, users.rotate(name), as_json)
 
@@ -150,7 +155,7 @@ def rotate(name: str, config_file: Path | None, as_json: bool, **flags: object) 
 @click.argument("name")
 @settings_options.options("store")
 def remove(name: str, config_file: Path | None, **flags: object) -> None:
-    """Remove a user. Its buckets stay; `admin` may take care of them."""
+    """Remove a user. The user's buckets stay; `admin` may take care of them."""
     with _users(settings_options.resolve(config_file, **flags)) as users:
         users.remove(name)
 
@@ -158,12 +163,12 @@ def remove(name: str, config_file: Path | None, **flags: object) -> None:
 @user.command("policy")
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option("--delete", is_flag=True, help="Take the policy away.")
+@click.option("--delete", is_flag=True, help="Remove the policy.")
 @settings_options.options("store")
 def policy(
     name: str, config_file: Path | None, file: Path | None, delete: bool, **flags: object
 ) -> None:
-    """Show a user's policy, or set it from FILE (JSON; - for standard input)."""
+    """Show a user's policy, or set it from FILE (JSON; - is standard input)."""
     if file is not None and delete:
         raise click.UsageError("give FILE or --delete, not both")
     document = _policy_of(file)
@@ -178,14 +183,22 @@ def policy(
 
 
 @command.command("env")
-@click.option("--user", "name", default="admin", show_default=True, help="Whose keys.")
-@click.option("--for", "target", default="shell", metavar="CLIENT", help="See below.")
-@click.option("--endpoint", metavar="URL", help="Where clients reach the node.")
+@click.option(
+    "--user", "name", default="admin", show_default=True, help="User whose keys are printed."
+)
+@click.option(
+    "--for", "target", default="shell", metavar="CLIENT", help="Client to print it for; see below."
+)
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    help="URL by which clients reach the node (default: the running node's).",
+)
 @settings_options.options("store", "s3", "s3_region")
 def env(
     name: str, config_file: Path | None, target: str, endpoint: str | None, **flags: object
 ) -> None:
-    """Print what a client needs to reach the S3 API: endpoint, region and keys.
+    """Print the settings that a client needs for the S3 API: endpoint, region and keys.
 
     CLIENT is shell (`eval "$(kvfs s3 env)"`), boto3, awscli, rclone, s3fs, s3cmd, minio, pyarrow,
     lmcache, vllm or curl.
@@ -203,9 +216,15 @@ def env(
 @command.command("presign")
 @click.argument("method")
 @click.argument("path", metavar="BUCKET/KEY")
-@click.option("--expires", "expires_s", default=3600, show_default=True, help="Seconds.")
-@click.option("--user", "name", default="admin", show_default=True, help="Who signs it.")
-@click.option("--endpoint", metavar="URL", help="Where clients reach the node.")
+@click.option(
+    "--expires", "expires_s", default=3600, show_default=True, help="Validity in seconds."
+)
+@click.option("--user", "name", default="admin", show_default=True, help="User who signs it.")
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    help="URL by which clients reach the node (default: the running node's).",
+)
 @settings_options.options("store", "s3", "s3_region")
 def presign(
     method: str,
@@ -216,7 +235,7 @@ def presign(
     endpoint: str | None,
     **flags: object,
 ) -> None:
-    """Print a URL with which anyone may make one request, until it expires."""
+    """Print a URL by which anyone may make one kind of request until it expires."""
     from s3api.auth.presign import presign as sign
 
     if method.upper() not in _METHODS:
@@ -240,10 +259,9 @@ def presign(
 
 
 def _endpoint(config: Config, given: str | None) -> str:
-    """The endpoint that was given, else that of the running node, else that of the settings. Raises
-    NotSupported where S3 is off.
+    """Returns the given endpoint, else that of the running node, else that of the settings.
 
-    Raises NotSupported where S3 is off.
+    Raises NotSupported if S3 is off.
     """
     if given is not None:
         if not given.startswith(("http://", "https://")):

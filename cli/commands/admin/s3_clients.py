@@ -186,7 +186,7 @@ CLIENTS: Final = tuple(_CLIENTS)
 
 
 def render(client: str, endpoint: str, region: str, pair: Credentials) -> str:
-    """The text for a client of CLIENTS. Raises Invalid for others."""
+    """Returns the text for a client of CLIENTS. Raises Invalid for others."""
     if client not in _CLIENTS:
         raise Invalid(f"--for takes one of {', '.join(CLIENTS)}, not '{client}'")
     return _CLIENTS[client](_Access(endpoint, region, pair.access_key, pair.secret))

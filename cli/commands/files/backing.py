@@ -2,7 +2,7 @@
 mount.
 
 A lease is an open descriptor, so it ends with the process that has it, however that ends. A command
-takes the place of this process and inherits the descriptors: nobody else has to stay.
+takes the place of this process and inherits the descriptors: no other process has to stay.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _MOST_S: Final = 365 * 86_400.0
 
 
 class _BeforeCommand(click.Command):
-    """Keeps what stands behind the first `--` for itself: a command with its own options."""
+    """Keeps the arguments after the first `--` apart: a command with its own options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -46,14 +46,14 @@ class _BeforeCommand(click.Command):
 
 @click.command("backing", cls=_BeforeCommand)
 @click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH...")
-@click.option("--json", "as_json", is_flag=True, help="For machines: one object for each path.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per path.")
 @click.option("-0", "--null", "nulls", is_flag=True, help="End each name with NUL (xargs -0).")
 @click.option(
     "--for",
     "duration_s",
     type=click.FloatRange(0, _MOST_S),
     metavar="SECONDS",
-    help="How long to hold them; 0: print only, nothing is held.",
+    help="Time to hold them; 0: only print, hold nothing.",
 )
 @settings_options.options("store")
 @click.pass_context
@@ -70,11 +70,11 @@ def command(
     """Print the data files behind paths, and keep them there.
 
     For programs that open files by name and have no use for a mount: cuFile, GPUDirect Storage,
-    O_DIRECT readers. PATH is one on the mount, or within KVFS. What other nodes have of a file is
-    brought first. While it is leased a file is not evicted, and its data file keeps its name and
-    content, though the file be replaced or removed. What is open for writing is not leased. Only
-    read data files, never write to them; nor, while it is leased, to the file on the mount: its
-    data file would change with it. Replace it, by a rename.
+    O_DIRECT readers. PATH is a path on the mount, or within KVFS. Data on other nodes are fetched
+    first. While a file is leased it is not evicted, and its data file keeps its name and content,
+    even if the file is replaced or removed. A file that is open for writing is not leased. Only
+    read data files, never write to them; nor write to a leased file on the mount, which would
+    change its data file: replace it by a rename.
 
     \b
     kvfs backing PATH -- COMMAND --file {}    runs COMMAND; the lease ends with it
@@ -82,8 +82,8 @@ def command(
     kvfs backing PATH... --for 600            prints, and holds for ten minutes
     program | kvfs backing PATH...            holds until the pipe is closed
 
-    Only the end of a pipe ends it: with </dev/null, as services have it, it holds until it is ended
-    by a signal.
+    Only the end of a pipe ends it: with </dev/null, as services have it, it holds until a signal
+    ends it.
 
     {} stands for the data files; a command without it gets them as its last arguments.
     """
@@ -120,7 +120,7 @@ def _shown(path: str, leased: Leased, as_json: bool) -> str:
 
 
 def _become(wanted: Sequence[str], leased: Sequence[Leased]) -> None:
-    """Run the command in this process's place. Raises Invalid, OSError."""
+    """Runs the command in this process's place. Raises Invalid, OSError."""
     arguments = _arguments(wanted, [each.name for each in leased])
     for each in leased:
         for fd in each.descriptors:
@@ -135,7 +135,7 @@ def _become(wanted: Sequence[str], leased: Sequence[Leased]) -> None:
 
 
 def _arguments(wanted: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The command with the data files in their places. Raises Invalid."""
+    """Returns the command with the data files in their places. Raises Invalid."""
     if not any(_HERE in each for each in wanted):
         return [*wanted, *names]
     found: list[str] = []
@@ -150,7 +150,7 @@ def _arguments(wanted: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _hold(duration_s: float | None) -> None:
-    """Return when it is over: time, Ctrl-C, or the end of a pipe at standard input."""
+    """Returns when the lease is over: by time, Ctrl-C, or the end of a pipe at standard input."""
     if duration_s == 0:
         return
     pipe = _is_pipe(sys.stdin)
@@ -172,7 +172,7 @@ def _wait(end: float | None, watches_input: bool) -> None:
 
 
 def _is_pipe(stream: Any) -> bool:
-    """Whether another program has the other end, and may close it."""
+    """Returns whether another program has the other end, and may close it."""
     try:
         mode = os.fstat(stream.fileno()).st_mode
     except (AttributeError, OSError, ValueError):

@@ -24,9 +24,9 @@ def command(
 ) -> None:
     """Copy the file or tree PATH to TARGET (s3://BUCKET/PREFIX).
 
-    What is there already with the same size, and is not older, is left alone, and of a large file
-    the parts that are: run it again to go on after an interruption. Credentials come by the usual
-    AWS settings.
+    Objects that exist with the same size and are not older are left alone, as are the uploaded
+    parts of a large file: run it again to resume after an interruption. Credentials come from the
+    usual AWS settings.
     """
     config = settings_options.resolve(config_file, **flags)
     with import_export.of(config, target, endpoint, jobs, f"export {path}") as (moving, location):

@@ -23,7 +23,7 @@ _OF_THE_DESTINATION: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ERO
 def command(path: str, destination: str, config_file: Path | None, **flags: object) -> None:
     """Copy PATH to the local file or directory DESTINATION.
 
-    Default: the directory we are in; - is standard output. A local file appears whole or not at
+    Default: the current directory; - is standard output. A local file appears whole or not at
     all.
     """
     config = settings_options.resolve(config_file, **flags)
@@ -40,7 +40,7 @@ def command(path: str, destination: str, config_file: Path | None, **flags: obje
 
 @contextlib.contextmanager
 def _naming(path: str, destination: str) -> Iterator[None]:
-    """A transfer that fails says which file it was about, where the system does not."""
+    """Makes a failed transfer name its file, if the system does not."""
     target = "standard output" if destination == "-" else destination
     try:
         yield

@@ -24,8 +24,8 @@ def command(
 ) -> None:
     """Copy the object or tree SOURCE (s3://BUCKET/PREFIX) to PATH.
 
-    What is there already with the same size, and is not older, is left alone: run it again to go
-    on after an interruption. Credentials come by the usual AWS settings.
+    Files that exist with the same size and are not older are left alone: run it again to resume
+    after an interruption. Credentials come from the usual AWS settings.
     """
     config = settings_options.resolve(config_file, **flags)
     with import_export.of(config, source, endpoint, jobs, f"import {source}") as (moving, location):

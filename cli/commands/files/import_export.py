@@ -24,16 +24,18 @@ _MOST_JOBS: Final = 64
 
 
 def options(function: Any) -> Any:
-    """The options of both."""
+    """Adds the options of both commands."""
     for option in (
         click.option(
             "--jobs",
             type=click.IntRange(1, _MOST_JOBS),
             default=_JOBS,
             show_default=True,
-            help="Files moved at once.",
+            help="Number of files moved at once.",
         ),
-        click.option("--endpoint", metavar="URL", help="Of the S3 service (AWS_ENDPOINT_URL)."),
+        click.option(
+            "--endpoint", metavar="URL", help="URL of the S3 service (default: $AWS_ENDPOINT_URL)."
+        ),
     ):
         function = option(function)
     return function
@@ -67,8 +69,8 @@ def of(
 
 @contextlib.contextmanager
 def _ending_at_once() -> Iterator[None]:
-    """Ctrl-C waits for no thread, which may wait for an answer: what is not whole has no name yet,
-    and goes as that of a killed process."""
+    """Makes Ctrl-C wait for no thread, which may be waiting for an answer: an incomplete file has
+    no name yet, and goes as that of a killed process does."""
     try:
         yield
     except KeyboardInterrupt:
@@ -77,7 +79,7 @@ def _ending_at_once() -> Iterator[None]:
 
 
 def tell(done: str, moved: "Moved") -> None:
-    """The result, in one line. Raises NotSupported where something had to be left out."""
+    """Prints the result in one line. Raises NotSupported if something had to be left out."""
     there = f"; {moved.there} were there" if moved.there else ""
     click.echo(f"{done} {moved.files} files, {format_size(moved.bytes)}{there}")
     for each in moved.left_out:

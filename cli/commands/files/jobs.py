@@ -1,5 +1,5 @@
 """The common part of `kvfs prefetch` and `kvfs replicate`: a job for each file below some paths,
-asked about until the files are where they should be."""
+polled until the files are in place."""
 
 import os
 import time
@@ -30,15 +30,15 @@ class JobsOutcome(NamedTuple):
 
     @property
     def done(self) -> int:
-        """Files with which nothing went wrong."""
+        """The number of files without an error."""
         return self.files - len(self.failures)
 
 
 def all_below(
     config: Config, paths: Sequence[str], title: str, job: Callable[[str, "Stat"], str]
 ) -> JobsOutcome:
-    """Run a job for every file that is named, or lies below a directory that is, some at once; it
-    says what went wrong. Raises NotFound."""
+    """Runs a job for every named file and every file below a named directory, some at once; the job
+    returns its error. Raises NotFound."""
     files = size = 0
     failures = []
     with open_store.client_of(config) as client, progress.shown(title, None) as step:
@@ -72,7 +72,7 @@ def _below(client: "Client", directory: bytes) -> Iterator[tuple[str, "Stat"]]:
 def ask_until(
     config: Config, method: str, params: dict[str, Any], is_done: Callable[[Any], bool]
 ) -> Any:
-    """The node's answer once it says so: what is asked for goes on in between."""
+    """Returns the node's answer once it satisfies `is_done`: the work goes on in between."""
     while True:
         try:
             answer = node_requests.ask(config, method, params, _DEADLINE_S)
@@ -86,8 +86,8 @@ def ask_until(
 def _each(
     files: Iterator[tuple[str, "Stat"]], job: Callable[[str, "Stat"], str]
 ) -> Iterator[tuple["Stat", str]]:
-    """Run a job for each file, some at once; each file, when it is done, with what its job says
-    went wrong."""
+    """Runs a job for each file, some at once. Yields each file, when it is done, with the job's
+    error."""
     waiting: dict[Future[str], Stat] = {}
     pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="kvfs-moving")
     try:

@@ -20,14 +20,17 @@ _RECENT_NS = 180 * 86_400 * 1_000_000_000
 @click.command("ls")
 @click.argument("path", default="/", type=click.UNPROCESSED)
 @settings_options.options("store")
-@click.option("-l", "long", is_flag=True, help="Mode, owner, size, time of the last change.")
-@click.option("--json", "as_json", is_flag=True, help="For machines: one object on each line.")
+@click.option(
+    "-l", "long", is_flag=True, help="Show mode, owner, size and time of the last change."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 def command(
     path: str, config_file: Path | None, long: bool, as_json: bool, **flags: object
 ) -> None:
     """List a directory (default: the namespaces), or show one file.
 
-    Names are printed as they are stored, to a terminal with escapes; directories end with a slash.
+    Names are printed as they are stored, to a terminal with escapes. Directories end with a
+    slash.
     """
     config = settings_options.resolve(config_file, **flags)
     is_terminal = sys.stdout.isatty()
@@ -44,7 +47,7 @@ def command(
 
 
 def _printable(line: bytes) -> bytes:
-    """The line for a terminal, as ls(1) has it: a pipe gets names as they are."""
+    """Returns the line for a terminal, as ls(1) prints it: a pipe gets names as they are."""
     return printable(os.fsdecode(line)).encode()
 
 
@@ -62,6 +65,6 @@ def _long(entry: Stat) -> bytes:
 
 
 def _when(time_ns: int) -> str:
-    """As ls(1): the time of day of recent changes, the year of others."""
+    """Formats a time like ls(1): the time of day of recent changes, the year of others."""
     recent = abs(time.time_ns() - time_ns) < _RECENT_NS
     return time.strftime("%b %e %H:%M" if recent else "%b %e  %Y", time.localtime(time_ns / 1e9))

@@ -1,4 +1,4 @@
-"""Paths of KVFS's files on this host's mount, for what works on open files."""
+"""Paths of KVFS's files on this host's mount, for operations on open files."""
 
 import os
 from typing import Any
@@ -10,9 +10,9 @@ from kvfs.client.mount.mount_store import STORE_XATTR
 
 
 def find(config: Config, path: str) -> str:
-    """The path itself where it is on a mount; else that path within KVFS, on the mount of the node
-    that runs; else the path itself, of any filesystem. Raises Invalid, NotFound,
-    Unavailable (no node runs)."""
+    """Returns the path itself if it is on a mount; else that path within KVFS, on the mount of the
+    running node; else the path itself, of any filesystem. Raises Invalid, NotFound, Unavailable (no
+    node runs)."""
     if not path:
         raise Invalid("the path is empty: name a file or a directory")
     if is_on_mount(path):
@@ -31,7 +31,7 @@ def find(config: Config, path: str) -> str:
 
 
 def is_on_mount(path: str) -> bool:
-    """False also where it does not exist."""
+    """Returns whether the path is on a mount; False also if it does not exist."""
     try:
         os.getxattr(path, STORE_XATTR)
     except OSError:
@@ -40,6 +40,7 @@ def is_on_mount(path: str) -> bool:
 
 
 def mountpoint(config: Config) -> str | None:
-    """The mountpoint of the running node; None: it has no mount. Raises Unavailable: none runs."""
+    """Returns the mountpoint of the running node; None: it has no mount. Raises Unavailable: none
+    runs."""
     mount: dict[str, Any] | None = node_requests.ask(config, "status")["mount"]
     return None if mount is None else str(mount["mountpoint"])

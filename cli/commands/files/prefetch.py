@@ -1,4 +1,4 @@
-"""`kvfs prefetch`: have the data of files brought to nodes before somebody reads them there."""
+"""`kvfs prefetch`: fetches the data of files to nodes before they are read there."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 to_nodes: Final = click.option(
-    "--to", "targets", multiple=True, metavar="NODE", help="Name or number, or all; repeatable."
+    "--to",
+    "targets",
+    multiple=True,
+    metavar="NODE",
+    help="Name or number of a node, or all; repeatable (default: the running node).",
 )
 
 
@@ -29,17 +33,17 @@ to_nodes: Final = click.option(
 def command(
     paths: tuple[str, ...], targets: tuple[str, ...], config_file: Path | None, **flags: object
 ) -> None:
-    """Bring the data of files to nodes before they are read.
+    """Fetch the data of files to nodes before they are read.
 
-    For a directory, brings everything below it. Nodes fetch from each other, so that many take
-    hardly longer than one.
+    For a directory, fetches everything below it. Nodes fetch from each other, so many take hardly
+    longer than one.
     """
     bring(settings_options.resolve(config_file, **flags), paths, targets)
 
 
 def bring(config: Config, paths: Sequence[str], targets: Sequence[str]) -> None:
-    """Have files, and all below directories, brought to nodes (none: the one that is asked), and
-    say so. Raises NotFound, Unavailable."""
+    """Has files, and everything below directories, fetched to nodes (none: the asked node), and
+    reports it. Raises NotFound, Unavailable."""
     numbers = _numbers(config, targets)
 
     def job(path: str, found: "Stat") -> str:
@@ -62,7 +66,8 @@ def _is_settled(answer: dict[str, str]) -> bool:
 
 
 def _numbers(config: Config, targets: Sequence[str]) -> list[int]:
-    """The nodes that are meant; none: the one that is asked. Raises NotFound, NotSupported."""
+    """Returns the numbers of the named nodes; none: the asked node. Raises NotFound,
+    NotSupported."""
     if not targets:
         return []
     try:

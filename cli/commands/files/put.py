@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @click.argument("source", type=click.UNPROCESSED)
 @click.argument("path", type=click.UNPROCESSED)
 @settings_options.options("store")
-@click.option("-p", "--parents", is_flag=True, help="Make the directories that are missing.")
-@click.option("--exclusive", is_flag=True, help="Fail where the name is taken.")
+@click.option("-p", "--parents", is_flag=True, help="Make missing directories.")
+@click.option("--exclusive", is_flag=True, help="Fail if the name is taken.")
 def command(
     source: str,
     path: str,
@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """Store the local file SOURCE as PATH, atomically.
 
-    SOURCE - is standard input. What is there is replaced. A PATH that ends with a slash is a
+    SOURCE - is standard input. An existing file is replaced. A PATH that ends with a slash is a
     directory: the file keeps its name in it.
     """
     config = settings_options.resolve(config_file, **flags)
@@ -61,7 +61,7 @@ def command(
 
 @contextlib.contextmanager
 def _hinting(client: "Client", target: bytes) -> Iterator[None]:
-    """Tells a user who names a directory, a namespace perhaps, how to put a file into it."""
+    """Tells a user who names a directory, perhaps a namespace, how to put a file into it."""
     try:
         yield
     except (IsADirectory, NotPermitted):

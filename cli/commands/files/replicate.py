@@ -22,7 +22,7 @@ _MOST: int = 15
     type=click.IntRange(1, _MOST),
     required=True,
     metavar="N",
-    help="Copies beside the first.",
+    help="Number of copies beside the first.",
 )
 @settings_options.options("store")
 def command(
@@ -30,9 +30,9 @@ def command(
 ) -> None:
     """Make more copies of files on other nodes, now.
 
-    For a directory, copies everything below it until N more nodes than one have it. Nodes are
-    chosen as for the replicas of a namespace. Copies beyond those that the namespace asks for are
-    the first to go where space is needed.
+    For a directory, copies everything below it until N nodes besides one have it. Nodes are chosen
+    as for the replicas of a namespace. Copies beyond those that the namespace asks for are the
+    first to go when space is needed.
     """
     config = settings_options.resolve(config_file, **flags)
 

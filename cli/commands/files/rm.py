@@ -1,4 +1,4 @@
-"""`kvfs rm`: remove files and, asked to, directories with what is in them."""
+"""`kvfs rm`: remove files and, if asked to, directories with their content."""
 
 import os
 from pathlib import Path
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 @click.command("rm")
 @click.argument("paths", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PATH...")
 @settings_options.options("store")
-@click.option("-r", "--recursive", is_flag=True, help="Remove directories with all they hold.")
-@click.option("-f", "--force", is_flag=True, help="What is not there is no error.")
+@click.option("-r", "--recursive", is_flag=True, help="Remove directories with everything in them.")
+@click.option("-f", "--force", is_flag=True, help="Ignore files that do not exist.")
 def command(
     paths: tuple[str, ...],
     config_file: Path | None,
@@ -26,7 +26,7 @@ def command(
     force: bool,
     **flags: object,
 ) -> None:
-    """Remove files. A top-level directory is a namespace: -r removes that too."""
+    """Remove files. A top-level directory is a namespace: -r removes it too."""
     config = settings_options.resolve(config_file, **flags)
     with open_store.client_of(config) as client:
         for path in map(os.fsencode, paths):
@@ -48,7 +48,7 @@ def _remove(client: "Client", path: bytes, *, recursive: bool) -> None:
 
 
 def _remove_tree(client: "Client", path: bytes) -> None:
-    """Depth first; what others remove meanwhile is gone, as wanted."""
+    """Removes depth first; files that others remove meanwhile are gone, as wanted."""
     for entry in client.list(path):
         below = path.rstrip(b"/") + b"/" + entry.name
         try:

@@ -1,4 +1,4 @@
-"""`kvfs stat`: what is known of a file or directory."""
+"""`kvfs stat`: the attributes of a file or directory."""
 
 import json
 import os
@@ -28,7 +28,7 @@ _KINDS = {
 @click.command("stat")
 @click.argument("paths", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PATH...")
 @settings_options.options("store")
-@click.option("--json", "as_json", is_flag=True, help="For machines: one object on each line.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 def command(
     paths: tuple[str, ...], config_file: Path | None, as_json: bool, **flags: object
 ) -> None:
@@ -48,7 +48,7 @@ def command(
 
 
 def as_json_object(found: Stat) -> dict[str, Any]:
-    """Names that are not UTF-8 have their bytes as backslash escapes."""
+    """Returns an object in which names that are not UTF-8 have their bytes as backslash escapes."""
     return {
         "name": found.name.decode(errors="backslashreplace"),
         "kind": kind(found),
@@ -68,7 +68,8 @@ def as_json_object(found: Stat) -> dict[str, Any]:
 
 
 def _bucket(path: str, found: Stat) -> bool | None:
-    """Whether a top-level directory is a bucket of the S3 API; None: it is no such directory."""
+    """Returns whether a top-level directory is a bucket of the S3 API; None: it is no such
+    directory."""
     from s3api.model.addressing import is_bucket_name
 
     name = path.strip("/")
@@ -78,7 +79,7 @@ def _bucket(path: str, found: Stat) -> bool | None:
 
 
 def kind(found: Stat) -> str:
-    """The type, in a word."""
+    """Returns the type in a word."""
     return _KINDS.get(stat.S_IFMT(found.mode), "unknown")
 
 

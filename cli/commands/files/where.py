@@ -1,4 +1,4 @@
-"""`kvfs where`: on which nodes and media the data of files lie."""
+"""`kvfs where`: the nodes and media on which the data of files lie."""
 
 import json
 import os
@@ -14,14 +14,14 @@ from kvfs.base.units import format_size
 
 @click.command("where")
 @click.argument("paths", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PATH...")
-@click.option("--json", "as_json", is_flag=True, help="For machines: one object on each line.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 @settings_options.options("store")
 def command(
     paths: tuple[str, ...], config_file: Path | None, as_json: bool, **flags: object
 ) -> None:
     """Show on which nodes and media the data of files lie.
 
-    The cold tier, and what is on its way, too.
+    Includes the cold tier and transfers in progress.
     """
     config = settings_options.resolve(config_file, **flags)
     with open_store.client_of(config) as client:

@@ -1,1 +1,1 @@
-"""Model weights: what they are made of, loads and their speed."""
+"""Model weights: their parts, loads and their speed."""

@@ -1,4 +1,4 @@
-"""`kvfs bench`: what this machine gives, and what of it arrives."""
+"""`kvfs bench`: the limits of this machine, and how close loads come to them."""
 
 from typing import Final
 
@@ -11,4 +11,4 @@ _COMMANDS: Final = {"gds": "cli.commands.models.bench_gds"}
 
 @click.group("bench", cls=LazyGroup, modules=_COMMANDS)
 def command() -> None:
-    """Measure what this machine gives, and what of it arrives."""
+    """Measure this machine's limits, and how close loads come to them."""

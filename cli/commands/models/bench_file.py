@@ -1,8 +1,8 @@
-"""A file of weights to measure with, which goes again: at the end or, where a kill left it, when
-somebody makes one in the same place.
+"""A temporary file of weights to measure with. It is removed at the end, or, if a kill left it, by
+the next run in the same place.
 
-A lock (flock, of a file beside it) is held from before it is made until the process ends: where it
-is and the lock can be had, it is left over. Such locks reach the host, whose name is in that of the
+A lock (flock, on a file beside it) is held from before it is made until the process ends: a file
+whose lock is free is left over. Such locks reach the host, whose name is in that of the
 directory.
 """
 
@@ -33,7 +33,8 @@ _LOCK: Final = "lock"
 
 @contextlib.contextmanager
 def test_file(directory: Path, size: int) -> Iterator[Path]:
-    """A file of weights, as long as the block lasts. Raises Invalid, NoSpace, OSError."""
+    """Makes a file of weights that exists as long as the block lasts. Raises Invalid, NoSpace,
+    OSError."""
     if size < LEAST_BYTES:
         raise Invalid(f"a test file has {format_size(LEAST_BYTES)} at least")
     lacking = NoSpace(
@@ -57,7 +58,8 @@ def test_file(directory: Path, size: int) -> Iterator[Path]:
 
 
 def _remove_left(directory: Path) -> None:
-    """Removes what killed runs of this user and host left there; what cannot be removed stays."""
+    """Removes the files that killed runs of this user and host left there; a file that cannot be
+    removed stays."""
     for home in directory.glob(f"{glob.escape(_PREFIX)}*"):
         with contextlib.suppress(OSError):
             if home.lstat().st_uid != os.geteuid():
@@ -69,7 +71,7 @@ def _remove_left(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    """Raises OSError: somebody else has it locked, or it has gone."""
+    """Raises OSError if another process has it locked, or it has gone."""
     fd = os.open(home / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,7 +81,7 @@ def _locked(home: Path) -> Iterator[None]:
 
 
 def _write(file: Path, size: int) -> None:
-    """Tensors of bytes that no disk can compress; their data lie at a multiple of 4 KiB."""
+    """Writes tensors of bytes that no disk can compress; their data lie at a multiple of 4 KiB."""
     entries = {
         f"tensor.{number}": {
             "dtype": "U8",

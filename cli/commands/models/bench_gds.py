@@ -1,4 +1,4 @@
-"""`kvfs bench gds`: loads of weights on this machine, beside what its disk and memory give at most.
+"""`kvfs bench gds`: loads of weights on this machine, beside the limits of its disk and memory.
 
 All ways are measured in each round, in turn, so that a disk whose speed changes is unfair to none;
 medians are shown.
@@ -61,12 +61,14 @@ _FORMS: Final = tuple(
     "--directory",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where a test file is made (by default in a durable namespace of the node that runs); it "
-    "is removed again, and what a killed run left there is removed first.",
+    help="Directory for a test file, which is removed again, as are those of killed runs (default: "
+    "in a durable namespace of the running node).",
 )
-@click.option("--size", default="1GiB", show_default=True, help="Of the test file.")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--size", default="1GiB", show_default=True, help="Size of the test file.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Number of rounds."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings_options.options("store")
 def command(
     path: str | None,
@@ -79,9 +81,9 @@ def command(
 ) -> None:
     """Measure loads of weights against the disk and the memory.
 
-    PATH is a safetensors file, or a checkpoint, of which the largest file is measured; without it a
-    test file is made. What the page cache has of the file is dropped for cold figures; where that
-    cannot be proven, there are none. Needs torch (pip install 'kvfs[torch]').
+    PATH is a safetensors file, or a checkpoint, whose largest file is measured; without it a test
+    file is made. The file is dropped from the page cache for cold figures; if that cannot be
+    proven, there are none. Needs torch (pip install 'kvfs[torch]').
     """
     config = settings_options.resolve(config_file, **flags)
     require_torch()
@@ -112,7 +114,7 @@ def _largest(path: Path) -> Path:
 
 
 def _namespace(config: Config) -> Path:
-    """The first durable one. Raises Unavailable, NotFound."""
+    """Returns the first durable namespace. Raises Unavailable, NotFound."""
     try:
         status = node_requests.ask(config, "status")
     except Unavailable:
@@ -134,10 +136,10 @@ class _Figures:
         self._size = os.fstat(fd).st_size
         self._rates: dict[tuple[str, str], list[float]] = defaultdict(list)
         self._not_cold = ""
-        """Why there are no cold figures."""
+        """The reason why there are no cold figures."""
 
     def measure(self, rounds: int) -> None:
-        """Raises KvfsError, OSError, MemoryError. Interrupted, it leaves no thread."""
+        """Measures. Raises KvfsError, OSError, MemoryError. Interrupted, it leaves no thread."""
         ways = self._ways()
         steps = rounds * (len(_FORMS) + 2 * len(ways) + 1) + len(ways)
         with progress.shown("bench gds", steps * self._size) as step:
@@ -208,14 +210,14 @@ class _Figures:
         return statistics.median(found) if found else None
 
     def _best(self) -> tuple[str, float] | None:
-        """The form of plain reads with the best median."""
+        """Returns the form of plain reads with the best median."""
         rates = {name: self._median(state, name) for state, name in self._rates if state == "read"}
         known = {name: rate for name, rate in rates.items() if rate is not None}
         best = max(known, key=lambda name: known[name], default=None)
         return None if best is None else (best, known[best])
 
     def _rows(self) -> list[tuple[str, str, float, float | None]]:
-        """State, name, rate, and its ratio to what is the most that can be had."""
+        """Returns state, name, rate, and its ratio to the best possible rate."""
         limits = {"read": None, "memory": None, "cold": self._best()}
         limits["warm"] = ("copy", self._median("memory", "copy") or 0.0)
         rows = []
@@ -269,7 +271,7 @@ _STATES: Final = {
 
 
 def _by_safetensors(path: str) -> object:
-    """It maps the file: reading is what touching every page does."""
+    """Loads with safetensors, which maps the file: touching every page is the reading."""
     from safetensors import safe_open
 
     found = {}

@@ -1,4 +1,4 @@
-"""`kvfs model`: what model weights are made of, having them near, and loading them."""
+"""`kvfs model`: looks into model weights, fetches them and loads them."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ _COMMANDS: Final = {
 
 @click.group("model", cls=LazyGroup, modules=_COMMANDS)
 def command() -> None:
-    """Model weights: look into them, bring them here, load them.
+    """Model weights: look into them, fetch them here, load them.
 
     PATH is a safetensors file, an index of shards (*.safetensors.index.json), or a directory that
     has them: on the mount, within KVFS, or anywhere else.

@@ -1,5 +1,5 @@
-"""`kvfs model inspect`: the tensors of a checkpoint, and what each rank has of them. Their headers
-alone are read."""
+"""`kvfs model inspect`: the tensors of a checkpoint, and each rank's share of them. It reads only
+their headers."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ strategy_option: Final = click.option(
     type=click.Choice([each.value for each in Strategy]),
     default="auto",
     show_default=True,
-    help="How ranks read columns of tensors.",
+    help="Way in which ranks read columns of tensors.",
 )
 
 
@@ -35,16 +35,19 @@ class Share(NamedTuple):
     rank: int
     tensor_bytes: int
     read_bytes: int
-    """Bytes of which it cuts its tensors."""
+    """Bytes from which it cuts its tensors."""
 
 
 @click.command("inspect")
 @click.argument("path", type=click.Path())
 @click.option(
-    "--ranks", type=click.IntRange(1, MOST_RANKS), metavar="N", help="Show what each rank has."
+    "--ranks",
+    type=click.IntRange(1, MOST_RANKS),
+    metavar="N",
+    help="Show the share of each of N ranks.",
 )
 @strategy_option
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings_options.options("store")
 def command(
     path: str,
@@ -56,8 +59,8 @@ def command(
 ) -> None:
     """List tensors, their types, shapes and sizes.
 
-    With --ranks what each of N tensor-parallel ranks has of them, and how many bytes it reads.
-    Needs no torch; data that are not here are not brought.
+    With --ranks, shows the share of each of N tensor-parallel ranks, and how many bytes it reads.
+    Needs no torch, and fetches no data that are not here.
     """
     config = settings_options.resolve(config_file, **flags)
     place = mounted_path.find(config, path)
@@ -75,8 +78,8 @@ def command(
 def shares_of(
     files: Sequence[tuple[str, Header]], numbers: Iterable[int], ranks: int, strategy: Strategy
 ) -> list[Share]:
-    """The shares that those of the ranks have of files and their headers. Raises Invalid, where
-    tensors cannot be divided, Corrupt, OSError."""
+    """Returns the ranks' shares of files, by their headers. Raises Invalid if tensors cannot be
+    divided, Corrupt, OSError."""
     config = config_beside(files[0][0]) if ranks > 1 else None
     headers = [header for _, header in files]
     found = []
@@ -146,7 +149,7 @@ def _show(files: Sequence[tuple[str, Header]], shares: Sequence[Share]) -> None:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as they have to be."""
+    """Prints columns that are as wide as necessary."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -156,7 +159,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _by_dtype(tensors: Sequence[TensorInfo]) -> list[tuple[str, int]]:
-    """Bytes, the most first."""
+    """Returns bytes by type, the most first."""
     found: Counter[str] = Counter()
     for tensor in tensors:
         found[tensor.dtype] += _size(tensor)

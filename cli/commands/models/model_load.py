@@ -1,4 +1,5 @@
-"""`kvfs model load`: load a checkpoint as the ranks of an engine would, and say how fast that was.
+"""`kvfs model load`: loads a checkpoint as the ranks of an engine would, and says how fast that
+was.
 
 Each rank is a process (`model_rank`): all import torch first, then begin at the same moment.
 """
@@ -33,17 +34,17 @@ Result = dict[str, Any]
 
 
 _STAGES: Final = {"read": "READING", "check": "CHECKING", "copy": "COPYING", "wait": "WAITING"}
-"""Seconds of a rank's threads, on the average, and what they did in these."""
+"""Mean seconds of a rank's threads, by their activity."""
 
 
 class _Opened(NamedTuple):
-    """The files before the load."""
+    """The opened files before the load."""
 
     files: int
     size_bytes: int
     cached_bytes: int | None
     seconds: float
-    """Until all of them was here."""
+    """Seconds until all of them were here."""
 
 
 @click.command("load")
@@ -52,7 +53,7 @@ class _Opened(NamedTuple):
     "--device",
     default="cpu",
     show_default=True,
-    help="cpu, cuda:N, or cuda: each rank has the device of its number.",
+    help="Device: cpu, cuda:N, or cuda: each rank has the device of its number.",
 )
 @click.option(
     "--ranks",
@@ -61,14 +62,16 @@ class _Opened(NamedTuple):
     default=1,
     show_default=True,
     metavar="N",
-    help="Tensor-parallel ranks that share the model, each a process.",
+    help="Number of tensor-parallel ranks that share the model, each a process.",
 )
-@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Load this one alone.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Load this rank alone.")
 @strategy_option
 @click.option(
-    "--verify", is_flag=True, help="Compare what is read with the store's checksums (sealed files)."
+    "--verify",
+    is_flag=True,
+    help="Compare the data read with the store's checksums (sealed files).",
 )
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings_options.options("store")
 def command(
     path: str,
@@ -83,12 +86,12 @@ def command(
 ) -> None:
     """Load a checkpoint into tensors, and say how long it took.
 
-    Nothing is kept: it shows what an engine can expect here, and whether the files are sound. What
-    other nodes have of them is brought first. Needs torch (pip install 'kvfs[torch]').
+    Nothing is kept: this shows what an engine can expect here, and whether the files are sound.
+    Data on other nodes are fetched first. Needs torch (pip install 'kvfs[torch]').
 
     START is Python and torch, LOAD what follows until the last tensor is there. READING, CHECKING,
-    COPYING and WAITING (for memory) are what the threads of a rank did in that time, on the
-    average, each with its own GB/s: the longest is what the load waits for.
+    COPYING and WAITING (for memory) are the mean activities of a rank's threads in that time, each
+    with its own GB/s: the longest one limits the load.
     """
     config = settings_options.resolve(config_file, **flags)
     if rank is not None and rank >= count:
@@ -112,27 +115,27 @@ def command(
 
 
 def require_torch() -> None:
-    """Raises NotSupported with the remedy."""
+    """Raises NotSupported with the remedy if torch is missing."""
     if importlib.util.find_spec("torch") is None:
         raise NotSupported(NO_TORCH)
 
 
 def _require_device(device: str) -> None:
-    """Whether it is there torch knows. Raises Invalid."""
+    """Raises Invalid if torch does not know the device."""
     if not re.fullmatch(r"(cpu|cuda)(:\d+)?", device):
         raise Invalid(f"{device!r} is no device to load to: cpu, cuda and cuda:N are known")
 
 
 def _require_plan(path: str, number: int, count: int, strategy: Strategy) -> None:
     """Finds faults of the headers, or tensors that cannot be divided, before any rank starts: they
-    hold for every rank. Raises as `read_headers` and `shares_of`."""
+    hold for every rank. Raises what `read_headers` and `shares_of` raise."""
     with progress.explained(f"reading the headers of {path} ..."):
         shares_of(read_headers(path), [number], count, strategy)
 
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[_Opened]:
-    """The files are open, and so stay, while the block lasts. Raises as `open_backings`."""
+    """Keeps the files open while the block lasts. Raises what `open_backings` raises."""
     began = time.monotonic()
     shards = [shard.path for shard in shards_of(path)]
     with contextlib.ExitStack() as stack:
@@ -189,7 +192,7 @@ def _load(
 
 
 def _rate(size_bytes: int, seconds: float) -> float:
-    """GB/s."""
+    """Returns GB/s."""
     return size_bytes / seconds / 1e9 if seconds > 0 else 0.0
 
 

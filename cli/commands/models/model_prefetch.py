@@ -1,4 +1,4 @@
-"""`kvfs model prefetch`: have checkpoints brought to nodes before they are loaded there."""
+"""`kvfs model prefetch`: fetches checkpoints to nodes before they are loaded there."""
 
 import os
 from pathlib import Path
@@ -20,10 +20,11 @@ from kvfs.client.mount.backing_file import within_mount
 def command(
     paths: tuple[str, ...], targets: tuple[str, ...], config_file: Path | None, **flags: object
 ) -> None:
-    """Bring checkpoints to nodes before they are loaded.
+    """Fetch checkpoints to nodes before they are loaded.
 
-    Of an index the shards that it names, of a directory all that lies in it: configuration and
-    tokenizer too. Nodes fetch from each other, so that many take hardly longer than one.
+    For an index, fetches the shards that it names; for a directory, everything in it, with
+    configuration and tokenizer. Nodes fetch from each other, so many take hardly longer than
+    one.
     """
     config = settings_options.resolve(config_file, **flags)
     found = [
@@ -41,7 +42,8 @@ def _found(config: Config, path: str) -> Path:
 
 
 def _files(path: Path) -> list[Path]:
-    """The files of a model. Raises NotFound (also of what an index names), Corrupt, Invalid."""
+    """Returns the files of a model. Raises NotFound (also for files that an index names), Corrupt,
+    Invalid."""
     if is_index(path):
         return [path, *(shard.path for shard in shards_of(path))]
     for index in indexes_in(path):

@@ -1,8 +1,8 @@
 """One rank of `kvfs model load`: a process of its own, as an engine's workers are.
 
-It is given what to do as a JSON argument, says `ready` when torch is imported, begins when a line
-comes at standard input, and tells how far it is, then the result or what went wrong: a JSON object
-a line. Its tensors go with it.
+It gets its task as a JSON argument, says `ready` when torch is imported, begins when a line comes
+at standard input, and reports its progress, then the result or the error: a JSON object a line. Its
+tensors go with it.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
-    """Raises nothing: what goes wrong is told."""
+    """Runs the rank. Raises nothing: it reports its error."""
     _keep_to_ourselves()
     wanted = json.loads(sys.argv[1])
     if not _end_with(wanted["parent"]):
@@ -101,7 +101,7 @@ def _described(stages: Stages) -> dict[str, Any]:
 
 
 def _end_with(parent: int) -> bool:
-    """Have the kernel end this process when its parent ends, also by a signal that nobody can
+    """Has the kernel end this process when its parent ends, even by a signal that no process can
     catch; False: it has ended already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     return os.getppid() == parent

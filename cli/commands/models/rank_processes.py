@@ -1,4 +1,4 @@
-"""The processes of `kvfs model load`: each runs `model_rank`, and tells how far it is."""
+"""The processes of `kvfs model load`: each runs `model_rank`, and reports its progress."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ _STEP_S: Final = 0.5
 
 
 class RankFailed(Exception):
-    """A rank said what went wrong, or ended without a word."""
+    """A rank reported an error, or ended without a word."""
 
     def __init__(self, number: int, text: str, code: int) -> None:
         super().__init__(text)
@@ -28,15 +28,15 @@ class RankFailed(Exception):
 
 
 class Rank:
-    """One process, and what it told so far."""
+    """One process, and its reports so far."""
 
     def __init__(self, number: int, process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
         self.number = number
         self.start_s: float | None = None
-        """Until Python ran and torch was imported; None: that is not so yet."""
+        """Seconds until Python ran and torch was imported; None: not yet."""
         self.read_bytes = 0
         self.of_bytes: int | None = None
-        """Bytes that it is to read; None: its files are not open yet."""
+        """Bytes that it will read; None: its files are not open yet."""
         self.result: dict[str, Any] | None = None
         self._process = process
         self._errors = errors
@@ -44,19 +44,19 @@ class Rank:
         self._made = time.monotonic()
 
     def fileno(self) -> int:
-        """The descriptor of the process's output."""
+        """Returns the descriptor of the process's output."""
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
     def begin(self) -> None:
-        """It loads from here on."""
+        """Makes it load from here on."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # that it has ended is seen next
             self._process.stdin.write(b"\n")
             self._process.stdin.flush()
 
     def hear(self) -> bool:
-        """Take in what it told; False: it told all. Raises RankFailed."""
+        """Takes in its reports; False: there are no more. Raises RankFailed."""
         told = os.read(self.fileno(), _CHUNK_BYTES)
         *lines, self._begun = (self._begun + told).split(b"\n")
         for line in lines:
@@ -86,7 +86,7 @@ class Rank:
 
 @contextlib.contextmanager
 def running(wanted: Sequence[Mapping[str, Any]]) -> Iterator[list[Rank]]:
-    """A process for each of what `model_rank` may be told, until the block ends."""
+    """Runs a process for each of the tasks for `model_rank`, until the block ends."""
     with contextlib.ExitStack() as stack:
         ranks = []
         for each in wanted:
@@ -108,8 +108,8 @@ def wait(
     is_so: Callable[[Rank], bool],
     step: Callable[[], None] | None = None,
 ) -> None:
-    """Return when it is so of all ranks; `step` is called now and then, also while none tells.
-    Ranks end, or tell: that is what ends the wait, as does an interrupt. Raises RankFailed."""
+    """Returns when `is_so` holds for all ranks; `step` is called now and then, even while none
+    reports. The wait ends when ranks end or report, and by an interrupt. Raises RankFailed."""
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
             if not is_so(rank):

@@ -1,5 +1,5 @@
-"""`kvfs doctor`: for each accelerated path whether it is available, active, why not, how to get
-it."""
+"""`kvfs doctor`: for each accelerated path whether it is available and active, the reason if not,
+and how to get it."""
 
 import json
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ from kvfs.base.config import Config
 from kvfs.base.errors import KvfsError
 
 _SILENT_S: Final = 2.0
-"""After which a shared engine is said not to be heard: it is asked twice a second."""
+"""Time after which a shared engine counts as silent: it is asked twice a second."""
 
 
 @click.command("doctor")
 @settings_options.options("store")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(config_file: Path | None, store: Path | None, as_json: bool) -> None:
-    """Say which accelerated paths are available and active.
+    """Tell which accelerated paths are available and active.
 
-    For each that is not: why, and how to get it. 'active' needs a running node; without one the
-    machine is examined all the same.
+    For each that is not, gives the reason and how to get it. 'active' needs a running node; without
+    one the machine is examined all the same.
     """
     config = settings_options.resolve(config_file, store=store)
     status = _status(config)
@@ -41,7 +41,7 @@ def command(config_file: Path | None, store: Path | None, as_json: bool) -> None
 
 
 def examine(directory: Path, status: dict[str, Any] | None) -> Iterator[DoctorLine]:
-    """Every accelerated path of a store in `directory`, as `status` shows it in use."""
+    """Yields every accelerated path of a store in `directory`, as `status` shows it in use."""
     yield from _modes(directory, status)
     yield from _direct(status)
     yield _cache_drop()
@@ -72,7 +72,7 @@ def _status(config: Config) -> dict[str, Any] | None:
 
 
 def _existing(path: Path) -> Path:
-    """The store, or where it would be made."""
+    """Returns the store, or the directory where it would be made."""
     while not path.is_dir():
         path = path.parent
     return path
@@ -203,7 +203,7 @@ def _priority(status: dict[str, Any] | None) -> DoctorLine:
 
 
 def _descriptors(status: dict[str, Any] | None) -> DoctorLine:
-    """How many files programs may hold open."""
+    """The number of files that programs may hold open."""
     from kvfs.base import descriptors
 
     most = descriptors.most_of_system()
@@ -265,7 +265,7 @@ def _engine(status: dict[str, Any] | None) -> DoctorLine:
 
 
 def _locks(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
-    """The locks of a cluster, where programs have lost some."""
+    """The locks of a cluster, if programs have lost some."""
     lost = status["counters"].get("locks_lost", 0) if status else 0
     if lost:
         yield DoctorLine(
@@ -278,7 +278,7 @@ def _locks(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
 
 
 def _transport(status: dict[str, Any] | None) -> DoctorLine:
-    """How data come from other nodes."""
+    """The transport of data from other nodes."""
     from kvfs.base.errors import NotSupported
     from kvfs.transfer.rdma.transfer_process import require
 
@@ -366,7 +366,7 @@ def _s3(status: dict[str, Any] | None) -> Iterator[DoctorLine]:
 
 
 def _nfs(status: dict[str, Any] | None) -> DoctorLine:
-    """NFS-Ganesha, and what it needs."""
+    """NFS-Ganesha and its requirements."""
     from gateway.nfs import requirements
 
     name, lacks = "nfs", requirements.lacks()
@@ -406,7 +406,7 @@ def _s3_workers(served: bool | None, s3: dict[str, Any] | None) -> DoctorLine:
 
 
 def _s3_checksums(served: bool | None) -> DoctorLine:
-    """awscrt computes CRCs with the CPU's own instructions where it has them."""
+    """The checksums of S3: awscrt computes CRCs with the CPU's own instructions if it has them."""
     name = "s3 hardware CRC"
     try:
         from awscrt import checksums

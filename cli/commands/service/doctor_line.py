@@ -17,7 +17,7 @@ class DoctorLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show(line: DoctorLine) -> str:
-    """The line for people."""
+    """Returns the line for people."""
     state = "available" if line.available else "missing"
     if line.active is not None:
         state = "active" if line.active else f"{state}, not active"

@@ -1,4 +1,5 @@
-"""The lines of `kvfs doctor` on loads of weights: GPUs, what reads for them, memory, NUMA nodes."""
+"""The lines of `kvfs doctor` on loads of weights: GPUs, the way of reading for them, memory, NUMA
+nodes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,13 @@ _KVIKIO = "pip install 'kvfs[gds-cu13]' (CUDA 12: kvfs[gds-cu12])"
 
 
 def lines(directory: Path) -> Iterator[DoctorLine]:
-    """The lines for files whose data files lie in `directory`."""
+    """Yields the lines for files whose data files lie in `directory`."""
     yield from show(probe(directory))
 
 
 def show(found: Capability) -> Iterator[DoctorLine]:
-    """Pure. `active`: whether a load into GPU memory goes that way."""
+    """Yields the lines for a capability. Pure. `active`: whether a load into GPU memory goes that
+    way."""
     loads = bool(found.cuda.gpus and found.torch.version)
     yield _cuda(found)
     yield DoctorLine(
@@ -93,7 +95,8 @@ def _pinned(found: Capability, loads: bool) -> DoctorLine:
 
 
 def _native_aio(found: Capability) -> DoctorLine:
-    """Pieces of columns (strategy "strided") are read by it past the page cache, many at once."""
+    """Native AIO: it reads pieces of columns (strategy "strided") past the page cache, many at
+    once."""
     is_there = not found.native_aio
     direct = found.place.direct if found.place else None
     has_blocks = direct is not None and direct.block is not None
@@ -128,7 +131,7 @@ def _huge_pages(found: Capability) -> DoctorLine:
 
 
 def _numa(found: Capability) -> DoctorLine:
-    """Threads that read run near the GPU, else near the disk."""
+    """NUMA placement: threads that read run near the GPU, else near the disk."""
     if len(found.nodes) < 2:
         reason = "one node: threads run where the scheduler likes"
         return DoctorLine(name="NUMA", available=True, active=False, reason=reason)

@@ -1,4 +1,4 @@
-"""`kvfs down`: stop the node of a store, and take away what a killed one left mounted."""
+"""`kvfs down`: stops the node of a store, and removes a mount that a killed one left."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ _POLL_S: Final = 0.02
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait.",
+    help="Longest wait.",
 )
 def command(
     config_file: Path | None,
@@ -37,7 +37,7 @@ def command(
 ) -> None:
     """Stop the node of the store, and wait until it has gone.
 
-    Where none runs, a stale mount left by a kill is taken away; nothing to do is no error.
+    If none runs, a stale mount left by a kill is removed; nothing to do is no error.
     """
     config = settings_options.resolve(config_file, store=store, mount=mount)
     stopped = _stop(config, timeout_s)
@@ -51,7 +51,7 @@ def command(
 
 
 def _stop(config: Config, timeout_s: float) -> bool:
-    """Whether a node ran and has gone. Raises Unavailable when it does not go in time.
+    """Returns whether a node ran and has gone. Raises Unavailable when it does not go in time.
 
     The node is asked before its lock is looked at: on a disk that has failed the lock cannot be
     read, and the socket still answers.
@@ -90,7 +90,7 @@ def _stop(config: Config, timeout_s: float) -> bool:
 
 
 def _wait_for_lock(lock: Path, end: float) -> None:
-    """Return when no node holds the store. Raises TimeoutError past `end`."""
+    """Returns when no node holds the store. Raises TimeoutError past `end`."""
     while is_locked(lock):
         if time.monotonic() > end:
             raise TimeoutError
@@ -98,7 +98,7 @@ def _wait_for_lock(lock: Path, end: float) -> None:
 
 
 def _has_ended(pid: int, end: float) -> bool:
-    """Wait for the end of a process, until `end`."""
+    """Waits for the end of a process, until `end`."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:

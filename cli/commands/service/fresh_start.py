@@ -1,4 +1,4 @@
-"""The things that `kvfs up` makes where nothing was, removed again when the start fails."""
+"""The files and directories that a first `kvfs up` makes, removed again when the start fails."""
 
 import contextlib
 import os
@@ -10,8 +10,8 @@ from kvfs.base.config import Config
 
 
 class Fresh:
-    """Looks, before a start, for what is not there yet: a store, the directories above it and
-    above the mountpoint."""
+    """Notes, before a start, what does not exist yet: a store, the directories above it and above
+    the mountpoint."""
 
     def __init__(self, config: Config, *, mounted: bool) -> None:
         self._store = config.store.absolute()
@@ -28,7 +28,7 @@ class Fresh:
     @contextlib.contextmanager
     def kept_if_started(self) -> Iterator[None]:
         """Removes everything that the block made if it fails before `started`: a store only while
-        it has never held a file. After a bug all stays, with the log."""
+        it has never held a file. After a bug everything stays, with the log."""
         try:
             yield
         except BaseException as error:
@@ -49,7 +49,7 @@ class Fresh:
 
 
 def _missing(path: Path) -> Iterator[Path]:
-    """The directory and those above it that are not there, deepest first."""
+    """Yields the directory and those above it that do not exist, deepest first."""
     while not os.path.lexists(path):
         yield path
         path = path.parent

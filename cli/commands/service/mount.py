@@ -1,4 +1,4 @@
-"""`kvfs mount`: let a running node that has no mount mount."""
+"""`kvfs mount`: has a running node without a mount mount."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def command(
 ) -> None:
     """Mount a running node at DIRECTORY.
 
-    Default: the setting `mount`, the node's own where none is given here.
+    Default: the setting `mount`, or that of the running node if none is given here.
     """
     config, origins = settings_options.explain(config_file, store=store, mount=directory or mount)
     params = {} if origins["mount"] == "default" else {"mountpoint": str(config.mount)}

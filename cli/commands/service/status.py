@@ -1,4 +1,4 @@
-"""`kvfs status`: what a running node does, for people and machines."""
+"""`kvfs status`: the state of a running node, for people and machines."""
 
 import json
 from pathlib import Path
@@ -20,9 +20,9 @@ _EVICTED: Final = {
 
 @click.command("status")
 @settings_options.options("store")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(config_file: Path | None, store: Path | None, as_json: bool) -> None:
-    """Show the running node: mount, fast path, space, evictions, S3."""
+    """Show the running node: mount, data path, space, evictions, S3."""
     config = settings_options.resolve(config_file, store=store)
     status = node_requests.ask(config, "status")
     if as_json:
@@ -69,7 +69,7 @@ def _show(status: dict[str, Any]) -> None:
             console.print(_silent(status["engine"]), markup=False)
         if (refusal := status["engine"]["mirror_refusal"]) is not None:
             console.print(
-                "  the mirror of the metadata CANNOT TAKE what other nodes commit: strict"
+                "  the metadata replica CANNOT TAKE what other nodes commit: strict"
                 f" namespaces are errors, caches are misses ({refusal})",
                 markup=False,
             )
@@ -158,7 +158,7 @@ def _silent(engine: dict[str, Any]) -> str:
 
 
 def _transport(rdma: dict[str, Any] | None) -> str:
-    """The transport, where it is worth a word."""
+    """Returns the transport, if it is worth a word."""
     if rdma is None:
         return ""
     if not rdma["over"]:
@@ -168,7 +168,7 @@ def _transport(rdma: dict[str, Any] | None) -> str:
 
 
 def _replicated(replicas: dict[str, Any], others: list[dict[str, Any]]) -> str:
-    """The copies that files of the cluster lack, and what this node is doing about it."""
+    """Returns the copies that files of the cluster lack, and this node's work on them."""
     counted = [each["lacking_files"] for each in others if each["lease"] == "held"]
     lacking = f"{sum(counted)} files lack" if counted else "it is not known how many files lack"
     lines = [

@@ -1,4 +1,4 @@
-"""`kvfs umount`: take the mount of a running node away; the node goes on."""
+"""`kvfs umount`: removes the mount of a running node; the node goes on."""
 
 from pathlib import Path
 
@@ -11,9 +11,11 @@ from kvfs.base.errors import Unavailable
 
 @click.command("umount")
 @settings_options.options("store")
-@click.option("--lazy", is_flag=True, help="Also while it is in use: what is open is closed.")
+@click.option(
+    "--lazy", is_flag=True, help="Unmount even while it is in use; open files are closed."
+)
 def command(config_file: Path | None, store: Path | None, lazy: bool) -> None:
-    """Unmount; the node goes on running."""
+    """Unmount; the node keeps running."""
     config = settings_options.resolve(config_file, store=store)
     try:
         answer = node_requests.ask(
@@ -21,7 +23,7 @@ def command(config_file: Path | None, store: Path | None, lazy: bool) -> None:
         )
     except NoNode:
         raise Unavailable(
-            f"no node runs on the store {config.store}; `kvfs down` takes away what a killed one "
-            "left mounted"
+            f"no node runs on the store {config.store}; `kvfs down` removes the mount that "
+            "a killed one left"
         ) from None
     click.echo(f"unmounted {answer['mountpoint']}")

@@ -1,4 +1,4 @@
-"""`kvfs up`: start a node, mount it and serve it over S3, in the foreground or detached."""
+"""`kvfs up`: starts a node, mounts it and serves it over S3, in the foreground or detached."""
 
 import errno
 import gc
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _SILENT_S: Final = 30.0
-"""A start that takes longer waits for something."""
+"""A start that takes longer is waiting for something, and says so."""
 _LOG_LIMIT_BYTES: Final = 10 << 20
 _FASTEST: Final = "the kernel reads and writes the data files itself"
 
@@ -41,7 +41,7 @@ _FASTEST: Final = "the kernel reads and writes the data files itself"
 )
 @click.option("--no-mount", is_flag=True, help="Run the node without a mount; see `kvfs mount`.")
 @click.option(
-    "--daemon", is_flag=True, help="Return when mount and S3 answer; go on in the background."
+    "--daemon", is_flag=True, help="Run in the background; return when mount and S3 answer."
 )
 @click.option("--no-s3", is_flag=True, help="Do not serve S3 (the same as --s3 off).")
 def command(
@@ -87,7 +87,7 @@ def _refuse_place(config: Config, *, mounted: bool) -> None:
 
 
 OnReady = Callable[[dict[str, Any], str], None]
-"""Gets the status, and what must be shown once and logged nowhere (empty: nothing)."""
+"""Gets the status, and a text that must be shown once and logged nowhere (empty: none)."""
 
 
 def _run(config: Config, fresh: Fresh, *, mounted: bool, on_ready: OnReady) -> None:
@@ -120,7 +120,7 @@ def _run(config: Config, fresh: Fresh, *, mounted: bool, on_ready: OnReady) -> N
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that ended the service: where several did, the first is shown and all are in the
+    """Returns the error that ended the service: of several, the first is shown and all are in the
     log."""
     if len(group.exceptions) > 1:
         log.error("several parts failed", exc_info=group)
@@ -134,7 +134,7 @@ def _present(status: dict[str, Any], once: str) -> None:
 
 
 def welcome(config: Config, first: "Credentials | None") -> str:
-    """The key pair that the first start made, for people."""
+    """Returns the key pair that the first start made, for people."""
     if first is None:
         return ""
     return (
@@ -147,7 +147,8 @@ def welcome(config: Config, first: "Credentials | None") -> str:
 
 
 def summary(status: dict[str, Any]) -> str:
-    """The start-up summary: what runs where, and which fast path is active and why."""
+    """Returns the start-up summary: the addresses of all services, and which fast path is active
+    and why."""
     from gateway.mountpoint import hidden
 
     store, engine, mount = status["store"], status["engine"], status["mount"]
@@ -191,9 +192,10 @@ def _served(status: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _start_detached(config: Config, fresh: Fresh, *, mounted: bool) -> None:
-    """Fork, let the child report, and end with what it reported.
+    """Forks, lets the child report, and ends with its report.
 
-    A fork and not a new interpreter: what is imported already need not be imported again.
+    It forks rather than starting a new interpreter, so that imported modules need not be imported
+    again.
     """
     with fresh.kept_if_started():
         log_path, output = _open_log(config)
@@ -222,7 +224,7 @@ def _start_detached(config: Config, fresh: Fresh, *, mounted: bool) -> None:
 def _be_daemon(
     config: Config, fresh: Fresh, writer: int, output: int, *, mounted: bool
 ) -> NoReturn:
-    """The child's life. It never returns into the parent's code."""
+    """Runs the child's life. Never returns into the parent's code."""
     reported = False
 
     def ready(status: dict[str, Any], once: str) -> None:
@@ -255,9 +257,9 @@ def _be_daemon(
 
 
 def _open_log(config: Config) -> tuple[Path, int]:
-    """The log of the store, made where it is missing: its path and a descriptor.
+    """Opens the log of the store, made if missing: returns its path and a descriptor.
 
-    Done before the fork: a store that cannot be written is told to the caller. Raises ReadOnly,
+    Runs before the fork: the caller is told of a store that cannot be written. Raises ReadOnly,
     NoSpace, Invalid, Corrupt (the disk fails).
     """
     from kvfs.datastore import layout
@@ -286,6 +288,7 @@ def _redirect(output: int) -> None:
 
 
 def _close_others(kept: int) -> None:
-    """Close what the caller had open beside the standard streams: it may wait for its end."""
+    """Closes the descriptors that the caller had open beside the standard streams: it may be
+    waiting for their end."""
     os.closerange(3, kept)
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))

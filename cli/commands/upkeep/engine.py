@@ -25,17 +25,14 @@ if TYPE_CHECKING:
 
 @click.group("engine", cls=CommandGroup)
 def command() -> None:
-    """Move metadata between engines.
-
-    For backups, and to look at them.
-    """
+    """Copy metadata between engines: for backups, and to inspect them."""
 
 
 @command.command("copy")
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@click.option("--namespace", "name", metavar="NAME", help="Copy this namespace alone.")
-@click.option("--replace", is_flag=True, help="Remove what the target holds of it first.")
+@click.option("--namespace", "name", metavar="NAME", help="Copy only this namespace.")
+@click.option("--replace", is_flag=True, help="Remove the target's metadata first.")
 def copy(source: str, target: str, name: str | None, replace: bool) -> None:
     """Copy metadata from one engine to another.
 
@@ -85,8 +82,9 @@ def _same(source: str, target: str) -> bool:
 
 @contextmanager
 def _opened(place: str, *, make: bool = False) -> "Iterator[AnyEngine]":
-    """The engine of a URL, or of a store that no node uses meanwhile; `make`: a new store where
-    there is nothing, and what its data files and records agreed on counts no more."""
+    """Opens the engine of a URL, or of a store that no node uses meanwhile; `make`: makes a new
+    store if there is none, and the earlier agreement of its data files and records no longer
+    counts."""
     from kvfs.meta.redis.location import is_url
 
     if is_url(place):

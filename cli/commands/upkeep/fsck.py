@@ -1,4 +1,4 @@
-"""`kvfs fsck`: whether a store is whole, and its repair."""
+"""`kvfs fsck`: checks a store, and repairs it."""
 
 import json
 import sys
@@ -20,16 +20,15 @@ _UNREPAIRED: Final = 1
 
 @click.command("fsck")
 @settings_options.options("store")
-@click.option("--repair", is_flag=True, help="Mend what is found.")
+@click.option("--repair", is_flag=True, help="Repair the problems found.")
 @click.option("--checksums", is_flag=True, help="Read all data and compare their checksums.")
-@click.option("--json", "as_json", is_flag=True, help="For machines: one object on each line.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 def command(
     config_file: Path | None, store: Path | None, repair: bool, checksums: bool, as_json: bool
 ) -> None:
-    """Check the store of a stopped node, and mend it if told to.
+    """Check the store of a stopped node, and repair it if told to.
 
-    Each problem is one line on standard output. Ends with 0 when nothing is wrong any more, with 1
-    when something is.
+    Prints one line for each problem. Exits with 0 when nothing is wrong any more, else with 1.
     """
     config = settings_options.resolve(config_file, store=store)
     with ExitStack() as closing:
@@ -49,8 +48,8 @@ def command(
 def _open(
     path: Path, closing: ExitStack, *, checksums: bool, repair: bool
 ) -> "tuple[Fsck, list[Problem]]":
-    """Everything that a check needs, with the store's lock held until `closing` closes; and what is
-    damaged of base and journal. It is gone past where `repair` says so."""
+    """Opens everything that a check needs, with the store's lock held until `closing` closes, and
+    returns it with the damage of base and journal, which is skipped if `repair` is set."""
     from kvfs.admin.fsck import Fsck
     from kvfs.admin.problem import Problem
     from kvfs.datastore import layout
@@ -89,7 +88,7 @@ def _mended(problems: "list[Problem]") -> "Iterator[Problem]":
 
 
 def _report(problems: "Iterable[Problem]", as_json: bool, *, repaired: bool) -> int:
-    """Show each problem as it is found; how many there were."""
+    """Prints each problem as it is found, and returns their number."""
     count = 0
     for problem in problems:
         count += 1

@@ -1,5 +1,5 @@
-"""The process that holds the lock of a store, as the kernel names it: a node that serves, or is on
-its way in or out."""
+"""The process that holds the lock of a store, as the kernel names it: a node that serves, or is
+starting or stopping."""
 
 import os
 import signal
@@ -12,8 +12,8 @@ _LOCKS: Final = Path("/proc/locks")
 
 
 def find(lock: Path, table: Path = _LOCKS) -> int | None:
-    """Its number; None: nobody holds it, or a process that cannot be seen from here (of another
-    container). Raises OSError of the lock itself."""
+    """Returns the process's number; None: no process holds it, or one that cannot be seen from here
+    (of another container). Raises OSError of the lock itself."""
     found = os.lstat(lock)
     where = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     for line in table.read_text().splitlines():
@@ -25,10 +25,10 @@ def find(lock: Path, table: Path = _LOCKS) -> int | None:
 
 
 def ask_to_stop(lock: Path) -> bool:
-    """Send SIGTERM to the node that holds the lock, which ends it in order, also while it waits
+    """Sends SIGTERM to the node that holds the lock, which ends it in order, even while it waits
     for its engine. False: no node may be told. A process that holds the lock and did not write its
-    number into it is no node: a backup, say. Raises AccessDenied: the store is somebody else's, who
-    may have put another program's lock there."""
+    number into it is no node: a backup, say. Raises AccessDenied: the store belongs to another
+    user, who may have put another program's lock there."""
     require_directory(lock.parent, "the store", trusted())
     try:
         pid = find(lock)

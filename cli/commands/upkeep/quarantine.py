@@ -27,17 +27,17 @@ _REASONS: Final = {
 @click.command("quarantine")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @settings_options.options("store")
-@click.option("--empty", is_flag=True, help="Remove these data files; without PATH, all of them.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--empty", is_flag=True, help="Remove these data files; without PATH all of them.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     paths: tuple[str, ...], config_file: Path | None, store: Path | None, empty: bool, as_json: bool
 ) -> None:
     """Show data files without a record, and damaged ones.
 
     A data file of a durable namespace is kept here when no record names it any more, or when it is
-    damaged. It may be the last copy of its content: `kvfs put PATH /NAMESPACE/NAME` gives it a
-    name again, `kvfs fsck --repair` gives it back to a record that misses it, and --empty removes
-    it. Until then it takes space.
+    damaged. It may be the last copy of its content: `kvfs put PATH /NAMESPACE/NAME` gives it a name
+    again, `kvfs fsck --repair` gives it back to a record that misses it, and --empty removes it.
+    Until then it takes space.
     """
     config = settings_options.resolve(config_file, store=store)
     found = _find(config.store, paths)
@@ -50,7 +50,8 @@ def command(
 
 
 def _find(store: Path, paths: Sequence[str]) -> "list[Quarantined]":
-    """All that is in quarantine, the latest last, or what was named of it. Raises Invalid."""
+    """Returns everything in quarantine, or the named part of it, the latest last. Raises
+    Invalid."""
     from kvfs.datastore import layout
     from kvfs.datastore.tiered_files import data_files
 
@@ -99,7 +100,8 @@ def _facts(each: "Quarantined") -> dict[str, Any]:
 
 
 def _last_name(path: str) -> str:
-    """The path of the file when its data file last described itself; empty where it never did."""
+    """Returns the path of the file when its data file last described itself; empty if it never
+    did."""
     from kvfs.datastore.files import description
 
     try:

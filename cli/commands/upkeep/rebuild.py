@@ -1,4 +1,4 @@
-"""`kvfs rebuild`: metadata that were lost, made anew from the data files."""
+"""`kvfs rebuild`: rebuilds lost metadata from the data files."""
 
 import json
 import os
@@ -26,20 +26,20 @@ _TOLD: Final = (
     ("written_since", "were written after they were sealed, and are as they were left"),
     ("damaged", "do not match their checksums; what is left of durable ones is in quarantine"),
     ("dropped", "of caches were dropped"),
-    ("newest_mirror", "mirror of the metadata was put back"),
+    ("newest_mirror", "metadata replica was put back"),
     ("not_here", "that this node was said to have are not here"),
 )
 
 
 @click.command("rebuild")
 @settings_options.options("store", "engine", "secret_file")
-@click.option("--finish", is_flag=True, help="With --engine: this is the last node's turn.")
+@click.option("--finish", is_flag=True, help="With --engine: finish; this is the last node's turn.")
 @click.option(
     "--replace",
     is_flag=True,
-    help="With --engine: give up older metadata that it has, or another cluster's.",
+    help="With --engine: discard older metadata in it, or another cluster's.",
 )
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     config_file: Path | None,
     store: Path | None,
@@ -49,15 +49,15 @@ def command(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Make lost metadata anew, from data files.
+    """Rebuild lost metadata from data files.
 
-    Of a node that is stopped. Each sealed file says where it was and what it was. Data that no
-    record knows are read once and compared with their checksums. What has no data file is not
-    restored: symbolic links, empty directories, the modes of directories, policies, S3 users and
-    buckets' settings.
+    The node must be stopped. Each sealed file says where it was and what it was. Data that no
+    record knows are read once and compared with their checksums. Anything without a data file is
+    not restored: symbolic links, empty directories, the modes of directories, policies, S3 users
+    and buckets' settings.
 
     With --engine, the engine of a cluster lost its data. Stop all nodes, then give each its turn,
-    the last one with --finish: it puts back its mirror of all metadata, where that is newer than
+    the last one with --finish: it puts back its replica of all metadata, if that is newer than
     those of the nodes before it, and what its data files know beyond that. Nothing of the above is
     lost then.
     """
@@ -143,7 +143,7 @@ def _owner() -> "DirectoryOwner":
 
 @contextmanager
 def _opened(path: Path) -> "Iterator[tuple[Store, EmbeddedEngine]]":
-    """A store that no node uses meanwhile, and the engine in it."""
+    """Opens a store that no node uses meanwhile, and the engine in it."""
     from kvfs.datastore import layout
     from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 

@@ -1,4 +1,4 @@
-"""`kvfs scrub`: have a running node compare its data with their checksums now."""
+"""`kvfs scrub`: has a running node compare its data with their checksums now."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from cli import node_requests, settings_options
 def command(config_file: Path | None, store: Path | None) -> None:
     """Compare all data with their checksums now.
 
-    At the running node's `scrub_rate`; it does so once a day anyway. `kvfs status` shows how far it
-    is, and what it found.
+    Runs at the running node's `scrub_rate`; it does so once a day anyway. `kvfs status` shows its
+    progress and findings.
     """
     config = settings_options.resolve(config_file, store=store)
     node_requests.ask(config, "scrub")
