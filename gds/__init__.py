@@ -1,7 +1,7 @@
-"""Loads of model weights: from the data files behind KVFS, and from any other, into tensors; and KV
+"""Loads of model weights, from the data files behind KVFS and from any other, into tensors; and KV
 blocks into and out of buffers.
 
-What needs torch is imported when it is first asked for.
+Names that need torch are imported when they are first asked for.
 """
 
 import importlib

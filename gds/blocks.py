@@ -1,13 +1,13 @@
 """KV blocks, many at once: into and out of the caller's own memory, each with its own result.
 
 Blocks are files of a store, named as `kvfs.Client` names them. Look-ups of one call are one
-transaction; then threads read the data files, from the page cache straight to where each block
-belongs, or write them.
+transaction; then threads read the data files, from the page cache straight to each block's buffer,
+or write them.
 
 Invariants
-- What concerns one block is that block's result, never an error of the call, and a block that is
-  not there is a miss however that came about: never stored, evicted just now, lost with its node.
-- What cannot be right whoever asks (no path, no buffer, one too few of them) raises.
+- A fault of one block is that block's result, never an error of the call. A block that is not there
+  is a miss for whatever reason: never stored, evicted just now, lost with its node.
+- A call that can never be right (no path, no buffer, one too few of them) raises.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from kvfs.client.buffers import Buffer, readable, writable
 from kvfs.session.paths import Path, several
 
 _FILES_AT_ONCE: Final = 128
-"""Written in one transaction: each has an open file until then."""
+"""Most blocks written in one transaction: each has an open file until then."""
 _OF_THE_STORE: Final = (AccessDenied, Busy, ReadOnly, Unavailable)
 """Errors that the next block would meet as well."""
 _View = TypeVar("_View", memoryview, Any)
@@ -46,15 +46,16 @@ class Outcome(Enum):
     HIT = "hit"
     STORED = "stored"
     MISS = "miss"
-    """There is none; of a write: the directory is not there."""
+    """There is no such block; for a write: the directory does not exist."""
     CORRUPT = "corrupt"
-    """Its data are not what was stored, or the disk cannot read them: the buffer holds anything."""
+    """Its data differ from what was stored, or the disk cannot read them: the content of the buffer
+    is undefined."""
     TOO_SMALL = "too small"
-    """The buffer: nothing was read."""
+    """The buffer is too small: nothing was read."""
     NO_SPACE = "no space"
     UNAVAILABLE = "unavailable"
-    """The node that has it does not answer, or it is being written: perhaps later. A block that was
-    to be written may have been."""
+    """The node that has it does not answer, or it is being written: try again later. A block to be
+    written may have been written."""
     REFUSED = "refused"
     """The name belongs to no file, or may not be written: it will not get better by itself."""
 
@@ -64,9 +65,9 @@ class Block(NamedTuple):
 
     outcome: Outcome
     size: int = 0
-    """Bytes that were read or written."""
+    """Bytes read or written."""
     error: KvfsError | None = None
-    """Why, where it is neither a hit nor stored, nor a plain miss."""
+    """The reason of an outcome that is neither a hit nor stored, nor a plain miss."""
 
     @property
     def ok(self) -> bool:
@@ -80,7 +81,7 @@ def read_blocks(
     client: kvfs.Client | None = None,
     verify: bool = False,
 ) -> list[Block]:
-    """Read each block into the buffer of its place; the results in the order of `keys`.
+    """Reads each block into the buffer of its place; returns the results in the order of `keys`.
 
     `keys`: paths like `/cache/model/block-1`, as `kvfs.Client` takes them. `buffers`: a list or
     tuple of a writable buffer for each (slices of one, rows of a tensor), or one buffer that is
@@ -88,7 +89,7 @@ def read_blocks(
     its buffer. `client`: of the store; None: the default store is opened for this call, which a
     loop should not pay. `verify`: see `Client.get_many`.
 
-    What other nodes have is brought. Raises Invalid (see above), NotFound (no store there),
+    Data on other nodes are fetched. Raises Invalid (see above), NotFound (no store there),
     AccessDenied (the caller may not enter it)."""
     if _is_on_gpu(buffers):
         return _read_to_gpu(keys, buffers, client, verify=verify)
@@ -108,13 +109,13 @@ def write_blocks(
     client: kvfs.Client | None = None,
     parents: bool = True,
 ) -> list[Block]:
-    """Store each buffer's bytes as a block, atomically over what is there; the results in the order
-    of `keys`.
+    """Stores each buffer's bytes as a block, atomically over an existing one; returns the results
+    in the order of `keys`.
 
-    Arguments as of `read_blocks`; `parents`: directories on the way are made, but for the
-    namespace. Up to 128 blocks appear at once; where one of them cannot be stored the others are
-    stored one by one, until there is no space. What is stored survives SIGKILL, and in a durable
-    namespace power loss. Raises as `read_blocks`."""
+    Arguments are those of `read_blocks`; `parents`: missing directories are made, except the
+    namespace. Up to 128 blocks appear at once; if one of them cannot be stored, the others are
+    stored one by one until there is no space. A stored block survives SIGKILL, and in a durable
+    namespace power loss. Raises what `read_blocks` raises."""
     if _is_on_gpu(buffers):
         return _write_from_gpu(keys, buffers, client, parents=parents)
     views = _parts(keys, buffers, readable)
@@ -128,7 +129,7 @@ def write_blocks(
 
 
 def _is_on_gpu(buffers: Buffer | Sequence[Buffer]) -> bool:
-    """Whether the buffer, or the first of several, is a tensor of one."""
+    """Returns whether the buffer, or the first of several, is a tensor of one."""
     first = buffers[0] if isinstance(buffers, list | tuple) and buffers else buffers
     return bool(getattr(first, "is_cuda", False))
 
@@ -180,7 +181,7 @@ def _write_from_gpu(
 def _together(
     client: kvfs.Client, items: Sequence[tuple[Path, memoryview]], parents: bool
 ) -> list[Block] | None:
-    """None: not all can be stored."""
+    """Stores the blocks in one transaction. Returns None if not all can be stored."""
     try:
         client.put_many(items, parents=parents)
     except _OF_THE_STORE as error:
@@ -195,8 +196,8 @@ def _one_by_one(
 ) -> list[Block]:
     results: list[Block] = []
     over: KvfsError | None = None
-    """The error that ended it for all that follow: to look for space again would take its time each
-    time."""
+    """The error that ended the call for all following blocks: looking for space again would take
+    its time for each."""
     for key, view in items:
         if over is None:
             try:
@@ -247,7 +248,7 @@ def _parts(
     buffers: Buffer | Sequence[Buffer],
     view_of: Callable[[Buffer], _View],
 ) -> list[_View]:
-    """One for each key. Raises Invalid."""
+    """Returns a buffer for each key. Raises Invalid."""
     several(keys)
     if isinstance(buffers, list | tuple):
         if len(buffers) != len(keys):

@@ -19,13 +19,13 @@ from kvfs.base.errors import Invalid
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far, and those to read: (0, all) once the files are open, then with
-each tensor, by the thread that takes them. What it raises ends the load."""
+each tensor, by the thread that takes them. An exception that it raises ends the load."""
 _MOST_THREADS: Final = 8
 _BUDGET_BYTES: Final = 384 << 20
 
 
 class _Asked(NamedTuple):
-    """The load that was asked for. The public calls say what each field means."""
+    """The load that was asked for. The public calls explain each field."""
 
     paths: Path | Sequence[Path]
     device: str | torch.device = "cpu"
@@ -39,7 +39,7 @@ class _Asked(NamedTuple):
     report: Report | None = None
     verify: bool = False
     budget: int | None = None
-    """Bytes in memory that nobody took yet; None: all is kept anyway."""
+    """Bytes in memory that nobody took yet; None: everything is kept anyway."""
 
 
 def load_file(
@@ -51,23 +51,24 @@ def load_file(
     report: Report | None = None,
     verify: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """All tensors of one file, by name; of a directory or an index of shards, those of all shards.
+    """Returns all tensors of one file, by name; of a directory or an index of shards, those of all
+    shards.
 
     `path`: on a KVFS mount, or any other. `device`: cpu, cuda, cuda:N; tensors of a GPU belong to
     the stream that is current here, and begin at multiples of 16 bytes. `copy` False: the tensors
     are views of the mapped file, which is read as they are used (see `gds.io.mapped_tensors`); CPU
-    only. `report` is told which way a copy takes, and why (`gds.Taken`), and in the end what its
-    threads' time went into (`gds.Stages`). A caller that drops tensors gives their memory back,
-    some 64 MiB at a time. `verify`: what is read is compared with the checksums that the store has
-    of a sealed file, some seconds after it was written (see `gds.io.checked_source`); on a mount
-    only.
+    only. `report` is told which way a copy takes, and why (`gds.Taken`), and at the end how its
+    threads spent their time (`gds.Stages`). A caller that drops tensors gives their memory back,
+    some 64 MiB at a time. `verify`: the data read are compared with the store's checksums of a
+    sealed file, which exist some seconds after it was written (see `gds.io.checked_source`); on a
+    mount only.
 
     Raises NotFound, Corrupt (no safetensors file, truncated, not what was stored, or the disk
     cannot read it), Conflict (it was written to meanwhile), NoSpace (of memory, or on the disk for
-    what other nodes have of it), Invalid (no such device), NotSupported (no CUDA; a dtype that
-    torch has not; nothing has checksums of the file), Unavailable (the GPU failed; there are no
-    checksums yet; nodes that have it do not answer), AccessDenied (of the checksums), OSError.
-    Interrupted, it leaves nothing behind."""
+    data on other nodes), Invalid (no such device), NotSupported (no CUDA; a dtype that torch has
+    not; nothing has checksums of the file), Unavailable (the GPU failed; there are no checksums
+    yet; nodes that have it do not answer), AccessDenied (of the checksums), OSError. Interrupted,
+    it leaves nothing behind."""
     asked = _Asked(
         [path], device, splits={}, copy=copy, progress=progress, report=report, verify=verify
     )
@@ -88,15 +89,15 @@ def load_model(
     report: Report | None = None,
     verify: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint, by name; of world_size ranks that share it, what `rank` has by
-    `plan` (see `gds.plan.tensor_parallel`); None: as transformers are cut, by the config.json
-    beside the files.
+    """Returns the tensors of a checkpoint, by name. If world_size ranks share it, returns the share
+    of `rank` by `plan` (see `gds.plan.tensor_parallel`); None: as transformers are cut, by the
+    config.json beside the files.
 
-    `paths`: files, or a directory or an index of shards (`*.safetensors.index.json`). `dtype`: of
-    floating point tensors, where it is to be another of those. `strategy`: how columns are read;
-    where they are verified, lines are read whole unless STRIDED is asked for. The rest, and errors,
-    as of `load_file`; Invalid also for names that two files have, for what cannot be divided, and
-    for a plan, dtype or strategy that is none."""
+    `paths`: files, or a directory or an index of shards (`*.safetensors.index.json`). `dtype`:
+    another floating point dtype to which such tensors are converted. `strategy`: how columns are
+    read; to verify them, lines are read whole unless STRIDED is asked for. The other arguments and
+    errors are those of `load_file`; Invalid also for names that two files have, for tensors that
+    cannot be divided, and for an invalid plan, dtype or strategy."""
     kind = _strategy(strategy)
     asked = _Asked(
         paths, device, rank, world_size, plan, dtype, kind, copy, progress, report, verify
@@ -117,10 +118,10 @@ def iter_tensors(
     report: Report | None = None,
     verify: bool = False,
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
-    """As `load_model`, each tensor as it arrives. What was not taken yet has at most 512 MB, or is
-    one tensor. Close it to end early. Nothing is looked at before the first is asked for: tensors
-    of a GPU belong to the stream that is current then. A process that is forked meanwhile can close
-    it, and gets Invalid for the next tensor."""
+    """Like `load_model`, but yields each tensor as it arrives. Tensors that were not taken yet have
+    at most 512 MB, or are one tensor. Close it to end early. Nothing is looked at before the first
+    is asked for: tensors of a GPU belong to the stream that is current then. A process that is
+    forked meanwhile can close it, and gets Invalid for the next tensor."""
     kind = _strategy(strategy)
     asked = _Asked(
         paths, device, rank, world_size, plan, dtype, kind, True, progress, report, verify
@@ -198,7 +199,7 @@ def _copied(
 def read_wanted(
     checkpoint: Checkpoint, wanted: Sequence[WantedTensor], device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Tensors of open files, or parts of them, by name. Raises as `load_file`."""
+    """Returns tensors of open files, or parts of them, by name. Raises what `load_file` raises."""
     return dict(_copied(checkpoint, wanted, device, _Asked((), device)))
 
 
@@ -229,8 +230,9 @@ def _wanted(checkpoint: Checkpoint, asked: _Asked) -> Iterable[WantedTensor]:
 
 
 def _budget(plan: LoadPlan, device: torch.device, asked: _Asked) -> int | None:
-    """A tensor that does not begin where it may, by the file, is copied once more: what it is
-    copied from is bounded, else it would take as much memory as the tensors."""
+    """Returns the limit of bytes in memory. A tensor that the file does not align is copied once
+    more: the memory that it is copied from is bounded, else it would take as much as the
+    tensors."""
     is_moved = device.type != "cpu" or any(
         run is not None and lines.begin * 8 % BITS[wanted.tensor.dtype]
         for wanted, lines, run in zip(plan.wanted, plan.lines, plan.run_of, strict=True)

@@ -1,17 +1,17 @@
-"""Carries out a plan: threads read, tensors are handed over as they become whole.
+"""Carries out a plan: threads read, and tensors are handed over as they become whole.
 
-    steps, in the order of the files -> threads -> whole tensors -> whoever iterates
+    steps, in the order of the files -> threads -> whole tensors -> the iterating thread
 
 Invariants
 - A tensor is handed over once all its steps are done; after an error nothing is handed over.
 - Memory that is being filled or waits to be handed over is at most `budget` bytes, or one run.
-- No thread is left when the iteration ends, in whichever way: it waits for the reads under way,
-  each at most `STAGING_BYTES` long. A second interrupt of that wait (a disk hangs) ends it: the
-  threads then keep the files.
+- No thread is left when the iteration ends, in whatever way: it waits for the reads under way, each
+  at most `STAGING_BYTES` long. A second interrupt of that wait (a disk hangs) ends it: the threads
+  then keep the files.
 - A process that is forked meanwhile has none of the threads: the iteration ends there with an
   error.
 - The iterating thread may be interrupted (`kvfs.session.uninterruptible`), so it takes a plain lock
-  only, and waits for a queue; threads are started, woken and waited for by a thread of their own.
+  only, and waits for a queue; a thread of their own starts, wakes and awaits the others.
 """
 
 import collections
@@ -36,7 +36,7 @@ from kvfs.base.errors import Invalid, KvfsError, NoSpace, Unavailable
 from kvfs.session.uninterruptible import Aside, next_within
 
 _FAILED: Final = "failed"
-"""Comes instead of a tensor's number."""
+"""Stands in for a tensor's number."""
 
 
 class Loader:
@@ -52,8 +52,8 @@ class Loader:
         budget: int | None = None,
         cpus: frozenset[int] | None = None,
     ) -> None:
-        """`budget`: bytes; None: no limit, all tensors are kept anyway. `cpus`: where threads run;
-        None: anywhere."""
+        """`budget`: bytes; None: no limit, all tensors are kept anyway. `cpus`: the CPUs for
+        threads; None: any."""
         self._plan = plan
         self._sources = sources
         self._target = target
@@ -62,17 +62,17 @@ class Loader:
         self._cpus = cpus
         self._mutex = threading.Lock()
         self._lock = threading.Condition(self._mutex)
-        """The condition of the threads; whoever iterates takes the mutex, as its own methods can be
-        left in their midst."""
+        """The condition of the threads. The iterating thread takes the mutex instead, since it may
+        be interrupted in the middle of the condition's methods."""
         self._steps = iter(plan.steps)
         self._held: dict[int, int] = {}
         """Bytes of the units (runs, and tensors alone) that are not handed over."""
         self._missing = _steps_of(plan)
         self._to_take = _members(plan)
         self._arrived: queue.SimpleQueue[object] = queue.SimpleQueue()
-        """Numbers of whole tensors; something else: no more come."""
+        """Numbers of whole tensors; anything else: no more come."""
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        """Calls to the thread that cares for the others. True: there is room; False: the iteration
+        """Calls to the thread that manages the others. True: there is room; False: the iteration
         ends."""
         for at, count in enumerate(self._missing):
             if not count:
@@ -81,13 +81,13 @@ class Loader:
         self._ended = False
         self._process = os.getpid()
         self.read_bytes = 0
-        """Bytes that the steps which are done asked the files for."""
+        """Bytes that the finished steps asked the files for."""
         self._laps: list[Lap] = []
         """The laps of the threads that ended."""
 
     def tensors(self) -> Generator[tuple[int, torch.Tensor], None, None]:
-        """Each tensor by its number in the plan, as they become whole. Raises what reading or
-        memory raised; Invalid in a process that was forked since it began."""
+        """Yields each tensor by its number in the plan, as they become whole. Raises errors of
+        reading or of memory; Invalid in a process that was forked since it began."""
         threads = Aside(self._care, lambda _nothing: None, self._arrived)
         try:
             threads.start()
@@ -105,7 +105,7 @@ class Loader:
                 raise
 
     def stages(self) -> Stages:
-        """The work of its threads, once the iteration ended."""
+        """Returns the work of its threads, once the iteration ended."""
         return together(self._laps)
 
     def _end(self, threads: Aside[None]) -> None:
@@ -121,7 +121,7 @@ class Loader:
             raise
 
     def _care(self) -> None:
-        """Takes care of the threads, until the iteration ends."""
+        """Manages the threads until the iteration ends."""
         workers: list[threading.Thread] = []
         try:
             self._start(workers)
@@ -138,8 +138,9 @@ class Loader:
             worker.join()
 
     def _start(self, workers: list[threading.Thread]) -> None:
-        """As many as there is memory for. None of them works before all are there: a thread for
-        which memory ends while it starts is waited for without end. Raises NoSpace."""
+        """Starts as many threads as there is memory for. None of them works before all have
+        started: a thread that runs out of memory while it starts would be waited for without end.
+        Raises NoSpace."""
         with self._lock:
             for number in range(self._threads):
                 name = f"kvfs-load-{number}"
@@ -167,7 +168,7 @@ class Loader:
             del error
 
     def _let_go(self, at: int) -> None:
-        """The tensor was taken: so is its unit, with the last of its tensors."""
+        """Notes that the tensor was taken, and with its unit's last tensor the unit."""
         unit = self._plan.unit(at)
         with self._mutex:
             self._to_take[unit] -= 1
@@ -179,7 +180,7 @@ class Loader:
         self._calls.put(True)
 
     def _fail(self, error: BaseException) -> None:
-        """Fails the load; to be called with the lock."""
+        """Fails the load; to be called with the lock held."""
         if not self._ended:  # else nobody asks any more, and it would keep all memory
             self._error = error
         self._ended = True
@@ -201,7 +202,8 @@ class Loader:
             self._laps.append(stop_watch())
 
     def _next_step(self) -> Step | None:
-        """The next one, once there is room for it; None: there is none, or the load ended."""
+        """Returns the next step, once there is room for it; None: there is none, or the load
+        ended."""
         with during(Stage.WAIT), self._lock:
             step = None if self._ended else next(self._steps, None)
             if step is None:
@@ -211,7 +213,7 @@ class Loader:
             return step if self._is_open(unit) else None
 
     def _is_open(self, unit: int) -> bool:
-        """Whether there is memory for it, now; False: the load ended."""
+        """Returns whether there is memory for the unit, now; False: the load ended."""
         if self._ended:
             return False
         if unit not in self._held:
@@ -269,7 +271,8 @@ class Loader:
     def _staged(
         self, tensor: int, source: SourceFile, lane: Lane, begin: int, end: int
     ) -> torch.Tensor:
-        """The bytes [begin, end) of a file in a buffer, so that elements begin where they may."""
+        """Returns the bytes [begin, end) of a file in a buffer, so that elements begin where they
+        may."""
         staging = lane.staging()
         if begin * 8 % BITS[self._plan.wanted[tensor].tensor.dtype]:
             source.read_pieces([(staging.memory[: end - begin], begin)])
@@ -316,7 +319,7 @@ def _unit(step: Step) -> int:
 
 
 def _steps_of(plan: LoadPlan) -> list[int]:
-    """How many steps each tensor has."""
+    """Returns how many steps each tensor has."""
     found = [0] * len(plan.wanted)
     for step in plan.steps:
         for at in _tensors(step):
@@ -325,5 +328,5 @@ def _steps_of(plan: LoadPlan) -> list[int]:
 
 
 def _members(plan: LoadPlan) -> dict[int, int]:
-    """How many tensors each unit has."""
+    """Returns how many tensors each unit has."""
     return collections.Counter(plan.unit(at) for at in range(len(plan.wanted)))

@@ -1,8 +1,8 @@
-"""`safe_open`: a safetensors file whose tensors are read when they are asked for, whole or in
-part.
+"""`safe_open`: a safetensors file whose tensors are read when they are asked for, whole or in part.
 
-In place of `safetensors.safe_open`, with its names: straight from the data file where that lies on
-a mount, past the page cache where it has not got it. The errors are those of `gds.load_file`."""
+It replaces `safetensors.safe_open`, with the same names, and reads straight from the data file of a
+file on a mount, past the page cache if it is not cached. The errors are those of
+`gds.load_file`."""
 
 import contextlib
 from types import TracebackType
@@ -27,15 +27,16 @@ _NUMPY: Final = ("np", "numpy")
 def safe_open(
     filename: Path, framework: str = "pt", device: str | torch.device | int = "cpu"
 ) -> "SafeOpen":
-    """`framework`: of what is given back, `pt` (torch) or `np` (numpy, of dtypes that it has).
+    """Opens a file. `framework`: that of the results, `pt` (torch) or `np` (numpy, for dtypes that
+    it has).
 
-    Use it as a context. The file stays what it is while it is open, also when it is replaced or
+    Use it as a context. The file keeps its content while it is open, even if it is replaced or
     evicted. Raises NotFound, Corrupt, Invalid, NotSupported, OSError."""
     return SafeOpen(filename, framework, device)
 
 
 class SafeOpen:
-    """One open file. Any thread may read; the caller sees to it that none does when it is
+    """One open file. Any thread may read; the caller must ensure that none does when it is
     closed."""
 
     def __init__(
@@ -64,34 +65,35 @@ class SafeOpen:
         self.close()
 
     def close(self) -> None:
-        """Idempotent; tensors stay."""
+        """Closes the file. Idempotent; tensors stay."""
         self._checkpoint = None
         self._closing.close()
 
     def keys(self) -> list[str]:
-        """Names of all tensors, sorted."""
+        """Returns the names of all tensors, sorted."""
         return sorted(self._by_name)
 
     def offset_keys(self) -> list[str]:
-        """The same, as they lie in the file."""
+        """Returns the names of all tensors in the order of the file."""
         return list(self._by_name)
 
     def metadata(self) -> dict[str, str] | None:
-        """None: it has none."""
+        """Returns the metadata; None: there are none."""
         assert self._open
         return dict(self._header.metadata) or None
 
     def get_tensor(self, name: str) -> Any:
-        """A tensor, whole. Raises NotFound, Corrupt, Conflict, NoSpace, NotSupported, OSError."""
+        """Returns a whole tensor. Raises NotFound, Corrupt, Conflict, NoSpace, NotSupported,
+        OSError."""
         return self._given(self._read([WantedTensor(0, self._info(name))])[name])
 
     def get_tensors(self) -> dict[str, Any]:
-        """All tensors, in one go. Raises as `get_tensor`."""
+        """Returns all tensors, in one go. Raises what `get_tensor` raises."""
         found = self._read([WantedTensor(0, tensor) for tensor in self._header.tensors])
         return {name: self._given(tensor) for name, tensor in found.items()}
 
     def get_slice(self, name: str) -> "TensorSlice":
-        """A tensor of which only what it is indexed by is read. Raises NotFound."""
+        """Returns a tensor of which only the indexed part is read. Raises NotFound."""
         return TensorSlice(self, self._info(name))
 
     def _info(self, name: str) -> TensorInfo:
@@ -144,23 +146,23 @@ class TensorSlice:
         self._info = info
 
     def get_shape(self) -> list[int]:
-        """The shape of the whole tensor, in elements of the file."""
+        """Returns the shape of the whole tensor, in elements of the file."""
         return list(self._info.shape)
 
     def get_dtype(self) -> str:
-        """As the file has it: `BF16`."""
+        """Returns the dtype's name in the file: `BF16`."""
         return self._info.dtype
 
     def __getitem__(self, index: Any) -> Any:
-        """Reads the rows, columns or more that hold what is wanted. Raises IndexError, ValueError
-        and TypeError as torch does, else as `SafeOpen.get_tensor`."""
+        """Reads the rows, columns or more that hold the indexed part. Raises IndexError, ValueError
+        and TypeError as torch does, else what `SafeOpen.get_tensor` raises."""
         return self._file._read_index(self._info, index)
 
 
 def _of_file(
     part: TensorPart | None, info: TensorInfo, shape: tuple[int, ...]
 ) -> TensorPart | None:
-    """The part in elements of the file, of which torch has several in one where it packs them."""
+    """Returns the part in elements of the file, several of which torch may pack in one."""
     if part is None or info.shape == shape:
         return part
     last = part.dimension == len(shape) - 1

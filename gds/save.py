@@ -25,11 +25,11 @@ _MOST_VIEWS: Final = 1024
 def save_file(
     tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Save the tensors in one file, with the bytes that `safetensors.torch.save_file` gives it.
+    """Saves the tensors in one file, with the bytes that `safetensors.torch.save_file` gives it.
 
     The memory of tensors on the CPU is written as it is, without a copy. `path` (on a KVFS mount,
-    or any other) has the file, whole, when it returns; on a mount it is as durable as its namespace
-    says. Before, and after an error or an interrupt, what was there stays.
+    or any other) has the whole file when this returns; on a mount it is as durable as its namespace
+    says. Before, and after an error or an interrupt, a previous file stays.
 
     Raises Invalid (tensors that are not contiguous or share memory, as the format's own library
     refuses them: save one and make the others contiguous), NotSupported (a dtype that the format
@@ -58,7 +58,7 @@ def save_file(
 
 
 def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor whose memory holds its elements. Raises Invalid, NotSupported."""
+    """Returns the tensor whose memory holds its elements. Raises Invalid, NotSupported."""
     if not isinstance(name, str):
         raise Invalid(f"{name!r} is no name of a tensor: that is a text")
     if not isinstance(tensor, torch.Tensor):
@@ -85,7 +85,7 @@ def _described(name: str, tensor: torch.Tensor) -> TensorDescription:
 
 
 def _require_own_memory(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises Invalid."""
+    """Raises Invalid if tensors share memory."""
     spans = sorted(
         (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, name)
         for name, tensor in tensors.items()
@@ -103,7 +103,8 @@ def _is_on_host(tensor: torch.Tensor) -> bool:
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """The tensor's bytes; of one on a device each piece is valid until the next is asked for."""
+    """Yields the tensor's bytes; a piece of one on a device is valid until the next is asked
+    for."""
     if _is_on_host(tensor):
         yield readable(tensor)
         return
@@ -144,7 +145,7 @@ class _Output:
 
 
 def _behind(views: list[memoryview], done: int) -> list[memoryview]:
-    """The rest of the views after their first `done` bytes."""
+    """Returns the rest of the views after their first `done` bytes."""
     for number, view in enumerate(views):
         if done < len(view):
             return [view[done:], *views[number + 1 :]]

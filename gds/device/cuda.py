@@ -2,15 +2,15 @@
 
 Whose memory
 - Tensors are made in the caller's stream: the one that is current when the load is asked for. They
-  are his as if he had made them there; another stream waits for nothing, as they are whole when
-  they are handed over.
-- What the allocator gives may be in use by what that stream has yet to do, so copies wait for that
-  (`ready`) on the device.
+  are the caller's as if made there; no other stream has to wait, as they are whole when they are
+  handed over.
+- Memory from the allocator may be in use by work that is still queued in that stream, so copies
+  wait for that (`ready`) on the device.
 
 Whose context
 - A context on a GPU takes some 500 MB of it, and many calls make one on the thread's current
-  device, which for a new thread is GPU 0. So threads that read enter their device, and what the
-  caller's thread does is guarded: by `torch.cuda.device`, which makes none when it goes back, where
+  device, which for a new thread is GPU 0. So reading threads enter their device, and work in the
+  caller's thread is guarded by `torch.cuda.device`, which makes no context when it goes back, as
   `torch.cuda.stream` alone does.
 """
 
@@ -35,9 +35,9 @@ class CudaDevice:
         device: torch.device,
         pageable: Callable[[str], object] = lambda _why: None,
     ) -> None:
-        """`device`: with its index. Made in the thread that asked for the load.
-        `pageable` is called once where buffers cannot be pinned, with the reason, by a thread that
-        reads. Raises Unavailable."""
+        """`device`: with its index. To be made in the thread that asked for the load. `pageable` is
+        called once, with the reason, by a reading thread if buffers cannot be pinned. Raises
+        Unavailable."""
         self.device = device
         self._pool = _pool(device.index)
         self._pageable = pageable
@@ -142,8 +142,8 @@ def _pool(index: int) -> PinnedPool:
 
 @functools.cache
 def _made_pool(index: int) -> PinnedPool:
-    """The process's own, for each GPU: a load is short, and pinning memory slow; and a GPU's
-    buffers lie on its NUMA node."""
+    """Returns the process's own pool for each GPU: a load is short, and pinning memory slow; and a
+    GPU's buffers lie on its NUMA node."""
     device = torch.device("cuda", index)
     return PinnedPool(functools.partial(_pin, device), functools.partial(_unpin, device))
 
@@ -160,8 +160,8 @@ def _unpin(device: torch.device, address: int) -> None:
 
 @contextlib.contextmanager
 def _bound(device: torch.device) -> Iterator[None]:
-    """The driver's own calls find the thread's context, which calls of torch bind as they need it:
-    going to the GPU where a thread is, for a new one GPU 0, does nothing."""
+    """Makes the driver's own calls find the thread's context, which torch binds only when needed:
+    entering the GPU where a thread already is (GPU 0 for a new one) does nothing."""
     with _translated(device), torch.cuda.device(device):
         torch.cuda.mem_get_info(device)
         yield

@@ -1,11 +1,11 @@
 """Requests to the CUDA driver itself.
 
-Which GPUs this process may use: without torch, and without a context on any of them. Only for a
-process that is about to use a GPU, or ends soon: one that has asked cannot lend CUDA to processes
-that it forks.
+One asks which GPUs this process may use, without torch and without a context on any of them. It is
+only for a process that is about to use a GPU, or ends soon: a process that has asked cannot lend
+CUDA to processes that it forks.
 
-To pin memory: where CUDA's runtime is refused that, the thread's next work on a GPU is told so as
-if it had failed; the driver tells only the caller.
+The other pins memory: if CUDA's runtime is refused that, the thread's next work on a GPU reports it
+as its own failure; the driver tells only the caller.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _PORTABLE: Final = 1
 
 
 class Gpu(NamedTuple):
-    """One that CUDA shows to this process, in CUDA's order."""
+    """A GPU that CUDA shows to this process, in CUDA's order."""
 
     name: str
     address: str
@@ -33,17 +33,17 @@ class Driver(NamedTuple):
 
     gpus: tuple[Gpu, ...]
     cuda: str
-    """The newest CUDA that it serves, '13.0'; empty: it is not there."""
+    """The newest CUDA that it serves, '13.0'; empty: there is no driver."""
     reason: str
-    """Why there are no GPUs; empty where there are."""
+    """The reason why there are no GPUs; empty if there are."""
 
 
 class _Refused(Exception):
-    """A call of the driver failed; says what the driver said."""
+    """A call of the driver failed; its text is the driver's."""
 
 
 def ask_driver(library: str = _LIBRARY) -> Driver:
-    """Never raises: where there is no driver, the reason says so."""
+    """Asks the driver. Never raises: without a driver, the reason says so."""
     try:
         cuda = ctypes.CDLL(library)
     except OSError:
@@ -59,8 +59,8 @@ def ask_driver(library: str = _LIBRARY) -> Driver:
 
 
 def pin(address: int, size: int, library: str = _LIBRARY) -> str:
-    """Have GPUs copy from this memory of the host by themselves. The thread has a context. Empty;
-    or why it cannot be had."""
+    """Lets GPUs copy from this memory of the host by themselves. The thread must have a context.
+    Returns the reason if it is refused, else an empty text."""
     try:
         memory = ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_uint(_PORTABLE)
         _call(ctypes.CDLL(library), "cuMemHostRegister_v2", *memory)
@@ -70,7 +70,7 @@ def pin(address: int, size: int, library: str = _LIBRARY) -> str:
 
 
 def unpin(address: int, library: str = _LIBRARY) -> None:
-    """Unpins memory that was pinned. The thread has a context."""
+    """Unpins memory that was pinned. The thread must have a context."""
     with contextlib.suppress(_Refused):  # the GPU failed: nothing copies any more
         _call(ctypes.CDLL(library), "cuMemHostUnregister", ctypes.c_void_p(address))
 

@@ -1,9 +1,9 @@
-"""Reads into GPU memory by cuFile, through kvikio: the one module that imports it.
+"""Reads into GPU memory by cuFile, through kvikio: the only module that imports it.
 
-Only where the probe (`gds.probe.capability`) finds another mode than POSIX: without a CUDA driver
-kvikio can be imported and fails at its first read, without /proc/modules opening a file never ends.
-What it raises is a RuntimeError, and a ValueError where its settings (KVIKIO_*) are none; what
-became of a read is told as `SourceFile` tells it.
+It is used only if the probe (`gds.probe.capability`) finds another mode than POSIX: without a CUDA
+driver kvikio can be imported and fails at its first read; without /proc/modules opening a file
+never ends. kvikio raises RuntimeError, and ValueError for invalid settings (KVIKIO_*); failed reads
+raise what `SourceFile` raises.
 """
 
 import os
@@ -24,7 +24,7 @@ _REFUSALS: Final = (RuntimeError, ValueError)
 
 
 def require() -> Any:
-    """kvikio, imported. Raises NotSupported: it is not installed, or lacks a library."""
+    """Returns kvikio, imported. Raises NotSupported: it is not installed, or lacks a library."""
     try:
         import kvikio
         import kvikio.defaults
@@ -38,9 +38,9 @@ def require() -> Any:
 
 
 def avoids_cufile() -> bool:
-    """Whether kvikio itself would rather read without cuFile (its library is missing, /run/udev
-    cannot be read, KVIKIO_COMPAT_MODE says so). Raises NotSupported, Unavailable (settings that
-    kvikio does not take)."""
+    """Returns whether kvikio itself would rather read without cuFile (its library is missing,
+    /run/udev cannot be read, KVIKIO_COMPAT_MODE says so). Raises NotSupported, Unavailable
+    (settings that kvikio does not accept)."""
     kvikio = require()
     try:
         return bool(kvikio.defaults.is_compat_mode_preferred())
@@ -52,7 +52,7 @@ class CuFile:
     """One open file; reads come from any thread."""
 
     def __init__(self, source: SourceFile) -> None:
-        """`source` stays open for longer. Raises Unavailable, NotSupported."""
+        """`source` must stay open for longer. Raises Unavailable, NotSupported."""
         self._source = source
         try:
             self._file: Any = require().CuFile(f"/proc/self/fd/{source.fd}")
@@ -60,7 +60,7 @@ class CuFile:
             raise Unavailable(f"{source.where}: cuFile cannot open it: {error}") from None
 
     def read_into(self, to: torch.Tensor, offset: int) -> None:
-        """Fill `to`, uint8 on the GPU that this thread is at, with the file's bytes from `offset`
+        """Fills `to`, uint8 on the GPU that this thread is at, with the file's bytes from `offset`
         on. Raises Corrupt (it ends before), Unavailable."""
         done = 0
         while done < len(to):
@@ -73,20 +73,20 @@ class CuFile:
             done += count
 
     def _failed(self, offset: int, size: int, error: str) -> KvfsError:
-        """The error for a failed read: what cuFile says of a read behind the file's end differs
-        with its mode."""
+        """Returns the error for a failed read: cuFile's text for a read beyond the file's end
+        differs with its mode."""
         end = os.fstat(self._source.fd).st_size
         if end < offset + size:
             return Corrupt(f"{self._source.where}: truncated: it ends at byte {end}")
         return Unavailable(f"{self._source.where}: cuFile cannot read it at {offset}: {error}")
 
     def close(self) -> None:
-        """Nobody reads any more. Idempotent."""
+        """Closes it; no thread may be reading. Idempotent."""
         self._file.close()
 
 
 class CuFileTarget(DeviceTarget):
-    """Memory of a GPU that lies page by page as the file does: what GDS asks for."""
+    """Memory of a GPU that lies page by page as the file does, which GDS needs."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class CuFileTarget(DeviceTarget):
         return CuFileLane(self, self._device)
 
     def read(self, source: SourceFile, step: InPlace) -> None:
-        """A step's bytes, and the rest of its first and last page: as far as the file goes, behind
-        which kvikio does not read."""
+        """Reads a step's bytes, and the rest of its first and last page, up to the end of the file,
+        beyond which kvikio does not read."""
         base = page_down(self._plan.runs[step.run].begin)
         first, end = page_down(step.begin), min(page_up(step.end), source.size)
         pages = self._runs[step.run][first - base : end - base]
@@ -123,9 +123,9 @@ class CuFileTarget(DeviceTarget):
 
 
 class CuFileLane(DeviceLane):
-    """A lane of cuFile. Pages in the page cache are copied from there by buffers, the rest is read
-    past it; so are pages that may be there, for all the kernel tells (a machine with GDS has disks
-    for it)."""
+    """A lane of cuFile. Pages in the page cache are copied from there through buffers, the rest is
+    read past it; so are pages of which the kernel does not tell whether they are cached (a machine
+    with GDS has disks for it)."""
 
     _target: CuFileTarget
 

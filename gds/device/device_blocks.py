@@ -1,8 +1,8 @@
 """KV blocks into and out of memory of a GPU: through two pinned buffers, one of which is copied
 while the client reads into, or writes from, the other.
 
-A block's bytes are where they belong, or in the store, when the call returns. What the caller's
-stream has yet to do with the memory is waited for on the device.
+A block's bytes are in their place, or in the store, when the call returns. Work that is still
+queued in the caller's stream on that memory is waited for on the device.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from gds.device.double_buffer import DoubleBuffer
 from kvfs.base.errors import Invalid
 
 BATCH_BYTES: Final = 64 << 20
-"""Bytes of one buffer, but for a block that is longer."""
+"""Size of one buffer, except for a block that is longer."""
 Fetch = Callable[[slice, list[memoryview]], list[int]]
-"""Reads the blocks of a slice of the keys into the views; the bytes of each that came."""
+"""Reads the blocks of a slice of the keys into the views; returns the bytes read of each."""
 Store = Callable[[slice, list[memoryview]], None]
 """Stores the views as the blocks of a slice of the keys."""
 
 
 def raw_of(tensor: object) -> torch.Tensor:
-    """A tensor's bytes, without a copy. Raises Invalid."""
+    """Returns a tensor's bytes, without a copy. Raises Invalid."""
     if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
         raise Invalid(f"{type(tensor).__name__}: among buffers of a GPU all are its tensors")
     if not tensor.is_contiguous():
@@ -35,15 +35,15 @@ def raw_of(tensor: object) -> torch.Tensor:
 
 
 def device_of(parts: Sequence[torch.Tensor]) -> Device:
-    """Raises Invalid: they lie on several."""
+    """Returns the device of the parts. Raises Invalid if they lie on several."""
     if len({part.device for part in parts}) > 1:
         raise Invalid("the buffers lie on several GPUs: call once for each")
     return CudaDevice(parts[0].device)
 
 
 def read_into(parts: Sequence[torch.Tensor], device: Device, fetch: Fetch) -> None:
-    """Read blocks into their parts. Raises what `fetch` raises; Unavailable, where the device
-    failed; NoSpace, of pinned memory. Then nothing is copied any more."""
+    """Reads blocks into their parts. Raises what `fetch` raises, Unavailable if the device failed,
+    NoSpace for pinned memory. No copy is under way then."""
     with _lane(parts, device) as lane:
         for batch in batches([len(part) for part in parts], BATCH_BYTES):
             staging, views = lane.take(batch)
@@ -57,7 +57,7 @@ def read_into(parts: Sequence[torch.Tensor], device: Device, fetch: Fetch) -> No
 
 
 def write_from(parts: Sequence[torch.Tensor], device: Device, store: Store) -> None:
-    """Store the parts as blocks. Raises as `read_into`."""
+    """Stores the parts as blocks. Raises what `read_into` raises."""
     waiting: tuple[slice, list[memoryview], Mark] | None = None
     with _lane(parts, device) as lane:
         for batch in batches([len(part) for part in parts], BATCH_BYTES):
@@ -79,8 +79,8 @@ def _store(batch: slice, views: list[memoryview], mark: Mark, store: Store) -> N
 
 
 def batches(sizes: Sequence[int], most: int) -> Iterator[slice]:
-    """Batches of sizes that follow each other and have at most so many bytes together, or are one.
-    Pure."""
+    """Yields batches of consecutive sizes that have at most so many bytes together, or are a single
+    size. Pure."""
     first, held = 0, 0
     for at, size in enumerate(sizes):
         if held and held + size > most:
@@ -102,7 +102,8 @@ class _Lane:
         self._turns = DoubleBuffer(device, max(held, default=0) or 1)
 
     def take(self, batch: slice) -> tuple[Staging, list[slice]]:
-        """The next buffer, once nothing copies from or to it, and where each block is in it."""
+        """Returns the next buffer, once no copy from or to it is under way, and the place of each
+        block in it."""
         staging = self._turns.take()
         views, begin = [], 0
         for size in self._sizes[batch]:

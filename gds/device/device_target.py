@@ -6,11 +6,11 @@ Invariants
 - A lane (one thread's way) has two buffers: it reads into one while the other is copied. A buffer
   is read into again when its copy is done.
 - A tensor is handed over when all copies into its memory are done, and begins at a multiple of
-  `ALIGN_BYTES`: kernels ask for that, files keep multiples of 8 at best.
-- A lane that ends, in whichever way, waits for its copies first: no copy outlives the memory that
-  it reads or writes.
-- Lines of which pieces are wanted, and elements that become others, are cut and converted by the
-  device.
+  `ALIGN_BYTES`: kernels need that, files keep multiples of 8 at best.
+- A lane that ends, in whatever way, waits for its copies first: no copy outlives the memory that it
+  reads or writes.
+- Lines of which only pieces are wanted, and elements that are converted, are cut and converted by
+  the device.
 """
 
 import functools
@@ -65,12 +65,12 @@ class DeviceTarget(Target):
         return self._ready[unit]
 
     def span(self, step: InPlace) -> torch.Tensor:
-        """The memory where the bytes of a step belong."""
+        """Returns the memory where the bytes of a step belong."""
         begin = self._start(step.run) + step.begin - self._plan.runs[step.run].begin
         return self._runs[step.run][begin : begin + step.end - step.begin]
 
     def landing(self, unit: int, queue: Queue, mark: Mark) -> None:
-        """A copy into the unit's memory is done at `mark`."""
+        """Notes that a copy into the unit's memory is done at `mark`."""
         with self._lock:
             self._landing.setdefault(unit, {})[queue] = mark
 
@@ -103,11 +103,11 @@ class DeviceTarget(Target):
 
 
 class DeviceLane(Lane):
-    """One thread's way to a device, by buffers that copies start from. All have the same size, so
-    that any load can have those of the one before."""
+    """One thread's way to a device, through buffers that copies start from. All have the same size,
+    so that any load can use those of the one before."""
 
     def __init__(self, target: DeviceTarget, device: Device) -> None:
-        """Made by the thread. Raises Unavailable."""
+        """To be made by the thread that uses it. Raises Unavailable."""
         device.enter()
         self._target = target
         self._device = device
@@ -147,7 +147,7 @@ class DeviceLane(Lane):
         self._send(~at, work)
 
     def _there(self, staged: torch.Tensor) -> torch.Tensor:
-        """Memory of the device for as many bytes, that the lane's work uses one after the other.
+        """Returns memory of the device for as many bytes, which the lane's work uses in sequence.
         Raises NoSpace, Unavailable."""
         if self._scratch is None:
             try:

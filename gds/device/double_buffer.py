@@ -9,18 +9,19 @@ _BUFFERS: Final = 2
 
 
 class DoubleBuffer:
-    """The buffers of one thread, and of one size. Buffers are lent when they are first taken."""
+    """The buffers of one thread, of one size. They are lent when they are first taken."""
 
     def __init__(self, device: Device, size: int) -> None:
         self._device = device
         self._size = size
         self._buffers: list[Staging] = []
         self._copied: list[Mark | None] = []
-        """When each may be taken again."""
+        """The mark at which each may be taken again."""
         self._at = -1
 
     def take(self) -> Staging:
-        """The next one, once nothing copies from or to it. Raises NoSpace, Unavailable."""
+        """Returns the next buffer, once no copy from or to it is under way. Raises NoSpace,
+        Unavailable."""
         self._at = (self._at + 1) % _BUFFERS
         if self._at == len(self._buffers):
             self._buffers.append(self._device.lend(self._size))
@@ -31,11 +32,11 @@ class DoubleBuffer:
         return self._buffers[self._at]
 
     def copied_at(self, mark: Mark) -> None:
-        """Copies from or to the one that was taken last are done then."""
+        """Notes that copies from or to the buffer that was taken last are done at `mark`."""
         self._copied[self._at] = mark
 
     def close(self) -> None:
-        """Wait for all copies, and give the buffers back. Raises Unavailable."""
+        """Waits for all copies, and gives the buffers back. Raises Unavailable."""
         try:
             for mark in self._copied:
                 if mark is not None:

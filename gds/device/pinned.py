@@ -1,8 +1,8 @@
-"""Buffers of the host that a device copies from without the driver's own staging: memory that is
-registered with it once, which takes longer than to fill it, and lent again and again.
+"""Buffers of the host from which a device copies without the driver's own staging: memory that is
+registered with it once, which takes longer than filling it, and lent again and again.
 
-What is not lent is kept for the next load, up to `KEPT_BYTES`. Where memory cannot be registered it
-is lent all the same, and not kept: copies are slower then."""
+Memory that is not lent is kept for the next load, up to `KEPT_BYTES`. Memory that cannot be
+registered is lent all the same, and not kept: copies are slower then."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,7 @@ KEPT_BYTES: Final = 288 << 20
 
 
 class PinnedPool:
-    """Any thread."""
+    """A pool of pinned buffers. Any thread may use it."""
 
     def __init__(
         self,
@@ -26,7 +26,8 @@ class PinnedPool:
         release: Callable[[int], None],
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
-        """`register` takes an address and a size, and says why it refuses; `release` an address."""
+        """`register` takes an address and a size, and returns the reason if it refuses; `release`
+        takes an address."""
         self._register = register
         self._release = release
         self._kept_bytes = kept_bytes
@@ -34,7 +35,7 @@ class PinnedPool:
         self._idle: list[Staging] = []
 
     def lend(self, size: int) -> Staging:
-        """One of at least `size` bytes, that begins at a page. Raises NoSpace."""
+        """Returns a buffer of at least `size` bytes that begins at a page. Raises NoSpace."""
         with self._lock:
             for at, staging in enumerate(self._idle):
                 if len(staging.memory) >= size:
@@ -47,7 +48,7 @@ class PinnedPool:
         return Staging(memory, raw, refused=self._register(raw.data_ptr(), size))
 
     def give_back(self, staging: Staging) -> None:
-        """Nothing copies from it any more."""
+        """Takes back a buffer from which nothing copies any more."""
         if staging.refused:
             return
         with self._lock:

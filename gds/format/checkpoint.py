@@ -32,18 +32,18 @@ class Checkpoint(NamedTuple):
     headers: tuple[Header, ...]
 
     def check_unchanged(self) -> None:
-        """Raises Conflict where one was written to since it was opened."""
+        """Raises Conflict if a file was written to since it was opened."""
         for source in self.sources:
             source.check_unchanged()
 
 
 @contextlib.contextmanager
 def open_checkpoint(paths: Path | Sequence[Path], *, verify: bool = False) -> Iterator[Checkpoint]:
-    """Open files, which stay what they are until the block ends, also when they are replaced or
-    evicted meanwhile. `verify`: what is read of them is compared with the store's checksums.
+    """Opens files, which keep their content until the block ends, even if they are replaced or
+    evicted meanwhile. `verify`: the data read are compared with the store's checksums.
 
     Raises NotFound, Corrupt, Invalid (a name in two files, nothing to load), Unavailable and
-    NoSpace (of what other nodes have of them), OSError."""
+    NoSpace (for data on other nodes), OSError."""
     shards = shards_of(paths)
     opened = uninterrupted(functools.partial(_opened, shards, verify=verify), _close)
     try:
@@ -53,8 +53,8 @@ def open_checkpoint(paths: Path | Sequence[Path], *, verify: bool = False) -> It
 
 
 def read_headers(paths: Path | Sequence[Path]) -> list[tuple[str, Header]]:
-    """The files and their headers. What other nodes have of large files need not come for that.
-    Raises as `open_checkpoint`."""
+    """Returns the files and their headers. Data of large files on other nodes need not arrive for
+    that. Raises what `open_checkpoint` raises."""
     found = []
     for shard in shards_of(paths):
         if shard.path.exists() and not shard.path.is_file():
@@ -67,8 +67,8 @@ def read_headers(paths: Path | Sequence[Path]) -> list[tuple[str, Header]]:
 
 
 def config_beside(path: Path) -> Mapping[str, object] | None:
-    """The contents of the config.json beside a file of a checkpoint; None: there is none. Raises
-    Corrupt, Invalid, OSError."""
+    """Returns the contents of the config.json beside a file of a checkpoint; None: there is none.
+    Raises Corrupt, Invalid, OSError."""
     config = _local(path).parent / "config.json"
     try:
         found = _json(config)
@@ -101,12 +101,12 @@ def shards_of(paths: Path | Sequence[Path]) -> list[Shard]:
 
 
 def is_index(path: LocalPath) -> bool:
-    """Whether it names shards, by its own name."""
+    """Returns whether the path, by its own name, is an index of shards."""
     return path.name.endswith(_INDEX)
 
 
 def indexes_in(directory: LocalPath) -> list[LocalPath]:
-    """Sorted."""
+    """Returns the indexes in a directory, sorted."""
     return sorted(directory.glob("*" + _INDEX))
 
 
@@ -134,7 +134,7 @@ def _files(path: LocalPath) -> list[Shard]:
 
 
 def _shards(index: LocalPath) -> list[Shard]:
-    """The shards that the index names, sorted."""
+    """Returns the shards that the index names, sorted."""
     try:
         found = _json(index)
     except FileNotFoundError:
@@ -177,7 +177,7 @@ def _require_all(shard: Shard, header: Header) -> None:
 
 
 def _opened(shards: Sequence[Shard], *, verify: bool) -> Checkpoint:
-    """Raises as `open_checkpoint`."""
+    """Raises what `open_checkpoint` raises."""
     sources = _sources([shard.path for shard in shards], verify=verify)
     found = Checkpoint(sources, ())
     try:
@@ -200,7 +200,7 @@ def _close(checkpoint: Checkpoint) -> None:
 
 
 def _sources(paths: Sequence[LocalPath], *, verify: bool) -> tuple[SourceFile, ...]:
-    """Sources of the files. Data that other nodes have of them are here then. Raises NotFound,
+    """Returns sources of the files, once their data on other nodes have arrived. Raises NotFound,
     Invalid, NoSpace, Unavailable, OSError; to verify them also NotSupported, AccessDenied."""
     with _unmissed():
         found = open_backings(paths, sums=verify)

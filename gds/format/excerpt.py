@@ -1,14 +1,14 @@
-"""Excerpts of a file's text for a message: a file that lies may say very much. Pure."""
+"""Excerpts of a file's text for a message: an invalid file may hold very long texts. Pure."""
 
 from typing import Final
 
 _MOST: Final = 200
-"""Characters."""
+"""Most characters."""
 _TOO_LONG: Final = "set_int_max_str_digits"
 
 
 def shown(said: object) -> str:
-    """As Python writes it, of something long its begin and its end."""
+    """Returns the value as Python writes it; a long one is shortened to its beginning and end."""
     if isinstance(said, str) and len(said) <= _MOST:
         return repr(said)
     text = repr(said)
@@ -16,7 +16,7 @@ def shown(said: object) -> str:
 
 
 def no_json(error: ValueError | RecursionError) -> str:
-    """Why a text is no JSON, without the advice to programmers that Python adds."""
+    """Returns why a text is no JSON, without the advice to programmers that Python adds."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     text = str(error)

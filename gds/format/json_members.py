@@ -1,7 +1,7 @@
-"""The members of a JSON object, one after the other, of a text that comes in parts: a large one is
-never in memory as a whole, nor is what it says beyond what the caller keeps. Pure.
+"""The members of a JSON object, one after the other, from a text that comes in parts: a large one
+is never in memory as a whole, nor is anything beyond what the caller keeps. Pure.
 
-Read strictly: a key comes once in its object, NaN and Infinity are no numbers, and all text can be
+Read strictly: a key occurs once in its object, NaN and Infinity are no numbers, and all text can be
 written as UTF-8.
 """
 
@@ -16,7 +16,7 @@ _SPACE: Final = re.compile(f"[{_SPACES}]*")
 
 
 class Duplicate(Exception):
-    """A key that comes twice in one object."""
+    """A key occurs twice in one object."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -24,8 +24,9 @@ class Duplicate(Exception):
 
 
 def members(parts: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
-    """Each key and its value, as they stand there. Raises ValueError and RecursionError where the
-    text is no such object, Duplicate; by then what stands before may have come."""
+    """Yields each key and its value, as they stand in the text. Raises ValueError and
+    RecursionError if the text is no such object, Duplicate; earlier members may have been yielded
+    by then."""
     text = _Text(parts)
     text.take("{")
     seen: set[str] = set()
@@ -54,7 +55,7 @@ def _named(text: "_Text", seen: set[str]) -> str:
 
 
 class _Text:
-    """The part of a text that is at hand, and how far it was taken."""
+    """The buffered part of a text, and the position in it."""
 
     def __init__(self, parts: Iterable[bytes]) -> None:
         self._parts = iter(parts)
@@ -62,10 +63,10 @@ class _Text:
         self._text = ""
         self._at = 0
         self._gone = 0
-        """Characters before those at hand."""
+        """Characters before the buffered ones."""
 
     def next(self) -> str:
-        """The next character that is no space; empty: there is none."""
+        """Returns the next character that is no space; empty: there is none."""
         if self._at < len(self._text) and (here := self._text[self._at]) not in _SPACES:
             return here  # as files are usually written: the expression would take most of the time
         while True:
@@ -83,7 +84,7 @@ class _Text:
         self._at += 1
 
     def value(self) -> Any:
-        """The value that begins with the next character."""
+        """Returns the value that begins with the next character."""
         self.next()
         while True:
             try:
@@ -98,8 +99,8 @@ class _Text:
                 return found
 
     def _more(self) -> bool:
-        """Have at least twice as much at hand, so that what is long is not looked at too often;
-        False: there is no more."""
+        """Buffers at least twice as much, so that a long value is not scanned too often; False:
+        there is no more."""
         left = self._text[self._at :]
         came, size = [], 0
         while size <= len(left) and (part := next(self._parts, None)) is not None:

@@ -5,10 +5,10 @@ that begin with `{` and may end in spaces, then the data. The JSON names tensors
 and data_offsets [begin, end) that count from the first byte of the data, and may have
 `__metadata__`, texts by name. The tensors fill the data without overlaps and without holes.
 
-What is not exactly so is refused with the file and the tensor named: a loader that trusted a header
-would read beyond its memory, or give tensors each other's bytes. As the format's own library does,
-it passes over other keys of a tensor's entry, and `__metadata__` may be null. That library also
-reads what is refused here: a key that comes twice.
+A header that deviates is refused with the file and the tensor named: a loader that trusted it would
+read beyond its memory, or give tensors each other's bytes. Like the format's own library, it passes
+over other keys of a tensor's entry, and `__metadata__` may be null. That library also reads a key
+that occurs twice, which is refused here.
 """
 
 import itertools
@@ -23,12 +23,12 @@ from gds.format.json_members import Duplicate, members
 from kvfs.base.errors import Corrupt
 
 MOST_HEADER_BYTES: Final = 100_000_000
-"""As the format's own library has it."""
+"""The limit of the format's own library."""
 _LENGTH_BYTES: Final = 8
 _PART_BYTES: Final = 1 << 20
 """Bytes of the header in memory at a time."""
 _MOST: Final = 1 << 63
-"""Elements, bytes: what is more fits into no signed 64 bits, and no tensor has it."""
+"""Limit of elements and bytes: more than that fits into no signed 64 bits, and no tensor has it."""
 _METADATA: Final = "__metadata__"
 _ENTRY_KEYS: Final = {"dtype", "shape", "data_offsets"}
 
@@ -71,21 +71,23 @@ class TensorInfo(NamedTuple):
     begin: int
     """Its first byte, counted from the file's first."""
     end: int
-    """Behind its last byte."""
+    """The offset behind its last byte."""
 
 
 class Header(NamedTuple):
     """The header of one file."""
 
     tensors: tuple[TensorInfo, ...]
-    """The tensors in the order of their bytes; empty ones before what begins at the same byte."""
+    """The tensors in the order of their bytes; empty ones before the tensor that begins at the same
+    byte."""
     metadata: Mapping[str, str]
     data_begin: int
     """The first byte of the data."""
 
 
 def read_header(fd: int, where: str) -> Header:
-    """The header of the file open as `fd`. `where` names it in errors. Raises Corrupt, OSError."""
+    """Returns the header of the file open as `fd`. `where` names it in errors. Raises Corrupt,
+    OSError."""
     size = os.fstat(fd).st_size
     try:
         length = header_length(os.pread(fd, _LENGTH_BYTES, 0), size, where)
@@ -95,14 +97,14 @@ def read_header(fd: int, where: str) -> Header:
 
 
 def _parts(fd: int, length: int) -> Iterator[bytes]:
-    """The JSON, of so many bytes. Raises OSError."""
+    """Yields the JSON of so many bytes. Raises OSError."""
     end = _LENGTH_BYTES + length
     for begin in range(_LENGTH_BYTES, end, _PART_BYTES):
         yield os.pread(fd, min(_PART_BYTES, end - begin), begin)
 
 
 def header_length(first: bytes, size: int, where: str) -> int:
-    """How long the JSON is, from the first eight bytes of a file of `size` bytes. Raises
+    """Returns how long the JSON is, from the first eight bytes of a file of `size` bytes. Raises
     Corrupt."""
     if len(first) < _LENGTH_BYTES or size < _LENGTH_BYTES:
         raise Corrupt(f"{where}: no safetensors file: it has {size} bytes")
@@ -121,8 +123,8 @@ def header_length(first: bytes, size: int, where: str) -> int:
 
 
 def parse_header(parts: Iterable[bytes], length: int, size: int, where: str) -> Header:
-    """The header whose JSON comes in parts, `length` bytes of a file of `size` bytes. Raises
-    Corrupt, and what `parts` raises."""
+    """Returns the header whose JSON comes in parts, `length` bytes of a file of `size` bytes.
+    Raises Corrupt, and what `parts` raises."""
     begin = _LENGTH_BYTES + length
     metadata: dict[str, str] = {}
     tensors: list[TensorInfo] = []
@@ -183,7 +185,7 @@ def _tensor(name: str, entry: object, data_begin: int, where: str) -> TensorInfo
 
 
 def _numbers(found: object) -> tuple[int, ...] | None:
-    """None: not a list of whole numbers, none of them negative."""
+    """Returns the numbers; None: it is not a list of whole numbers, none of them negative."""
     if not isinstance(found, list):
         return None
     # A bool is an int to Python, not to JSON.

@@ -1,9 +1,9 @@
-"""The header of a safetensors file that is to be written, byte for byte as the format's own library
+"""The header of a safetensors file to be written, byte for byte as the format's own library
 composes it. Pure.
 
 Order: by dtype, those with the largest elements first (the last of `BITS`), then by name; so each
 tensor begins at a multiple of its element, counted from the first byte of the data, which is a
-multiple of eight. The JSON has no spaces but those at its end.
+multiple of eight. The JSON has no spaces except at its end.
 """
 
 import json
@@ -44,7 +44,7 @@ class Composed(NamedTuple):
 
 
 def compose(tensors: Iterable[TensorDescription], metadata: Mapping[str, str] | None) -> Composed:
-    """Names are unique. Raises Invalid."""
+    """Composes the beginning of a file. Names must be unique. Raises Invalid."""
     given = list(tensors)
     order = sorted(range(len(given)), key=lambda at: (-_ORDER[given[at].dtype], given[at].name))
     entries: dict[str, object] = {}

@@ -1,1 +1,1 @@
-"""How bytes come from files: reads, page cache, memory of the host."""
+"""The ways in which bytes come from files: reads, page cache, memory of the host."""

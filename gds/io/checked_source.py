@@ -1,13 +1,13 @@
-"""A file whose bytes are compared with the checksums that the store keeps, as they are read.
+"""A file whose bytes are compared with the store's checksums as they are read.
 
-    step        |......[ chunk ][ chunk ]...|    whole chunks: read to where they belong, and hashed
+    step        |......[ chunk ][ chunk ]...|    whole chunks: read to their place, and hashed
     chunks   [ chunk ][ chunk ][ chunk ][ chunk ]    parts of one: it is read aside, hashed, copied
 
 Invariants
-- Each byte that is handed over was hashed, in the thread that read it, where it lies or where it
-  was copied from.
-- A chunk that differs is read once more past what memory has of it; what was wrong in memory alone
-  is so mended, for all who read the file.
+- Each byte that is handed over was hashed, in the thread that read it, in its place or where it was
+  copied from.
+- A chunk that differs is read once more past the page cache; damage in memory alone is thereby
+  repaired, for all readers of the file.
 - A file that was written to meanwhile is a Conflict, whatever its bytes.
 """
 
@@ -30,20 +30,22 @@ _NAMED: Final = 3
 
 
 class Damaged(Corrupt):
-    """Bytes are not what was stored. It names the tensors that have them."""
+    """Bytes differ from what was stored. It names the tensors that have them."""
 
 
 class CheckedSource(SourceFile):
     """One open file; reads come from any thread."""
 
     def __init__(self, fd: int, where: str, sums: bytes) -> None:
-        """`sums`: the xxh3-128 of each chunk, one after the other. Else as `SourceFile`."""
+        """`sums`: the xxh3-128 of each chunk, one after the other. The rest is as in
+        `SourceFile`."""
         super().__init__(fd, where)
         self._sums = sums
         self._tensors: Sequence[TensorInfo] = ()
 
     def check_header(self, header: Header) -> None:
-        """Checks the header; to be called once it was read. Raises Damaged, Conflict, OSError."""
+        """Checks the header; to be called once it has been read. Raises Damaged, Conflict,
+        OSError."""
         self._tensors = header.tensors
         count = -(-header.data_begin // CHUNK_BYTES)
         if chunk_sums(self.fd, self.size, 0, count) != self._sums[: count * DIGEST_BYTES]:
@@ -70,7 +72,7 @@ class CheckedSource(SourceFile):
                 self._copy(view, offset)
 
     def _check(self, data: memoryview, begin: int) -> None:
-        """Whole chunks that were read."""
+        """Checks whole chunks that were read."""
         while (wrong := self._wrong_in(data, begin)) is not None:
             skip = wrong * CHUNK_BYTES - begin
             end = min(skip + CHUNK_BYTES, len(data))
@@ -78,7 +80,7 @@ class CheckedSource(SourceFile):
             data, begin = data[end:], begin + end
 
     def _wrong_in(self, data: memoryview, begin: int) -> int | None:
-        """The number of the first chunk that differs, of those that begin at `begin`."""
+        """Returns the number of the first chunk that differs, of those that begin at `begin`."""
         with during(Stage.CHECK, len(data)):
             return wrong_in(data, self._sums, begin // CHUNK_BYTES)
 
@@ -92,7 +94,7 @@ class CheckedSource(SourceFile):
             done += len(part)
 
     def _chunk(self, number: int) -> memoryview:
-        """Its bytes, right ones, until this thread asks for another."""
+        """Returns the chunk's verified bytes, valid until this thread asks for another."""
         begin = number * CHUNK_BYTES
         end = min(begin + CHUNK_BYTES, self.size)
         if _aside.holds is not self or _aside.number != number:
@@ -127,7 +129,7 @@ class CheckedSource(SourceFile):
 
 
 class _Aside(threading.local):
-    """A thread's room for one chunk, and which one lies there."""
+    """A thread's buffer for one chunk, and the chunk's number."""
 
     def __init__(self) -> None:
         self.memory = allocate(CHUNK_BYTES)
@@ -139,7 +141,7 @@ _aside: Final = _Aside()
 
 
 def sums_of(backing: BackingFile, path: Path) -> bytes:
-    """The checksums that a file is verified against. Raises NotSupported, AccessDenied,
+    """Returns the checksums that a file is verified against. Raises NotSupported, AccessDenied,
     Unavailable."""
     if backing.store is None:
         raise NotSupported(

@@ -1,7 +1,7 @@
-"""Whether others of this host load the same file just now: each says so by a lock.
+"""Tells whether others on this host load the same file just now: each says so by a lock.
 
-It is a lock for reading of one byte far behind all files' ends, of the open file: it ends with the
-descriptor, however the process ends. A lock of the whole file for writing is refused meanwhile.
+It is a read lock on one byte far beyond all files' ends, of the open file: it ends with the
+descriptor, however the process ends. A write lock on the whole file is refused meanwhile.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 
 
 def join(fd: int) -> None:
-    """Say that the file open as `fd`, for reading, is being loaded, until it is closed."""
+    """Tells others that the file open as `fd`, for reading, is being loaded, until it is closed."""
     with contextlib.suppress(OSError):  # a filesystem without locks
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK))
 
 
 def has_company(fd: int) -> bool:
-    """Whether others said so of its file; also where that cannot be known."""
+    """Returns whether others load its file; True also if that cannot be known."""
     try:
         found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK))
     except OSError:

@@ -26,19 +26,19 @@ class Alignment(NamedTuple):
 
     memory: int
     offset: int
-    """And length."""
+    """The alignment of offset and length."""
 
     @property
     def block(self) -> int | None:
-        """The unit to align all of it to, where that moves less than the page cache does; else
-        None."""
+        """The unit to align offset, length and memory to, if that moves less than the page cache
+        does; else None."""
         block = max(self)
         return block if block < PAGE_BYTES else None
 
 
 def alignment(fd: int) -> Alignment | None:
-    """The alignment of an open regular file. None: the kernel does not tell, or O_DIRECT is not for
-    it."""
+    """Returns the alignment of an open regular file; None: the kernel does not tell, or it has no
+    O_DIRECT."""
     found = _Statx()
     try:
         statx = _libc.statx
@@ -52,7 +52,7 @@ def alignment(fd: int) -> Alignment | None:
 
 
 def alignment_in(directory: str | os.PathLike[str]) -> Alignment | None:
-    """The alignment of a file that would be made in a directory. None also where none can be
+    """Returns the alignment of a file that would be made in a directory; None also if none can be
     made."""
     try:
         fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)

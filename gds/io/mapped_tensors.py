@@ -1,9 +1,9 @@
 """Tensors that are views of mapped files: nothing is read before it is used.
 
-The mapping is private: what a caller writes to a tensor is the caller's alone. It keeps the file as
-it is, though it be evicted, replaced or removed, for as long as one of its tensors lives. Only
-cutting the file itself short takes bytes away that are not read yet; whoever touches them then is
-ended by SIGBUS, as with any mapped file.
+The mapping is private: a caller's writes to a tensor are the caller's alone. It keeps the file as
+it is, even if it is evicted, replaced or removed, for as long as one of its tensors lives. Only
+truncating the file itself takes away bytes that are not read yet; a process that touches them then
+is ended by SIGBUS, as with any mapped file.
 """
 
 import mmap
@@ -26,8 +26,9 @@ mmap does not name it before Python 3.13."""
 def map_tensors(
     sources: Sequence[SourceFile], wanted: Iterable[WantedTensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each by its name, not converted. Copied, and so read, are tensors whose bytes do not begin
-    where their elements may, and parts that lie in several spans. Raises NoSpace, NotSupported."""
+    """Yields each tensor by its name, not converted. Tensors whose bytes do not begin where their
+    elements may, and parts that lie in several spans, are copied, and therefore read. Raises
+    NoSpace, NotSupported."""
     files = [bytes_of(_mapped(source)) for source in sources]
     for each in wanted:
         raw = files[each.file][each.tensor.begin : each.tensor.end]

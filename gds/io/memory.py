@@ -1,4 +1,4 @@
-"""Memory that files are read into: whole huge pages where the kernel has them."""
+"""Memory that files are read into: whole huge pages if the kernel has them."""
 
 import contextlib
 import ctypes
@@ -14,7 +14,7 @@ _SETTING: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 @functools.cache
 def huge_pages() -> str:
-    """always, madvise, never; empty: this kernel has none."""
+    """Returns always, madvise or never; empty: this kernel has none."""
     try:
         text = _SETTING.read_text()
     except OSError:
@@ -23,14 +23,14 @@ def huge_pages() -> str:
 
 
 def is_huge(size: int) -> bool:
-    """Whether memory of so many bytes comes in huge pages."""
+    """Returns whether memory of so many bytes comes in huge pages."""
     return size >= HUGE_BYTES and huge_pages() in ("always", "madvise")
 
 
 def allocate(size: int) -> memoryview:
-    """`size` bytes of anonymous memory, all zero, that begin at a multiple of a huge page where
-    they are as long as one, else of a page. The kernel backs them when they are first written; they
-    go with the last view of them. Raises MemoryError."""
+    """Returns `size` bytes of anonymous memory, all zero, that begin at a multiple of a huge page
+    if they are as long as one, else of a page. The kernel backs them when they are first written;
+    they go with the last view of them. Raises MemoryError."""
     if not is_huge(size):
         return memoryview(_mapped(max(size, 1)))[:size]
     mapping = _mapped(size + HUGE_BYTES)
@@ -44,9 +44,9 @@ def allocate(size: int) -> memoryview:
 
 
 def _huge_part(size: int) -> int:
-    """How many of the bytes are to come in huge pages: all, where what that takes beyond them is
-    little; else the last ones come in small pages (of tensors of 2.1 MiB each nearly half of the
-    memory was beyond them)."""
+    """Returns how many of the bytes should lie in huge pages: all, if the excess beyond them is
+    small; else the last ones lie in small pages (with tensors of 2.1 MiB each nearly half of the
+    memory was excess)."""
     behind = -size % HUGE_BYTES
     return size + behind if behind <= size * _MOST_BEYOND else size - (HUGE_BYTES - behind)
 

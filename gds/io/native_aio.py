@@ -1,13 +1,13 @@
 """Many reads of a file by two calls of the kernel: Linux's native AIO (io_submit(2)).
 
-With O_DIRECT on ext4, xfs or btrfs all of them are at the disk at once; elsewhere the kernel does
-one after the other. Containers may use it by default, other than io_uring.
+With O_DIRECT on ext4, xfs or btrfs all of them reach the disk at once; elsewhere the kernel does
+one after the other. Containers may use it by default, unlike io_uring.
 
 Invariants
-- When `read` returned or raised, none of its reads is under way any more.
+- When `read` has returned or raised, none of its reads is under way any more.
 - A read that the kernel refuses is a result, not an error.
-- Contexts are used again, by whichever thread: the kernel takes 30 ms to end one (measured, 2
-  processors). A process that was forked has none of them.
+- Contexts are reused, by any thread: the kernel takes 30 ms to end one (measured, 2 processors). A
+  process that was forked has none of them.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ MOST: Final = 128
 """Reads at once. Measured with pieces of 2 and 5.5 KiB, cold, a virtual NVMe disk with 2
 processors, 2 to 8 threads: 17 to 19 µs each, 17 to 22 with 32."""
 _KEPT: Final = 8
-"""Contexts that nobody uses just now: as many as a load has threads."""
+"""Idle contexts that are kept: as many as a load has threads."""
 _IOCB: Final = struct.Struct("=QIIHhIQQqQII")
 """Data, key, flags of the read, operation (0: pread), priority, descriptor, address, length,
 offset, reserved, flags, descriptor to notify: struct iocb of linux/aio_abi.h, little-endian."""
 _EVENT: Final = struct.Struct("=QQqq")
-"""Data, iocb, result, a second one."""
+"""Data, iocb, result, a second result."""
 
 
 class _Calls(NamedTuple):
@@ -45,7 +45,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class AioRead(NamedTuple):
-    """A read. With O_DIRECT all of it is aligned."""
+    """A read. With O_DIRECT all of its fields are aligned."""
 
     address: int
     size: int
@@ -56,7 +56,7 @@ class NativeAio:
     """A context of the kernel. One thread uses it at a time."""
 
     def __init__(self) -> None:
-        """Raises OSError: the kernel has it not, forbids it, or has no more of it to give (sysctl
+        """Raises OSError: the kernel lacks it, forbids it, or has none left to give (sysctl
         fs.aio-max-nr)."""
         self._context = ctypes.c_ulong(0)
         self._calls = _CALLS.get(platform.machine())
@@ -73,9 +73,9 @@ class NativeAio:
         self._events = ctypes.create_string_buffer(_EVENT.size * MOST)
 
     def read(self, fd: int, reads: Sequence[AioRead]) -> list[int]:
-        """Reads at most `MOST` pieces; returns for each the bytes that came, fewer than asked for
-        at the file's end, or an error's number below 0. Waits without a deadline, as read(2) does.
-        Raises OSError."""
+        """Reads at most `MOST` pieces; returns for each the bytes read, fewer than asked for at the
+        file's end, or an error's number below 0. Waits without a deadline, as read(2) does. Raises
+        OSError."""
         for at, (address, size, offset) in enumerate(reads):
             block = (at, 0, 0, 0, 0, fd, address, size, offset, 0, 0, 0)
             _IOCB.pack_into(self._blocks, at * _IOCB.size, *block)
@@ -90,7 +90,7 @@ class NativeAio:
         return results
 
     def _submit(self, results: list[int]) -> int:
-        """How many are under way."""
+        """Returns how many reads are under way."""
         assert self._calls is not None
         begun = at = 0
         while at < len(results):
@@ -105,7 +105,7 @@ class NativeAio:
         return begun
 
     def _gather(self, left: int, results: list[int]) -> int:
-        """How many ended, one at least, but for a signal."""
+        """Returns how many reads ended: at least one, unless a signal came."""
         assert self._calls is not None
         count = _call(self._calls.getevents, self._context, left, left, self._events, None)
         if count < 0:
@@ -118,7 +118,7 @@ class NativeAio:
         return count
 
     def close(self) -> None:
-        """Waits for what is under way. Idempotent; reads are refused from then on."""
+        """Waits for the reads under way. Idempotent; later reads are refused."""
         context, self._context = self._context, ctypes.c_ulong(0)
         if self._calls is not None and context:
             _call(self._calls.destroy, context)
@@ -133,7 +133,8 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 @contextlib.contextmanager
 def lend() -> Iterator[NativeAio]:
-    """One that nobody else uses until the block ends. Raises OSError as `NativeAio`."""
+    """Lends a context that nobody else uses until the block ends. Raises the OSError of
+    `NativeAio`."""
     try:
         aio = _idle.pop()
     except IndexError:
@@ -146,7 +147,7 @@ def lend() -> Iterator[NativeAio]:
 
 
 def why_not() -> str:
-    """Empty: it is to be had."""
+    """Returns why native AIO is missing; empty: it is available."""
     try:
         NativeAio().close()
     except OSError as error:
@@ -155,6 +156,6 @@ def why_not() -> str:
 
 
 def _call(number: int, *arguments: object) -> int:
-    """The kernel's long, of which all results fit an int."""
+    """Returns the kernel's long, all values of which fit an int."""
     wide = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     return int(_libc.syscall(ctypes.c_long(number), *wide))

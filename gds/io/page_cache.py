@@ -19,9 +19,10 @@ _page_bytes: Final = mmap.PAGESIZE
 
 
 def cached_bytes(fd: int, offset: int, length: int) -> int | None:
-    """Cached bytes of the file's [offset, offset + length), in whole pages; a length of 0 means to
-    its end. None where the kernel does not tell: of files of others that may not be written to, of
-    a filesystem without a page cache, or where a mount's pages are those of the file behind it."""
+    """Returns the cached bytes of the file's [offset, offset + length), in whole pages; a length of
+    0 means to its end. None if the kernel does not tell: for other users' files that may not be
+    written to, for a filesystem without a page cache, or if a mount's pages are those of the file
+    behind it."""
     try:
         cached = cachestat(fd, offset, length).cached
     except OSError as error:
@@ -32,13 +33,14 @@ def cached_bytes(fd: int, offset: int, length: int) -> int | None:
 
 
 def _may_be_behind(fd: int) -> bool:
-    """Whether what is read of the file may be cached as another file's (FUSE passthrough)."""
+    """Returns whether the file's data may be cached as another file's (FUSE passthrough)."""
     found = (ctypes.c_long * _STATFS_WORDS)()
     return not _libc.fstatfs(fd, ctypes.byref(found)) and found[0] == _FUSE
 
 
 def _is_told(fd: int) -> bool:
-    """Whether mincore tells this process of the file: of others', all of them would be there."""
+    """Returns whether mincore tells this process the truth about the file: for other users' files
+    it reports all pages as cached."""
     if os.fstat(fd).st_uid == os.geteuid():
         return True
     return os.access(f"/proc/self/fd/{fd}", os.W_OK, effective_ids=True)
@@ -58,7 +60,7 @@ def _mapped_bytes(fd: int, offset: int, length: int) -> int | None:
 
 
 def _resident(mapping: mmap.mmap) -> int:
-    """Its pages in memory. Raises OSError."""
+    """Returns its pages in memory. Raises OSError."""
     pages = -(-len(mapping) // _page_bytes)
     told = (ctypes.c_ubyte * pages)()
     start = ctypes.c_char.from_buffer(mapping)

@@ -1,7 +1,6 @@
 """Small pieces of a file, read past the page cache: the disk moves its own blocks for them, not
-pages, which are 8 times as large. They come aligned into memory of the thread's own, and are copied
-to where they belong.
-"""
+pages, which are 8 times as large. They are read, aligned, into memory of the thread's own, and
+copied to their places."""
 
 import ctypes
 import threading
@@ -16,12 +15,12 @@ from gds.plan.pages import page_down, page_up
 Piece = tuple[memoryview, int]
 """The memory for bytes, and their offset in the file."""
 ROOM_BYTES: Final = HUGE_BYTES
-"""Bytes of one thread's room, for what is read at once."""
+"""Size of one thread's buffer, for the pieces read at once."""
 
 
 def batches(pieces: Sequence[Piece], unit: int) -> Iterator[Sequence[Piece]]:
-    """Batches of pieces that can be read at once: each fits in the room. A piece that does not is
-    alone. Pure."""
+    """Yields batches of pieces that can be read at once: each fits in the buffer. A piece that does
+    not is alone. Pure."""
     first, held = 0, 0
     for at, piece in enumerate(pieces):
         size = _aligned(piece, unit).size
@@ -34,14 +33,14 @@ def batches(pieces: Sequence[Piece], unit: int) -> Iterator[Sequence[Piece]]:
 
 
 def page_bytes(pieces: Sequence[Piece]) -> int:
-    """Bytes of the pages in which pieces lie, each counted for itself. Pure."""
+    """Returns the bytes of the pages in which pieces lie, each counted for itself. Pure."""
     return sum(page_up(offset + len(view)) - page_down(offset) for view, offset in pieces)
 
 
 def read_direct(fd: int, pieces: Sequence[Piece], unit: int) -> Sequence[Piece]:
-    """Read one of the `batches` from a file that is open with O_DIRECT, which asks for multiples of
-    `unit` bytes. Those that did not come are given back, also where the file ends within one: what
-    keeps them is found by reading them otherwise. Raises MemoryError."""
+    """Reads one of the `batches` from a file open with O_DIRECT, which needs multiples of `unit`
+    bytes. Returns the pieces that were not read, also if the file ends within one: reading them
+    otherwise finds the reason. Raises MemoryError."""
     reads, room = [], 0
     for piece in pieces:
         read = _aligned(piece, unit)
@@ -62,14 +61,14 @@ def read_direct(fd: int, pieces: Sequence[Piece], unit: int) -> Sequence[Piece]:
 
 
 def _aligned(piece: Piece, unit: int) -> AioRead:
-    """The aligned read that holds a piece; its address is yet to be found."""
+    """Returns the aligned read that holds a piece; its address is not set yet."""
     view, offset = piece
     begin = offset // unit * unit
     return AioRead(0, -(-(offset + len(view)) // unit) * unit - begin, begin)
 
 
 def _copy(piece: Piece, read: AioRead, count: int) -> bool:
-    """Whether all of it came."""
+    """Copies the piece, and returns whether all of it came."""
     view, offset = piece
     skip = offset - read.offset
     if count < skip + len(view):
@@ -80,7 +79,7 @@ def _copy(piece: Piece, read: AioRead, count: int) -> bool:
 
 
 class _Aside(threading.local):
-    """A thread's room, in which nothing is under way between calls."""
+    """A thread's buffer, in which nothing is under way between calls."""
 
     def __init__(self) -> None:
         self.memory = allocate(ROOM_BYTES)

@@ -1,18 +1,18 @@
 """A file that tensors are read from: buffered, or past the page cache.
 
 Choice, for each read
-- What the page cache holds is copied from there; so is what may be there, for all the kernel tells.
-- Else O_DIRECT, which has the disk write into the tensor's memory without the copy, and leaves the
-  cache to others: if that memory comes in huge pages. A request to a disk has so many segments at
-  most, and is small where each is a page of 4 KiB (measured on virtio, cold: 3.0 GB/s into huge
+- Cached data are copied from the page cache; so are data of which the kernel does not tell whether
+  they are cached.
+- Otherwise O_DIRECT, which has the disk write into the tensor's memory without the copy, and leaves
+  the cache to others: if that memory lies in huge pages. A request to a disk has a limited number
+  of segments, and is small if each is a page of 4 KiB (measured on virtio, cold: 3.0 GB/s into huge
   pages, 0.8 into small ones, 1.1 to 1.9 buffered).
-- What others of this host load too, other ranks of a model, goes through the page cache while they
-  do: it comes from the disk once. Where each rank reads all, it goes there also while none of them
-  is to be seen: they start seconds apart, and find it.
-- Small pieces that are cold, and nobody else's, are read past it many at once
-  (`gds.io.small_pieces`), where the disk's blocks are smaller than pages; else through it,
-  announced.
-- Where the filesystem has no O_DIRECT everything is buffered.
+- Data that others on this host load too, other ranks of a model, go through the page cache while
+  they do: they come from the disk once. If each rank reads all of them, they go there even while no
+  other rank is seen: ranks start seconds apart, and find them.
+- Small cold pieces that nobody else wants are read past it many at once (`gds.io.small_pieces`), if
+  the disk's blocks are smaller than pages; else through it, announced.
+- On a filesystem without O_DIRECT everything is buffered.
 """
 
 import collections
@@ -32,16 +32,16 @@ from gds.plan.pages import page_down
 from kvfs.base.errors import Conflict, Corrupt
 
 _ANNOUNCED: Final = 256
-"""Small reads that a disk is given at once. Read one by one by eight threads, pieces of 2 KiB took
-24 to 36 µs each on a virtual NVMe disk, announced 12 to 16 µs."""
+"""Small reads that a disk gets at once. Read one by one by eight threads, pieces of 2 KiB took 24
+to 36 µs each on a virtual NVMe disk, announced 12 to 16 µs."""
 _NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class SourceFile:
-    """One open file; reads come from any thread. It owns its descriptors."""
+    """One open file, read by any thread. It owns its descriptors."""
 
     def __init__(self, fd: int, where: str) -> None:
-        """Takes `fd` over, open for reading; `where` names the file in errors. Raises OSError."""
+        """Takes over `fd`, open for reading; `where` names the file in errors. Raises OSError."""
         self._owned: tuple[int, ...] = ()
         self._is_abandoned = False
         self.fd = fd
@@ -56,15 +56,15 @@ class SourceFile:
         self._block = None if asked is None else asked.block
 
     def share(self, *, is_common: bool) -> None:
-        """Others may load the file too: let them know of this load, and go by theirs. `is_common`:
-        they will read all that is read here, if not now then soon."""
+        """Makes this load known to others that may load the file too, and considers theirs.
+        `is_common`: they will read everything that is read here, if not now then soon."""
         co_readers.join(self.fd)
         self._is_shared = True
         self._is_common = is_common
 
     def read_into(self, page: memoryview, begin: int, end: int) -> None:
-        """Read the file's bytes [begin, end) into `page`, memory that begins and ends at multiples
-        of a page and whose first byte is that of the page in which `begin` lies. What lies around
+        """Reads the file's bytes [begin, end) into `page`, memory that begins and ends at multiples
+        of a page and whose first byte is that of the page in which `begin` lies. The bytes around
         them in their first and last page may be read too.
 
         Raises Corrupt (the file ends before, or the disk cannot read it), OSError."""
@@ -89,14 +89,14 @@ class SourceFile:
         self._fill(self.fd, view, begin, end - begin)
 
     def is_alone(self) -> bool:
-        """Whether nobody else of this host wants what is read, so far as `share` tells."""
+        """Returns whether nobody else on this host wants the data, as far as `share` tells."""
         if not self._is_shared:
             return True
         return not self._is_common and not co_readers.has_company(self.fd)
 
     def read_pieces(self, pieces: Sequence[Piece]) -> None:
-        """Read into each view what begins at the offset beside it. Raises as `read_into`, and
-        MemoryError."""
+        """Reads into each view the bytes that begin at the offset beside it. Raises what
+        `read_into` raises, and MemoryError."""
         with during(Stage.READ, sum(len(view) for view, _ in pieces)):
             self._read_announced(self._read_direct(pieces))
 
@@ -114,15 +114,15 @@ class SourceFile:
         return left
 
     def _is_cold(self, pieces: Sequence[Piece]) -> bool:
-        """Whether most of them would come from the disk. What lies between them counts as well,
-        so they may be taken for cached where others had that read."""
+        """Returns whether most of them would come from the disk. The bytes between them count as
+        well, so they may be taken for cached if others had those read."""
         begin = min(offset for _, offset in pieces)
         end = max(offset + len(view) for view, offset in pieces)
         cached = cached_bytes(self.fd, begin, end - begin)
         return cached is not None and cached * 2 < small.page_bytes(pieces)
 
     def _read_announced(self, pieces: Sequence[Piece]) -> None:
-        """Through the page cache, some ahead of the others."""
+        """Reads through the page cache, some announced ahead of the others."""
         self._announce(pieces[:_ANNOUNCED])
         for at, (view, offset) in enumerate(pieces):
             if at % _ANNOUNCED == 0:
@@ -130,18 +130,18 @@ class SourceFile:
             self._fill(self.fd, view, offset, len(view))
 
     def _announce(self, pieces: Sequence[Piece]) -> None:
-        """Have the disk read them into the page cache, many at a time, and no more than them."""
+        """Makes the disk read them into the page cache, many at a time, and no more than them."""
         for view, offset in pieces:
             cache_fill.announce(self.fd, offset, offset + len(view))
 
     def is_cold(self, begin: int, end: int) -> bool | None:
-        """Whether most of the bytes [begin, end) would come from the disk. None: the kernel does
-        not tell."""
+        """Returns whether most of the bytes [begin, end) would come from the disk; None: the kernel
+        does not tell."""
         cached = cached_bytes(self.fd, begin, end - begin)
         return None if cached is None else cached * 2 < end - begin
 
     def _fill(self, fd: int, view: memoryview, offset: int, wanted: int) -> None:
-        """Fill at least the first `wanted` bytes."""
+        """Fills at least the first `wanted` bytes."""
         done = 0
         while done < wanted:
             try:
@@ -158,14 +158,14 @@ class SourceFile:
             done += count
 
     def check_unchanged(self) -> None:
-        """Raises Conflict where the file was written to since it was opened. (A file that was
-        replaced is another file: this one stays as it was while it is open.)"""
+        """Raises Conflict if the file was written to since it was opened. (A file that was replaced
+        is another file: this one stays as it was while it is open.)"""
         now = os.fstat(self.fd)
         if (now.st_size, now.st_mtime_ns) != (self.size, self._began.st_mtime_ns):
             raise Conflict(f"{self.where}: it was written to while it was read: load it again")
 
     def close(self) -> None:
-        """Nobody reads any more. Idempotent."""
+        """Closes it; no thread may be reading. Idempotent."""
         if self._is_abandoned:
             return
         self.fd, self._direct_fd = -1, None
@@ -175,11 +175,12 @@ class SourceFile:
         collections.deque(closing, maxlen=0)
 
     def abandon(self) -> None:
-        """Threads read that nobody waits for: the descriptors are closed when they let go of it."""
+        """Leaves the file to threads that nobody waits for: its descriptors are closed when they
+        let go of it."""
         self._is_abandoned = True
 
     def __del__(self) -> None:
-        """Also of one that an interrupt kept from its owner."""
+        """Closes it, even if an interrupt kept it from its owner."""
         self._is_abandoned = False
         self.close()
 

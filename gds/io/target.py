@@ -1,5 +1,4 @@
-"""Targets of tensors. The memory of the host is here, that of devices in
-`gds.device.device_target`."""
+"""Targets of tensors. The host's memory is here, that of devices in `gds.device.device_target`."""
 
 import math
 from abc import ABC, abstractmethod
@@ -19,7 +18,7 @@ STAGE_BYTES: Final = max(READ_BYTES, STAGING_BYTES) + 2 * PAGE_BYTES
 """Bytes of a thread's staging buffer: a step, and the rest of its first and last page."""
 _MAPPED_BYTES: Final = 1 << 20
 """The size from which on a tensor has a mapping of its own: malloc's arenas, one for each thread,
-would keep what dropped tensors had."""
+would keep the memory of dropped tensors."""
 
 
 class Lane(ABC):
@@ -27,34 +26,34 @@ class Lane(ABC):
 
     @abstractmethod
     def read_in_place(self, source: SourceFile, step: InPlace) -> None:
-        """Have the step's bytes where they belong. Raises as `SourceFile.read_into`, and
-        Unavailable where the device failed."""
+        """Reads the step's bytes to their places. Raises what `SourceFile.read_into` raises, and
+        Unavailable if the device failed."""
 
     @abstractmethod
     def staging(self) -> Staging:
-        """A buffer to read into, for one step. Raises NoSpace, Unavailable."""
+        """Returns a buffer to read into, for one step. Raises NoSpace, Unavailable."""
 
     @abstractmethod
     def copy_table(self, at: int, staged: torch.Tensor, begin: int, end: int) -> None:
-        """Lines [begin, end) of a tensor came whole, `staged`, into the buffer; their pieces go
-        where they belong. Raises NoSpace, Unavailable."""
+        """Copies the pieces of lines [begin, end) of a tensor, which lie whole in the buffer,
+        `staged`, to their places. Raises NoSpace, Unavailable."""
 
     @abstractmethod
     def copy_span(self, at: int, staged: torch.Tensor, offset: int) -> None:
-        """Bytes of a tensor came that lie together, from `offset` on of what is wanted of it.
+        """Copies contiguous bytes of a tensor to their place, from `offset` on of its wanted bytes.
         Raises NoSpace, Unavailable."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing is under way any more."""
+        """Returns when nothing is under way any more."""
 
 
 class Target(ABC):
-    """The memory of one load. A run's memory is made when its first byte is about to come, and
-    forgotten here when its last tensor was taken. Any thread, one for each step."""
+    """The memory of one load. A run's memory is made when its first byte is about to arrive, and
+    forgotten here when its last tensor was taken. Any thread may use it, one for each step."""
 
     def __init__(self, plan: LoadPlan, dtype: torch.dtype | None) -> None:
-        """`dtype`: of tensors that are converted."""
+        """`dtype`: the dtype to which tensors are converted."""
         self._plan = plan
         self._dtype = dtype
         self._runs: dict[int, torch.Tensor] = {}
@@ -62,27 +61,27 @@ class Target(ABC):
 
     @abstractmethod
     def lane(self) -> Lane:
-        """A lane for the calling thread, which closes it. Raises Unavailable."""
+        """Returns a lane for the calling thread, which closes it. Raises Unavailable."""
 
     @abstractmethod
     def _make_run(self, number: int) -> torch.Tensor:
-        """Memory for a run, as uint8. Raises MemoryError, RuntimeError, Unavailable."""
+        """Makes memory for a run, as uint8. Raises MemoryError, RuntimeError, Unavailable."""
 
     @abstractmethod
     def _make_alone(self, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for a tensor. Raises MemoryError, RuntimeError, Unavailable."""
+        """Makes memory for a tensor. Raises MemoryError, RuntimeError, Unavailable."""
 
     @abstractmethod
     def _start(self, number: int) -> int:
-        """The position of a run's first byte in its memory."""
+        """Returns the position of a run's first byte in its memory."""
 
     @abstractmethod
     def _aligned(self, raw: torch.Tensor, itemsize: int) -> torch.Tensor:
-        """`raw`, or a copy of it, that begins where elements of `itemsize` bytes may. Raises
-        RuntimeError, Unavailable."""
+        """Returns `raw`, or a copy of it, that begins where elements of `itemsize` bytes may.
+        Raises RuntimeError, Unavailable."""
 
     def open_run(self, number: int) -> None:
-        """Have memory for it. Raises NoSpace, Unavailable."""
+        """Makes a run's memory. Raises NoSpace, Unavailable."""
         try:
             self._runs[number] = self._make_run(number)
         except (MemoryError, RuntimeError) as error:
@@ -91,7 +90,7 @@ class Target(ABC):
             raise NoSpace(f"{first_line(error)} (tensor {name!r} and what follows it)") from None
 
     def open_alone(self, at: int) -> None:
-        """Have memory for a tensor that is not read in place. Raises NoSpace, Unavailable."""
+        """Makes memory for a tensor that is not read in place. Raises NoSpace, Unavailable."""
         wanted = self._plan.wanted[at]
         try:
             self._alone[at] = self._make_alone(at, torch_shape(wanted), self._dtype_of(wanted))
@@ -99,12 +98,12 @@ class Target(ABC):
             raise NoSpace(f"tensor {wanted.tensor.name!r}: {first_line(error)}") from None
 
     def alone_bytes(self, at: int) -> int:
-        """Bytes that a tensor takes which is not read in place."""
+        """Returns the bytes of a tensor that is not read in place."""
         wanted = self._plan.wanted[at]
         return math.prod(torch_shape(wanted)) * int(self._dtype_of(wanted).itemsize)
 
     def copy_table(self, at: int, staged: torch.Tensor, begin: int, end: int) -> None:
-        """See `Lane.copy_table`; now."""
+        """Does what `Lane.copy_table` does, at once."""
         lines = self._plan.lines[at]
         dtype = dtype_of(self._plan.wanted[at])
         table = view_of(staged, dtype, (end - begin, -1))
@@ -116,14 +115,14 @@ class Target(ABC):
             column += piece.shape[1]
 
     def copy_span(self, at: int, staged: torch.Tensor, offset: int) -> None:
-        """See `Lane.copy_span`; now."""
+        """Does what `Lane.copy_span` does, at once."""
         dtype = dtype_of(self._plan.wanted[at])
         elements = view_of(staged, dtype, (-1,))
         first = offset // dtype.itemsize
         self._alone[at].view(-1)[first : first + len(elements)].copy_(elements)
 
     def take(self, at: int) -> torch.Tensor:
-        """The tensor, whole; asked for once. Raises NoSpace, Unavailable."""
+        """Returns the whole tensor; to be asked for once. Raises NoSpace, Unavailable."""
         wanted, run = self._plan.wanted[at], self._plan.run_of[at]
         if run is None:
             return self._alone.pop(at)
@@ -137,7 +136,7 @@ class Target(ABC):
         return view_of(raw, dtype, torch_shape(wanted)).to(self._dtype_of(wanted))
 
     def close_run(self, number: int) -> None:
-        """Its tensors were taken: they keep its memory."""
+        """Forgets a run whose tensors were taken: they keep its memory."""
         self._runs.pop(number, None)
 
     def _dtype_of(self, wanted: WantedTensor) -> torch.dtype:
@@ -157,7 +156,7 @@ class HostTarget(Target):
         return HostLane(self)
 
     def pages(self, step: InPlace) -> memoryview:
-        """The memory of the pages of the file that hold the step's bytes."""
+        """Returns the memory of the pages of the file that hold the step's bytes."""
         run = self._plan.runs[step.run]
         room = page_down(run.begin)
         return self._rooms[step.run][page_down(step.begin) - room : page_up(step.end) - room]
@@ -184,7 +183,7 @@ class HostTarget(Target):
 
 
 class HostLane(Lane):
-    """Reads go to where the bytes belong; what is not read in place, through one buffer."""
+    """Reads the bytes to their places; those that are not read in place, through one buffer."""
 
     def __init__(self, target: HostTarget) -> None:
         self._target = target

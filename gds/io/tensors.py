@@ -41,12 +41,12 @@ _PACKED: Final = {"F4": 2}
 
 
 def name_of(dtype: torch.dtype) -> str | None:
-    """The format's name of a dtype of torch; None: it has none."""
+    """Returns the format's name of a dtype of torch; None: it has none."""
     return next((name for name, each in DTYPES.items() if each == dtype), None)
 
 
 def dtype_of(wanted: WantedTensor) -> torch.dtype:
-    """The dtype in which torch has the elements of the file. Raises NotSupported."""
+    """Returns the dtype in which torch has the elements of the file. Raises NotSupported."""
     tensor = wanted.tensor
     if tensor.dtype not in DTYPES:
         raise NotSupported(f"tensor {shown(tensor.name)}: torch has no dtype for {tensor.dtype}")
@@ -54,25 +54,26 @@ def dtype_of(wanted: WantedTensor) -> torch.dtype:
 
 
 def is_converted(tensor: TensorInfo, dtype: torch.dtype) -> bool:
-    """Whether its elements become `dtype`, where that is asked for: those of floating point do,
-    but for packed ones, which torch cannot convert."""
+    """Returns whether its elements become `dtype`, if a conversion is asked for: floating point
+    elements do, except packed ones, which torch cannot convert."""
     found = DTYPES.get(tensor.dtype, dtype)
     return found != dtype and found.is_floating_point and tensor.dtype not in _PACKED
 
 
 def is_target(dtype: torch.dtype) -> bool:
-    """Whether elements of floating point may become that: they stay such, unpacked."""
+    """Returns whether floating point elements may be converted to it: they stay floating point,
+    unpacked."""
     return dtype.is_floating_point and name_of(dtype) not in _PACKED
 
 
 def per_element(dtype: str) -> int:
-    """Elements of the file that torch has in one of its own."""
+    """Returns how many elements of the file torch has in one of its own."""
     return _PACKED.get(dtype, 1)
 
 
 def torch_shape(wanted: WantedTensor) -> tuple[int, ...]:
-    """Its shape to torch. Raises NotSupported where elements that torch packs in pairs are odd in
-    number."""
+    """Returns its shape in torch. Raises NotSupported for an odd number of elements that torch
+    packs in pairs."""
     shape = shape_of(wanted)
     packed = per_element(wanted.tensor.dtype)
     if packed == 1:
@@ -86,15 +87,15 @@ def torch_shape(wanted: WantedTensor) -> tuple[int, ...]:
 
 
 def bytes_of(memory: memoryview) -> torch.Tensor:
-    """Memory of the host as uint8, without a copy."""
+    """Returns memory of the host as uint8, without a copy."""
     if not len(memory):
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def view_of(raw: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """`raw`, bytes in a row, as a tensor: on its memory, or on a copy where the bytes do not begin
-    where elements may. Detached, for what torch notes of views takes 600 bytes each."""
+    """Returns `raw`, contiguous bytes, as a tensor: on its memory, or on a copy if the bytes do not
+    begin where elements may. It is detached, for torch's notes on views take 600 bytes each."""
     if not math.prod(shape):
         return torch.empty(shape, dtype=dtype, device=raw.device)
     if raw.data_ptr() % dtype.itemsize:

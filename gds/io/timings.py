@@ -1,7 +1,7 @@
 """The time of a load's threads by stage, and the bytes of each stage.
 
-Each thread has a watch, which runs for one stage at a time: a stage within another stops that one.
-So no time counts twice, and stages are named where they happen, without anybody handing a watch on.
+Each thread has a watch, which runs for one stage at a time: a stage within another stops the outer
+one. So no time counts twice, and stages are named where they happen, without passing a watch on.
 """
 
 import contextlib
@@ -18,28 +18,28 @@ class Stage(Enum):
     """A stage of a thread's work."""
 
     READ = "read"
-    """Have bytes of a file in memory: also asking the page cache for them, and clearing new pages
-    for them."""
+    """Getting bytes of a file into memory: also asking the page cache for them, and clearing new
+    pages for them."""
     CHECK = "check"
-    """Compare them with their checksums."""
+    """Comparing them with their checksums."""
     COPY = "copy"
-    """All else: cut, convert and copy what does not lie yet where it belongs; for a GPU hand over,
-    and wait for its copies."""
+    """Everything else: cutting, converting and copying bytes that are not in their places yet; for
+    a GPU handing them over, and waiting for its copies."""
     WAIT = "wait"
-    """For room: memory that whoever takes the tensors still has, or that is being made."""
+    """Waiting for memory that the receiver of the tensors still holds, or that is being made."""
 
 
 class Spent(NamedTuple):
     """The time and bytes of one stage."""
 
     size_bytes: int
-    """Bytes that were asked of it; WAIT has none."""
+    """Bytes that it was asked for; WAIT has none."""
     thread_s: float
     """Seconds of all threads together."""
 
 
 class Stages(NamedTuple):
-    """The stages of a load, but for what the taker of the tensors does itself."""
+    """The stages of a load, without the work of the receiver of the tensors."""
 
     threads: int
     read: Spent
@@ -48,11 +48,11 @@ class Stages(NamedTuple):
     wait: Spent
 
     def seconds(self, spent: Spent) -> float:
-        """Seconds of each thread, on the average."""
+        """Returns the mean seconds of each thread."""
         return spent.thread_s / self.threads if self.threads else 0.0
 
     def gb_per_s(self, spent: Spent) -> float:
-        """The rate of the threads in a stage while they do nothing else; 0 where it took no
+        """Returns the rate of the threads in a stage while they do nothing else; 0 if it took no
         time."""
         seconds = self.seconds(spent)
         return spent.size_bytes / seconds / 1e9 if seconds > 0 else 0.0
@@ -71,7 +71,7 @@ class _Watch(threading.local):
         self.since = _clock()
 
     def turn(self, stage: Stage) -> Stage:
-        """It runs for this one now; the one before."""
+        """Makes it run for this stage, and returns the one before."""
         now = _clock()
         before = self.stage
         self.seconds[before] += now - self.since
@@ -85,20 +85,20 @@ Lap = dict[Stage, Spent]
 
 
 def start_watch() -> None:
-    """The watch of this thread starts anew."""
+    """Starts the watch of this thread anew."""
     _watch.restart()
 
 
 def stop_watch() -> Lap:
-    """The time that this thread spent since `start_watch`, by stage."""
+    """Returns the time that this thread spent since `start_watch`, by stage."""
     _watch.turn(Stage.COPY)
     return {stage: Spent(_watch.sizes[stage], _watch.seconds[stage]) for stage in Stage}
 
 
 @contextlib.contextmanager
 def during(stage: Stage, size_bytes: int = 0) -> Iterator[None]:
-    """The block is this stage, of so many bytes. It costs a few microseconds: take one for many
-    small pieces. Bytes of a block that fails do not count, its time does."""
+    """Counts the block as this stage, of so many bytes. It costs a few microseconds: use one for
+    many small pieces. Bytes of a block that fails do not count, its time does."""
     before = _watch.turn(stage)
     try:
         yield
@@ -108,7 +108,7 @@ def during(stage: Stage, size_bytes: int = 0) -> Iterator[None]:
 
 
 def together(laps: Sequence[Lap]) -> Stages:
-    """The stages of all threads together."""
+    """Returns the stages of all threads together."""
     sums = {
         stage.value: Spent(
             sum(lap[stage].size_bytes for lap in laps), sum(lap[stage].thread_s for lap in laps)

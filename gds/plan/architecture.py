@@ -1,8 +1,8 @@
-"""How a transformer's tensors are cut among ranks, by the config.json of its checkpoint. Pure.
+"""Cuts of a transformer's tensors among ranks, by the config.json of its checkpoint. Pure.
 
-What tells is the number of heads and their size, where a model's kind stacks queries, keys and
-values and in which order, and how weights are packed. In models of several parts (pictures and
-text) the text's part is meant; heads of another size than it says are another part's.
+They follow from the number and size of heads, from the model's kind (whether it stacks queries,
+keys and values, and in which order), and from how weights are packed. In models of several parts
+(pictures and text) the config means the text's part; heads of another size are another part's.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from gds.plan.tensor_parallel import (
 
 _FLOATS: Final = r"\.(weight|bias)$"
 _PACKED: Final = r"\.(qweight|qzeros|scales)$"
-"""Four bits as GPTQ and AWQ have them: the output is along the second dimension."""
+"""Weights of four bits as GPTQ and AWQ pack them: the output is along the second dimension."""
 _GROUPED: Final = ("bloom", "gpt_neox", "internlm2")
 """Kinds that stack each key with its own queries."""
 _DENSE: Final = ("bloom", "chatglm", "falcon", "gpt_neox")
@@ -35,13 +35,14 @@ class _Sizes(NamedTuple):
 
 
 def cutting_of(config: Mapping[str, object] | None, rank: int, ranks: int) -> Cutting:
-    """The part of a rank by `splits_of`, none of whose patterns tells one number from another.
+    """Returns a rank's part by `splits_of`, none of whose patterns tells one number from another.
     Raises Invalid."""
     return Cutting(splits_of(config), rank, ranks, numbers_count=False)
 
 
 def splits_of(config: Mapping[str, object] | None) -> Splits:
-    """The splits of a load without a plan. None, or a config without heads: `TRANSFORMER`."""
+    """Returns the splits of a load without a plan. None, or a config without heads:
+    `TRANSFORMER`."""
     if config is None:
         return TRANSFORMER
     text = config.get("text_config")
@@ -61,7 +62,7 @@ def splits_of(config: Mapping[str, object] | None) -> Splits:
 
 
 def _sizes(config: Mapping[str, object]) -> _Sizes | None:
-    """None: it does not say."""
+    """Returns the sizes; None: the config does not tell."""
     queries = _number(config, "num_attention_heads", "n_head")
     hidden = _number(config, "hidden_size", "n_embed")
     head = _number(config, "head_dim", "kv_channels")
@@ -82,7 +83,7 @@ def _keys(config: Mapping[str, object]) -> int | None:
 
 
 def _number(config: Mapping[str, object], *names: str) -> int | None:
-    """The first of these that there is."""
+    """Returns the first of these settings that exists."""
     for name in names:
         found = config.get(name)
         if type(found) is int and found > 0:
@@ -104,7 +105,7 @@ def _heads(sizes: _Sizes) -> dict[str, Cut]:
 
 
 def _stacked(kind: str, sizes: _Sizes) -> dict[str, Cut]:
-    """Names of which the model's kind says in which order it stacks."""
+    """Returns the cuts of tensors that the model's kind stacks in a known order."""
     queries, keys, head = sizes
     name = r"\b(query_key_value|wqkv)" + _FLOATS
     if kind in _GROUPED or (kind == "falcon" and keys > 1):
@@ -124,8 +125,8 @@ def _dense(kind: str) -> dict[str, Cut]:
 
 
 def _packed_rows(quantised: object) -> dict[str, Cut]:
-    """Scales and zeros of modules that are cut along their input: of groups of it. With GPTQ's
-    desc_act any input is in any group, so all ranks have all groups."""
+    """Returns the cuts of scales and zeros of modules that are cut along their input: of groups of
+    it. With GPTQ's desc_act any input is in any group, so all ranks have all groups."""
     if not isinstance(quantised, dict) or quantised.get("quant_method") not in ("awq", "gptq"):
         return {}
     is_whole = quantised.get("desc_act") or quantised.get("group_size") == -1

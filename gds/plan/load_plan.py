@@ -1,20 +1,20 @@
 """Plans the reads of the tensors of a checkpoint's files. Pure: no file is touched here.
 
-What a rank has of a tensor is, seen as bytes, a table: so many lines, of each of which it has one
-piece, or several where tensors are stacked in one. One piece of one line (a whole tensor, or rows
-of one) is contiguous in the file, and read straight to where the tensor lies. For several lines
+A rank's part of a tensor is, seen as bytes, a table: a number of lines, from each of which it has
+one piece, or several if tensors are stacked in one. One piece of one line (a whole tensor, or rows
+of one) is contiguous in the file, and read straight to the tensor's memory. For several lines
 (columns), either each piece is read alone (strided), or whole lines are read into a staging buffer
 and the pieces copied from there (sliced), whichever costs less. Several pieces of one line, and a
-tensor whose elements become others (dtype), go through a staging buffer as well.
+tensor whose elements are converted (dtype), go through a staging buffer as well.
 
     file    | header | a a a a | b b b b | c c c c |          b: columns are wanted
     arena   | a a a a |                  | c c c c |          two runs, read in place
     staged                      b b b b -> b'                 whole lines, then copied
 
 Runs
-- What is read in place and lies together in the file lies together in memory: a run, which tensors
-  are views of. So reads are as large as the disk likes them, whatever size tensors have.
-- A run begins in memory at the same place of a page as in the file, and has room for the rest of
+- Tensors that are read in place and contiguous in the file are contiguous in memory: a run, of
+  which they are views. So reads are as large as the disk likes them, whatever the size of tensors.
+- A run begins in memory at the same offset in a page as in the file, and has room for the rest of
   its first and last page: then O_DIRECT needs no copy.
 """
 
@@ -34,24 +34,24 @@ READ_BYTES: Final = 16 << 20
 """Bytes of one read in place: large enough for a disk, and for reads of one file by several threads
 (measured: 8 threads of 16 MiB, 3 % more than of 8)."""
 RUN_BYTES: Final = 64 << 20
-"""Bytes that lie in memory together. A caller that drops a run's tensors gives its memory back;
-reads of runs that are longer are no faster."""
+"""Bytes of a run. A caller that drops a run's tensors gives its memory back; longer runs are read
+no faster."""
 STAGING_BYTES: Final = 16 << 20
 """Bytes of one thread's staging buffer."""
 _PIECE_NS: Final = 14_000
-"""The cost of one more piece to a disk, beside its bytes. Measured, as the next: a virtual NVMe
+"""The cost of one more piece to a disk, beside its bytes. Measured, like the next: a virtual NVMe
 disk with 2 processors, cold, eight threads, pieces of 4 to 256 KiB; 12 to 16 µs."""
 _PIECES_PER_NS: Final = 1.7
-"""Bytes of pieces: less than of lines, as nothing reads ahead of them."""
+"""Bytes of pieces per ns: less than of lines, as nothing reads ahead of them."""
 _LINES_PER_NS: Final = 2.9
-"""Bytes of whole lines."""
+"""Bytes of whole lines per ns."""
 _WORTH: Final = 2
 """Ranks are usually together on a host, where whole lines come from the disk once for all of them,
-and each rank's pieces apart: so pieces must cost that much less for one rank."""
+and each rank's pieces separately: so pieces must cost that much less for one rank."""
 
 
 class Strategy(Enum):
-    """How columns are read."""
+    """The way in which columns are read."""
 
     AUTO = "auto"
     """The way with the lower cost."""
@@ -68,11 +68,11 @@ class WantedTensor(NamedTuple):
     tensor: TensorInfo
     part: TensorPart | None = None
     converted: bool = False
-    """Its elements become others: it is read through a staging buffer."""
+    """Whether its elements are converted: it is read through a staging buffer."""
 
 
 class Run(NamedTuple):
-    """A span of a file that lies in memory as it lies there."""
+    """A span of a file that lies in memory as it lies in the file."""
 
     file: int
     begin: int
@@ -80,7 +80,7 @@ class Run(NamedTuple):
 
     @property
     def room(self) -> int:
-        """Bytes of memory it needs, whole pages."""
+        """Bytes of memory that it needs, in whole pages."""
         return page_up(self.end) - page_down(self.begin)
 
     @property
@@ -106,7 +106,7 @@ class Lines(NamedTuple):
         return sum(last - first for first, last in self.pieces)
 
     def behind(self, begin: int) -> "Lines":
-        """The same lines, so many bytes later."""
+        """Returns the same lines, so many bytes later."""
         return Lines(begin + self.begin if self.begin else begin, *self[1:])
 
     @property
@@ -115,7 +115,7 @@ class Lines(NamedTuple):
 
 
 class InPlace(NamedTuple):
-    """Read the bytes [begin, end) of a run's file to where they belong."""
+    """A step: read the bytes [begin, end) of a run's file to their places."""
 
     run: int
     begin: int
@@ -125,7 +125,8 @@ class InPlace(NamedTuple):
 
 
 class Sliced(NamedTuple):
-    """Read whole lines of a tensor into a staging buffer, and copy their pieces from there."""
+    """A step: read whole lines of a tensor into a staging buffer, and copy their pieces from
+    there."""
 
     tensor: int
     first_line: int
@@ -133,19 +134,19 @@ class Sliced(NamedTuple):
 
 
 class StagedSpan(NamedTuple):
-    """Read the bytes [begin, end) of a file into a staging buffer, and copy them from there: of a
-    tensor that is converted, of one that has several pieces in one line, or of a piece that is
-    longer than the buffer."""
+    """A step: read the bytes [begin, end) of a file into a staging buffer, and copy them from
+    there, for a tensor that is converted, for one that has several pieces in one line, or for a
+    piece that is longer than the buffer."""
 
     tensor: int
     begin: int
     end: int
     offset: int
-    """The offset in the bytes that are wanted of the tensor, as they are in the file."""
+    """The offset in the wanted bytes of the tensor, as they are in the file."""
 
 
 class Strided(NamedTuple):
-    """Read the piece of each line of a tensor alone."""
+    """A step: read the piece of each line of a tensor alone."""
 
     tensor: int
     first_line: int
@@ -168,13 +169,13 @@ class LoadPlan(NamedTuple):
     """The steps in the order of the files and of their bytes."""
 
     def unit(self, tensor: int) -> int:
-        """The unit of memory that is made at once: the number of the run that has the tensor, or ~
-        of the tensor's own."""
+        """Returns the unit of memory that is made at once: the number of the run that has the
+        tensor, or ~ of the tensor's own."""
         run = self.run_of[tensor]
         return ~tensor if run is None else run
 
     def offset(self, tensor: int, run: int) -> int:
-        """The offset of a tensor's first byte, counted from the first byte of its run."""
+        """Returns the offset of a tensor's first byte, counted from the first byte of its run."""
         return self.lines[tensor].begin - self.runs[run].begin
 
     @property
@@ -183,7 +184,7 @@ class LoadPlan(NamedTuple):
         return sum(map(self.bytes_of, self.steps))
 
     def bytes_of(self, step: Step) -> int:
-        """Bytes that one step asks a file for."""
+        """Returns the bytes that one step asks a file for."""
         if isinstance(step, InPlace | StagedSpan):
             return step.end - step.begin
         lines = self.lines[step.tensor]
@@ -194,8 +195,8 @@ class LoadPlan(NamedTuple):
 def make_plan(
     wanted: Iterable[WantedTensor], strategy: Strategy = Strategy.AUTO, run_bytes: int = RUN_BYTES
 ) -> LoadPlan:
-    """How to read them. `run_bytes`: a run that is longer ends with the tensor in which it becomes
-    so. Raises Invalid, where a part begins or ends within a byte."""
+    """Plans the reads. `run_bytes`: a longer run ends with the tensor that exceeds it. Raises
+    Invalid if a part begins or ends within a byte."""
     asked = tuple(wanted)
     lines = tuple(map(lines_of, asked))
     alone = [
@@ -228,7 +229,7 @@ def _first_byte(step: Sliced | StagedSpan | Strided, lines: Lines) -> int:
 
 
 def parts_of(headers: Iterable[Header], cutting: Cutting) -> Iterator[WantedTensor]:
-    """The parts of the tensors of several files that a rank has. Raises Invalid."""
+    """Yields the parts of the tensors of several files that a rank has. Raises Invalid."""
     for file, header in enumerate(headers):
         for tensor in header.tensors:
             part = cutting.part(tensor)
@@ -237,7 +238,7 @@ def parts_of(headers: Iterable[Header], cutting: Cutting) -> Iterator[WantedTens
 
 
 def shape_of(wanted: WantedTensor) -> tuple[int, ...]:
-    """The shape of the wanted part, in elements."""
+    """Returns the shape of the wanted part, in elements."""
     shape = list(wanted.tensor.shape)
     if wanted.part is not None:
         shape[wanted.part.dimension] = wanted.part.size
@@ -245,7 +246,7 @@ def shape_of(wanted: WantedTensor) -> tuple[int, ...]:
 
 
 def lines_of(wanted: WantedTensor) -> Lines:
-    """The lines of the wanted part. Raises Invalid."""
+    """Returns the lines of the wanted part. Raises Invalid."""
     tensor, part = wanted.tensor, wanted.part
     if part is None or not math.prod(tensor.shape):
         return _one_line(tensor.end - tensor.begin).behind(tensor.begin)
@@ -260,8 +261,9 @@ def lines_of(wanted: WantedTensor) -> Lines:
 
 @functools.lru_cache(maxsize=4096)
 def _lines_of(shape: tuple[int, ...], bits: int, part: TensorPart) -> Lines | None:
-    """The lines of a tensor that begins at 0 and has elements of so many bits: a checkpoint may
-    have a million tensors, and a few shapes of them. None: a part begins or ends within a byte."""
+    """Returns the lines of a tensor that begins at 0 and has elements of so many bits: a checkpoint
+    may have a million tensors, but only a few shapes of them. None: a part begins or ends within a
+    byte."""
     inner = math.prod(shape[part.dimension + 1 :]) * bits
     count = math.prod(shape[: part.dimension])
     length = inner * shape[part.dimension]
@@ -275,7 +277,7 @@ def _lines_of(shape: tuple[int, ...], bits: int, part: TensorPart) -> Lines | No
 
 
 def _as_span(lines: Lines) -> Lines:
-    """As one line that is wanted whole, where the bytes lie together."""
+    """Returns the lines as one line that is wanted whole, if the bytes are contiguous."""
     if not lines.is_one_span:
         return lines
     return _one_line(lines.wanted * lines.number).behind(lines.begin + lines.pieces[0][0])
@@ -283,14 +285,15 @@ def _as_span(lines: Lines) -> Lines:
 
 @functools.lru_cache(maxsize=4096)
 def _one_line(size: int) -> Lines:
-    """One line that begins at 0, and is wanted whole."""
+    """Returns one line that begins at 0 and is wanted whole."""
     return Lines(0, 1, size, ((0, size),))
 
 
 def _runs(
     asked: Sequence[WantedTensor], lines: Sequence[Lines], in_place: Iterable[int], most: int
 ) -> tuple[tuple[Run, ...], tuple[int | None, ...]]:
-    """A loop without calls: there may be a million tensors."""
+    """Returns the runs, and the run of each tensor, by a loop without calls: there may be a million
+    tensors."""
     runs: list[tuple[int, int, int]] = []
     run_of: list[int | None] = [None] * len(asked)
     file, first, last = -1, 0, 0
@@ -323,7 +326,7 @@ def _in_place(
 
 
 def _cut(number: int, run: Run, members: Sequence[tuple[Lines, int]]) -> Iterable[InPlace]:
-    """Reads of a run: they end at multiples of `READ_BYTES` of the file."""
+    """Cuts a run into reads that end at multiples of `READ_BYTES` of the file."""
     first = 0
     begin = run.begin
     while begin < run.end or first < len(members):
@@ -341,7 +344,7 @@ def _cut(number: int, run: Run, members: Sequence[tuple[Lines, int]]) -> Iterabl
 
 
 def _steps_alone(at: int, lines: Lines, strategy: Strategy) -> Iterator[Step]:
-    """Steps of a tensor that is not read in place."""
+    """Yields the steps of a tensor that is not read in place."""
     kind = _kind(lines, strategy)
     one = lines.length if kind is Sliced else lines.wanted
     if one > STAGING_BYTES or lines.number == 1:

@@ -6,10 +6,10 @@ PAGE_BYTES: Final = 4096
 
 
 def page_down(offset: int) -> int:
-    """The beginning of the offset's page."""
+    """Returns the beginning of the offset's page."""
     return offset - offset % PAGE_BYTES
 
 
 def page_up(offset: int) -> int:
-    """The end of the offset's page; the offset itself where a page begins there."""
+    """Returns the end of the offset's page; the offset itself where a page begins there."""
     return page_down(offset + PAGE_BYTES - 1)

@@ -1,11 +1,12 @@
 """The part of each tensor that a tensor-parallel rank has. Pure.
 
-As Megatron-LM splits a transformer: what makes heads or hidden units is cut along its first
-dimension (rows), what takes them in along its second (columns), tables of tokens along the tokens;
-norms and biases of the second kind are on every rank. Heads are cut whole. A rank has its part of
-each of the tensors that are stacked in one: several spans.
+As in Megatron-LM, a module that makes heads or hidden units is cut along its first dimension
+(rows), one that takes them in along its second (columns), tables of tokens along the tokens; norms
+and biases of the second kind are on every rank. Heads are cut whole. If tensors are stacked in one,
+a rank has its part of each of them: several spans.
 
-What cannot be known from a name is refused by name: a wrong cut would be other weights.
+A tensor whose cut cannot be known from its name is refused by name: a wrong cut would give other
+weights.
 """
 
 import math
@@ -19,7 +20,7 @@ from kvfs.base.errors import Invalid
 
 
 class Stacked(NamedTuple):
-    """Several tensors in one, of each of which a rank has its part."""
+    """Several tensors in one; a rank has its part of each."""
 
     sizes: tuple[int, ...]
     """The size of each, in their order: elements along the dimension, or numbers in the same
@@ -29,29 +30,28 @@ class Stacked(NamedTuple):
 
 class Heads(NamedTuple):
     """Heads of attention, which are cut whole: of queries or of keys (or of values), or of all
-    three in one tensor where both numbers are given. A head of keys is on several ranks where they
-    are more than such heads: rank r has that of number r * keys // ranks, as vLLM has it."""
+    three in one tensor if both numbers are given. With more ranks than heads of keys, such a head
+    is on several ranks: rank r has that of number r * keys // ranks, as in vLLM."""
 
     queries: int = 0
     keys: int = 0
     dimension: int = 0
     grouped: bool = False
-    """One tensor of all three: the queries of a key, the key and its value, and so on with the next
-    key. Else all queries come first, then the keys, then the values."""
+    """Whether one tensor holds all three as groups: the queries of a key, the key and its value,
+    then those of the next key. Else all queries come first, then the keys, then the values."""
     size: int | None = None
-    """Elements of one head along the dimension; a tensor that is of another size has other heads
-    than these."""
+    """Elements of one head along the dimension; a tensor of another size has other heads."""
 
 
 class Experts(NamedTuple):
-    """Tensors of single experts. A rank has `total` / ranks of them, whole, and nothing of others;
-    an expert's number is the pattern's first group."""
+    """Tensors of single experts. A rank has `total` / ranks of them, whole, and nothing of the
+    others; an expert's number is the pattern's first group."""
 
     total: int
 
 
 class Refused(NamedTuple):
-    """Nobody knows how it is cut. (What has one element all ranks have.)"""
+    """A tensor whose cut is unknown. (All ranks have a tensor of one element.)"""
 
     why: str
 
@@ -59,15 +59,15 @@ class Refused(NamedTuple):
 Cut = int | Stacked | Heads | Experts | Refused | None
 """A number: the dimension to cut evenly along. None: all ranks have all of it."""
 Splits = Mapping[str, Cut]
-"""Cuts by a regular expression that is searched in the tensor's name; the first that is found
-counts. All ranks have a tensor that none names."""
+"""Cuts by a regular expression that is searched in the tensor's name; the first match counts. All
+ranks have a tensor that none matches."""
 
 COLUMNS: Final = r"\b((q|k|v|q_b|kv_b|gate|up)_proj|w[qkv13]|fc1)"
-"""Modules that make heads or hidden units."""
+"""Names of modules that make heads or hidden units."""
 ROWS: Final = r"\b((o|out|down)_proj|w[o2]|fc2|self_attn\.dense)"
-"""Modules that take heads or hidden units in."""
+"""Names of modules that take heads or hidden units in."""
 _NUMBER: Final = re.compile(r"(?<![^.])[0-9]+(?![^.])")
-"""All that is between two dots, or a dot and an end."""
+"""A number between two dots, or a dot and an end."""
 _MOST_KINDS: Final = 4096
 _DIMENSION: Final = "the number of a dimension is wanted, from 0 on"
 _STACKED: Final = r"\b(qkv(_proj)?|query_key_value|W_?(pack|qkv)|wqkv|c_attn)"
@@ -92,8 +92,8 @@ TRANSFORMER: Final[Splits] = {
     ),
     rf"({COLUMNS}|{ROWS}|\bgate_up_proj)\.": Refused("its module is cut"),
 }
-"""Names as Llama, Qwen, Mistral, Mixtral, InternLM, OPT and Phi have them. Heads are not known from
-names: these are cut as if there were no fewer of them than ranks."""
+"""Names as in Llama, Qwen, Mistral, Mixtral, InternLM, OPT and Phi. Heads cannot be known from
+names: these are cut as if there were at least as many of them as ranks."""
 
 
 class TensorPart(NamedTuple):
@@ -101,8 +101,8 @@ class TensorPart(NamedTuple):
 
     dimension: int
     spans: tuple[tuple[int, int], ...]
-    """[begin, end) of each, in their order, none of them empty by itself. No span: the rank has
-    nothing of the tensor."""
+    """[begin, end) of each, in their order, none of them empty by itself. No span: the rank has no
+    part of the tensor."""
 
     @property
     def size(self) -> int:
@@ -111,7 +111,7 @@ class TensorPart(NamedTuple):
 
 
 def require_splits(splits: Splits) -> None:
-    """Raises Invalid, which names what is no plan."""
+    """Raises Invalid, naming the fault, for an invalid plan."""
     if not isinstance(splits, Mapping):
         raise Invalid(f"plan {splits!r}: a mapping of regular expressions to cuts is wanted")
     for pattern, cut in splits.items():
@@ -125,7 +125,7 @@ def require_splits(splits: Splits) -> None:
 
 
 def _lacks(cut: object) -> str | None:
-    """A description of what is wanted instead; None: it is a cut."""
+    """Returns a description of what is wanted instead; None: it is a valid cut."""
     match cut:
         case Stacked(sizes, dimension):
             if not sizes or not all(_is_number(each, 1) for each in sizes):
@@ -163,8 +163,8 @@ class Cutting:
     def __init__(
         self, splits: Splits, rank: int, ranks: int, *, numbers_count: bool = True
     ) -> None:
-        """`numbers_count` False: names that differ in numbers between dots alone, those of layers
-        and experts, are the same to the plan. Of a million names it is then asked of some dozens.
+        """`numbers_count` False: to the plan, names that differ only in numbers between dots, those
+        of layers and experts, are the same. It is then asked for some dozens of a million names.
         Raises Invalid."""
         if not 0 <= rank < ranks:
             raise Invalid(f"rank {rank} is none of {ranks} ranks, which count from 0")
@@ -176,7 +176,7 @@ class Cutting:
         """Parts by a name without its numbers, and a shape."""
 
     def part(self, tensor: TensorInfo) -> TensorPart | None:
-        """The part of the tensor that the rank has; None: all of it. Raises Invalid."""
+        """Returns the part of the tensor that the rank has; None: all of it. Raises Invalid."""
         if self._ranks == 1:
             return None
         if self._numbers_count:
@@ -206,7 +206,7 @@ class Cutting:
         return _evenly(_Along(tensor, cut, rank, ranks))
 
     def _cut_of(self, tensor: TensorInfo) -> tuple[Cut, str | None]:
-        """And the first group of the pattern that says so."""
+        """Returns the cut, and the first group of the pattern that gives it."""
         for pattern, cut in self._cuts:
             found = pattern.search(tensor.name)
             if found is not None:
@@ -238,7 +238,7 @@ def _of_experts(
 
 
 class _Along:
-    """A tensor along the dimension that is cut, and who asks. Raises Invalid."""
+    """A tensor along the dimension that is cut, for one rank. Raises Invalid."""
 
     def __init__(self, tensor: TensorInfo, dimension: int, rank: int, ranks: int) -> None:
         if not 0 <= dimension < len(tensor.shape):
@@ -256,14 +256,14 @@ class _Along:
         return TensorPart(self.dimension, tuple(spans))
 
     def share(self, number: int, what: str = "") -> tuple[int, int]:
-        """[begin, end) of the rank's share of so many."""
+        """Returns [begin, end) of the rank's share of so many."""
         each, rest = divmod(number, self.ranks)
         if rest:
             raise self.refusal(f"{number}{what} cannot be divided among {self.ranks} ranks")
         return self.rank * each, (self.rank + 1) * each
 
     def unit(self, number: int, what: str) -> int:
-        """Elements of each, where so many of the same size fill it."""
+        """Returns the elements of each of so many equal units that fill the dimension."""
         unit, rest = divmod(self.size, number)
         if rest:
             raise self.refusal(f"{self.size} are not {number} {what}")
@@ -316,7 +316,8 @@ def _whole_heads(along: _Along, count: int, may_repeat: bool) -> tuple[int, int]
 
 
 def _groups(along: _Along, heads: Heads, unit: int) -> list[tuple[int, int]]:
-    """Whole groups; of fewer groups than ranks a part of its queries, with its key and value."""
+    """Returns whole groups; with fewer groups than ranks, a part of a group's queries with its key
+    and value."""
     queries, rest = divmod(heads.queries, heads.keys)
     if rest:
         raise along.refusal(f"{heads.queries} heads cannot be divided among {heads.keys} keys")

@@ -1,1 +1,1 @@
-"""Probes of this machine: what it has and can do for loads."""
+"""Probes of this machine: its equipment and its abilities for loads."""

@@ -1,13 +1,13 @@
 """This machine's equipment for loads into GPU memory: one probe, one record.
 
-The probe is safe wherever it runs. It imports neither torch nor kvikio: their versions are read
-from their packages' descriptions. kvikio without a CUDA driver can be imported and fails at its
-first read, so nothing here touches it.
+The probe is safe everywhere. It imports neither torch nor kvikio: it reads their versions from
+their packages' descriptions. kvikio without a CUDA driver can be imported and fails at its first
+read, so nothing here touches it.
 
 Modes, best first
 - GDS: cuFile has the disk write into GPU memory (nvidia-fs, a filesystem that cuFile knows).
 - COMPATIBILITY: cuFile, or kvikio itself, reads into memory of the host and copies from there.
-- POSIX: cuFile is not to be had; `gds` reads into pinned buffers and copies from there itself.
+- POSIX: cuFile is not available; `gds` reads into pinned buffers and copies from there itself.
 """
 
 import functools
@@ -47,26 +47,26 @@ class Package(NamedTuple):
     """A Python package of this environment."""
 
     version: str
-    """Empty: it is not installed, or is of no use here."""
+    """The version; empty: it is not installed, or useless here."""
     reason: str
-    """Why it is of no use; empty where it is."""
+    """The reason why it is useless; empty if it is not."""
 
 
 class BackingPlace(NamedTuple):
     """The place of a backing file, or of one that would be made."""
 
     filesystem: str
-    """Its type; empty where the mount table does not list it."""
+    """The filesystem's type; empty if the mount table does not list it."""
     mount: str
     direct: Alignment | None
-    """The alignment that O_DIRECT asks for; None: not known, or it cannot be had."""
+    """The alignment that O_DIRECT needs; None: not known, or not available."""
     nvme: bool
     numa_node: int | None
     """The NUMA node of the disk."""
 
 
 class Capability(NamedTuple):
-    """The record. Nodes are NUMA nodes, None where the kernel does not tell."""
+    """The record. Nodes are NUMA nodes, None if the kernel does not tell."""
 
     cuda: Driver
     driver: str
@@ -76,18 +76,19 @@ class Capability(NamedTuple):
     torch: Package
     kvikio: Package
     lists_modules: bool
-    """Whether the kernel says which modules it has (/proc/modules). Where it does not, cuFile never
-    comes back from opening a file, and no signal ends that."""
+    """Whether the kernel lists its modules (/proc/modules). If not, cuFile never returns from
+    opening a file, and no signal ends that."""
     own_reads: str
-    """Why kvikio would read without cuFile, as far as that is seen from outside; else empty."""
+    """The reason why kvikio would read without cuFile, as far as that is visible from outside; else
+    empty."""
     nvidia_fs: str
     """The version of the kernel module; empty: it is not loaded."""
     place: BackingPlace | None
-    """None: nobody asked about a file."""
+    """The place of the file; None: no file was named."""
     mode: Mode
     mode_reason: str
     native_aio: str
-    """Why it is not to be had; empty: it is."""
+    """The reason why it is missing; empty: it is available."""
     huge_pages: str
     """always, madvise, never; empty: the kernel has none."""
     nodes: Mapping[int, frozenset[int]]
@@ -95,14 +96,14 @@ class Capability(NamedTuple):
     network_nodes: Mapping[str, int | None]
 
     def nodes_of_gpu(self, index: int) -> tuple[int | None, ...]:
-        """Near which reads for a GPU should run: near it, else near the disk."""
+        """Returns the nodes near which reads for a GPU should run: its own, else the disk's."""
         gpu = self.gpu_nodes[index] if index < len(self.gpu_nodes) else None
         return (gpu, self.place.numa_node if self.place else None)
 
 
 def probe(path: str | os.PathLike[str] | int | None = None) -> Capability:
-    """Look at this machine, and where given at what lies beneath `path`: a file, its descriptor, or
-    a directory of backing files. Never raises but for an OSError of `path`."""
+    """Examines this machine and, if given, the place beneath `path`: a file, its descriptor, or a
+    directory of backing files. Raises only an OSError of `path`."""
     machine = _machine()
     place = None if path is None else place_of(path)
     found = machine._replace(place=place, own_reads=own_reads(os.environ, _UDEV))
@@ -124,7 +125,8 @@ def place_of(path: str | os.PathLike[str] | int, sys: Path = numa.SYS) -> Backin
 
 
 def own_reads(environment: Mapping[str, str], udev: Path) -> str:
-    """Why kvikio would read without cuFile (kvikio, "Compatibility mode"); empty: it would not."""
+    """Returns why kvikio would read without cuFile (kvikio, "Compatibility mode"); empty: it would
+    not."""
     asked = environment.get("KVIKIO_COMPAT_MODE", "")
     if asked.lower() in ("on", "true", "yes", "1"):
         return f"KVIKIO_COMPAT_MODE={asked}"
@@ -134,11 +136,11 @@ def own_reads(environment: Mapping[str, str], udev: Path) -> str:
 
 
 def mode_of(machine: Capability) -> tuple[Mode, str]:
-    """The mode of cuFile for files at its place, and why it is no better. Pure; looks at no mode
-    that is in the record.
+    """Returns the mode of cuFile for files at its place, and why it is no better. Pure; ignores the
+    mode in the record.
 
-    Newer ones (CUDA 12.8) can do without nvidia-fs, by PCI P2PDMA, and do not tell from outside:
-    there KVFS_GPU_READS=cufile takes what this calls compatibility."""
+    Newer versions (CUDA 12.8) can work without nvidia-fs, by PCI P2PDMA, which cannot be seen from
+    outside: there KVFS_GPU_READS=cufile takes what this calls compatibility."""
     if not machine.cuda.gpus:
         return Mode.POSIX, machine.cuda.reason
     if not machine.kvikio.version:
@@ -165,7 +167,7 @@ def _mode_at(place: BackingPlace | None, nvidia_fs: str) -> tuple[Mode, str]:
 
 @functools.cache
 def _machine() -> Capability:
-    """The facts that no file changes, looked at once."""
+    """Returns the facts that no file changes, examined once."""
     cuda = ask_driver()
     return Capability(
         cuda=cuda,
@@ -187,7 +189,7 @@ def _machine() -> Capability:
 
 
 def package(names: tuple[str, ...]) -> Package:
-    """The first of them that is installed."""
+    """Returns the first of the packages that is installed."""
     for name in names:
         try:
             return Package(importlib.metadata.version(name), "")
@@ -197,7 +199,7 @@ def package(names: tuple[str, ...]) -> Package:
 
 
 def torch_package(found: Package) -> Package:
-    """torch, which may have been built without CUDA: its version says so then. Pure."""
+    """Completes torch's record: its version shows whether it was built without CUDA. Pure."""
     if found.version.partition("+")[2].startswith(("cpu", "rocm", "xpu")):
         return Package("", f"torch {found.version} was built without CUDA")
     return found
@@ -214,7 +216,7 @@ def _alignment(path: str | os.PathLike[str]) -> Alignment | None:
 
 
 def _module(name: str) -> str:
-    """A kernel module's version, 'loaded' where it tells none; empty: it is not loaded."""
+    """Returns a kernel module's version, 'loaded' if it tells none; empty: it is not loaded."""
     directory = numa.SYS / "module" / name
     try:
         return (directory / "version").read_text().strip()

@@ -1,10 +1,10 @@
-"""The way of a load: into memory of the host; into a GPU's by cuFile, where the disk writes there
-itself (GDS); else by reads into pinned buffers and copies from them; where nothing can be pinned,
-from other memory, which the driver copies once more.
+"""The way of a load: into memory of the host; into a GPU's by cuFile, if the disk writes there
+itself (GDS); else by reads into pinned buffers and copies from them; if nothing can be pinned, from
+other memory, which the driver copies once more.
 
 In its compatibility mode cuFile reads into buffers of its own and copies as well, without reading
-the next meanwhile, and so does kvikio where it avoids cuFile; so both are taken only when they are
-asked for: KVFS_GPU_READS=cufile (or pinned).
+the next ones meanwhile, and so does kvikio when it avoids cuFile; therefore both are taken only on
+request: KVFS_GPU_READS=cufile (or pinned).
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _AVOIDED: Final = "KVIKIO_COMPAT_MODE says so, or its library or /run/udev is no
 
 
 class Way(Enum):
-    """How bytes come to where they belong."""
+    """The way of bytes to their places."""
 
     HOST = "memory of the host"
     CUFILE = "cuFile"
@@ -52,9 +52,9 @@ class Taken(NamedTuple):
 
 
 Report = Callable[[Taken | Stages], object]
-"""Called with the way that a load takes, before it reads; once more, by a thread of
-the load, where it turns out that memory cannot be pinned; when the last tensor was taken, with what
-the load was made of."""
+"""Called with the way that a load takes, before it reads; once more, by a thread of the load, if it
+turns out that memory cannot be pinned; and, when the last tensor was taken, with the stages of the
+load."""
 
 
 class OpenedTarget(NamedTuple):
@@ -81,7 +81,7 @@ def choose(mode: Mode, mode_reason: str, asked: str) -> Taken:
 
 
 def device_of(device: str | torch.device) -> torch.device:
-    """A device that is there, with its index where it is a GPU. Raises Invalid, NotSupported."""
+    """Returns an existing device, with its index if it is a GPU. Raises Invalid, NotSupported."""
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -102,7 +102,7 @@ def device_of(device: str | torch.device) -> torch.device:
 
 
 def _gpus(device: torch.device) -> int:
-    """How many torch may use. Raises NotSupported."""
+    """Returns how many GPUs torch may use. Raises NotSupported."""
     machine = probe()
     why = machine.torch.reason if torch.version.cuda is None else machine.cuda.reason
     if not why:
@@ -114,7 +114,8 @@ def _gpus(device: torch.device) -> int:
 
 
 def _start_cuda(device: torch.device) -> None:
-    """Raises NotSupported: the driver is too old, this process was forked by one that uses it."""
+    """Starts CUDA. Raises NotSupported: the driver is too old, or this process was forked by one
+    that uses it."""
     try:
         torch.cuda.init()
     except Exception as error:  # torch wraps what was asked of it before in an error of its own
@@ -131,8 +132,8 @@ def open_target(
     sources: Sequence[SourceFile],
     report: Report | None = None,
 ) -> Iterator[OpenedTarget]:
-    """Opens the target of a load's reads, until the block ends. `device`: by `device_of`. Called in
-    the thread that the tensors are for. Raises NotSupported, Invalid, Unavailable."""
+    """Opens the target of a load's reads, until the block ends. `device`: by `device_of`. To be
+    called in the thread that the tensors are for. Raises NotSupported, Invalid, Unavailable."""
     report = report or (lambda _taken: None)
     with contextlib.ExitStack() as stack:
         if device.type == "cpu":
@@ -175,8 +176,8 @@ def _by_cufile(
     *,
     is_asked: bool,
 ) -> "tuple[Taken, dict[SourceFile, CuFile]]":
-    """The files as kvikio has them open; or another way, where it will not do. Raises NotSupported
-    and Unavailable only where it was asked for."""
+    """Returns the files as kvikio opens them; or another way, if that fails. Raises NotSupported
+    and Unavailable only if kvikio was asked for."""
     from gds.device import cufile
 
     if any(isinstance(each, CheckedSource) for each in sources):

@@ -1,5 +1,5 @@
-"""Limits of a machine, to which loads are compared: plain reads of a file, copies in memory. And
-the states in which they are measured: a file that the page cache has not, and has."""
+"""Limits of a machine, to which loads are compared: plain reads of a file, copies in memory; and
+the states in which they are measured: a file that is in the page cache, or is not."""
 
 import contextlib
 import ctypes
@@ -24,9 +24,9 @@ _clock = time.perf_counter
 
 
 def read_rate(fd: int, *, direct: bool, threads: int, read_bytes: int) -> float:
-    """Bytes a second of plain reads of a whole file into buffers in huge pages, which are used
-    again and again. `direct`: past the page cache. Raises OSError (EINVAL: this filesystem has no
-    O_DIRECT), Corrupt where the file becomes shorter, MemoryError."""
+    """Returns bytes per second of plain reads of a whole file into buffers in huge pages, which are
+    reused. `direct`: past the page cache. Raises OSError (EINVAL: this filesystem has no O_DIRECT),
+    Corrupt if the file becomes shorter, MemoryError."""
     with _opened(fd, os.O_RDONLY | (os.O_DIRECT if direct else 0)) as own:
         total = os.fstat(own).st_size
         buffers = [_backed(read_bytes) for _ in range(threads)]
@@ -44,7 +44,7 @@ def read_rate(fd: int, *, direct: bool, threads: int, read_bytes: int) -> float:
 
 
 def copy_rate(size: int, threads: int) -> float:
-    """Bytes a second from memory into memory that is fresh, both in huge pages. Raises
+    """Returns bytes per second from memory into fresh memory, both in huge pages. Raises
     MemoryError."""
     source = _backed(size)
     back_memory(size)
@@ -59,10 +59,10 @@ def copy_rate(size: int, threads: int) -> float:
 
 
 def back_memory(size: int) -> None:
-    """So much of the free memory is there at once for whoever takes it next. A virtual machine's
-    host may take back within seconds what is free (a balloon that reports it): filling memory then
-    takes a second of CPU a GiB more, for no other reason than a pause before. In huge pages, where
-    the kernel has them: what wants small ones is served from those."""
+    """Makes so much of the free memory immediately available to whoever takes it next. A virtual
+    machine's host may take back free memory within seconds (a reporting balloon): filling memory
+    then takes a second of CPU per GiB more, for no other reason than a pause before. In huge pages,
+    if the kernel has them: small ones are served from those too."""
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         for advice in (mmap.MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
             with contextlib.suppress(OSError):  # an older kernel
@@ -70,10 +70,10 @@ def back_memory(size: int) -> None:
 
 
 def drop_cached(fd: int) -> None:
-    """The page cache has nothing of the file afterwards; proven, not believed.
+    """Drops the file from the page cache; proven, not believed.
 
-    Raises NotSupported where it keeps some of it (memory is the only place of a tmpfs; somebody
-    has it mapped), or where the kernel cannot tell; OSError."""
+    Raises NotSupported if the cache keeps some of it (memory is the only place of a tmpfs; another
+    process has it mapped), or if the kernel cannot tell; OSError."""
     os.fdatasync(fd)
     left: int | None = None
     for attempt in range(_ATTEMPTS):
@@ -92,15 +92,15 @@ def drop_cached(fd: int) -> None:
 
 
 def cache(fd: int) -> None:
-    """The page cache has the file afterwards, as far as memory goes. Raises OSError."""
+    """Reads the file into the page cache, as far as memory goes. Raises OSError."""
     buffer, begin = allocate(_COPY_BYTES), 0
     while count := os.preadv(fd, [buffer], begin):
         begin += count
 
 
 def timed(threads: int, offsets: Iterable[int], work: Callable[[int, int], None]) -> float:
-    """Seconds until threads, each by its number, have done it for all offsets. Raises what one of
-    them raised. Interrupted, it ends with what is under way."""
+    """Returns seconds until threads, each by its number, have worked on all offsets. Raises what
+    one of them raised. Interrupted, it ends with the work under way."""
     left, lock = iter(offsets), threading.Lock()
     errors: list[BaseException] = []
     ended = False
@@ -136,7 +136,7 @@ def timed(threads: int, offsets: Iterable[int], work: Callable[[int, int], None]
 
 @contextlib.contextmanager
 def _opened(fd: int, flags: int) -> Iterator[int]:
-    """The same file, opened once more."""
+    """Opens the same file once more."""
     own = os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
     try:
         yield own

@@ -1,4 +1,4 @@
-"""The NUMA nodes of this machine's parts (sysfs), and the CPUs for threads that read: those of the
+"""The NUMA nodes of this machine's parts (sysfs), and the CPUs for reading threads: those of the
 node where the bytes end, or begin. Memory that a thread writes first lies on its node, so its
 buffers follow."""
 
@@ -12,7 +12,7 @@ _MOST_PARENTS: Final = 32
 
 
 def nodes(sys: Path = SYS) -> dict[int, frozenset[int]]:
-    """The CPUs of each node. Empty where the kernel does not tell."""
+    """Returns the CPUs of each node; empty if the kernel does not tell."""
     found = {}
     for path in sys.glob("devices/system/node/node[0-9]*/cpulist"):
         found[int(path.parent.name.removeprefix("node"))] = parse_cpus(_read(path))
@@ -20,7 +20,7 @@ def nodes(sys: Path = SYS) -> dict[int, frozenset[int]]:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """A kernel's list: '0-3,8'."""
+    """Parses a kernel's list: '0-3,8'."""
     found: set[int] = set()
     for part in text.strip().split(","):
         if part:
@@ -30,14 +30,14 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 
 def node_of_pci(address: str, sys: Path = SYS) -> int | None:
-    """The node of a PCI device. None: the kernel does not tell."""
+    """Returns the node of a PCI device. None: the kernel does not tell."""
     return _node(sys / "bus/pci/devices" / address)
 
 
 def node_of_disk(device: int, sys: Path = SYS) -> int | None:
-    """The node of the disk with a filesystem whose st_dev is `device`; of one laid over others, the
-    first that tells. None: there is no such disk (tmpfs, a network), or the kernel does not
-    tell."""
+    """Returns the node of the disk with a filesystem whose st_dev is `device`; of one laid over
+    others, the first that tells. None: there is no such disk (tmpfs, a network), or the kernel does
+    not tell."""
     for disk in _disks(device, sys):
         for parent in (disk, *disk.parents)[:_MOST_PARENTS]:
             found = _number(parent / "numa_node")
@@ -47,12 +47,13 @@ def node_of_disk(device: int, sys: Path = SYS) -> int | None:
 
 
 def is_on_nvme(device: int, sys: Path = SYS) -> bool:
-    """Whether the filesystem whose st_dev is `device` lies on an NVMe disk, or over some."""
+    """Returns whether the filesystem whose st_dev is `device` lies on an NVMe disk, or over
+    some."""
     return any(part.startswith("nvme") for disk in _disks(device, sys) for part in disk.parts[-3:])
 
 
 def _disks(device: int, sys: Path) -> Iterator[Path]:
-    """The disk in sysfs, then those that it is laid over."""
+    """Yields the disk in sysfs, then those that it is laid over."""
     start = sys / f"dev/block/{os.major(device)}:{os.minor(device)}"
     for link in (start, *sorted(start.glob("slaves/*"))):
         try:
@@ -62,7 +63,7 @@ def _disks(device: int, sys: Path) -> Iterator[Path]:
 
 
 def network_nodes(sys: Path = SYS) -> dict[str, int | None]:
-    """The node of each network card and RDMA device that is hardware, by name."""
+    """Returns the nodes of the hardware network cards and RDMA devices, by name."""
     found = {}
     for kind in ("net", "infiniband"):
         for path in sorted(sys.glob(f"class/{kind}/*/device")):
@@ -73,9 +74,9 @@ def network_nodes(sys: Path = SYS) -> dict[str, int | None]:
 def cpus_near(
     wanted: Iterable[int | None], nodes: Mapping[int, frozenset[int]], allowed: frozenset[int]
 ) -> frozenset[int] | None:
-    """The CPUs for threads that serve devices on the nodes `wanted`, the most important first;
-    `allowed`: those on which this process may run. None: any that the scheduler likes, as there is
-    one node, or no CPU of theirs is allowed. Pure."""
+    """Returns the CPUs for threads that serve devices on the nodes `wanted`, the most important
+    first; `allowed`: those on which this process may run. None: any that the scheduler likes, as
+    there is one node, or no CPU of theirs is allowed. Pure."""
     if len(nodes) < 2:
         return None
     for node in wanted:
@@ -86,7 +87,8 @@ def cpus_near(
 
 
 def run_on(cpus: frozenset[int] | None) -> None:
-    """This thread from now on; nothing where the kernel refuses: it is about speed."""
+    """Runs this thread on these CPUs from now on; does nothing if the kernel refuses: it is only
+    about speed."""
     if cpus:
         try:
             os.sched_setaffinity(0, cpus)
@@ -99,7 +101,8 @@ def _node(device: Path) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """None: none, or -1, which says that the kernel does not know."""
+    """Returns the number; None: there is none, or -1, by which the kernel says that it does not
+    know."""
     text = _read(path).strip()
     return int(text) if text.isdigit() else None
 

@@ -8,7 +8,7 @@ import functools
 
 @functools.cache
 def register() -> None:
-    """Have vLLM know the format. Once a process, however often it is called."""
+    """Makes vLLM know the format, once per process however often it is called."""
     from vllm.model_executor.model_loader import register_model_loader
 
     from gds.vllm.load_format import KvfsModelLoader

@@ -1,8 +1,8 @@
 """The loader of vLLM's load format `kvfs`.
 
-vLLM's models cut what a rank has from whole tensors themselves, so each rank reads all of them.
-Where there are several, what they read goes through the page cache: from the disk once a host,
-however long after each other they start.
+vLLM's models cut a rank's part from whole tensors themselves, so each rank reads all of them. With
+several ranks, these reads go through the page cache: from the disk once per host, however long
+after each other the ranks start.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _SETTINGS: Final = frozenset({"device"})
 class KvfsModelLoader(BaseModelLoader):  # type: ignore[misc]
     """Loads safetensors checkpoints from a directory, which need not be on a mount of KVFS.
 
-    `--model-loader-extra-config '{"device": "cuda"}'`: tensors come to vLLM in that memory; else in
+    `--model-loader-extra-config '{"device": "cuda"}'`: vLLM gets tensors in that memory; else in
     the CPU's, from where vLLM copies them."""
 
     def __init__(self, load_config: Any) -> None:
@@ -33,12 +33,12 @@ class KvfsModelLoader(BaseModelLoader):  # type: ignore[misc]
         self._device = str(settings.get("device", "cpu"))
 
     def download_model(self, model_config: Any) -> None:
-        """Nothing is downloaded. Raises ValueError where the model is no directory."""
+        """Downloads nothing. Raises ValueError if the model is no directory."""
         _directory(model_config)
 
     def load_weights(self, model: Any, model_config: Any) -> None:
-        """Give the model all tensors, as they arrive. Raises ValueError, and as
-        `gds.iter_tensors`."""
+        """Gives the model all tensors, as they arrive. Raises ValueError, and what
+        `gds.iter_tensors` raises."""
         if getattr(model, "secondary_weights", ()):
             raise ValueError(
                 f"{type(model).__name__} has weights from a second place, which load format kvfs "
@@ -65,7 +65,8 @@ def _directory(model_config: Any) -> Path:
 
 
 def _files(directory: Path, model: Any) -> list[Path]:
-    """The files that the model says it wants; else what `gds` takes a directory for."""
+    """Returns the files that the model says it wants; else those that `gds` finds in a
+    directory."""
     for pattern in getattr(model, "allow_patterns_overrides", None) or ():
         if found := sorted(directory.glob(pattern)):
             return found
@@ -73,7 +74,7 @@ def _files(directory: Path, model: Any) -> list[Path]:
 
 
 def _rank() -> tuple[int, int]:
-    """This one's number, and how many there are."""
+    """Returns this rank's number, and how many there are."""
     if not torch.distributed.is_initialized():
         return 0, 1
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
