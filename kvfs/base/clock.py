@@ -1,8 +1,8 @@
-"""The clock of leases, and by which it is said how new something is."""
+"""The clock of leases and of freshness."""
 
 import time
 
 
 def now() -> float:
-    """Seconds, of a clock that nobody sets and that counts while the machine sleeps."""
+    """Returns seconds of a clock that nobody sets and that counts while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,9 +1,9 @@
-"""The settings of a node, and where they come from.
+"""The settings of a node, and their sources.
 
 Rising order: defaults, one TOML file, environment variables `KVFS_<KEY>`, flags. The file is the
-one named by --config, else by KVFS_CONFIG, else /etc/kvfs.toml where it exists. A key that is not
-known is an error that names the nearest known one, wherever it stands. Variables that begin with
-KVFS_TEST_ belong to the tests and are not looked at.
+one named by --config, else by KVFS_CONFIG, else /etc/kvfs.toml if it exists. An unknown key is an
+error that names the nearest known one, in every source. Variables that begin with KVFS_TEST_ belong
+to the tests and are ignored.
 """
 
 import difflib
@@ -37,8 +37,8 @@ _is_place: Final = re.compile(r"[A-Za-z0-9._-]{0,63}").fullmatch
 
 
 def default_store() -> Path:
-    """The default store's directory: a system directory for root, one of their own for other
-    users."""
+    """Returns the default store's directory: a system directory for root, one of their own for
+    other users."""
     if os.geteuid() == 0:
         return Path("/var/lib/kvfs")
     base = os.environ.get("XDG_DATA_HOME")
@@ -57,13 +57,13 @@ class Address(msgspec.Struct, frozen=True):
 
 
 Listening = Address | Literal["auto", "off"]
-"""`auto`: at the usual port, and where that is taken at any free one."""
+"""`auto`: the usual port, or any free one if that is taken."""
 S3_USUAL: Final = Address("127.0.0.1", 9000)
 ADMIN_USUAL: Final = Address("127.0.0.1", 9001)
 NFS_USUAL: Final = Address("127.0.0.1", 2049)
 NFS_MOUNT_PORT: Final = 20048
 PEER_PORT: Final = 9002
-"""Where peers are served, of the address by which this host reaches the engine."""
+"""The port of the peer server, at the address by which this host reaches the engine."""
 ENGINES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 """Schemes of the URLs of engines that several nodes can share."""
 MAX_S3_WORKERS: Final = 64
@@ -74,12 +74,12 @@ DAY_S: Final = 86_400
 
 
 def default_s3_workers() -> int:
-    """One for each CPU that we may use, at most four: each holds some 50 MB."""
+    """Returns one for each CPU that this process may use, at most four: each holds some 50 MB."""
     return min(len(os.sched_getaffinity(0)), 4)
 
 
 def default_node_name() -> str:
-    """The host's name, without what a name of a node cannot hold."""
+    """Returns the host's name, without characters that a node's name cannot have."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:63].lstrip("._-") or "node"
 
 
@@ -90,12 +90,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     store: Path = msgspec.field(default_factory=default_store)
     """The directory of data files and metadata."""
     mount: Path = Path("/mnt/kvfs")
-    """Where the namespaces appear."""
+    """The directory where the namespaces appear."""
     mode: Mode = "auto"
     """The data path: `auto` (the best one that the kernel and the privileges give), `passthrough`,
     `relay` or `libfuse`."""
     capacity: Capacity = Capacity(percent=90.0)
-    """What the store may hold: a share of its disk, or bytes (`500GiB`)."""
+    """The limit of the store's data: a share of its disk, or bytes (`500GiB`)."""
     allow_other: bool = msgspec.field(default_factory=lambda: os.geteuid() == 0)
     """Whether other users may enter the mount (needs root, or `user_allow_other` in
     /etc/fuse.conf)."""
@@ -106,27 +106,27 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`."""
     s3: Listening = "auto"
-    """Where the S3 API listens: `HOST:PORT`, `off`, or `auto`: 127.0.0.1:9000, or any free port if
+    """The address of the S3 API: `HOST:PORT`, `off`, or `auto`: 127.0.0.1:9000, or any free port if
     that is taken."""
     s3_workers: int = msgspec.field(default_factory=default_s3_workers)
     """Processes that serve S3."""
     s3_domains: tuple[str, ...] = ("localhost",)
-    """Names of the S3 API: a host below one of them names the bucket (virtual-hosted
+    """Domains of the S3 API: a host below one of them names the bucket (virtual-hosted
     addressing)."""
     s3_region: str = "us-east-1"
     """The region that S3 reports, and signs presigned URLs for."""
     s3_certificate: str = ""
-    """A PEM file with certificate and chain: S3 over TLS."""
+    """A PEM file with the certificate and its chain, to serve S3 over TLS."""
     s3_private_key: str = ""
     """The PEM file of the certificate's key."""
     s3_signature_v2: bool = True
     """Whether presigned URLs of signature version 2 are accepted."""
     s3_object_ownership: str = OBJECT_OWNERSHIPS[0]
-    """Object ownership of buckets that S3 creates, where the request names none. ACLs count only
-    under `ObjectWriter` and `BucketOwnerPreferred`."""
+    """Object ownership of buckets that S3 creates, if the request names none. ACLs count only under
+    `ObjectWriter` and `BucketOwnerPreferred`."""
     encrypted_storage: str = ENCRYPTED_STORAGE[0]
-    """Whether all that the store lies on is encrypted, so that S3 accepts and reports SSE (AES256):
-    `yes`, `no`, or `auto`: where fscrypt or dm-crypt are found."""
+    """Whether everything that the store lies on is encrypted, so that S3 accepts and reports SSE
+    (AES256): `yes`, `no`, or `auto`: yes if fscrypt or dm-crypt is found."""
     s3_bucket_mode: str = "0700"
     """Permissions, in octal, of the directories of buckets that S3 creates, and so of their objects
     (0600); `0755` lets engines of other local users read them."""
@@ -137,62 +137,61 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     s3_lifecycle_day_s: int = DAY_S
     """Seconds that a day of lifecycle rules lasts; 10, say, to try rules out."""
     priority: int = -10
-    """Nice value of the node and its S3 workers, where they may have it (root, or `LimitNICE`):
-    programs wait for them, so they go first at a busy CPU. 0: as it was started."""
+    """Nice value of the node and its S3 workers, if they may have it (root, or `LimitNICE`):
+    programs wait for them, so they go first at a busy CPU. 0: that of the caller."""
     scrub_rate: int = 16 << 20
-    """Bytes a second that the daily comparison of data with their checksums reads; 0: only when
-    `kvfs scrub` asks, as fast as it goes."""
+    """Bytes per second that the daily comparison of data with their checksums reads; 0: only when
+    `kvfs scrub` asks, at full speed."""
     repair_rate: int = 128 << 20
-    """Bytes a second that a node of a cluster moves to restore lost replicas, to drain and to even
-    out; 0: as fast as it goes."""
+    """Bytes per second that a node of a cluster moves to restore lost replicas, to drain and to
+    rebalance; 0: no limit."""
     admin: Listening = "auto"
-    """Where health and metrics are served: `HOST:PORT`, `off`, or `auto`: 127.0.0.1:9001, or any
-    free port if that is taken, while S3 is served."""
+    """The address of health and metrics: `HOST:PORT`, `off`, or `auto`: 127.0.0.1:9001, or any free
+    port if that is taken, while S3 is served."""
     nfs: Listening = "off"
-    """Where NFS is served: `HOST:PORT`, `off`, or `auto`: 127.0.0.1:2049."""
+    """The address of NFS: `HOST:PORT`, `off`, or `auto`: 127.0.0.1:2049."""
     nfs_v3: bool = False
     """Whether NFS version 3 is served beside 4.0 and 4.1."""
     nfs_mount_port: int = NFS_MOUNT_PORT
-    """The port of version 3's MOUNT protocol, at the host of `nfs`."""
+    """The port of version 3's MOUNT protocol, on the host of `nfs`."""
     engine: str = ""
     """URL of the Redis or Valkey server that the nodes of a cluster share: `redis://`, `rediss://`,
     `unix://`, `redis+sentinel://`, `redis+cluster://`. Empty: a lone node."""
     node_name: str = msgspec.field(default_factory=default_node_name)
-    """What the node is called in its cluster, as no other one is."""
+    """The node's name, unique in its cluster."""
     peer: Listening = "auto"
-    """Where other nodes fetch data: `HOST:PORT`, or `auto`: port 9002, or any free one if that is
-    taken, of the address by which the engine is reached."""
+    """The address where other nodes fetch data: `HOST:PORT`, or `auto`: port 9002, or any free one
+    if that is taken, at the address by which the engine is reached."""
     advertise: str = ""
     """`HOST[:PORT]` by which other nodes reach `peer`. Empty: the address by which the engine is
     reached, or the host of `peer`."""
     transport: Transport = "tcp"
-    """How data come from other nodes: `tcp`, or `rdma` by Mooncake's transfer engine (`pip install
-    'kvfs[rdma]'`, libibverbs1)."""
+    """The transport of data from other nodes: `tcp`, or `rdma` by Mooncake's transfer engine (`pip
+    install 'kvfs[rdma]'`, libibverbs1)."""
     found: bool = False
-    """Whether a cluster is made even where the engine was emptied, or another cluster's secret is
+    """Whether a cluster is made even if the engine was emptied, or another cluster's secret is
     here; the first node of a new engine makes one anyway."""
     zone: str = ""
-    """What fails together with this node: replicas go to other zones."""
+    """The zone that fails as a whole with this node: replicas go to other zones."""
     rack: str = ""
-    """Likewise, within the zone."""
+    """The rack within the zone, which fails as a whole too."""
     secret_file: str = ""
     """The file of the cluster's secret. Empty: `cluster.key` in the store."""
     cold: str = ""
     """The cold tier, `s3://BUCKET/PREFIX`: namespaces with `--cold on` keep files there before they
     are evicted."""
     cold_endpoint: str = ""
-    """URL of the cold tier's S3 service. Empty: as the AWS settings have it, like the
-    credentials."""
+    """URL of the cold tier's S3 service. Empty: from the AWS settings, like the credentials."""
     cold_rate: int = 0
-    """Bytes a second that may be sent to the cold tier; 0: no limit."""
+    """Bytes per second that may be sent to the cold tier; 0: no limit."""
     tier: tuple[Place, ...] = ()
     """Memory and disks lent beside the store's directory: `ram=DIR:SIZE`, `ssd=DIR:SIZE`."""
     shared: tuple[Place, ...] = ()
-    """Directories that several nodes have: `NAME=DIR`, or `NAME=DIR:owner=USER` where neither root
-    nor the node's user owns it (a filesystem that takes root for somebody else)."""
+    """Directories that several nodes have: `NAME=DIR`, or `NAME=DIR:owner=USER` if neither root nor
+    the node's user owns it (a filesystem that squashes root)."""
 
     def as_dict(self) -> dict[str, str | bool | int | list[str]]:
-        """Every key as it would be written in the file."""
+        """Returns every key as it would be written in the file."""
         return {name: _written(getattr(self, name)) for name in KEYS}
 
 
@@ -206,7 +205,7 @@ KEYS: Final = Config.__struct_fields__
 
 
 class SettingsSource(msgspec.Struct, frozen=True):
-    """Values from one place; `label` says where a key of it stands, for messages."""
+    """Values from one source; `label` names the place of a key in it, for messages."""
 
     values: Mapping[str, object]
     label: Callable[[str], str]
@@ -218,7 +217,7 @@ def load(
     file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[Config, dict[str, str]]:
-    """The settings in effect, and for each key where it came from.
+    """Returns the settings in effect, and the source of each key.
 
     `flags` holds only what was given on the command line, by key. Raises ConfigError.
     """
@@ -398,7 +397,7 @@ def _day(value: object) -> int:
 
 
 def _domains(value: object) -> tuple[str, ...]:
-    """A list, or one text with commas."""
+    """Converts a list, or one text with commas."""
     if isinstance(value, str):
         value = [each.strip() for each in value.split(",") if each.strip()]
     if not isinstance(value, list | tuple) or not all(
@@ -415,7 +414,7 @@ def _region(value: object) -> str:
 
 
 def _places(parse: Callable[[str], Place]) -> Callable[[object], tuple[Place, ...]]:
-    """A list, or one text with commas."""
+    """Converts a list, or one text with commas."""
 
     def convert(value: object) -> tuple[Place, ...]:
         if isinstance(value, str):

@@ -3,20 +3,20 @@
 A unix socket in the store, one JSON object on a line for each request and each response:
 
     {"method": "status", "params": {}, "version": 1}
-        ->  {"result": ...}  or  {"error": {"type": "NotFound", "message": "..."}}
+    ->  {"result": ...}  or  {"error": {"type": "NotFound", "message": "..."}}
 
 Invariants
 - Only root and the user that runs the node are answered (SO_PEERCRED; the socket is 0600 besides).
-- A line is at most LINE_LIMIT bytes; a connection that says nothing for IDLE_S is closed; at most
+- A line is at most LINE_LIMIT bytes; a connection that is silent for IDLE_S is closed; at most
   CONNECTIONS are served.
 - A request of a version that is more than one away from the node's is refused with both versions
   and the remedy; `status` and `stop` are answered whatever the version, so that any `kvfs` can show
-  and stop any node. A request that says no version has the first one.
+  and stop any node. A request without a version has the first one.
 - Domain errors arrive at the caller as the same class; anything else as Unavailable.
 - Paths may be longer than a socket address (108 bytes): the socket is reached through its
   directory's descriptor.
 
-It knows nothing of what the methods do.
+This module does not know what the methods do.
 """
 
 import contextlib
@@ -87,7 +87,7 @@ class ControlServer:
         self._connections = trio.Semaphore(CONNECTIONS)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; the socket is removed then.
+        """Serves until cancelled; the socket is removed then.
 
         The caller holds the store's lock, so a socket found there belongs to a node that has died
         and is replaced.
@@ -140,7 +140,7 @@ class ControlServer:
 
 
 def _check_version(request: ControlRequest) -> None:
-    """Raises NotSupported."""
+    """Raises NotSupported for a version too far away."""
     if abs(request.version - CONTROL) <= 1 or request.method in _OF_ANY_VERSION:
         return
     is_newer = request.version > CONTROL
@@ -152,7 +152,7 @@ def _check_version(request: ControlRequest) -> None:
 
 
 async def _accept(listener: trio.socket.SocketType) -> trio.socket.SocketType:
-    """The next connection; where descriptors or memory ran out, once there are some again."""
+    """Returns the next connection; if descriptors or memory ran out, once there are some again."""
     while True:
         try:
             peer, _ = await listener.accept()
@@ -171,7 +171,7 @@ def call(
     params: Mapping[str, object] | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> Any:
-    """Ask the node whose control socket is `path`, and return its result.
+    """Asks the node whose control socket is `path`, and returns its result.
 
     Raises NoNode when none runs there, Unavailable when it does not answer within `deadline_s`
     seconds, else the error that the node raised. Blocks the thread.
@@ -182,11 +182,11 @@ def call(
 
 
 class ControlClient:
-    """Asks one node again and again, from any thread; `call` as the function of that name.
+    """Asks one node again and again, from any thread; `call` works like the function of that name.
 
-    Connections are kept for the next request, which takes a third of the time then. The node closes
-    those that are idle for long: what it did not read to its end before it closed is asked again
-    over another one. No request is done twice: where it may have been read, and no answer came,
+    Connections are kept for the next request, which then takes a third of the time. The node closes
+    those that are idle for long: a request that it did not read to its end before it closed is sent
+    again over another one. No request is done twice: if it may have been read and no answer came,
     that is Unavailable.
     """
 
@@ -196,8 +196,7 @@ class ControlClient:
         self._pid = os.getpid()
         self._keeps = True
         self.node_pid = 0
-        """The process of the node that was connected to last; 0: none, or one of another pid
-        namespace."""
+        """The process of the node connected to last; 0: none, or one of another pid namespace."""
 
     def call(
         self,
@@ -240,15 +239,15 @@ class ControlClient:
         return _result(line)
 
     def close(self) -> None:
-        """Close what is kept, and keep nothing from now on; idempotent."""
+        """Closes the kept connections, and keeps none from now on; idempotent."""
         self._keeps = False
         while (peer := self._kept()) is not None:
             peer.close()
 
 
 def _exchange(peer: socket.socket, request: bytes, deadline_s: float) -> bytearray:
-    """Send a request and receive the line that answers it. Raises ConnectionAbortedError where the
-    node ended the connection after it had read all of the request: a unix socket that is closed
+    """Sends a request and receives the line that answers it. Raises ConnectionAbortedError if the
+    node ended the connection before it had read all of the request: a unix socket that is closed
     before that resets the other end, or takes no more from it."""
     end, line = time.monotonic() + deadline_s, bytearray()
     peer.settimeout(deadline_s)
@@ -325,14 +324,14 @@ def _is_trusted(peer: trio.socket.SocketType) -> bool:
 
 
 def _credentials(peer: socket.socket | trio.socket.SocketType) -> tuple[int, int, int]:
-    """(pid, uid, gid) of who connected, or listens, at the other end."""
+    """Returns (pid, uid, gid) of the process that connected, or listens, at the other end."""
     raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return pid, uid, gid
 
 
 async def _next_line(peer: trio.socket.SocketType, pending: bytearray) -> bytes | None:
-    """Take one line out of `pending`, reading more where it has none. None: the peer closed, or the
+    """Takes one line out of `pending`, reading more if it has none. None: the peer closed, or the
     line is overlong."""
     looked_at = 0
     while (end := pending.find(b"\n", looked_at)) < 0:

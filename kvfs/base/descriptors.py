@@ -1,5 +1,5 @@
-"""Descriptors of this process: how many it may have, what is kept for the node itself, and how the
-mount's users share the rest.
+"""Descriptors of this process: how many it may have, how many are kept for the node itself, and how
+the mount's users share the rest.
 
 Each open file of the mount is a descriptor of the daemon, so any user could take all of them; then
 neither journal nor control socket could be opened. A part is therefore kept for the node, and of
@@ -22,7 +22,7 @@ _CAP_SYS_RESOURCE: Final = 24
 
 
 def allow_most() -> int:
-    """Raise this process's limit as far as the system lets it; the limit then."""
+    """Raises this process's limit as far as the system allows, and returns it."""
     hard = hard_limit()
     for most in (max(hard, most_of_system()), hard):
         try:
@@ -34,12 +34,12 @@ def allow_most() -> int:
 
 
 def hard_limit() -> int:
-    """How many this process may allow itself without a right of its own."""
+    """Returns how many this process may allow itself without privilege."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def most_of_system() -> int:
-    """How many the kernel lets any process have; no more than a node can use."""
+    """Returns how many the kernel lets any process have; no more than a node can use."""
     try:
         with open("/proc/sys/fs/nr_open", encoding="ascii") as file:
             return min(_MOST, int(file.read()))
@@ -48,19 +48,19 @@ def most_of_system() -> int:
 
 
 def may_raise() -> bool:
-    """Whether this process may go past its hard limit."""
+    """Returns whether this process may exceed its hard limit."""
     with open("/proc/self/status", "rb") as status:
         (mask,) = (line.split()[1] for line in status if line.startswith(b"CapEff:"))
     return bool(int(mask, 16) >> _CAP_SYS_RESOURCE & 1)
 
 
 def limit() -> int:
-    """How many descriptors this process may have."""
+    """Returns how many descriptors this process may have."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def kept_of(limit: int) -> int:
-    """How many of `limit` descriptors are the node's own: journal, control, S3, peers."""
+    """Returns how many of `limit` descriptors are the node's own: journal, control, S3, peers."""
     return min(_KEPT_MOST, max(limit // 4, min(_KEPT_LEAST, limit // 2)))
 
 
@@ -68,7 +68,7 @@ class OpenFileShares:
     """The shares of users in the open files of the mount. Used from the event loop."""
 
     def __init__(self, limit: int, *, is_shared: bool) -> None:
-        """`limit`: descriptors of this process. `is_shared`: whether several users may come."""
+        """`limit`: descriptors of this process. `is_shared`: whether there may be several users."""
         self.limit = limit
         self.idle_most = min(_IDLE_MOST, limit // 8)
         """Files kept open without a user."""
@@ -80,7 +80,7 @@ class OpenFileShares:
         self.counters = {"refused_open_files": 0}
 
     def take(self, uid: int) -> None:
-        """A user is about to hold one more. Raises TooManyOpenFiles."""
+        """Counts one more open file of a user. Raises TooManyOpenFiles."""
         own, left = self._of_user.get(uid, 0), self.most - self.held
         if left <= 0 or (self._is_shared and own >= left):
             self.counters["refused_open_files"] += 1
@@ -92,12 +92,12 @@ class OpenFileShares:
         self.held += 1
 
     def give(self, uid: int) -> None:
-        """A user holds one less."""
+        """Counts one less."""
         left = self._of_user.pop(uid) - 1
         if left:
             self._of_user[uid] = left
         self.held -= 1
 
     def describe(self) -> dict[str, int]:
-        """The counts that status shows."""
+        """Returns the counts that status shows."""
         return {"limit": self.limit, "files": self.held, "most_files": self.most}

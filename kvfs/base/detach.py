@@ -1,8 +1,8 @@
-"""Coroutines that are begun outside any task, and go on in one of their own once they must wait.
+"""Coroutines that begin outside any task, and continue in one of their own once they must wait.
 
 Most requests of a mount are answered from memory, in one step, and a task for each would cost more
 than all the rest. Whether one must wait, for another host or a disk, is often known only halfway:
-there it calls `aside`, and whoever drives it gets what is left of it, to be run as a task.
+there it calls `aside`, and its driver gets the rest of it, to be run as a task.
 
 Invariants
 - Before `aside` a coroutine has awaited nothing that may suspend, nor entered anything that belongs
@@ -21,7 +21,7 @@ _driving = False
 
 
 async def aside() -> None:
-    """Call it before whatever may suspend: from here on the caller runs in a task."""
+    """Moves the caller into a task; to be called before anything that may suspend."""
     if _driving:
         await _leave()
 
@@ -53,13 +53,13 @@ class Unfinished(Generic[T]):
                 resume, value = self._step.throw, error
 
     def close(self) -> None:
-        """It is not run on."""
+        """Ends it without running it on."""
         self._step.close()
 
 
 def begin(step: Coroutine[Any, Any, T]) -> T | Unfinished[T]:
-    """Run a coroutine to its end, or until it goes aside. Its errors pass through. RuntimeError
-    where it waits without having gone aside."""
+    """Runs a coroutine to its end, or until it goes aside. Its errors pass through. Raises
+    RuntimeError if it waits without having gone aside."""
     global _driving
     _driving = True
     try:
@@ -76,8 +76,8 @@ def begin(step: Coroutine[Any, Any, T]) -> T | Unfinished[T]:
 
 
 def finish(step: Coroutine[Any, Any, T]) -> T | None:
-    """The result of a coroutine that can be run to its end at once; None, and it is given up, where
-    it would have to wait."""
+    """Returns the result of a coroutine that can be run to its end at once; None, and it is given
+    up, if it would have to wait."""
     result = begin(step)
     if isinstance(result, Unfinished):
         result.close()

@@ -1,8 +1,8 @@
 """Secrets at rest: encrypted with a key that lies beside the engine, readable by its owner alone.
 
 XChaCha20-Poly1305 of libsodium: its nonces are long enough to be random, so nothing need be counted
-across processes and restarts. A reader of the whole store has key and ciphertext; what is kept
-apart is copies of the engine: backups, exports, another node's replica.
+across processes and restarts. A reader of the whole store has key and ciphertext; protected are
+copies of the engine: backups, exports, another node's replica.
 """
 
 import os
@@ -45,16 +45,18 @@ class SecretKey:
         return hash(self._key)
 
     def wrapped(self, by: "SecretKey", context: bytes) -> bytes:
-        """This key, encrypted by another one."""
+        """Returns this key, encrypted by another one."""
         return by.encrypt(self._key, context)
 
     def encrypt(self, plain: bytes, context: bytes) -> bytes:
-        """Nonce and ciphertext; `context` says what it is for and must be given to decrypt it."""
+        """Returns nonce and ciphertext; `context` names the purpose and must be given to decrypt
+        it."""
         nonce = os.urandom(_NONCE_SIZE)
         return nonce + crypto_aead_xchacha20poly1305_ietf_encrypt(plain, context, nonce, self._key)
 
     def decrypt(self, encrypted: bytes, context: bytes) -> bytes:
-        """Raises Corrupt where it was changed, or made with another key or for another context."""
+        """Decrypts. Raises Corrupt if it was changed, or made with another key or for another
+        context."""
         nonce, text = encrypted[:_NONCE_SIZE], encrypted[_NONCE_SIZE:]
         try:
             return crypto_aead_xchacha20poly1305_ietf_decrypt(text, context, nonce, self._key)
@@ -65,7 +67,8 @@ class SecretKey:
 
 
 def open_key(path: Path) -> SecretKey:
-    """The key in the file `path`, made where it is missing; of several that make it one wins.
+    """Returns the key in the file `path`, made if missing; of several processes that make it one
+    wins.
 
     Raises Invalid (others may read the file), Corrupt (it holds no key), OSError.
     """
@@ -77,12 +80,13 @@ def open_key(path: Path) -> SecretKey:
 
 
 def unwrap(wrapped: bytes, by: SecretKey, context: bytes) -> SecretKey:
-    """Decrypts the result of `SecretKey.wrapped`. Raises Corrupt: by another key, or damaged."""
+    """Decrypts the result of `SecretKey.wrapped`. Raises Corrupt: made by another key, or
+    damaged."""
     return SecretKey(by.decrypt(wrapped, context))
 
 
 def replace_key(path: Path, key: SecretKey) -> None:
-    """Put this key into the file `path`, in place of one that is there. Raises OSError."""
+    """Puts this key into the file `path`, replacing an existing one. Raises OSError."""
     private_file.replace(path, key._key)
 
 

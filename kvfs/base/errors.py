@@ -1,8 +1,8 @@
 """The errors that the core raises. Each front door has one exhaustive table from them to its own
 codes.
 
-A message names the thing and, where there is one, the remedy. The core never raises a bare OSError
-on purpose: what the operating system refuses is translated where it happens, or passes through
+A message names the thing and, if there is one, the remedy. The core never raises a bare OSError on
+purpose: a refusal by the operating system is translated where it happens, or passes through
 unchanged when only the system knows why."""
 
 
@@ -14,15 +14,15 @@ class NotFound(KvfsError):
     """No such file, namespace or key."""
 
     at: bytes | None = None
-    """The name that is missing, as the engine's key of a file's entry; None: it is not said."""
+    """The missing name, as the engine's key of a file's entry; None: it is not told."""
 
 
 class OtherVersion(NotFound):
-    """The version that is there is not the one that was asked for."""
+    """The existing version is not the requested one."""
 
 
 class Unreached(NotFound):
-    """A cache's file, or its names, cannot be had now: nobody who has them answers."""
+    """A cache's file, or its names, cannot be had now: no node that has them answers."""
 
 
 class Exists(KvfsError):
@@ -70,7 +70,7 @@ class ReadOnly(KvfsError):
 
 
 class Conflict(KvfsError):
-    """Somebody else changed it first; read again and decide again."""
+    """Another process changed it first; read again and decide again."""
 
 
 class Corrupt(KvfsError):
@@ -78,7 +78,7 @@ class Corrupt(KvfsError):
 
 
 class Unavailable(KvfsError):
-    """A part that is needed did not answer within its deadline; try again later."""
+    """A needed part did not answer within its deadline; try again later."""
 
 
 class Stale(KvfsError):
@@ -98,7 +98,7 @@ class TooLarge(KvfsError):
 
 
 class NoLocks(KvfsError):
-    """Locks cannot be had here now (ENOLCK)."""
+    """Locks are not available here now (ENOLCK)."""
 
 
 class TooManyOpenFiles(KvfsError):
@@ -106,7 +106,7 @@ class TooManyOpenFiles(KvfsError):
 
 
 class Busy(KvfsError):
-    """It is in use by somebody else."""
+    """It is in use by others."""
 
 
 class ConfigError(KvfsError):

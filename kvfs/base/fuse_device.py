@@ -2,9 +2,9 @@
 answer.
 
 A server that is stopped (SIGSTOP), or whose thread hangs, cannot tell the kernel to forget, and the
-kernel goes on showing what it remembers. A process that may trace that one can take a copy of its
-device and tell the kernel in its place. The copy is held for the moment of that write only: a
-device that somebody still holds keeps the kernel waiting for a server that was killed.
+kernel goes on showing what it remembers. A process that may trace the server can copy its device
+and tell the kernel in its place. The copy is held only for that write: while any process holds a
+device, the kernel keeps waiting for a server that was killed.
 """
 
 import contextlib
@@ -16,22 +16,23 @@ from typing import Final
 
 _NUMBER: Final = os.makedev(10, 229)
 _SYS_PIDFD_GETFD: Final = 438
-"""Since Linux 5.6, the same on every architecture but alpha."""
+"""System call since Linux 5.6, numbered alike on every architecture but alpha."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def descriptors_of(process: int | str) -> set[int]:
-    """The numbers under which a process (a pid, or `self`) has a FUSE device open. Raises
+    """Returns the numbers under which a process (a pid, or `self`) has a FUSE device open. Raises
     OSError."""
     directory = f"/proc/{process}/fd"
     return {int(name) for name in os.listdir(directory) if _is_device(f"{directory}/{name}")}
 
 
 def write_for(pid: int, messages: Sequence[bytes], deadline_s: float) -> str:
-    """Write messages to the FUSE devices of another process; why that did not succeed, else empty.
+    """Writes messages to the FUSE devices of another process. Returns why that did not succeed,
+    else an empty text.
 
-    What the kernel does not know needs not be forgotten. Past the deadline a thread of its own goes
-    on: the kernel may hold it in a lock.
+    Nothing need be forgotten that the kernel does not know. Past the deadline a thread of its own
+    goes on: the kernel may hold it in a lock.
     """
     failures = ["it took too long"]
 

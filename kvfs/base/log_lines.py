@@ -1,6 +1,7 @@
-"""How a node and its workers write their logs: a message is one line, whatever names are in it.
+"""The form in which a node and its workers write their logs: a message is one line, whatever names
+are in it.
 
-A file's name may hold line feeds, and who chooses it could write lines of their own into the log.
+A file's name may hold line feeds, by which its creator could write forged lines into the log.
 """
 
 import logging
@@ -16,7 +17,7 @@ class LineFormatter(logging.Formatter):
 
 
 def begin(level: str, origin: str = "") -> None:
-    """Write to standard error from now on; `origin` says which process of several writes."""
+    """Writes to standard error from now on; `origin` names the writing process among several."""
     # What a full disk does not take is dropped: a traceback for each line would fill it again.
     logging.raiseExceptions = False
     handler = logging.StreamHandler()

@@ -26,9 +26,9 @@ class Place(msgspec.Struct, frozen=True):
     """'ram', 'ssd', or 'shared:' and the name of a shared store."""
     root: str
     limit: int = 0
-    """Bytes; 0: what its filesystem has."""
+    """Bytes; 0: those of its filesystem."""
     owner: int = 0
-    """The user who owns it, and its files, beside root and the node's user."""
+    """The user who owns it and its files, beside root and the node's user."""
 
     @property
     def flag(self) -> str:
@@ -36,7 +36,7 @@ class Place(msgspec.Struct, frozen=True):
         return "--shared" if self.is_shared else "--tier"
 
     def __str__(self) -> str:
-        """As it is written there."""
+        """Returns it as written on the command line."""
         if self.is_shared:
             owner = f"{_OWNER}{self.owner}" if self.owner else ""
             return f"{self.medium.removeprefix(SHARED)}={self.root}{owner}"
@@ -48,7 +48,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def parse_tier(text: str) -> Place:
-    """`ram=DIR:SIZE`, `ssd=DIR:SIZE`. Raises Invalid."""
+    """Parses `ram=DIR:SIZE`, `ssd=DIR:SIZE`. Raises Invalid."""
     medium, equals, rest = text.partition("=")
     root, colon, size = rest.rpartition(":")
     if not equals or not colon or medium not in MEDIA or not os.path.isabs(root):
@@ -60,7 +60,7 @@ def parse_tier(text: str) -> Place:
 
 
 def parse_shared(text: str) -> Place:
-    """`NAME=DIR`, `NAME=DIR:owner=USER`. Raises Invalid."""
+    """Parses `NAME=DIR`, `NAME=DIR:owner=USER`. Raises Invalid."""
     name, _, rest = text.partition("=")
     root, _, owner = rest.partition(_OWNER)
     if not _NAME.fullmatch(name) or not os.path.isabs(root):
@@ -69,7 +69,7 @@ def parse_shared(text: str) -> Place:
 
 
 def _user(text: str) -> int:
-    """Its number. Raises Invalid."""
+    """Returns a user's number. Raises Invalid."""
     if text.isdecimal() and int(text) < _NO_USER:
         return int(text)
     try:
@@ -79,12 +79,12 @@ def _user(text: str) -> int:
 
 
 def is_shared(media: Sequence[str]) -> bool:
-    """Whether a namespace with these media has its files in a shared store."""
+    """Returns whether a namespace with these media has its files in a shared store."""
     return bool(media) and media[0].startswith(SHARED)
 
 
 def is_medium(text: str) -> bool:
-    """Whether a namespace may name it."""
+    """Returns whether a namespace may name it."""
     return text in MEDIA or bool(
         text.startswith(SHARED) and _NAME.fullmatch(text.removeprefix(SHARED))
     )

@@ -1,10 +1,10 @@
-"""Priority at a busy CPU: work that somebody waits for goes before other programs, the rest does
+"""Priority at a busy CPU: work that programs wait for goes before other programs, the rest does
 not.
 
 A program on the mount waits for the node at each name, so beside N busy processes each of its calls
-would wait for N turns. The priority is that of nice(2), and where the kernel groups processes by
-their sessions (autogroup), that of the group too: within a group alone nice would say nothing to
-programs of other sessions. Children inherit the first, and take the second by `follow`.
+would wait for N turns. The priority is that of nice(2) and, if the kernel groups processes by their
+sessions (autogroup), that of the group too: without it nice would mean nothing to programs of other
+sessions. Children inherit the first, and take the second by `follow`.
 """
 
 import contextlib
@@ -22,8 +22,9 @@ _REFUSED: Final = "the system refuses it"
 
 
 def raise_to(nice: int) -> str:
-    """Give this process, and threads and children that it starts from now on, this nice value;
-    from its main thread. 0: leave it as it is. Why it could not be; empty where it could."""
+    """Gives this process, and threads and children that it starts from now on, this nice value; to
+    be called in its main thread. 0: leaves it as it is. Returns why it could not; empty if it
+    could."""
     if not nice:
         return ""
     try:
@@ -34,8 +35,9 @@ def raise_to(nice: int) -> str:
 
 
 def follow() -> str:
-    """Give the session's group, where there is such a thing and this process leads it, its nice
-    value: a terminal's session has the user's other programs in it too. As `raise_to`."""
+    """Gives the session's group, if there is one and this process leads it, the process's nice
+    value: a terminal's session has the user's other programs in it too. Returns what `raise_to`
+    does."""
     if os.getsid(0) != os.getpid():
         return ""
     try:
@@ -49,8 +51,8 @@ def follow() -> str:
 
 
 def may_raise() -> bool:
-    """Whether this process may have a nice value below 0: by CAP_SYS_NICE, or by the limit that
-    stands for it (20 less the value)."""
+    """Returns whether this process may have a nice value below 0: by CAP_SYS_NICE, or by the limit
+    that stands for it (20 less the value)."""
     if resource.getrlimit(resource.RLIMIT_NICE)[0] > 20:
         return True
     with open("/proc/self/status", "rb") as status:
@@ -59,12 +61,12 @@ def may_raise() -> bool:
 
 
 def current() -> int:
-    """The nice value of this process."""
+    """Returns the nice value of this process."""
     return os.getpriority(os.PRIO_PROCESS, os.getpid())
 
 
 def at_ordinary(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Do in this thread, at the priority that programs have, what nobody waits for."""
+    """Does work that nobody waits for, in this thread, at the priority of ordinary programs."""
     thread = threading.get_native_id()
     before = os.getpriority(os.PRIO_PROCESS, thread)
     if before >= 0:

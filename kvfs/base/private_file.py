@@ -1,8 +1,7 @@
-"""Small files that are for their owner alone, whole at any time, and on disk once they are said to
-be.
+"""Small files for their owner alone, whole at any time, and on disk once that is confirmed.
 
-What is written goes to a draft beside the file, and gets its name when it is on disk. A draft is
-left behind by a kill alone.
+Content is written to a draft beside the file, which gets the file's name when it is on disk. Only a
+kill leaves a draft behind.
 """
 
 import os
@@ -12,8 +11,8 @@ from kvfs.base.errors import Invalid
 
 
 def read(path: Path, limit: int) -> str | None:
-    """Up to `limit` characters of it; None: there is none. Raises Invalid (others may read it, it
-    is longer, or no text), OSError."""
+    """Returns up to `limit` characters of it; None: there is none. Raises Invalid (others may read
+    it, it is longer, or no text), OSError."""
     try:
         with open(path, "rb") as file:
             if is_open_to_others(file.fileno()):
@@ -27,13 +26,14 @@ def read(path: Path, limit: int) -> str | None:
 
 
 def is_open_to_others(fd: int) -> bool:
-    """Whether somebody else than root and the caller may read or write it."""
+    """Returns whether anyone but root and the caller may read or write it."""
     found = os.fstat(fd)
     return bool(found.st_mode & 0o077) or found.st_uid not in (0, os.geteuid())
 
 
 def make(path: Path, content: bytes) -> bool:
-    """Make it; whether it was not there yet: of several that make it one wins. Raises OSError."""
+    """Makes the file; returns whether it was missing: of several processes that make it one wins.
+    Raises OSError."""
     draft = _draft_of(path)
     try:
         _write(draft, content)
@@ -47,8 +47,8 @@ def make(path: Path, content: bytes) -> bool:
 
 
 def replace(path: Path, content: bytes, draft_name: str = "") -> None:
-    """Make it, or have this in it instead, at once. `draft_name`: of a draft that the next one
-    takes away, where no other names may be left in the directory. Raises OSError."""
+    """Makes the file, or replaces its content at once. `draft_name`: that of a draft that the next
+    one removes, for directories where no other names may be left. Raises OSError."""
     draft = path.with_name(draft_name) if draft_name else _draft_of(path)
     try:
         if draft_name:
@@ -62,7 +62,7 @@ def replace(path: Path, content: bytes, draft_name: str = "") -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power cut. Raises OSError."""
+    """Makes the names in a directory survive a power cut. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

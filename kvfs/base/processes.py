@@ -1,4 +1,4 @@
-"""Whether another process has ended, also one that the kernel cannot let go of yet."""
+"""Tells whether another process has ended, even one that the kernel cannot let go of yet."""
 
 import os
 import select
@@ -8,7 +8,7 @@ _ENDED: Final = "ZX"
 
 
 class OtherProcess:
-    """One other process, told from whoever has its number later."""
+    """One other process, distinguished from a later one with its number."""
 
     def __init__(self, pid: int) -> None:
         """Raises ProcessLookupError."""
@@ -17,20 +17,22 @@ class OtherProcess:
         """Readable when it has ended, unless the kernel holds one of its threads in a lock."""
 
     def has_ended(self) -> bool:
-        """Whether it has, or its first thread has: then all do that the kernel does not hold."""
+        """Returns whether it, or its first thread, has ended: then all threads end that the kernel
+        does not hold."""
         if select.select([self.pidfd], [], [], 0)[0]:
             return True
         return state_of(self.pid) in _ENDED
 
     def close(self) -> None:
-        """Let go of it; idempotent."""
+        """Lets go of it; idempotent."""
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
 
 
 def state_of(pid: int) -> str:
-    """The letter that proc(5) has for the state of its first thread; `X` where there is none."""
+    """Returns the letter that proc(5) has for the state of its first thread; `X` if there is
+    none."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
             return stat.read().rpartition(")")[2].split()[0]

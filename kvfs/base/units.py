@@ -23,7 +23,7 @@ class Capacity(msgspec.Struct, frozen=True):
     percent: float = 0.0
 
     def of(self, total_bytes: int) -> int:
-        """The limit in bytes on a disk of `total_bytes`."""
+        """Returns the limit in bytes on a disk of `total_bytes`."""
         return int(total_bytes * self.percent / 100) if self.percent else self.size_bytes
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 def parse_size(text: str) -> int:
-    """Bytes. Raises Invalid, with the forms that are understood."""
+    """Returns bytes. Raises Invalid, with the accepted forms."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise Invalid(f"'{text}' is not a size; write a number of bytes, or 500M, 4GiB, 1.5T")
@@ -42,7 +42,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_capacity(text: str) -> Capacity:
-    """A size above zero, or a percentage of the disk above 0 up to 100. Raises Invalid."""
+    """Returns a size above zero, or a percentage of the disk above 0 up to 100. Raises Invalid."""
     match = _PERCENT.fullmatch(text.strip())
     if match is None:
         size = parse_size(text)
@@ -58,7 +58,7 @@ def parse_capacity(text: str) -> Capacity:
 
 
 def format_size(size_bytes: int) -> str:
-    """Short and for people: '4.0 GiB', '512 B'."""
+    """Formats a size, short and for people: '4.0 GiB', '512 B'."""
     if abs(size_bytes) < 1024:
         return f"{size_bytes} B"
     value = float(size_bytes)
@@ -70,7 +70,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def exact_size(size_bytes: int) -> str:
-    """As `parse_size` reads it back without loss: '4GiB', '1500'."""
+    """Formats a size so that `parse_size` reads it back without loss: '4GiB', '1500'."""
     letters = ""
     for letter in _LETTERS:
         if size_bytes == 0 or size_bytes % 1024:

@@ -1,5 +1,5 @@
-"""Locks on the bytes of one file, of many owners: what stands in the way of one, and what is held
-after it. Pure; as fcntl(2) has it, flock(2) being a lock on all bytes.
+"""Locks of many owners on the bytes of one file: the obstacles to a lock, and the locks held once
+it is granted. Pure. They follow fcntl(2); a flock(2) lock is one on all bytes.
 
 Invariants
 - No two locks of one owner overlap, and neighbours of one kind are one lock.
@@ -21,7 +21,7 @@ class LockOwner(msgspec.Struct, array_like=True, frozen=True):
     node: int
     incarnation: int
     number: int
-    """As that node's kernel names it."""
+    """Its number in that node's kernel."""
 
 
 class ByteRangeLock(msgspec.Struct, array_like=True, frozen=True):
@@ -39,7 +39,7 @@ class ByteRangeLock(msgspec.Struct, array_like=True, frozen=True):
 
 
 def obstacle(held: Iterable[ByteRangeLock], wish: ByteRangeLock) -> ByteRangeLock | None:
-    """The first lock that keeps `wish` from being granted."""
+    """Returns the first lock that keeps `wish` from being granted."""
     for lock in held:
         if lock.owner == wish.owner or not lock.overlaps(wish):
             continue
@@ -49,7 +49,7 @@ def obstacle(held: Iterable[ByteRangeLock], wish: ByteRangeLock) -> ByteRangeLoc
 
 
 def granted(held: Sequence[ByteRangeLock], wish: ByteRangeLock) -> list[ByteRangeLock]:
-    """The locks once `wish` is granted, in place of those that its owner had there."""
+    """Returns the locks once `wish` is granted, in place of those that its owner had there."""
     others = released(held, wish.owner, wish.start, wish.end)
     joined = wish
     kept = []
@@ -64,7 +64,7 @@ def granted(held: Sequence[ByteRangeLock], wish: ByteRangeLock) -> list[ByteRang
 def released(
     held: Sequence[ByteRangeLock], owner: LockOwner, start: int = 0, end: int = LAST
 ) -> list[ByteRangeLock]:
-    """The locks once `owner` has given these bytes back."""
+    """Returns the locks once `owner` has given these bytes back."""
     left = []
     for lock in held:
         if lock.owner != owner or lock.end < start or end < lock.start:

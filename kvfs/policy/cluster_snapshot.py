@@ -1,9 +1,9 @@
 """The basis of placement: the nodes of a cluster as one of them saw them. Pure.
 
 Invariants
-- A snapshot is a value: what is decided from it depends on nothing else, so that nodes that see the
-  same decide the same, and a simulation decides as a node does.
-- A node that is not known (removed, or too new) counts as one that is away.
+- A snapshot is a value: decisions depend on nothing else, so that nodes that see the same decide
+  the same, and a simulation decides as a node does.
+- An unknown node (removed, or too new) counts as one that is away.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,10 +26,10 @@ class Host(NamedTuple):
     zone: str = ""
     rack: str = ""
     load: float = 0.0
-    """0 idle, 1 as busy as it may become."""
+    """Its load, from 0 (idle) to 1 (as busy as it may become)."""
     media: frozenset[str] = frozenset({"ssd"})
     state: str = ACTIVE
-    """As its record says: only an active one is given anything."""
+    """The state in its record: only an active node is given data."""
     alive: bool = True
     """Whether it holds its lease."""
 
@@ -40,7 +40,7 @@ class Host(NamedTuple):
 
     @property
     def room(self) -> int:
-        """Bytes that it can take and keep the headroom of its writers."""
+        """Bytes that it can take without using the headroom of its writers."""
         return max(self.free - headroom(self.capacity), 0)
 
 
@@ -57,7 +57,7 @@ class ClusterSnapshot:
         return self._hosts.get(number)
 
     def alive(self, numbers: Iterable[int]) -> list[Host]:
-        """The nodes among `numbers` that are there, in their order."""
+        """Returns the nodes among `numbers` that are there, in their order."""
         found = (self._hosts.get(each) for each in numbers)
         return [each for each in found if each is not None and each.alive]
 
@@ -68,8 +68,8 @@ class ClusterSnapshot:
 
     @cached_property
     def offers(self) -> list[tuple[Host, int, float]]:
-        """The nodes that have room, how much, and how much of what is placed each should get: its
-        room, less where it is busy."""
+        """The nodes with free space, how much, and the share of placed data that each should get:
+        its free space, reduced if it is busy."""
         rooms = [(each, each.room) for each in self.open]
         return [
             (host, room, room * (1.0 - min(max(host.load, 0.0), 0.9)))

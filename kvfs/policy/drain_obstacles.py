@@ -10,13 +10,13 @@ _NODES_NAMED: Final = 3
 
 
 class Obstacles:
-    """The findings of one pass over a node's files: what has to stay for now."""
+    """The findings of one pass over a node's files: those that have to stay for now."""
 
     def __init__(self) -> None:
         self.in_use = 0
-        """Files that are being made, written or read here, or that somebody still holds."""
+        """Files that are being made, written or read here, or that are still held."""
         self.shared = 0
-        """Files in a store that others might share, and nobody who is there does."""
+        """Files in a shared store that no other living node shares."""
         self._homeless = 0
         self._homeless_bytes = 0
         self._media: set[str] = set()
@@ -24,19 +24,20 @@ class Obstacles:
         self._refusal = ""
 
     def homeless(self, size: int, media: list[str]) -> None:
-        """No other node has room for a file of `size` bytes, on one of these media (empty: any)."""
+        """Notes that no other node has space for a file of `size` bytes on one of these media
+        (empty: any)."""
         self._homeless += 1
         self._homeless_bytes += size
         self._media.update(media)
 
     def refused(self, refusals: dict[int, str]) -> None:
-        """Nodes that have room did not take a file: which, and why."""
+        """Notes the nodes with space that did not take a file, and their reasons."""
         self._refused += 1
         for node, why in refusals.items():
             self._refusal = f" (node {node}: {why})"
 
     def describe(self, snapshot: ClusterSnapshot, me: int) -> str:
-        """The obstacles in words for people; empty where there are none."""
+        """Returns the obstacles in words for people; empty if there are none."""
         parts = []
         if self._homeless:
             others = [host for host in snapshot.open if host.number != me]
@@ -53,7 +54,7 @@ class Obstacles:
         return "; ".join(parts)
 
     def _lacks(self, others: list[Host]) -> str:
-        """The space that the nodes that lack least would need to take all of it."""
+        """Returns the space that the nodes closest to it still need to take all of it."""
         lenders = [host for host in others if lends(host, self._media)]
         lacking = sorted((self._homeless_bytes - host.room, host.number) for host in lenders)
         shown = [f"node {number} lacks {format_size(size)}" for size, number in lacking if size > 0]

@@ -1,8 +1,8 @@
-"""How much must go, and which files: least recently used first. Pure.
+"""Decides how much must go, and which files: the least recently used first. Pure.
 
-The kernel moves the bytes, so nobody sees a single write: writers are kept below a limit by free
-space ahead of them, the headroom. Eviction starts when used space enters the headroom and ends a
-little below it, so that it works in batches instead of file by file.
+The kernel moves the bytes, so the daemon does not see single writes: free space ahead of the
+writers, the headroom, keeps them below a limit. Eviction starts when used space enters the headroom
+and ends a little below it, so that it works in batches instead of file by file.
 """
 
 import heapq
@@ -15,13 +15,13 @@ _HYSTERESIS: Final = 8
 
 
 def headroom(capacity: int) -> int:
-    """Bytes to keep free of `capacity` bytes: 1 GiB or 5 %, whichever is more, but never over a
-    quarter of it."""
+    """Returns bytes to keep free of `capacity` bytes: 1 GiB or 5 %, whichever is more, but never
+    over a quarter of it."""
     return min(max(_GIB, capacity // 20), capacity // 4)
 
 
 def excess(used: int, capacity: int) -> int:
-    """Bytes to evict now: 0 outside the headroom, else down to an eighth of it below."""
+    """Returns bytes to evict now: 0 outside the headroom, else down to an eighth of it below."""
     free = headroom(capacity)
     if used <= capacity - free:
         return 0
@@ -29,27 +29,27 @@ def excess(used: int, capacity: int) -> int:
 
 
 def share(need: int, here: int, everywhere: int) -> int:
-    """One node's part of the bytes that a cluster has to evict from a namespace, by its share of
-    the namespace; each node does its part."""
+    """Returns one node's part of the bytes that a cluster has to evict from a namespace, by its
+    share of the namespace; each node does its part."""
     if need <= 0 or here >= everywhere:
         return need
     return -(-need * here // everywhere)
 
 
 def reserve(coming: int, capacity: int) -> int:
-    """Bytes to keep for what files open for writing are expected to grow; at most the headroom, so
-    that files which stay open and never grow starve nobody."""
+    """Returns bytes to keep for the expected growth of files open for writing; at most the
+    headroom, so that files which stay open and never grow starve nobody."""
     return min(coming, headroom(capacity))
 
 
 def coldest(orders: Iterable[list[tuple[int, int]]], limit: int) -> list[int]:
-    """The coldest inodes, at most `limit`, of several lists of (clock, inode), each sorted, coldest
-    first."""
+    """Returns the coldest inodes, at most `limit`, of several lists of (clock, inode), each sorted,
+    coldest first."""
     return [ino for _, ino in islice(heapq.merge(*orders), limit)]
 
 
 def choose(candidates: Iterable[tuple[int, int]], need: int) -> Iterator[int]:
-    """Inodes from (inode, bytes), in order, until `need` bytes are covered.
+    """Yields inodes from (inode, bytes), in order, until `need` bytes are covered.
 
     A file without bytes is passed over: evicting it frees nothing. Lazy: a candidate is drawn only
     when still needed.

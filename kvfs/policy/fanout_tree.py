@@ -1,15 +1,15 @@
-"""Chooses which readers get a file from this node, and which are sent to others that have it or are
-getting it. Pure: no clock, no I/O.
+"""Chooses the readers that get a file from this node, and those that are sent to others that have
+it or are getting it. Pure: no clock, no I/O.
 
-A holder gives a large file to few nodes at a time. Whoever else asks is named nodes that asked
-before it, the last one first: so the first reads from the holder, the second from the first, and
-each link carries the file about once, however many readers there are.
+A holder gives a large file to few nodes at a time. Any other node that asks gets the names of nodes
+that asked before it, the last one first: so the first reads from the holder, the second from the
+first, and each link carries the file about once, however many readers there are.
 
 Invariants
-- Nobody is sent to a node that asked for the file after it: among the readers of one holder, waits
+- No node is sent to one that asked for the file after it: among the readers of one holder, waits
   have no cycle.
 - A node that insists is served.
-- What is remembered has a bound, and is forgotten where nobody asks for it.
+- The memory is bounded, and files that nobody asks for are forgotten.
 """
 
 from collections import OrderedDict
@@ -20,11 +20,11 @@ SMALL_BYTES: Final = 16 << 20
 """A redirect takes a round trip: files up to here are given to more at a time."""
 _SMALL_READERS: Final = 8
 _LARGE_READERS: Final = 1
-"""To how many nodes at a time a file of that size is given."""
+"""Nodes to which a file of more bytes is given at a time."""
 _ACTIVE_S: Final = 2.0
-"""Since its last request, a reader counts as one that is being served."""
+"""Time after its last request for which a reader counts as being served."""
 _KNOWN_S: Final = 60.0
-"""So long a reader is named to others."""
+"""Time for which a reader is named to others."""
 _MOST_FILES: Final = 1024
 _MOST_READERS: Final = 256
 _MOST_NAMED: Final = 4
@@ -50,7 +50,7 @@ class Spreading(Generic[Address]):
         self.redirected = 0
 
     def __len__(self) -> int:
-        """How many readers of files are remembered."""
+        """Returns how many readers of files are remembered."""
         return sum(map(len, self._files.values()))
 
     def ask(
@@ -62,9 +62,10 @@ class Spreading(Generic[Address]):
         now: float,
         insist: bool = False,
     ) -> list[Address]:
-        """`node` asks for a part of the file: empty, it is to be served; else where it is sent.
+        """Decides on the request of `node` for a part of the file. Returns no address if it is to
+        be served, else those to which it is sent.
 
-        A node of which no address is known is served and named to nobody."""
+        A node without a known address is served and named to nobody."""
         if address is None:
             return []
         readers = self._readers(file, now)

@@ -1,16 +1,16 @@
-"""Why a name that was asked for is not there. Pure.
+"""Reasons why a requested name is missing. Pure.
 
-| reason | what was asked for |
+| reason | the name |
 |---|---|
-| `never_stored` | nobody stored it here, its users removed it, or why it went is forgotten |
-| `evicted` | for space, or with the node that had it |
-| `expired` | a lifecycle rule ended it |
-| `other_version` | there is one, but not the one that was asked for |
-| `unavailable` | nobody who has it answers, or the engine does not |
-| `damaged` | its data were not what was stored |
+| `never_stored` | was never stored here, was removed by its users, or its reason is forgotten |
+| `evicted` | went for space, or with the node that had it |
+| `expired` | was ended by a lifecycle rule |
+| `other_version` | exists, but not in the requested version |
+| `unavailable` | cannot be had: no node that has it answers, or the engine does not |
+| `damaged` | had data that were not what was stored |
 
 A name that went is remembered as a word in a table: the reason, and enough of the name's hash to
-tell it from others. A newer name takes the place of an older one.
+tell it from others. A newer name replaces an older one in its slot.
 """
 
 from typing import Final, Literal
@@ -31,7 +31,7 @@ REASONS: Final[tuple[Reason, ...]] = (
     "damaged",
 )
 SLOTS: Final = 1 << 19
-"""Words of the table, of 32 bits each: of the 65,536 names that went last it has lost one in
+"""Words of the table, of 32 bits each: of the last 65,536 names that went it has lost one in
 sixteen."""
 _CODE_BITS: Final = 3
 _HASH_SHIFT: Final = 64 - 32 + _CODE_BITS
@@ -42,12 +42,12 @@ hash_of: Final = xxhash.xxh3_64_intdigest
 
 
 def word_of(hashed: int, reason: Lost) -> int:
-    """The word that is remembered for a name with this hash."""
+    """Returns the word that remembers a name with this hash."""
     return hashed >> _HASH_SHIFT << _CODE_BITS | REASONS.index(reason)
 
 
 def reason_in(word: int, hashed: int) -> Reason:
-    """The reason in a word for the name with this hash; `never_stored`: there is none."""
+    """Returns the reason in a word for the name with this hash; `never_stored`: there is none."""
     if word >> _CODE_BITS != hashed >> _HASH_SHIFT:
         return "never_stored"
     code = word & (1 << _CODE_BITS) - 1
@@ -55,7 +55,7 @@ def reason_in(word: int, hashed: int) -> Reason:
 
 
 def reason_of(error: NotFound) -> Reason:
-    """The reason where nothing is remembered of the name."""
+    """Returns the reason if nothing is remembered of the name."""
     match error:
         case OtherVersion():
             return "other_version"

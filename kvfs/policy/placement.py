@@ -1,9 +1,9 @@
 """The placement of a file's copies: the writer's own node first, then nodes far from each other.
 Pure.
 
-A copy goes to a zone that has none yet, there to a rack that has none; among equals, weighted
-rendezvous hashing decides by the room that a node has and how busy it is. So nodes fill evenly, and
-nothing moves when one is added: what was decided is recorded with the file, not computed again.
+A copy goes to a zone that has none yet, and there to a rack that has none; among equals, rendezvous
+hashing decides, weighted by a node's free space and load. So nodes fill evenly, and nothing moves
+when one is added: the decision is recorded with the file, not computed again.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,10 +22,11 @@ def choose(
     media: Collection[str] = (),
     without: Collection[int] = (),
 ) -> list[int]:
-    """Up to `count` nodes that are to take a copy of `size` bytes, beside the `holders` it has.
+    """Returns up to `count` nodes that are to take a copy of `size` bytes, beside the `holders` it
+    has.
 
-    `media`: one of these they must lend (empty: any). `without`: nodes that are not to be asked.
-    Fewer than `count` where no more have room.
+    `media`: they must lend one of these (empty: any). `without`: nodes that are not to be asked.
+    Fewer than `count` if no more have space.
     """
     barred = {*holders, *without}
     drawn = [
@@ -45,7 +46,7 @@ def choose(
 
 
 def _farthest(order: Sequence[Host], taken: Sequence[Host]) -> Host:
-    """The first of those that are least near to what is taken."""
+    """Returns the first of those that are least near to the taken ones."""
     places: dict[tuple[str, str], Host] = {}
     for host in order:
         places.setdefault((host.zone, host.rack), host)
@@ -53,11 +54,12 @@ def _farthest(order: Sequence[Host], taken: Sequence[Host]) -> Host:
 
 
 def crowd(host: Host, others: Sequence[Host]) -> tuple[int, int]:
-    """How near a copy there would be to the others: how many share its zone, and its rack."""
+    """Returns how near a copy there would be to the others: how many share its zone, and its
+    rack."""
     zone = [each for each in others if each.zone == host.zone]
     return len(zone), sum(each.rack == host.rack for each in zone)
 
 
 def lends(host: Host, media: Collection[str]) -> bool:
-    """Whether it has one of these media (empty: any will do)."""
+    """Returns whether it has one of these media (empty: any will do)."""
     return not media or not host.media.isdisjoint(media)

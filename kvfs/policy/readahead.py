@@ -1,8 +1,8 @@
-"""Predicts what the reader of a file that is still arriving will want next. Pure.
+"""Predicts the next reads of a file that is still arriving. Pure.
 
-Reads that follow each other want the window behind the last one; the kernel sends those of one
-readahead in no fixed order, so that a small step back or forth is in sequence too. Reads at equal
-distances (a tensor of each layer) want the next few at that distance.
+Sequential reads want the window behind the last one; the kernel sends those of one readahead in no
+fixed order, so a small step back or forth counts as sequential too. Reads at equal distances (a
+tensor of each layer) want the next few at that distance.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ WINDOW_BYTES: Final = 64 << 20
 _NEAR_BYTES: Final = 8 << 20
 """The kernel's own readahead."""
 _STEPS: Final = 8
-"""Places ahead of a strided reader."""
+"""Predicted reads ahead of a strided reader."""
 
 
 class Readahead:
@@ -25,8 +25,8 @@ class Readahead:
         self._stride = 0
 
     def ahead(self, offset: int, size: int) -> list[tuple[int, int]]:
-        """It reads `size` bytes at `offset`: the spans (offset, length) that it will want next, the
-        first one soonest; none where that cannot be told."""
+        """Notes a read of `size` bytes at `offset`, and returns the spans (offset, length) that
+        will be wanted next, the first one soonest; none if that cannot be predicted."""
         step, self._last = offset - self._last, offset
         if abs(offset - self._end) <= _NEAR_BYTES:
             self._end = max(self._end, offset + size)

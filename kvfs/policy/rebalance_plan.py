@@ -1,17 +1,16 @@
-"""Evening out how full nodes are, with as few bytes as can do it. Pure.
+"""Evens out how full nodes are, with the least possible bytes. Pure.
 
-Each node that is fuller than the cluster gives away what it has above that, to those below it, in
-the proportion in which they lack. What one gives needs no word from another: the sum of all is what
-the emptier ones lack, so that the bytes moved are the least that can be. A node that is full gives
-to all that are emptier; one that is nearly even gives its part to those alone that are nearly
-empty, as one that was added is. Where less is left to give than a file holds, a hash decides
-whether it goes, as often as the rest is of it: of a thousand nodes that each should give a tenth of
-a file, a hundred give one.
+Each node that is fuller than the cluster gives its surplus to those below, in proportion to what
+they lack. Nodes need not agree on it: the sum of all gifts is what the emptier ones lack, so the
+bytes moved are the least possible. A full node gives to all that are emptier; one that is nearly
+even gives its part only to those that are nearly empty, as one that was just added is. If less is
+left to give than a file holds, a hash decides whether it goes, with a probability of the rest's
+share of it: of a thousand nodes that each should give a tenth of a file, a hundred give one.
 
 Invariants
 - Nothing moves to a node that is fuller than the cluster, or away from one that is emptier: so
   nothing moves twice.
-- A file moves only to where it is no nearer to its other copies than it was.
+- A file moves only to a node that is no nearer to its other copies than before.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,7 +42,7 @@ class Move(NamedTuple):
 
 
 def fill(snapshot: ClusterSnapshot) -> float:
-    """How full the nodes that may be given data are, together: 0 to 1."""
+    """Returns how full the nodes that may be given data are, together: 0 to 1."""
     capacity = sum(host.capacity for host in snapshot.open)
     if not capacity:
         return 0.0
@@ -51,7 +50,8 @@ def fill(snapshot: ClusterSnapshot) -> float:
 
 
 def shed(snapshot: ClusterSnapshot, number: int, copies: Iterable[Copy]) -> Iterator[Move]:
-    """The moves from this node to others, in the order of `copies`, until it holds its share.
+    """Yields the moves from this node to others, in the order of `copies`, until it holds its
+    share.
 
     Lazy: a copy is drawn only while there is something to give.
     """
@@ -71,7 +71,7 @@ def shed(snapshot: ClusterSnapshot, number: int, copies: Iterable[Copy]) -> Iter
 
 
 def _budget(snapshot: ClusterSnapshot, number: int) -> dict[int, float]:
-    """Bytes that this node is to give to each of the others."""
+    """Returns the bytes that this node is to give to each of the others."""
     own = snapshot.get(number)
     mean = fill(snapshot)
     if own is None or not own.is_open or (over := _over(own, mean)) <= 0:
@@ -93,8 +93,8 @@ def _over(host: Host, mean: float) -> int:
 def _target(
     snapshot: ClusterSnapshot, number: int, copy: Copy, budget: dict[int, float]
 ) -> int | None:
-    """The node that is to have this copy: not a holder, no nearer to the others, with room for
-    it."""
+    """Returns the node that is to have this copy: not a holder, no nearer to the others, and with
+    space for it."""
     own = snapshot.get(number)
     if own is None or copy.size <= 0:
         return None

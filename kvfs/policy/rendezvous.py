@@ -19,7 +19,7 @@ _UNIT: Final = 1.0 / (1 << 53)
 
 
 def mix(key: int, number: int) -> int:
-    """64 bits that look random, from both."""
+    """Returns 64 bits that look random, from both."""
     x = (key * _GOLDEN + number * _SALT + _GOLDEN) & _MASK
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
@@ -27,18 +27,19 @@ def mix(key: int, number: int) -> int:
 
 
 def draw(key: int, number: int, weight: float) -> float:
-    """The draw of a node of this weight for the key; 0 where it has no weight."""
+    """Returns the draw of a node of this weight for the key; 0 if it has no weight."""
     if weight <= 0:
         return 0.0
     return -weight / math.log(((mix(key, number) >> 11) + 0.5) * _UNIT)
 
 
 def ranked(key: int, weights: Iterable[tuple[int, float]]) -> list[int]:
-    """The nodes of (number, weight) that have any weight, the winner first."""
+    """Returns the nodes of (number, weight) that have any weight, the winner first."""
     drawn = [(draw(key, number, weight), number) for number, weight in weights]
     return [number for value, number in sorted(drawn, reverse=True) if value > 0]
 
 
 def first(key: int, numbers: Iterable[int]) -> int:
-    """The one of them that is to act on the key: each alike. ValueError when there is none."""
+    """Returns the node among them that is to act on the key, with equal weights. Raises ValueError
+    if there is none."""
     return max(numbers, key=lambda number: (mix(key, number), number))

@@ -3,8 +3,8 @@
 Invariants
 - One node acts on a file at a time: the first of its live holders by rendezvous. Nodes that see
   different members may both act; then a copy too many is made, and goes later.
-- A copy on a node that drains is read from, but counts for nothing: it is about to go.
-- What may go is decided by all holders alike from the same snapshot, and its node says so again in
+- A copy on a draining node is read from, but does not count: it is about to go.
+- All holders decide alike, from the same snapshot, which copy may go, and its node confirms it in
   the transaction in which it lets go: two that see different members cannot both drop the last.
 """
 
@@ -22,12 +22,12 @@ class Verdict(NamedTuple):
     missing: int
     """Copies to be made."""
     actor: int | None
-    """The node that is to see to it; None: no holder is there, nobody can."""
+    """The node that is to act; None: no holder is there, so nobody can."""
 
 
 def judge(snapshot: ClusterSnapshot, key: int, holders: Collection[int], wanted: int) -> Verdict:
-    """`wanted`: copies in all, the first one included. More than there are nodes to hold them
-    cannot be made: see `placement.choose`."""
+    """Returns the verdict. `wanted`: all copies, the first one included. More copies than nodes
+    that can hold them cannot be made: see `placement.choose`."""
     there = snapshot.alive(holders)
     if not there:
         return Verdict(0, None)
@@ -39,7 +39,7 @@ def judge(snapshot: ClusterSnapshot, key: int, holders: Collection[int], wanted:
 def may_go(
     snapshot: ClusterSnapshot, key: int, holders: Collection[int], wanted: int, number: int
 ) -> bool:
-    """Whether the copy on this node is one that the others do without.
+    """Returns whether the others can do without the copy on this node.
 
     A draining node's copy may go as soon as enough others have one; at least one always stays.
     """
@@ -51,7 +51,8 @@ def may_go(
 
 
 def _surplus(key: int, staying: list[Host], wanted: int) -> list[int]:
-    """The copies too many: first those nearest to others, of these those on the fullest nodes."""
+    """Returns the surplus copies: first those nearest to others, among these those on the fullest
+    nodes."""
     left, gone = list(staying), []
     while len(left) > wanted:
         worst = max(left, key=lambda host: _dispensable(key, host, left))

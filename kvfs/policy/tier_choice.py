@@ -1,4 +1,4 @@
-"""The place of new files, and how much of a fast place has to leave it. Pure."""
+"""The place of new files, and how much has to leave a fast place. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from kvfs.policy import eviction
 
 
 class TierRoom(NamedTuple):
-    """A place and the bytes in it, as last measured."""
+    """A place and its space in bytes, as last measured."""
 
     place: Place
     used: int
@@ -33,7 +33,7 @@ class TierRoom(NamedTuple):
 def targets(
     media: Mapping[int, Sequence[str]], rooms: Sequence[TierRoom], own_free: int
 ) -> dict[int, str]:
-    """The root of the place where new files go, by namespace id; none where that is the store's own
+    """Returns the root of the place where new files go, by namespace id; none for the store's own
     directory, which has so many bytes free."""
     found: dict[int, str] = {}
     for namespace_id, wanted in media.items():
@@ -48,6 +48,7 @@ def targets(
 
 
 def roomiest(medium: str, rooms: Sequence[TierRoom]) -> TierRoom | None:
-    """The place of a medium that takes files and has the most space; None: there is none."""
+    """Returns the place of a medium that takes files and has the most space; None: there is
+    none."""
     able = [each for each in rooms if each.place.medium == medium and each.takes_files]
     return max(able, key=lambda each: each.free, default=None)
