@@ -1,4 +1,4 @@
-"""Unlinks many data files, of which one that the disk will not give up stops no other."""
+"""Unlinks many data files; one that the disk does not give up stops no other."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ Name = tuple[int, int]
 
 
 async def unlink_each(files: DataFiles, names: Sequence[Name]) -> dict[Name, OSError]:
-    """Unlink these data files in a thread; those that could not be, and why. Cancelled: all are
-    tried first."""
+    """Unlinks these data files in a thread. Returns those that failed, with their errors.
+    Cancelled: all are tried first."""
     failed: dict[Name, OSError] = {}
 
     def unlink() -> None:

@@ -1,11 +1,10 @@
-"""Checksums of data files: xxh3-128 of each chunk, and of all those together; where somebody wants
-it, the MD5 of the whole in the same pass. For a worker thread: it waits for the disk, but for
-`cached_sums`.
+"""Checksums of data files: xxh3-128 of each chunk, and of all those together; on request the MD5 of
+the whole in the same pass. For a worker thread: it waits for the disk, except for `cached_sums`.
 
 The bytes go from the page cache into one reused buffer of 128 KiB and from there into the hash, all
 in C with the GIL released: 10 GB/s on a core where hashing a mapping reached 26 (page cache warm,
-AVX-512). The mapping is not used: a file that somebody truncates meanwhile would kill the process
-with SIGBUS, and both are well above any disk.
+AVX-512). The mapping is not used: a file that is truncated meanwhile would kill the process with
+SIGBUS, and both are well above any disk.
 """
 
 import errno
@@ -24,7 +23,7 @@ _NO_BYTES: Final = bytes(_BUFFER_BYTES)
 """The bytes of a hole."""
 _MOST_OF_HOLES: Final = 1 << 30
 _Also = Callable[[memoryview], None]
-"""Takes each piece that is read, too."""
+"""Also takes each piece that is read."""
 
 
 class FileChecksum(NamedTuple):
@@ -35,15 +34,16 @@ class FileChecksum(NamedTuple):
     chunks: bytes
     """The xxh3-128 of each chunk of 4 MiB (the last one shorter), one after the other."""
     md5: str = ""
-    """The MD5 of the whole, in hexadecimal; empty where it was not computed."""
+    """The MD5 of the whole, in hexadecimal; empty if it was not computed."""
 
 
 def checksum(
     fd: int, size: int, *, md5: bool = False, step: Callable[[], None] | None = None
 ) -> FileChecksum | None:
-    """The checksums of the first `size` bytes; None when the file turned out shorter. Holes are not
-    read. With `md5` it takes ten times as long, holes included; where they are larger than a GiB
-    together there is no MD5. `step` is called before each chunk; what it raises ends it."""
+    """Returns the checksums of the first `size` bytes; None when the file turned out shorter. Holes
+    are not read. With `md5` it takes ten times as long, holes included; if they are larger than a
+    GiB together there is no MD5. `step` is called before each chunk; an exception of it ends the
+    work."""
     buffer = memoryview(bytearray(_BUFFER_BYTES))
     digests = bytearray()
     flags = _read_flags(fd)
@@ -65,10 +65,10 @@ def checksum(
 
 
 def wrong_chunks(fd: int, size: int, chunks: bytes, first: int, count: int) -> list[int]:
-    """The chunks from number `first` on, at most `count`, that are not as `chunks` (checksums of
-    all) says; one that cannot be read, or is not there, is wrong.
+    """Returns the chunks from number `first` on, at most `count`, that differ from `chunks`
+    (checksums of all); one that cannot be read, or is missing, is wrong.
 
-    Each is read again from the disk before it counts: a change in memory alone is thereby mended
+    Each is read again from the disk before it counts: a change in memory alone is thereby repaired
     for all readers of the file.
     """
     buffer = memoryview(bytearray(_BUFFER_BYTES))
@@ -95,14 +95,14 @@ def _is_chunk(fd: int, start: int, end: int, buffer: memoryview, said: bytes) ->
 
 
 def chunk_sums(fd: int, size: int, first: int, count: int) -> bytes | None:
-    """The xxh3-128 of `count` chunks from the chunk `first` on, of a file that counts as `size`
-    bytes long; None where it turned out shorter."""
+    """Returns the xxh3-128 of `count` chunks from the chunk `first` on, of a file that counts as
+    `size` bytes long; None if it turned out shorter."""
     return _sums(fd, size, first, count, 0)
 
 
 def cached_sums(fd: int, size: int, first: int, count: int) -> bytes | None:
-    """As `chunk_sums`, for who may not wait: None also where not all of it is in memory. 2 MiB take
-    0.08 ms."""
+    """Like `chunk_sums`, for a caller that may not wait: None also if not all of it is in memory. 2
+    MiB take 0.08 ms."""
     try:
         return _sums(fd, size, first, count, os.RWF_NOWAIT)
     except OSError as error:
@@ -123,8 +123,8 @@ def _sums(fd: int, size: int, first: int, count: int, flags: int) -> bytes | Non
 
 
 def wrong_in(data: memoryview, chunks: bytes, first: int = 0) -> int | None:
-    """The first chunk of `data`, a file's bytes from its chunk `first` on, that is not as `chunks`
-    (checksums of all) says; None: all are. Only the file's last may be shorter."""
+    """Returns the first chunk of `data`, a file's bytes from its chunk `first` on, that differs
+    from `chunks` (checksums of all); None: none does. Only the file's last may be shorter."""
     for number, start in enumerate(range(0, len(data), CHUNK_BYTES), first):
         state = xxhash.xxh3_128()  # unlike the function for one digest it releases the GIL
         state.update(data[start : start + CHUNK_BYTES])
@@ -134,7 +134,7 @@ def wrong_in(data: memoryview, chunks: bytes, first: int = 0) -> int | None:
 
 
 def combine(chunks: bytes) -> bytes:
-    """The checksum of a file from those of its chunks."""
+    """Returns the checksum of a file from those of its chunks."""
     return xxhash.xxh3_128_digest(chunks)
 
 
@@ -164,7 +164,7 @@ def _chunk(
 
 
 def _chunks(fd: int, size: int) -> Iterator[tuple[int, int, bool]]:
-    """(start, end, lies wholly in a hole) of each chunk."""
+    """Yields (start, end, lies wholly in a hole) of each chunk."""
     data = 0
     for start in range(0, size, CHUNK_BYTES):
         end = min(start + CHUNK_BYTES, size)
@@ -174,12 +174,12 @@ def _chunks(fd: int, size: int) -> Iterator[tuple[int, int, bool]]:
 
 
 def _holes(fd: int, size: int) -> int:
-    """Bytes of chunks that are not read."""
+    """Returns the bytes of chunks that are not read."""
     return sum(end - start for start, end, is_hole in _chunks(fd, size) if is_hole)
 
 
 def _next_data(fd: int, start: int, size: int) -> int:
-    """The offset of the next data at or after `start`; `size` when only a hole follows."""
+    """Returns the offset of the next data at or after `start`; `size` when only a hole follows."""
     try:
         return os.lseek(fd, start, os.SEEK_DATA)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Whether anybody uses a data file, asked of the kernel.
+"""Asks the kernel whether a data file is in use.
 
 RELEASE does not mean unused: a mapping outlives its descriptor, and stores through a shared one
 still change the file. F_SETLEASE knows: a write lease is granted only when nobody else has the file
@@ -6,9 +6,9 @@ open or mapped, a read lease only when nobody has it open or mapped for writing 
 and tmpfs; verified by the tests).
 
 The lease is dropped at once, so nobody waits for it in the normal case. An open that falls between
-makes the kernel signal the holder; SIGURG, which is ignored by default, takes the place of SIGIO,
-which would kill the process. Where the filesystem grants no leases at all (some network
-filesystems), the answer is None: nobody knows, and the caller relies on what this process has open.
+makes the kernel signal the holder; SIGURG, which is ignored by default, replaces SIGIO, which would
+kill the process. If the filesystem grants no leases at all (some network filesystems), the answer
+is None: nobody knows, and the caller relies on what this process has open.
 """
 
 import errno
@@ -21,14 +21,14 @@ _BUSY: Final = (errno.EAGAIN, errno.EACCES)
 
 
 def is_unused(fd: int) -> bool | None:
-    """Whether nobody but `fd` (opened for reading) has the file open or mapped; None: the
-    filesystem cannot say."""
+    """Returns whether only `fd` (opened for reading) has the file open, and nobody has it mapped;
+    None: the filesystem cannot tell."""
     return _granted(fd, fcntl.F_WRLCK)
 
 
 def is_quiet(fd: int) -> bool | None:
-    """Whether nobody has the file open or mapped for writing (`fd` is opened for reading); None:
-    cannot say."""
+    """Returns whether nobody has the file open or mapped for writing (`fd` is opened for reading);
+    None: the filesystem cannot tell."""
     return _granted(fd, fcntl.F_RDLCK)
 
 
@@ -43,8 +43,8 @@ def _granted(fd: int, kind: int) -> bool | None:
 
 
 def supported(directory: str) -> bool:
-    """Whether the filesystem of `directory` grants leases to this process. Raises OSError where it
-    cannot be written."""
+    """Returns whether the filesystem of `directory` grants leases to this process. Raises OSError
+    if it cannot be written."""
     name = f"{directory}/.lease.{os.getpid()}.{os.urandom(4).hex()}"
     fd = os.open(name, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -1,20 +1,20 @@
-"""Data files on the disk: a sync that failed once is believed no more.
+"""Syncs of data files to the disk: a file whose sync failed once is never believed again.
 
 After a failed sync the kernel takes the pages for clean, though the disk does not have them, and
 tells each open file of it once: the next sync, or one of a descriptor that is opened later, finds
 nothing to write and succeeds. So the data file is marked, and every further sync of it fails: its
-content is known to be in memory alone, and for as long as that lasts. Whoever has it copies it to a
-file of another name, or cuts it to nothing and writes it anew.
+content is known to be in memory alone, and for as long as that lasts, a holder of the file may copy
+it to a file of another name, or truncate it to nothing and write it anew.
 
-The mark is an extended attribute, for other processes and later runs; where the disk refuses that
-too, this process remembers it.
+The mark is an extended attribute, for other processes and later runs; if the disk refuses that too,
+this process remembers it.
 
-| `truncate` to nothing | the mark | then |
+| `truncate` to nothing | the mark | later syncs |
 |---|---|---|
-| cut: the kernel has waited for pages on their way, and has none of the old ones | stays | fails |
-| synced: the disk has the new length, and nothing it refused is wanted | stays | fails |
-| the sync failed, or somebody's sync failed since the cut began (another mark) | stays | fails |
-| else | goes | is believed |
+| cut: the kernel has waited for pages on their way, and has none of the old ones | stays | fail |
+| synced: the disk has the new length, and nothing it refused is wanted | stays | fail |
+| the sync failed, or another sync failed since the cut began (another mark) | stays | fail |
+| otherwise | goes | are believed |
 """
 
 import contextlib
@@ -29,19 +29,19 @@ _PASSING: Final = (
     *(errno.EINTR, errno.EAGAIN, errno.ENOMEM, errno.EMFILE),
     *(errno.EBADF, errno.EINVAL),
 )
-"""Errors of a call, which lose nothing."""
+"""Errors of a call that lose nothing."""
 _failed: dict[str, bytes] = {}
 """The marks of data files that could not be marked, by their paths; the latest ones."""
 _marking: Final = threading.Lock()
-"""So that no mark that was just made is taken for the one before it."""
+"""Held so that a mark just made is not mistaken for the one before it."""
 _TOKEN_BYTES: Final = 8
 counters: Final = {"failed_syncs": 0}
-"""Data files that were marked by this process."""
+"""Counts the data files that this process marked."""
 
 
 def sync(fd: int, *, datasync: bool = False) -> None:
-    """Makes the data file's content survive power loss. Raises OSError, from then on at each sync
-    of this data file by whatever descriptor."""
+    """Makes the data file's content survive power loss. Raises OSError, and from then on at each
+    sync of this data file by any descriptor."""
     if is_lost(fd):
         raise OSError(
             errno.EIO, "the disk refused an earlier sync of it: copy it to a file of another name"
@@ -58,7 +58,7 @@ def sync(fd: int, *, datasync: bool = False) -> None:
 
 
 def is_lost(fd: int) -> bool:
-    """Whether a sync of the data file failed before."""
+    """Returns whether a sync of the data file failed before."""
     return _mark(fd) is not None
 
 
@@ -76,9 +76,9 @@ def mark_lost(fd: int) -> None:
 
 
 def truncate(fd: int, size: int) -> None:
-    """Set the data file's length. Cut to nothing it is rid of a sync that failed before, once the
-    disk has that: waits for it then, so call it in a thread where `is_lost`. Raises OSError, where
-    the length was not set."""
+    """Sets the data file's length. A file cut to nothing is rid of an earlier failed sync once the
+    disk has that: this waits for it, so call it in a thread if `is_lost`. Raises OSError if the
+    length was not set."""
     mark = _mark(fd) if size == 0 else None
     os.ftruncate(fd, size)
     if mark is None:

@@ -2,15 +2,15 @@
 owner.
 
 Invariants
-- A published data file is never truncated or punched by the store: it is only ever unlinked, or
-  moved into quarantine, so that whoever has it open or mapped keeps what was promised.
+- The store never truncates or punches a published data file: it only unlinks it, or moves it into
+  quarantine, so that a process that has it open or mapped keeps what was promised.
 - The name follows from inode number and version alone; nothing is looked up.
 - A data file describes itself in an extended attribute, so that lost metadata can be rebuilt by a
   scan.
-- A data file is opened through no symbolic link, and only where it is a regular file of an owner
-  that is believed (`kernel.safe_open`); the directory itself was looked at (`kernel.ownership`).
-- What comes from another node lies beside the data files, and gets its name when it is whole: a
-  data file of a published version is never partly there.
+- A data file is opened through no symbolic link, and only if it is a regular file of a trusted
+  owner (`kernel.safe_open`); the directory itself was checked (`kernel.ownership`).
+- A file that comes from another node lies beside the data files, and gets its name when it is
+  whole: a data file of a published version is never incomplete.
 
 Hot path: `create` and `unlink` are one system call and one formatted name (about 0.5 us of Python),
 `open` is two (`kernel.safe_open`). A create that finds its one of the 4,096 directories missing
@@ -43,9 +43,9 @@ _DESCRIPTION_LIMIT_BYTES: Final = 3600
 """Bytes of a whole description: it stays under the 4 KiB that ext4 gives an inode's attributes."""
 _ARRIVING: Final = "arriving"
 FAN_OUT: Final = 4096
-"""Directories. Neighbouring inode numbers share one (the name holds bits 10 to 21), so that what is
-made together lies together: on ext4 a directory has its own block group, and a create in a cold
-group costs up to ten times one in a warm group."""
+"""Number of directories. Neighbouring inode numbers share one (the name holds bits 10 to 21), so
+that files made together lie together: on ext4 a directory has its own block group, and a create in
+a cold group costs up to ten times one in a warm group."""
 
 
 class Description(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
@@ -64,15 +64,15 @@ class Description(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     gid: int
     mtime_ns: int
     described_ns: int = 0
-    """When this was written, since the epoch; 0: by an earlier version."""
+    """Time when this was written, since the epoch; 0: by an earlier version."""
     namespace: bytes = b""
     """The name of the file's namespace."""
     kind: str = ""
     """The kind of the namespace: 'durable' or 'cache'; empty: not known."""
     others: list[bytes] = []
-    """The paths of its other links, where they fit."""
+    """The paths of its other links, if they fit."""
     xattrs: dict[bytes, bytes] = {}
-    """Its extended attributes, where they fit."""
+    """Its extended attributes, if they fit."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -81,20 +81,20 @@ _decode = msgspec.msgpack.Decoder(Description).decode
 
 class DataFiles:
     """The data files under one directory. Errors of the system pass through as OSError: the caller
-    knows what they mean.
+    knows their meaning.
 
     Methods that take a name finish in one system call and may be called from any thread.
     """
 
     def __init__(self, root: Path, owners: Collection[int] | None = None) -> None:
-        """`owners`: the users whose data files are opened; None: as `trusted` has them."""
+        """`owners`: the users whose data files are opened; None: those of `trusted`."""
         self.root = os.fspath(root)
         self._owners = trusted() if owners is None else owners
         self._directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._spares: Spares | None = None
 
     def close(self) -> None:
-        """Release the directory; idempotent."""
+        """Releases the directory; idempotent."""
         if self._spares is not None:
             self._spares.close()
             self._spares = None
@@ -103,11 +103,11 @@ class DataFiles:
             self._directory = -1
 
     def path(self, ino: int, version: int) -> str:
-        """The absolute path of a data file, there or not."""
+        """Returns the absolute path of a data file, whether it exists or not."""
         return f"{self.root}/{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
 
     def keep_spares(self) -> None:
-        """Begins to make data files ahead of their use; for the process that makes many."""
+        """Begins to make data files ahead of their use; for a process that makes many."""
         if self._spares is None:
             self._spares = Spares(self._directory)
 
@@ -120,8 +120,8 @@ class DataFiles:
             self.keep_spares()
 
     def create(self, ino: int, version: int) -> int:
-        """Make a data file; a new descriptor, readable and writable. FileExistsError when it is
-        there."""
+        """Makes a data file, and returns a new descriptor, readable and writable. FileExistsError
+        if it exists."""
         near = f"{ino >> 10 & 0xFFF:03x}"
         name = f"{near}/{ino:016x}.{version:x}"
         if self._spares is not None:
@@ -135,7 +135,8 @@ class DataFiles:
             return create_file(self._directory, name, _CREATE)
 
     def _name(self, spare: int, ino: int, name: str) -> bool:
-        """Whether the spare has its name now; where the system refuses there are no more spares."""
+        """Returns whether the spare has its name now; if the system refuses there are no more
+        spares."""
         try:
             try:
                 name_spare(spare, self._directory, name)
@@ -152,8 +153,8 @@ class DataFiles:
         return True
 
     def begin_arriving(self, ino: int, version: int, size: int) -> int:
-        """A descriptor of a new file of `size` bytes, all hole, in which a data file is to arrive;
-        one that is there from before is dropped."""
+        """Returns a descriptor of a new file of `size` bytes, all hole, in which a data file is to
+        arrive; an earlier one is dropped."""
         self.drop_arriving(ino, version)
         try:
             fd = create_file(self._directory, _arriving(ino, version), _CREATE)
@@ -164,7 +165,7 @@ class DataFiles:
         return fd
 
     def arrived(self, ino: int, version: int) -> None:
-        """Makes a file that arrived whole the data file, in place of one that is there."""
+        """Makes a file that arrived whole the data file, replacing an existing one."""
         source, target = _arriving(ino, version), _relative(ino, version)
         try:
             os.rename(source, target, src_dir_fd=self._directory, dst_dir_fd=self._directory)
@@ -173,29 +174,30 @@ class DataFiles:
             os.rename(source, target, src_dir_fd=self._directory, dst_dir_fd=self._directory)
 
     def drop_arriving(self, ino: int, version: int) -> None:
-        """It will not become whole; a process that has it open keeps what has come."""
+        """Drops a file that will not become whole; a process that has it open keeps what has
+        come."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_arriving(ino, version), dir_fd=self._directory)
 
     def clear_arriving(self) -> None:
-        """Drop what a process that was killed left there."""
+        """Drops the arriving files that a killed process left."""
         shutil.rmtree(f"{self.root}/{_ARRIVING}", ignore_errors=True)
 
     def open_arriving(self, ino: int, version: int) -> int:
-        """A new descriptor, for reading, of a file that is arriving. FileNotFoundError where it is
-        not, or has arrived."""
+        """Returns a new descriptor, for reading, of a file that is arriving. FileNotFoundError if
+        it is not, or has arrived."""
         return open_file(self._directory, _arriving(ino, version), os.O_RDONLY, self._owners)
 
     def begin_draft(self, ino: int, version: int) -> int:
-        """A descriptor of a new, empty file for content that is to replace that of this version,
-        whose data file is not here. A kill leaves nothing of it. FileExistsError when there is
-        one."""
+        """Returns a descriptor of a new, empty file for content that is to replace that of this
+        version, whose data file is not here. A kill leaves nothing of it. FileExistsError when
+        there is one."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(_ARRIVING, 0o700, dir_fd=self._directory)
         return create_file(self._directory, _draft(ino, version), _CREATE)
 
     def name_draft(self, ino: int, version: int, new: int) -> None:
-        """Make a data file of a draft, of a new version. FileExistsError when there is one."""
+        """Makes a draft the data file of a new version. FileExistsError when there is one."""
         self._make_directory(ino)
         os.link(
             _draft(ino, version),
@@ -206,13 +208,12 @@ class DataFiles:
         self.drop_draft(ino, version)
 
     def drop_draft(self, ino: int, version: int) -> None:
-        """It was named, or is not wanted."""
+        """Drops a draft that was named, or is not wanted."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_draft(ino, version), dir_fd=self._directory)
 
     def replace_version(self, ino: int, version: int, new: int) -> None:
-        """Give a data file the name of a new version instead of its own, in place of the data file
-        that has it."""
+        """Renames a data file to a new version, replacing the data file of that name."""
         os.rename(
             _relative(ino, version),
             _relative(ino, new),
@@ -221,7 +222,7 @@ class DataFiles:
         )
 
     def add_version(self, ino: int, version: int, new: int) -> None:
-        """Give a data file a second name, that of a new version of its content. FileNotFoundError
+        """Gives a data file a second name, that of a new version of its content. FileNotFoundError
         when there is no such data file, FileExistsError when there is one of the new version."""
         os.link(
             _relative(ino, version),
@@ -231,10 +232,10 @@ class DataFiles:
         )
 
     def renew(self, ino: int, version: int, copy: Callable[[int, int], object]) -> None:
-        """Give this version another data file in place of the one that has its name, and which
-        whoever has it open keeps: what `copy` (source, target) makes of that, on disk when this
-        returns, with its times and its description. A kill leaves the one or the other.
-        FileNotFoundError when there is none."""
+        """Gives this version another data file in place of the present one, which a process that
+        has it open keeps: the result of `copy` (source, target), on disk when this returns, with
+        the same times and description. A kill leaves the one or the other. FileNotFoundError when
+        there is none."""
         source = self.open(ino, version, os.O_RDONLY | os.O_NOATIME)
         name = f"{_ARRIVING}/{ino:016x}.{version:x}.copy"
         try:
@@ -265,18 +266,18 @@ class DataFiles:
         sync_directory(Path(self.path(ino, version)).parent)
 
     def sync_name(self, ino: int, version: int) -> None:
-        """A data file that is there survives power loss under this name when this returns.
-        FileNotFoundError when there is none."""
+        """Makes a data file's name survive power loss. FileNotFoundError when there is none."""
         self.stat(ino, version)
         sync_directory(Path(self.root, f"{ino >> 10 & 0xFFF:03x}"))
 
     def open(self, ino: int, version: int, flags: int) -> int:
-        """A new descriptor of an existing data file. Raises as `beneath.open_file`."""
+        """Returns a new descriptor of an existing data file. Raises what `beneath.open_file`
+        raises."""
         name = f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}"
         return open_file(self._directory, name, flags, self._owners)
 
     def open_unseen(self, ino: int, version: int) -> int:
-        """As `open`, to read all of it for checksums: it never waits (O_NONBLOCK), and the access
+        """Like `open`, to read all of it for checksums: it never waits (O_NONBLOCK), and the access
         time stays that of the file's readers."""
         flags = os.O_RDONLY | os.O_NONBLOCK
         try:
@@ -285,15 +286,15 @@ class DataFiles:
             return self.open(ino, version, flags)
 
     def stat(self, ino: int, version: int) -> os.stat_result:
-        """The data file's own attributes. FileNotFoundError when there is none."""
+        """Returns the data file's own attributes. FileNotFoundError when there is none."""
         return os.lstat(f"{ino >> 10 & 0xFFF:03x}/{ino:016x}.{version:x}", dir_fd=self._directory)
 
     def is_ours(self, found: os.stat_result) -> bool:
-        """Whether a file of these attributes is opened as a data file."""
+        """Returns whether a file with these attributes is opened as a data file."""
         return stat.S_ISREG(found.st_mode) and found.st_uid in self._owners
 
     def medium(self, ino: int, version: int) -> str:
-        """The medium of a data file, as namespaces name it; empty when there is none."""
+        """Returns the medium of a data file, as namespaces name it; empty when there is none."""
         try:
             self.stat(ino, version)
         except FileNotFoundError:
@@ -301,8 +302,8 @@ class DataFiles:
         return "ssd"
 
     def unlink(self, ino: int, version: int) -> bool:
-        """Remove a data file; whether it was there. Its space is free once nobody has it open or
-        mapped.
+        """Removes a data file, and returns whether it existed. Its space is free once nobody has it
+        open or mapped.
 
         The time grows with the size (ext4: about 1 ms for 64 MiB): large files are for a worker
         thread.
@@ -314,27 +315,27 @@ class DataFiles:
         return True
 
     def quarantine(self, ino: int, version: int, reason: Reason) -> str | None:
-        """Move a data file into quarantine, for who wants to look at it; its path there, None when
-        it is gone. A process that has it open keeps it."""
+        """Moves a data file into quarantine, where it can be examined, and returns its path there;
+        None when it is gone. A process that has it open keeps it."""
         source = f"{self.root}/{_relative(ino, version)}"
         return quarantine_directory.enter(self.root, source, ino, version, reason)
 
     def quarantined(self) -> Iterator[Quarantined]:
-        """All that is in quarantine, in no order."""
+        """Yields everything in quarantine, in no order."""
         return quarantine_directory.entries(self.root)
 
     def quarantine_stamp(self) -> int:
-        """Another number after each change of what is in quarantine."""
+        """Returns another number after each change of the quarantine."""
         return quarantine_directory.stamp(self.root)
 
     def restore(self, entry: Quarantined) -> None:
-        """Give a data file in quarantine its name back. FileExistsError where there is one of that
+        """Gives a data file in quarantine its name back. FileExistsError if there is one of that
         name."""
         self._make_directory(entry.ino)
         quarantine_directory.leave(entry, f"{self.root}/{_relative(entry.ino, entry.version)}")
 
     def tmpfile(self) -> int:
-        """A descriptor of a data file that never has a name: gone when closed."""
+        """Returns a descriptor of a data file that never has a name: gone when closed."""
         flags = os.O_RDWR
         try:
             return create_file(self._directory, ".", flags | os.O_TMPFILE)
@@ -344,8 +345,8 @@ class DataFiles:
             return self._unnamed()
 
     def scan(self) -> Iterator[tuple[int, int]]:
-        """(inode number, version) of every data file, one directory after the other, in no order
-        within one.
+        """Yields (inode number, version) of every data file, one directory after the other, in no
+        order within one.
 
         Names that no data file can have are skipped; see `strangers`.
         """
@@ -356,7 +357,7 @@ class DataFiles:
                     yield parsed
 
     def strangers(self) -> Iterator[str]:
-        """Paths below the data directory that are no data files."""
+        """Yields paths below the data directory that are no data files."""
         known = set(self._directories())
         ours = {_ARRIVING, quarantine_directory.DIRECTORY, quarantine_directory.FORMER}
         for name in sorted(set(os.listdir(self.root)) - known - ours):
@@ -398,7 +399,8 @@ def _draft(ino: int, version: int) -> str:
 
 
 def parse_name(name: str) -> tuple[int, int] | None:
-    """(inode number, version) from the last part of a data file's name, None when it is not one."""
+    """Returns (inode number, version) from the last part of a data file's name, None if it is not
+    one."""
     ino, dot, version = name.partition(".")
     if len(ino) != 16 or not dot or not version:
         return None
@@ -410,8 +412,8 @@ def parse_name(name: str) -> tuple[int, int] | None:
 
 
 def describe(fd: int, description: Description) -> bool:
-    """Write what the file says about itself, as much as has room; False on a filesystem that keeps
-    no extended attributes, where a lost engine cannot be rebuilt. Changes the data file's ctime."""
+    """Writes the file's description of itself, as much as fits; False on a filesystem without
+    extended attributes, where a lost engine cannot be rebuilt. Changes the data file's ctime."""
     try:
         os.setxattr(fd, _ATTRIBUTE, _encode(fitting(description)))
     except OSError as error:
@@ -422,7 +424,8 @@ def describe(fd: int, description: Description) -> bool:
 
 
 def fitting(description: Description) -> Description:
-    """As much of it as has room: without its other paths, then without attributes too."""
+    """Returns as much of the description as fits: without its other paths, then without attributes
+    too."""
     if len(description.path) > _HINT_LIMIT_BYTES:
         description = msgspec.structs.replace(description, path=b"", others=[])
     if len(_encode(description)) > _DESCRIPTION_LIMIT_BYTES:
@@ -433,7 +436,7 @@ def fitting(description: Description) -> Description:
 
 
 def copy_description(source: int, target: int) -> None:
-    """A copy says the same of itself, where both filesystems keep it."""
+    """Copies the description to a copy of the file, if both filesystems keep it."""
     try:
         os.setxattr(target, _ATTRIBUTE, os.getxattr(source, _ATTRIBUTE))
     except OSError as error:
@@ -442,7 +445,7 @@ def copy_description(source: int, target: int) -> None:
 
 
 def description(fd: int) -> Description | None:
-    """The file's description of itself; None when there is none that can be understood."""
+    """Returns the file's description of itself; None if there is none that can be understood."""
     try:
         return _decode(os.getxattr(fd, _ATTRIBUTE))
     except (OSError, msgspec.MsgspecError):

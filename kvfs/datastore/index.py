@@ -1,5 +1,5 @@
-"""The node's own index of its data files: chunk checksums, what they take of its disk, and in which
-order they were last used.
+"""The node's own index of its data files: chunk checksums, the space that they take of its disk,
+and the order in which they were last used.
 
 | key | value |
 |---|---|
@@ -15,7 +15,7 @@ Invariants
   kill loses at most those: an access clock, or the entry of a file that is not sealed, which the
   sealer adds again.
 - `store` and `remove` have survived a kill when they return, as far as the engine's commits do.
-- Nothing here knows names, or whether a file may be evicted.
+- This module knows no names, and not whether a file may be evicted.
 """
 
 import logging
@@ -50,10 +50,10 @@ class Table(Protocol):
     """An ordered map of this node: a database of the embedded engine, or the model in memory."""
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` on a read-only view, at once."""
+        """Runs `fn` on a read-only view, at once."""
 
     def transact_now(self, fn: Callable[[Transaction], T]) -> T:
-        """Run `fn` and commit, at once."""
+        """Runs `fn` and commits, at once."""
 
 
 class IndexEntry(msgspec.Struct, array_like=True, kw_only=True):
@@ -61,12 +61,12 @@ class IndexEntry(msgspec.Struct, array_like=True, kw_only=True):
 
     version: int
     clock: int
-    """When it was last used, in nanoseconds since the epoch."""
+    """Time of the last use, in nanoseconds since the epoch."""
     chunks: bytes = b""
     """The xxh3-128 of each chunk, one after the other; empty until sealed."""
     blocks: int = 0
     """Blocks that it takes of the disk, of 512 bytes each, when it was published, sealed or
-    brought."""
+    fetched."""
 
 
 class Sealed(NamedTuple):
@@ -100,26 +100,26 @@ class Index:
         self._added: dict[int, _Added] = {}
 
     def touch(self, ino: int) -> None:
-        """The file was just used. Nothing happens to a file that is not in the index."""
+        """Notes that the file was just used. Does nothing for a file that is not in the index."""
         self._touched[ino] = time.time_ns()
         if len(self._touched) >= _GATHERED_LIMIT:
             self._flush_or_forget()
 
     def add(self, ino: int, version: int, blocks: int = 0) -> None:
-        """The file was published: from now on it has a place in the access order."""
+        """Gives a published file a place in the access order."""
         self._added[ino] = _Added(version, blocks)
         self._touched[ino] = time.time_ns()
         if len(self._touched) >= _GATHERED_LIMIT:
             self._flush_or_forget()
 
     def add_missing(self, ino: int, version: int, blocks: int = 0) -> None:
-        """As `add`, for a file that may be in the index already: then its place stays."""
+        """Like `add`, for a file that may be in the index already: then its place stays."""
         entry = self.get(ino)
         if ino not in self._added and (entry is None or entry.version != version):
             self.add(ino, version, blocks)
 
     def store(self, sealed: Iterable[Sealed]) -> None:
-        """These files were sealed, or came whole from another node."""
+        """Stores files that were sealed, or came whole from another node."""
         now = time.time_ns()
 
         def fn(t: Transaction) -> None:
@@ -134,8 +134,8 @@ class Index:
         self._table.transact_now(fn)
 
     def used_bytes(self) -> dict[int, int]:
-        """Bytes of this node's disk that the data files of each namespace take. A file that was
-        published anew in the last second may count twice."""
+        """Returns the bytes of this node's disk that the data files of each namespace take. A file
+        that was published anew in the last second may count twice."""
         used = self._table.read_now(_all_sums)
         for ino, added in self._added.items():
             namespace_id = namespace_of(ino)
@@ -143,12 +143,12 @@ class Index:
         return used
 
     def get(self, ino: int) -> IndexEntry | None:
-        """The entry of the file, as last written."""
+        """Returns the entry of the file, as last written."""
         return self._table.read_now(lambda t: _get(t, ino))
 
     def remove(self, inos: Iterable[int]) -> None:
-        """These files have gone. Call before their records are dropped: a kill between leaves
-        records, which are found again, and not index entries, which are not."""
+        """Removes files that have gone. Call it before their records are dropped: a kill between
+        leaves records, which are found again, and not index entries, which are not."""
         gone = list(inos)
         for ino in gone:
             self._touched.pop(ino, None)
@@ -167,8 +167,8 @@ class Index:
         self._table.transact_now(fn)
 
     def coldest(self, namespace_id: int, limit: int) -> list[tuple[int, int]]:
-        """(clock, inode) of the files of a namespace used longest ago, at most `limit`, coldest
-        first."""
+        """Returns (clock, inode) of the files of a namespace used longest ago, at most `limit`,
+        coldest first."""
         found = self._coldest(namespace_id, limit)
         if len(found) < limit and self._touched:
             self.flush(_BATCH)
@@ -191,7 +191,7 @@ class Index:
         return self._table.read_now(fn)
 
     def flush(self, limit: int | None = None) -> None:
-        """Write what was gathered, the oldest first, at most `limit` files."""
+        """Writes the gathered changes, the oldest first, at most `limit` files."""
         batch = list(self._touched.items())[:limit]
         if not batch:
             return
@@ -208,7 +208,7 @@ class Index:
             self._added.pop(ino, None)
 
     async def run(self) -> None:
-        """Write what was gathered every second, until cancelled."""
+        """Writes the gathered changes every second, until cancelled."""
         while True:
             await trio.sleep(_FLUSH_PERIOD_S)
             for _ in range(0, len(self._touched), _BATCH):
@@ -216,7 +216,7 @@ class Index:
                 await trio.lowlevel.checkpoint()
 
     def _flush_or_forget(self) -> None:
-        """Write one batch; where the engine cannot (a full disk), forget it: clocks are worth no
+        """Writes one batch, or forgets it if the engine cannot (a full disk): clocks are worth no
         failed open."""
         try:
             self.flush(_BATCH)
@@ -227,7 +227,7 @@ class Index:
                 self._added.pop(ino, None)
 
     def entries(self, start: int = 0, limit: int = _PAGE) -> list[tuple[int, IndexEntry]]:
-        """(inode, entry) in ascending order from inode `start`, at most `limit`."""
+        """Returns (inode, entry) in ascending order from inode `start`, at most `limit`."""
         first = b"f" + keys.pack_u64(start)
 
         def fn(t: Transaction) -> list[tuple[int, IndexEntry]]:
@@ -241,7 +241,8 @@ class Index:
         return self._table.read_now(fn)
 
     def scrubbing_from(self) -> int:
-        """The point where the scrubber goes on: the least inode that it has not looked at."""
+        """Returns the point where the scrubber goes on: the least inode that it has not
+        examined."""
         value = self._table.read_now(lambda t: t.get(_SCRUBBING))
         return keys.unpack_u64(value) if value else 0
 
@@ -250,19 +251,20 @@ class Index:
         self._table.transact_now(lambda t: t.put(_SCRUBBING, keys.pack_u64(ino)))
 
     def disorder(self) -> Iterator[tuple[int, int]]:
-        """(clock, inode) of `l` keys without their entry, or another clock in it: read page by page
-        for `fsck`."""
+        """Yields (clock, inode) of `l` keys whose entry is missing or has another clock: read page
+        by page for `fsck`."""
         start = b"l"
         while start:
             start, wrong = self._table.read_now(partial(_wrong_order, start=start))
             yield from wrong
 
     def unordered(self, ino: int, entry: IndexEntry) -> bool:
-        """Whether the entry lacks its place in the access order."""
+        """Returns whether the entry lacks its place in the access order."""
         return self._table.read_now(lambda t: t.get(_order_key(ino, entry.clock)) is None)
 
     def restore_order(self, ino: int, clock: int) -> None:
-        """Repair: drop a wrong `l` key and give the entry, if there is one, its own."""
+        """Repairs the order: drops a wrong `l` key and gives the entry, if there is one, its
+        own."""
 
         def fn(t: Transaction) -> None:
             t.delete(_order_key(ino, clock))
@@ -338,7 +340,7 @@ def _touch(t: Transaction, ino: int, clock: int, added: _Added | None, sums: _Su
 
 
 def _wrong_order(t: Transaction, start: bytes) -> tuple[bytes, list[tuple[int, int]]]:
-    """The wrong keys of one page, and where the next begins (empty: nowhere)."""
+    """Returns the wrong keys of one page, and the beginning of the next (empty: none)."""
     wrong: list[tuple[int, int]] = []
     for read, (key, _) in enumerate(t.scan(start, b"m")):
         if read == _PAGE:

@@ -1,24 +1,25 @@
-"""The directories that the kernel may know by the node's mount, told to every process of the store.
+"""The directories that the kernel may know by the node's mount, shared with every process of the
+store.
 
-A process that changes names behind the mount's back asks here whether anybody could have seen them:
-under a directory that no kernel knows there is no name, no absent name, no listing and no attribute
-to be forgotten. So a commit there costs no round trip to the node.
+A process that changes names behind the mount's back asks here whether any program could have seen
+them: under a directory that no kernel knows there is no name, no absent name, no listing and no
+attribute to be forgotten. So a commit there costs no round trip to the node.
 
-A file of counters, mapped by all: a directory counts in the slot of its inode number. The node
-counts it before a reply first names it to the kernel, and takes it back when the kernel forgets it
-(FORGET) or the mount has gone.
+It is a file of counters, mapped by all: a directory counts in the slot of its inode number. The
+node counts it before a reply first names it to the kernel, and takes it back when the kernel
+forgets it (FORGET) or the mount has gone.
 
-Why nobody sees what was there before. The node counts a directory, and reads what it replies, in
-one turn of the engine's only writer lock (`Engine.transact`); a process that changes names looks at
-the counter in the turn in which it changes them. Its turn comes first: then the node reads the
-change. Or the node's does: then the counter is seen, the lock having ordered both. There is no
-third case, however the processors order memory. Once counted, a directory is read without the lock:
-whoever changes it sees the counter and tells the node after the commit.
+Why no stale reply can occur: the node counts a directory, and reads what it replies, in one turn of
+the engine's only writer lock (`Engine.transact`); a process that changes names looks at the counter
+in the turn in which it changes them. If its turn comes first, the node reads the change. If the
+node's does, the process sees the counter, as the lock orders both. There is no third case, however
+the processors order memory. Once counted, a directory is read without the lock: a process that
+changes it sees the counter and tells the node after the commit.
 
 Invariants
-- Before the file is there, and while no node serves, every directory counts as known. A node that
-  was killed leaves its counts: too many, which cost round trips and no more. The next one, whose
-  mount is not made yet, begins anew in the same file.
+- Before the file exists, and while no node serves, every directory counts as known. A node that was
+  killed leaves its counts: too many, which cost only round trips. The next one, whose mount is not
+  made yet, begins anew in the same file.
 - A process that finds no file, or one of another size, takes every directory for known.
 - Directories may share a slot. The root is always known.
 """
@@ -36,15 +37,16 @@ _HEADER: Final = 16
 """Words before the slots; the first says whether a node serves."""
 _SIZE: Final = 4 * (_HEADER + _SLOTS)
 _SPREAD: Final = 0x9E37
-"""Directories of different namespaces have the same low bits."""
+"""Spreads directories of different namespaces, which have the same low bits."""
 
 
 class KnownDirectories:
     """Written by the node alone, from its event loop."""
 
     def __init__(self, path: Path) -> None:
-        """None but the root, and a node serves. Call before the engine's first transaction of the
-        node. Raises OSError: on a full disk too, where a page without a block were a SIGBUS."""
+        """Marks only the root as known, and the node as serving. Call it before the engine's first
+        transaction of the node. Raises OSError: on a full disk too, where a page without a block
+        would be a SIGBUS."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, _SIZE)
@@ -63,25 +65,25 @@ class KnownDirectories:
         return ino in self._inos
 
     def add(self, ino: int) -> None:
-        """Call in a transaction that changes the engine or could, in which what is replied of the
-        directory is read."""
+        """Counts a directory. Call it in a transaction that changes the engine or could, in which
+        the reply about the directory is read."""
         if ino not in self._inos:
             self._inos.add(ino)
             self._words[_slot(ino)] += 1
 
     def forget(self, ino: int) -> None:
-        """The kernel knows it no more; nothing where it is no directory."""
+        """Notes that the kernel knows it no more; does nothing if it is no directory."""
         if ino in self._inos and ino != ROOT_INODE:
             self._inos.remove(ino)
             self._words[_slot(ino)] -= 1
 
     def forget_all(self) -> None:
-        """The mount has gone."""
+        """Notes that the mount has gone."""
         for ino in list(self._inos):
             self.forget(ino)
 
     def close(self) -> None:
-        """No node serves any more; idempotent."""
+        """Notes that no node serves any more; idempotent."""
         if not self._map.closed:
             self._words[0] = 0
             self._words.release()
@@ -94,25 +96,25 @@ class Known:
     def __init__(self, path: Path) -> None:
         self._path = os.fspath(path)
         self._seen: tuple[tuple[int, int], memoryview] | None = None
-        """The file (device, inode), and what it is mapped to."""
+        """The file (device, inode), and its mapping."""
 
     def close(self) -> None:
-        """Let go of the file: a store in use keeps its filesystem mounted. Idempotent."""
+        """Lets go of the file: a store in use keeps its filesystem mounted. Idempotent."""
         self._seen = None
 
     def __contains__(self, ino: int) -> bool:
         return self.any_of((ino,))
 
     def any_of(self, inos: Iterable[int]) -> bool:
-        """Whether a kernel may know one of these directories. Call in the transaction that changes
-        them."""
+        """Returns whether a kernel may know one of these directories. Call in the transaction that
+        changes them."""
         words = self._current()
         return words is None or not words[0] or any(words[_slot(ino)] for ino in inos)
 
     def _current(self) -> memoryview | None:
-        """The counters of the file that is there now: somebody may have tidied up between two
-        nodes, and a mapping of a killed one's file is counted no more. None while no node of this
-        store ever ran, or it was another user's."""
+        """Returns the counters of the present file: it may have been removed between two nodes, and
+        a mapping of a killed one's file is no longer counted in. None while no node of this store
+        ever ran, or it was another user's."""
         try:
             found = os.stat(self._path)
             if found.st_size != _SIZE:

@@ -1,12 +1,12 @@
-"""The store directory: what lies where, who may use it, and whether it was left in order.
+"""The store directory: the places of its parts, who may use it, and whether it was left in order.
 
-| name | what |
+| name | content |
 |---|---|
 | `format` | JSON: format version, store and node id; its presence makes the directory a store |
 | `lock` | flock held by the daemon, its pid inside |
 | `meta/` | the embedded engine |
 | `data/xxx/` | data files, 4,096 directories made when first needed |
-| `run/` | control socket, log, what processes tell each other: `known`, `heard`, `gone` |
+| `run/` | control socket, log, files shared between processes: `known`, `heard`, `gone` |
 | `clean` | there while no daemon runs and the last one stopped in order |
 | `recovered` | id of the boot in which data files and records were last known to agree |
 | `node`, `cluster.key` | which node of a cluster it is, the cluster's secrets |
@@ -16,8 +16,8 @@ Invariants
   ours and is refused.
 - It belongs to root or to the user of its node, and nobody else may write in it or in a directory
   above it (`kernel.ownership`).
-- Everything is for the owner alone (0700, 0600): data files carry no permission bits of the files
-  they hold.
+- Everything is for the owner alone (0700, 0600): data files do not carry the permission bits of the
+  files they hold.
 """
 
 import contextlib
@@ -53,8 +53,8 @@ FORMAT: Final = 1
 _FORMAT_DRAFT: Final = ".format.new"
 _RECOVERED_DRAFT: Final = ".recovered.new"
 _IGNORED: Final = frozenset({"lost+found", _FORMAT_DRAFT, "lock"})
-"""Names that do not make a directory somebody else's: a filesystem's own, our first step when it
-was cut short, and what `remove_unused` leaves when that is."""
+"""Names that do not make a directory another program's: a filesystem's own, our first step when it
+was cut short, and what `remove_unused` leaves when it was."""
 
 
 _MADE: Final = (
@@ -93,7 +93,7 @@ class Store:
         self._lock_fd = -1
 
     def lock(self) -> None:
-        """Become the daemon of this store until `unlock` or the end of the process.
+        """Makes this process the daemon of this store until `unlock` or its end.
 
         Raises Busy, naming the process that holds the store, and ReadOnly.
         """
@@ -111,26 +111,26 @@ class Store:
         self._lock_fd = fd
 
     def place(self) -> str:
-        """Identifies the directory on this host, as long as the host runs: a copy is another, the
-        same under another path is not. Raises OSError."""
+        """Returns an identity of the directory on this host, valid as long as the host runs: a copy
+        is another, the same under another path is not. Raises OSError."""
         stat = os.stat(self.root)
         return f"{stat.st_dev:x}.{stat.st_ino:x}"
 
     def unlock(self) -> None:
-        """Let others lock the store; idempotent."""
+        """Lets others lock the store; idempotent."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
     def mark_clean(self) -> None:
-        """Say that the store is in order. Call last, after the engine was synced."""
+        """Marks the store as left in order. Call it last, after the engine was synced."""
         with open(self._clean, "wb") as file:
             os.fsync(file.fileno())
         private_file.sync_directory(self.root)
 
     def take_clean(self) -> bool:
-        """Whether the last daemon stopped in order; from now on it counts as running. Needs the
-        lock."""
+        """Returns whether the last daemon stopped in order; from now on it counts as running. Needs
+        the lock."""
         try:
             os.unlink(self._clean)
         except FileNotFoundError:
@@ -139,14 +139,15 @@ class Store:
         return True
 
     def recovered_boot(self) -> int:
-        """The boot given to the last `mark_recovered`; 0: never."""
+        """Returns the boot given to the last `mark_recovered`; 0: never."""
         try:
             return int(self._recovered.read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):
             return 0
 
     def mark_recovered(self, boot: int) -> None:
-        """Say that in this boot data files and records agree, but for what the engine lists."""
+        """Records that in this boot data files and records agree, except for what the engine
+        lists."""
         private_file.replace(self._recovered, b"%d" % boot, _RECOVERED_DRAFT)
 
 
@@ -160,8 +161,8 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def open_store(path: Path) -> Store:
-    """The store in `path`. Raises NotFound, AccessDenied (the caller may not enter it, or somebody
-    else could change it), Invalid (somebody else's directory), Corrupt."""
+    """Returns the store in `path`. Raises NotFound, AccessDenied (the caller may not enter it, or
+    somebody else could change it), Invalid (another program's directory), Corrupt."""
     root = path.absolute()
     try:
         _require_ours(root)
@@ -198,7 +199,7 @@ def _require_ours(root: Path) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a node holds the lock file of a store."""
+    """Returns whether a node holds the lock file of a store."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -213,7 +214,7 @@ def is_locked(path: Path) -> bool:
 
 
 def create_store(path: Path) -> Store:
-    """The store in `path`, made first where the directory is missing or empty; idempotent.
+    """Returns the store in `path`, made first if the directory is missing or empty; idempotent.
 
     Raises Invalid for a directory that holds anything else, ReadOnly, NoSpace.
     """
@@ -226,8 +227,8 @@ def create_store(path: Path) -> Store:
 
 
 def remove_unused(path: Path) -> None:
-    """Take away a store that never held a file, all but its directory: for a start that failed. It
-    stays where somebody uses it, or where there is a data file."""
+    """Removes a store that never held a file, all but its directory: for a start that failed. It
+    stays if it is in use, or if there is a data file."""
     root = path.absolute()
     with contextlib.suppress(OSError, KvfsError):
         (root / _FORMAT_DRAFT).unlink(missing_ok=True)
@@ -261,16 +262,16 @@ def _require_empty(root: Path) -> None:
 
 
 def _make_private(root: Path) -> None:
-    """Close an empty directory to others. One that is sticky is meant for others, and is refused
-    where it is looked at."""
+    """Closes an empty directory to others. A sticky one is meant for others, and is refused when it
+    is examined."""
     found = os.stat(root)
     if found.st_uid == os.geteuid() and not found.st_mode & stat.S_ISVTX:
         os.chmod(root, 0o700)
 
 
 def be_new_node(store: Store) -> None:
-    """Makes the store a node that its cluster has never seen, from the next time that it is opened:
-    its mirror of the metadata goes. Needs the lock. Raises OSError."""
+    """Makes the store a node that its cluster has never seen, from its next opening on: its
+    metadata replica goes. Needs the lock. Raises OSError."""
     shutil.rmtree(store.meta)
     _identify(store.root, store.identity.store)
 
@@ -287,7 +288,7 @@ def _make_directories(store: Store) -> None:
 
 
 def _spread(data: Path) -> None:
-    """Ask ext4 to give each directory in `data` a block group of its own (chattr +T).
+    """Asks ext4 to give each directory in `data` a block group of its own (chattr +T).
 
     ext4 does not use an inode again for some minutes after its deletion and looks past every such
     one when it makes a file in the same group: under churn a create costs 16 to 27 us with this
@@ -323,7 +324,7 @@ def _foreign(root: Path, name: str) -> Invalid:
 
 
 def guarded(root: Path, step: Callable[[], T]) -> T:
-    """Run a step that writes, with the system's refusals translated."""
+    """Runs a step that writes, with the system's refusals translated."""
     try:
         return step()
     except OSError as error:
@@ -331,8 +332,8 @@ def guarded(root: Path, step: Callable[[], T]) -> T:
 
 
 def translate(error: OSError, root: Path) -> KvfsError:
-    """The domain error for what the system refused in a store directory; `error` itself has no KVFS
-    meaning otherwise."""
+    """Returns the domain error for a refusal of the system in a store directory; `error` itself if
+    it has no KVFS meaning."""
     if error.errno == errno.EROFS:
         return ReadOnly(f"the store {root} is on a read-only filesystem: remount it read-write")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

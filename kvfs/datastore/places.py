@@ -1,17 +1,17 @@
 """The places of data files beside the store's own directory: memory (tmpfs), further disks,
 directories that several nodes share.
 
-| file in the store | what |
+| file in the store | content |
 |---|---|
-| `places` | JSON: the places, as the node's last start was told them |
+| `places` | JSON: the places, as given to the node's last start |
 | `run/targets` | JSON: by namespace, the place where new files go now; renewed every second |
 
 Invariants
-- A place belongs to one store (a shared one to one cluster): it bears a mark, and one of another,
-  or a directory with anything else in it, is refused. So is one that somebody else owns, may write
-  in or could replace, but for the owner that a shared one declares (`kernel.ownership`).
-- A place that the settings do not name any more is refused while data files lie in it.
-- A process that does not hear of targets for five seconds makes files in the store's own directory.
+- A place belongs to one store (a shared one to one cluster): it bears a mark. One with another's
+  mark, or a directory with anything else in it, is refused. So is one that anyone else owns, may
+  write in or could replace, except the owner that a shared one declares (`kernel.ownership`).
+- A place that the settings no longer name is refused while data files lie in it.
+- A process that gets no targets for five seconds makes files in the store's own directory.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ class _Mark(msgspec.Struct):
 
 
 def prepare(store: Store, places: Sequence[Place], owner: str) -> None:
-    """Make the directories that are missing, mark them, and tell other processes of the store.
+    """Makes the missing directories, marks them, and tells other processes of the store.
 
-    `owner`: the store or cluster whose the shared ones are. Raises ConfigError, Invalid, ReadOnly,
+    `owner`: the store or cluster that owns the shared ones. Raises ConfigError, Invalid, ReadOnly,
     NoSpace, AccessDenied (somebody else owns one, or may write in it), Corrupt, NotSupported."""
     roots = [place.root for place in places]
     if len(set(roots)) < len(roots) or os.fspath(store.data) in roots:
@@ -62,7 +62,7 @@ def prepare(store: Store, places: Sequence[Place], owner: str) -> None:
 
 
 def known(store: Store) -> list[Place]:
-    """The places as the last start was told them. Raises Corrupt."""
+    """Returns the places as given to the last start. Raises Corrupt."""
     try:
         return _decode_places((store.root / "places").read_bytes())
     except FileNotFoundError:
@@ -81,8 +81,8 @@ def _told_before(store: Store) -> list[Place]:
 
 
 def boot_of(store: Store) -> int:
-    """The running boot, as the disks of the store see it: another one once one of them was
-    unmounted. What is in memory, or others' as well, has no part in it. Raises OSError."""
+    """Returns the running boot, as the disks of the store see it: another one once one of them was
+    unmounted. Places in memory, or shared with others, do not count. Raises OSError."""
     tiers = [place.root for place in known(store) if place.medium == "ssd"]
     return boot.boot_of(store.meta, store.data, *filter(os.path.exists, tiers))
 
@@ -118,19 +118,19 @@ def _read_mark(root: Path) -> _Mark:
 
 
 def owners_of(place: Place) -> frozenset[int]:
-    """The users that may own the place and its files."""
+    """Returns the users that may own the place and its files."""
     return trusted(place.owner)
 
 
 def require(place: Place, *, make: bool = False) -> None:
-    """Raises as `ownership.require_directory`."""
+    """Raises what `ownership.require_directory` raises."""
     what = "the shared directory" if place.is_shared else "the tier"
     require_directory(Path(place.root), what, owners_of(place), make=make)
 
 
 def _mark(root: Path, owner: str) -> None:
-    """Raises FileExistsError where it has a mark, of whomever; Invalid where other files are
-    there."""
+    """Marks a place. Raises FileExistsError if it has a mark, of any owner; Invalid if other files
+    are there."""
     if not (root / MARK).exists() and (others := os.listdir(root)):
         raise Invalid(f"{root} holds files that are not of KVFS ('{min(others)}' for one)")
     draft = root / f".{MARK}.{os.getpid()}"
@@ -146,14 +146,15 @@ def _mark(root: Path, owner: str) -> None:
 
 
 def _holds_data(root: str) -> bool:
-    """A quarantine counts: what is in it may be the last copy of a file."""
+    """Returns whether the place holds data files. A quarantine counts: a file in it may be the last
+    copy."""
     return any(Path(root).glob("???/*")) or any(
         Path(root, quarantine_directory.DIRECTORY).glob("*")
     )
 
 
 def write_targets(store: Store, targets: dict[int, str]) -> None:
-    """Writes by namespace id the root of the place where its new files go now. Nobody needs it
+    """Writes the root of the place where the new files of each namespace id go now. Nobody needs it
     after a power cut."""
     path = store.run / "targets"
     draft = path.with_name(f".{path.name}.new")

@@ -1,12 +1,12 @@
-"""The quarantine of one directory of data files: what no record names, or what is damaged, apart
-from the others until an administrator removes it.
+"""The quarantine of one directory of data files: files that no record names, or that are damaged,
+apart from the others until an administrator removes them.
 
 `quarantine/<inode>.<version>.<since>.<reason>`; since: nanoseconds since the epoch.
 
 Invariants
 - A data file enters by one rename and leaves by a link and an unlink, all within its filesystem: a
   kill or a power cut at any point loses nothing.
-- Nothing in it is overwritten, and nothing but `kvfs quarantine --empty` removes from it.
+- Nothing in it is overwritten, and only `kvfs quarantine --empty` removes from it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ time nor reason."""
 
 
 class Reason(Enum):
-    """Why a data file is in quarantine."""
+    """The reason why a data file is in quarantine."""
 
     UNNAMED = "unnamed"
     """No record names it."""
@@ -42,7 +42,7 @@ class Quarantined(NamedTuple):
     ino: int
     version: int
     since_ns: int
-    """Since the epoch."""
+    """The time since when it is there, since the epoch."""
     reason: Reason
     size_bytes: int
     used_bytes: int
@@ -54,8 +54,8 @@ class Quarantined(NamedTuple):
 
 
 def enter(root: str, source: str, ino: int, version: int, reason: Reason) -> str | None:
-    """Move a data file (`source`: its path) into quarantine; its path there, None when it is gone.
-    A process that has it open keeps it."""
+    """Moves a data file (`source`: its path) into quarantine, and returns its path there; None when
+    it is gone. A process that has it open keeps it."""
     os.makedirs(f"{root}/{DIRECTORY}", 0o700, exist_ok=True)
     target = f"{root}/{DIRECTORY}/{_name(ino, version, time.time_ns(), reason)}"
     try:
@@ -66,13 +66,13 @@ def enter(root: str, source: str, ino: int, version: int, reason: Reason) -> str
 
 
 def leave(entry: Quarantined, target: str) -> None:
-    """Move it back, to the path `target`. FileExistsError where there is a data file."""
+    """Moves it back, to the path `target`. FileExistsError if there is a data file."""
     os.link(entry.path, target)
     os.unlink(entry.path)
 
 
 def entries(root: str) -> Iterator[Quarantined]:
-    """All that is in quarantine, in no order."""
+    """Yields everything in quarantine, in no order."""
     _take_over(root)
     try:
         names = os.listdir(f"{root}/{DIRECTORY}")
@@ -90,7 +90,8 @@ def entries(root: str) -> Iterator[Quarantined]:
 
 
 def stamp(root: str) -> int:
-    """Another number after each change of what `entries` lists; 0 while there is no quarantine."""
+    """Returns another number after each change of what `entries` lists; 0 while there is no
+    quarantine."""
     try:
         return os.stat(f"{root}/{DIRECTORY}").st_mtime_ns
     except FileNotFoundError:
@@ -98,7 +99,7 @@ def stamp(root: str) -> int:
 
 
 def _take_over(root: str) -> None:
-    """Move what an earlier version of KVFS found damaged here."""
+    """Moves the files here that an earlier version of KVFS found damaged."""
     try:
         names = os.listdir(f"{root}/{FORMER}")
     except FileNotFoundError:
@@ -119,7 +120,7 @@ def _name(ino: int, version: int, since_ns: int, reason: Reason) -> str:
 
 
 def _parse(name: str) -> tuple[int, int, int, Reason] | None:
-    """None: it is no data file in quarantine."""
+    """Returns the parts of a name; None: it is no data file in quarantine."""
     try:
         ino, version, since_ns, reason = name.split(".")
         parsed = int(ino, 16), int(version, 16), int(since_ns), Reason(reason)

@@ -1,12 +1,13 @@
-"""Why names went, remembered for every process of the store: a file of words, mapped by all.
+"""The reasons why names went, remembered for every process of the store: a file of words, mapped by
+all.
 
 A process that removes names for a reason writes it here; one that misses a name finds it here,
-without asking the node. What a word means is in `policy.miss_reasons`.
+without asking the node. `policy.miss_reasons` explains the words.
 
 Invariants
-- Where there is no such file, or one of another size, a process remembers what it did itself.
-- The file outlives the node: inode numbers are never used again, so what it says stays true. Words
-  that a power cut garbled fit no name.
+- If there is no such file, or one of another size, a process remembers what it did itself.
+- The file outlives the node: inode numbers are never used again, so its words stay true. Words that
+  a power cut garbled fit no name.
 - A word is written in one piece. If two processes write to one slot at once, one word is lost.
 """
 
@@ -36,7 +37,7 @@ class GoneNames:
         """The table; None until `open`, and once it is closed."""
 
     def open(self) -> memoryview:
-        """The table, mapped. Two threads that are here at once may map it twice."""
+        """Returns the mapped table. Two threads that are here at once may map it twice."""
         words = self.words
         if words is None:
             with contextlib.suppress(OSError, ValueError):  # ValueError: it was cut meanwhile
@@ -45,7 +46,7 @@ class GoneNames:
         return words
 
     def add(self, entries: Iterable[bytes], reason: Lost) -> None:
-        """The names with these entries (`NotFound.at`) went for this reason."""
+        """Records this reason for the names with these entries (`NotFound.at`)."""
         words = self.open()
         if words.readonly:
             return
@@ -54,11 +55,11 @@ class GoneNames:
             words[hashed & _LAST] = word_of(hashed, reason)
 
     def close(self) -> None:
-        """Let go of the file: a store in use keeps its filesystem mounted. Idempotent."""
+        """Lets go of the file: a store in use keeps its filesystem mounted. Idempotent."""
         self.words = None
 
     def _map(self) -> memoryview | None:
-        """None: it has another size. Raises OSError, ValueError."""
+        """Maps the table; None: it has another size. Raises OSError, ValueError."""
         fd, access = self._open()
         try:
             if os.fstat(fd).st_size != _SIZE:
@@ -68,7 +69,7 @@ class GoneNames:
             os.close(fd)
 
     def _open(self) -> tuple[int, int]:
-        """A descriptor, and what may be done with it. Raises OSError."""
+        """Returns a descriptor, and the permitted access. Raises OSError."""
         try:
             return os.open(self._path, os.O_RDWR | os.O_CLOEXEC), mmap.ACCESS_WRITE
         except OSError as error:
@@ -78,8 +79,8 @@ class GoneNames:
 
 
 def made_ready(path: Path) -> GoneNames:
-    """Opens the node's own, whose start makes the file. Where the disk has no room for it, other
-    processes are not told."""
+    """Opens the node's own table, whose file the node's start makes. If the disk has no space for
+    it, other processes are not told."""
     try:
         if not path.exists() or path.stat().st_size != _SIZE:
             path.unlink(missing_ok=True)  # others may have it mapped: it is never cut
@@ -90,8 +91,8 @@ def made_ready(path: Path) -> GoneNames:
 
 
 def _make(path: Path) -> None:
-    """Makes the file with all its blocks: a page without one were a SIGBUS on a full disk. Raises
-    OSError."""
+    """Makes the file with all its blocks: a page without one would be a SIGBUS on a full disk.
+    Raises OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, _SIZE)

@@ -1,5 +1,5 @@
-"""When a node of a cluster last heard its engine, told to every process of the store: its mirror of
-the metadata held then all that was committed.
+"""The time when a node of a cluster last heard its engine, told to every process of the store: its
+metadata replica held everything then that was committed.
 
 A file of one number, seconds of CLOCK_BOOTTIME, which a power cut sets back to 0. A node that was
 killed leaves the last one, which is soon old.
@@ -26,7 +26,7 @@ class HeardWriter:
         os.pwrite(self._fd, _NUMBER.pack(heard_at), 0)
 
     def close(self) -> None:
-        """Nobody hears it any more."""
+        """Ends the clock's writing end."""
         try:
             with contextlib.suppress(OSError):  # a full disk; it is soon old
                 self.tell(0.0)
@@ -35,7 +35,7 @@ class HeardWriter:
 
 
 def heard_at(path: Path) -> float:
-    """The last time that the node gave; 0: it gave none."""
+    """Returns the last time that the node gave; 0: it gave none."""
     try:
         packed = path.read_bytes()
     except OSError:

@@ -3,8 +3,8 @@ inode.
 
 ext4 does not use an inode again for some minutes after its deletion, and looks past every such one
 when it makes a file: where files come and go, as in a full cache, a create takes 210 us instead of
-18. A spare is a file without a name (O_TMPFILE), made by a thread; giving it its name takes 9 to
-13 us. Spares have no name to leak: a kill ends them.
+18. A spare is a file without a name (O_TMPFILE), made by a thread; giving it its name takes 9 to 13
+us. Spares have no name to leak: a kill ends them.
 """
 
 import ctypes
@@ -22,8 +22,8 @@ _linkat: Final = ctypes.CDLL(None, use_errno=True).linkat
 
 
 class Spares:
-    """Up to SPARES nameless files in the directory that was last asked for. `take` is for one
-    thread."""
+    """Up to SPARES nameless files in the directory that was last asked for. Only one thread may
+    call `take`."""
 
     def __init__(self, directory: int) -> None:
         """`directory`: a descriptor that stays open until `close`."""
@@ -33,13 +33,13 @@ class Spares:
         self._wanted = threading.Event()
         self._closing = False
         self.failure: str | None = None
-        """Why there are none: the filesystem has no nameless files; else None."""
+        """The reason why there are none: the filesystem has no nameless files; else None."""
         self._thread = threading.Thread(target=self._run, name="kvfs-spares", daemon=True)
         self._thread.start()
 
     def take(self, near: str) -> int | None:
-        """A descriptor of a spare, or None when there is none yet. More are made in the directory
-        `near` (relative to the one given), where neighbours lie."""
+        """Returns a descriptor of a spare, or None when there is none yet. More are made in the
+        directory `near` (relative to the one given), where neighbours lie."""
         self._near = near
         if len(self._ready) < _LOW:
             self._wanted.set()
@@ -49,7 +49,7 @@ class Spares:
             return None
 
     def close(self) -> None:
-        """End the thread and let the spares go; idempotent."""
+        """Ends the thread and lets the spares go; idempotent."""
         self._closing = True
         self._wanted.set()
         self._thread.join()
@@ -57,7 +57,7 @@ class Spares:
             os.close(self._ready.popleft())
 
     def let_go(self) -> None:
-        """Lets go of the spares in the child of a fork, where the thread is not: they are the
+        """Lets go of the spares in the child of a fork, which lacks the thread: they are the
         parent's."""
         while self._ready:
             os.close(self._ready.popleft())
@@ -77,9 +77,9 @@ class Spares:
 
 
 def name_spare(fd: int, directory: int, name: str) -> None:
-    """Give a nameless file its name in `directory` (a descriptor).
+    """Gives a nameless file its name in `directory` (a descriptor).
 
-    Raises OSError: ENOENT where the directory in `name` is missing, or the process may not do this
+    Raises OSError: ENOENT if the directory in `name` is missing, or the process may not do this
     (CAP_DAC_READ_SEARCH); EEXIST.
     """
     if _linkat(fd, b"", directory, name.encode(), _AT_EMPTY_PATH) != 0:

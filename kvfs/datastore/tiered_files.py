@@ -1,10 +1,10 @@
 """The data files of a store that lie in several places (`store.places`), as if they were in one.
 
 A data file lies in one place; for a moment, while it is moved, in two, with the same content. The
-store's own directory is looked into first, and what is found there costs nothing more. It is where
-files are made of namespaces that have no target, and whenever a target cannot take one.
+store's own directory is searched first, and files found there cost nothing more. Files of
+namespaces without a target are made there, and all files whenever a target cannot take one.
 
-What arrives, spares and files without a name are in the store's own directory alone.
+Arriving files, spares and files without a name are in the store's own directory alone.
 """
 
 import errno
@@ -29,8 +29,8 @@ _BELIEVED_S: Final = 5.0
 
 
 class TieredFiles(DataFiles):
-    """The data files of one store in several places; places and targets are those that its node
-    last told, or `use` said. Any thread."""
+    """The data files of one store in several places; places and targets are the last that its node
+    told, or `use` set. Any thread may use it."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.data)
@@ -54,11 +54,11 @@ class TieredFiles(DataFiles):
 
     @property
     def places(self) -> list[Place]:
-        """Beside the store's own directory, the fastest first."""
+        """The places beside the store's own directory, the fastest first."""
         return self._known
 
     def at(self, place: Place) -> DataFiles:
-        """The data files of one place."""
+        """Returns the data files of one place."""
         return self._others[place.root]
 
     def use(self, targets: dict[int, str]) -> None:
@@ -176,8 +176,8 @@ class TieredFiles(DataFiles):
             each.after_fork()
 
     def _elsewhere(self, step: Callable[[DataFiles], T]) -> T:
-        """The result of `step` at the first place that has the file. FileNotFoundError when none
-        has."""
+        """Returns the result of `step` at the first place that has the file. FileNotFoundError when
+        none has."""
         for _ in range(2):
             for each in self._others.values():
                 try:
@@ -189,7 +189,7 @@ class TieredFiles(DataFiles):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def _reload(self) -> bool:
-        """Take the places anew where the node was told of others; whether it was."""
+        """Reads the places again if the node was given others; returns whether it was."""
         try:
             found = os.stat(self._store.root / "places")
         except FileNotFoundError:
@@ -211,7 +211,7 @@ class TieredFiles(DataFiles):
         return None if root is None else self._others.get(root)
 
     def _look(self) -> None:
-        """Reads the node's targets; none where it has not given them lately."""
+        """Reads the node's targets; none if it has not told them lately."""
         self._look_again = time.monotonic() + _LOOK_S
         path = self._store.run / "targets"
         self._targets = {}
@@ -224,6 +224,6 @@ class TieredFiles(DataFiles):
 
 
 def data_files(store: Store) -> DataFiles:
-    """The data files of a store whose places are known by now: in several only where there are
-    several."""
+    """Returns the data files of a store whose places are known by now: tiered only if there are
+    several places."""
     return TieredFiles(store) if places.known(store) else DataFiles(store.data)

@@ -1,4 +1,4 @@
-"""fallocate(2) with all its modes: the standard library has os.posix_fallocate alone."""
+"""fallocate(2) with all its modes: the standard library has only os.posix_fallocate."""
 
 import ctypes
 import errno
@@ -11,7 +11,7 @@ _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
-    """Allocate, punch, zero or collapse a range of bytes; `mode` as in fallocate(2).
+    """Allocates, punches, zeros or collapses a range of bytes; `mode` as in fallocate(2).
 
     Raises OSError. May take long; releases the GIL.
     """

@@ -5,7 +5,7 @@ import os
 from typing import Final, NamedTuple
 
 _NUMBER: Final = 451
-"""The system call's, the same on all architectures."""
+"""The system call's number, the same on all architectures."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -36,7 +36,7 @@ def cachestat(fd: int, offset: int = 0, length: int = 0) -> Pages:
     """Counts the pages of the bytes [offset, offset + length), in whole pages; a length of 0 means
     to the end.
 
-    Raises OSError: ENOSYS, EPERM (a file of others, or a sandbox that does not know the call),
+    Raises OSError: ENOSYS, EPERM (another user's file, or a sandbox that does not know the call),
     EOPNOTSUPP (a filesystem without a page cache).
     """
     found = _Stat()

@@ -1,9 +1,10 @@
-"""Whether what lies in a directory is encrypted on its way to the disk, as the kernel tells.
+"""Tells whether a directory's data are encrypted on their way to the disk, as far as the kernel
+knows.
 
 Two ways are known: fscrypt, which encrypts a directory's files, and dm-crypt, which encrypts the
-device under a filesystem, also where volumes or arrays lie between. What cannot be told (another
-kind of filesystem, a disk or a hypervisor that encrypts) counts as not encrypted: it is for the
-administrator to say.
+device under a filesystem, even beneath volumes or arrays. If it cannot be told (another kind of
+filesystem, a disk or a hypervisor that encrypts), they count as not encrypted: the administrator
+has to say.
 """
 
 import fcntl
@@ -19,12 +20,13 @@ _POLICY_BYTES: Final = 24
 _ENCRYPTING: Final = tuple(
     f"CRYPT-{kind}" for kind in ("LUKS1-", "LUKS2-", "PLAIN-", "LOOPAES-", "TCRYPT-", "BITLK-")
 )
-"""How the names begin that cryptsetup gives its devices; others of it protect integrity alone."""
+"""Beginnings of the names that cryptsetup gives its encrypting devices; others of it protect
+integrity alone."""
 
 
 def encrypted_by(directory: str, sysfs: Path = Path("/sys")) -> str:
-    """FSCRYPT, DM_CRYPT, or empty: not, or it cannot be told. Raises OSError where the directory
-    cannot be opened."""
+    """Returns FSCRYPT, DM_CRYPT, or empty: not encrypted, or it cannot be told. Raises OSError if
+    the directory cannot be opened."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if _has_policy(fd):
@@ -46,7 +48,7 @@ def _has_policy(fd: int) -> bool:
 
 
 def _is_crypt(block: Path) -> bool:
-    """Whether a device encrypts, or all those that it consists of do."""
+    """Returns whether a device encrypts, or all devices do that it consists of."""
     try:
         if (block / "dm" / "uuid").read_text().startswith(_ENCRYPTING):
             return True

@@ -38,7 +38,7 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The filesystem beneath a store."""
 
     filesystem: str
-    """Its type by the mount table; empty where that does not list it."""
+    """Its type in the mount table; empty if that does not list it."""
     reflink: Fact
     copy_file_range: Fact
     xattrs: Fact
@@ -47,7 +47,7 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probe(directory: Path) -> StoreFacts:
-    """Try everything in an existing directory. Raises ReadOnly, NoSpace, Invalid."""
+    """Tries everything in an existing directory. Raises ReadOnly, NoSpace, Invalid."""
     try:
         with _scratch(directory) as source, _scratch(directory) as target:
             os.pwrite(source, b"\xa5" * _SIZE, 0)
@@ -84,7 +84,7 @@ def probe(directory: Path) -> StoreFacts:
 
 
 def _name_spare(directory: Path) -> None:
-    """As data files are made: without a name first, then named."""
+    """Makes a file as data files are made: without a name first, then named."""
     name = f".probe.{os.getpid()}.{os.urandom(4).hex()}"
     at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -99,21 +99,21 @@ def _name_spare(directory: Path) -> None:
 
 
 def filesystem_type(path: Path) -> str:
-    """The type of the filesystem that `path` lies on."""
+    """Returns the type of the filesystem that `path` lies on."""
     return mount_of(os.stat(path).st_dev).type
 
 
 class Mount(NamedTuple):
-    """A line of the mount table; empty where it lists no such one."""
+    """A line of the mount table; empty if it lists no such filesystem."""
 
     type: str
     directory: str
     owner: int | None = None
-    """The user who mounted it, where it is FUSE."""
+    """The user who mounted it, if it is FUSE."""
 
 
 def mount_of(device: int, table: Path = _MOUNTS) -> Mount:
-    """The first mount of the filesystem whose st_dev is `device`."""
+    """Returns the first mount of the filesystem whose st_dev is `device`."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in table.read_text(errors="replace").split("\n"):
         left, _, right = line.partition(" - ")
@@ -128,7 +128,7 @@ def mount_of(device: int, table: Path = _MOUNTS) -> Mount:
 
 
 def _plain(field: str) -> str:
-    """A name of the mount table, where a space is \\040."""
+    """Returns a name of the mount table, where a space is \040."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
 
 
@@ -142,7 +142,7 @@ def _attempt(step: Callable[[], object], good: str, bad: str) -> Fact:
 
 
 def _direct(fd: int) -> None:
-    """Read back with O_DIRECT into an aligned buffer: opening alone proves nothing on some
+    """Reads back with O_DIRECT into an aligned buffer: opening alone proves nothing on some
     filesystems."""
     direct = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     try:

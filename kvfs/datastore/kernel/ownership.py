@@ -1,10 +1,10 @@
 """The owners that a node trusts with its store, tiers and shared directories, and with the
 directories above them.
 
-Whoever may write in a directory can put a link or a file of theirs in place of what is in it. So a
+Anyone who may write in a directory can replace its content by links or files of their own. So a
 directory of data belongs to root or to the node's user and nobody else may write in it; the same
-holds for all directories above it. Where others may write in one of these, it has to be root's and
-sticky, and what follows in it one of ours already: /dev/shm/kvfs may be used where root or the
+holds for all directories above it. If others may write in one of these, it has to be root's and
+sticky, and the next one below already has to be trusted: /dev/shm/kvfs may be used if root or the
 node's user made it.
 """
 
@@ -24,16 +24,16 @@ _LINKS: Final = 40
 
 
 def trusted(*declared: int) -> frozenset[int]:
-    """The users whose files this process believes, besides those that were declared."""
+    """Returns the users whose files this process trusts, beside the declared ones."""
     return frozenset((0, os.geteuid(), *declared))
 
 
 def require_directory(
     path: Path, what: str, owners: Collection[int], *, make: bool = False
 ) -> None:
-    """Refuse a directory that somebody else owns, may write in or could replace. `make`: it is made
-    for its owner alone where it is missing, as are those above it; `what` says what it is for, with
-    its article.
+    """Refuses a directory that anyone else owns, may write in or could replace. `make`: it is made,
+    for its owner alone, if missing, as are those above it; `what` names its purpose, with its
+    article.
 
     Raises AccessDenied, naming path, owner and remedy; FileNotFoundError, NotADirectoryError and
     other OSErrors of the path itself.
@@ -71,7 +71,7 @@ def require_directory(
 
 
 def _remedy(here: str, found: os.stat_result) -> str:
-    """A tmpfs of a container, or /dev/shm, is for all users on purpose."""
+    """Returns the remedy; a tmpfs of a container, or /dev/shm, is for all users on purpose."""
     if found.st_mode & stat.S_ISVTX and found.st_uid == 0:
         return f"name a directory below it, such as {os.path.join(here, 'kvfs')}"
     return f"chmod go-w {here}, or name another directory"
@@ -98,7 +98,7 @@ def _require_kept(
     what: str,
     owners: Collection[int],
 ) -> None:
-    """Nobody else can put something in place of `child`, which is in the directory `here`."""
+    """Requires that nobody else can replace `child`, which is in the directory `here`."""
     if above.st_uid not in owners:
         raise _of_a_stranger(here, above, what)
     if not above.st_mode & _OTHERS_WRITE:
@@ -121,7 +121,7 @@ def _of_a_stranger(path: str, found: os.stat_result, what: str) -> AccessDenied:
 
 
 def owner_name(uid: int) -> str:
-    """A user, for people."""
+    """Returns a user, for people."""
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:

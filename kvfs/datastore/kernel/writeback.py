@@ -1,13 +1,13 @@
-"""Data on their way to the disk before anybody waits for them.
+"""Starts writing data to the disk before anybody waits for them.
 
-What is synced at the end of a long write otherwise waits in the page cache until then, up to a
-fifth of the memory: the sync takes as long as the disk needs for it, with the writer's peer waiting
-for an answer. sync_file_range(2) with SYNC_FILE_RANGE_WRITE only starts the writing: no metadata,
-no flush of the disk, no promise. Where the C library has no such call, nothing is started.
+Data that are synced at the end of a long write otherwise wait in the page cache until then, up to a
+fifth of the memory: the sync takes as long as the disk needs for them, while the writer's peer
+waits for an answer. sync_file_range(2) with SYNC_FILE_RANGE_WRITE only starts the writing: no
+metadata, no flush of the disk, no promise. If the C library has no such call, nothing is started.
 
-It also makes each page read-only for those who have it mapped, so that their next store faults and
-sets mtime: a store into a page that was dirty before leaves no trace. A filesystem in memory does
-not know writing back, and there stores go unseen.
+It also makes each page read-only for processes that have it mapped, so that their next store faults
+and sets mtime: a store into a page that was dirty before leaves no trace. A filesystem in memory
+has no writeback, and stores go unseen there.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ if _call is not None:
 
 
 def start_writing(fd: int, offset: int, size: int) -> None:
-    """Start to write these bytes to the disk; may wait while its queue is full."""
+    """Starts to write these bytes to the disk; may wait while its queue is full."""
     if _call is not None and size:
         _call(fd, offset, size, _WRITE)
 
 
 def clean_now(fd: int) -> bool:
-    """Has each later store through a mapping set mtime, if that waits for nothing; returns whether
-    it does. False: `clean` may do it."""
+    """Makes each later store through a mapping set mtime, if that waits for nothing. Returns
+    whether it does; False: `clean` may do it."""
     try:
         pages = cachestat(fd)
         if not pages.dirty:
@@ -51,8 +51,8 @@ def clean_now(fd: int) -> bool:
 
 
 def clean(fd: int) -> None:
-    """As `clean_now`, but waits for the disk; for a thread. A refusal by the disk is told to the
-    process that syncs the file."""
+    """Like `clean_now`, but waits for the disk; for a thread. The process that syncs the file is
+    told of a refusal by the disk."""
     # A wait tells its descriptor of errors, which the next sync by that one would be silent about.
     with contextlib.suppress(OSError):
         own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
