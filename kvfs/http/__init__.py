@@ -1,4 +1,5 @@
-"""The HTTP/1.1 server of KVFS, and a client for nodes: the kernel moves bodies, each wait ends.
+"""The HTTP/1.1 server of KVFS, and a client for nodes: the kernel moves bodies, and every wait has
+a deadline.
 
 `kvfs.http.api` is its public face. It knows nothing of what is served, and nothing of KVFS: front
 doors and nodes give it a handler.
@@ -12,9 +13,9 @@ doors and nodes give it a handler.
 | `parser` | bytes to a head: strict, no I/O |
 | `chunks` | the framing of chunked bodies: strict, no I/O |
 | `stream` | a socket, or TLS on it, with deadlines |
-| `inbox` | what has come and nobody has taken yet |
+| `inbox` | bytes that have arrived and were not taken yet |
 | `body` | the body of a request |
-| `response` | what a handler answers, and its head as bytes: no I/O |
+| `response` | a handler's answer, and its head as bytes: no I/O |
 | `response_writer` | a response onto a stream |
 | `connection` | one connection: requests in, responses out, in order |
 | `server` | listeners, connections, deadlines, the graceful end |

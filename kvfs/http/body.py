@@ -20,13 +20,13 @@ _DRAIN_BYTES: Final = 64 << 10
 
 
 class RequestBody:
-    """Belongs to one request and to the task of its handler.
+    """The body of one request, for the task of its handler.
 
-    With a Content-Length, payload goes from the socket straight into the caller's buffer; only what
-    came along with the head is copied, once. Of a chunked body, what came along with its framing is
-    copied besides.
+    With a Content-Length, payload goes from the socket straight into the caller's buffer; only
+    bytes that came along with the head are copied, once. Of a chunked body, bytes that came along
+    with its framing are copied besides.
 
-    What fails is raised again by each later call, and the connection is closed after the response.
+    An error is raised again by each later call, and the connection is closed after the response.
     """
 
     __slots__ = ("_awaits_continue", "_chunks", "_failure", "_inbox", "_left", "received_bytes")
@@ -52,11 +52,11 @@ class RequestBody:
         return [] if self._chunks is None else self._chunks.trailers
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Payload into `buffer`, at least a byte where it has room; 0: the body has ended.
+        """Receives payload into `buffer`, at least a byte if it has room; 0: the body has ended.
 
         The first call lets a client go on that asked whether it may (`100-continue`). Raises
         BodyTruncated, BodyStalled, BadChunk, BodyTooLarge, RequestRefused (a bad trailer),
-        ConnectionLost. Cancelled: what was received is in the buffer or still to come; none is
+        ConnectionLost. Cancelled: received bytes are in the buffer or still to come; none are
         skipped.
         """
         if self._failure is not None:
@@ -78,9 +78,9 @@ class RequestBody:
         return count
 
     def receive_soon(self, buffer: memoryview, patience_ms: int) -> int | None:
-        """`receive_into` for a thread that the handler waits for, so that the bytes that come one
-        after the other cost no turn of the loop: None where nothing comes within so many
-        milliseconds, or the loop is needed for it. Raises as `receive_into`."""
+        """`receive_into` for a thread that the handler waits for, so that consecutive bytes cost no
+        turn of the loop: None if nothing comes within so many milliseconds, or the loop is needed
+        for it. Raises what `receive_into` raises."""
         if self._failure is not None:
             raise self._failure
         if self._chunks is not None or self._awaits_continue:
@@ -101,15 +101,16 @@ class RequestBody:
         return count
 
     async def fill(self, buffer: memoryview) -> int:
-        """`receive_into` until `buffer` is full or the body has ended: how many bytes it got."""
+        """Calls `receive_into` until `buffer` is full or the body has ended, and returns the number
+        of bytes."""
         filled = 0
         while filled < len(buffer) and (count := await self.receive_into(buffer[filled:])):
             filled += count
         return filled
 
     async def read(self, limit_bytes: int) -> bytes:
-        """All that is left of a small body. Raises BodyTooLarge where it is more than the limit,
-        else as `receive_into`."""
+        """Returns the rest of a small body. Raises BodyTooLarge if it exceeds the limit, else what
+        `receive_into` raises."""
         if self._left > limit_bytes:
             raise BodyTooLarge(limit_bytes)
         buffer = bytearray(min(limit_bytes, self._left) if self._chunks is None else limit_bytes)
@@ -119,9 +120,9 @@ class RequestBody:
         return bytes(memoryview(buffer)[:count])
 
     async def drain(self, limit_bytes: int) -> bool:
-        """Receive and drop what is left, up to the limit; False where that is not all of it.
+        """Receives and drops the rest, up to the limit; False if that is not all of it.
 
-        Raises as `receive_into`."""
+        Raises what `receive_into` raises."""
         scratch = memoryview(bytearray(min(_DRAIN_BYTES, limit_bytes)))
         left = limit_bytes
         while left > 0 and (count := await self.receive_into(scratch[:left])):
@@ -129,17 +130,17 @@ class RequestBody:
         return self.remaining == 0
 
     async def send_continue(self) -> None:
-        """Let the client go on if it still waits for leave. Raises ConnectionLost."""
+        """Lets the client go on if it still waits for leave. Raises ConnectionLost."""
         if self._awaits_continue:
             self._awaits_continue = False
             await self._inbox.stream.send(_CONTINUE)
 
     def is_over(self) -> bool:
-        """All of it has been received."""
+        """Returns whether all of it has been received."""
         return self._failure is None and self.remaining == 0
 
     def can_be_drained(self, limit_bytes: int) -> bool:
-        """Whether the rest is known to come, and to be no more than the limit."""
+        """Returns whether the rest is known to come, and not to exceed the limit."""
         if self._failure is not None or self.remaining is None:
             return False
         return self.remaining == 0 or (self.remaining <= limit_bytes and not self._awaits_continue)
@@ -158,7 +159,7 @@ class RequestBody:
         return count
 
     async def _next_chunk(self, chunks: ChunkFraming) -> int:
-        """How much of the payload comes before the next framing; 0 at the body's end."""
+        """Returns how much of the payload comes before the next framing; 0 at the body's end."""
         inbox = self._inbox
         while chunks.left == 0 and not chunks.ended:
             await inbox.stream.take_turn()  # a flood of tiny chunks must not keep others waiting

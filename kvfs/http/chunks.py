@@ -2,8 +2,9 @@
 
     size line, data, CRLF; ...; a size line of 0, trailer fields, CRLF
 
-Why not llhttp's: it cannot say where in its input a message ended, and it makes a Python object of
-each piece of the payload. Here the payload is only counted: the caller moves it.
+llhttp's own framing is not used: it cannot tell where in its input a message ended, and it makes a
+Python object of each piece of the payload. Here the payload is only counted: the caller moves
+it.
 """
 
 import re
@@ -34,9 +35,9 @@ class ChunkFraming:
         self.trailers: list[Field] = []
 
     def advance(self, data: bytes, start: int) -> int:
-        """Take one line end, size line and, at the end, trailer out of `data` at `start`.
+        """Takes one line end, size line and, at the end, trailer out of `data` at `start`.
 
-        Returns where it ends, or -1 where more must come first. Raises BadChunk, BodyTooLarge, and
+        Returns where it ends, or -1 if more must come first. Raises BadChunk, BodyTooLarge, and
         RequestRefused for a bad trailer."""
         assert self.left == 0
         assert not self.ended

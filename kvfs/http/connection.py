@@ -1,7 +1,7 @@
 """One connection: requests in, responses out, in the order of the requests.
 
-Pipelined requests wait in the inbox until the one before has been answered. Whatever is wrong with
-a request ends the connection after the answer to it, since nobody can tell where the next begins.
+Pipelined requests wait in the inbox until the one before has been answered. Any fault of a request
+ends the connection after the answer to it, since nobody can tell where the next begins.
 """
 
 import logging
@@ -31,15 +31,16 @@ OnResponse = Callable[[Head | None, int, int, float], None]
 
 @dataclass(slots=True)
 class Counters:
-    """Since the server's start, but for `open_connections` and `waiting_connections`."""
+    """Counters since the server's start; `open_connections` and `waiting_connections` are present
+    values."""
 
     open_connections: int = 0
     waiting_connections: int = 0
-    """Accepted, and not served before others end."""
+    """Connections that were accepted, and wait for others to end before they are served."""
     connections: int = 0
     requests: int = 0
     refused: int = 0
-    """Responses made by `refuse`: what the server would not or could not serve."""
+    """Responses made by `refuse`: requests that the server would not or could not serve."""
     failed: int = 0
     """Responses that did not go out whole."""
     sent_bytes: int = 0
@@ -55,14 +56,14 @@ class ServerContext:
     heads: HeadParser
     counters: Counters
     refuse: Refuse = plain_refusal
-    """Makes the response for a status and a reason that the server refuses a request with."""
+    """Makes the response to a request that the server refuses with a status and a reason."""
     on_response: OnResponse | None = None
-    """Told of each response: head (None where there was no proper one), status, bytes sent,
-    seconds from the head's last byte to the response's last."""
+    """Told of each response: head (None if there was no proper one), status, bytes sent, seconds
+    from the head's last byte to the response's last."""
 
 
 class Connection:
-    """`attend` is its task; `stop` and `stream.expire` are called from others."""
+    """One connection. `attend` is its task; other tasks call `stop` and `stream.expire`."""
 
     def __init__(
         self, service: ServerContext, stream: Stream, peer: tuple[str, int], origin: Origin
@@ -75,16 +76,16 @@ class Connection:
         self._session = ConnectionState(origin)
         self._began = 0.0
         self.since = self._inbox.since
-        """When it was accepted (time.monotonic)."""
+        """The time when it was accepted (time.monotonic)."""
 
     def stop(self) -> None:
-        """Serve the request in flight, if there is one, and no other."""
+        """Serves the request in flight, if there is one, and no other."""
         self._inbox.stopping = True
         if self._inbox.idle:
             self.stream.expire()
 
     def wait(self, now: float) -> Wait | None:
-        """The wait for the peer, and for how long; None where there is none."""
+        """Returns the wait for the peer, and its duration; None if there is none."""
         deadline, inbox = self.stream.deadline, self._inbox
         if deadline == NEVER:
             return None
@@ -95,8 +96,8 @@ class Connection:
         return Wait(STALLED, self._service.limits.stall_s - (deadline - now))
 
     async def attend(self) -> None:
-        """Serve the connection to its end and close it. Shielded: ends by `stop`, by its deadlines
-        or by `scope`."""
+        """Serves the connection to its end and closes it. Shielded: ends by `stop`, by its
+        deadlines or by `scope`."""
         try:
             with self.scope:
                 if self.stream.secure:
@@ -111,7 +112,7 @@ class Connection:
             self.stream.close()
 
     async def turn_away(self) -> None:
-        """Answer that the server is full, and close; as `attend`."""
+        """Answers that the server is full, and closes it; shielded like `attend`."""
         try:
             with self.scope:
                 if not self.stream.secure:
@@ -123,7 +124,7 @@ class Connection:
             self.stream.close()
 
     async def _serve_next(self) -> bool:
-        """Whether the connection goes on."""
+        """Returns whether the connection goes on."""
         try:
             head = await self._inbox.next_head()
         except RequestRefused as refusal:
@@ -169,7 +170,8 @@ class Connection:
     async def _respond(
         self, head: Head | None, body: RequestBody | None, response: Response
     ) -> bool:
-        """Send the response and give back what it holds. Whether the connection goes on."""
+        """Sends the response and gives back what it holds. Returns whether the connection goes
+        on."""
         goes_on = self._may_go_on(head, body, response)
         try:
             rendered = render_head(head, response, goes_on)
@@ -211,7 +213,8 @@ class Connection:
             self._service.on_response(head, status, sent_bytes, time.monotonic() - self._began)
 
     async def _finish(self, body: RequestBody | None, goes_on: bool) -> bool:
-        """Take what the handler left of the request. Whether the connection goes on."""
+        """Takes the part of the request that the handler left. Returns whether the connection goes
+        on."""
         is_over = body is not None and body.is_over()
         if goes_on and body is not None and not is_over:
             try:

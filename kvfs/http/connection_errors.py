@@ -16,7 +16,7 @@ class Stalled(ConnectionLost):
 class RequestRefused(WireError):
     """A request is answered with `status`, and the connection is closed.
 
-    A handler may raise it too; `reason` is a sentence for whoever wrote the client."""
+    A handler may raise it too; `reason` is a sentence for the client's author."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(status, reason)

@@ -1,13 +1,13 @@
-"""Admission to a full server: pure decisions on who gets a connection, and whose connection ends
-for it.
+"""Admission to a full server: pure decisions on which peer gets a connection, and whose connection
+ends for it.
 
 Strangers must not be able to hold all connections, from one address or from many, with heads that
 they never finish or bodies that they never send. So an address that has a quarter of the
 connections gets no more once three quarters are taken, and the last eighth is kept for addresses
-whose callers have proven who they are.
+whose callers have proven their identity.
 
-Of those that wait for their peer the ones end first that lose least by it. A connection that was
-used a moment ago is left alone: its client is likely to be about to use it again.
+Of the connections that wait for their peer, those end first that lose least by it. A connection
+that was used a moment ago is left alone: its client is likely to use it again soon.
 """
 
 import socket
@@ -20,13 +20,13 @@ UNFINISHED_HEAD: Final = 0
 IDLE_STRANGER: Final = 1
 IDLE_PROVEN: Final = 2
 STALLED: Final = 3
-"""A connection in the middle of a request, whose peer neither sends nor takes anything."""
+"""Rank of a connection in the middle of a request, whose peer neither sends nor takes anything."""
 _REMEMBERED: Final = 1024
-"""Addresses that proved who they are and have no connection now."""
+"""Remembered addresses whose callers proved their identity and have no connection now."""
 
 
 class Origin:
-    """An address, or of IPv6 what one subscriber is given (a /64)."""
+    """An address; for IPv6 the prefix that one subscriber is given (a /64)."""
 
     __slots__ = ("connections", "held", "name", "proven")
 
@@ -37,18 +37,19 @@ class Origin:
         self.connections = 0
         """Connections that are served."""
         self.proven = proven
-        """A caller there has proven who it is."""
+        """Whether a caller there has proven its identity."""
 
 
 class Origins:
-    """The addresses that have connections, and those that lately proved who they are."""
+    """The addresses that have connections, and those whose callers lately proved their identity."""
 
     def __init__(self) -> None:
         self._live: dict[bytes | str, Origin] = {}
         self._proven: dict[bytes | str, None] = {}
 
     def of(self, host: str) -> Origin:
-        """The origin of a connection from the address `host`, which it holds until `left`."""
+        """Returns the origin of a connection from the address `host`, which it holds until
+        `left`."""
         name = _subscriber(host)
         origin = self._live.get(name)
         if origin is None:
@@ -57,7 +58,7 @@ class Origins:
         return origin
 
     def left(self, origin: Origin) -> None:
-        """One of its connections has ended."""
+        """Notes that one of its connections has ended."""
         origin.held -= 1
         if origin.held:
             return
@@ -70,7 +71,7 @@ class Origins:
 
 
 def has_room(limits: Limits, served: int, origin: Origin) -> bool:
-    """Whether one more from `origin` may be served beside `served` connections."""
+    """Returns whether one more from `origin` may be served beside `served` connections."""
     most = limits.connections
     if origin.connections >= max(1, most // 4):
         return served < most - most // 4
@@ -92,15 +93,15 @@ class WaitingConnection(Protocol):
     def origin(self) -> Origin: ...
 
     def wait(self, now: float) -> Wait | None:
-        """None: it does not wait for its peer."""
+        """Returns the wait; None: it does not wait for its peer."""
 
 
 C = TypeVar("C", bound=WaitingConnection)
 
 
 def to_shed(limits: Limits, connections: Iterable[C], now: float, most: int) -> list[C]:
-    """The connections that end so that others are served, `most` of them, the first of all first:
-    by rank, then those of the address that has most, then those that have waited longest."""
+    """Returns the connections that end so that others are served, `most` of them, in order: by
+    rank, then those of the address that has most, then those that have waited longest."""
     found = []
     for connection in connections:
         wait = connection.wait(now)

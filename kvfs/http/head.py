@@ -26,43 +26,44 @@ class ConnectionState:
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         self.proven = False
-        """The caller has proven who it is."""
+        """Whether the caller has proven its identity."""
         self.value: object = None
 
     def prove(self) -> None:
-        """Call where the caller has proven who it is: where the server is full, it comes before
+        """Notes that the caller has proven its identity: on a full server, it precedes
         strangers."""
         self.proven = self._origin.proven = True
 
 
 class Head(msgspec.Struct):
-    """Equal heads may share `headers` and `fields`: they are not to be changed."""
+    """The head of a request. Equal heads may share `headers` and `fields`: they must not be
+    changed."""
 
     method: str
     target: bytes
-    """Path and query exactly as sent; of the absolute form, what follows the authority."""
+    """Path and query exactly as sent; in the absolute form, the part after the authority."""
     headers: Sequence[Field]
     """The fields in the order sent, names in lower case, values without surrounding blanks."""
     fields: Mapping[bytes, bytes]
-    """The same by name; of a name sent more than once, the values joined with `, `."""
+    """The same by name; values of a name sent more than once are joined with `, `."""
     content_length: int | None
-    """None where none was sent."""
+    """The Content-Length; None if none was sent."""
     chunked: bool
     persistent: bool
-    """The client may go on with this connection."""
+    """Whether the client may go on with this connection."""
     http_1_0: bool
     expects_continue: bool
     peer: tuple[str, int]
-    """Host and port; of a peer on a unix socket, an empty host and port 0."""
+    """Host and port; for a peer on a unix socket, an empty host and port 0."""
     secure: bool
-    """It came over TLS."""
+    """Whether it came over TLS."""
     memo: Memo | None = None
-    """Shared by all heads of the same bytes, where such are likely to come; else None."""
+    """Shared by all heads of the same bytes, if such are likely to come; else None."""
     session: ConnectionState | None = None
     """The session of the connection that it came on: set by the server."""
     handled: object = None
     """The handler's record of this request, for `OnResponse`."""
 
     def get(self, name: bytes) -> bytes | None:
-        """The value of the field called `name`, in lower case; None where none was sent."""
+        """Returns the value of the field called `name`, in lower case; None if none was sent."""
         return self.fields.get(name)

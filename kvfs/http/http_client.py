@@ -1,8 +1,8 @@
-"""The client's side of HTTP/1.1, as far as nodes need it of each other.
+"""The client's side of HTTP/1.1, as far as nodes need it for each other.
 
 One connection, one request at a time; the answer's body has a Content-Length, and goes from the
 socket straight into buffers of the caller. Deadlines are the caller's: every wait here ends with
-the scope that it stands in, and a connection whose exchange was cut short is only good for `close`.
+the scope that it stands in, and a connection whose exchange was cut short can only be closed.
 """
 
 import re
@@ -30,15 +30,15 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
     status: int
     fields: dict[bytes, bytes]
-    """Names in lower case."""
+    """The fields, with names in lower case."""
     length: int
     """Bytes of the body."""
     persistent: bool
-    """The connection goes on after it."""
+    """Whether the connection goes on after it."""
 
 
 class ClientConnection:
-    """A connection to a server. Owned by one task; after an error only `close`."""
+    """A connection to a server. One task owns it; after an error only `close` may be called."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -50,7 +50,7 @@ class ClientConnection:
 
     @property
     def is_reusable(self) -> bool:
-        """The last answer has come whole, and neither side has ended the connection."""
+        """Whether the last answer has come whole, and neither side has ended the connection."""
         if self._asking or self._left or self._data or not self._persistent:
             return False
         try:
@@ -69,8 +69,8 @@ class ClientConnection:
     async def ask(
         self, method: str, target: bytes, fields: Iterable[Field] = (), body: bytes = b""
     ) -> ResponseHead:
-        """Send a request; the head of its answer. Raises ConnectionLost; ValueError where a field
-        or the target is not to be sent as it is. Cancelled: the connection is to be closed."""
+        """Sends a request, and returns the head of its answer. Raises ConnectionLost; ValueError if
+        a field or the target may not be sent as it is. Cancelled: the connection must be closed."""
         assert not self._asking and not self._left, "one request at a time"
         request = render_request(method, target, fields, body)
         self._asking = True
@@ -92,9 +92,9 @@ class ClientConnection:
         return parse_answer(block)
 
     async def receive_into(self, view: memoryview) -> int:
-        """Payload into `view`, at least a byte where it has room; 0: the body has ended.
+        """Receives payload into `view`, at least a byte if it has room; 0: the body has ended.
 
-        Raises ConnectionLost. Cancelled: what was received is in the buffer or still to come."""
+        Raises ConnectionLost. Cancelled: received bytes are in the buffer or still to come."""
         view = view[: self._left]
         if not len(view):
             return 0
@@ -125,12 +125,12 @@ class ClientConnection:
         return count
 
     async def wait_readable(self) -> None:
-        """Until more of the body has come, or the connection has ended."""
+        """Waits until more of the body has come, or the connection has ended."""
         if not self._data:
             await trio.lowlevel.wait_readable(self._sock)
 
     async def read(self, limit_bytes: int) -> bytes:
-        """All that is left of a small body. Raises ConnectionLost, also where it is longer."""
+        """Returns the rest of a small body. Raises ConnectionLost, also if it is longer."""
         if self._left > limit_bytes:
             raise ConnectionLost(f"a body of {self._left} bytes where {limit_bytes} are allowed")
         buffer = memoryview(bytearray(self._left))
@@ -140,13 +140,13 @@ class ClientConnection:
         return bytes(buffer)
 
     def close(self) -> None:
-        """Idempotent; no wait."""
+        """Closes it at once. Idempotent."""
         self._sock.close()
 
 
 async def connect(host: str, port: int) -> ClientConnection:
-    """A connection to a server. Raises ConnectionLost where there is none to be had. Cancelled:
-    none is left open."""
+    """Returns a connection to a server. Raises ConnectionLost if none can be made. Cancelled: none
+    is left open."""
     try:
         stream = await trio.open_tcp_stream(host, port)
     except (OSError, ValueError) as error:  # also a name that no resolver takes
@@ -159,7 +159,7 @@ async def connect(host: str, port: int) -> ClientConnection:
 
 
 def render_request(method: str, target: bytes, fields: Iterable[Field], body: bytes) -> bytes:
-    """A request as it is sent. Raises ValueError where a part of it is not to be sent."""
+    """Returns a request as it is sent. Raises ValueError if a part of it may not be sent."""
     if not _TARGET.fullmatch(target):
         raise ValueError(f"{target!r} is no target of a request")
     lines = [b"%b %b HTTP/1.1\r\nHost: kvfs\r\n" % (method.encode("ascii"), target)]
@@ -183,8 +183,8 @@ class _Collector:
 
 
 def parse_answer(block: bytes) -> ResponseHead:
-    """The head that `block` holds, to its empty line. Raises ConnectionLost for what is no head of
-    a whole HTTP/1.1 answer with a Content-Length."""
+    """Returns the head that `block` holds, to its empty line. Raises ConnectionLost if it is no
+    head of a whole HTTP/1.1 answer with a Content-Length."""
     collector = _Collector()
     parser = httptools.HttpResponseParser(collector)
     try:

@@ -1,4 +1,4 @@
-"""The bytes that have come on a stream and nobody has taken yet."""
+"""The bytes that have arrived on a stream and were not taken yet."""
 
 import time
 from typing import Final
@@ -13,7 +13,7 @@ _READ_BYTES: Final = 64 << 10
 
 
 class Inbox:
-    """`data` from `start` on has not been taken. Owned by the task that owns the stream."""
+    """The bytes: `data` from `start` on. Owned by the task that owns the stream."""
 
     __slots__ = (
         *("_heads", "_limits", "_peer", "data", "idle", "in_head", "is_fresh", "since"),
@@ -29,11 +29,11 @@ class Inbox:
         self.start = 0
         self.idle = False
         self.in_head = False
-        """A part of a head has come."""
+        """Whether a part of a head has come."""
         self.is_fresh = True
-        """No head has come yet."""
+        """Whether no head has come yet."""
         self.since = time.monotonic()
-        """When it began to be idle, or its head to come."""
+        """The time when it began to be idle, or its head to come."""
         self.stopping = False
         self._limits = limits
         self._peer = peer
@@ -42,10 +42,10 @@ class Inbox:
         return self.start == len(self.data)
 
     async def next_head(self) -> Head | None:
-        """The next request's head; None: the peer closed, or began none for `idle_s` seconds.
+        """Returns the next request's head; None: the peer closed, or began none for `idle_s`
+        seconds.
 
-        Raises RequestRefused for what is no proper head, or came too slowly (408);
-        ConnectionLost."""
+        Raises RequestRefused if it is no proper head, or came too slowly (408); ConnectionLost."""
         if self.is_empty() and not await self._first_bytes():
             return None
         self._skip_empty_lines()
@@ -72,7 +72,7 @@ class Inbox:
         return bool(self.data)
 
     async def _receive_idly(self) -> bytes:
-        """Receives while idle; where no more may be awaited, serves the bytes that have come
+        """Receives while idle; when no more may be awaited, returns the bytes that have come
         already."""
         if not self.stopping:
             self.since = time.monotonic()
@@ -107,12 +107,12 @@ class Inbox:
                 return end
 
     def _skip_empty_lines(self) -> None:
-        """Before a request line they are to be overlooked (RFC 9112, 2.2)."""
+        """Skips empty lines before a request line (RFC 9112, 2.2)."""
         while self.data.startswith(b"\r\n", self.start):
             self.start += 2
 
     async def more(self) -> bool:
-        """Append to `data` what comes of a body; False: the peer closed. Raises Stalled,
+        """Appends bytes of a body to `data` as they come; False: the peer closed. Raises Stalled,
         ConnectionLost."""
         data = await self.stream.receive_paced(_READ_BYTES)
         self._append(data)
@@ -123,14 +123,14 @@ class Inbox:
         self.start = 0
 
     def move_into(self, view: memoryview) -> int:
-        """Copy what is here into `view`, as much as it takes."""
+        """Moves the bytes here into `view`, as many as it takes."""
         count = min(len(view), len(self.data) - self.start)
         view[:count] = memoryview(self.data)[self.start : self.start + count]
         self.start += count
         return count
 
     async def receive_into(self, view: memoryview) -> int:
-        """Payload into `view`: what is here, else from the socket; 0: the peer closed.
+        """Receives payload into `view`: the bytes here, else from the socket; 0: the peer closed.
 
         Raises Stalled, ConnectionLost."""
         if self.start < len(self.data):
@@ -138,7 +138,7 @@ class Inbox:
         return await self.stream.receive_into(view)
 
     def receive_soon(self, view: memoryview, patience_ms: int) -> int | None:
-        """Likewise for a thread: see `Stream.receive_soon`. Raises ConnectionLost."""
+        """Does the same for a thread: see `Stream.receive_soon`. Raises ConnectionLost."""
         if self.start < len(self.data):
             return self.move_into(view)
         return self.stream.receive_soon(view, patience_ms)

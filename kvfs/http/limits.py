@@ -1,50 +1,53 @@
-"""Limits of what a peer may send, and of how long each wait may last."""
+"""Limits of what a peer may send, and of the duration of each wait."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes, counts and seconds. Deadlines are checked by one task, so they may pass a tick late:
-    an eighth of the shortest, a second at most."""
+    """Bytes, counts and seconds. One task checks the deadlines, so they may pass a tick late: an
+    eighth of the shortest, a second at most."""
 
     head_bytes: int = 32 << 10
-    """Request line and header fields: 431."""
+    """Request line and header fields; beyond: 431."""
     header_count: int = 100
-    """Header fields, and apart from them trailer fields: 431."""
+    """Header fields, and separately trailer fields; beyond: 431."""
     target_bytes: int = 16 << 10
-    """Path and query: 414."""
+    """Path and query; beyond: 414."""
     body_bytes: int = 5 << 30
-    """A request's body: 413."""
+    """A request's body; beyond: 413."""
     chunk_line_bytes: int = 256
-    """The line before each chunk, its extensions included: 400."""
+    """The line before each chunk, with its extensions; beyond: 400."""
     trailer_bytes: int = 8 << 10
-    """The fields after the last chunk: 431."""
+    """The fields after the last chunk; beyond: 431."""
     connections: int = 1024
-    """Served at once; as many again wait for them, and then in the listeners' backlog."""
+    """Connections served at once; as many again wait for them, and then in the listeners'
+    backlog."""
     idle_s: float = 60.0
-    """Between requests, closed in silence."""
+    """Seconds between requests; then the connection is closed silently."""
     first_head_s: float = 2.0
     """Seconds from the first byte of a connection's first head to its last (408)."""
     head_s: float = 10.0
-    """Likewise of further heads; before the first byte of the first, closed in silence; and for
-    the handshake of TLS."""
+    """The same for further heads; before the first byte of the first, closed silently; and for the
+    handshake of TLS."""
     shed_idle_s: float = 1.0
-    """Seconds of idleness, or without a head, after which connections end where others wait to be
+    """Seconds of idleness, or without a head, after which connections end if others wait to be
     served."""
     shed_stalled_s: float = 2.0
-    """Likewise those in whose request neither side moved `progress_bytes`."""
+    """The same for those in whose request neither side moved `progress_bytes`."""
     stall_s: float = 30.0
-    """Waiting for the peer while `progress_bytes` of a body, or less at its end, come or go."""
+    """Seconds of waiting for the peer for each `progress_bytes` of a body, or the rest at its
+    end."""
     progress_bytes: int = 16 << 10
     drain_bytes: int = 256 << 10
-    """Bytes of a body that the handler left unread: read and dropped, so that the connection lives
-    on."""
+    """Bytes of a body that the handler left unread, which are read and dropped, so that the
+    connection lives on."""
     linger_s: float = 2.0
-    """After the last response, while the peer still sends: read and dropped, so that it sees it."""
+    """Seconds after the last response in which the peer's bytes are read and dropped, so that it
+    sees the response."""
     linger_bytes: int = 64 << 20
     stop_s: float = 10.0
-    """For requests in flight when the server is told to stop."""
+    """Seconds for requests in flight when the server is told to stop."""
 
     def __post_init__(self) -> None:
         assert 0 < self.target_bytes < self.head_bytes
@@ -56,6 +59,6 @@ class Limits:
 
     @property
     def tick_s(self) -> float:
-        """How often deadlines are looked at."""
+        """Seconds between two checks of deadlines."""
         shortest = min(self.idle_s, self.first_head_s, self.head_s, self.stall_s, self.linger_s)
         return min(1.0, shortest / 8)

@@ -1,10 +1,11 @@
 """Bytes to a head (RFC 9112): strict, no I/O.
 
 llhttp, in C, checks every character of the request line and of the fields, and refuses what request
-smuggling lives on: both Content-Length and Transfer-Encoding, either of them twice, a fold, a bare
-line feed, a blank before the colon. It is given one whole head and nothing after it, since it can
-not tell where a request ended; bodies are framed elsewhere. It lets pass, and we do not: needless
-blanks in the request line, HTTP other than 1.0 and 1.1, transfer codings besides chunked.
+smuggling relies on: both Content-Length and Transfer-Encoding, either of them twice, a fold, a bare
+line feed, a blank before the colon. It is given one whole head and nothing after it, since it
+cannot tell where a request ended; bodies are framed elsewhere. This module also refuses what llhttp
+accepts: needless blanks in the request line, HTTP other than 1.0 and 1.1, transfer codings besides
+chunked.
 """
 
 import functools
@@ -48,9 +49,9 @@ class _Collector:
 
 
 def head_end(data: bytes, start: int, limits: Limits) -> int:
-    """The end of the head that begins at `start`; -1 where more is to come.
+    """Returns the end of the head that begins at `start`; -1 if more is to come.
 
-    Raises RequestRefused for what can become no head within the limits."""
+    Raises RequestRefused if it can become no head within the limits."""
     end = data.find(b"\r\n\r\n", start) + 4
     if end >= 4 and end - start <= limits.head_bytes:
         return end
@@ -72,7 +73,7 @@ def _refuse_hopeless(data: bytes, start: int, limits: Limits) -> None:
 
 
 def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool) -> Head:
-    """The head that `block` holds, from its method to its empty line.
+    """Returns the head that `block` holds, from its method to its empty line.
 
     Raises RequestRefused: 400, 414, 417, 431, 501 or 505."""
     collector = _Collector()
@@ -111,15 +112,15 @@ def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool
 
 class HeadParser:
     """Parses the heads of one server, and remembers those that are likely to come again, byte for
-    byte: of requests for a presigned or public thing. A signed header has the time in it, so it
-    does not come again."""
+    byte: requests for a presigned or public object. A signed header has the time in it, so it does
+    not come again."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._remembered = functools.lru_cache(_REMEMBERED)(self._parse_shared)
 
     def parse(self, block: bytes, peer: tuple[str, int], secure: bool) -> Head:
-        """See `parse_head`."""
+        """Does what `parse_head` does."""
         if not _is_likely_again(block):
             return parse_head(block, self._limits, peer, secure)
         seen = self._remembered(block)
@@ -153,7 +154,7 @@ def _is_likely_again(block: bytes) -> bool:
 
 
 def parse_trailers(block: bytes, limits: Limits) -> list[Field]:
-    """The fields after the last chunk; `block` ends with their empty line. Raises
+    """Returns the fields after the last chunk; `block` ends with their empty line. Raises
     RequestRefused."""
     collector = _Collector()
     _feed(b"GET / HTTP/1.1\r\n" + block, collector)
@@ -181,7 +182,8 @@ def _feed(block: bytes, collector: _Collector) -> str:
 
 
 def _is_http_1_0(block: bytes, method: str, target: bytes) -> bool:
-    """Raises RequestRefused where the request line is not in its one right form."""
+    """Returns whether it is HTTP/1.0. Raises RequestRefused if the request line is not in its one
+    right form."""
     line = block[: block.index(b"\r\n")]
     begin = b"%b %b HTTP/" % (method.encode("ascii"), target)
     if not line.startswith(begin):
@@ -205,8 +207,8 @@ def _by_name(headers: list[Field]) -> dict[bytes, bytes]:
 
 
 def _other_form(method: str, target: bytes) -> tuple[bytes | None, bytes]:
-    """The authority and the path of an absolute target; the authority stands in place of whatever
-    Host was sent (RFC 9112, 3.2.2). None with `*`, which names none."""
+    """Returns the authority and the path of an absolute target; the authority replaces any Host
+    that was sent (RFC 9112, 3.2.2). None with `*`, which names none."""
     if target == b"*" and method == "OPTIONS":
         return None, target
     match = _ABSOLUTE.fullmatch(target)

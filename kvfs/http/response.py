@@ -25,7 +25,7 @@ class FileRange:
     """`length` bytes of the file `fd` from `offset`, sent by the kernel.
 
     `close` is called once, whatever becomes of the response. `unchanged` is asked after each piece
-    that was handed to the kernel; when it says no, the connection is reset."""
+    that was handed to the kernel; if it says no, the connection is reset."""
 
     fd: int
     offset: int
@@ -33,11 +33,11 @@ class FileRange:
     close: Callable[[], None] | None = None
     unchanged: Callable[[], bool] | None = None
     aside: "trio.CapacityLimiter | None" = None
-    """Hand it to the kernel in threads of this limiter: a wait for a disk, or a long copy, does not
-    keep the loop."""
+    """Sends it in threads of this limiter, so that a wait for a disk, or a long copy, does not
+    block the loop."""
     coming: Callable[[int, int], Awaitable[None]] | None = None
-    """The file is still being filled: awaited with (offset, length) before those bytes are sent.
-    Raises ConnectionLost where they will not come."""
+    """Awaited with (offset, length) before those bytes are sent, if the file is still being filled.
+    Raises ConnectionLost if they will not come."""
 
 
 _SIZED: Final = (bytes, FileRange)
@@ -45,43 +45,44 @@ ResponseBody = bytes | FileRange | AsyncGenerator[bytes, None] | None
 
 
 class Prepared(list[Field]):
-    """Header fields that are sent many times, checked and rendered once: not to be changed."""
+    """Header fields that are sent many times, checked and rendered once; they must not be
+    changed."""
 
     __slots__ = ("rendered",)
 
     def __init__(self, fields: Iterable[Field]) -> None:
-        """Raises ValueError where they are not to be sent as they are."""
+        """Raises ValueError if they may not be sent as they are."""
         super().__init__(fields)
         self.rendered = render_fields(self)
 
 
 @dataclass(slots=True)
 class Response:
-    """`headers`, and `further` ones, which stand apart where those are Prepared: without
-    Content-Length, Transfer-Encoding, Connection, Date and Server, which are the server's.
+    """`headers`, and `further` ones, which are separate from Prepared ones: without Content-Length,
+    Transfer-Encoding, Connection, Date and Server, which the server adds.
 
     A generator is sent in chunks, or to HTTP/1.0 until the connection is closed; it is always
-    closed, and where it raises, the connection is reset. `length` is the Content-Length of what a
-    response without body stands for: to HEAD, or with status 304."""
+    closed, and if it raises, the connection is reset. `length` is the Content-Length of a response
+    without a body: to HEAD, or with status 304."""
 
     status: int
     headers: Sequence[Field] = ()
     body: ResponseBody = None
     length: int | None = None
     close: bool = False
-    """End the connection after it."""
+    """Whether the connection ends after it."""
     head_bytes: int = 0
-    """Bytes of the head as sent; the server sets it."""
+    """Bytes of the head as sent, set by the server."""
     further: Sequence[Field] = ()
 
 
 def plain_refusal(status: int, reason: str) -> Response:
-    """One line of text."""
+    """Returns a response with one line of text."""
     return Response(status, [(b"Content-Type", b"text/plain")], f"{reason}\n".encode())
 
 
 async def release(response: Response) -> None:
-    """Give back what a response holds, sent or not: call it once. Cancelled: the same."""
+    """Gives back what a response holds, sent or not: to be called once. Cancelled: the same."""
     body = response.body
     if isinstance(body, FileRange):
         if body.close is not None:
@@ -91,23 +92,23 @@ async def release(response: Response) -> None:
 
 
 def has_body(head: Head | None, response: Response) -> bool:
-    """Whether bytes of `response.body` follow its head."""
+    """Returns whether bytes of `response.body` follow its head."""
     if response.body is None or response.status in _BODILESS:
         return False
     return head is None or head.method != "HEAD"
 
 
 def is_delimited(head: Head | None, response: Response) -> bool:
-    """The client can tell where the response ends without the connection's end."""
+    """Returns whether the client can tell where the response ends without the connection's end."""
     if response.body is None or isinstance(response.body, _SIZED):
         return True
     return head is not None and not (head.http_1_0 and has_body(head, response))
 
 
 def render_head(head: Head | None, response: Response, goes_on: bool) -> bytes:
-    """Status line and fields. `goes_on`: the connection does, after this response.
+    """Returns status line and fields. `goes_on`: the connection does, after this response.
 
-    Raises ValueError where the handler's fields are not to be sent as they are."""
+    Raises ValueError if the handler's fields may not be sent as they are."""
     headers = response.headers
     parts = (
         _status_line(response.status),
@@ -121,7 +122,7 @@ def render_head(head: Head | None, response: Response, goes_on: bool) -> bytes:
 
 
 def render_fields(headers: Sequence[Field]) -> bytes:
-    """The lines of a handler's fields. Raises ValueError where they are not to be sent as they
+    """Returns the lines of a handler's fields. Raises ValueError if they may not be sent as they
     are."""
     fields = b""
     for name, value in headers:
@@ -147,7 +148,7 @@ def _status_line(status: int) -> bytes:
 
 @functools.lru_cache(maxsize=1)
 def _common_fields(now_s: int) -> bytes:
-    """Made once a second."""
+    """Returns the fields of all responses, made once a second."""
     return f"Server: KVFS\r\nDate: {formatdate(now_s, usegmt=True)}\r\n".encode("ascii")
 
 

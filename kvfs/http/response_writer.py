@@ -1,9 +1,9 @@
-"""A response onto a stream.
+"""Writes a response onto a stream.
 
-A file's bytes go by sendfile; those of a small one, where the calls cost more than the bytes, in
-one call with the head, through a buffer that all streams share (4 KiB: 3.0 instead of 4.3 µs, 64
-KiB: 11.8 instead of 8.6). They are looked at between reading and sending, so of a small file that
-is changed in place nothing is sent.
+A file's bytes go by sendfile; those of a small one, for which the calls cost more than the bytes,
+in one call with the head, through a buffer that all streams share (4 KiB: 3.0 instead of 4.3 µs, 64
+KiB: 11.8 instead of 8.6). They are checked between reading and sending, so nothing is sent of a
+small file that is changed in place.
 """
 
 import os
@@ -24,7 +24,7 @@ _joined: Final = memoryview(bytearray(2 * _JOINED_FILE_BYTES))
 async def send_response(
     stream: Stream, rendered: bytes, head: Head | None, response: Response
 ) -> None:
-    """Send `rendered`, the response's head, and its body.
+    """Sends `rendered`, the response's head, and its body.
 
     Raises ConnectionLost, Stalled, and what a generator raises: a part may have gone then."""
     stream.restart_pace()
@@ -75,7 +75,7 @@ async def _send_file(stream: Stream, rendered: bytes, body: FileRange) -> None:
 async def _send_coming(
     stream: Stream, body: FileRange, coming: Callable[[int, int], Awaitable[None]]
 ) -> None:
-    """A span at a time, each when it has come. Waiting for it is not the peer's fault."""
+    """Sends a span at a time, each when it has come. Waiting for it is not the peer's fault."""
     at, end = body.offset, body.offset + body.length
     while at < end:
         length = min(_COMING_BYTES, end - at)
@@ -86,7 +86,7 @@ async def _send_coming(
 
 
 def _read(body: FileRange, view: memoryview) -> None:
-    """The whole range into `view`. Raises ConnectionLost."""
+    """Reads the whole range into `view`. Raises ConnectionLost."""
     try:
         count = os.preadv(body.fd, [view], body.offset)
     except OSError as error:

@@ -2,9 +2,9 @@
 
 A connection is a task. When told to stop, by its event or by cancellation, the server stops
 accepting, closes idle connections at once, lets requests in flight finish for `stop_s` seconds and
-then cuts them off. At most `connections` are served, shared out as `full_server` says: where one
-more comes, it waits, answers end their connections, and of those that wait for their peers the ones
-end that lose least by it.
+then cuts them off. At most `connections` are served, shared out by `full_server`: if one more
+comes, it waits, answers end their connections, and of those that wait for their peers the ones end
+that lose least by it.
 """
 
 import errno
@@ -39,10 +39,11 @@ _STOPPING_TICK_S: Final = 0.02
 
 
 def listen(host: str, port: int, *, share_port: bool = False) -> list[socket.socket]:
-    """Listeners for each address of `host` (IPv4 and IPv6), all on one port; port 0: any free one.
+    """Returns listeners for each address of `host` (IPv4 and IPv6), all on one port; port 0: any
+    free one.
 
     With `share_port` other processes may listen there too, and the kernel spreads connections over
-    them. Raises OSError where an address cannot be had. Blocks while a name is looked up."""
+    them. Raises OSError if an address is not available. Blocks while a name is looked up."""
     listeners: list[socket.socket] = []
     kinds = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     try:
@@ -61,7 +62,8 @@ def listen(host: str, port: int, *, share_port: bool = False) -> list[socket.soc
 
 
 def _prepare(listener: socket.socket, share_port: bool) -> None:
-    """Sets on the listener what accepted connections inherit, once and not for each of them."""
+    """Sets options on the listener that accepted connections inherit, once rather than for each of
+    them."""
     listener.setblocking(False)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -84,12 +86,13 @@ async def serve(
     stop: trio.Event | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve HTTP/1.1 (and 1.0) on `listeners`, which are closed at the end, until `stop` or
+    """Serves HTTP/1.1 (and 1.0) on `listeners`, which are closed at the end, until `stop` or
     cancellation; both end gracefully, within `limits.stop_s` seconds.
 
-    The handler runs in its connection's task, shielded from the caller's cancellation; its own
-    waits, and how long it takes, are its own affair. With `tls` every connection is encrypted, and
-    sendfile is replaced by a copy through one buffer per connection; ALPN offers http/1.1 alone.
+    The handler runs in its connection's task, shielded from the caller's cancellation; it is
+    responsible for its own waits and for how long it takes. With `tls` every connection is
+    encrypted, and sendfile is replaced by a copy through one buffer per connection; ALPN offers
+    http/1.1 alone.
     """
     if tls is not None:
         tls.set_alpn_protocols(["http/1.1"])
@@ -111,8 +114,8 @@ async def serve(
 
 
 def _within_descriptors(limits: Limits) -> Limits:
-    """Fewer connections where the process may have few descriptors: each may need a file, and
-    another one, beside its own."""
+    """Returns limits with fewer connections if the process may have few descriptors: each may need
+    a file, and another one, beside its own."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return replace(limits, connections=min(limits.connections, max(1, descriptors // 4)))
 
@@ -134,7 +137,7 @@ class _Server:
 
     @contextmanager
     def ending(self, listeners: Sequence[socket.socket]) -> Iterator[None]:
-        """However the block ends, the server stops."""
+        """Stops the server however the block ends."""
         try:
             yield
         finally:
@@ -149,7 +152,7 @@ class _Server:
             self._service.counters.waiting_connections = 0
 
     async def accept(self, listener: socket.socket) -> None:
-        """Accept until cancelled."""
+        """Accepts until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(listener)
             if len(self._waiting) >= self._limits.connections:
@@ -179,7 +182,7 @@ class _Server:
         return Connection(self._service, stream, peer, self._origins.of(peer[0]))
 
     def _admit(self, connection: Connection) -> None:
-        """Serve it now, or when there is room."""
+        """Serves it now, or when there is room."""
         if has_room(self._limits, len(self._connections), connection.origin):
             self._begin(connection)
         else:
@@ -207,7 +210,7 @@ class _Server:
                 self._let_in()
 
     def _let_in(self) -> None:
-        """Begin those that have room now, the first to come first."""
+        """Begins the waiting connections that have room now, in the order in which they came."""
         still: deque[Connection] = deque()
         while self._waiting:
             served = len(self._connections)

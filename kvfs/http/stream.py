@@ -1,12 +1,12 @@
 """A non-blocking socket, or TLS on it, with deadlines.
 
-Every operation is tried first and waits only where it must: a wait costs a turn of trio's loop,
-which is several times the system call. So an operation is a checkpoint only now and then: after
-_TURN_BYTES moved without a wait the next one lets others run first, and is cancelled there if it is
-to be. What has been received is never lost to a cancellation.
+Every operation is tried first and waits only if it must: a wait costs a turn of trio's loop, which
+is several times the system call. So an operation is a checkpoint only now and then: after
+_TURN_BYTES moved without a wait the next one lets others run first, and a cancellation takes effect
+there. Received bytes are never lost to a cancellation.
 
-Deadlines cost an assignment: `deadline` stands while the stream waits, and whoever owns it (the
-server's clock task) calls `expire` once it has passed. A cancel scope each would cost more than the
+Deadlines cost an assignment: `deadline` stands while the stream waits, and its owner (the server's
+clock task) calls `expire` once it has passed. A cancel scope each would cost more than the
 operation.
 
 While a body moves, `stall_s` seconds of waiting are granted for each `progress_bytes`.
@@ -45,8 +45,8 @@ _WRITE_NEEDS_WRITABLE: Final = (BlockingIOError, ssl.SSLWantWriteError)
 
 
 class Stream:
-    """Owned by one task. After ConnectionLost (or Stalled, which is one) only `expire`, `linger`,
-    `close`."""
+    """One task owns it. After ConnectionLost (or Stalled, which is one) only `expire`, `linger` and
+    `close` may be called."""
 
     __slots__ = (
         "_copy",
@@ -71,17 +71,17 @@ class Stream:
         self._turn = _TURN_BYTES
         self._copy: bytearray | None = None
         self._is_full = False
-        """The socket did not take all of the last piece: the next is not tried in vain."""
+        """Whether the socket did not take all of the last piece: the next is not tried in vain."""
         self.deadline = NEVER
         self.sent_bytes = 0
         self.secure = isinstance(sock, ssl.SSLSocket)
 
     def expire(self) -> None:
-        """End the wait in progress, which raises Stalled; no effect where there is none."""
+        """Ends the wait in progress, which raises Stalled; does nothing if there is none."""
         trio.lowlevel.notify_closing(self._fd)
 
     async def handshake(self) -> None:
-        """The server's side of TLS. Raises ConnectionLost, Stalled."""
+        """Does the server's side of the TLS handshake. Raises ConnectionLost, Stalled."""
         assert isinstance(self._sock, ssl.SSLSocket)
         deadline = time.monotonic() + self._limits.head_s
         while True:
@@ -95,7 +95,8 @@ class Stream:
                 raise ConnectionLost("no TLS handshake") from error
 
     async def receive(self, size_bytes: int, deadline: float) -> bytes:
-        """Up to `size_bytes`, waiting until `deadline` (of time.monotonic); b"": the peer closed.
+        """Receives up to `size_bytes`, waiting until `deadline` (of time.monotonic); b"": the peer
+        closed.
 
         Raises ConnectionLost, Stalled."""
         if self._is_turn_over():
@@ -113,7 +114,7 @@ class Stream:
         return data
 
     async def receive_paced(self, size_bytes: int) -> bytes:
-        """`receive` for a part of a body."""
+        """Does `receive` for a part of a body."""
         began, patience_s = time.monotonic(), self._patience_s
         data = await self.receive(size_bytes, began + patience_s)
         self._patience_s = max(0.0, patience_s - (time.monotonic() - began))
@@ -121,7 +122,7 @@ class Stream:
         return data
 
     async def receive_into(self, view: memoryview) -> int:
-        """Payload from the socket into `view`; 0: the peer closed. Raises ConnectionLost,
+        """Receives payload from the socket into `view`; 0: the peer closed. Raises ConnectionLost,
         Stalled."""
         if self._is_turn_over():
             await trio.lowlevel.checkpoint()
@@ -158,7 +159,7 @@ class Stream:
         return count
 
     async def send(self, data: bytes | memoryview, more: bool = False) -> None:
-        """All of `data`. With `more` the kernel may hold it back for what follows at once.
+        """Sends all of `data`. With `more` the kernel may hold it back for what follows at once.
 
         Raises ConnectionLost, Stalled; then, and when cancelled, a part may have gone."""
         flags = socket.MSG_MORE if more and not self.secure else 0
@@ -182,7 +183,7 @@ class Stream:
                 rest = rest[count:]
 
     def send_soon(self, data: memoryview) -> int:
-        """How much of `data` the socket took at once. Raises ConnectionLost."""
+        """Returns how much of `data` the socket took at once. Raises ConnectionLost."""
         self._turn -= _TURN_COST
         try:
             count = self._sock.send(data)
@@ -197,11 +198,12 @@ class Stream:
     async def send_file(
         self, fd: int, offset: int, length: int, unchanged: Callable[[], bool] | None
     ) -> None:
-        """`length` bytes of the file `fd` from `offset`, by sendfile; under TLS through one buffer
-        that the stream keeps. Each call is bounded, so that one stream does not starve the others.
+        """Sends `length` bytes of the file `fd` from `offset`, by sendfile; under TLS through one
+        buffer that the stream keeps. Each call is bounded, so that one stream does not starve the
+        others.
 
-        Raises ConnectionLost where the file is shorter, or `unchanged` says no between two pieces
-        or at the end; Stalled. A part has gone then."""
+        Raises ConnectionLost if the file is shorter, or `unchanged` says no between two pieces or
+        at the end; Stalled. A part has gone then."""
         send_piece = self._send_copy if self.secure else self._sendfile
         end = offset + length
         self._is_full = False
@@ -221,8 +223,8 @@ class Stream:
         unchanged: Callable[[], bool] | None,
         threads: trio.CapacityLimiter,
     ) -> None:
-        """As `send_file` without TLS, in a thread as long as the peer takes it without a pause, and
-        waiting here where it does not. Cancelled: ends within a burst."""
+        """Like `send_file` without TLS, in a thread as long as the peer takes it without a pause,
+        and waiting here when it does not. Cancelled: ends within a burst."""
         end = offset + length
         while offset < end:
             offset = await trio.to_thread.run_sync(
@@ -284,7 +286,8 @@ class Stream:
         return count
 
     async def linger(self) -> None:
-        """Say that nothing more is sent, then read and drop what still comes, within the limits.
+        """Signals that nothing more is sent, then reads and drops what still comes, within the
+        limits.
 
         Closing at once would reset the connection, and with it what the peer has not read yet."""
         deadline = time.monotonic() + self._limits.linger_s
@@ -309,7 +312,7 @@ class Stream:
         return count if time.monotonic() < deadline else 0
 
     def abort(self) -> None:
-        """Close so that the peer sees an error: what is under way to it is dropped."""
+        """Closes so that the peer sees an error: bytes under way to it are dropped."""
         try:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         except OSError:
@@ -321,7 +324,8 @@ class Stream:
         self._sock.close()
 
     def _end_tls(self) -> None:
-        """Tell the peer that the data ended here and was not cut off; its answer is not awaited."""
+        """Tells the peer that the data ended here and were not cut off; its answer is not
+        awaited."""
         if isinstance(self._sock, ssl.SSLSocket):
             try:
                 self._sock.unwrap()
@@ -336,7 +340,7 @@ class Stream:
             self._patience_s = self._limits.stall_s
 
     def restart_pace(self) -> None:
-        """Another body begins."""
+        """Begins the pace of another body."""
         self._progress = 0
         self._patience_s = self._limits.stall_s
 
@@ -346,8 +350,8 @@ class Stream:
         self._patience_s = max(0.0, patience_s - (time.monotonic() - began))
 
     async def _wait_to_send(self) -> None:
-        """Until the socket takes more. It does so when a third of what it holds has gone, megabytes
-        perhaps: a peer that took its part of them meanwhile is waited for on."""
+        """Waits until the socket takes more. It does so when a third of what it holds has gone,
+        perhaps megabytes: the wait goes on for a peer that took its part of them meanwhile."""
         while True:
             queued = self._queued_bytes()
             try:
@@ -358,7 +362,7 @@ class Stream:
                 self._patience_s = self._limits.stall_s
 
     def _queued_bytes(self) -> int:
-        """Bytes in the socket that the peer has not acknowledged (SIOCOUTQ)."""
+        """Returns the bytes in the socket that the peer has not acknowledged (SIOCOUTQ)."""
         answer = fcntl.ioctl(self._fd, termios.TIOCOUTQ, bytes(_INT.size))
         return int(_INT.unpack(answer)[0])
 
@@ -378,13 +382,13 @@ class Stream:
             self.deadline = NEVER
 
     async def take_turn(self) -> None:
-        """Lets other tasks run where this one has not waited for long."""
+        """Lets other tasks run if this one has not waited for long."""
         if self._is_turn_over():
             await trio.lowlevel.checkpoint()
 
     def _is_turn_over(self) -> bool:
-        """Whether the turn is over, in which case the caller lets others run; to be asked before
-        each operation."""
+        """Returns whether the turn is over, in which case the caller lets others run; to be asked
+        before each operation."""
         self._turn -= _TURN_COST
         if self._turn > 0:
             return False

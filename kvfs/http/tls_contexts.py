@@ -5,9 +5,9 @@ from pathlib import Path
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """TLS 1.2 and newer for `certificate` (PEM, with its chain) and its `key`.
+    """Returns a context of TLS 1.2 and newer for `certificate` (PEM, with its chain) and its `key`.
 
-    Raises OSError, or ssl.SSLError (which is one) where they do not belong together."""
+    Raises OSError, or ssl.SSLError (which is one) if they do not belong together."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # Of a peer that ends without a word the answer is still sent: HTTP's own lengths tell what was
