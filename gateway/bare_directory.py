@@ -2,7 +2,7 @@
 
 A program that goes on writing while the mount is away would write there, on the local disk, where
 the next mount hides it. So an empty directory is closed to writers once it is mounted on, and stays
-so when the mount goes: a stop for an upgrade is just when programs go on.
+so when the mount goes: programs go on during a stop for an upgrade.
 
 | closed by | to | where |
 |---|---|---|
@@ -10,7 +10,7 @@ so when the mount goes: a stop for an upgrade is just when programs go on.
 | mode 0, and an attribute that says why | all but root | root may not, or there is none |
 | nothing | nobody | not root: fusermount3 mounts only where its caller may write |
 
-What is in a directory that is not empty stays as it is, and so does the directory.
+A directory that is not empty stays as it is, with its content.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _SHOWN: Final = 8
 
 
 class BareDirectory:
-    """One of them, held by a descriptor from before it is mounted on."""
+    """A bare directory, held by a descriptor from before it is mounted on."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
@@ -47,7 +47,7 @@ class BareDirectory:
             raise
 
     def close_to_writers(self) -> None:
-        """If it is empty, and this process may."""
+        """Closes it to writers if it is empty, and this process may."""
         if self.hides or os.geteuid() != 0:
             return
         try:
@@ -58,14 +58,14 @@ class BareDirectory:
                 os.fchmod(self._fd, 0)
 
     def close(self) -> None:
-        """Let go of it; idempotent."""
+        """Lets go of it; idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def open_to_writers(path: Path) -> None:
-    """Undo what `close_to_writers` did, where nothing is mounted; nothing where it did nothing."""
+    """Undoes `close_to_writers` if nothing is mounted; does nothing if that did nothing."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""The directory that is mounted on: made where it is missing, refused where a mount would harm."""
+"""The directory that is mounted on: made if missing, refused if a mount would harm."""
 
 import contextlib
 import errno
@@ -16,13 +16,14 @@ from kvfs.datastore.kernel import filesystem_probe
 from kvfs.datastore.layout import is_locked
 
 _DYING_S: Final = 2.0
-"""Mostly a killed process has gone by then."""
+"""Time after which a killed process has usually gone."""
 _END_S: Final = 10.0
 _POLL_S: Final = 0.02
 
 
 def check(mountpoint: Path, store: Path) -> None:
-    """Refuse what `prepare` would refuse, and change nothing: for before the store is made."""
+    """Refuses what `prepare` would refuse, and changes nothing: for use before the store is
+    made."""
     _refuse_overlap(mountpoint, store)
     if device.is_ours(str(mountpoint)) and _is_dead(mountpoint):
         return
@@ -34,10 +35,10 @@ def check(mountpoint: Path, store: Path) -> None:
 
 
 def prepare(mountpoint: Path, store: Path) -> bool:
-    """Have a directory at `mountpoint`; True when a dead mount of KVFS was there and is gone now.
+    """Prepares a directory at `mountpoint`; True if a dead mount of KVFS was removed there.
 
     Raises Busy (something is mounted there), NotADirectory, AccessDenied, Invalid (store and mount
-    hold one another).
+    contain one another).
     """
     _refuse_overlap(mountpoint, store)
     recovered = device.recover_stale(str(mountpoint))
@@ -54,7 +55,8 @@ def hold(mountpoint: Path) -> BareDirectory:
 
 
 def hidden(mountpoint: Path | str, names: Sequence[str]) -> str:
-    """The message about a directory that is not empty; `names`: of its entries, the first."""
+    """Returns the message about a directory that is not empty; `names`: the first of its
+    entries."""
     return (
         f"{mountpoint} is not empty: the mount hides '{min(names)}' and what else is there, "
         "unchanged; `kvfs down` shows it again, to be moved away"
@@ -62,9 +64,9 @@ def hidden(mountpoint: Path | str, names: Sequence[str]) -> str:
 
 
 def end_dead(mountpoint: Path, lock: Path) -> None:
-    """End what a daemon left that was killed while the kernel held one of its threads in the lock
-    of a directory: whoever had that lock waits for the daemon, which so never ends, and holds the
-    store's `lock`. Returns when that is free; does nothing where its holder is alive.
+    """Ends the remains of a daemon that was killed while the kernel held one of its threads in the
+    lock of a directory: the holder of that lock waits for the daemon, which therefore never ends,
+    and holds the store's `lock`. Returns when that is free; does nothing if its holder is alive.
 
     Raises Unavailable, AccessDenied."""
     if not _has_died(lock) or _is_free(lock, _DYING_S):
@@ -76,7 +78,7 @@ def end_dead(mountpoint: Path, lock: Path) -> None:
 
 
 def _is_free(lock: Path, deadline_s: float) -> bool:
-    """Whether nobody holds it by then."""
+    """Returns whether nobody holds the lock by then."""
     end = time.monotonic() + deadline_s
     while is_locked(lock):
         if time.monotonic() > end:
@@ -86,7 +88,7 @@ def _is_free(lock: Path, deadline_s: float) -> bool:
 
 
 def _has_died(lock: Path) -> bool:
-    """Whether the process named in a lock has ended, though not all of its threads have."""
+    """Returns whether the process named in a lock has ended, though not all of its threads have."""
     try:
         pid = int(lock.read_text("ascii"))
         return state_of(pid) in "ZX" and len(os.listdir(f"/proc/{pid}/task")) > 1
@@ -123,7 +125,7 @@ def _refuse_mounted(mountpoint: Path) -> None:
 
 
 def _require_room(mountpoint: Path) -> None:
-    """A directory that is missing can be made."""
+    """Requires that a missing directory can be made."""
     above = mountpoint.absolute().parent
     while not os.path.lexists(above):
         above = above.parent
@@ -136,7 +138,7 @@ def _require_room(mountpoint: Path) -> None:
 
 @contextlib.contextmanager
 def _refusals(mountpoint: Path) -> Iterator[None]:
-    """The system's refusals, with their remedies."""
+    """Translates the system's refusals, with their remedies."""
     try:
         yield
     except (FileExistsError, FileNotFoundError, NotADirectoryError):

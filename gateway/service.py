@@ -1,7 +1,7 @@
 """A node with its mount, run as one service: start, readiness, control requests, signals, end.
 
-One mount per node. It may be taken away and made again while the node runs; when somebody unmounts
-it from outside (umount, fusermount3), the node goes on without and says so.
+One mount per node. It may be removed and made again while the node runs; when it is unmounted from
+outside (umount, fusermount3), the node goes on without it and says so.
 """
 
 import contextlib
@@ -41,9 +41,9 @@ class MountKeeper:
         self.info: MountInfo | None = None
 
     async def mount(self, directory: Path) -> "MountInfo":
-        """Mount at `directory`; returns when the mount answers.
+        """Mounts at `directory`; returns when the mount answers.
 
-        Raises Busy where this node has a mount, Unavailable past the deadline, and what
+        Raises Busy if this node has a mount, Unavailable past the deadline, and what
         `mountpoint.prepare` and the mount itself raise. Cancelled: nothing stays mounted.
         """
         if self._scope is not None:
@@ -70,10 +70,10 @@ class MountKeeper:
         return self.info
 
     async def unmount(self, *, lazy: bool) -> str:
-        """Unmount and wait until it has gone; the mountpoint.
+        """Unmounts, waits until the mount has gone, and returns the mountpoint.
 
-        `lazy`: also while it is in use; what is open there is closed then. Raises NotFound where
-        there is no mount, Busy while it is in use.
+        `lazy`: even while it is in use; open files are closed then. Raises NotFound if there is no
+        mount, Busy while it is in use.
         """
         scope = self._scope
         if scope is None or self.info is None:
@@ -117,7 +117,7 @@ class Companion(Protocol):
     """A service beside a node and its mount, which knows them only by the node."""
 
     async def __call__(self, node: Node, *, task_status: trio.TaskStatus[None]) -> None:
-        """Serve, and say so by `task_status`. Cancelled: ends in order, in its own time."""
+        """Serves, and reports it by `task_status`. Cancelled: ends in order, in its own time."""
 
 
 async def run(
@@ -127,11 +127,11 @@ async def run(
     on_ready: Callable[[dict[str, Any]], None],
     companions: Sequence[Companion] = (),
 ) -> None:
-    """Run a node until SIGTERM, SIGINT or a `stop` request.
+    """Runs a node until SIGTERM, SIGINT or a `stop` request.
 
     Companions start while the mount is made, and end before it goes. `on_ready` gets the status
-    when all of them serve and, if `mounted`, the mount answers too. Raises what stands in the way
-    of the start.
+    when all of them serve and, if `mounted`, the mount answers too. Raises the obstacles to the
+    start.
     """
     descriptors.allow_most()
     refused = priority.raise_to(config.priority)
@@ -161,7 +161,7 @@ async def _serve(
     on_ready: Callable[[dict[str, Any]], None],
     companions: Sequence[Companion],
 ) -> None:
-    """A node that is open, until it is to stop."""
+    """Serves an open node, until it is to stop."""
     async with trio.open_nursery() as nursery:
         keeper = MountKeeper(node, nursery)
         _answer_requests(node, keeper, stopping)
@@ -180,8 +180,8 @@ async def _serve(
 
 
 def _ending_signals() -> list[signal.Signals]:
-    """The signals that end the service in order. SIGHUP is left ignored where nohup has it
-    ignored."""
+    """Returns the signals that end the service in order. SIGHUP stays ignored if nohup ignores
+    it."""
     ending = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         ending.append(signal.SIGHUP)
@@ -196,7 +196,7 @@ class _Opening:
         self.is_over = False
 
     def end(self) -> None:
-        """Give it up, unless the node is open: then it stops in order."""
+        """Gives up the start, unless the node is open: then it stops in order."""
         if not self.is_over:
             self.scope.cancel()
 
@@ -227,7 +227,7 @@ def _answer_requests(node: Node, keeper: MountKeeper, stopping: trio.Event) -> N
 
 
 def describe(info: "MountInfo") -> dict[str, Any]:
-    """The facts about a mount for status and start-up summary."""
+    """Returns the facts about a mount for status and start-up summary."""
     return {
         "mountpoint": str(info.mountpoint),
         "mode": info.mode,

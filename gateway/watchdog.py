@@ -1,7 +1,7 @@
 """The daemon's part of the watchdog: it is started with the mount, and replaced when it ends.
 
-What the process does is `watchdog_process`' subject; docs/design/mount.md has the table of what
-each process holds, and what happens at a kill of each.
+`watchdog_process` is the process itself; docs/design/mount.md has the table of what each process
+holds, and of the effects of a kill of each.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from gateway import watchdog_process
 from gateway.fuse.channel import device
 
 _PAUSE_S: Final = 1.0
-"""Before one that ended is replaced."""
+"""Pause before one that ended is replaced."""
 _PACKAGES: Final = Path(__file__).resolve().parent.parent
 log = logging.getLogger(__name__)
 
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 async def watched(
     mountpoint: str, held: int | None = None, answers: str = ""
 ) -> AsyncIterator[trio.Event]:
-    """`held`, `answers`: the mount's device, and a file: after this process' death the mount does
-    not end, and nobody who waits for it is told anything, before that file is locked no more.
+    """Ends the filesystem mounted there within seconds of this process's death, while the block
+    lasts, from when the event is set until the block has ended, even if that is cancelled. Entering
+    it is no checkpoint: nobody else removes the mount just made.
 
-    While the block lasts, what is mounted there ends within seconds of this process' death, from
-    when the event is set, and until the block has ended, also where that is cancelled. To enter it
-    is no checkpoint: nobody else takes away what was mounted a moment ago."""
+    `held`, `answers`: the mount's device, and a file: after this process's death the mount does not
+    end, and no waiting caller is told anything, before that file is no longer locked."""
     scope, begun = trio.CancelScope(shield=True), trio.Event()
     try:
         async with trio.open_nursery() as nursery:
@@ -96,7 +96,7 @@ async def _start(mount: _Watched) -> trio.Process:
 
 
 async def _wait(process: trio.Process) -> None:
-    """Cancelled: it is killed."""
+    """Waits for the process. Cancelled: it is killed."""
     try:
         await process.wait()
     finally:

@@ -3,17 +3,18 @@ connection to the kernel.
 
     python -I -S watchdog_process.py PID PIDFD ABORT PACKAGES DEVICE MOUNTPOINT ANSWERS
 
-PIDFD (of the daemon) and ABORT (see `device.open_abort`; -1: there is none) are inherited. Started,
-and ended in order, by `watchdog`. It imports nothing of KVFS, so that it takes 4 MB of memory of
-its own: whoever lacks ABORT asks a new interpreter.
+PIDFD (of the daemon) and ABORT (see `device.open_abort`; -1: there is none) are inherited.
+`watchdog` starts it, and ends it in order. It imports nothing of KVFS, so that it takes 4 MB of
+memory of its own: without ABORT it asks a new interpreter.
 
-Where another process serves from the mount, the mount's open device is inherited too. Then whoever
-waits for an answer of the daemon waits on after its death, until the file ANSWERS (empty: there is
-none) is locked no more (flock(2)) by who would pass errors on to clients, which give up for them.
+If another process serves from the mount, the mount's open device is inherited too. Then callers
+that wait for an answer of the daemon wait on after its death, until the file ANSWERS (empty: there
+is none) is no longer locked (flock(2)) by the process that would pass errors on to clients, which
+give up because of them.
 
 A killed daemon is not always gone: while the kernel holds one of its threads in a lock, its
-descriptors stay open, and its pidfd does not say that it has ended. So the state of its first
-thread is looked at too, each second. That number is nobody else's while a thread is left.
+descriptors stay open, and its pidfd does not report its end. So the state of its first thread is
+checked too, each second. That number is nobody else's while a thread is left.
 """
 
 import fcntl
@@ -29,7 +30,7 @@ _STEP_S = 0.005
 
 
 def main() -> None:
-    """Until the daemon has ended, and with it the connection."""
+    """Runs until the daemon has ended, and with it the connection."""
     # The terminal's ^C, and what ends all processes of a service, are for the daemon to heed.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether its first thread has ended: then all do, unless the kernel holds them."""
+    """Returns whether its first thread has ended: then all do, unless the kernel holds them."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] in "ZX"
@@ -58,7 +59,7 @@ def has_ended(pid: int) -> bool:
 
 
 def _wait_until_silent(answers: str) -> None:
-    """Not past a deadline."""
+    """Waits for it, up to a deadline."""
     try:
         fd = os.open(answers, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

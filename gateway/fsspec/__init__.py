@@ -1,4 +1,4 @@
 """`kvfs://` for programs that open files by fsspec: pandas, pyarrow, torch, Hugging Face's tools.
 
-fsspec is imported here alone; whoever wants it has it anyway (extra `fsspec`).
+Only this package imports fsspec; its users have it anyway (extra `fsspec`).
 """

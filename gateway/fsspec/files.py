@@ -1,7 +1,7 @@
 """The file objects of `kvfs://`: buffers of Python's own around the data file.
 
 Large reads and writes go past the buffer: the kernel reads into the bytes that the caller gets, and
-writes from those that the caller has.
+writes from the caller's own.
 """
 
 import io
@@ -18,7 +18,7 @@ WRITE_BUFFER_BYTES: Final = 1 << 20
 
 
 class ReadFile(io.BufferedReader):
-    """A data file, as it was when it was opened; it may be mapped and sent, and be pickled."""
+    """A data file, as it was when it was opened; it may be mapped, sent and pickled."""
 
     def __init__(self, raw: io.FileIO, path: str, fs: Any, buffer_bytes: int | None) -> None:
         super().__init__(raw, buffer_bytes or READ_BUFFER_BYTES)
@@ -47,7 +47,7 @@ class _Droppable(Protocol):
 
 
 class _Whole:
-    """A file that appears whole or not at all. It stands before the class of Python's own."""
+    """A file that appears whole or not at all. It precedes Python's own class among the bases."""
 
     def __exit__(
         self: _Droppable,
@@ -60,12 +60,12 @@ class _Whole:
         self.close()
 
     def __del__(self) -> None:
-        """Nothing, in place of a `close` with which half a file would appear: the writer, which is
-        forgotten next, says so and drops it."""
+        """Does nothing, in place of a `close` by which half a file would appear: the writer, which
+        is forgotten next, reports and drops it."""
 
 
 class _Around(_Whole):
-    """Writes into another one."""
+    """A file that writes into another one."""
 
     _file: "WriteFile | CompressedFile"
 
@@ -80,9 +80,9 @@ class _Around(_Whole):
 
 class WriteFile(_Whole, io.BufferedWriter):
     """A file that appears when it is closed or, in a transaction, when that ends. Leaving a `with`
-    block by an exception drops it, and so does being forgotten without `close`.
+    block by an exception drops it, and so does forgetting it without `close`.
 
-    Writing and closing raise OSErrors that name the path; where closing does, nothing appeared."""
+    Writing and closing raise OSErrors that name the path; if closing does, nothing appeared."""
 
     def __init__(self, writer: Writer, path: str, buffer_bytes: int | None, autocommit: bool):
         super().__init__(writer, buffer_bytes or WRITE_BUFFER_BYTES)
@@ -116,12 +116,12 @@ class WriteFile(_Whole, io.BufferedWriter):
             self.writer.finish()
 
     def commit(self) -> None:
-        """Have the file appear, at once. Idempotent."""
+        """Makes the file appear, at once. Idempotent."""
         with os_errors(self.path):
             self.writer.close()
 
     def discard(self) -> None:
-        """Drop the file: what was under its name stays. Idempotent."""
+        """Drops the file: the previous content of its name stays. Idempotent."""
         self.writer.abort()
 
 
@@ -181,8 +181,8 @@ Written = WriteFile | CompressedFile | TextFile
 
 
 def commit_together(files: Sequence[Written]) -> None:
-    """Have all that are closed and were not dropped appear in one transaction, or none. Raises
-    OSError."""
+    """Makes all files that are closed and were not dropped appear in one transaction, or none.
+    Raises OSError."""
     if files:
         with os_errors(files[0].path):
             publish_together([file.writer for file in files])

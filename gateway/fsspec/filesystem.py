@@ -1,12 +1,12 @@
 """fsspec's view of a store: `fsspec.open("kvfs://models/llama/model.safetensors")`.
 
-A `kvfs.Client` does the work, without the mount and with or without its node. What Python may not
-touch is not touched: files are copied by the kernel (reflink, where the disk can), reads are one
+A `kvfs.Client` does the work, without the mount and with or without its node. Python touches no
+bytes that it need not: files are copied by the kernel (reflink, if the disk can), reads are one
 copy, from the data file's pages into the bytes that the caller gets.
 
 Names begin with `/`, the namespace is their first part: `kvfs://models/x` and `kvfs:///models/x`
-are one. Directories on the way to a new file are made, the namespace is not, but by `makedirs`.
-Nothing is cached here, so that what others do is seen at once. Errors are Python's OSErrors.
+are one. Directories on the way to a new file are made; the namespace is not, except by `makedirs`.
+Nothing is cached here, so that changes by others are seen at once. Errors are Python's OSErrors.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ _MOST_READ: Final = 1 << 30
 _OF_TEXT: Final = ("encoding", "errors", "newline")
 Info = dict[str, Any]
 _opening: Final = threading.RLock()
-"""Held while a filesystem opens its client. A fork waits for that: the child has no other threads,
+"""Held while a filesystem opens its client. A fork waits for it: the child has no other threads,
 and a lock that one of them held would be held for ever."""
 os.register_at_fork(
     before=_opening.acquire,
@@ -61,7 +61,7 @@ class KvfsTransaction(Transaction):  # type: ignore[misc]
     """All files written in it appear at once, or none does."""
 
     def complete(self, commit: bool = True) -> None:
-        """Publish or drop what was written, and end. Raises OSError."""
+        """Publishes or drops what was written, and ends. Raises OSError."""
         files = [self.files.popleft() for _ in range(len(self.files))]
         try:
             if commit:
@@ -77,7 +77,7 @@ class KvfsTransaction(Transaction):  # type: ignore[misc]
 class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """One store of this host. `store`: its directory; None: the one that `kvfs up` would use.
 
-    Threads may share it, it may be pickled, and goes on working in a child after a fork."""
+    Threads may share it, it may be pickled, and it goes on working in a child after a fork."""
 
     protocol = "kvfs"
     root_marker = "/"
@@ -91,7 +91,7 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     @property
     def client(self) -> Client:
-        """Opened when it is first asked for. Raises KvfsError."""
+        """The client, opened when it is first asked for. Raises KvfsError."""
         if (opened := self._opened) is not None:
             return opened
         with _opening:
@@ -102,8 +102,8 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return self._opened
 
     def close(self) -> None:
-        """Let go of the store; what is asked next opens it again. Without this it is held until
-        the process ends, since fsspec keeps filesystems. Idempotent."""
+        """Lets go of the store; the next request opens it again. Without this it is held until the
+        process ends, since fsspec keeps filesystems. Idempotent."""
         with _opening:
             closing, self._opened, self._closing = self._closing, None, None
         if closing is not None:
@@ -111,7 +111,7 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _using(self, path: str, to: str | None = None) -> Iterator[Client]:
-        """Raises OSErrors that name these."""
+        """Raises OSErrors that name these paths."""
         with os_errors(path, to):
             yield self.client
 
@@ -125,8 +125,8 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
     # ---- what is there
 
     def info(self, path: str, **_: Any) -> Info:
-        """Beside what fsspec asks for: mode, uid, gid, nlink, ino, mtime and created (when its
-        record changed last), both in seconds. A symbolic link is a `link`, and not followed."""
+        """Returns, beside what fsspec asks for: mode, uid, gid, nlink, ino, mtime and created (when
+        its record changed last), both in seconds. A symbolic link is a `link`, and not followed."""
         name = self._strip_protocol(path)
         with self._using(name) as client:
             return _info(name, client.stat(name))
@@ -145,7 +145,7 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return infos if detail else [each["name"] for each in infos]
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Raises OSError where that cannot be told."""
+        """Returns whether the path exists. Raises OSError if that cannot be told."""
         name = self._strip_protocol(path)
         with self._using(name) as client:
             try:
@@ -155,7 +155,7 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return True
 
     def created(self, path: str) -> datetime:
-        """When its record changed last: no other time of its beginning is kept."""
+        """Returns when its record changed last: no other time of its beginning is kept."""
         return datetime.fromtimestamp(self.info(path)["created"], UTC)
 
     def modified(self, path: str) -> datetime:
@@ -188,7 +188,7 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 raise
 
     def _make_directory(self, name: str) -> None:
-        """And those above it, but for the namespace; nothing where it is there."""
+        """Makes a directory and those above it, except the namespace; does nothing if it exists."""
         with self._using(name) as client:
             try:
                 client.mkdir(name, parents=True)
@@ -204,7 +204,7 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
     # ---- names
 
     def rm_file(self, path: str) -> None:
-        """A file, or an empty directory."""
+        """Removes a file, or an empty directory."""
         name = self._strip_protocol(path)
         with self._using(name) as client:
             try:
@@ -220,8 +220,8 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         maxdepth: int | None = None,
         **_: Any,
     ) -> None:
-        """One file or directory is renamed, atomically, into `path2` where that is a directory.
-        Lists, patterns and what leads to another namespace are copied and removed."""
+        """Renames one file or directory, atomically, into `path2` if that is a directory. Lists,
+        patterns and moves to another namespace are copied and removed."""
         if not isinstance(path1, str) or not isinstance(path2, str) or "*" in path1:
             self._copy_and_remove(path1, path2, recursive=recursive, maxdepth=maxdepth)
             return
@@ -251,8 +251,8 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         on_error: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """As fsspec's, but for `on_error`: what is missing, the namespace above all, is an error of
-        trees too, unless "ignore" is asked for."""
+        """Like fsspec's, except for `on_error`: a missing path, above all the namespace, is an
+        error of trees too, unless "ignore" is asked for."""
         super().copy(path1, path2, recursive, maxdepth, on_error or "raise", **kwargs)
 
     # ---- whole files
@@ -260,7 +260,7 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def cat(
         self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any
     ) -> Any:
-        """The contents of the paths; of a tree, those of its files."""
+        """Returns the contents of the paths; of a tree, those of its files."""
         if recursive:
             tree = self.expand_path(path, recursive=True)
             path = [each for each in tree if not self.isdir(each)]
@@ -285,8 +285,8 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         on_error: str = "return",
         **_: Any,
     ) -> list[bytes | BaseException]:
-        """Each file is opened once, and told of all its ranges before the first is read, so that
-        the disk has many to do. `max_gap` makes no difference."""
+        """Opens each file once, and tells it all its ranges before the first is read, so that the
+        disk has many to do. `max_gap` makes no difference."""
         asked = list(zip(paths, _for_each(starts, paths), _for_each(ends, paths), strict=True))
         found: list[bytes | BaseException] = [b""] * len(asked)
         of_file: dict[str, list[int]] = {}
@@ -322,7 +322,7 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
             client.put(name, value, exclusive=mode == "create", parents=True)
 
     def pipe(self, path: Any, value: Any = None, **kwargs: Any) -> None:
-        """Files that come in one dictionary appear at once, or none does."""
+        """Writes files; those of one dictionary appear at once, or none does."""
         if not isinstance(path, dict) or self._intrans:
             super().pipe(path, value, **kwargs)
             return
@@ -347,7 +347,7 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         outfile: Any = None,
         **kwargs: Any,
     ) -> None:
-        """A local file appears whole or not at all."""
+        """Copies to a local file, which appears whole or not at all."""
         name = self._strip_protocol(rpath)
         if outfile is not None or isfilelike(lpath):
             super().get_file(name, lpath, callback=callback, outfile=outfile, **kwargs)
@@ -397,8 +397,8 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         compression: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """See fsspec's. What is written is dropped whole where its `with` block ends by an
-        exception: text and what is compressed too."""
+        """Like fsspec's. Writes are dropped whole if their `with` block ends by an exception: text
+        and compressed data too."""
         if "r" in mode:
             return super().open(path, mode, block_size, cache_options, compression, **kwargs)
         name, kind = self._strip_protocol(path), mode.replace("b", "").replace("t", "")
@@ -428,8 +428,9 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         cache_options: Any = None,
         **_: Any,
     ) -> ReadFile | WriteFile:
-        """`rb`, `wb`, `xb`, and `ab`, which copies the file by the kernel and goes on behind it:
-        of two that append at once the last one's file stays. `block_size`: of the buffer."""
+        """Opens in mode `rb`, `wb`, `xb`, or `ab`, which copies the file by the kernel and goes on
+        behind it: of two that append at once the last one's file stays. `block_size`: of the
+        buffer."""
         if mode == "rb":
             return ReadFile(self._raw(path), path, self, block_size)
         with self._using(path) as client:
@@ -445,7 +446,7 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return WriteFile(writer, path, block_size, autocommit)
 
     def _raw(self, name: str) -> io.FileIO:
-        """The data file."""
+        """Returns the opened data file."""
         with self._using(name) as client:
             raw = client.open(name).detach()
         assert isinstance(raw, io.FileIO)
@@ -453,7 +454,8 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
 
 def _rename(client: Client, old: str, new: str) -> None:
-    """Make directories on the way, but no namespace, and none where there is nothing to move."""
+    """Renames. Makes directories on the way, but no namespace, and none if there is nothing to
+    move."""
     try:
         client.rename(old, new)
     except NotFound:
@@ -467,7 +469,7 @@ def _rename(client: Client, old: str, new: str) -> None:
 
 
 def _appending(client: Client, path: str) -> Writer:
-    """A new file that begins as the one that is there, if there is one."""
+    """Returns a new file that begins with the content of the present one, if there is one."""
     try:
         before = client.open(path)
     except NotFound:
@@ -516,7 +518,7 @@ def _size(file: io.IOBase) -> int:
 
 
 def _limits(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """The first byte and the number of bytes, as a slice counts."""
+    """Returns the first byte and the number of bytes, as a slice counts."""
     begin, stop, _ = slice(start, end).indices(size)
     return begin, max(0, stop - begin)
 

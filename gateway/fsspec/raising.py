@@ -1,4 +1,4 @@
-"""The core's errors as those that callers of Python's own files expect."""
+"""The core's errors as the ones that callers of Python's own files expect."""
 
 import contextlib
 import os
@@ -11,10 +11,10 @@ from kvfs.base.errors import KvfsError
 @contextlib.contextmanager
 def os_errors(path: str, to: str | None = None) -> Iterator[None]:
     """Raises FileNotFoundError, FileExistsError and other OSErrors that name `path`, or lead from
-    `path` to `to`, where the block raises a KvfsError; its message is kept.
+    `path` to `to`, if the block raises a KvfsError; its message is kept.
 
-    So do errors of the disk that name nothing, or a file by its number in the store. Those that
-    name an absolute path stay as they are."""
+    It does so for errors of the disk too that name nothing, or a file by its number in the store.
+    Those that name an absolute path stay as they are."""
     try:
         yield
     except KvfsError as error:
@@ -27,7 +27,7 @@ def os_errors(path: str, to: str | None = None) -> Iterator[None]:
 
 
 def _named(code: int, text: str | None, path: str, to: str | None) -> OSError:
-    """OSError makes its own subclass of the errno."""
+    """Returns an OSError, which chooses its own subclass for the errno."""
     return OSError(code, text, path, None, to)
 
 

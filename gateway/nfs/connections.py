@@ -11,8 +11,8 @@ _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 def clients(port: int, besides: Container[int]) -> dict[str, int]:
-    """Address of each client, and how many connections it has to this port of the host. Those from
-    ports `besides` do not count."""
+    """Returns the address of each client, and how many connections it has to this port of the host.
+    Those from ports `besides` do not count."""
     found: Counter[str] = Counter()
     for path in _TABLES:
         try:
@@ -33,7 +33,8 @@ def _port(end: str) -> int:
 
 
 def _address(end: str) -> str:
-    """Each 32 bits of an address are a number in the machine's order, in hexadecimal digits."""
+    """Returns an address; each of its 32 bits are a number in the machine's order, in hexadecimal
+    digits."""
     digits = end.partition(":")[0]
     words = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
     packed = b"".join(socket.htonl(word).to_bytes(4, "big") for word in words)

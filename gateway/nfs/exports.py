@@ -1,10 +1,10 @@
-"""Exports of namespaces over NFS: which, to whom and how.
+"""Exports of namespaces over NFS: which ones, to whom and how.
 
 An export is an attribute of its namespace's directory (`trusted.kvfs.nfs`, JSON), so it is alike on
 all nodes of a cluster, goes with its namespace, and changes in one transaction with it. Its number
 is the namespace's, which no other one ever gets: a handle leads to the same file on every node. The
-same attribute of the root lists the numbers: the exports are looked at each second, at a cost by
-their number, however many namespaces there are.
+same attribute of the root lists the numbers: the exports are examined each second, at a cost that
+grows with their number, however many namespaces there are.
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ from kvfs.tree import inodes, namespaces
 
 ATTRIBUTE: Final = b"trusted.kvfs.nfs"
 LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
-"""Networks that may enter where none was named."""
+"""Networks that may enter if none was named."""
 Squash = Literal["none", "root", "all"]
 Groups = Literal["client", "server"]
 GROUPS: Final = get_args(Groups)
@@ -31,7 +31,7 @@ _is_plain: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}").fullmatch
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one namespace is exported."""
+    """The way in which one namespace is exported."""
 
     allow: tuple[str, ...] = LOOPBACK
     """Networks of the clients that may enter, as `network` writes them."""
@@ -41,8 +41,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     groups: Groups = "client"
     """The source of a user's groups: the client, which can name 16, or this host."""
     namespace: int = 0
-    """The namespace that it belongs to: with a copy of the attribute no other directory is
-    exported."""
+    """The namespace that it belongs to: a copy of the attribute exports no other directory."""
 
 
 class Exported(NamedTuple):
@@ -55,8 +54,8 @@ class Exported(NamedTuple):
 
 
 def network(text: str) -> str:
-    """A network or an address in its usual form. Raises Invalid, also for what NFS-Ganesha's
-    configuration cannot hold: there it would end all exports."""
+    """Returns a network or an address in its usual form. Raises Invalid, also for what
+    NFS-Ganesha's configuration cannot hold: there it would end all exports."""
     if "%" in text:
         raise Invalid("a network has no scope ('%')")
     try:
@@ -72,7 +71,7 @@ def network(text: str) -> str:
 
 
 def make(allow: Iterable[str], *, squash: Squash, read_only: bool, groups: Groups) -> Export:
-    """An export; without a network for this host alone. Raises Invalid."""
+    """Returns an export; without a network it is for this host alone. Raises Invalid."""
     networks = tuple(dict.fromkeys(network(each) for each in allow)) or LOOPBACK
     if len(networks) > MOST_NETWORKS:
         raise Invalid(f"an export is for at most {MOST_NETWORKS} networks, not {len(networks)}")
@@ -80,8 +79,8 @@ def make(allow: Iterable[str], *, squash: Squash, read_only: bool, groups: Group
 
 
 def put(t: Transaction, name: bytes, export: Export, now: int) -> int:
-    """Export a namespace so from now on; its number. Raises NotFound, NotSupported for a name that
-    Ganesha's configuration could not hold."""
+    """Exports a namespace so from now on, and returns its number. Raises NotFound, NotSupported for
+    a name that Ganesha's configuration could not hold."""
     number, _ = namespaces.by_name(t, name)
     if not _is_plain(name.decode(errors="replace")):
         raise NotSupported(
@@ -94,7 +93,7 @@ def put(t: Transaction, name: bytes, export: Export, now: int) -> int:
 
 
 def take_away(t: Transaction, name: bytes, now: int) -> None:
-    """Export it no more. Raises NotFound, also where it was not exported."""
+    """Stops exporting it. Raises NotFound, also if it was not exported."""
     number, _ = namespaces.by_name(t, name)
     try:
         inodes.remove_xattr(t, namespace_root(number), ATTRIBUTE, now)
@@ -104,7 +103,7 @@ def take_away(t: Transaction, name: bytes, now: int) -> None:
 
 
 def list_all(t: Transaction) -> list[Exported]:
-    """All of them, by number. What is not written by `put` exports nothing."""
+    """Returns all exports, by number. An attribute that `put` did not write exports nothing."""
     found = []
     for number in sorted(_listed(t)):
         try:
@@ -119,7 +118,7 @@ def list_all(t: Transaction) -> list[Exported]:
 
 
 def _listed(t: Transaction) -> set[int]:
-    """Numbers of namespaces, some of which may be exported no more, or have gone."""
+    """Returns the numbers of namespaces, some of which may be exported no more, or have gone."""
     try:
         value = inodes.get_xattr(t, ROOT_INODE, ATTRIBUTE)
         return msgspec.json.decode(value, type=set[int])
@@ -141,7 +140,7 @@ def _is_exported(t: Transaction, number: int) -> bool:
 
 
 def _parse(value: bytes, number: int) -> Export:
-    """Root may set the attribute to anything. Raises Invalid."""
+    """Parses an export; root may set the attribute to anything. Raises Invalid."""
     try:
         export = msgspec.json.decode(value, type=Export)
     except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""One run of NFS-Ganesha: its jail's process, its log, and when it is ready."""
+"""One run of NFS-Ganesha: its jail's process, its log, and its readiness."""
 
 import contextlib
 import logging
@@ -24,7 +24,7 @@ _PACKAGES: Final = Path(__file__).resolve().parent.parent.parent
 _LINE_LIMIT: Final = 64 << 10
 _REREAD_S: Final = 10.0
 _REASONS: Final = 2
-"""The others follow from the first."""
+"""Complaints that are reported as the reason; the others follow from the first."""
 _LAST_WORDS_S: Final = 2.0
 _LEVELS: Final = {
     "EVENT": logging.DEBUG,
@@ -40,7 +40,8 @@ _HARMLESS: Final = re.compile(
     r"gssd_|krb5|realm|keytab|ccache|dbus|DBUS|Cannot register NFS V4|__Register_program"
     r"|No export entries|credential cache|RADOS|Setting log level"
 ).search
-"""Complaints although nothing is wrong: no Kerberos, no message bus, no port mapper."""
+"""Complaints that are logged although nothing is wrong: no Kerberos, no message bus, no port
+mapper."""
 _left_out: Final = re.compile(
     r"^Config File \(\S+:(\d+)\): Errors processing block \(EXPORT\)"
 ).match
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class Ganesha:
-    """Begun by `start`; `run` relays its log until it ends."""
+    """One run. `start` begins it; `run` relays its log until it ends."""
 
     def __init__(
         self, root: Path, secrets: tuple[str, str], program: str, *, guarded: bool
@@ -63,21 +64,21 @@ class Ganesha:
         self.ready = trio.Event()
         self._reread = trio.Event()
         self._silent = trio.Event()
-        """Its log has ended."""
+        """Set when its log has ended."""
         self.pid = 0
         """The process id of Ganesha itself, once that is known."""
         self.complaint = ""
         """The last serious line of its log."""
         self.left_out: dict[int, str] = {}
-        """Exports of the configuration that it read last which it does not serve as they stand
-        there: the first line of each, and why."""
+        """Exports of its last configuration that it does not serve as configured: the first line of
+        each, and the reason."""
         self._reasons: list[str] = []
         """Its complaints since then, or since the last of them."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> int:
-        """Start it; started when it is ready. Returns its exit code when it has ended. Raises
-        Unavailable where it ends before it is ready, or is not in time. Cancelled: it is ended in
-        order."""
+        """Starts it; started when it is ready. Returns its exit code when it has ended. Raises
+        Unavailable if it ends before it is ready, or is not ready in time. Cancelled: it is ended
+        in order."""
         process = self._process = await trio.lowlevel.open_process(
             self._command,
             stdin=subprocess.PIPE,
@@ -119,13 +120,13 @@ class Ganesha:
         return self.complaint or "it says nothing"
 
     def end(self) -> None:
-        """Have it end; `run` returns then."""
+        """Makes it end; `run` returns then."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     async def reread(self) -> None:
-        """Have it read its configuration again; returns when it has. Raises Unavailable."""
+        """Makes it read its configuration again; returns when it has. Raises Unavailable."""
         self._reread = trio.Event()
         self.left_out, self._reasons = {}, []
         try:
@@ -138,7 +139,7 @@ class Ganesha:
             raise Unavailable("NFS-Ganesha does not read its configuration again")
 
     async def _relay(self) -> None:
-        """Its log goes into the daemon's."""
+        """Relays its log into the daemon's."""
         assert self._process is not None
         assert self._process.stderr is not None
         pending = b""
@@ -165,7 +166,8 @@ class Ganesha:
         log.log(logging.DEBUG if _HARMLESS(text) else level, "%s", text)
 
     def _heed(self, complaint: str) -> None:
-        """It leaves out an export after it has said why, and goes on without it."""
+        """Notes a complaint: it leaves out an export after giving the reason, and goes on without
+        it."""
         found = _left_out(complaint)
         if found is None:
             self._reasons.append(_place.sub("", complaint))
@@ -174,7 +176,7 @@ class Ganesha:
             self._reasons.clear()
 
     async def _end(self, process: trio.Process) -> None:
-        """The jail's process ends Ganesha when its standard input does, in order with a byte."""
+        """Ends the jail's process by its standard input, in order with a byte; it ends Ganesha."""
         assert process.stdin is not None
         assert process.stderr is not None
         with contextlib.suppress(trio.BrokenResourceError):

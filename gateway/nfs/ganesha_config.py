@@ -1,6 +1,6 @@
 """NFS-Ganesha's configuration. Pure.
 
-| setting | why |
+| setting | reason |
 |---|---|
 | Attr_Expiration_Time, Dir_Chunk = 0 | attributes and listings are kept by the kernel alone |
 | LRU_Run_Interval, FD_... | descriptors are kept for a second: v3 has no close |
@@ -17,9 +17,9 @@ from gateway.nfs.exports import Exported
 LEASE_S: Final = 10
 """The lease of a client's state in v4."""
 GRACE_S: Final = 10
-"""After a start clients may only take back what they had, in v4."""
+"""Seconds after a start in which clients may only reclaim their state, in v4."""
 GROUPS_S: Final = 2
-"""Seconds for which a user's groups are believed, where this host tells them."""
+"""Seconds for which a user's groups are believed, if this host tells them."""
 _SQUASH: Final = {"none": "No_Root_Squash", "root": "Root_Squash", "all": "All_Squash"}
 _NOBODY: Final = 65534
 _BEGIN: Final = "EXPORT {"
@@ -40,12 +40,13 @@ class Server(NamedTuple):
 
 
 def render(server: Server, exports: Sequence[tuple[Exported, str]]) -> str:
-    """The whole file; of each export also its directory as Ganesha sees it."""
+    """Returns the whole file, with the directory of each export as Ganesha sees it."""
     return "\n".join([_core(server), *(_export(server, *each) for each in exports)]) + "\n"
 
 
 def first_lines(text: str) -> list[int]:
-    """The lines where exports begin in a whole file, by which Ganesha names them in its log."""
+    """Returns the lines where exports begin in a whole file, by which Ganesha names them in its
+    log."""
     return [number for number, line in enumerate(text.splitlines(), 1) if line == _BEGIN]
 
 
@@ -87,11 +88,12 @@ MDCACHE {{
 
 
 _HALVES: Final = {"0.0.0.0/0": "0.0.0.0/1, 128.0.0.0/1", "::/0": "::/1, 8000::/1"}
-"""Everybody: a prefix of no length is a path to Ganesha, or the end of its file."""
+"""Networks of everybody, in halves: a prefix of no length is a path to Ganesha, or the end of its
+file."""
 
 
 def _client(network: str) -> str:
-    """A network, or an address, as Ganesha reads them."""
+    """Returns a network, or an address, as Ganesha reads them."""
     if network in _HALVES:
         return _HALVES[network]
     return network.removesuffix("/32").removesuffix("/128")

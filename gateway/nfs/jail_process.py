@@ -2,19 +2,20 @@
 
     python -I -S -c BEGIN PACKAGES PID ROOT EXPORTS SECRET GUARD GANESHA
 
-Why. Ganesha 4.3 checks no name of NFSv3 for slashes, so that `../x` and `/etc/x` lead out of an
-export, and takes any filesystem that it can see beside an export (the one of its mountpoint, even)
-for part of it, all of whose handles it then decodes. So what it must not give away is not there:
-its root is a read-only tmpfs with the system's programs, without /proc; its table of mounts lists
-the exports alone, each below a name of its own in the directory EXPORTS, which root alone may
-enter, as it alone may enter SECRET, where what can be written lies. Nobody whom Ganesha acts for is
-root there: exports in which root is not squashed are not served by version 3 (`ganesha_config`).
-Where GUARD is `guarded` (version 3 is served), what has a slash is no name there (`name_guard`).
+The reason: Ganesha 4.3 checks no name of NFSv3 for slashes, so that `../x` and `/etc/x` lead out of
+an export, and takes any filesystem that it can see beside an export (even the one of its
+mountpoint) for part of it, all of whose handles it then decodes. So anything that it must not give
+away is absent: its root is a read-only tmpfs with the system's programs, without /proc; its table
+of mounts lists the exports alone, each below a name of its own in the directory EXPORTS, which only
+root may enter, as only root may enter SECRET, which holds everything writable. Nobody on whose
+behalf Ganesha acts is root there: version 3 does not serve exports in which root is not squashed
+(`ganesha_config`). If GUARD is `guarded` (version 3 is served), a name with a slash is refused
+(`name_guard`).
 
 PID is the daemon's. Ganesha ends with this process, which ends when its standard input does, when
-the daemon has ended, or with Ganesha, whose exit code it takes. Where the daemon ends it in order,
-its input ends with a byte, and Ganesha is asked to end. Without one the daemon has died, and it is
-killed before the views end beneath it: it would tell clients errors for which they give up. This
+the daemon has ended, or with Ganesha, whose exit code it takes. If the daemon ends it in order, its
+input ends with a byte, and Ganesha is asked to end. Without one the daemon has died, and Ganesha is
+killed before the views end beneath it: it would tell clients errors that make them give up. This
 process imports nothing of KVFS but `name_guard`.
 
 Below ROOT, a directory of the daemon's, lie `jail` (empty), `etc`, `dev`, `run`, `conf`, `exports`
@@ -37,7 +38,7 @@ BEGIN = (
     "import sys; sys.path.append(sys.argv.pop(1));"
     " from gateway.nfs import jail_process; sys.exit(jail_process.main())"
 )
-"""The program: after the standard library's modules, those of KVFS."""
+"""The program: it imports the standard library's modules first, then those of KVFS."""
 _CLONE_NEWNS = 0x20000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_SLAVE = 4096, 16384, 1 << 19
@@ -53,15 +54,15 @@ _MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(16 << 20),
     "MALLOC_ARENA_MAX": "8",
 }
-"""Buffers of READs and WRITEs are used again: the C library would map each anew, for the kernel to
-fill with zeros, as their size is just what it maps by itself (mallopt(3))."""
+"""Settings by which buffers of READs and WRITEs are reused: the C library would map each anew, for
+the kernel to fill with zeros, as their size is just what it maps by itself (mallopt(3))."""
 _LOOK_MS = 1000
 _STOP_S = 5
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> int:
-    """The exit code."""
+    """Runs Ganesha and returns the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     daemon = int(sys.argv[1])
@@ -103,14 +104,14 @@ def _end(child: int, ended: int, *, in_order: bool) -> None:
 
 
 def _locked(path: str) -> int:
-    """A descriptor with a lock on the file, until it is closed."""
+    """Returns a descriptor with a lock on the file, until it is closed."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
     return fd
 
 
 def has_ended(pid: int) -> bool:
-    """Whether its first thread has ended."""
+    """Returns whether its first thread has ended."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] in "ZX"
@@ -128,7 +129,7 @@ def _say(text: str) -> None:
 def _become_ganesha(
     root: str, exports: str, secret: str, program: str, channel: socket.socket | None
 ) -> None:
-    """Makes the child NFS-Ganesha. `channel`: to what guards it. Raises OSError."""
+    """Makes the child NFS-Ganesha. `channel`: to its guard. Raises OSError."""
     parent = os.getppid()
     _call(_libc.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -157,9 +158,9 @@ def _become_ganesha(
 
 
 def epoch() -> int:
-    """A number that tells this start from all others, on this node and the others of a cluster:
-    write verifiers and the numbers of clients are made of it. Ganesha's own would be the time in
-    seconds, which is the same for two starts within one, or where the clock was set back."""
+    """Returns a number that tells this start from all others, on this node and the others of a
+    cluster: write verifiers and the numbers of clients are made of it. Ganesha's own would be the
+    time in seconds, which is the same for two starts within one, or if the clock was set back."""
     return int.from_bytes(os.urandom(4), "big") or 1
 
 
@@ -199,7 +200,7 @@ def _furnish(root: str, jail: str, exports: str, secret: str) -> None:
 
 
 def _enter(jail: str) -> None:
-    """Make it the root, and leave nothing of the old one."""
+    """Makes it the root, and leaves nothing of the old one."""
     os.chdir(jail)
     number = _SYS_PIVOT_ROOT[os.uname().machine]
     _call(_libc.syscall, number, b".", b".")

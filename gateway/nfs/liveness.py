@@ -1,6 +1,6 @@
-"""Whether an NFS server answers: asked over the network as its clients do.
+"""Tells whether an NFS server answers, by asking it over the network as its clients do.
 
-One whose threads all wait for each other runs on, and nobody but its clients would notice.
+A server whose threads all wait for each other runs on, and only its clients would notice.
 """
 
 import itertools
@@ -23,7 +23,7 @@ _LONGEST: Final = 4096
 
 
 def call(number: int) -> bytes:
-    """A record that asks of what kind the root is (RFC 7530, 15.2)."""
+    """Returns a record that asks for the type of the root (RFC 7530, 15.2)."""
     name = b"kvfs"
     who = _packed(0, len(name)) + name + _packed(_NOBODY, _NOBODY, 0)
     head = _packed(number, _CALL, _RPC, _NFS, _VERSION, _COMPOUND, _AUTH_SYS, len(who)) + who
@@ -35,9 +35,9 @@ def call(number: int) -> bytes:
 async def until_silent(
     address: Address, own_ports: MutableSet[int], *, every_s: float, patience_s: float
 ) -> None:
-    """Return when the server has answered and then did not for so long. Where nothing answers from
-    the beginning (a filter of packets may be between) it is not known, and this does not return.
-    `own_ports`: of the connections that are no client's."""
+    """Returns when the server has answered and then did not for so long. If nothing answers from
+    the beginning (a packet filter may be between), its state is not known, and this does not
+    return. `own_ports`: those of connections that are no client's."""
     has_answered = False
     for number in itertools.count(1):
         await trio.sleep(every_s)
@@ -59,7 +59,7 @@ async def _until_answered(
 
 
 async def _ask(address: Address, number: int, own_ports: MutableSet[int]) -> None:
-    """Returns when it has answered. Raises OSError."""
+    """Asks, and returns when it has answered. Raises OSError."""
     host = _ANY.get(address.host, address.host)
     with trio.socket.socket(
         trio.socket.AF_INET6 if ":" in host else trio.socket.AF_INET, trio.socket.SOCK_STREAM

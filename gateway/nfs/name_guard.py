@@ -2,7 +2,7 @@
 
 Ganesha 4.3 hands the names of version 3 to the kernel unchecked: `d/x` is looked up as root,
 whatever the caller may search, and `d/..` stops everybody who uses the directory, for Ganesha then
-waits for a lock that it holds itself. A filter (seccomp(2)) has the kernel ask the jail's process
+waits for a lock that it holds itself. A filter (seccomp(2)) makes the kernel ask the jail's process
 for each call by a name in an open directory; Ganesha's own files have paths, and pass.
 
 It costs such a call 15 to 20 microseconds; reads and writes, which have no names, nothing.
@@ -29,7 +29,7 @@ _EQUAL, _ANY_BIT, _LOAD, _RETURN = 0x15, 0x45, 0x20, 0x06
 _instruction: Final = struct.Struct("=HBBI").pack
 _answer: Final = struct.Struct("=QqiI").pack
 _asked: Final = struct.Struct("=QIIiIQ6Q")
-"""id, thread, flags, and the call: number, architecture, where, arguments."""
+"""id, thread, flags, and the call: number, architecture, instruction pointer, arguments."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -37,11 +37,11 @@ class GuardedCall(NamedTuple):
     """A system call by names beneath directories that are open."""
 
     names: tuple[int, ...] = (1,)
-    """The arguments that are names; the directory of the first stands before it."""
+    """The arguments that are names; each follows its directory."""
     only: tuple[int, int] | None = None
-    """An argument and its bits, one of which is set where a name can be made."""
+    """An argument and its bits, one of which is set if a name can be made."""
     never: tuple[int, int] | None = None
-    """The same, where the directory itself is meant."""
+    """The same, if the directory itself is meant."""
 
 
 _MAKES: Final = GuardedCall(only=(2, _O_CREAT))
@@ -59,7 +59,7 @@ class Machine(NamedTuple):
     seccomp: int
     calls: dict[int, GuardedCall]
     """openat; newfstatat, statx; mkdirat, mknodat, unlinkat; symlinkat; linkat, renameat,
-    renameat2. Ganesha makes no handle by a name (name_to_handle_at) but after one of them."""
+    renameat2. Ganesha makes no handle by a name (name_to_handle_at) except after one of them."""
 
 
 _MACHINES: Final = {
@@ -77,7 +77,7 @@ _MACHINES: Final = {
 
 
 def machine() -> Machine:
-    """This one's numbers. Raises OSError for a kind that is not known."""
+    """Returns this machine's numbers. Raises OSError for an unknown kind."""
     kind = os.uname().machine
     if kind not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no filter of system calls is written for {kind}")
@@ -85,7 +85,7 @@ def machine() -> Machine:
 
 
 def program(numbers: Machine) -> bytes:
-    """The filter (BPF): what it does not ask for is allowed."""
+    """Returns the filter (BPF), which allows everything that it does not ask about."""
     parts = [
         (_LOAD, 0, 0, 4),
         (_EQUAL, 1, 0, numbers.audit),
@@ -99,7 +99,7 @@ def program(numbers: Machine) -> bytes:
 
 
 def _block(call: GuardedCall) -> list[tuple[int, int, int, int]]:
-    """The end of the filter for one call."""
+    """Returns the end of the filter for one call."""
     block = [
         (_LOAD, 0, 0, _low(call.names[0] - 1)),
         (_EQUAL, 1, 0, _AT_FDCWD),
@@ -117,7 +117,7 @@ def _block(call: GuardedCall) -> list[tuple[int, int, int, int]]:
 
 
 def _low(argument: int) -> int:
-    """The offset of an argument's lower half, on processors that have it first."""
+    """Returns the offset of an argument's lower half, on processors that have it first."""
     return 16 + 8 * argument
 
 
@@ -126,8 +126,9 @@ class _Program(ctypes.Structure):
 
 
 def begin(channel: socket.socket) -> None:
-    """This process and what it executes is guarded from now on by whoever has the other end of this
-    socket. It has given up gaining privileges (PR_SET_NO_NEW_PRIVS). Raises OSError."""
+    """Has the owner of this socket's other end guard this process and the programs that it executes
+    from now on. The process has given up gaining privileges (PR_SET_NO_NEW_PRIVS). Raises
+    OSError."""
     numbers = machine()
     code = program(numbers)
     filtering = _Program(len(code) // 8, code)
@@ -142,8 +143,8 @@ def begin(channel: socket.socket) -> None:
 
 
 def guard(channel: socket.socket, pid: int) -> None:
-    """Answers, in a thread, what the kernel asks about the process at the other end, from when it
-    has executed its program, which closes its end. It does nothing where that began no guard."""
+    """Answers, in a thread, what the kernel asks about the process at the other end, once that has
+    executed its program, which closes its end. Does nothing if that began no guard."""
     threading.Thread(target=_guard, args=(channel, pid), daemon=True).start()
 
 
@@ -187,7 +188,7 @@ def _answer_all(listener: int, pid: int) -> None:
 
 
 def refusal(memory: int, address: int) -> int:
-    """The error for a name at this address of a process' memory; 0 where it is one."""
+    """Returns the error for a name at this address of a process's memory; 0 if it is a name."""
     try:
         name, ended, _ = os.pread(memory, _LONGEST + 1, address).partition(b"\0")
     except OSError:

@@ -1,7 +1,7 @@
-"""The directory in which the door keeps what Ganesha sees: `run/nfs` of the store, of the daemon's
-user alone. What `jail_process` makes of it is its subject.
+"""The directory in which the door keeps what Ganesha sees: `run/nfs` of the store, for the daemon's
+user alone. `jail_process` explains its use.
 
-| below it | what | lasts |
+| below it | content | lasts |
 |---|---|---|
 | jail | where Ganesha's root is mounted, in its own mount namespace | empty |
 | etc | the system's tables that a C library asks for, and the table of mounts | a run |
@@ -12,10 +12,10 @@ user alone. What `jail_process` makes of it is its subject.
 | answers, runs | locked by the process of the jail | a run |
 | state (`nfs` of the store) | which clients had state, for their return after a restart | always |
 
-A handle of Ganesha's names the filesystem by what libblkid calls its UUID. So that it is the same
+A handle of Ganesha's names the filesystem by its UUID, as libblkid calls it. To keep that the same
 after each start, and on each node, `dev` has a device file of the view's number and libblkid's
-cache a UUID for it. `dev` is mounted without devices: the cache is believed where such a file
-cannot be opened.
+cache a UUID for it. `dev` is mounted without devices: the cache is believed when such a file cannot
+be opened.
 """
 
 import ctypes
@@ -45,11 +45,11 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class NfsDirectories:
-    """The directories of one node. `secrets`: the parts of the paths to exports, and to the rest
-    that can be written, which no client of NFS knows."""
+    """The directories of one node. `secrets`: the parts of the paths to exports, and to everything
+    writable, which no client of NFS knows."""
 
     def __init__(self, run: Path, state: Path) -> None:
-        """`run`: the store's directory of what a run needs; `state`: what outlasts it."""
+        """`run`: the store's directory for a run's files; `state`: for those that outlast it."""
         self.root = run / "nfs"
         self._state = state
         self.secrets = secrets.token_hex(16), secrets.token_hex(16)
@@ -57,7 +57,7 @@ class NfsDirectories:
         self._names: dict[int, str] = {}
         """The names of the views' directories, by the exports' numbers."""
         self._tables: dict[str, tuple[int, ...]] = {}
-        """The state of the system's tables that was copied."""
+        """The copied state of the system's tables."""
         self._mounts: MountTable | None = None
         self._mounted: set[int] = set()
 
@@ -67,7 +67,7 @@ class NfsDirectories:
         return self.root / "answers"
 
     def wait_until_left(self) -> None:
-        """Return when no server of a node that was killed runs there. Raises Busy, OSError."""
+        """Returns when no server of a killed node runs there. Raises Busy, OSError."""
         try:
             fd = os.open(self.root / "runs", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -82,8 +82,8 @@ class NfsDirectories:
             os.close(fd)
 
     def make(self) -> None:
-        """Make it, in the place of what a node that was killed left. Raises Unavailable where a
-        mount of that cannot be taken away, OSError."""
+        """Makes the directories, replacing what a killed node left. Raises Unavailable if a mount
+        of that cannot be removed, OSError."""
         self.clear()
         self.root.mkdir(mode=0o700)
         for name in ("jail", "etc", "dev", "run", "run/blkid", "conf", "exports", "state"):
@@ -101,7 +101,7 @@ class NfsDirectories:
         self.list_views({})
 
     def clear(self) -> None:
-        """Unmount and remove all of it but the state. Raises Unavailable, OSError."""
+        """Unmounts and removes all of it except the state. Raises Unavailable, OSError."""
         if self._mounts is not None:
             self._mounts.close()
             self._mounts = None
@@ -117,15 +117,15 @@ class NfsDirectories:
         shutil.rmtree(self.root)
 
     def view(self, number: int) -> Path:
-        """The directory of an export's view, made."""
+        """Returns the directory of an export's view, made if missing."""
         name = self._names.setdefault(number, secrets.token_hex(16))
         directory = self.exports / name
         directory.mkdir(mode=0o755, exist_ok=True)
         return directory
 
     def mounted(self) -> set[int]:
-        """The exports whose views are mounted now. The table of mounts is read where it has
-        changed."""
+        """Returns the exports whose views are mounted now. The table of mounts is read only if it
+        has changed."""
         if self._mounts is None:
             self._mounts = MountTable()
         if self._mounts.have_changed():
@@ -136,13 +136,13 @@ class NfsDirectories:
         return self._mounted
 
     def path(self, number: int) -> str:
-        """The same as Ganesha sees it."""
+        """Returns the directory of an export's view as Ganesha sees it."""
         return f"/{self.secrets[0]}/{self._names[number]}"
 
     def list_views(self, identities: Mapping[int, uuid.UUID]) -> None:
-        """The views of these exports, which are mounted, and what identifies their filesystems, are
+        """Lists the mounted views of these exports, with the identities of their filesystems, as
         all that Ganesha finds in its table of mounts (fstab(5)) and among block devices. Raises
-        OSError; Unavailable where one is not mounted."""
+        OSError; Unavailable if one is not mounted."""
         mounts, devices = [], []
         for number, identity in identities.items():
             name = f"/dev/kvfs{number}"
@@ -165,12 +165,13 @@ class NfsDirectories:
         os.mknod(path, stat.S_IFBLK | 0o600, number)
 
     def configure(self, text: str) -> None:
-        """Ganesha's configuration, whole at every moment: half of one would end all exports."""
+        """Writes Ganesha's configuration, whole at every moment: half of one would end all
+        exports."""
         self._write("conf/ganesha.conf", text)
 
     def copy_tables(self) -> None:
-        """The system's tables, as they are now; where none has changed, for a look at each. Raises
-        OSError."""
+        """Copies the system's tables as they are now; if none has changed, this only examines each.
+        Raises OSError."""
         for name in _TABLES:
             source = Path("/etc") / name
             try:
@@ -203,7 +204,7 @@ class NfsDirectories:
 
 
 def _is_free(fd: int) -> bool:
-    """Whether nobody has a lock on the file."""
+    """Returns whether nobody has a lock on the file."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -212,7 +213,7 @@ def _is_free(fd: int) -> bool:
 
 
 class MountTable:
-    """Tells whether something was mounted or unmounted, for a call of the kernel (proc(5))."""
+    """Tells whether anything was mounted or unmounted, for one system call (proc(5))."""
 
     def __init__(self) -> None:
         self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
@@ -221,18 +222,18 @@ class MountTable:
         self._is_read = False
 
     def have_changed(self) -> bool:
-        """Since this was asked last; true the first time."""
+        """Returns whether it changed since the last call; true the first time."""
         changed = bool(self._poll.poll(0)) or not self._is_read
         self._is_read = True
         return changed
 
     def close(self) -> None:
-        """It is asked no more."""
+        """Closes the table."""
         os.close(self._table)
 
 
 def _mounted_below(root: Path) -> list[str]:
-    """The mounts below it, by /proc/self/mountinfo (proc(5))."""
+    """Returns the mounts below it, by /proc/self/mountinfo (proc(5))."""
     prefix = os.fsencode(os.path.realpath(root)) + b"/"
     found = []
     with open("/proc/self/mountinfo", "rb") as table:

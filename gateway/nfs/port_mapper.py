@@ -1,8 +1,9 @@
 """Answers NFS-Ganesha's registrations with a port mapper, on a socket that only Ganesha can see.
 
-Version 3 of NFS is registered with rpcbind (RFC 1833) at the start, and Ganesha ends where that is
-refused. Here nobody asks a port mapper: clients are told both ports. So it is told that all is
-registered, and the machine's own rpcbind, which others would ask, hears nothing of it.
+Version 3 of NFS is registered with rpcbind (RFC 1833) at the start, and Ganesha ends if that is
+refused. Here nobody asks a port mapper: clients are given both ports. So Ganesha is told that
+everything is registered, and the machine's own rpcbind, which others would ask, hears nothing of
+it.
 """
 
 import os
@@ -27,7 +28,7 @@ _TRUE: Final = 1
 async def serve(
     directory: Path, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Until cancelled; started when it can be asked. Raises OSError."""
+    """Serves until cancelled; started when it can be asked. Raises OSError."""
     listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     with listener:
         # The path of a store may be longer than a socket's address can be.
@@ -63,7 +64,7 @@ async def _answer(caller: trio.socket.SocketType, limit: trio.CapacityLimiter) -
 
 
 async def _exactly(stream: trio.SocketStream, count: int) -> bytes | None:
-    """None where the stream ends before."""
+    """Returns so many bytes; None if the stream ends before."""
     received = b""
     while len(received) < count:
         part = await stream.receive_some(count - len(received))

@@ -34,7 +34,7 @@ class Lack(NamedTuple):
 
 
 def lacks() -> list[Lack]:
-    """The requirements that are not met here; empty where the door can be opened."""
+    """Returns the requirements that are not met here; empty if the door can be opened."""
     found = []
     if program() is None:
         found.append(Lack(f"{PROGRAM} is not installed", INSTALL))
@@ -52,8 +52,8 @@ def lacks() -> list[Lack]:
 
 
 def require() -> str:
-    """The path of Ganesha's program. Raises NotSupported, which names what is missing and how to
-    get it."""
+    """Returns the path of Ganesha's program. Raises NotSupported, which names what is missing and
+    its remedy."""
     missing = lacks()
     if missing:
         told = "; ".join(f"{each.what}: {each.remedy}" for each in missing)
@@ -64,12 +64,12 @@ def require() -> str:
 
 
 def program() -> str | None:
-    """The path of Ganesha's program, where it is installed."""
+    """Returns the path of Ganesha's program if it is installed."""
     return shutil.which(PROGRAM, path=_PATH)
 
 
 def _capabilities() -> int:
-    """The capabilities in effect, as bits."""
+    """Returns the capabilities in effect, as bits."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:
         for line in status:
             if line.startswith("CapEff:"):

@@ -1,9 +1,9 @@
 """The NFS door beside a node: a companion of its mount (`gateway.service.Companion`).
 
-It serves while the node has a mount that can have views: for each namespace that is exported a
-view, all of them given out by one NFS-Ganesha in a jail. Once a second it looks what is exported.
+It serves while the node has a mount that can have views: one view for each exported namespace, all
+exported by one NFS-Ganesha in a jail. Once a second it examines the exports.
 
-| what happens | what it does |
+| event | action |
 |---|---|
 | an export comes, changes or goes | view, configuration, Ganesha reads it again; clients stay |
 | Ganesha ends | started again, after 0.1 s and then twice as long each time, 5 s at most |
@@ -42,18 +42,19 @@ _SETTLE_S: Final = (1.0, 60.0)
 _ANSWER_S: Final = 20.0
 _ASK_S: Final = 5.0
 _PATIENCE_S: Final = 60.0
-"""With an answer that Ganesha's own threads give; they may all wait for slow disks for a while."""
+"""Patience with an answer that Ganesha's own threads give; they may all wait for slow disks for a
+while."""
 _KVFS: Final = uuid.UUID("6f0f7a3e-6a0c-5d3c-9a52-5d1c5b8f7f11")
 log = logging.getLogger(__name__)
 
 
 def is_wanted(config: Config) -> bool:
-    """Whether the settings ask for NFS."""
+    """Returns whether the settings ask for NFS."""
     return config.nfs != "off"
 
 
 class _Refused(NamedTuple):
-    """A view that the kernel would not make read-only, or writable again."""
+    """A view that the kernel refused to make read-only, or writable again."""
 
     read_only: bool
     """The wish."""
@@ -74,7 +75,7 @@ class NfsServing:
         self._problems: dict[int, str] = {}
         """Problems of exports that cannot be served, by number."""
         self._refused: dict[int, _Refused] = {}
-        """By number of the export."""
+        """The refused views by number of the export."""
         self._lines: dict[int, int] = {}
         """The exports in the configuration, by their first lines."""
         self._ganesha: Ganesha | None = None
@@ -84,11 +85,11 @@ class NfsServing:
         self._began = False
         """Whether there has been a mount that could have views."""
         self._told: Ganesha | None = None
-        """The Ganesha that has read what `_served` says."""
+        """The Ganesha that has read the exports of `_served`."""
         self._own_ports: set[int] = set()
         """The ports of connections that ask whether Ganesha answers."""
         self._looks = 0
-        """How often it was begun to look what is exported."""
+        """How often an examination of the exports was begun."""
         self._problem = "it has not started yet"
 
     async def __call__(self, node: Node, *, task_status: trio.TaskStatus[None]) -> None:
@@ -132,8 +133,8 @@ class NfsServing:
     # ---- the mount
 
     async def _views(self) -> Views:
-        """The views of the mount, once there is one that can have some. Raises NotSupported where
-        the first cannot."""
+        """Returns the views of the mount, once there is one that can have some. Raises NotSupported
+        if the first cannot."""
         mounts = self._node.mounts
         while (views := mounts.views) is None:
             self._problem = "the node has no mount in passthrough or relay mode"
@@ -153,8 +154,8 @@ class NfsServing:
     # ---- Ganesha
 
     async def _run_ganesha(self, views: Views, *, task_status: trio.TaskStatus[None]) -> None:
-        """Keep one running, over the views that there are then. Raises Unavailable, OSError where
-        the first does not start."""
+        """Keeps one running, over the present views. Raises Unavailable, OSError if the first does
+        not start."""
         status: trio.TaskStatus[None] = task_status
         is_first, pause_s = True, BACKOFF_S[0]
         while True:
@@ -191,7 +192,7 @@ class NfsServing:
         log.error("NFS-Ganesha (process %d) ended with code %d", ganesha.pid, code)
 
     async def _watch(self, ganesha: Ganesha) -> None:
-        """End a Ganesha that runs but does not answer any more."""
+        """Ends a Ganesha that runs but does not answer any more."""
         await ganesha.ready.wait()
         seconds = {"every_s": _ASK_S, "patience_s": _PATIENCE_S}
         await liveness.until_silent(self._address, self._own_ports, **seconds)
@@ -201,7 +202,7 @@ class NfsServing:
     # ---- exports
 
     async def _keep(self, views: Views) -> None:
-        """Serve what is exported, until cancelled."""
+        """Serves the exports, until cancelled."""
         while True:
             with trio.move_on_after(_LOOK_S):
                 await self._look.wait()
@@ -216,7 +217,7 @@ class NfsServing:
             self._looked = trio.Event()
 
     async def _look_once(self, views: Views) -> None:
-        """Looks at the exports: they are served when this returns. Raises KvfsError, OSError."""
+        """Examines the exports: they are served when this returns. Raises KvfsError, OSError."""
         if self._ganesha is None:
             return  # the next one begins with what is exported then
         present = self._place.mounted()
@@ -238,8 +239,8 @@ class NfsServing:
         return await self._node.engine.read(exports.list_all)
 
     async def _apply(self, views: Views, wanted: list[Exported]) -> None:
-        """Have views and Ganesha serve these. What goes is given out no more before its view
-        goes. Raises Unavailable, OSError."""
+        """Makes views and Ganesha serve these exports. A removed one is not exported any more
+        before its view goes. Raises Unavailable, OSError."""
         problems: dict[int, str] = {}
         ready = {}
         for each in wanted:
@@ -268,10 +269,10 @@ class NfsServing:
             await views.add(exported.number, directory, self._place.answers)
 
     async def _settle(self, views: Views, wanted: list[Exported]) -> None:
-        """Have views of read-only exports refuse changes themselves, so that reads cost less.
-        Ganesha refuses them in any case, so what the kernel refuses (files are open for writing,
-        or unlinked while they are open) stops nothing, and is asked again less and less often: for
-        each try the kernel forgets the view's names."""
+        """Makes views of read-only exports refuse changes themselves, so that reads cost less.
+        Ganesha refuses them in any case, so a refusal by the kernel (files are open for writing, or
+        unlinked while they are open) stops nothing, and is retried less and less often: for each
+        try the kernel forgets the view's names."""
         for each in wanted:
             read_only, now = each.export.read_only, trio.current_time()
             refused = self._refused.get(each.number)
@@ -306,15 +307,15 @@ class NfsServing:
         place.configure(text)
 
     def _problem_of(self, number: int) -> str:
-        """Why an export is not served as it is wanted; empty where it is."""
+        """Returns why an export is not served as wanted; empty if it is."""
         if number in self._problems or self._ganesha is None:
             return self._problems.get(number, "")
         left_out = self._ganesha.left_out.items()
         return next((why for line, why in left_out if self._lines.get(line) == number), "")
 
     def _filesystem(self, number: int) -> uuid.UUID:
-        """The id by which handles name an export's filesystem, the same at each start and on each
-        node."""
+        """Returns the id by which handles name an export's filesystem, the same at each start and
+        on each node."""
         return uuid.uuid5(_KVFS, f"{self._identity}/{number}")
 
     async def _close(self, views: Views) -> None:
@@ -329,7 +330,7 @@ class NfsServing:
     # ---- what others ask
 
     async def _answer_look(self, _params: dict[str, Any]) -> dict[str, Any]:
-        """Has the exports looked at, from now on. Raises Unavailable where nothing is served."""
+        """Has the exports examined, from now on. Raises Unavailable if nothing is served."""
         begun = self._looks
         self._look.set()
         with trio.move_on_after(_ANSWER_S):
@@ -376,14 +377,14 @@ class NfsServing:
 
 
 def _identity(node: Node) -> str:
-    """The identity of the cluster, which all of its nodes know, else of the store."""
+    """Returns the identity of the cluster, which all of its nodes know, else of the store."""
     kept = which_node(node.store)
     return node.store.identity.store if kept is None else kept.cluster
 
 
 def _bound(address: Address) -> Address:
-    """The address with numbers for both host and port, at which nobody listens now. Raises Busy,
-    Invalid."""
+    """Returns the address with numbers for both host and port, at which nobody listens now. Raises
+    Busy, Invalid."""
     kind = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         with socket.socket(kind, socket.SOCK_STREAM) as trial:
