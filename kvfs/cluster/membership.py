@@ -109,8 +109,7 @@ class Membership:
         self.incarnation = 0
         self.cluster = ""
         self.roster: Roster
-        self.measure: Callable[[], Measured] = lambda: Measured(0, about.capacity_bytes)
-        """Measures this node's space; set by the part that knows it."""
+        self._measure: Callable[[], Measured] = lambda: Measured(0, about.capacity_bytes)
         self._table = table
         self._boot = boot
         self._place = store.place()
@@ -166,9 +165,9 @@ class Membership:
         await self.renew()
         log.info("node %d of the cluster %s, incarnation %d", me.node, self.cluster, me.incarnation)
 
-    async def announce(self, engine: Engine) -> None:
-        """Enter this node's record: from now on others place data here. Raises Fenced, Conflict
-        (another node has the name), and as `Engine.transact`."""
+    async def announce(self, engine: Engine, measure: Callable[[], Measured]) -> None:
+        """Enter this node's record: from now on others place data here, by what each renewal
+        measures. Raises Fenced, Conflict (another node has the name), and as `Engine.transact`."""
 
         def enter(t: Transaction) -> None:
             old = t.get(keys.node(self.node))
@@ -181,7 +180,8 @@ class Membership:
             put_node(t, self._record(state=state))
 
         await engine.transact(enter)
-        await self.renew()  # with what `measure` says by now
+        self._measure = measure
+        await self.renew()  # with what it measures by now
         self.roster.read(await engine.read(list_nodes))
 
     async def renew(self) -> None:
@@ -327,7 +327,7 @@ class Membership:
         self.secrets = valid
 
     def _words(self) -> bytes:
-        measured = self.measure()
+        measured = self._measure()
         return pack(
             Words(
                 name=self.about.name,

@@ -92,17 +92,18 @@ class PeerServer:
         identity: PeerIdentity,
         shelf: Shelf,
         may_serve: Callable[[], bool],
+        demanded: Callable[[int], None],
     ) -> None:
+        """`demanded` is told of each file that a node begins to ask for."""
         self._identity = identity
         self._shelf = shelf
         self._may_serve = may_serve
+        self._demanded = demanded
         self._spreading: Spreading[PeerAddress] = Spreading()
         self._threads = trio.CapacityLimiter(_SENDING_THREADS)
         self._complained: set[str] = set()
         self.methods: dict[str, Method] = {"sums": self._sums}
         """Methods by name: parameters and result are of msgpack's types; they raise KvfsError."""
-        self.demanded: Callable[[int], None] = lambda _ino: None
-        """Told of each file that a node begins to ask for."""
         self.lender: Lender | None = None
         self.counters = {"peers_refused": 0, "peers_redirected": 0, "peers_sent_bytes": 0}
 
@@ -186,7 +187,7 @@ class PeerServer:
         if not self._shelf.has(ask.ino, ask.version):
             raise NotFound("this node does not have the file")
         if not ask.first:
-            self.demanded(ask.ino)
+            self._demanded(ask.ino)
         others = self._others(head, ask, peer)
         if others:
             return Response(307, [], peer_protocol.render_addresses(others))

@@ -207,22 +207,27 @@ class Clustered:
         return [self.address(node) for node in nodes] != before
 
     def serve(
-        self, files: DataFiles, index: Index, is_changed: Callable[[int], bool]
+        self,
+        files: DataFiles,
+        index: Index,
+        is_changed: Callable[[int], bool],
+        replicas: Replicas,
     ) -> PeerServer:
         """The server of what this node has; `run` starts it. `is_changed`: as for
         `ChunkProvider`."""
         shelf = ChunkProvider(files, index, self.fetcher, is_changed)
-        self.server = PeerServer(self.identity, shelf, lambda: self.member.holds_lease)
+        self.server = PeerServer(
+            self.identity, shelf, lambda: self.member.holds_lease, replicas.demanded
+        )
+        self.server.methods.update(replicas.methods)
         if self.rdma is not None:
             self.rdma.serve(self.server)
         return self.server
 
     def keep_copies(self, brings: Brings, index: Index, evict: Evict, bytes_per_s: int) -> Replicas:
         """This node's part in keeping copies; whoever has it runs it."""
-        assert self.server is not None, "serve comes first"
-        member, peers = self.member, self.peers
         self.replicas = Replicas(
-            self.engine, member, peers, self.server, brings, index, evict, bytes_per_s
+            self.engine, self.member, self.peers, brings, index, evict, bytes_per_s
         )
         return self.replicas
 
@@ -239,14 +244,13 @@ class Clustered:
         `space` of the store is told to others. `forget` has mounts forget files that were evicted
         with a node that was removed."""
         assert self.server is not None, "serve comes first"
-        self.member.measure = lambda: _measured(space(), self.replicas)
         try:
             async with trio.open_nursery() as nursery:
                 if self.rdma is not None:
                     await nursery.start(self.rdma.run)
                 await nursery.start(self.fetcher.run)
                 await nursery.start(self.server.serve, self._listeners)
-                await self.member.announce(self.engine)
+                await self.member.announce(self.engine, lambda: _measured(space(), self.replicas))
                 nursery.start_soon(Removal(self.engine, self.claims, forget).run)
                 task_status.started()
                 nursery.start_soon(self._tell_heard)

@@ -94,15 +94,20 @@ class Node:
         self.appends = self._append_leases(cluster) if cluster else None
         self.known = known
         self.mounts = mounts = Mounts(local, known, gone, self.holders)
+        self.sealer = sealer = Sealer(engine, self.files, self.index, self.holders.writes)
         self.volume = Volume(
             engine,
             self.files,
             self.index,
             self.holders,
             on_lost=lambda lost: mounts.remember([lost]),
+            why_lost="unavailable" if cluster or config.cold else "damaged",
+            published=self._published if cluster else sealer.published,
+            acknowledge=self._acknowledge,
+            may_lag=cluster.may_lag if cluster else None,
+            lapses=(lambda: cluster.member.lapses) if cluster else None,
         )
         self.quarantine = quarantine = Quarantine(self.files, self.index)
-        self.sealer = sealer = Sealer(engine, self.files, self.index, self.holders.writes)
         self.accounting = Accounting(
             self.files.root,
             config.capacity,
@@ -110,6 +115,8 @@ class Node:
             metadata=lambda: metadata_bytes(store.meta),
             quarantined=lambda: quarantine.used.beside,
             sealing=lambda: sealer.open_in,
+            local=self._local_space if cluster else None,
+            elsewhere=lambda: self.tiering.elsewhere if self.tiering else (0, 0),
         )
         self.evictor = Evictor(
             engine,
@@ -120,7 +127,6 @@ class Node:
             on_removed=mounts.tell_evicted,
             on_evicted=mounts.remember,
         )
-        self.volume.on_published = self.sealer.published
         self.leftovers = Leftovers(engine, self.files, self.holders, self.volume.drop_later)
         self.cold = self._cold_tier()
         self.tiering = self._tiering()
@@ -138,11 +144,6 @@ class Node:
             self.bringing.fetch = self.borrowing.fetch = cluster.fetch
             self.bringing.look_again = cluster.look_again
             self.evictor.spare = Spare(cluster.member.roster.lives)
-            self.accounting.local = lambda: NodeSpace(
-                self.index.used_bytes(), self.bringing.coming_bytes, self.bringing.settles
-            )
-        if self.bringing.is_possible:
-            self.volume.why_lost = "unavailable"
         self.strays = Strays(engine, self.files, self.index, self.holders)
         self.damage = DamagedFiles(
             engine, self.files, self.holders, self.mounts.tell_lost, self.drop
@@ -227,7 +228,7 @@ class Node:
         """The tiering, if data files lie in several places."""
         if not isinstance(self.files, TieredFiles):
             return None
-        tiering = Tiering(
+        return Tiering(
             self.store,
             self.engine,
             self.files,
@@ -235,25 +236,27 @@ class Node:
             self.holders,
             lambda: self.accounting.own_free,
         )
-        self.accounting.elsewhere = lambda: tiering.elsewhere
-        return tiering
 
     def keep_copies(self, cluster: "Clustered") -> "Replicas":
         """Serve peers and take part in keeping copies; returns what is to be run for that."""
-        # A mount says so, and there may be another one later.
-        cluster.serve(self.files, self.index, lambda ino: self.holders.is_changed(ino))
         replicas = cluster.keep_copies(
             self.bringing, self.index, self.evictor.evict, self.config.repair_rate
         )
+        # A mount says what is changed, and there may be another one later.
+        cluster.serve(self.files, self.index, lambda ino: self.holders.is_changed(ino), replicas)
         self.replicas = self.damage.others = replicas
-        self.volume.on_published = self._published
-        self.volume.acknowledge = replicas.acknowledge
-        self.volume.may_lag = cluster.may_lag
-        self.volume.lapses = lambda: cluster.member.lapses
         self.whereabouts.join(cluster.member.node, replicas)
         assert cluster.server is not None, "it was just made"
         cluster.server.methods[WHERE] = self.whereabouts.tell
         return replicas
+
+    async def _acknowledge(self, inos: Sequence[int]) -> None:
+        if self.replicas is not None:
+            await self.replicas.acknowledge(inos)
+
+    def _local_space(self) -> NodeSpace:
+        coming = self.bringing
+        return NodeSpace(self.index.used_bytes(), coming.coming_bytes, coming.settles)
 
     def _published(self, ino: int, version: int, blocks: int) -> None:
         self.sealer.published(ino, version, blocks)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -11,7 +11,6 @@ from kvfs.cluster import placement_view
 from kvfs.cluster.membership import Membership
 from kvfs.cluster.node_records import set_state
 from kvfs.cluster.peer_client import PeerClient
-from kvfs.cluster.peer_server import PeerServer
 from kvfs.datastore.index import Index
 from kvfs.meta import keys
 from kvfs.meta.replica.replica_engine import MirrorEngine
@@ -34,7 +33,6 @@ class Replicas:
         engine: MirrorEngine,
         member: Membership,
         peers: PeerClient,
-        server: PeerServer,
         brings: Brings,
         index: Index,
         evict: Evict,
@@ -56,9 +54,9 @@ class Replicas:
         self._evening = Evening(self._copies, index, bytes_per_s)
         self._acknowledging = Acknowledging(self._copies)
         self.acknowledge = self._acknowledging.acknowledge
-        server.methods[TAKE] = self._copies.take
-        server.methods[ADOPT] = self._copies.adopt
-        server.demanded = self._evening.demanded
+        self.demanded: Final = self._evening.demanded
+        self.methods: Final = {TAKE: self._copies.take, ADOPT: self._copies.adopt}
+        """What peers may ask of it, by method."""
 
     def held(self, written: Iterable[tuple[bytes, bytes | None, bytes | None]]) -> list[int]:
         """The files whose data another process of this host put here, by what it had committed

@@ -159,10 +159,14 @@ class Accounting:
         metadata: Callable[[], int] = int,
         quarantined: Callable[[], int] = int,
         sealing: Callable[[], Set[int]] = frozenset,
+        local: Callable[[], NodeSpace] | None = None,
+        elsewhere: Callable[[], tuple[int, int]] = _nothing,
     ) -> None:
         """`writers` gives (inode, descriptor) of each file open for writing, `metadata` the bytes
         that the metadata take of the store's disk, `quarantined` the bytes in quarantine that no
-        namespace's usage counts, `sealing` the namespaces of files that are being sealed."""
+        namespace's usage counts, `sealing` the namespaces of files that are being sealed, `local`
+        in a cluster the local data files, `elsewhere` the bytes of data files on other media than
+        the store's own, and the capacity of those."""
         self._root = root
         self._limit = limit
         self._writers = writers
@@ -171,10 +175,8 @@ class Accounting:
         self._sealing = sealing
         self._usual: dict[int, int] = {}
         self.has_cold_tier = False
-        self.local: Callable[[], NodeSpace] | None = None
-        """The local data files, in a cluster."""
-        self.elsewhere: Callable[[], tuple[int, int]] = _nothing
-        """Bytes of data files on other media than the store's own, and the capacity of those."""
+        self._local = local
+        self._elsewhere = elsewhere
         self.others = 0
         """As a client's node told it: `Census.others`."""
         self.own_free = 0
@@ -187,8 +189,8 @@ class Accounting:
         growth = {number: sum(grown for _, grown in each) for number, each in open_files.items()}
         used = {each.id: each.usage.bytes + growth.get(each.id, 0) for each in listed}
         here, coming, settles = used, 0, False
-        if self.local is not None:
-            own, coming, settles = self.local()
+        if self._local is not None:
+            own, coming, settles = self._local()
             here = {each.id: own.get(each.id, 0) + growth.get(each.id, 0) for each in listed}
         shared = {each.id for each in listed if is_shared(each.namespace.media)}
         quarantined = self._quarantined()
@@ -211,7 +213,7 @@ class Accounting:
                 each.namespace.cold and self.has_cold_tier,
                 each.id in shared,
                 here[each.id],
-                self.local is not None,
+                self._local is not None,
             )
             for each in listed
         }
@@ -224,7 +226,7 @@ class Accounting:
         disk = os.statvfs(self._root)
         total, available = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
         reserve = min(_RESERVE_BYTES, total // _RESERVE_SHARE)
-        beside, capacity = self.elsewhere()
+        beside, capacity = self._elsewhere()
         own = max(0, used - beside)
         own_capacity = min(self._permitted(total), own + max(0, available - reserve))
         self.own_free = max(0, own_capacity - own)
@@ -238,7 +240,7 @@ class Accounting:
     def capacity(self) -> int:
         """Bytes that data files may take by the setting, on all media of this node."""
         disk = os.statvfs(self._root)
-        return self._permitted(disk.f_blocks * disk.f_frsize) + self.elsewhere()[1]
+        return self._permitted(disk.f_blocks * disk.f_frsize) + self._elsewhere()[1]
 
     def _open_files(self, t: Transaction) -> dict[int, list[tuple[int, int]]]:
         """For each file open for writing, by namespace: its bytes, and those that its record does

@@ -55,28 +55,34 @@ class Volume:
         index: Index,
         holders: Holders,
         on_lost: Callable[[lifecycle.Evicted], None],
+        *,
+        why_lost: Lost = "damaged",
+        published: Callable[[int, int, int], None] | None = None,
+        acknowledge: Callable[[Sequence[int]], Awaitable[None]] = _nothing,
+        may_lag: Callable[[int], bool] | None = None,
+        lapses: Callable[[], int] | None = None,
     ) -> None:
-        """`on_lost` is called with a file that was forgotten because nobody has its data."""
+        """`on_lost` is called with a file that was forgotten because nobody has its data, for the
+        reason `why_lost`: on a lone node the data file itself is missing; elsewhere no living node
+        has it. `published` is called with inode number, data version and blocks after each publish
+        (None: the index has them). `acknowledge` returns when files that were published have the
+        copies that a close of theirs promises, or raises Unavailable.
+
+        In a cluster `may_lag` says whether others may hear of a new file in a namespace after its
+        close, and `lapses` counts how often this node has lost its lease, so that others may have
+        taken it for dead."""
         self.engine = engine
         self.files = files
         self.index = index
         self.holders = holders
         self.atimes: dict[int, int] = {}
         """Access times (ns) not yet written to the engine."""
-        self.on_published: Callable[[int, int, int], None] = index.add
-        """Called with inode number, data version and blocks after each publish."""
         self._on_lost = on_lost
-        self.why_lost: Lost = "damaged"
-        """The reason of a loss: on a lone node the data file itself is missing; elsewhere no living
-        node has it."""
-        self.may_lag: Callable[[int], bool] | None = None
-        """In a cluster: whether others may hear of a new file in a namespace after its close."""
-        self.lapses: Callable[[], int] | None = None
-        """Counts, in a cluster, how often this node has lost its lease, so that others may have
-        taken it for dead."""
-        self.acknowledge: Callable[[Sequence[int]], Awaitable[None]] = _nothing
-        """Returns when files that were published have the copies that a close of theirs promises.
-        Raises Unavailable."""
+        self._why_lost = why_lost
+        self.published: Final = published or index.add
+        self.acknowledge: Final = acknowledge
+        self._may_lag = may_lag
+        self.lapses: Final = lapses
         self._ranges: dict[int, tuple[int, int]] = {}
         self._doomed: dict[Name, None] = {}
         self._unwilling: dict[Name, None] = {}
@@ -101,7 +107,7 @@ class Volume:
         """Commit what publishes a file that was made here and that nobody else has; what `fn`
         returned. Others may hear of it a moment later where its namespace's coherence allows, and
         it need not be `known` when this returns."""
-        may_lag = self.may_lag
+        may_lag = self._may_lag
         behind = not known and may_lag is not None and may_lag(namespace_of(ino))
         return await self.engine.transact(fn, private=ino if behind else 0, behind=behind)
 
@@ -149,7 +155,7 @@ class Volume:
             decided = loss(t, ino, inode, shown, asks_tier=asks_tier, away=away)
             if not decided.forgets:
                 return decided, None
-            return decided, lifecycle.evict(t, ino, now, self.why_lost)
+            return decided, lifecycle.evict(t, ino, now, self._why_lost)
 
         decided, evicted = await self.engine.transact(fn)
         if decided.forgets:

@@ -76,7 +76,14 @@ class Host:
         self.volume = Volume(self.engine, peer.files, peer.index, self.holders, lambda _lost: None)
         self.room: list[int] = []
         self.is_bounded = False
-        accounting = Accounting(peer.files.root, parse_capacity("40MiB"), self.holders.writers)
+        accounting = Accounting(
+            peer.files.root,
+            parse_capacity("40MiB"),
+            self.holders.writers,
+            local=lambda: NodeSpace(
+                peer.index.used_bytes(), self.bringing.coming_bytes, self.bringing.settles
+            ),
+        )
         self.evictor = Evictor(
             self.engine,
             peer.files,
@@ -88,9 +95,6 @@ class Host:
         )
         self.evictor.spare = Spare(lambda node: node not in site.dead)
         self.bringing = Bringing(self.engine, peer.files, peer.index, self.volume, self._make_room)
-        accounting.local = lambda: NodeSpace(
-            peer.index.used_bytes(), self.bringing.coming_bytes, self.bringing.settles
-        )
         self.bringing.fetch = by_peers(peer.fetcher, site.address, lambda: True)
 
     async def _make_room(self, size: int) -> None:

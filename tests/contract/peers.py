@@ -55,7 +55,7 @@ class Peer:
         self.fetcher = Fetcher(self.client, node, self.rdma.taking if self.rdma else None)
         self.shelf = ChunkProvider(self.files, self.index, self.fetcher, self._is_changed)
         self.serves = True
-        self.server = PeerServer(self.identity, self.shelf, lambda: self.serves)
+        self.server = PeerServer(self.identity, self.shelf, lambda: self.serves, lambda _ino: None)
         if self.rdma is not None:
             self.rdma.serve(self.server)
         self.scope = trio.CancelScope()

@@ -81,6 +81,10 @@ def site(server: RedisServer, tmp_path: Path) -> Site:
     return Site(server, tmp_path)
 
 
+def nothing() -> Measured:
+    return Measured(0, 0)
+
+
 def about(name: str) -> About:
     return About(name=name, peer=f"{name}:9002", zone="z1", capacity_bytes=1 << 30)
 
@@ -104,12 +108,11 @@ def test_members_see_each_other_live_and_leave(site: Site) -> None:
 
     async def main() -> None:
         async with joined(site.store("a"), site.url, about("a")) as a:
-            await a.announce(engine)
+            await a.announce(engine, nothing)
             assert a.holds_lease
             b_store = site.store("b", has_secret_of="a")
             async with joined(b_store, site.url, about("b")) as b:
-                b.measure = lambda: Measured(7, 8, 0.5)
-                await b.announce(engine)
+                await b.announce(engine, lambda: Measured(7, 8, 0.5))
                 await b.renew()
                 await look(a, engine)
                 seen = a.roster.get(b.node)
@@ -317,10 +320,10 @@ def test_a_removed_node_is_out_and_stays_out(site: Site) -> None:
 
     async def main() -> None:
         async with joined(site.store("a"), site.url, about("a")) as a:
-            await a.announce(engine)
+            await a.announce(engine, nothing)
             b_store = site.store("b", has_secret_of="a")
             async with joined(b_store, site.url, about("b")) as b:
-                await b.announce(engine)
+                await b.announce(engine, nothing)
                 await engine.transact(lambda t: set_state(t, b.node, lambda _: True, "removed"))
                 await a.fence(b.node, b_store.identity.node)
                 with pytest.raises(Fenced):
@@ -381,11 +384,11 @@ def test_people_ask_for_nodes_to_be_emptied_and_removed(site: Site) -> None:
 
     async def main() -> None:
         async with joined(site.store("a"), site.url, about("a")) as a:
-            await a.announce(engine)
+            await a.announce(engine, nothing)
             asked = ClusterRequests(a, engine).handlers()
             b_store = site.store("b", has_secret_of="a")
             async with joined(b_store, site.url, about("b")) as b:
-                await b.announce(engine)
+                await b.announce(engine, nothing)
                 made = await engine.transact(lambda t: make_files(t, b.number))
                 assert await asked["drain"]({"node": "b"}) == "b"
                 await look(a, engine)
@@ -446,7 +449,7 @@ def test_a_draining_node_that_starts_again_goes_on_draining(site: Site) -> None:
     async def main() -> None:
         for _ in range(2):
             async with joined(site.store("a"), site.url, about("a")) as a:
-                await a.announce(engine)
+                await a.announce(engine, nothing)
                 await engine.transact(lambda t: set_state(t, 1, lambda _: True, "draining"))
         (record,) = await engine.read(list_nodes)
         assert (record.state, record.incarnation) == ("draining", 2)
@@ -531,7 +534,7 @@ def test_what_a_newer_version_says_of_itself_stops_nobody(site: Site) -> None:
 
     async def main() -> None:
         async with joined(site.store("a"), site.url, about("a")) as a:
-            await a.announce(engine)
+            await a.announce(engine, nothing)
             words = msgspec.msgpack.encode({"of": "another world"})
             key = f"{{{site.prefix}:0}}l"
             site.server.call("HSET", key, "1", b"1 99 1 " + words)

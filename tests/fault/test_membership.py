@@ -13,7 +13,7 @@ import trio
 
 from kvfs.base.errors import Invalid, Unavailable
 from kvfs.cluster import failure_detector, membership, node_identity
-from kvfs.cluster.membership import About, Membership, joined
+from kvfs.cluster.membership import About, Measured, Membership, joined
 from kvfs.datastore import layout
 from kvfs.meta.lmdb.embedded_engine import EmbeddedEngine
 from kvfs.meta.node_leases import Lost
@@ -61,7 +61,7 @@ async def member_of(
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(engine.run)
-                await me.announce(engine)
+                await me.announce(engine, lambda: Measured(0, 0))
                 if renewing:
                     nursery.start_soon(Renewal(me, engine).run)
                 yield me, engine

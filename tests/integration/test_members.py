@@ -50,8 +50,9 @@ class Member:
         engine = await trio.to_thread.run_sync(Direct, self.url)
         try:
             async with joined(store, self.url, self._about) as member:
-                member.measure = lambda: Measured(3 * GIB, 8 * GIB, obstacle="2 files in use")
-                await member.announce(engine)
+                await member.announce(
+                    engine, lambda: Measured(3 * GIB, 8 * GIB, obstacle="2 files in use")
+                )
                 await self._serve(store, member, engine, started)
         except BaseException as error:
             if started.done():

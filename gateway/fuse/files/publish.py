@@ -131,7 +131,7 @@ class Publishing:
                 each.set()
         if place is NameState.TAKEN:
             return
-        self._volume.on_published(file.ino, file.version, st.st_blocks)
+        self._volume.published(file.ino, file.version, st.st_blocks)
         await self._volume.acknowledge([file.ino])
 
     def _recording(self, file: OpenFile, st: os.stat_result, boot: int) -> _Record:
