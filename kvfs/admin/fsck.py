@@ -1,14 +1,14 @@
-"""Whether a store is whole, and its repair. For a store that no daemon uses: hold its lock.
+"""Checks whether a store is whole, and repairs it. For a store that no daemon uses: hold its lock.
 
-| kind | what | the repair |
+| kind | problem | the repair |
 |---|---|---|
-| leaked_data | a data file without a record | it goes; what may be durable into quarantine |
-| foreign_file | a file among the data that is none | none: look at it, and move it away |
+| leaked_data | a data file without a record | it goes; one that may be durable into quarantine |
+| foreign_file | a file among the data that is none | none: examine it, and move it away |
 | missing_data | a record without a data file | the name goes: there is nothing behind it |
-| quarantined_data | likewise, it is in quarantine | whole: it comes back. damaged: none |
+| quarantined_data | the same, it is in quarantine | whole: it comes back. damaged: none |
 | foreign_data | a link, or another user's file, lies in place of a data file | by hand |
 | wrong_size | a sealed record and its data differ | cache: it goes. durable: into quarantine |
-| wrong_checksum | likewise, by reading all data (`checksums=True`) | as for wrong_size |
+| wrong_checksum | the same, by reading all data (`checksums=True`) | as for wrong_size |
 | dangling_entry | a name that leads to nothing | the name goes |
 | unreachable_inode | an inode without its name | it gets a name again |
 | wrong_link_count | a count that differs from the names | the names count |
@@ -20,13 +20,13 @@
 | damaged_base | the base of the metadata is not as it was taken | a new one is taken |
 | damaged_journal | the metadata's journal cannot be read to its end | what follows is taken |
 
-Of a member of a cluster the data files alone are checked, those that it holds: its metadata are the
-engine's. What is damaged there is named and not mended: the running node has it from others, where
-they have it, and says where they do not. Where its mirror went back to damage in its journal, what
-it does not know may be known to the engine: that is the running node's to judge (`stale_data_gc`).
+For a member of a cluster only the data files that it holds are checked: its metadata are the
+engine's. Damage there is named and not repaired: the running node gets it from others that have it,
+and reports it if none do. If its replica went back to damage in its journal, the engine may know
+what the replica does not: that is for the running node to judge (`stale_data_gc`).
 
-What a kill left for the next start (orphans, unpublished files) is no problem. Reads page by page:
-memory does not grow with the number of files.
+The remains of a kill that the next start handles (orphans, unpublished files) are no problem. Reads
+page by page: memory does not grow with the number of files.
 """
 
 import os
@@ -50,8 +50,8 @@ from kvfs.vfs.quarantine import kinds_of, put_away
 
 __all__ = ["Fsck", "Problem"]
 _ROUNDS: Final = 5
-"""Mending one problem may uncover another (a directory that comes back holds names): so often at
-most."""
+"""Most rounds: repairing one problem may uncover another (a directory that comes back holds
+names)."""
 
 
 class Fsck:
@@ -66,7 +66,7 @@ class Fsck:
         checksums: bool = False,
         is_behind: bool = False,
     ) -> None:
-        """`is_behind`: the engine is a mirror that may lack what its cluster has."""
+        """`is_behind`: the engine is a replica that may lack what its cluster has."""
         self._engine = engine
         self._files = files
         self._index = index
@@ -77,7 +77,7 @@ class Fsck:
         self._quarantined: dict[tuple[int, int], list[Quarantined]] = {}
 
     def check(self) -> Iterator[Problem]:
-        """Every problem, as it is found. Raises Corrupt when the engine cannot be read."""
+        """Yields every problem, as it is found. Raises Corrupt when the engine cannot be read."""
         self._quarantined.clear()
         for each in self._files.quarantined():
             self._quarantined.setdefault((each.ino, each.version), []).append(each)
@@ -93,8 +93,8 @@ class Fsck:
         yield from self._of_index()
 
     def repair(self) -> Iterator[Problem]:
-        """Mend what can be, and give each problem that was; then look again, until nothing is
-        found.
+        """Repairs what it can, and yields each repaired problem; then checks again, until nothing
+        is found.
 
         Raises Corrupt when that does not come to an end, NoSpace, ReadOnly.
         """
@@ -112,7 +112,7 @@ class Fsck:
         )
 
     def quarantined(self) -> Iterator[Quarantined]:
-        """The data files that are in quarantine."""
+        """Returns the data files that are in quarantine."""
         return self._files.quarantined()
 
     def _of_data_files(self) -> Iterator[Problem]:
@@ -167,7 +167,7 @@ class Fsck:
             yield Problem("missing_index_entry", self._name(ino), detail, mend)
 
     def _damage(self, ino: int, inode: Inode, entry: IndexEntry | None) -> str:
-        """Reads all the file's data and says how they differ from the record; empty when they do
+        """Reads all the file's data and tells how they differ from the record; empty if they do
         not."""
         fd = self._files.open_unseen(ino, inode.version)
         try:
@@ -188,7 +188,7 @@ class Fsck:
         return Problem(kind, self._name(ino), detail, None if self._node else mend)
 
     def _is_held(self, ino: int) -> bool:
-        """Whether its data are to be in this store."""
+        """Returns whether its data should be in this store."""
         if not self._node:
             return True
         key = keys.placement(ino, self._node)
@@ -240,7 +240,7 @@ class Fsck:
             put_away(self._files, kinds, ino, version, Reason.OUTDATED, inode.version)
 
     def _drop(self, ino: int) -> None:
-        """Remove a file as everywhere: names, data file, index entry, record."""
+        """Removes a file as everywhere: names, data file, index entry, record."""
         now = time.time_ns()
         gone = self._engine.transact_now(lambda t: lifecycle.evict(t, ino, now, "damaged"))
         if gone is not None:
@@ -249,7 +249,8 @@ class Fsck:
         self._engine.transact_now(lambda t: tree.reap(t, ino))
 
     def _quarantine(self, ino: int) -> None:
-        """The name stays: what is left of its data is never taken for what it was sealed as."""
+        """Moves the data file into quarantine; the name stays: the remaining data are never taken
+        for the sealed ones."""
         inode = self._record(ino)
         if inode is not None:
             self._files.quarantine(ino, inode.version, Reason.DAMAGED)
@@ -270,7 +271,7 @@ class Fsck:
 
 
 def _is_whole(kept: Quarantined, inode: Inode) -> bool:
-    """Whether a data file in quarantine is what this record says."""
+    """Returns whether a data file in quarantine matches this record."""
     try:
         fd = os.open(kept.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -288,7 +289,7 @@ def _is_whole(kept: Quarantined, inode: Inode) -> bool:
 
 
 def _where(found: FileChecksum | None, entry: IndexEntry | None) -> str:
-    """Names the damaged chunks where the index knows them."""
+    """Names the damaged chunks, if the index knows them."""
     if found is None:
         return "its data file is shorter than its record says"
     if entry is None or len(entry.chunks) != len(found.chunks):

@@ -1,9 +1,9 @@
 """The part of `fsck` that compares the engine's records with each other: names, links, lists,
 usage.
 
-Reads page by page. A problem's `mend` is one transaction that puts right what it names and nothing
-else; where names were lost, what they led to comes back under its namespace's top directory as
-`lost+found-<inode number>`.
+Reads page by page. A problem's `mend` is one transaction that repairs just what it names; an inode
+whose names were lost comes back under its namespace's top directory as `lost+found-<inode
+number>`.
 """
 
 import stat
@@ -35,13 +35,13 @@ Pair = tuple[bytes, bytes]
 
 
 class RecordCheck:
-    """Checks what the engine holds against itself."""
+    """Checks the engine's records against each other."""
 
     def __init__(self, engine: Table) -> None:
         self._engine = engine
 
     def problems(self) -> Iterator[Problem]:
-        """Every problem once; mending one while the iteration goes on is fine."""
+        """Yields every problem once; repairing one while the iteration goes on is fine."""
         usage: dict[int, Usage] = {}
         for key, value in self.pages(b"i", b"j"):
             ino, inode = keys.unpack_u64(key, 1), unpack_inode(value)
@@ -56,7 +56,7 @@ class RecordCheck:
         yield from self._of_usage(usage)
 
     def pages(self, start: bytes, end: bytes) -> Iterator[Pair]:
-        """All pairs from `start` to `end`, a page of them in memory at a time."""
+        """Yields all pairs from `start` to `end`, a page of them in memory at a time."""
         while page := self._engine.read_now(partial(_page, start=start, end=end)):
             yield from page
             start = page[-1][0] + b"\0"
@@ -106,7 +106,8 @@ class RecordCheck:
         return self._engine.read_now(lambda t: t.get(backlink)) is not None
 
     def _of_lists(self) -> Iterator[Problem]:
-        """Keys that hang on an inode which is gone, or which is in another state than they say."""
+        """Yields keys that hang on an inode which is gone, or which is in another state than they
+        say."""
         for key, _ in self.pages(b"o", b"p"):
             yield from self._stale(key, "orphan", lambda inode: not inode.nlink)
         for key, _ in self.pages(b"u", b"v"):
@@ -148,7 +149,7 @@ class RecordCheck:
 
 
 def name_of(t: Transaction, ino: int) -> str:
-    """An inode in a message: its path as far as the records tell, and its number."""
+    """Names an inode in a message: by its path as far as the records tell, and its number."""
     value = t.get(keys.inode(ino))
     number = f"inode {ino:#x}"
     if value is None:
@@ -162,7 +163,8 @@ def name_of(t: Transaction, ino: int) -> str:
 
 
 def _path(t: Transaction, parent: int, name: bytes) -> str:
-    """The path on one line; it begins with `...` where it cannot be followed up to the root."""
+    """Returns the path on one line; it begins with `...` if it cannot be followed up to the
+    root."""
     parts, seen = [name], set[int]()
     while parent != ROOT_INODE:
         value = t.get(keys.inode(parent))
@@ -188,7 +190,7 @@ def _page(t: Transaction, start: bytes, end: bytes) -> list[Pair]:
 
 
 def _is_top(ino: int) -> bool:
-    """Whether it is the root or a namespace's top directory, which usage does not count."""
+    """Returns whether it is the root or a namespace's top directory, which usage does not count."""
     return ino == namespace_root(namespace_of(ino))
 
 
@@ -198,7 +200,7 @@ def _entry_of(inode: Inode) -> bytes:
 
 
 def _lists(ino: int, inode: Inode) -> list[tuple[bytes, bool, str]]:
-    """(key, whether it must be there, name of the list)."""
+    """Returns (key, whether it must be there, name of the list)."""
     regular = stat.S_ISREG(inode.mode)
     return [
         (keys.orphan(ino), not inode.nlink, "orphan"),
@@ -217,8 +219,8 @@ def _backlinks(t: Transaction, ino: int) -> list[tuple[int, bytes]]:
 
 
 def _count_links(t: Transaction, ino: int, inode: Inode) -> int:
-    """The right link count: for a directory, 2 and one for each directory in it; for anything else,
-    the number of names that lead to it."""
+    """Returns the right link count: for a directory, 2 and one for each directory in it; for
+    anything else, the number of names that lead to it."""
     if stat.S_ISDIR(inode.mode):
         if not inode.nlink:
             return 0
@@ -254,7 +256,7 @@ def _recount_links(t: Transaction, ino: int) -> None:
 
 
 def _reattach(t: Transaction, ino: int) -> None:
-    """Give an inode a name again: another that it has, its old one if that is free, else one under
+    """Gives an inode a name again: another that it has, its old one if that is free, else one under
     the top."""
     value = t.get(keys.inode(ino))
     if value is None:
@@ -276,7 +278,7 @@ def _reattach(t: Transaction, ino: int) -> None:
 
 
 def _is_free(t: Transaction, parent: int, name: bytes) -> bool:
-    """Whether the directory is there and has no such name."""
+    """Returns whether the directory is there and has no such name."""
     value = t.get(keys.inode(parent))
     if value is None or not stat.S_ISDIR(unpack_inode(value).mode):
         return False

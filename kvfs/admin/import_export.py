@@ -1,11 +1,11 @@
-"""Whole trees from an object store into a namespace, and back: what `kvfs import` and `kvfs export`
-do.
+"""Whole trees from an object store into a namespace, and back: the work of `kvfs import` and `kvfs
+export`.
 
-What is there already is left alone, as `aws s3 sync` decides it: the same size, and not older than
-its source. So who runs it again after it was cut off goes on where it was; a large export goes on
-within a file. Files appear whole or not at all.
+Existing files are left alone by the rule of `aws s3 sync`: the same size, and not older than the
+source. So a run after an interruption goes on where the last one was; a large export goes on within
+a file. Files appear whole or not at all.
 
-Left out and counted: keys that no path can be (`a//b`, `..`), and what is no regular file.
+Left out and counted: keys that no path can be (`a//b`, `..`), and anything but regular files.
 """
 
 import os
@@ -30,7 +30,7 @@ _AHEAD: Final = 4
 
 
 class Stopped(Exception):
-    """The run has ended; said to the threads that still move something."""
+    """The run has ended: raised in threads that still move a file."""
 
 
 class Moved(msgspec.Struct):
@@ -41,13 +41,13 @@ class Moved(msgspec.Struct):
     there: int = 0
     """Files that were there already."""
     left_out: list[str] = []
-    """The first of what cannot be moved, and why."""
+    """The first files that cannot be moved, and the reasons."""
     left_out_files: int = 0
 
 
 class Trees:
     """Moves trees between one client's store and one endpoint. `step` is told of the bytes of each
-    part as it is moved, by several threads; what it raises ends the run."""
+    part as it is moved, by several threads; an exception of it ends the run."""
 
     def __init__(
         self, client: Client, endpoint: Endpoint, step: object_transfer.Step, *, jobs: int = JOBS
@@ -61,9 +61,9 @@ class Trees:
         self._moved = Moved()
 
     def import_(self, source: ColdLocation, target: bytes) -> Moved:
-        """Objects become files: one object the file `target` (or one in it, where that ends with a
-        slash), all below a prefix the tree `target`. Raises NotFound where there is nothing, what
-        Endpoint and Client raise."""
+        """Makes files of objects: one object becomes the file `target` (or one in it, if that ends
+        with a slash), all below a prefix become the tree `target`. Raises NotFound if there is
+        nothing, and what Endpoint and Client raise."""
         single = self._endpoint.head(source.prefix) if source.prefix else None
         if single is not None:
             name = os.path.basename(os.fsencode(single.key)) if target.endswith(b"/") else b""
@@ -75,7 +75,8 @@ class Trees:
         return self._moved
 
     def export(self, source: bytes, target: ColdLocation) -> Moved:
-        """A file becomes one object, a directory objects below the prefix. Raises as `import_`."""
+        """Makes objects of files: a file becomes one object, a directory becomes objects below the
+        prefix. Raises what `import_` raises."""
         source = b"/" + source.strip(b"/")
         found = self._client.stat(source)
         if not found.is_directory:
@@ -104,7 +105,8 @@ class Trees:
                 self._leave_out(each.key, "no path can be like this: reach it by S3")
 
     def _files(self, source: bytes, below: str) -> Iterator[tuple[tuple[bytes, Stat], str]]:
-        """Every regular file below a directory, and its key; one open listing for each level."""
+        """Yields every regular file below a directory, and its key; one open listing for each
+        level."""
         for each in self._client.list(source):
             path = source.rstrip(b"/") + b"/" + each.name
             if not _is_text(each.name):
@@ -154,7 +156,7 @@ class Trees:
 
     def _each(self, items: Iterable[tuple[T, U]], job: Callable[[T, U], None]) -> None:
         """Runs `job` for each item in several threads, while the listing goes on. The first error
-        ends all; an interrupted caller does not wait for the threads, which may wait for an
+        ends all; an interrupted caller does not wait for the threads, which may be waiting for an
         answer."""
         waiting: set[Future[None]] = set()
         pool = ThreadPoolExecutor(self._jobs, thread_name_prefix="kvfs-tree")

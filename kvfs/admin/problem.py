@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 
 class Problem(NamedTuple):
-    """One thing that is not as it must be."""
+    """One inconsistency."""
 
     kind: str
     """One of the kinds listed in `fsck`."""
     subject: str
     detail: str
     mend: Callable[[], None] | None
-    """Puts it right; None where only a person can decide."""
+    """Repairs it; None if only a person can decide."""
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.subject}: {self.detail}"

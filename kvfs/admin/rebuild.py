@@ -1,4 +1,4 @@
-"""Makes a store's metadata anew from its data files, each of which describes itself.
+"""Rebuilds a store's metadata from its data files, each of which describes itself.
 
 | a data file | becomes |
 |---|---|
@@ -9,10 +9,10 @@
 | not described or damaged, of a cache | unlinked; so is an empty one that is not described |
 
 Invariants
-- What is in quarantine because no record named it takes part, as if it lay where it was.
+- Files in quarantine because no record named them take part, as if they lay in their places.
 - Everything is read once: no content gets a seal that it was not given when it was written. Only
-  what a node's mirror still knew, with checksums that this node's index has, is not read.
-- A data file with content is unlinked only where its namespace is known to be a cache.
+  files that a node's replica still knew, with checksums that this node's index has, are not read.
+- A data file with content is unlinked only if its namespace is known to be a cache.
 - A kill at any point: run again, same result. The record without which nobody opens the engine (the
   schema version) is written last.
 """
@@ -46,7 +46,7 @@ _THREADS: Final = 4
 
 
 class DataFileRead(NamedTuple):
-    """The findings of one data file."""
+    """The findings on one data file."""
 
     ino: int
     version: int
@@ -55,11 +55,11 @@ class DataFileRead(NamedTuple):
     sums: FileChecksum | None
     """None: it could not be read."""
     is_known: bool = False
-    """There is a record of this content, so that it was not read."""
+    """Whether there is a record of this content, so that it was not read."""
 
     @property
     def is_damaged(self) -> bool:
-        """Whether it is not what it was sealed as, though nobody wrote it."""
+        """Whether it differs from what was sealed, though nobody wrote it."""
         if self.sums is None:
             return True
         return self.said is not None and not self.matches and not self.was_written
@@ -79,7 +79,8 @@ class DataFileRead(NamedTuple):
 
 
 class Rebuild:
-    """The rebuild of one store. `engine`: takes the records, empty or begun by another node's."""
+    """The rebuild of one store. `engine` takes the records; it is empty or begun by another
+    node's."""
 
     def __init__(
         self, engine: Blocking, files: DataFiles, index: Index, owner: DirectoryOwner
@@ -99,8 +100,8 @@ class Rebuild:
         }
 
     def run(self, progress: Callable[[int], None]) -> dict[str, int]:
-        """Do it; what came of it. `progress` is told the bytes that were read. Raises OSError,
-        KvfsError."""
+        """Rebuilds, and returns counts of the results. `progress` is told the bytes that were read.
+        Raises OSError, KvfsError."""
         self._restore_quarantined()
         greatest: dict[int, int] = {}
         for ino, _ in self._files.scan():
@@ -130,8 +131,8 @@ class Rebuild:
                         yield read
 
     def _known_sums(self, names: list[tuple[int, int]]) -> list[tuple[int, FileChecksum] | None]:
-        """Size and checksums of each, where there is a sealed record and this node's index agrees
-        with it: another node's mirror knew the file."""
+        """Returns size and checksums of each file with a sealed record that agrees with this node's
+        index: another node's replica knew the file."""
         inodes = self._engine.read_now(lambda t: read_inodes(t, [ino for ino, _ in names]))
         found: list[tuple[int, FileChecksum] | None] = []
         for (ino, version), inode in zip(names, inodes, strict=True):
@@ -187,7 +188,7 @@ class Rebuild:
             self._make(each.ino, name or b"lost-%d" % number, each.said.kind, greatest)
 
     def _make_lost(self, batch: list[DataFileRead], greatest: dict[int, int]) -> None:
-        """Namespaces of which no data file says anything."""
+        """Makes namespaces of which no data file says anything."""
         for each in batch:
             if (number := namespace_of(each.ino)) not in self._kinds:
                 self._make(each.ino, b"lost-%d" % number, "durable", greatest)
@@ -225,8 +226,8 @@ class Rebuild:
         self.counts["written_since"] += sum(each.was_written and not each.is_known for each in here)
 
     def _is_kept(self, each: DataFileRead) -> bool:
-        """Whether the data file gets a record: a damaged one, or a nameless one of a cache, gets
-        none."""
+        """Returns whether the data file gets a record: a damaged one, or a nameless one of a cache,
+        gets none."""
         is_cache = self._kinds[namespace_of(each.ino)] == "cache"
         if each.is_known:
             return True
@@ -243,7 +244,7 @@ class Rebuild:
         return not each.is_damaged
 
     def _drop(self, each: DataFileRead) -> None:
-        """A data file without a record: of a cache it goes, else into quarantine."""
+        """Removes a data file without a record: one of a cache goes, any other into quarantine."""
         if self._kinds[namespace_of(each.ino)] == "cache":
             self._files.unlink(each.ino, each.version)
             self.counts["dropped"] += 1
@@ -258,7 +259,7 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
 
 
 def begin(t: Transaction, owner: DirectoryOwner) -> None:
-    """Make the root, where it is missing; until `finish` no node opens the engine."""
+    """Makes the root, if missing; until `finish` no node opens the engine."""
     if t.get(keys.inode(ROOT_INODE)) is None:
         namespaces.format(t, owner.now, owner.uid, owner.gid)
         t.delete(keys.VERSION)

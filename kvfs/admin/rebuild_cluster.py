@@ -1,22 +1,22 @@
-"""Puts a cluster's metadata back into an engine that lost them, node by node.
+"""Restores a cluster's metadata in an engine that lost them, node by node.
 
-Each node that was stopped adds what it has, in any order: its mirror, where that is newer than
-those before it, then its data files. The last one finishes, and all may start.
+Each stopped node adds what it has, in any order: its replica, if that is newer than those before
+it, then its data files. The last one finishes, and all may start.
 
-| step of a node | what a kill after it leaves |
+| step of a node | state after a kill |
 |---|---|
 | 1 enrolled: its number, its incarnation, the secrets | a server that knows a node; done again |
-| 2 its mirror copied, where it is the newest | the mark of an unfinished copy; copied again |
+| 2 its replica copied, if it is the newest | the mark of an unfinished copy; copied again |
 | 3 its data files entered | the mark: no node starts; done again |
 | 4 (the last one) log begun anew, mark removed | done again |
 
-A node that was away then has its turn when it is back: what it has of what is known is entered.
+A node that was away then has its turn when it is back: its data of known files are entered.
 
 Invariants
 - Until the end the engine bears the mark of an unfinished copy and no schema version, so that no
   node takes it for empty or whole.
-- The newest of several mirrors counts. What no mirror knew is made of what data files say of
-  themselves (`kvfs.admin.rebuild`), and never takes a name from what a mirror knew to be later.
+- The newest of several replicas counts. Files that no replica knew are made from the descriptions
+  of data files (`kvfs.admin.rebuild`), and never take a name from what a replica knew to be later.
 """
 
 from collections.abc import Callable
@@ -57,20 +57,20 @@ class Came(NamedTuple):
     """The contribution of one node."""
 
     mirror: bool
-    """Whether its mirror is what the engine holds now."""
+    """Whether its replica is the engine's present content."""
     position: int
-    """The position of that; -1: it has none that is whole."""
+    """The position of its replica; -1: it has none that is whole."""
     counts: dict[str, int]
     """The counts of `rebuild.Rebuild`."""
     lost: int
-    """Files that it was said to have, and has not."""
+    """Files that it was recorded to have, and has not."""
 
 
 class Rebuilding:
     """One node's turn. The store is locked, and `local` the engine in it."""
 
     def __init__(self, store: Store, local: EmbeddedEngine, url: str, secrets: Secrets) -> None:
-        """Raises NotFound where the store never joined a cluster, Invalid, NotSupported."""
+        """Raises NotFound if the store never joined a cluster, Invalid, NotSupported."""
         found = node_identity.which_node(store)
         if found is None:
             raise NotFound(
@@ -88,7 +88,7 @@ class Rebuilding:
         self.position = mark.position if mark is not None and is_whole else _NONE
 
     def run(self, owner: DirectoryOwner, progress: Progress, *, replace: bool = False) -> Came:
-        """Add what this node has. `replace`: give up what the engine holds, which is older or
+        """Adds what this node has. `replace`: discards the engine's content, which is older or
         another cluster's.
 
         Raises Exists (nothing was lost), Conflict, Corrupt, Unavailable, OSError."""
@@ -102,7 +102,8 @@ class Rebuilding:
             engine.close()
 
     def finish(self) -> None:
-        """Every node that could has had its turn: nodes may start. Raises as `run`."""
+        """Ends the rebuild: every node that could has had its turn, and nodes may start. Raises
+        what `run` raises."""
         engine = DirectEngine(self._url)
         try:
             trio.run(self._restart)
@@ -111,7 +112,7 @@ class Rebuilding:
             engine.close()
 
     def _join_late(self, engine: DirectEngine) -> Came:
-        """The others go on already: what is here of what they know is entered."""
+        """Enters the files here that the others know, which go on already."""
         files, entered = data_files(self._store), 0
         try:
             names = files.scan()
@@ -181,7 +182,8 @@ def _is_whole(t: Transaction) -> bool:
 
 
 def _hold_known(t: Transaction, names: list[tuple[int, int]]) -> int:
-    """This node has these data files; of how many there are records of that version."""
+    """Records that this node has these data files; returns for how many there are records of that
+    version."""
     entered = 0
     inodes = read_inodes(t, [ino for ino, _ in names])
     for (ino, version), inode in zip(names, inodes, strict=True):
@@ -192,7 +194,7 @@ def _hold_known(t: Transaction, names: list[tuple[int, int]]) -> int:
 
 
 def _filled(t: Transaction) -> int:
-    """The position of the mirror that the engine was filled from."""
+    """Returns the position of the replica that the engine was filled from."""
     value = t.get(_MARK)
     return keys.unpack_u64(value) if value else _NONE
 
@@ -204,7 +206,7 @@ def _finish(t: Transaction) -> None:
 
 
 def _drop_missing(engine: DirectEngine, files: DataFiles) -> int:
-    """Take back what is said to be here and is not; how much."""
+    """Withdraws records of data files that are not here; returns how many."""
     after = missing = 0
     while inos := engine.read_now(partial(_held, after=after)):
         after = inos[-1]

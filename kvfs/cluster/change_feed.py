@@ -1,8 +1,8 @@
 """Commits made beyond this loop, by other nodes or other processes of this one, as changes for
 mounts.
 
-A commit is told key by key. A name matters only where a kernel may know it: in a directory that it
-knows; an inode, where the kernel holds it. Pure.
+A commit is told key by key. A name matters only if a kernel may know it: in a directory that it
+knows; an inode, if the kernel holds it. Pure.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +34,7 @@ class Heard(NamedTuple):
 
     changes: list[Change]
     contents: list[int]
-    """Inodes whose data are others now."""
+    """Inodes whose data were replaced."""
 
 
 def heard(
@@ -43,8 +43,8 @@ def heard(
     knows: Callable[[int], bool],
     holds: Callable[[int], bool],
 ) -> Heard:
-    """`knows`: whether a kernel may know this directory; `holds`: whether it may know this
-    inode."""
+    """Returns the consequences of the written keys. `knows`: whether a kernel may know this
+    directory; `holds`: whether it may know this inode."""
     found = Heard([], [])
     for key, old, new in written:
         if key[0] == _ENTRY:
@@ -62,7 +62,8 @@ def heard(
 
 
 def lost(t: Transaction, written: Sequence[WrittenKey]) -> list[tuple[bytes, Lost]]:
-    """Names that went for a reason: entries as a mount is asked for them (`NotFound.at`)."""
+    """Returns the names that went for a reason: entries as a mount is asked for them
+    (`NotFound.at`)."""
     removed = [
         (each.key, each.old)
         for each in written

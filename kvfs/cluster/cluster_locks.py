@@ -1,4 +1,4 @@
-"""Locks that reach beyond one host, and those that a mount which has such must keep itself.
+"""Locks that reach beyond one host, and the host's locks that a mount with such must keep itself.
 
 A kernel that leaves locks to its filesystem leaves it all of them. In a namespace whose locks reach
 as far as the host they stand in this process's memory; in one with `locks = cluster` in the engine,
@@ -9,8 +9,8 @@ Invariants
   for a host that has gone, or was started again.
 - A lock is granted by the transaction that finds nothing in its way: of several that ask at once,
   one has it.
-- A node that had no lease for long may find its locks gone, where others asked for them meanwhile.
-  It is said and counted, and the next call of who had them fails once (ENOLCK).
+- A node without a lease for long may find its locks gone, if others asked for them meanwhile. This
+  is logged and counted, and the next call of their owner fails once (ENOLCK).
 - A waiting request is made again when the file's locks have changed, and at least once in
   RECHECK_S, since the death of a node changes nothing in the engine.
 """
@@ -42,31 +42,31 @@ class LockTarget(NamedTuple):
 
     ino: int
     whole: bool
-    """flock's locks, and not fcntl's: they do not see each other."""
+    """Whether it means flock's locks rather than fcntl's: they do not see each other."""
 
 
 Change = Callable[[Sequence[ByteRangeLock]], list[ByteRangeLock] | None]
-"""The locks held after it; None: something is in the way."""
+"""Returns the locks held after it; None: something is in the way."""
 IsAlive = Callable[[int, int], bool]
-"""Whether a node, by number and incarnation, still has what it had locked."""
+"""Returns whether a node, by number and incarnation, still has what it had locked."""
 
 
 class LockEngine(Engine, Protocol):
     """An engine that can also be read at once."""
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
-        """As `read`, without ever suspending."""
+        """Like `read`, without ever suspending."""
 
     def namespace(self, number: int) -> Namespace | None:
-        """The record of a namespace. Raises Unavailable."""
+        """Returns the record of a namespace. Raises Unavailable."""
 
 
 _unpack = msgspec.msgpack.Decoder(list[ByteRangeLock]).decode
 
 
 class Locks:
-    """The locks of one mount's processes. `catch_up` returns when the engine here knows what any
-    node was granted before."""
+    """The locks of one mount's processes. `catch_up` returns when the engine here knows everything
+    that any node was granted before."""
 
     def __init__(
         self,
@@ -90,17 +90,18 @@ class Locks:
         self._lost: set[tuple[LockTarget, LockOwner]] = set()
         """Those of them that are known to have lost their locks, and were not told."""
         self._asking: Counter[tuple[LockTarget, LockOwner]] = Counter()
-        """Requests under way: what is recorded may be theirs already."""
+        """Requests under way: recorded locks may be theirs already."""
         self.counters = {"locks_lost": 0}
         self._closing: dict[tuple[LockTarget, LockOwner], trio.Event] = {}
-        """Owners that have closed, and still have locks in the engine."""
+        """Owners that have closed the file, and still have locks in the engine."""
 
     def owner(self, number: int) -> LockOwner:
-        """An owner of this mount, as its kernel names it."""
+        """Returns an owner of this mount, as its kernel names it."""
         return LockOwner(self._node, self._incarnation, number)
 
     async def run(self) -> None:
-        """Give back what could not be when its owner closed, until cancelled."""
+        """Gives back locks that could not be given back when their owner closed, until
+        cancelled."""
         while True:
             await trio.sleep(RECHECK_S)
             for place, owner in list(self._closing):
@@ -108,9 +109,9 @@ class Locks:
                     await self._give_back(place, owner)
 
     async def acquire(self, place: LockTarget, wish: ByteRangeLock, *, wait: bool) -> None:
-        """Have the lock. Raises Conflict where somebody else's is in the way and `wait` is not set,
-        NoLocks where the engine cannot be asked, or its owner has lost what it had. Cancelled: as
-        if it had not been asked for, unless it was granted already."""
+        """Takes the lock. Raises Conflict if another's is in the way and `wait` is not set, NoLocks
+        if the engine cannot be asked, or its owner has lost its locks. Cancelled: as if it had not
+        been asked for, unless it was granted already."""
         await self._after_closes(place)
         while True:
             changed = self._waiting.setdefault(place, trio.Event())
@@ -124,7 +125,7 @@ class Locks:
     async def release(
         self, place: LockTarget, owner: LockOwner, start: int = 0, end: int = LAST
     ) -> None:
-        """Give these bytes back; nothing where they are not held. Raises NoLocks, also where they
+        """Gives these bytes back; does nothing if they are not held. Raises NoLocks, also if they
         were lost."""
         try:
             await self._change(place, owner, lambda held: released(held, owner, start, end))
@@ -133,8 +134,8 @@ class Locks:
             raise
 
     async def closed(self, place: LockTarget, owner: LockOwner) -> None:
-        """The owner has no lock on the file any more; nothing to do where it had none. Locks that
-        cannot be given back now are given back soon: a close does not fail by it."""
+        """Drops all locks of the owner on the file. Locks that cannot be given back now are given
+        back soon: a close does not fail because of them."""
         here = self._here.get(place)
         if here and any(each.owner == owner for each in here):
             self._change_here(place, lambda held: released(held, owner))
@@ -157,8 +158,8 @@ class Locks:
             event.set()
 
     async def _after_closes(self, place: LockTarget) -> None:
-        """A close has returned before its locks went: a request after it finds them gone. Raises
-        NoLocks."""
+        """Waits for locks whose close has already returned: a request after the close finds them
+        gone. Raises NoLocks."""
         closing = [event for (each, _), event in self._closing.items() if each == place]
         with trio.move_on_after(_CLOSES_S) as deadline:
             for event in closing:
@@ -167,7 +168,7 @@ class Locks:
             raise NoLocks("locks of a file that was closed cannot be given back")
 
     async def obstacle(self, place: LockTarget, wish: ByteRangeLock) -> ByteRangeLock | None:
-        """The lock that keeps this one from being granted now. Raises NoLocks."""
+        """Returns the lock that keeps this one from being granted now. Raises NoLocks."""
         await self._after_closes(place)
         if not self.reaches_cluster(place.ino):
             return obstacle(self._here.get(place, ()), wish)
@@ -178,8 +179,8 @@ class Locks:
         return await self._engine.read(lambda t: obstacle(self._alive(t, place), wish))
 
     def applied(self, changed: Iterable[bytes]) -> None:
-        """Keys that others changed in the engine: requests that wait for their locks are made
-        again."""
+        """Repeats requests that wait for locks, if these are among the keys that others changed in
+        the engine."""
         lost = 0
         for key in changed:
             if key[:1] == b"K" and not keys.is_append_lease(key):
@@ -194,7 +195,7 @@ class Locks:
             )
 
     def _look_for_lost(self, place: LockTarget) -> int:
-        """How many owners have lost their locks of a file since it was last looked."""
+        """Returns how many owners have lost their locks of a file since the last look."""
         believed = self._believed.get(place)
         if not believed:
             return 0
@@ -208,17 +209,17 @@ class Locks:
         return len(lost)
 
     def reaches_cluster(self, ino: int) -> bool:
-        """Whether the locks of this inode are the cluster's."""
+        """Returns whether the locks of this inode are the cluster's."""
         namespace = self._engine.namespace(namespace_of(ino))
         return namespace is not None and namespace.locks == "cluster"
 
     def any_reaches_cluster(self) -> bool:
-        """Whether there is a namespace whose locks are."""
+        """Returns whether any namespace has cluster locks."""
         listed = self._engine.read_now(namespaces.list_all)
         return any(each.namespace.locks == "cluster" for each in listed)
 
     async def _change(self, place: LockTarget, owner: LockOwner, change: Change) -> bool:
-        """Whether it was done: nothing was in the way."""
+        """Makes the change; returns whether nothing was in the way."""
         if not self.reaches_cluster(place.ino):
             done = self._change_here(place, change)
         else:
@@ -229,7 +230,8 @@ class Locks:
         return done
 
     async def _change_in_cluster(self, place: LockTarget, owner: LockOwner, change: Change) -> bool:
-        """Checks a grant where all locks are; a lock that seems to be in the way may have gone."""
+        """Makes the change where all locks are; a lock that seems to be in the way may have
+        gone."""
 
         def fn(t: Transaction) -> list[ByteRangeLock] | None:
             # Where it asks for several at once, one may end what another one believed.
@@ -260,7 +262,7 @@ class Locks:
         return held is not None
 
     def _believe(self, place: LockTarget, owner: LockOwner, held: Sequence[ByteRangeLock]) -> None:
-        """Believes that these are the locks of a file, and that its owner may have some."""
+        """Notes that these are the locks of a file, and that its owner may have some."""
         believed = self._believed.setdefault(place, set())
         if any(each.owner == owner for each in held):
             believed.add(owner)
@@ -315,7 +317,7 @@ class _Lost(Exception):
 
 
 def _held(t: Transaction, place: LockTarget) -> list[ByteRangeLock]:
-    """As they are recorded, also of nodes that are dead."""
+    """Returns the locks as recorded, those of dead nodes too."""
     value = t.get(keys.locks(*place))
     return [] if value is None else _unpack(value)
 

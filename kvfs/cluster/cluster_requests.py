@@ -1,4 +1,4 @@
-"""Requests about the cluster, which people make of one of its nodes over the control socket.
+"""Requests about the cluster, which people make to one of its nodes over the control socket.
 
 | method | params | answer |
 |---|---|---|
@@ -36,14 +36,14 @@ class _Secret(msgspec.Struct):
 
 
 class ClusterRequests:
-    """Answers them for one node."""
+    """Answers these requests for one node."""
 
     def __init__(self, member: Membership, engine: Engine) -> None:
         self._member = member
         self._engine = engine
 
     def handlers(self) -> dict[str, Handler]:
-        """The handlers by method."""
+        """Returns the handlers by method."""
         return {
             "nodes": self._on_nodes,
             "drain": self._on_drain,
@@ -52,7 +52,7 @@ class ClusterRequests:
         }
 
     async def report(self) -> dict[str, Any]:
-        """The cluster's part of the node's status."""
+        """Returns the cluster's part of the node's status."""
         member = self._member
         return {
             "cluster": member.cluster,
@@ -92,8 +92,8 @@ class ClusterRequests:
         return record.name
 
     async def _refuse_loss(self, record: NodeRecord) -> None:
-        """Raises Busy where it lives and was not drained, or has durable files that nobody else
-        has."""
+        """Raises Busy if the node lives and was not drained, or has durable files that no other
+        node has."""
         named, number = f"node {record.number} ({record.name})", record.number
         await self._member.renew()  # which tells who lives now
         if self._member.roster.lives(number) and record.state != "drained":
@@ -126,8 +126,8 @@ class ClusterRequests:
 
 
 def describe(member: Member, *, is_current: bool) -> dict[str, Any]:
-    """The member in JSON's types; sizes in bytes. `is_current`: whether the engine tells of leases
-    just now."""
+    """Returns the member in JSON's types; sizes in bytes. `is_current`: whether the engine tells of
+    leases just now."""
     lease = "held" if member.alive else "left" if member.left else "lost"
     return {
         "number": member.number,

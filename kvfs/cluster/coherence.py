@@ -1,14 +1,14 @@
-"""How far a node of a cluster believes its mirror, and for how long its kernel may.
+"""How far a node of a cluster believes its metadata replica, and for how long its kernel may.
 
 | names of | before a look-up | what the kernel remembers |
 |---|---|---|
-| a strict namespace | the mirror catches up: a round trip, shared by all who look | nothing |
+| a strict namespace | the replica catches up: a round trip, shared by all look-ups | nothing |
 | a cache namespace | believed for CACHE_S since the engine was heard | the rest of that time |
-| the root | as a cache's; what is not there is looked for in the engine | that, but no absence |
+| the root | as in a cache; an absent name is looked for in the engine | that, but no absence |
 
-While the engine is not heard, a look-up in a strict namespace fails, and a name in a cache is a
-miss: a cache may lose what it likes, but not show what others have long replaced. The root stays,
-so that a mount can be looked at and taken away.
+While the engine is silent, a look-up in a strict namespace fails, and a name in a cache is a miss:
+a cache may lose any file, but not show one that others have long replaced. The root stays, so that
+a mount can be examined and removed.
 """
 
 from typing import Final, Protocol
@@ -22,18 +22,19 @@ _TOP: Final = 0
 
 
 class Mirror(Protocol):
-    """The view of a node's mirror that coherence needs."""
+    """The view of a node's metadata replica that coherence needs."""
 
     @property
     def heard_at(self) -> float:
-        """When it held all that was committed, in seconds of CLOCK_BOOTTIME; 0: it is not fit for
-        use."""
+        """The time when it held everything that was committed, in seconds of CLOCK_BOOTTIME; 0: it
+        is not fit for use."""
 
     async def catch_up(self) -> None:
-        """It holds all that was committed before the call. Raises Unavailable."""
+        """Returns when it holds everything that was committed before the call. Raises
+        Unavailable."""
 
     def namespace(self, number: int) -> Namespace | None:
-        """The record of a namespace. Raises Unavailable."""
+        """Returns the record of a namespace. Raises Unavailable."""
 
 
 class Coherence:
@@ -48,14 +49,14 @@ class Coherence:
         return now() - self._mirror.heard_at < CACHE_S
 
     def is_strict(self, namespace_id: int) -> bool:
-        """Raises Unavailable. True for a namespace that is gone."""
+        """Returns whether a namespace is strict; True for one that is gone. Raises Unavailable."""
         record = self._mirror.namespace(namespace_id)
         return namespace_id != _TOP if record is None else record.is_strict
 
     async def fresh(self, directory: int) -> None:
-        """Before names are looked up in a directory, or it is listed.
+        """Makes the replica fresh enough to look up names in a directory, or to list it.
 
-        Raises Unavailable (strict), Unreached (a cache: all is a miss). Cancelled: nothing
+        Raises Unavailable (strict), Unreached (a cache: everything is a miss). Cancelled: nothing
         happened."""
         namespace_id = namespace_of(directory)
         if namespace_id == _TOP:
@@ -66,26 +67,27 @@ class Coherence:
             raise Unreached("the engine is not heard, and a cache's names may be outdated")
 
     async def fresh_root(self) -> None:
-        """Before a name is said not to be at the root; where the engine is not heard, it is not."""
+        """Catches up before a name is reported absent at the root; if the engine is silent, it is
+        not."""
         try:
             await self._mirror.catch_up()
         except Unavailable:
             return
 
     def entry_s(self, ino: int) -> float:
-        """Seconds for which the kernel may believe that a name leads to this inode."""
+        """Returns seconds for which the kernel may believe that a name leads to this inode."""
         namespace_id = namespace_of(ino)
         if ino == namespace_root(namespace_id) or not self.is_strict(namespace_id):
             return self.rest_s()
         return 0.0
 
     def absence_s(self, directory: int) -> float:
-        """Seconds for which the kernel may believe that a name is not in this directory."""
+        """Returns seconds for which the kernel may believe that a name is not in this directory."""
         namespace_id = namespace_of(directory)
         if namespace_id == _TOP or self.is_strict(namespace_id):
             return 0.0
         return self.rest_s()
 
     def rest_s(self) -> float:
-        """Seconds for which the contents of the mirror are still believed."""
+        """Returns seconds for which the contents of the replica are still believed."""
         return max(0.0, self._mirror.heard_at + CACHE_S - now())

@@ -1,16 +1,16 @@
 """Decommission: removal of the traces of a removed node from the metadata, as functions of a
 transaction.
 
-| left | what becomes of it |
+| key | treatment |
 |---|---|
 | `w` | the file was never closed: dropped |
-| `u` | whoever else has the file seals it |
+| `u` | another node that has the file seals it |
 | `r` | dropped: nobody makes a data file of that number any more |
-| `p`, `h` | dropped; a cache file that nobody else has is evicted, a durable one has no data then |
+| `p`, `h` | dropped; a cache file that only it had is evicted, a durable one has no data then |
 | `d` | dropped |
 
-What is left is listed in a read, since the lists of all nodes change all the time; the transaction
-looks at each again.
+The traces are listed in a read, since the lists of all nodes change all the time; the transaction
+checks each again.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from kvfs.tree.lifecycle import Evicted
 
 
 class Left(NamedTuple):
-    """Some of what a node left, by inode number but for the last."""
+    """Some traces of a node, by inode number except for the last."""
 
     unpublished: list[int]
     unsealed: list[int]
@@ -44,7 +44,7 @@ class Gone(NamedTuple):
 
 
 def alone(t: Transaction, node: bytes, after_ino: int, limit: int) -> tuple[int, int]:
-    """Looks at the next `limit` files of a node behind `after_ino`. Returns how many in durable
+    """Examines the next `limit` files of a node behind `after_ino`. Returns how many in durable
     namespaces no other node has, and where to go on; 0: that was all."""
     inos = placements.held_by(t, node, after_ino, limit)
     caches = _caches(t)
@@ -59,8 +59,8 @@ def alone(t: Transaction, node: bytes, after_ino: int, limit: int) -> tuple[int,
 
 
 def list_left(t: Transaction, node: bytes, limit: int) -> Left:
-    """Up to `limit` of each kind. The marks of all nodes are looked through: they are as many as
-    files are being made and sealed."""
+    """Returns up to `limit` traces of each kind. It reads the marks of all nodes: there are as many
+    as files being made and sealed."""
     return Left(
         listed(t, keys.unpublished(0), b"x", limit, node),
         listed(t, keys.unsealed(0), b"v", limit, node),
@@ -71,7 +71,7 @@ def list_left(t: Transaction, node: bytes, limit: int) -> Left:
 
 
 def let_go(t: Transaction, node: bytes, left: Left, now: int) -> Gone:
-    """Have it go, as the table above says; the node does not run any more."""
+    """Removes the traces, as the table above says; the node does not run any more."""
     evicted: list[Evicted] = []
     for ino in left.unpublished:
         if t.get(keys.unpublished(ino)) == node:
@@ -110,7 +110,7 @@ def _pass_on(t: Transaction, ino: int, node: bytes) -> None:
 
 
 def _drop(t: Transaction, ino: int, now: int) -> list[Evicted]:
-    """All names of a file that nobody has, and its record."""
+    """Removes all names of a file that nobody has, and its record; returns the names."""
     found = lifecycle.evict(t, ino, now)
     tree.reap(t, ino)
     return [] if found is None else [found]

@@ -3,8 +3,8 @@
 Clocks of hosts and of the engine may be wrong, and may jump. So no two clocks are ever compared:
 
 - another node lives while the number of its lease grows. Only time in which we looked counts, so
-  that neither an engine that was away nor a host that was asleep makes all others look dead: after
-  it, they have most of a term to be seen again;
+  that neither an engine that was away nor a host that was asleep makes all others look dead:
+  afterwards they have most of a term to be seen again;
 - our own lease holds for a term from when we *asked* for it, by CLOCK_BOOTTIME, which nobody can
   set and which goes on while the host sleeps.
 """
@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 from kvfs.meta.node_leases import Lease
 
 TERM_S: Final = 10.0
-"""For which a lease holds."""
+"""Time for which a lease holds."""
 RENEWAL_S: Final = 2.5
-"""Between two renewals."""
+"""Time between two renewals."""
 _MARGIN_S: Final = 1.0
-"""We stop before others may think that we did."""
+"""Time by which we stop before others may think that we did."""
 _LOOKED_S: Final = 2 * RENEWAL_S
 """The most that counts of the time between two looks."""
 assert _LOOKED_S + RENEWAL_S < TERM_S - _MARGIN_S
@@ -39,7 +39,7 @@ class Sightings:
         self._looked_s: float | None = None
 
     def look(self, leases: Mapping[int, Lease], now_s: float) -> None:
-        """Take what the engine says at `now_s`, by a clock that is never set."""
+        """Takes the engine's leases at `now_s`, by a clock that is never set."""
         passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, _LOOKED_S)
         self._looked_s = now_s
         self._seen = {
@@ -47,17 +47,17 @@ class Sightings:
         }
 
     def lives(self, node: int) -> bool:
-        """Whether it held its lease when we looked last."""
+        """Returns whether it held its lease at our last look."""
         seen = self._seen.get(node)
         return seen is not None and seen.silent_s < TERM_S
 
     def lease(self, node: int) -> Lease | None:
-        """Its last one; None: it has left in order, or was never there."""
+        """Returns its last lease; None: it has left in order, or was never there."""
         seen = self._seen.get(node)
         return None if seen is None else seen.lease
 
     def silent_s(self, node: int) -> float:
-        """Seconds for which the node was not heard of, at least."""
+        """Returns the seconds for which nothing was heard of the node, at least."""
         seen = self._seen.get(node)
         return 0.0 if seen is None else seen.silent_s
 
@@ -70,20 +70,21 @@ class Tenure:
         self._lapses = 0
 
     def renewed(self, asked_s: float, now_s: float) -> None:
-        """The engine granted what it was asked for at `asked_s`."""
+        """Notes that the engine granted the lease asked for at `asked_s`."""
         self._lapses += not self.holds(now_s)
         self._until_s = max(self._until_s, asked_s + TERM_S - _MARGIN_S)
 
     def end(self) -> None:
-        """It was given up, or taken from us."""
+        """Notes that the lease was given up, or taken from us."""
         self._until_s = float("-inf")
 
     def holds(self, now_s: float) -> bool:
-        """Whether we may do what only a living node may."""
+        """Returns whether we may do what only a living node may."""
         return now_s < self._until_s
 
     def lapses(self, now_s: float) -> int:
-        """How often it has ended so far, so that others may have taken this node for dead."""
+        """Returns how often it has ended so far, so that others may have taken this node for
+        dead."""
         return self._lapses + (not self.holds(now_s))
 
 

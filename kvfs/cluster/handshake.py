@@ -1,19 +1,19 @@
-"""How two nodes that were connected find out that both are of one cluster. No I/O.
+"""The handshake by which two connected nodes find out that both are of one cluster. No I/O.
 
     client                                         server
     Dialing.hello          -- who I am, nonce -->  Answering.reply
     Dialing.conclude       <-- who I am, nonce, which secret, proof --
-                           -- proof ------------>  Answering.conclude
+    -- proof ------------>  Answering.conclude
 
 A proof is an HMAC-SHA256, under the secret, of its sender's role and of both nodes' messages: it
-holds for this connection, this direction and these words alone, so it can be neither replayed nor
-sent back. The server names one of the secrets that the client has, the newest that both know.
+holds for this connection, this direction and these messages alone, so it can be neither replayed
+nor sent back. The server names one of the secrets that the client has, the newest that both know.
 
 Invariants
-- Nothing that a peer said counts before its proof was compared, in constant time. What is refused
-  before tells a stranger versions and ids, which are no secrets.
-- It is the connection that is trusted from then on: where others can write into it on its way, the
-  network has to be protected as well.
+- Nothing that a peer said counts before its proof was compared, in constant time. Refusals before
+  that tell a stranger versions and ids, which are no secrets.
+- From then on the connection is trusted: if others can write into it on its way, the network has to
+  be protected as well.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_SIZE, max_length=NONCE_S
 _Proof = Annotated[bytes, msgspec.Meta(min_length=PROOF_SIZE, max_length=PROOF_SIZE)]
 _Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_SIZE, max_length=DIGEST_SIZE)]
 _Word = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._+-]{1,64}\Z")]
-"""It stands in logs before anything is proven."""
+"""A word that stands in logs before anything is proven."""
 
 
 class Party(msgspec.Struct, frozen=True, array_like=True):
@@ -87,8 +87,8 @@ class Dialing:
         """The first message."""
 
     def conclude(self, reply: bytes) -> tuple[Party, bytes]:
-        """The peer that answered, and the proof to send it. Raises AccessDenied, NotSupported,
-        Conflict, Invalid."""
+        """Returns the peer that answered, and the proof to send it. Raises AccessDenied,
+        NotSupported, Conflict, Invalid."""
         proven = _decoded(_proven, reply)
         told = _decoded(_reply, proven.reply)
         _check(told.party, self._me)
@@ -108,7 +108,8 @@ class Answering:
         self._peer: Party | None = None
 
     def reply(self, hello: bytes) -> bytes:
-        """The answer to the first message. Raises AccessDenied, NotSupported, Conflict, Invalid."""
+        """Returns the answer to the first message. Raises AccessDenied, NotSupported, Conflict,
+        Invalid."""
         if self._peer is not None:
             raise Invalid("a handshake has one hello")
         told = _decoded(_hello, hello)
@@ -122,7 +123,7 @@ class Answering:
         return _encode(_Proven(reply, _proof(secret, _ANSWERS, hello, reply)))
 
     def conclude(self, proof: bytes) -> Party:
-        """The peer that dialed, if `proof` is its proof. Raises AccessDenied, Invalid."""
+        """Returns the peer that dialed, if `proof` is its proof. Raises AccessDenied, Invalid."""
         expected, self._expected = self._expected, None
         if self._peer is None or expected is None:
             raise Invalid("a handshake begins with a hello, and has one proof")

@@ -1,10 +1,10 @@
-"""Jobs that one node of a cluster at a time may do: who does one says so in the engine.
+"""Jobs that only one node of a cluster at a time may do: the engine records which node does one.
 
 Invariants
 - A claim names a node's incarnation. It is void when that has lost its lease, and another node may
   take it then.
-- A claim alone stops nobody who hung while another took it: what a job writes has to be written in
-  transactions that `check` the claim, so that the engine refuses what comes late.
+- A claim alone does not stop a node that hung while another took it: a job's writes must be made in
+  transactions that `check` the claim, so that the engine refuses late ones.
 """
 
 from kvfs.base.errors import Conflict
@@ -23,8 +23,8 @@ class Claims:
         self._engine = engine
 
     async def take(self, name: str) -> bool:
-        """Whether this node does the job `name` from now on, or does it already; else another that
-        lives does. Raises as `Engine.transact`."""
+        """Takes the job `name`; returns whether this node does it from now on, or does it already;
+        else another living node does. Raises what `Engine.transact` raises."""
         if not self._member.holds_lease:
             return False
         found = await self._engine.read(lambda t: _claim(t, name))
@@ -33,13 +33,13 @@ class Claims:
         return found == self._mine
 
     def check(self, t: Transaction, name: str) -> None:
-        """Checks the claim in a transaction of the job. Raises Conflict where another node does it
-        by now."""
+        """Checks the claim in a transaction of the job. Raises Conflict if another node does it by
+        now."""
         if _claim(t, name) != self._mine:
             raise Conflict(f"another node does '{name}' by now")
 
     async def drop(self, name: str) -> None:
-        """The job is done. Raises as `Engine.transact`."""
+        """Ends the claim: the job is done. Raises what `Engine.transact` raises."""
 
         def drop(t: Transaction) -> None:
             if _claim(t, name) == self._mine:

@@ -1,16 +1,16 @@
 """This node's part in its cluster: it joins, renews its lease, and leaves.
 
-| step of the start | what a kill after it leaves |
+| step of the start | state after a kill |
 |---|---|
-| 1 secrets found, or made where the cluster has none | a file that the next start uses |
+| 1 secrets found, or made if the cluster has none | a file that the next start uses |
 | 2 joined: number, incarnation, lease | a lease that ends by itself |
-| 3 kept in the store | nothing to mend |
+| 3 kept in the store | nothing to repair |
 | 4 announced: its record | the same |
 
 Invariants
-- One process at a time is a node: the store's lock says so of one directory, the incarnation
-  elsewhere. Writes of an older one are refused by the engine.
-- `holds_lease` is true only while nobody else may think that this node is dead.
+- Only one process at a time is a node: the store's lock ensures that for one directory, the
+  incarnation elsewhere. The engine refuses writes of an older one.
+- `holds_lease` is true only while no other node may think that this one is dead.
 """
 
 import logging
@@ -80,7 +80,7 @@ class Measured(msgspec.Struct, frozen=True):
     capacity_bytes: int
     load: float = 0.0
     lacking: int = 0
-    """Files that lack copies which this node is to have made."""
+    """Files that lack copies which this node must have made."""
     obstacle: str = ""
     """The reason why this node cannot be drained, for people."""
 
@@ -98,13 +98,13 @@ class Membership:
         *,
         founds: bool,
     ) -> None:
-        """`founds`: as `joined` has it."""
+        """`founds`: as in `joined`."""
         self._founds = founds
         self.store = store
         self.about = about
         self.secret_file = secret_file
         self.secrets: Secrets
-        """The secrets that are valid now; others take their place while the node runs."""
+        """The secrets that are valid now; others replace them while the node runs."""
         self.node = 0
         self.incarnation = 0
         self.cluster = ""
@@ -118,14 +118,14 @@ class Membership:
 
     @property
     def holds_lease(self) -> bool:
-        """Whether it may do what only a living node may: serve its peers, and what it may not have
-        heard is outdated."""
+        """Whether it may do what only a living node may: serve its peers, and believe what it last
+        heard."""
         return self._tenure.holds(now())
 
     @property
     def lapses(self) -> int:
-        """How often its lease has ended so far: what was begun before the last time others may have
-        gone past."""
+        """How often its lease has ended so far: others may have gone past work begun before the
+        last time."""
         return self._tenure.lapses(now())
 
     @property
@@ -141,9 +141,9 @@ class Membership:
     # ---- joining and leaving
 
     async def join(self) -> None:
-        """Raises Unavailable, Lost, Fenced (removed), Conflict (another cluster's, or its store
-        runs elsewhere), AccessDenied (another secret), NotSupported (versions), Invalid, OSError.
-        Cancelled: it may have joined; its lease ends by itself."""
+        """Joins the cluster. Raises Unavailable, Lost, Fenced (removed), Conflict (another
+        cluster's, or its store runs elsewhere), AccessDenied (another secret), NotSupported
+        (versions), Invalid, OSError. Cancelled: it may have joined; its lease ends by itself."""
         before = node_identity.which_node(self.store)
         state = await self._table.peek()
         if before is not None:
@@ -185,8 +185,8 @@ class Membership:
         self.roster.read(await engine.read(list_nodes))
 
     async def renew(self) -> None:
-        """Renew the lease, and look at the others' and at the secrets. Raises Fenced (this process
-        must end), Unavailable, AccessDenied, Invalid, OSError."""
+        """Renews the lease, and reads the others' and the secrets. Raises Fenced (this process must
+        end), Unavailable, AccessDenied, Invalid, OSError."""
         asked_s = now()
         try:
             renewed = await self._table.renew(Joined(self.node, self.incarnation), self._words())
@@ -198,7 +198,8 @@ class Membership:
         self._look_after_secrets(renewed)
 
     async def leave(self) -> None:
-        """Others need not wait for the lease to end. Never raises but when cancelled."""
+        """Gives the lease up, so that others need not wait for its end. Never raises unless
+        cancelled."""
         self._tenure.end()
         with trio.move_on_after(_FAREWELL_S, shield=True):
             try:
@@ -209,12 +210,12 @@ class Membership:
     # ---- what people ask for
 
     async def fence(self, node: int, store: str) -> None:
-        """Whoever is this node can write no more, and its store joins no more. Raises
+        """Keeps any process of this node from writing, and its store from joining. Raises
         Unavailable."""
         await self._table.remove(node, store)
 
     async def rotate_secret(self) -> Secret:
-        """Have a new secret beside those that are valid; the other nodes have to be given it.
+        """Makes a new secret beside those that are valid; the other nodes have to be given it.
         Raises Conflict, Unavailable, OSError."""
         before, after = self.secrets, self.secrets.with_new()
         # In the file first: a secret that the engine knows and nobody has would shut all out.
@@ -224,7 +225,7 @@ class Membership:
         return after[0]
 
     async def retire_secrets(self) -> None:
-        """All but the newest are not valid any more. Raises Conflict, Unavailable, OSError."""
+        """Invalidates all secrets but the newest. Raises Conflict, Unavailable, OSError."""
         after = Secrets(self.secrets[:1])
         await self._table.replace_secrets(self.secrets.digests, after.digests)
         node_identity.keep_secrets(self.secret_file, after)
@@ -248,10 +249,10 @@ class Membership:
             )
 
     async def _wait_for_twin(self, before: Kept, state: JoinState) -> None:
-        """Waits until no other process can be this node. For this very store the lock, which we
-        have, tells that none is: the process that renewed its lease was killed. A lease that was
-        renewed elsewhere a moment ago belongs to a host which has just died, or to a copy of the
-        store, whose lease goes on."""
+        """Waits until no other process can be this node. For this very store, our lock shows that
+        none is: the process that renewed its lease was killed. A lease that was renewed elsewhere a
+        moment ago belongs to a host which has just died, or to a copy of the store, whose lease
+        goes on."""
         found = state.leases.get(before.node)
         while found is not None and found.age_s < TERM_S:
             words = _readable(found.words)
@@ -268,7 +269,7 @@ class Membership:
             found = again
 
     async def _find_secrets(self, state: JoinState) -> bool:
-        """Whether they were made now."""
+        """Returns whether they were made now."""
         found = node_identity.read_secrets(self.secret_file)
         if not state.cluster and not self._founds:
             await self._refuse_to_found(found)
@@ -293,8 +294,8 @@ class Membership:
         return made
 
     async def _refuse_to_found(self, found: Secrets | None) -> None:
-        """An engine that was emptied is no new one: its cluster's nodes may be away. Raises
-        Conflict."""
+        """Refuses an engine that was emptied, which is not a new one: its cluster's nodes may be
+        away. Raises Conflict."""
         if found is not None and not (await self._table.peek()).cluster:
             raise Conflict(
                 f"the engine holds no cluster, and {self.secret_file} is of {found.cluster}: the"
@@ -314,7 +315,8 @@ class Membership:
         )
 
     def _look_after_secrets(self, renewed: Renewed) -> None:
-        """Take what `kvfs node join` wrote meanwhile, and forget what is not valid any more."""
+        """Takes the secrets that `kvfs node join` wrote meanwhile, and forgets those that are no
+        longer valid."""
         found = node_identity.read_secrets(self.secret_file) or self.secrets
         valid = Secrets(each for each in found if each.digest in renewed.secrets)
         if not valid:
@@ -371,9 +373,9 @@ async def joined(
     boot: int | None = None,
     founds: bool = True,
 ) -> AsyncIterator[Membership]:
-    """This store's node, as long as the block lasts; it leaves in order at its end. The caller
-    holds the store's lock. Without `founds` no cluster is made where the engine seems to have lost
-    one (Conflict). Raises as `Membership.join`; what the block raises passes."""
+    """Makes this store's node a member as long as the block lasts; it leaves in order at its end.
+    The caller holds the store's lock. Without `founds` no cluster is made if the engine seems to
+    have lost one (Conflict). Raises what `Membership.join` raises; exceptions of the block pass."""
     table = LeaseTable(locate(url), DEADLINE_S)
     try:
         file = secret_file or store.root / node_identity.SECRETS
@@ -390,8 +392,8 @@ async def joined(
 
 
 async def check_secrets(url: str, those: Secrets) -> None:
-    """Whether a node that has these would be let in. Raises NotFound (no cluster is there),
-    Conflict (another one), AccessDenied, Unavailable, Invalid, NotSupported."""
+    """Checks that a node with these secrets would be admitted. Raises NotFound (no cluster is
+    there), Conflict (another one), AccessDenied, Unavailable, Invalid, NotSupported."""
     location = locate(url)
     table = LeaseTable(location, DEADLINE_S)
     try:
@@ -412,7 +414,7 @@ async def check_secrets(url: str, those: Secrets) -> None:
 
 
 async def check_unused(url: str) -> None:
-    """Raises Busy where a node lives whose metadata are at `url`; Unavailable, Invalid."""
+    """Raises Busy if a node lives whose metadata are at `url`; Unavailable, Invalid."""
     location = locate(url)
     table = LeaseTable(location, DEADLINE_S)
     try:
@@ -428,7 +430,7 @@ async def check_unused(url: str) -> None:
 
 
 def _check_versions(leases: Leases) -> None:
-    """Raises NotSupported where a node lives that this one cannot work with."""
+    """Raises NotSupported if a node lives that this one cannot work with."""
     for number, lease in sorted(leases.items()):
         words = _readable(lease.words)
         if words is not None and lease.age_s < TERM_S:

@@ -27,7 +27,8 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 def which_node(store: Store) -> Kept | None:
-    """None: it never joined a cluster. Raises Corrupt, Invalid, OSError."""
+    """Returns the store's identity; None: it never joined a cluster. Raises Corrupt, Invalid,
+    OSError."""
     path = store.root / _NODE
     text = private_file.read(path, _LIMIT)
     if text is None:
@@ -44,19 +45,19 @@ def keep_node(store: Store, kept: Kept) -> None:
 
 
 def forget_node(store: Store) -> None:
-    """It joins as a new one next time. Raises OSError."""
+    """Makes it join as a new node next time. Raises OSError."""
     (store.root / _NODE).unlink(missing_ok=True)
 
 
 def read_secrets(path: Path) -> Secrets | None:
-    """None: there is no such file. Raises Invalid, OSError."""
+    """Returns the secrets; None: there is no such file. Raises Invalid, OSError."""
     text = private_file.read(path, secrets.LIMIT)
     return None if text is None else secrets.parse(text, str(path))
 
 
 def make_secret(path: Path, secret: Secret) -> tuple[Secrets, bool]:
-    """The secrets in the file, this one where there was none; whether that is so. Raises Invalid,
-    OSError."""
+    """Returns the secrets in the file, this one if there was none, and whether that is so. Raises
+    Invalid, OSError."""
     made = private_file.make(path, secret.as_text().encode())
     found = read_secrets(path)
     return (Secrets((secret,)) if found is None else found), made

@@ -1,7 +1,7 @@
 """The engine's records of a cluster's nodes and of their claims, and the functions that change
 them.
 
-Words are msgspec arrays: fields are only ever appended.
+They are msgspec arrays: fields are only ever appended.
 """
 
 from collections.abc import Callable
@@ -50,22 +50,22 @@ class Words(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
     free_bytes: int = 0
     capacity_bytes: int = 0
     load: float = 0.0
-    """0 idle, 1 as busy as it may become."""
+    """Its load, from 0 (idle) to 1 (as busy as it may become)."""
     lacking: int = 0
-    """Files that lack copies which this node is to have made."""
+    """Files that lack copies which this node must have made."""
     obstacle: str = ""
     """The reason why it cannot be drained, for people."""
     place: str = ""
-    """The directory of its store, as that host names it (`Store.place`); empty: not said."""
+    """The directory of its store, as that host names it (`Store.place`); empty: not told."""
 
     def is_of(self, boot: int, place: str) -> bool:
-        """Whether who said this was on this host since it was started, with the store that is there
-        now. Then it is dead for whoever has that store's lock."""
+        """Returns whether the reporter was on this host since it was started, with the store that
+        is there now. Then it is dead for the holder of that store's lock."""
         return self.boot == boot and self.place in ("", place)
 
 
 class Claim(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
-    """The node that does a job which one node at a time may do."""
+    """The node that does a job which only one node at a time may do."""
 
     node: int
     incarnation: int
@@ -77,7 +77,7 @@ unpack_claim: Final = msgspec.msgpack.Decoder(Claim).decode
 
 
 def list_nodes(t: Transaction) -> list[NodeRecord]:
-    """All that ever joined, removed ones too, by number."""
+    """Returns all that ever joined, removed ones too, by number."""
     return [unpack_node(value) for _, value in t.scan(keys.NODES, keys.after(keys.NODES))]
 
 
@@ -90,12 +90,12 @@ def get_node(t: Transaction, number: int) -> NodeRecord:
 
 
 def number_in(name: str) -> int | None:
-    """The number that a person means who says this name; None: it is none."""
+    """Returns the number that a person means by this name; None: it is none."""
     return int(name) if name.isascii() and name.isdecimal() else None
 
 
 def check_name(t: Transaction, number: int, name: str) -> None:
-    """Whether a node may be called this from now on. A number that was removed is no node's any
+    """Checks that a node may be called this from now on. A number that was removed is no node's any
     more. Raises Conflict."""
     others = [each for each in list_nodes(t) if each.number != number and each.state != "removed"]
     for each in others:
@@ -118,7 +118,8 @@ def _was_removed(t: Transaction, number: int | None) -> bool:
 
 
 def find_node(t: Transaction, text: str) -> NodeRecord:
-    """The node that a person means, by number or name. Raises NotFound, Invalid (several)."""
+    """Returns the node that a person means, by number or name. Raises NotFound, Invalid
+    (several)."""
     number = number_in(text)
     if number is not None and not _was_removed(t, number):
         return get_node(t, number)
@@ -140,7 +141,7 @@ def put_node(t: Transaction, record: NodeRecord) -> None:
 def set_state(
     t: Transaction, number: int, allowed: Callable[[NodeState], bool], state: NodeState
 ) -> None:
-    """Raises NotFound, Invalid where it may not become so from what it is."""
+    """Changes the state. Raises NotFound, Invalid if the present one does not allow it."""
     record = get_node(t, number)
     if record.state == state:
         return

@@ -1,9 +1,9 @@
-"""The client's side of what nodes say to each other: connections that are kept, each proven once.
+"""The client's side of the protocol between nodes: connections that are kept, each proven once.
 
 Invariants
 - Nothing is asked of a node before it has proven that it is of this cluster, and the one meant.
 - A connection is used again only after its last answer has come whole.
-- Every wait has a deadline; what a peer says is bounded before it is read.
+- Every wait has a deadline; a peer's message is bounded before it is read.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -19,7 +19,7 @@ from kvfs.cluster.peer_protocol import Ask, Later, Lent, PeerAddress, PeerIdenti
 from kvfs.http.api import ClientConnection, ConnectionLost, Field, ResponseHead, connect
 
 CALL_S: Final = 5.0
-"""How long an answer may take, connecting included, where the caller says nothing else."""
+"""Time for an answer, connecting included, if the caller says nothing else."""
 _CONNECT_S: Final = 2.0
 _IDLE_MOST: Final = 32
 """Connections kept to a node."""
@@ -29,7 +29,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class Redirected(Exception):
-    """The holder gives the file to others: these have it, or are getting it."""
+    """The holder gives the file to other nodes: these have it, or are getting it."""
 
     def __init__(self, addresses: list[PeerAddress]) -> None:
         super().__init__(addresses)
@@ -54,7 +54,7 @@ class IncomingChunks:
         self.sums = sums
         """Checksums of each chunk that comes: perhaps fewer than were asked for."""
         self.all_sums = all_sums
-        """Checksums of each chunk of the file, where it `tells_all`."""
+        """Checksums of each chunk of the file, if it `tells_all`."""
         self.stamp = stamp
         """The stamp of content that is not sealed."""
         self.connection = connection
@@ -63,7 +63,7 @@ class IncomingChunks:
 
     @property
     def count(self) -> int:
-        """How many chunks come."""
+        """The number of chunks that come."""
         return len(self.sums) // peer_protocol.DIGEST_BYTES
 
 
@@ -86,7 +86,7 @@ class PeerClient:
         """Connections made since the start."""
 
     def close(self) -> None:
-        """Let go of idle connections; idempotent."""
+        """Lets go of idle connections; idempotent."""
         for peers in self._idle.values():
             for peer in peers:
                 peer.connection.close()
@@ -95,10 +95,10 @@ class PeerClient:
     async def call(
         self, address: PeerAddress, method: str, params: Any, deadline_s: float = CALL_S
     ) -> Any:
-        """Calls a method of the node with `params` (of msgpack's types). It may have run twice
-        where a connection broke.
+        """Calls a method of the node with `params` (of msgpack's types). It may have run twice if a
+        connection broke.
 
-        Raises the KvfsError that the method raised, Unavailable where no answer came in time,
+        Raises the KvfsError that the method raised, Unavailable if no answer came in time,
         AccessDenied, NotSupported, Conflict, Invalid (the nodes do not fit)."""
         body = _encode(params)
         with _in_time(deadline_s, address):
@@ -117,12 +117,13 @@ class PeerClient:
     async def data(
         self, address: PeerAddress, ask: Ask, deadline_s: float = CALL_S, mover: bytes = b""
     ) -> AsyncIterator[IncomingChunks]:
-        """Chunks of a data file, at least the first that is asked for; `deadline_s` is for the head
-        of the answer. With the kind of a `mover` the holder may lend them and send no bytes.
+        """Receives chunks of a data file, at least the first that is asked for; `deadline_s` is for
+        the head of the answer. With the kind of a `mover` the holder may lend them and send no
+        bytes.
 
         Raises Redirected, Later (it does not have the chunk yet), NotFound, Conflict (it has other
         content), Busy (it is written there), Unavailable (no answer), Corrupt (an answer that
-        cannot be right), and as `call`; ConnectionLost where the connection breaks inside the
+        cannot be right), and what `call` raises; ConnectionLost if the connection breaks inside the
         block."""
         with _in_time(deadline_s, address):
             fields = [(peer_protocol.MOVER, mover)] if mover else []
@@ -184,7 +185,7 @@ class PeerClient:
         return answer
 
     async def _meet(self, address: PeerAddress) -> _Peer:
-        """A new connection to the node. Raises ConnectionLost, Unavailable, AccessDenied,
+        """Returns a new connection to the node. Raises ConnectionLost, Unavailable, AccessDenied,
         NotSupported, Conflict, Invalid."""
         with _in_time(_CONNECT_S, address):
             connection = await connect(address.host, address.port)
@@ -220,7 +221,7 @@ def _incoming(
 
 
 async def _check(answer: ResponseHead, connection: ClientConnection) -> None:
-    """Raises what an answer other than 200 says."""
+    """Raises the error of an answer other than 200."""
     if answer.status == 200:
         return
     body = await connection.read(_ERROR_BYTES)
@@ -233,7 +234,7 @@ async def _check(answer: ResponseHead, connection: ClientConnection) -> None:
 
 @contextmanager
 def _in_time(deadline_s: float, address: PeerAddress) -> Iterator[None]:
-    """Raises Unavailable for what goes wrong on the way to the peer."""
+    """Raises Unavailable for failures on the way to the peer."""
     try:
         with trio.fail_after(deadline_s):
             yield

@@ -9,12 +9,12 @@
 The node that dialed proves its identity in a header field of the request that follows the hello:
 that costs no round trip. A holder that gives the file to others already answers 307 with nodes that
 have it or are getting it, unless the request insists; a node that is getting it and has not got so
-far answers 202, again and again. Whatever else is wrong is an error of the core by name and
-message, raised again by the caller.
+far answers 202, again and again. Every other failure is an error of the core by name and message,
+raised again by the caller.
 
 A node that has a mover (`transfer.rdma`) says so in a field of a request for data. A holder that
-has one of the same kind may then answer without the bytes: with where they lie in memory that its
-mover lends. `POST /v1/do/taken` gives them back. Nodes that know nothing of it pass the field over.
+has one of the same kind may then answer without the bytes, with their places in memory that its
+mover lends. `POST /v1/do/taken` gives them back. Nodes that do not know it ignore the field.
 """
 
 import base64
@@ -32,12 +32,13 @@ from kvfs.cluster.handshake import Party
 from kvfs.cluster.secrets import Secrets
 
 CHUNK_BYTES: Final = 4 << 20
-"""As in `store.checksum`: the unit of what is asked for, sent and verified."""
+"""The unit of requests, transfers and verification, as in `store.checksum`."""
 DIGEST_BYTES: Final = 16
 MOST_CHUNKS: Final = 16
 """Chunks of one answer: their checksums stand in its head."""
 MOST_SUMS: Final = 64
-"""A sealed file of so many chunks has the checksums of all of them in the head of each answer."""
+"""A sealed file of at most so many chunks has the checksums of all of them in the head of each
+answer."""
 MOST_PEERS: Final = 8
 """Peers in one redirect."""
 BODY_BYTES: Final = 1 << 20
@@ -56,9 +57,9 @@ STAMP: Final = b"x-kvfs-stamp"
 MOVER: Final = b"x-kvfs-mover"
 """The kind of mover that the reader has, in a request."""
 LENT: Final = b"x-kvfs-lent"
-"""The places of the chunks of an answer without bytes, as `Lent` has it."""
+"""The places of the chunks of an answer without bytes, in the form of `Lent`."""
 TAKEN: Final = "taken"
-"""The method that gives back what was lent; its parameters are the tickets."""
+"""The method that gives back lent chunks; its parameters are the tickets."""
 _LENT: Final = re.compile(rb"(\d{1,5}) (\d{1,19})((?: [0-9a-f]{1,16}){1,%d})" % MOST_CHUNKS)
 _TARGET: Final = re.compile(
     rb"/v1/data/([0-9a-f]{16})\.([0-9a-f]{1,16})"
@@ -100,7 +101,8 @@ class PeerIdentity:
 
 
 class Ask(NamedTuple):
-    """`chunks` of a data file from the chunk `first` on, of which the file has `size` bytes."""
+    """A request for `chunks` of a data file from the chunk `first` on; the file has `size`
+    bytes."""
 
     ino: int
     version: int
@@ -108,9 +110,10 @@ class Ask(NamedTuple):
     first: int
     chunks: int
     sealed: bool
-    """Its content is that of its seal, whose checksums the holder knows: else it reads for them."""
+    """Whether its content is that of its seal, whose checksums the holder knows: else it reads for
+    them."""
     insist: bool = False
-    """Whoever was redirected to did not have it: no redirect."""
+    """Whether no redirect is wanted: the nodes of a redirect did not have it."""
 
     @property
     def offset(self) -> int:
@@ -118,11 +121,11 @@ class Ask(NamedTuple):
 
     @property
     def tells_all(self) -> bool:
-        """An answer has the checksums of all chunks of the file."""
+        """Whether an answer has the checksums of all chunks of the file."""
         return self.sealed and chunks_of(self.size) <= MOST_SUMS
 
     def length(self, count: int) -> int:
-        """Bytes of its first `count` chunks."""
+        """Returns the bytes of its first `count` chunks."""
         return min(self.size, (self.first + count) * CHUNK_BYTES) - self.offset
 
 
@@ -137,7 +140,7 @@ class Lent(NamedTuple):
 
 
 class Later(Exception):
-    """The chunk is on its way to the node that was asked: it is to be asked again."""
+    """The chunk is on its way to the node that was asked: ask again."""
 
 
 class PeerError(msgspec.Struct, array_like=True):
@@ -153,19 +156,19 @@ _addresses = msgspec.msgpack.Decoder(list[PeerAddress])
 
 
 def chunks_of(size: int) -> int:
-    """How many chunks a file of `size` bytes has."""
+    """Returns how many chunks a file of `size` bytes has."""
     return -(-size // CHUNK_BYTES)
 
 
 def data_target(ask: Ask) -> bytes:
-    """The request target for this question."""
+    """Returns the request target for this request."""
     return b"%b%016x.%x?size=%d&first=%d&count=%d&sealed=%d&insist=%d" % (
         *(DATA, ask.ino, ask.version, ask.size, ask.first, ask.chunks, ask.sealed, ask.insist),
     )
 
 
 def parse_data_target(target: bytes) -> Ask:
-    """The question of a request target. Raises Invalid where it makes no sense."""
+    """Returns the request of a target. Raises Invalid if it makes no sense."""
     match = _TARGET.fullmatch(target)
     if match is None:
         raise Invalid("this is no request for data")
@@ -200,7 +203,7 @@ def render_at(address: PeerAddress) -> bytes:
 
 
 def parse_at(node: int, value: bytes | None) -> PeerAddress | None:
-    """The address that `node` gives for itself; None where it says nothing that can be
+    """Returns the address that `node` gives for itself; None if it gives none that can be
     understood."""
     match = _AT.fullmatch(value or b"")
     if match is None or not 0 < int(match[2]) < 1 << 16:
@@ -225,8 +228,8 @@ def render_sums(sums: bytes) -> bytes:
 
 
 def parse_sums(value: bytes | None, ask: Ask, length: int) -> tuple[bytes, bytes]:
-    """The checksums of the chunks that follow in `length` bytes, no more than were asked for, and
-    those of all chunks of the file where they are told. Raises Invalid."""
+    """Returns the checksums of the chunks that follow in `length` bytes, no more than were asked
+    for, and those of all chunks of the file if they are told. Raises Invalid."""
     try:
         sums = bytes.fromhex((value or b"").decode("ascii"))
     except ValueError:
@@ -274,13 +277,13 @@ def parse_addresses(body: bytes) -> list[PeerAddress]:
 
 
 def render_error(error: KvfsError) -> tuple[int, bytes]:
-    """Status and body."""
+    """Returns status and body."""
     name = type(error).__name__
     return _STATUSES.get(name, _OTHER_STATUS), _encode(PeerError(name, str(error)))
 
 
 def parse_error(body: bytes) -> KvfsError:
-    """The error that a peer told; Unavailable where it is none that we know."""
+    """Returns the error that a peer told; Unavailable if it is none that we know."""
     try:
         problem = _problem.decode(body)
     except msgspec.MsgspecError:

@@ -1,7 +1,7 @@
 """The server that a node runs for its peers: data files by sendfile, and methods that others add.
 
 Invariants
-- Before a connection has proven whose it is, it may say hello and nothing else.
+- Before a connection has proven its node, it may say hello and nothing else.
 - A node that may not serve (it has no lease) refuses all but the hello.
 - Payload never passes through this module: a response names a range of a file.
 """
@@ -31,8 +31,8 @@ _LIMITS: Final = Limits(
 )
 _SENDING_THREADS: Final = 16
 _INLINE_BYTES: Final = 4 << 20
-"""More is sent in a thread, and so is what would have to be read from a disk: the loop is the
-mount's too. For 2 MiB the thread would be half of the time."""
+"""Larger answers are sent in a thread, and so are bytes that would have to be read from a disk: the
+loop is the mount's too. For 2 MiB the thread would be half of the time."""
 _RWF_NOWAIT: Final = 8
 _COMPLAINTS: Final = 64
 _encode = msgspec.msgpack.Encoder().encode
@@ -44,11 +44,11 @@ class Offer(NamedTuple):
     """Chunks that are here."""
 
     fd: int
-    """Closed once they were sent."""
+    """Their file, closed once they were sent."""
     chunks: int
-    """How many, from the first that was asked for on."""
+    """The number of chunks, from the first that was asked for on."""
     sums: bytes
-    """Checksums of each of them; of all chunks of the file where the answer `tells_all`."""
+    """Checksums of each of them; of all chunks of the file if the answer `tells_all`."""
     stamp: bytes = b""
     """The stamp of content that is not sealed: another one when it was changed."""
 
@@ -57,16 +57,16 @@ class Shelf(Protocol):
     """The data that a node has for others."""
 
     def has(self, ino: int, version: int) -> bool:
-        """Whether the file is here, or on its way."""
+        """Returns whether the file is here, or on its way."""
 
     async def offer(self, ask: Ask, peer: int) -> Offer:
-        """Offers what is here of the data that the node `peer` asks for, at least the first chunk.
+        """Offers the data here that the node `peer` asks for, at least the first chunk.
 
-        Raises NotFound, Conflict (the file has other content), Busy (it is being written),
-        Later (it is still on its way), Unavailable, OSError."""
+        Raises NotFound, Conflict (the file has other content), Busy (it is being written), Later
+        (it is still on its way), Unavailable, OSError."""
 
     async def sums(self, ino: int, version: int, size: int) -> bytes:
-        """The checksums of all chunks of a sealed file. Raises NotFound, Conflict."""
+        """Returns the checksums of all chunks of a sealed file. Raises NotFound, Conflict."""
 
 
 class Lender(Protocol):
@@ -77,15 +77,15 @@ class Lender(Protocol):
         """The most chunks that one request gets."""
 
     def knows(self, kind: bytes) -> bool:
-        """Whether the mover of a reader can take what this one lends."""
+        """Returns whether a reader's mover can take what this one lends."""
 
     async def lend(self, offer: Offer, ask: Ask, peer: int, host: str) -> Lent | None:
-        """Lend what is offered to the node `peer`, which is connected from `host`, until it gives
-        it back, or for a while. None where that cannot be done now. Raises OSError."""
+        """Lends the offer to the node `peer`, which is connected from `host`, until it gives it
+        back, or for a while. None if that is impossible now. Raises OSError."""
 
 
 class PeerServer:
-    """Answers other nodes. `methods` may be added to before `serve`."""
+    """Answers other nodes. `methods` may be extended before `serve`."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class PeerServer:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve on `listeners`, which are closed at the end, until cancelled."""
+        """Serves on `listeners`, which are closed at the end, until cancelled."""
         await serve(listeners, self._handle, _LIMITS, refuse=_refuse, task_status=task_status)
 
     async def _handle(self, head: Head, body: RequestBody) -> Response:
@@ -154,7 +154,7 @@ class PeerServer:
         return Response(200, [], reply)
 
     def _known(self, head: Head) -> Party:
-        """The node that the connection belongs to. Raises AccessDenied, Invalid."""
+        """Returns the node that the connection belongs to. Raises AccessDenied, Invalid."""
         assert head.session is not None
         known = head.session.value
         if isinstance(known, Party):
@@ -173,7 +173,7 @@ class PeerServer:
         return party
 
     def _complain(self, head: Head, error: KvfsError) -> None:
-        """Once for each host and kind of error: a node that is refused asks again."""
+        """Logs once for each host and kind of error: a node that is refused asks again."""
         self.counters["peers_refused"] += 1
         what = f"{head.peer[0]} {type(error).__name__}"
         if what not in self._complained and len(self._complained) < _COMPLAINTS:
@@ -219,12 +219,12 @@ class PeerServer:
         )
 
     def _lender(self, head: Head) -> Lender | None:
-        """The lender, if the peer can take what it lends."""
+        """Returns the lender, if the peer can take what it lends."""
         kind = head.get(peer_protocol.MOVER)
         return self.lender if kind and self.lender is not None and self.lender.knows(kind) else None
 
     def _others(self, head: Head, ask: Ask, peer: Party) -> list[PeerAddress]:
-        """The nodes that the peer is sent to; empty: it is served."""
+        """Returns the nodes to which the peer is redirected; empty: it is served."""
         at = peer_protocol.parse_at(peer.node, head.get(peer_protocol.AT))
         others = self._spreading.ask(
             (ask.ino, ask.version), ask.size, peer.node, at, trio.current_time(), ask.insist
@@ -251,7 +251,8 @@ class PeerServer:
 
 
 async def _lent(lender: Lender | None, offer: Offer, ask: Ask, node: int, host: str) -> Lent | None:
-    """None: the bytes are sent. Else, and where it raises OSError, the offer's file is closed."""
+    """Lends the offer; None: the bytes are sent. Otherwise, and if it raises OSError, the offer's
+    file is closed."""
     if lender is None:
         return None
     lent = None
@@ -266,7 +267,7 @@ async def _lent(lender: Lender | None, offer: Offer, ask: Ask, node: int, host: 
 
 
 def _is_cached(fd: int, offset: int, length: int) -> bool:
-    """Whether few bytes are to be sent, which seem to be in memory."""
+    """Returns whether only few bytes, which seem to be in memory, are to be sent."""
     if length > _INLINE_BYTES:
         return False
     byte = bytearray(1)
@@ -284,7 +285,7 @@ def _problem(error: KvfsError) -> Response:
 
 
 def _refuse(status: int, reason: str) -> Response:
-    """The HTTP layer's refusals as errors of the peer protocol."""
+    """Returns the HTTP layer's refusals as errors of the peer protocol."""
     response = _problem(Invalid(reason) if status < 500 else Unavailable(reason))
     response.status = status
     return response

@@ -7,7 +7,8 @@ from kvfs.policy.cluster_snapshot import ClusterSnapshot, Host
 
 
 def snapshot(roster: Roster) -> ClusterSnapshot:
-    """A snapshot of all nodes that were not removed. One that others cannot reach lends nothing."""
+    """Returns a snapshot of all nodes that were not removed. One that others cannot reach lends
+    nothing."""
     return ClusterSnapshot(
         Host(
             number=each.number,
@@ -25,7 +26,7 @@ def snapshot(roster: Roster) -> ClusterSnapshot:
 
 
 def address(roster: Roster, number: int) -> PeerAddress:
-    """The address at which a node's peers reach it. Raises Unavailable where it is not there, or
+    """Returns the address at which a node's peers reach it. Raises Unavailable if it is away, or
     cannot be reached."""
     found = roster.get(number)
     if found is None or not found.alive:

@@ -1,7 +1,7 @@
-"""The nodes of a cluster as this one sees them: for those who place, fetch and repair.
+"""The nodes of a cluster as this one sees them: for placing, fetching and repair.
 
 It is a picture of the last look at the engine, some seconds old at most while that answers; asking
-it costs a look into a dictionary.
+it costs a dictionary look-up.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ class Member(NamedTuple):
     number: int
     name: str
     incarnation: int
-    """The incarnation of its lease, where it has one."""
+    """The incarnation of its lease, if it has one."""
     peer: str
     """HOST:PORT; empty: others cannot fetch from it."""
     zone: str
@@ -30,16 +30,16 @@ class Member(NamedTuple):
     free_bytes: int
     load: float
     lacking: int
-    """Files that lack copies which this node is to have made."""
+    """Files that lack copies which this node must have made."""
     obstacle: str
     """The reason why it cannot be drained, for people."""
     state: NodeState
     alive: bool
-    """It holds its lease."""
+    """Whether it holds its lease."""
     left: bool
-    """It has none: it stopped in order, and was not lost."""
+    """Whether it has no lease: it stopped in order, and was not lost."""
     silent_s: float
-    """For how long its lease was not renewed, at least."""
+    """Time for which its lease was not renewed, at least."""
     version: str
     protocol: int
 
@@ -55,31 +55,31 @@ class Roster:
         self._records: list[NodeRecord] = []
 
     def all(self) -> list[Member]:
-        """All nodes that were not removed, by number."""
+        """Returns all nodes that were not removed, by number."""
         return [each for each in self._members.values() if each.state != "removed"]
 
     def alive(self) -> list[Member]:
-        """The nodes that hold their lease."""
+        """Returns the nodes that hold their lease."""
         return [each for each in self._members.values() if each.alive]
 
     def get(self, number: int) -> Member | None:
-        """None: there never was one."""
+        """Returns a node; None: there never was one."""
         return self._members.get(number)
 
     def lives(self, number: int, incarnation: int | None = None) -> bool:
-        """Whether a node, or this incarnation of it, holds its lease."""
+        """Returns whether a node, or this incarnation of it, holds its lease."""
         lease = self._sightings.lease(number)
         if lease is None or incarnation not in (None, lease.incarnation):
             return False
         return self._sightings.lives(number)
 
     def look(self, leases: Leases, now_s: float) -> None:
-        """Take what the engine says of leases at `now_s` (CLOCK_BOOTTIME)."""
+        """Takes the engine's leases at `now_s` (CLOCK_BOOTTIME)."""
         self._sightings.look(leases, now_s)
         self._draw()
 
     def read(self, records: Iterable[NodeRecord]) -> None:
-        """Take what it holds of nodes."""
+        """Takes the engine's records of nodes."""
         self._records = list(records)
         self._draw()
 
@@ -113,7 +113,7 @@ class Roster:
 
 
 def _words(packed: bytes) -> Words | None:
-    """None: another version's, which we cannot read."""
+    """Parses a report; None: another version's, which we cannot read."""
     try:
         return unpack_words(packed)
     except msgspec.MsgspecError:

@@ -1,12 +1,12 @@
 """The secrets by which nodes know that they are of one cluster. No I/O.
 
 A cluster has one secret, and for a while two: a new one is given to all nodes before the old one is
-taken away. As text, a line for each, the newest first:
+withdrawn. As text, a line for each, the newest first:
 
     kvfs-cluster:<id of the cluster>:<64 hexadecimal digits>
 
 Invariants
-- No message and no repr shows a secret. What tells two apart is their digest, which is public: it
+- No message and no repr shows a secret. Two are told apart by their digest, which is public: it
   stands in the engine and goes over the wire.
 """
 
@@ -39,7 +39,7 @@ class Secret:
         self.cluster = cluster
         self._key = key
         self.digest = self.derive(b"digest")[:DIGEST_SIZE]
-        """Says which one it is, and nothing about it."""
+        """Identifies it, and tells nothing about it."""
 
     def __repr__(self) -> str:
         return f"Secret({self.cluster}, {self.digest.hex()})"
@@ -54,12 +54,12 @@ class Secret:
         return hash(self.digest)
 
     def derive(self, purpose: bytes) -> bytes:
-        """Another key of KEY_SIZE bytes, for one purpose: a holder of the digest does not have the
-        secret."""
+        """Returns another key of KEY_SIZE bytes, for one purpose: a holder of the digest does not
+        have the secret."""
         return hmac.digest(self._key, b"kvfs " + purpose, hashlib.sha256)
 
     def as_text(self) -> str:
-        """Its line. Whoever has it can be a node."""
+        """Returns its line. Anyone who has it can be a node."""
         return f"{_SCHEME}:{self.cluster}:{self._key.hex()}\n"
 
 
@@ -78,25 +78,26 @@ class Secrets(tuple[Secret, ...]):
         return tuple(secret.digest for secret in self)
 
     def common(self, digests: Sequence[bytes]) -> Secret | None:
-        """The newest of ours that is among these."""
+        """Returns the newest of ours that is among these."""
         return next((secret for secret in self if secret.digest in digests), None)
 
     def with_new(self) -> "Secrets":
-        """The secrets with a new one before them; the oldest goes where there are too many."""
+        """Returns the secrets with a new one before them; the oldest goes if there are too many."""
         return Secrets((generate(self.cluster), *self)[:MOST])
 
     def as_text(self) -> str:
-        """A line for each."""
+        """Returns a line for each."""
         return "".join(secret.as_text() for secret in self)
 
 
 def generate(cluster: str) -> Secret:
-    """A new secret of a cluster."""
+    """Returns a new secret of a cluster."""
     return Secret(cluster, os.urandom(KEY_SIZE))
 
 
 def parse(text: str, source: str) -> Secrets:
-    """The secrets in a text that came from `source`. Raises Invalid, which shows nothing of it."""
+    """Returns the secrets in a text that came from `source`. Raises Invalid, which shows nothing of
+    it."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):

@@ -1,8 +1,7 @@
-"""The key with which secrets in the metadata are encrypted, the same for all nodes of a cluster.
+"""The key that encrypts secrets in the metadata, the same for all nodes of a cluster.
 
-The first node brings its own; it lies in the engine, encrypted by a key that follows from the
-cluster's secret, and each node keeps a copy in its store. So who has the engine alone has no secret
-of it.
+The first node brings its own; it lies in the engine, encrypted by a key derived from the cluster's
+secret, and each node keeps a copy in its store. So the engine alone reveals no secret.
 """
 
 from pathlib import Path
@@ -21,10 +20,11 @@ _PURPOSE: Final = b"metadata"
 
 
 async def share_key(engine: Engine, path: Path, secrets: Secrets) -> None:
-    """The file `path` holds the cluster's key when this returns. After the cluster's secret was
-    replaced, the newest one encrypts it from here on.
+    """Puts the cluster's key into the file `path`. After the cluster's secret was replaced, the
+    newest one encrypts it from here on.
 
-    Raises AccessDenied (by none of these secrets), as `Engine.transact`, Invalid, OSError."""
+    Raises AccessDenied (by none of these secrets), what `Engine.transact` raises, Invalid,
+    OSError."""
     own = encryption.open_key(path)
     wrapping = [SecretKey(each.derive(_PURPOSE)) for each in secrets]
 

@@ -5,7 +5,7 @@ from kvfs.base.version import PROTOCOL, VERSION
 
 
 def check(protocol: int, version: str, *, who: str) -> None:
-    """Whether a node that speaks `protocol` works with this one; `who` names it. Raises
+    """Checks that a node that speaks `protocol` works with this one; `who` names it. Raises
     NotSupported, with both versions."""
     if abs(protocol - PROTOCOL) <= 1:
         return

@@ -80,7 +80,7 @@ class AppendLeases:
         self._wake = trio.Event()
 
     def put(self, t: Transaction, ino: int) -> None:
-        """Record that this node has the lease of a file that it makes; then call `made`."""
+        """Records that this node has the lease of a file that it makes; then call `made`."""
         t.put(keys.append_lease(ino), pack(self._own))
 
     def made(self, ino: int) -> None:
@@ -88,7 +88,7 @@ class AppendLeases:
         self._users[ino] += 1
 
     async def take(self, ino: int) -> None:
-        """Have the lease, and all that was appended before: `give_back` it once for each time.
+        """Has the lease, and all that was appended before: `give_back` it once for each time.
         Raises Busy where another node keeps it, Unavailable. Cancelled: it is not taken."""
         if ino in self._users:
             self._users[ino] += 1
@@ -112,7 +112,7 @@ class AppendLeases:
             self._wake.set()
 
     def give_back_later(self, ino: int, thread: int) -> None:
-        """As `give_back`, soon: the thread is told to look the file up, and to come back."""
+        """Like `give_back`, soon: the thread is told to look the file up, and to come back."""
         if (ino, thread) in self._lingering:
             self.give_back(ino)
         else:
@@ -120,8 +120,8 @@ class AppendLeases:
             self._wake.set()
 
     def knows_end(self, ino: int, thread: int) -> bool:
-        """Whether the kernel knows how long the file is that a thread opens, of which this node has
-        the lease. It does when the thread has come back."""
+        """Returns whether the kernel knows how long the file is that a thread opens, of which this
+        node has the lease. It does when the thread has come back."""
         if self._lingering.pop((ino, thread), None) is not None:
             self._unsure.discard(ino)
             self.give_back(ino)
@@ -134,7 +134,7 @@ class AppendLeases:
                 self._wake_waiting(keys.unpack_u64(key, 1))
 
     async def run(self) -> None:
-        """Give back what is not needed any more, until cancelled."""
+        """Gives back what is not needed any more, until cancelled."""
         returning = Persistence(log.warning, "files that nobody appends to here are still leased")
         while True:
             with trio.move_on_after(LINGER_S if self._lingering else math.inf):

@@ -127,7 +127,7 @@ class Requests:
         """Misses that clients told of."""
 
     def handlers(self) -> dict[str, Handler]:
-        """The handlers by method name, for a ControlServer."""
+        """Returns the handlers by method name, for a ControlServer."""
         return {
             "changed": self._on_changed,
             "room": self._on_room,
@@ -139,7 +139,7 @@ class Requests:
         }
 
     async def run(self) -> None:
-        """Act on notices that were left behind, until cancelled."""
+        """Acts on notices that were left behind, until cancelled."""
         acting = Persistence(log.warning, "mounts may show names that were changed")
         while True:
             await trio.sleep(_PERIOD_S)
@@ -223,7 +223,7 @@ class Requests:
 
 
 def _unsealed(t: Transaction, inos: list[int]) -> tuple[list[int], list[int]]:
-    """The files that this node is to seal, and those that other nodes are."""
+    """Returns the files that this node is to seal, and those that other nodes are."""
     here: list[int] = []
     elsewhere: list[int] = []
     for ino, inode in zip(inos, read_inodes(t, inos), strict=True):

@@ -77,7 +77,7 @@ log = logging.getLogger(__name__)
 
 class _Propose(msgspec.Struct):
     transaction: str
-    """As `asking.pack` makes it, in base64."""
+    """Like `asking.pack` makes it, in base64."""
 
 
 class _Recall(msgspec.Struct):
@@ -125,8 +125,8 @@ class Clustered:
         self._listeners = listeners
 
     def handlers(self, told: Told) -> dict[str, Handler]:
-        """The methods that its node's control socket serves besides; `told` hears what other
-        processes of this host had committed, and returns when mounts have forgotten what was
+        """Returns the methods that its node's control socket serves besides; `told` hears what
+        other processes of this host had committed, and returns when mounts have forgotten what was
         there."""
 
         async def propose(params: dict[str, Any]) -> bool:
@@ -156,7 +156,7 @@ class Clustered:
         return {**own, "sync": sync, "claim": claim, **self._requests.handlers()}
 
     async def report(self) -> dict[str, object]:
-        """The cluster's part of the node's status."""
+        """Returns the cluster's part of the node's status."""
         rdma = self.rdma.report() if self.rdma else None
         return {**await self._requests.report(), "rdma": rdma}
 
@@ -170,7 +170,7 @@ class Clustered:
         }
 
     def describe(self) -> dict[str, object]:
-        """The engine's part of the node's status."""
+        """Returns the engine's part of the node's status."""
         engine = self.engine
         return {
             "name": f"LMDB, a mirror of {parse(self._url).shown}",
@@ -183,16 +183,16 @@ class Clustered:
         }
 
     def may_lag(self, namespace_id: int) -> bool:
-        """As `Volume.may_lag`."""
+        """Like `Volume.may_lag`."""
         namespace = self.engine.namespace(namespace_id)
         return namespace is not None and namespace.may_lag
 
     async def share_key(self) -> None:
-        """Have the cluster's key of secrets in the store: step 4. Raises as `share_key`."""
+        """Has the cluster's key of secrets in the store: step 4. Raises what `share_key` raises."""
         await share_key(self.engine, self._store.root / KEY_NAME, self.member.secrets)
 
     def address(self, node: int) -> PeerAddress | None:
-        """The address at which its peers reach a living node."""
+        """Returns the address at which its peers reach a living node."""
         found = self.member.roster.get(node)
         if found is None or not found.alive or not found.peer:
             return None
@@ -213,7 +213,7 @@ class Clustered:
         is_changed: Callable[[int], bool],
         replicas: Replicas,
     ) -> PeerServer:
-        """The server of what this node has; `run` starts it. `is_changed`: as for
+        """Returns the server of what this node has; `run` starts it. `is_changed`: as for
         `ChunkProvider`."""
         shelf = ChunkProvider(files, index, self.fetcher, is_changed)
         self.server = PeerServer(
@@ -238,7 +238,7 @@ class Clustered:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve and ask peers, until cancelled; started when this node's record is entered. Raises
+        """Serves and ask peers, until cancelled; started when this node's record is entered. Raises
         NotSupported where the transport does not start.
 
         `space` of the store is told to others. `forget` has mounts forget files that were evicted
@@ -259,7 +259,7 @@ class Clustered:
             self.peers.close()
 
     async def _tell_heard(self) -> None:
-        """Other processes of the host learn how new the mirror is."""
+        """Other processes of the host learn how new the replica is."""
         telling = Persistence(log.warning, "how new the mirror is cannot be told")
 
         async def tell() -> None:
@@ -363,7 +363,7 @@ def _settle(t: Transaction, ino: int, closed_at: float) -> None:
 
 
 def _media(config: Config) -> tuple[str, ...]:
-    """The media that this node lends."""
+    """Returns the media that this node lends."""
     return tuple(sorted({"ssd", *(each.medium for each in (*config.tier, *config.shared))}))
 
 
@@ -398,8 +398,8 @@ def _advertised(config: Config, location: EngineLocation, port: int) -> tuple[st
 
 
 def _own_address(location: EngineLocation) -> str:
-    """The address by which this host reaches the engine: by it others most likely reach this host.
-    With a socket of this host, all nodes are on it."""
+    """Returns the address by which this host reaches the engine: by it others most likely reach
+    this host. With a socket of this host, all nodes are on it."""
     for address in location.addresses:
         if address.path:
             return "127.0.0.1"

@@ -75,7 +75,7 @@ class Node:
         gone: GoneNames,
         cluster: "Clustered | None",
     ) -> None:
-        """`local`: the embedded engine itself, which in a cluster is the mirror's file."""
+        """`local`: the embedded engine itself, which in a cluster is the replica's file."""
         self.config = config
         self.store = store
         self.engine = engine
@@ -209,7 +209,7 @@ class Node:
         )
 
     def _cold_tier(self) -> ColdTier | None:
-        """The cold tier, if the settings name one. Raises NotSupported, Invalid."""
+        """Returns the cold tier, if the settings name one. Raises NotSupported, Invalid."""
         if not self.config.cold:
             return None
         where = parse(self.config.cold)
@@ -225,7 +225,7 @@ class Node:
         return tier
 
     def _tiering(self) -> Tiering | None:
-        """The tiering, if data files lie in several places."""
+        """Returns the tiering, if data files lie in several places."""
         if not isinstance(self.files, TieredFiles):
             return None
         return Tiering(
@@ -303,7 +303,7 @@ class Node:
             await self.replicas.acknowledge(published)
 
     def hear(self, written: Sequence[WrittenKey]) -> None:
-        """Others committed this, and it is in the mirror: mounts are told soon."""
+        """Others committed this, and it is in the replica: mounts are told soon."""
         self.bringing.applied(written)
         if self.locks is not None:
             self.locks.applied(each.key for each in written)
@@ -315,16 +315,16 @@ class Node:
         self.mounts.tell_soon(written)
 
     def own_space(self) -> Space:
-        """The space of the store, as this node knows it."""
+        """Returns the space of the store, as this node knows it."""
         return self.local.read_now(self.accounting.census).store
 
     async def space(self, namespace_id: int) -> os.statvfs_result:
-        """The answer of statvfs(2) in a namespace (0: at the root). Raises Unavailable."""
+        """Returns the answer of statvfs(2) in a namespace (0: at the root). Raises Unavailable."""
         census = await self.engine.read(self.accounting.census)
         return census.statvfs(namespace_id, os.statvfs(self.files.root))
 
     async def finish(self) -> None:
-        """Write what is held in memory and leave the store in order. Call after the keepers
+        """Writes what is held in memory and leaves the store in order. Call after the keepers
         ended."""
         self.index.flush()
         try:
@@ -348,5 +348,5 @@ def _locks(cluster: "Clustered") -> Locks:
 
 
 def owner_of(store: layout.Store, cluster: "Clustered | None") -> str:
-    """The owner of what several nodes share: the cluster, or the lone store."""
+    """Returns the owner of what several nodes share: the cluster, or the lone store."""
     return cluster.member.cluster if cluster else store.identity.store

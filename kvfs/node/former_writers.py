@@ -71,14 +71,14 @@ class FormerWriters:
         return ino in self.left
 
     def describe(self) -> dict[str, int]:
-        """The amount that is to be copied yet."""
+        """Returns the amount that is to be copied yet."""
         return {
             "files": len(self.left),
             "bytes": sum(size for _, size, _ in self.left.values()),
         }
 
     async def part(self, *, at_once: bool) -> int:
-        """Give another data file to each file that a mount which has gone still lets somebody
+        """Gives another data file to each file that a mount which has gone still lets somebody
         change; how many. But for `at_once` large ones are left to `run`. No mount serves while this
         runs. Cancelled: a file has the old one or the new one. Raises Unavailable."""
         async with self._copying:
@@ -119,7 +119,7 @@ class FormerWriters:
         self.left[name[0]] = name, size, trio.Event()
 
     async def run(self) -> None:
-        """Copy what `part` left. Cancelled: a file has the old data file or the new one."""
+        """Copies what `part` left. Cancelled: a file has the old data file or the new one."""
         for ino in list(self.left):
             async with self._copying:
                 if ino in self.left:
@@ -188,7 +188,7 @@ def _unless_cancelled(_: int) -> None:
 
 
 def _is_written(files: DataFiles, name: Name) -> bool:
-    """Whether somebody has it open or mapped for writing."""
+    """Returns whether somebody has it open or mapped for writing."""
     try:
         fd = files.open(*name, os.O_RDONLY | os.O_NOATIME)
     except OSError:

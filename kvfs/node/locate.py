@@ -47,19 +47,19 @@ class ClusterNodes(Protocol):
     """The other nodes of a cluster."""
 
     def name(self, node: int) -> str:
-        """The name of a node."""
+        """Returns the name of a node."""
 
     def lives(self, node: int) -> bool:
-        """Whether it holds its lease."""
+        """Returns whether it holds its lease."""
 
     async def ask(self, node: int, method: str, params: Any, deadline_s: float) -> Any:
-        """The answer of the node's method. Raises KvfsError."""
+        """Returns the answer of the node's method. Raises KvfsError."""
 
     async def send(self, ino: int, node: int) -> None:
-        """Have a node take a file; it has it when this returns. Raises KvfsError."""
+        """Has a node take a file; it has it when this returns. Raises KvfsError."""
 
     async def spread(self, ino: int, copies: int) -> list[int]:
-        """Have more nodes take a file, until so many have it; those that do. Raises KvfsError."""
+        """Has more nodes take a file, until so many have it; those that do. Raises KvfsError."""
 
 
 class _Inodes(msgspec.Struct):
@@ -114,7 +114,7 @@ class Whereabouts:
         self._others = others
 
     def handlers(self) -> dict[str, Handler]:
-        """The handlers by method, for a ControlServer."""
+        """Returns the handlers by method, for a ControlServer."""
         return {
             "where": self._on_where,
             "prefetch": self._on_prefetch,
@@ -122,7 +122,7 @@ class Whereabouts:
         }
 
     async def run(self) -> None:
-        """Do what is asked for, until cancelled."""
+        """Does what is asked for, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             await trio.sleep_forever()
 
@@ -174,7 +174,7 @@ class Whereabouts:
         nodes: list[int],
         told: dict[tuple[int, int], LocalCopy],
     ) -> dict[str, Any] | None:
-        """One file, in JSON's types."""
+        """Returns one file, in JSON's types."""
         if inode is None:
             return None
         copies = []
@@ -194,7 +194,7 @@ class Whereabouts:
         }
 
     def _copy(self, node: int, local: LocalCopy | None) -> dict[str, Any]:
-        """One node's copy: all blocks of the file, unless they are arriving."""
+        """Returns one node's copy: all blocks of the file, unless they are arriving."""
         is_arriving = local is not None and not local.medium and local.arriving >= 0
         return {
             "node": node,
@@ -243,7 +243,7 @@ class Whereabouts:
         return answer
 
     def _job(self, kind: str, ino: int, number: int, step: Callable[[], Awaitable[Any]]) -> _Job:
-        """The one that does this, begun where none does."""
+        """Returns the one that does this, begun where none does."""
         name = kind, ino, number
         job = self._jobs.get(name)
         if job is None:

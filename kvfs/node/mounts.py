@@ -35,17 +35,17 @@ class Views(Protocol):
     """Mounts of single namespaces, beside the node's mount and belonging to it."""
 
     def __contains__(self, namespace: int) -> bool:
-        """Whether it has one."""
+        """Returns whether it has one."""
 
     async def add(self, namespace: int, directory: Path, answers: Path) -> None:
-        """Mount a namespace at a directory. `answers`: a file that is locked while who serves from
+        """Mounts a namespace at a directory. `answers`: a file that is locked while who serves from
         there may answer."""
 
     async def set_read_only(self, namespace: int, *, read_only: bool) -> None:
-        """Have it refuse changes, or take them again. Raises Busy, NotFound."""
+        """Has it refuse changes, or takes them again. Raises Busy, NotFound."""
 
     async def remove(self, namespace: int) -> None:
-        """Unmount it."""
+        """Unmounts it."""
 
 
 class Mounts:
@@ -80,7 +80,7 @@ class Mounts:
     def mounted(
         self, changed: Changed, replaced: Callable[[int], None]
     ) -> Iterator[Callable[[object], None]]:
-        """As `listening`, for the node's mount. What it yields takes what describes the mount (a
+        """Like `listening`, for the node's mount. What it yields takes what describes the mount (a
         msgspec Struct), once that is known."""
         with self.listening(changed, replaced):
             try:
@@ -133,18 +133,18 @@ class Mounts:
             self._gone.add(each.entries, each.reason)
 
     async def tell_evicted(self, evicted: Sequence[Evicted]) -> None:
-        """As `tell`, the names of files that were evicted. Raises Unavailable."""
+        """Like `tell`, the names of files that were evicted. Raises Unavailable."""
         await self.tell(
             [Change(parent, name, each.ino) for each in evicted for parent, name in each.names]
         )
 
     async def tell_lost(self, evicted: Sequence[Evicted]) -> None:
-        """As `remember` and `tell_evicted`. Raises Unavailable."""
+        """Like `remember` and `tell_evicted`. Raises Unavailable."""
         self.remember(evicted)
         await self.tell_evicted(evicted)
 
     def tell_soon(self, written: Sequence[WrittenKey]) -> None:
-        """Others committed this, and it is in the mirror: `run` tells of it."""
+        """Others committed this, and it is in the replica: `run` tells of it."""
         for entry, reason in self._local.read_now(lambda t: lost(t, written)):
             self._gone.add([entry], reason)
         if changes := self.follows(written):
@@ -152,8 +152,8 @@ class Mounts:
             self._hearing.set()
 
     def follows(self, written: Sequence[WrittenKey]) -> list[Change]:
-        """The changes that mounts have to be told of, since others committed them; new contents
-        they know when it returns."""
+        """Returns the changes that mounts have to be told of, since others committed them; new
+        contents they know when it returns."""
         found = self._local.read_now(
             lambda t: heard(t, written, self._known.__contains__, self._holders.keep)
         )
@@ -165,7 +165,7 @@ class Mounts:
         return found.changes
 
     async def run(self) -> None:
-        """Tell what `tell_soon` was given, until cancelled."""
+        """Tells what `tell_soon` was given, until cancelled."""
         telling = Persistence(log.warning, "a mount may show what others changed, for a while")
         while True:
             await self._hearing.wait()

@@ -109,7 +109,7 @@ class Recovery:
         listed: Callable[[Transaction, int, int], list[int]],
         step: Callable[[list[int]], Awaitable[None]],
     ) -> None:
-        """Give `step` all that the engine lists, a batch at a time."""
+        """Gives `step` all that the engine lists, a batch at a time."""
         after = 0
         while True:
             inos = await self._engine.read(_page(listed, after))
@@ -144,7 +144,7 @@ class Recovery:
         self.found["unpublished_dropped"] += len(inos)
 
     async def _judge_unsealed(self, inos: list[int]) -> None:
-        """Drop what a power cut may have torn; the others are as long as their data files."""
+        """Drops what a power cut may have torn; the others are as long as their data files."""
         torn: list[int] = []
         unsure: list[int] = []
         grown: list[tuple[int, Inode, os.stat_result]] = []
@@ -196,8 +196,8 @@ class Recovery:
         return _same_content(inode, stat)
 
     def _is_unsure(self, inode: Inode) -> bool:
-        """Whether the seal of a file that is listed as unsealed may be of content that a power cut
-        took in part."""
+        """Returns whether the seal of a file that is listed as unsealed may be of content that a
+        power cut took in part."""
         return self._is_cut and bool(inode.flags & Flag.SEALED)
 
     async def _publish_grown(self, grown: list[tuple[int, Inode, os.stat_result]]) -> None:
@@ -318,11 +318,12 @@ async def recover(
     clean: bool,
     restored: bool,
 ) -> dict[str, int] | None:
-    """Put a store in order before its node serves; what was found, None when nothing was.
+    """Puts a store in order before its node serves; what was found, None when nothing was.
 
     `boot`: what `places.boot_of` says of the store, and `before` what else the last process may
     have taken it for. `clean`: what `Store.take_clean` said. `restored`: whether the engine went
-    back to a checkpoint. Raises NoSpace, ReadOnly, Corrupt. Cancelled: run again at the next start.
+    back to a checkpoint. Raises NoSpace, ReadOnly, Corrupt. Cancelled: run again at the next
+    start.
     """
     boots = {boot, *before}
     recovery = Recovery(engine, files, index, boots, now)
@@ -362,7 +363,7 @@ def _cache_namespaces(t: Transaction) -> set[int]:
 
 
 def _same_content(inode: Inode, stat: os.stat_result) -> bool:
-    """Whether nothing was written to the data file since it was recorded."""
+    """Returns whether nothing was written to the data file since it was recorded."""
     return (inode.size, inode.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
 
 
@@ -393,5 +394,5 @@ def _publish(grown: tuple[int, Inode, os.stat_result], t: Transaction, version: 
 
 
 def _held(t: Transaction, after_ino: int, limit: int) -> list[int]:
-    """As `_regular_files`, of those that this node has."""
+    """Like `_regular_files`, of those that this node has."""
     return placements.held_by(t, t.node, after_ino, limit)

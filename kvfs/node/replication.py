@@ -59,8 +59,8 @@ class Replicas:
         """What peers may ask of it, by method."""
 
     def held(self, written: Iterable[tuple[bytes, bytes | None, bytes | None]]) -> list[int]:
-        """The files whose data another process of this host put here, by what it had committed
-        (key, before, now)."""
+        """Returns the files whose data another process of this host put here, by what it had
+        committed (key, before, now)."""
         return [
             keys.unpack_u64(key, 1)
             for key, _, now in written
@@ -85,7 +85,7 @@ class Replicas:
             nursery.start_soon(self._evening.run)
 
     async def have(self, ino: int) -> bool:
-        """Whether another node that is there has the whole file."""
+        """Returns whether another node that is there has the whole file."""
         file = await self._copies.look(ino)
         if file is None:
             return False
@@ -93,8 +93,8 @@ class Replicas:
         return any(host.number != self._member.node for host in there)
 
     async def replace(self, ino: int) -> bool:
-        """Give up this node's copy, which is damaged, and fetch it anew; False where it is the last
-        one. Raises KvfsError, OSError."""
+        """Gives up this node's copy, which is damaged, and fetches it anew; False where it is the
+        last one. Raises KvfsError, OSError."""
         if not await self._brings.let_go(ino):
             return False
         await self._brings.bring(ino)
@@ -103,24 +103,24 @@ class Replicas:
     # ---- for `locate`: what people ask for by hand
 
     def name(self, node: int) -> str:
-        """The name of a node; its number where nobody knows its name."""
+        """Returns the name of a node; its number where nobody knows its name."""
         found = self._member.roster.get(node)
         return found.name if found is not None else str(node)
 
     def lives(self, node: int) -> bool:
-        """Whether it holds its lease."""
+        """Returns whether it holds its lease."""
         return self._member.roster.lives(node)
 
     async def ask(self, node: int, method: str, params: Any, deadline_s: float) -> Any:
-        """The answer of a node's method. Raises KvfsError."""
+        """Returns the answer of a node's method. Raises KvfsError."""
         return await self._call(node, method, params, deadline_s)
 
     async def send(self, ino: int, node: int) -> None:
-        """Have a node take a file; it has it when this returns. Raises KvfsError."""
+        """Has a node take a file; it has it when this returns. Raises KvfsError."""
         await self._copies.ask(node, await self._look(ino))
 
     async def spread(self, ino: int, copies: int) -> list[int]:
-        """Have more nodes take a file, until so many that live have it; those that do. Raises
+        """Has more nodes take a file, until so many that live have it; those that do. Raises
         KvfsError."""
         file = await self._look(ino)
         have = [each.number for each in self._copies.snapshot().alive(file.holders)]
@@ -145,7 +145,7 @@ class Replicas:
         return self._keeper.obstacle
 
     def report(self) -> dict[str, Any]:
-        """The part of the node's status."""
+        """Returns the part of the node's status."""
         return self._keeper.report()
 
     @property

@@ -128,9 +128,9 @@ def _mark_clean(store: layout.Store) -> None:
 
 
 def _boots_before(store: layout.Store) -> set[int]:
-    """The boots that the store's last process took for the running one, if its disks were there all
-    the time: of the places as they were told then, or, of an earlier version, the kernel's id
-    alone."""
+    """Returns the boots that the store's last process took for the running one, if its disks were
+    there all the time: of the places as they were told then, or, of an earlier version, the
+    kernel's id alone."""
     boots = set()
     with contextlib.suppress(Corrupt):
         boots.add(places.boot_of(store))
@@ -178,9 +178,9 @@ async def _open_engine(
     closing: contextlib.AsyncExitStack,
     ears: Sequence[Callable[[Sequence[WrittenKey]], object]],
 ) -> tuple[Engine, "Clustered | None"]:
-    """The engine of the node's metadata: its own, or a mirror of its cluster's, which `ears` are
-    told of. Raises Conflict where the store is the other kind of node's, Corrupt where there are
-    data and nothing says what they are."""
+    """Returns the engine of the node's metadata: its own, or a replica of its cluster's, which
+    `ears` are told of. Raises Conflict where the store is the other kind of node's, Corrupt where
+    there are data and nothing says what they are."""
     if not config.engine:
         refuse_mirror(local)
         if (member := which_node(store)) is not None:
@@ -216,7 +216,7 @@ def _refuse_lost_metadata(engine: EmbeddedEngine, store: layout.Store) -> None:
 
 
 def _first_start(t: Transaction) -> bool:
-    """Make what a new store begins with; nothing in an old one. Whether it was new."""
+    """Makes what a new store begins with; nothing in an old one. Whether it was new."""
     if t.get(keys.VERSION) is not None:
         namespaces.check_format(t)
         return False

@@ -24,7 +24,7 @@ _BATCH: Final = 256
 
 
 async def status_of(node: Node) -> dict[str, Any]:
-    """The status in JSON's types; sizes in bytes. Raises Unavailable."""
+    """Returns the status in JSON's types; sizes in bytes. Raises Unavailable."""
     await node.quarantine.look()
     reports = {name: await report() for name, report in node.reports.items()}
     listed, census = await node.engine.read(

@@ -61,9 +61,9 @@ class Releaser:
         return self._tier.is_sending
 
     async def release(self, chosen: list[Name], *, patient: bool) -> tuple[int, list[Name]]:
-        """Send those of namespaces that ask for it to the cold tier, and give their space back: the
-        bytes freed, and which of all are to be evicted in the ordinary way. Not `patient`: those
-        of a cache are, when the tier has not taken them soon."""
+        """Sends those of namespaces that ask for it to the cold tier, and gives their space back:
+        the bytes freed, and which of all are to be evicted in the ordinary way. Not `patient`:
+        those of a cache are, when the tier has not taken them soon."""
         inodes, wanting, caches = await self._engine.read(lambda t: _look(t, chosen))
         rest, wanted = [], []
         for name, inode in zip(chosen, inodes, strict=True):
@@ -103,7 +103,7 @@ class Releaser:
         return freed
 
     def _unlink(self, each: Object, gone: list[Object], fds: list[int]) -> None:
-        """Step 1, which takes no time: the blocks are given back when the descriptor is closed."""
+        """Steps 1, which takes no time: the blocks are given back when the descriptor is closed."""
         if self._in_use(each.ino):
             return
         try:

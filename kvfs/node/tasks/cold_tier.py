@@ -45,7 +45,7 @@ _AWAY: Final = (Unavailable, AccessDenied, Invalid)
 
 
 def connect(where: ColdLocation, url: str) -> Endpoint:
-    """The endpoint of a cold tier. Raises NotSupported, Invalid."""
+    """Returns the endpoint of a cold tier. Raises NotSupported, Invalid."""
     return Endpoint(where.bucket, url or None, _PATIENCE)
 
 
@@ -97,7 +97,7 @@ class ColdTier:
         return bool(self._sending)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Send what is asked for and collect garbage, until cancelled: what was on its way is
+        """Sends what is asked for and collect garbage, until cancelled: what was on its way is
         garbage at the next start."""
         after, first = b"", True
         while after or first:
@@ -114,7 +114,7 @@ class ColdTier:
                 self._ending.set()
 
     async def demote(self, wanted: Sequence[Object], deadline_s: float) -> list[Object]:
-        """Send these files, some at once; those that the tier has when it returns. What was not
+        """Sends these files, some at once; those that the tier has when it returns. What was not
         begun by the deadline, or while the store is away, is not; what was goes on."""
         with trio.move_on_after(deadline_s):
             for each in wanted:
@@ -134,8 +134,8 @@ class ColdTier:
             self._nursery.start_soon(self._send, wanted)
 
     async def fetch(self, ino: int, inode: Inode, fd: int) -> bytes | None:
-        """Fill a new file with the content of this record; the checksums of its chunks. None: it is
-        not here. Raises Unavailable, NotFound (the object has gone), Corrupt, OSError."""
+        """Fills a new file with the content of this record; the checksums of its chunks. None: it
+        is not here. Raises Unavailable, NotFound (the object has gone), Corrupt, OSError."""
         if not inode.flags & Flag.COLD:
             return None
         kept = Object(ino, inode.version, inode.checksum)
@@ -205,7 +205,7 @@ class ColdTier:
         self._go_on(size)
 
     async def _collect(self) -> None:
-        """Delete what no record names. A store that is away is asked again later."""
+        """Deletes what no record names. A store that is away is asked again later."""
         after = b""
         while not self.is_away and await self.may_collect():
             gone, after = await self._engine.read(lambda t: cold_copies.garbage(t, after, _BATCH))  # noqa: B023

@@ -51,10 +51,10 @@ class Brings(Protocol):
         """Returns when the file's data are here. Raises KvfsError, OSError."""
 
     async def let_go(self, ino: int) -> bool:
-        """Drop this node's data of a file, unless they are the last. Raises KvfsError."""
+        """Drops this node's data of a file, unless they are the last. Raises KvfsError."""
 
     async def adopt(self, ino: int, version: int, giver: int) -> None:
-        """Answer for a file in a store that is shared with another node, in its place. Raises
+        """Answers for a file in a store that is shared with another node, in its place. Raises
         KvfsError, OSError."""
 
     def disown(self, ino: int) -> None:
@@ -65,10 +65,10 @@ class LocalReadEngine(Engine, Protocol):
     """An engine that can be read at once."""
 
     def read_now(self, fn: Callable[[Transaction], T]) -> T:
-        """As `read`."""
+        """Like `read`."""
 
     def namespace(self, number: int) -> Namespace | None:
-        """The record of a namespace. Raises Unavailable."""
+        """Returns the record of a namespace. Raises Unavailable."""
 
 
 class _Taking:
@@ -104,7 +104,7 @@ class Copies:
         self.counters = {"copies_made": 0, "copies_refused": 0, "copies_taken": 0}
 
     async def run(self) -> None:
-        """Take what others ask for, until cancelled."""
+        """Takes what others ask for, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await trio.sleep_forever()
@@ -112,7 +112,8 @@ class Copies:
     # ---- asking others
 
     async def look(self, ino: int) -> HeldFile | None:
-        """The file as this node knows it; None: it has no data that others could be given."""
+        """Returns the file as this node knows it; None: it has no data that others could be
+        given."""
         found = await self.engine.read(lambda t: replica_counts.look(t, [ino]))
         return found[0] if found else None
 
@@ -124,8 +125,8 @@ class Copies:
         hot: bool = False,
         refusals: dict[int, str] | None = None,
     ) -> list[int]:
-        """Have `count` more nodes take the file; those that have. Fewer where no more are there,
-        or will: `refusals` is given why. Cancelled: some may take it all the same."""
+        """Has `count` more nodes take the file; those that have. Fewer where no more are there, or
+        will: `refusals` is given why. Cancelled: some may take it all the same."""
         made: list[int] = []
         refused = {} if refusals is None else refusals
         while len(made) < count:
@@ -158,7 +159,7 @@ class Copies:
             made.append(node)
 
     async def ask(self, node: int, file: HeldFile, *, hot: bool = False) -> None:
-        """Have one node take the file; it has it when this returns. Raises KvfsError."""
+        """Has one node take the file; it has it when this returns. Raises KvfsError."""
         limit_s = _LEAST_S + file.inode.size / _BYTES_PER_S
         with trio.move_on_after(limit_s):
             while not await self._has(node, file):
@@ -179,12 +180,12 @@ class Copies:
         )
 
     async def _answers_for(self, ino: int) -> bool:
-        """Whether this node is recorded as having the file, in whichever version."""
+        """Returns whether this node is recorded as having the file, in whichever version."""
         mine = keys.placement(ino, keys.pack_node(self.me))
         return await self.engine.read(lambda t: t.get(mine)) is not None
 
     async def hand_over(self, file: HeldFile, refusals: dict[int, str]) -> bool:
-        """Have another node answer for a file in a store that it shares with this one: nothing
+        """Has another node answer for a file in a store that it shares with this one: nothing
         travels. Whether one does; `refusals` is given why not. Raises KvfsError."""
         medium = file.namespace.media[:1]
         sharing = [
@@ -218,8 +219,8 @@ class Copies:
             raise Unavailable(f"the file cannot be seen here: {error.strerror}") from error
 
     async def take(self, _peer: object, params: Any) -> bool:
-        """Another node asks: whether the file is here now, else it is on its way, and whoever
-        asked asks again. Raises Busy, Invalid, and what `Brings.bring` does."""
+        """Returns another node asks: whether the file is here now, else it is on its way, and
+        whoever asked asks again. Raises Busy, Invalid, and what `Brings.bring` does."""
         try:
             ino, version, hot = int(params[0]), int(params[1]), bool(params[2])
         except (TypeError, ValueError, IndexError):

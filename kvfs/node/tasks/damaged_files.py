@@ -44,10 +44,10 @@ class OtherCopies(Protocol):
     """The other nodes of a cluster."""
 
     async def have(self, ino: int) -> bool:
-        """Whether another one that is there has the whole file."""
+        """Returns whether another one that is there has the whole file."""
 
     async def replace(self, ino: int) -> bool:
-        """Give up this node's copy and fetch it anew; False where it is the last one, and stays.
+        """Gives up this node's copy and fetches it anew; False where it is the last one, and stays.
         Raises KvfsError, OSError."""
 
 
@@ -88,7 +88,7 @@ class DamagedFiles:
         log.error("%s is damaged: it does not match its checksum; what is left: %s", name, left)
 
     async def _is_mended(self, ino: int, inode: Inode, name: str) -> bool:
-        """Whether others have the file, whatever became of this node's copy."""
+        """Returns whether others have the file, whatever became of this node's copy."""
         if self.others is None or not await self.others.have(ino):
             return False
         damaged = await self._quarantine(ino, inode)

@@ -65,7 +65,7 @@ class Draining:
         self.counters = {"drained_files": 0}
 
     def report(self) -> dict[str, Any]:
-        """The part of the node's status."""
+        """Returns the part of the node's status."""
         return {"draining_files_left": self._left, "draining_obstacle": self.obstacle}
 
     async def run(self) -> None:
@@ -80,7 +80,7 @@ class Draining:
             await trio.sleep(_PAUSE_S)
 
     async def _pass(self) -> None:
-        """Give away what is here; when nothing is left, say so."""
+        """Gives away what is here; when nothing is left, say so."""
         if self._moved_at is None:
             self._moved_at = trio.current_time()
         after = left = 0
@@ -101,7 +101,7 @@ class Draining:
             await self._drained()
 
     async def _see_to(self, file: HeldFile, found: Obstacles) -> bool:
-        """Whether this node has nothing of the file any more; else `found` knows why."""
+        """Returns whether this node has nothing of the file any more; else `found` knows why."""
         if is_shared(file.namespace.media):
             return await self._hand_over(file, found)
         refusals: dict[int, str] = {}
@@ -124,7 +124,7 @@ class Draining:
         return False
 
     async def _hand_over(self, file: HeldFile, found: Obstacles) -> bool:
-        """Whether another node answers for a file in a store that both share."""
+        """Returns whether another node answers for a file in a store that both share."""
         refusals: dict[int, str] = {}
         if not file.inode.flags & Flag.SEALED:
             found.in_use += 1  # soon it is
@@ -140,7 +140,7 @@ class Draining:
         return False
 
     async def _more(self, file: HeldFile, refusals: dict[int, str]) -> list[int]:
-        """Have others take the file, as many as it lacks; those that did. What nobody has room for
+        """Has others take the file, as many as it lacks; those that did. What nobody has room for
         costs no time."""
         snapshot, size, media = self._copies.snapshot(), file.inode.size, file.namespace.media
         missing = replica_repair.judge(snapshot, file.ino, file.holders, file.wanted).missing
@@ -157,7 +157,7 @@ class Draining:
         return gone
 
     def _is_stalled(self) -> bool:
-        """Whether nothing found another place for long, though others are there."""
+        """Returns whether nothing found another place for long, though others are there."""
         if self._moved_at is None or trio.current_time() - self._moved_at < _STALLED_S:
             return False
         return any(host.number != self._me for host in self._copies.snapshot().open)

@@ -66,8 +66,8 @@ class EvictionHolds(Protocol):
     """The files that this process has open."""
 
     def in_use(self, ino: int) -> bool:
-        """Whether a handle is open. A data file that was kept open though none is has been closed
-        then."""
+        """Returns whether a handle is open. A data file that was kept open though none is has been
+        closed then."""
 
 
 class Evictor:
@@ -125,7 +125,7 @@ class Evictor:
         return {**self._counters, "refused_no_space": self._admission.refused, **released}
 
     async def run(self) -> None:
-        """Sample and evict, until cancelled. A cancelled eviction is finished by recovery."""
+        """Samples and evict, until cancelled. A cancelled eviction is finished by recovery."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._announce)
             nursery.start_soon(self._keep_room)
@@ -142,7 +142,7 @@ class Evictor:
             await self._admission.pause()
 
     async def _relieve(self, census: Census) -> int:
-        """One batch for each limit that is exceeded; the bytes freed."""
+        """Returns one batch for each limit that is exceeded; the bytes freed."""
         freed = 0
         self._stuck.clear()
         caches = [number for number, each in census.namespaces.items() if each.gives_way]
@@ -170,7 +170,7 @@ class Evictor:
         return freed + await self._relieve_one(STORE, caches, need, "store_full", census.store)
 
     async def _drop_copies(self, spare: Spare, namespace_ids: list[int], need: int) -> int:
-        """Drop one batch of data files that other nodes have too, the coldest; the bytes freed."""
+        """Drops one batch of data files that other nodes have too, the coldest; the bytes freed."""
         chosen = await self._choose(namespace_ids, need, spare)
         if not chosen:
             return 0
@@ -196,8 +196,8 @@ class Evictor:
     async def _evict(
         self, namespace_ids: list[int], need: int, reason: str, *, patient: bool
     ) -> int:
-        """Evict one batch from these namespaces; the bytes freed. `patient`: the cold tier may take
-        its time."""
+        """Evicts one batch from these namespaces; the bytes freed. `patient`: the cold tier may
+        take its time."""
         chosen = await self._choose(namespace_ids, min(need, _BATCH_BYTES))
         released = 0
         if chosen and self.releaser is not None:
@@ -217,9 +217,9 @@ class Evictor:
         return released + await self._evicted(evicted, reason)
 
     async def evict(self, ino: int) -> bool:
-        """Evict a file of a cache namespace that only this node has and nobody here uses, since the
-        node is drained; whether it did. What the cold tier takes keeps its name. Raises KvfsError,
-        OSError."""
+        """Evicts a file of a cache namespace that only this node has and nobody here uses, since
+        the node is drained; whether it did. What the cold tier takes keeps its name. Raises
+        KvfsError, OSError."""
         (inode,) = await self._engine.read(lambda t: read_inodes(t, [ino]))
         if inode is None or self._in_use(ino, inode):
             return False
@@ -248,8 +248,8 @@ class Evictor:
     async def _choose(
         self, namespace_ids: list[int], need: int, spare: Spare | None = None
     ) -> list[tuple[int, int]]:
-        """(inode, version) of the coldest files that may go, with `spare` those alone that are;
-        a bounded number of those in use is passed over."""
+        """Returns (inode, version) of the coldest files that may go, with `spare` those alone that
+        are; a bounded number of those in use is passed over."""
         for number in range(1, _PASSES + 1):
             limit = _BATCH * number if spare else _BATCH
             orders = [self._index.coldest(number, limit) for number in namespace_ids]
@@ -264,8 +264,8 @@ class Evictor:
         return []
 
     async def _spare(self, spare: Spare, inos: list[int]) -> list[int]:
-        """The files that other nodes have too, in their order. Files of a durable namespace that no
-        other node has leave the cold end: nothing can be had of them."""
+        """Returns the files that other nodes have too, in their order. Files of a durable namespace
+        that no other node has leave the cold end: nothing can be had of them."""
 
         def fn(t: Transaction) -> tuple[set[int], set[int]]:
             found = zip(inos, read_inodes(t, inos), strict=True)
@@ -294,8 +294,8 @@ class Evictor:
         return [(ino, versions[ino]) for ino in eviction.choose(evictable, need)]
 
     def _evictable(self, ino: int, inode: Inode) -> bool:
-        """Whether the file may go now; one that may not is as good as used, and leaves the cold
-        end."""
+        """Returns whether the file may go now; one that may not is as good as used, and leaves the
+        cold end."""
         if inode.blocks and inode.flags & Flag.PUBLISHED and inode.nlink:
             if not self._in_use(ino, inode):
                 return True
@@ -353,7 +353,7 @@ class Evictor:
 
 
 def _evict_last(t: Transaction, name: tuple[int, int], now: int) -> lifecycle.Evicted | None:
-    """Step 1 of a cache's file that no other node has; else nothing."""
+    """Steps 1 of a cache's file that no other node has; else nothing."""
     ino, version = name
     (inode,) = read_inodes(t, [ino])
     if inode is None or inode.version != version or namespaces.is_durable(t, ino):

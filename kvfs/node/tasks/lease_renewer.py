@@ -54,7 +54,7 @@ class Renewal:
 
     async def look(self) -> None:
         """When this returns, the roster is as all is known at a moment after the call: one round
-        trip, which all share who wait. Raises as `Membership.renew`."""
+        trip, which all share who wait. Raises what `Membership.renew` raises."""
         wanted = self._begun + 1
         async with self._turn:
             if self._done < wanted:

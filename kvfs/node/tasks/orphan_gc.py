@@ -38,7 +38,7 @@ class OrphanHolds(Protocol):
     """The inodes that the mount holds."""
 
     def keep(self, ino: int) -> bool:
-        """Whether somebody may still use the inode though its last link has gone."""
+        """Returns whether somebody may still use the inode though its last link has gone."""
 
 
 class Leftovers:
@@ -57,14 +57,14 @@ class Leftovers:
         self._drop_later = drop_later
 
     async def run(self) -> None:
-        """Look every half minute, until cancelled."""
+        """Looks every half minute, until cancelled."""
         sweeping = Persistence(log.warning, "what killed clients left is looked for again later")
         while True:
             await trio.sleep(_PERIOD_S)
             await sweeping.attempt(lambda: self.sweep(time.time_ns() - _AGE_NS))
 
     async def sweep(self, before_ns: int) -> None:
-        """Drop the orphans that became so before this time and that nobody uses."""
+        """Drops the orphans that became so before this time and that nobody uses."""
         after = 0
         while inos := await self._engine.read(
             lambda t, after=after: lifecycle.orphans(t, after, _BATCH)  # type: ignore[misc]
@@ -75,7 +75,7 @@ class Leftovers:
         await self._abandon(before_ns)
 
     async def _abandon(self, before_ns: int) -> None:
-        """Make orphans of reserved numbers that have a data file which nobody uses any more."""
+        """Makes orphans of reserved numbers that have a data file which nobody uses any more."""
         after = 0
         while inos := await self._engine.read(
             lambda t, after=after: reserved_inodes.reserved(t, after, _BATCH)  # type: ignore[misc]
@@ -122,7 +122,7 @@ class Leftovers:
 
 
 def _concerns(t: Transaction, ino: int) -> bool:
-    """Whether it is for this node to drop it."""
+    """Returns whether it is for this node to drop it."""
     if not t.node or t.get(keys.placement(ino, t.node)) is not None:
         return True
     return not placements.is_held(t, ino)

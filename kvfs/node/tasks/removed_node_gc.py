@@ -49,7 +49,7 @@ class Removal:
 
     async def clear(self) -> None:
         """All that removed nodes left, unless another node does it. Raises Conflict (another took
-        it over), and as `Engine.transact`."""
+        it over), and what `Engine.transact` raises."""
         for record in await self._engine.read(list_nodes):
             if record.state == "removed" and any(await self._left(record)):
                 name = f"removal-{record.number}"

@@ -125,7 +125,7 @@ class Keeper:
         return self._draining.obstacle
 
     def report(self) -> dict[str, Any]:
-        """The work that this node is to see to, for its status."""
+        """Returns the work that this node is to see to, for its status."""
         return {
             "under_replicated": self.lacking,
             "without_holder": sum(self._without.values()),
@@ -169,8 +169,8 @@ class Keeper:
             self._try_again()
 
     def _sees_to_own(self) -> bool:
-        """Whether it sees to this node's own files: on a node that drains, `drainer` sees to all
-        that is here."""
+        """Returns whether it sees to this node's own files: on a node that drains, `drainer` sees
+        to all that is here."""
         own = self._copies.snapshot().get(self._me)
         return own is not None and own.alive and own.state != "draining"
 
@@ -217,7 +217,7 @@ class Keeper:
             self._without[number] = without
 
     def _judge(self, files: Iterable[HeldFile], held_by: int) -> int:
-        """Take up what this node is to see to; how many files nobody there has, of which this
+        """Takes up what this node is to see to; how many files nobody there has, of which this
         holder is the first."""
         snapshot, now, without = self._copies.snapshot(), trio.current_time(), 0
         for file in files:

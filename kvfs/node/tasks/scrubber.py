@@ -87,7 +87,7 @@ class Scrubber:
         self._asked.set()
 
     async def scrub(self) -> None:
-        """Look at every sealed file from where the last pass ended. Raises KvfsError, OSError."""
+        """Looks at every sealed file from where the last pass ended. Raises KvfsError, OSError."""
         self._running = True
         self._pace = Pace(self._rate, trio.current_time())
         try:
@@ -99,7 +99,7 @@ class Scrubber:
             self._running = False
 
     def report(self) -> dict[str, Any]:
-        """The part of the node's status."""
+        """Returns the part of the node's status."""
         return {"running": self._running}
 
     async def _look_at(self, page: list[tuple[int, IndexEntry]]) -> None:
@@ -156,8 +156,8 @@ class Scrubber:
         return True
 
     async def _is_recorded(self, ino: int, fd: int, inode: Inode, entry: IndexEntry) -> bool:
-        """Whether it is what its record says, of which the index knows other checksums. They are
-        put right where it is."""
+        """Returns whether it is what its record says, of which the index knows other checksums.
+        They are put right where it is."""
         sums = b""
         for first in range(0, -(-inode.size // CHUNK_BYTES), _SPAN):
             await trio.sleep(self._pace.spend(_cost(inode.size, first), trio.current_time()))
@@ -179,7 +179,7 @@ class Scrubber:
         return True
 
     async def _still(self, ino: int, fd: int, before: Inode) -> bool:
-        """Whether nobody who may has changed the file since its record was read."""
+        """Returns whether nobody who may has changed the file since its record was read."""
         if file_lease.is_quiet(fd) is False:
             return False
         inode = (await self._engine.read(lambda t: read_inodes(t, [ino])))[0]
@@ -191,10 +191,10 @@ class Scrubber:
 
 
 def _is_sealed(inode: Inode, entry: IndexEntry) -> bool:
-    """Whether the file here is to be what its record was sealed with."""
+    """Returns whether the file here is to be what its record was sealed with."""
     return bool(inode.flags & Flag.SEALED and inode.nlink) and inode.version == entry.version
 
 
 def _cost(size: int, first: int) -> int:
-    """The cost of a step in bytes."""
+    """Returns the cost of a step in bytes."""
     return max(min(size - first * CHUNK_BYTES, _SPAN * CHUNK_BYTES), _LEAST_BYTES)

@@ -137,7 +137,7 @@ class Sealer:
         await asked.done.wait()
 
     async def run(self) -> None:
-        """Seal what is due, until cancelled. Cancelled: a file is sealed or it is not."""
+        """Seals what is due, until cancelled. Cancelled: a file is sealed or it is not."""
         sealing_due = Persistence(log.warning, "sealing failed, it will be tried again")
         while True:
             await self._pause(_PERIOD_S)
@@ -147,7 +147,7 @@ class Sealer:
             await self._rest(busy_s * _RESTS)
 
     async def _rest(self, longest_s: float) -> None:
-        """Leave the disk to those who publish, until they have paused."""
+        """Leaves the disk to those who publish, until they have paused."""
         end = trio.current_time() + longest_s
         while (now := trio.current_time()) < min(end, self._last_publish + _CALM_S):
             if await self._pause(min(end, self._last_publish + _CALM_S) - now):
@@ -166,7 +166,7 @@ class Sealer:
         await self._seal(await self._due(now))
 
     async def _seal_asked(self) -> None:
-        """Seal what somebody waits for."""
+        """Seals what somebody waits for."""
         self._called = trio.Event()
         closing: list[_Asked] = []
         while self._asked:
@@ -198,7 +198,7 @@ class Sealer:
                 asked.again.append(ino)
 
     async def settle(self) -> None:
-        """Seal at once everything that can be; for a stop in order and for tests."""
+        """Seals at once everything that can be; for a stop in order and for tests."""
         after = 0
         while inos := await self._engine.read(
             lambda t, after=after: lifecycle.unsealed(t, after, _BATCH)  # type: ignore[misc]
@@ -207,7 +207,7 @@ class Sealer:
             after = inos[-1]
 
     async def sync_durable(self) -> None:
-        """Put on disk what durable namespaces hold, unsealed as it may be; for a stop in order: a
+        """Puts on disk what durable namespaces hold, unsealed as it may be; for a stop in order: a
         later start may find the disk mounted anew, and what was not synced is doubtful then."""
         after = 0
         while inos := await self._engine.read(
@@ -222,7 +222,7 @@ class Sealer:
                 await self._engine.transact(partial(_settle, synced))
 
     async def _scan(self, now: float) -> None:
-        """Take up what the engine lists and nobody told of: from before the start, by other
+        """Takes up what the engine lists and nobody told of: from before the start, by other
         processes, or beyond the bound of what is remembered."""
         if now < self._next_scan or len(self._waiting) >= _WAITING_LIMIT // 2:
             return
@@ -238,7 +238,7 @@ class Sealer:
             self._next_scan = now + _SCAN_PERIOD_S
 
     async def _due(self, now: float) -> list[int]:
-        """The files to be tried now, those that wait longest first."""
+        """Returns the files to be tried now, those that wait longest first."""
         due = [ino for ino, wait in self._waiting.items() if wait.due <= now]
         if now - self._last_publish < _CALM_S:
             kinds = await self._engine.read(lambda t: _cache_namespaces(t, due))
@@ -250,8 +250,8 @@ class Sealer:
         return await self._without_removed(due[:_LOOKED_AT])
 
     async def _without_removed(self, due: list[int]) -> list[int]:
-        """A batch of those that have a name: what was replaced again and again must not hold up
-        the others. What gets a name later, the engine lists."""
+        """Returns a batch of those that have a name: what was replaced again and again must not
+        hold up the others. What gets a name later, the engine lists."""
         inodes = await self._engine.read(lambda t: read_inodes(t, due))
         named = [
             ino for ino, inode in zip(due, inodes, strict=True) if inode is not None and inode.nlink
@@ -261,7 +261,7 @@ class Sealer:
         return named[:_BATCH]
 
     async def _seal(self, inos: list[int]) -> tuple[list[int], set[int]]:
-        """Seal as many of these as fit into one batch; which were tried, and which are sealed."""
+        """Seals as many of these as fit into one batch; which were tried, and which are sealed."""
         if not inos:
             return [], set()
         inodes = await self._engine.read(lambda t: read_inodes(t, inos))
@@ -292,7 +292,7 @@ class Sealer:
     def _read(
         self, wanted: list[tuple[int, int]], with_md5: Set[int], read: list[seal.SealRead]
     ) -> int:
-        """Step 1, in a thread: as many files as fit into one batch, and how many those are."""
+        """Steps 1, in a thread: as many files as fit into one batch, and how many those are."""
         budget = _BATCH_BYTES
         for count, (ino, version) in enumerate(wanted):
             if budget <= 0:
@@ -378,7 +378,8 @@ class Sealer:
         read[:] = kept
 
     def _still(self, each: seal.SealRead) -> bool:
-        """Whether the file is as it was before it was read, with nobody there to change it."""
+        """Returns whether the file is as it was before it was read, with nobody there to change
+        it."""
         try:
             if self._writing(each.ino) or file_lease.is_quiet(each.fd) is False:
                 self.counters["not_quiet"] += 1

@@ -62,7 +62,7 @@ class StaleDataHolds(Protocol):
     """The files that this process has open."""
 
     def busy(self, ino: int) -> bool:
-        """Whether a handle is open."""
+        """Returns whether a handle is open."""
 
     @property
     def let_go(self) -> Callable[[int], None]:
@@ -103,7 +103,7 @@ class Strays:
         self.counters = {"strays_removed": 0, "strays_kept": 0, "strays_quarantined": 0}
 
     async def run(self) -> None:
-        """Look at all data files once, and every hour, until cancelled. The first time what was
+        """Looks at all data files once, and every hour, until cancelled. The first time what was
         made since the start is left alone."""
         sweeping = Persistence(log.warning, "data files that nobody needs stay for now")
         before_ns = time.time_ns()
@@ -113,7 +113,7 @@ class Strays:
             before_ns = time.time_ns() - int(_AGE_S * 1e9)
 
     async def sweep(self, before_ns: int) -> None:
-        """Look at the data files that were made, or got their name, before this time. Raises
+        """Looks at the data files that were made, or got their name, before this time. Raises
         Conflict while metadata are copied into the engine."""
         everything = self._files.scan()
         while batch := list(islice(everything, _BATCH)):
@@ -184,7 +184,7 @@ class Strays:
         return entry is not None and entry.version == version
 
     async def _enter(self, name: Name) -> None:
-        """Have a sealed data file in the index. What differs from its record is in it without
+        """Has a sealed data file in the index. What differs from its record is in it without
         checksums: it is the scrubber's to judge."""
         ino, version = name
         inode = await self._engine.read(lambda t: read_inodes(t, [ino])[0])
@@ -201,7 +201,7 @@ class Strays:
             self._index.add_missing(ino, version, inode.blocks)
 
     async def _adopt(self, name: Name) -> bool:
-        """Record the data file as held, where it is what its record says; False where it differs.
+        """Records the data file as held, where it is what its record says; False where it differs.
         Raises OSError, MemoryError: nobody can tell."""
         ino, version = name
         inode = await self._engine.read(lambda t: read_inodes(t, [ino])[0])
@@ -261,7 +261,8 @@ def _strays(t: Transaction, names: list[Name]) -> _Found:
 
 
 def _is_elsewhere(t: Transaction, ino: int, version: int, *, at_least: int) -> bool:
-    """Whether another node has the whole of this version, and it is not older than `at_least`."""
+    """Returns whether another node has the whole of this version, and it is not older than
+    `at_least`."""
     return version >= at_least and any(
         each.whole and each.holding.version == version and each.node != t.node
         for each in placements.holders(t, ino)

@@ -26,7 +26,7 @@ class Spare:
         self._lives = lives
 
     def among(self, t: Transaction, inodes: dict[int, Inode]) -> set[int]:
-        """The files of these of which enough others have all that the record speaks of."""
+        """Returns the files of these of which enough others have all that the record speaks of."""
         wanted = {number: _wanted(t, number) for number in {namespace_of(ino) for ino in inodes}}
         return {
             ino
@@ -35,7 +35,7 @@ class Spare:
         }
 
     def let_go(self, t: Transaction, names: Sequence[Name]) -> list[tuple[Name, Inode]]:
-        """Give up this node's placement of those that are spare; the data files that may go."""
+        """Gives up this node's placement of those that are spare; the data files that may go."""
         found = zip(names, read_inodes(t, [name[0] for name in names]), strict=True)
         here = {
             name[0]: inode

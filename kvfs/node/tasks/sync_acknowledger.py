@@ -48,7 +48,7 @@ class Acknowledging:
             raise late[0]
 
     def _promises(self, ino: int) -> bool:
-        """Whether a close promises the file's copies."""
+        """Returns whether a close promises the file's copies."""
         namespace = self._copies.engine.namespace(namespace_of(ino))
         return namespace is not None and namespace.acknowledge == "sync" and namespace.replicas > 0
 
@@ -75,7 +75,7 @@ class Acknowledging:
         )
 
     async def _until_made(self, file: HeldFile | None) -> None:
-        """Have the copies made that a file lacks, until it lacks none. What is published meanwhile
+        """Has the copies made that a file lacks, until it lacks none. What is published meanwhile
         holds what is to be acknowledged."""
         while file is not None and (missing := self._missing(file)):
             if len(await self._copies.make(file, missing)) >= missing:

@@ -52,7 +52,7 @@ class TierHolds(Protocol):
     """The files that this process has open."""
 
     def in_use(self, ino: int) -> bool:
-        """Whether a handle is open; what is only kept open is closed."""
+        """Returns whether a handle is open; what is only kept open is closed."""
 
 
 class _Seen(NamedTuple):
@@ -97,7 +97,7 @@ class Tiering:
         )
 
     def describe(self) -> list[dict[str, Any]]:
-        """The part of the node's status."""
+        """Returns the part of the node's status."""
         return [
             {
                 "medium": each.place.medium,
@@ -109,7 +109,7 @@ class Tiering:
         ]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Measure, tell and move, until cancelled. A move that is cut off leaves both files."""
+        """Measures, tell and move, until cancelled. A move that is cut off leaves both files."""
         await self._measure()
         await self._tell()
         task_status.started()
@@ -151,7 +151,7 @@ class Tiering:
         await trio.sleep(max(_SHORTEST_S, cost_s * _COST_FACTOR))
 
     async def _measure(self) -> dict[str, list[_Seen]]:
-        """Look at every place; what lies in those of memory."""
+        """Looks at every place; what lies in those of memory."""
         seen: dict[str, list[_Seen]] = {}
         rooms = []
         for place in self._files.places:
@@ -169,7 +169,7 @@ class Tiering:
         return seen
 
     async def _relieve(self, room: TierRoom, seen: list[_Seen]) -> None:
-        """Move the coldest of what lies there until it is below its headroom again."""
+        """Moves the coldest of what lies there until it is below its headroom again."""
         need = room.excess
         source = self._files.at(room.place)
         for each in await self._coldest(seen):
@@ -191,7 +191,7 @@ class Tiering:
         return sorted(seen, key=lambda each: clocks[each])
 
     def _is_double(self, each: _Seen) -> bool:
-        """Whether it was moved, but for step 3."""
+        """Returns whether it was moved, but for step 3."""
         for place in self._files.places:
             if place.medium == "ssd" and _is_there(self._files.at(place), each):
                 return True
@@ -234,7 +234,7 @@ class Tiering:
         return not self._holders.in_use(each.ino)
 
     def _target(self) -> DataFiles | None:
-        """The disk with the most space; None where all are full, until the evictor has made
+        """Returns the disk with the most space; None where all are full, until the evictor has made
         room."""
         best = policy.roomiest("ssd", self.rooms)
         own_free = self._own_free()
@@ -265,7 +265,7 @@ def _stamp(fd: int) -> tuple[int, int, int]:
 
 
 def _copy(fd: int, target: DataFiles, each: _Seen, inode: Inode) -> bool:
-    """Step 1, in a thread; whether the copy is what the record says."""
+    """Steps 1, in a thread; whether the copy is what the record says."""
     source = os.fstat(fd)
     copy = target.begin_arriving(each.ino, each.version, source.st_size)
     try:

@@ -58,8 +58,8 @@ class Unsealer:
             await persistence.attempt(self._take_back_heard)
 
     async def is_written(self, ino: int) -> bool:
-        """Whether the file is open for writing here: then it has no seal when this returns. Raises
-        Unavailable, NoSpace."""
+        """Returns whether the file is open for writing here: then it has no seal when this returns.
+        Raises Unavailable, NoSpace."""
         if not self._writes(ino):
             return False
         await self._take_back([ino])
