@@ -1,8 +1,8 @@
-"""Append leases: one node of a cluster at a time may append to a file of a strict namespace.
+"""Append leases: only one node of a cluster at a time may append to a file of a strict namespace.
 
 A node's appends are its own until it closes the file, and of two such closes the last would take
-the other's lines away. So a node that opens a file with O_APPEND has its lease first, and the
-newest content with it; it gives it back when the last such open file of it is closed there.
+the other's lines away. So a node that opens a file with O_APPEND first takes its lease, and with it
+the newest content; it gives the lease back when the last such open file of it is closed there.
 
 | step | in the engine | after a kill here |
 |---|---|---|
@@ -35,11 +35,11 @@ from kvfs.meta.records import pack
 log = logging.getLogger(__name__)
 RECHECK_S: Final = 1.0
 LINGER_S: Final = 1.0
-"""For which a lease is kept for who is to come back for it."""
+"""Time for which a lease is kept for a thread that is to come back for it."""
 PATIENCE_S: Final = 10.0
-"""For which an open waits until another node has closed the file."""
+"""Time for which an open waits until another node has closed the file."""
 IsAlive = Callable[[int, int], bool]
-"""Whether a node, by number and incarnation, still has what it took."""
+"""Returns whether a node, by number and incarnation, still has what it took."""
 
 
 class LeaseHolder(msgspec.Struct, array_like=True, frozen=True):
@@ -53,7 +53,7 @@ _unpack: Final = msgspec.msgpack.Decoder(LeaseHolder).decode
 
 
 class AppendLeases:
-    """The append leases of one node. `is_strict` says of which files there are any."""
+    """The append leases of one node. `is_strict` tells which files have any."""
 
     def __init__(
         self,
@@ -72,7 +72,8 @@ class AppendLeases:
         self._returning: dict[int, trio.Event] = {}
         """Leases that nobody here uses any more, until that is recorded."""
         self._lingering: dict[tuple[int, int], float] = {}
-        """Files that a thread was told to look up again, and until when it may come back."""
+        """Files that a thread was told to look up again, and the time until which it may come
+        back."""
         self._unsure: set[int] = set()
         """Files that others may have appended to before this node had their lease, and that nobody
         here has looked up since."""
@@ -84,12 +85,12 @@ class AppendLeases:
         t.put(keys.append_lease(ino), pack(self._own))
 
     def made(self, ino: int) -> None:
-        """The file was made, and is open to be appended to."""
+        """Notes that the file was made, and is open to be appended to."""
         self._users[ino] += 1
 
     async def take(self, ino: int) -> None:
-        """Has the lease, and all that was appended before: `give_back` it once for each time.
-        Raises Busy where another node keeps it, Unavailable. Cancelled: it is not taken."""
+        """Takes the lease, and everything that was appended before: call `give_back` once for each
+        time. Raises Busy if another node keeps it, Unavailable. Cancelled: it is not taken."""
         if ino in self._users:
             self._users[ino] += 1
             return
@@ -103,7 +104,7 @@ class AppendLeases:
         raise Busy("another node has the file open to append to it, and does not close it")
 
     def give_back(self, ino: int) -> None:
-        """One of those who took it needs it no more."""
+        """Gives it back for one of its takers."""
         self._users[ino] -= 1
         if not self._users[ino]:
             del self._users[ino]
@@ -120,21 +121,22 @@ class AppendLeases:
             self._wake.set()
 
     def knows_end(self, ino: int, thread: int) -> bool:
-        """Returns whether the kernel knows how long the file is that a thread opens, of which this
-        node has the lease. It does when the thread has come back."""
+        """Returns whether the kernel knows the length of a file that a thread opens, and of which
+        this node has the lease. It does when the thread has come back."""
         if self._lingering.pop((ino, thread), None) is not None:
             self._unsure.discard(ino)
             self.give_back(ino)
         return ino not in self._unsure
 
     def applied(self, changed: Iterable[bytes]) -> None:
-        """Keys that others changed in the engine: requests that wait for a lease are made again."""
+        """Repeats requests that wait for a lease, if these are among the keys that others changed
+        in the engine."""
         for key in changed:
             if self._waiting and keys.is_append_lease(key):
                 self._wake_waiting(keys.unpack_u64(key, 1))
 
     async def run(self) -> None:
-        """Gives back what is not needed any more, until cancelled."""
+        """Gives back the leases that are no longer needed, until cancelled."""
         returning = Persistence(log.warning, "files that nobody appends to here are still leased")
         while True:
             with trio.move_on_after(LINGER_S if self._lingering else math.inf):

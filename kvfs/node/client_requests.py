@@ -1,4 +1,4 @@
-"""Requests that clients in other processes of this host make of a node, and notices they could not
+"""Requests that clients in other processes of this host make to a node, and notices they could not
 deliver.
 
 | method | params | answer |
@@ -11,9 +11,9 @@ deliver.
 | `writers` | `inode` | `open`: whether a mount of this node has it open for writing |
 | `seal` | `inodes` | `tried`: whether each is sealed by now, or in use; else ask again |
 
-The data of a file whose data file is not here come when they are asked for (`bring`): `here` (what
-was asked for can be read), `coming` (ask again) or `nowhere` (this node has none to ask). `borrow`
-has the first bytes of a data file come into another one, which the client has begun (see there).
+The data of a file whose data file is not here are fetched on request (`bring`): `here` (the wanted
+part can be read), `coming` (ask again) or `nowhere` (this node has no other to ask). `borrow`
+fetches the first bytes of a data file into another one, which the client has begun (see there).
 
 A client that was killed between its commit and `changed` leaves a notice in the engine
 (`tree.notices`); the node acts on those that are some seconds old.
@@ -47,11 +47,12 @@ from kvfs.vfs.missing_data import Missing
 
 _PERIOD_S: Final = 1.0
 _OLD_NS: Final = 3_000_000_000
-"""A client that is alive has told by then; and to be told twice does no harm."""
+"""Age of a notice on which the node acts: a living client has told by then; and being told twice
+does no harm."""
 _BATCH: Final = 256
 _LOOK_S: Final = 0.25
 _PATIENCE_S: Final = 5.0
-"""Less than those who ask for data have."""
+"""Patience of a request, less than that of its caller."""
 log = logging.getLogger(__name__)
 
 
@@ -59,7 +60,7 @@ class _Changed(msgspec.Struct):
     changes: list[Any] = []
     published: list[int] = []
     dropped: list[int] = []
-    """Lost their last link, under a name that no mount knew."""
+    """Inodes that lost their last link, under a name that no mount knew."""
 
 
 class _Room(msgspec.Struct):
@@ -95,8 +96,8 @@ class _Borrow(msgspec.Struct):
 
 
 class Requests:
-    """Answers them for one node. `tell_mounts` returns when every mount has forgotten the names;
-    `drop` lets orphans go that nobody holds."""
+    """Answers these requests for one node. `tell_mounts` returns when every mount has forgotten the
+    names; `drop` lets orphans go that nobody holds."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class Requests:
         self._tell_mounts = tell_mounts
         self._drop = drop
         self.misses = no_misses()
-        """Misses that clients told of."""
+        """Misses that clients reported."""
 
     def handlers(self) -> dict[str, Handler]:
         """Returns the handlers by method name, for a ControlServer."""

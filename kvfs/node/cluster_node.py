@@ -1,16 +1,16 @@
-"""The parts of a node of a cluster that a lone one has not, put together: see `composition` for the
-rest.
+"""The parts that a node of a cluster has and a lone one has not, put together: see `composition`
+for the rest.
 
-| step of the start | what a kill after it leaves |
+| step of the start | state after a kill |
 |---|---|
 | 1 the peers' port is bound | nothing |
 | 2 joined: number, incarnation, lease (`membership`) | a lease that the next start takes over |
-| 3 the mirror is whole and follows the engine | a mirror that goes on where it was |
+| 3 the replica is whole and follows the engine | a replica that goes on where it was |
 | 4 the key of S3's secrets is here | nothing |
 | 5 peers are served, the record is entered | the same record, of a node that is away |
 
-Steps 2 and 3 wait for the engine for as long as it takes, and say so once.
-Imported by nodes of a cluster alone: it brings the Redis client.
+Steps 2 and 3 wait for the engine for as long as it takes, and say so once. Only nodes of a cluster
+import this module, which needs the Redis client.
 """
 
 import base64
@@ -77,7 +77,7 @@ log = logging.getLogger(__name__)
 
 class _Propose(msgspec.Struct):
     transaction: str
-    """Like `asking.pack` makes it, in base64."""
+    """A transaction packed by `asking.pack`, in base64."""
 
 
 class _Recall(msgspec.Struct):
@@ -87,7 +87,7 @@ class _Recall(msgspec.Struct):
 
 class _Job(msgspec.Struct):
     job: str
-    """A job that one node at a time may do."""
+    """A job that only one node at a time may do."""
 
 
 class Clustered:
@@ -113,21 +113,21 @@ class Clustered:
         self.identity = PeerIdentity(member.party, lambda: member.secrets, at)
         self.peers = PeerClient(self.identity)
         self.rdma = Rdma(at.host, self.peers) if transport == "rdma" else None
-        """The transport of this name."""
+        """The transport of this name, if it is in use."""
         self.fetcher = Fetcher(self.peers, member.node, self.rdma.taking if self.rdma else None)
         self.fetch: Final = by_peers(self.fetcher, self.address, lambda: member.holds_lease)
         self.replicas: Replicas | None = None
         self.server: PeerServer | None = None
-        """Once there is something to serve."""
+        """The server of peers, once there is something to serve."""
         self.claims = Claims(member, engine)
-        """Claims of jobs that one node at a time may do."""
+        """Claims of jobs that only one node at a time may do."""
         self._requests = ClusterRequests(member, engine)
         self._listeners = listeners
 
     def handlers(self, told: Told) -> dict[str, Handler]:
-        """Returns the methods that its node's control socket serves besides; `told` hears what
-        other processes of this host had committed, and returns when mounts have forgotten what was
-        there."""
+        """Returns the methods that its node's control socket serves besides; `told` is given the
+        commits of other processes of this host, and returns when mounts have forgotten the earlier
+        state."""
 
         async def propose(params: dict[str, Any]) -> bool:
             asked = msgspec.convert(params, _Propose)
@@ -183,12 +183,13 @@ class Clustered:
         }
 
     def may_lag(self, namespace_id: int) -> bool:
-        """Like `Volume.may_lag`."""
+        """Does what `Volume.may_lag` describes."""
         namespace = self.engine.namespace(namespace_id)
         return namespace is not None and namespace.may_lag
 
     async def share_key(self) -> None:
-        """Has the cluster's key of secrets in the store: step 4. Raises what `share_key` raises."""
+        """Puts the cluster's key of secrets into the store: step 4. Raises what `share_key`
+        raises."""
         await share_key(self.engine, self._store.root / KEY_NAME, self.member.secrets)
 
     def address(self, node: int) -> PeerAddress | None:
@@ -200,8 +201,8 @@ class Clustered:
         return PeerAddress(node, host.removeprefix("[").removesuffix("]"), int(port))
 
     async def look_again(self, nodes: Sequence[int]) -> bool:
-        """See who is there now, before these nodes are believed not to be; whether one of them has
-        come, or is elsewhere than was known. Raises KvfsError."""
+        """Looks which nodes are there now, before these are believed to be away; returns whether
+        one of them has come, or has another address than was known. Raises KvfsError."""
         before = [self.address(node) for node in nodes]
         await self._look()
         return [self.address(node) for node in nodes] != before
@@ -213,7 +214,7 @@ class Clustered:
         is_changed: Callable[[int], bool],
         replicas: Replicas,
     ) -> PeerServer:
-        """Returns the server of what this node has; `run` starts it. `is_changed`: as for
+        """Returns the server of this node's data; `run` starts it. `is_changed`: as for
         `ChunkProvider`."""
         shelf = ChunkProvider(files, index, self.fetcher, is_changed)
         self.server = PeerServer(
@@ -238,11 +239,11 @@ class Clustered:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serves and ask peers, until cancelled; started when this node's record is entered. Raises
-        NotSupported where the transport does not start.
+        """Serves and asks peers, until cancelled; started when this node's record is entered.
+        Raises NotSupported if the transport does not start.
 
-        `space` of the store is told to others. `forget` has mounts forget files that were evicted
-        with a node that was removed."""
+        Others are told the `space` of the store. `forget` makes mounts forget files that were
+        evicted with a removed node."""
         assert self.server is not None, "serve comes first"
         try:
             async with trio.open_nursery() as nursery:
@@ -259,7 +260,7 @@ class Clustered:
             self.peers.close()
 
     async def _tell_heard(self) -> None:
-        """Other processes of the host learn how new the replica is."""
+        """Tells other processes of the host how new the replica is."""
         telling = Persistence(log.warning, "how new the mirror is cannot be told")
 
         async def tell() -> None:
@@ -278,12 +279,12 @@ async def joined_cluster(
     local: EmbeddedEngine,
     on_applied: Callable[[Sequence[WrittenKey]], None],
 ) -> AsyncIterator[Clustered]:
-    """This node as a member of the cluster of `config.engine`, whose metadata `local` mirrors, as
-    long as the block lasts.
+    """Makes this node a member of the cluster of `config.engine`, whose metadata `local`
+    replicates, as long as the block lasts.
 
-    Raises as `membership.joined`, but for Unavailable, and as `MirrorEngine.run`; Busy, Invalid
-    (the peers' port), NotSupported (the transport). While the block runs: Fenced, when this node
-    was removed from its cluster.
+    Raises what `membership.joined` raises, except Unavailable, and what `MirrorEngine.run` raises;
+    Busy, Invalid (the peers' port), NotSupported (the transport). While the block runs: Fenced,
+    when this node was removed from its cluster.
     """
     location = parse(config.engine)
     refuse_lone(local)
@@ -368,8 +369,8 @@ def _media(config: Config) -> tuple[str, ...]:
 
 
 def _listen(config: Config, location: EngineLocation) -> list[socket.socket]:
-    """Listeners for peers: unless told otherwise, where this host reaches the engine, so that one
-    whose engine is on the host itself serves nobody else. Raises Busy, Invalid."""
+    """Returns listeners for peers: by default at the address by which this host reaches the engine,
+    so that a node whose engine is on its own host serves no other host. Raises Busy, Invalid."""
     where = config.peer
     if not isinstance(where, Address):
         where = Address(_own_address(location), PEER_PORT)
@@ -386,7 +387,7 @@ def _listen(config: Config, location: EngineLocation) -> list[socket.socket]:
 
 
 def _advertised(config: Config, location: EngineLocation, port: int) -> tuple[str, int]:
-    """Host and port by which others reach `port` here."""
+    """Returns host and port by which others reach `port` here."""
     if config.advertise:
         host, colon, named = config.advertise.rpartition(":")
         if colon and "]" not in named:
@@ -398,8 +399,8 @@ def _advertised(config: Config, location: EngineLocation, port: int) -> tuple[st
 
 
 def _own_address(location: EngineLocation) -> str:
-    """Returns the address by which this host reaches the engine: by it others most likely reach
-    this host. With a socket of this host, all nodes are on it."""
+    """Returns the address by which this host reaches the engine, as the one by which others most
+    likely reach this host. With a socket of this host, all nodes are on it."""
     for address in location.addresses:
         if address.path:
             return "127.0.0.1"

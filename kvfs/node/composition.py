@@ -1,4 +1,4 @@
-"""The parts of a node, put together: which there are, and what each knows of others. They run in
+"""The parts of a node, put together: what they are, and what each knows of others. They run in
 `startup`."""
 
 import logging
@@ -192,7 +192,7 @@ class Node:
         self.replicas: Replicas | None = None
         """The replication in a cluster, once it serves its peers."""
         self.recovery: dict[str, int] | None = None
-        """The repairs of the start, by kind; None where there were none."""
+        """The repairs of the start, by kind; None if there were none."""
         self.ready_after_s = 0.0
         self.reports: dict[str, Report] = {"cluster": cluster.report} if cluster else {}
         """Reports of others beside the node for its status, by name."""
@@ -264,20 +264,20 @@ class Node:
             self.replicas.published(ino)
 
     def ready(self) -> None:
-        """The node serves: the start ends here."""
+        """Ends the start: the node serves."""
         self.ready_after_s = time.monotonic() - self.started
 
     async def changed(self, changes: Sequence[Change]) -> None:
-        """Every mount has forgotten these names when it returns, and drops what lost its last link
-        by it as soon as nobody holds it. Raises Unavailable."""
+        """Returns when every mount has forgotten these names, and drops each inode that lost its
+        last link by it as soon as nobody holds it. Raises Unavailable."""
         await self.mounts.tell(changes)
         if not self.mounts:
             unlinked = [change.ino for change in changes if change.ino]
             await self.leftovers.drop(unlinked, before_ns=time.time_ns())
 
     async def drop(self, inos: Sequence[int]) -> None:
-        """Drops those of these inodes that have lost their last link; one that somebody holds goes
-        with its last holder. Raises Unavailable."""
+        """Drops those of these inodes that have lost their last link; one that is held goes with
+        its last holder. Raises Unavailable."""
         inodes = await self.engine.read(lambda t: read_inodes(t, inos))
         held = []
         for ino, inode in zip(inos, inodes, strict=True):
@@ -292,8 +292,8 @@ class Node:
             await self.mounts.tell(held)
 
     async def told(self, written: Sequence[WrittenKey]) -> None:
-        """Another process of this host had this committed; every mount has forgotten what was there
-        when it returns, and what was published by it has the copies that it promises. Raises
+        """Handles a commit of another process of this host: returns when every mount has forgotten
+        the earlier state, and published files have the copies that they promise. Raises
         Unavailable."""
         if changes := self.mounts.follows(written):
             await self.mounts.tell(changes)
@@ -303,7 +303,7 @@ class Node:
             await self.replicas.acknowledge(published)
 
     def hear(self, written: Sequence[WrittenKey]) -> None:
-        """Others committed this, and it is in the replica: mounts are told soon."""
+        """Handles a commit of others that is in the replica: mounts are told soon."""
         self.bringing.applied(written)
         if self.locks is not None:
             self.locks.applied(each.key for each in written)
@@ -324,8 +324,8 @@ class Node:
         return census.statvfs(namespace_id, os.statvfs(self.files.root))
 
     async def finish(self) -> None:
-        """Writes what is held in memory and leaves the store in order. Call after the keepers
-        ended."""
+        """Writes what is held in memory and leaves the store in order. To be called after the
+        keepers ended."""
         self.index.flush()
         try:
             await self.volume.flush_atimes()
@@ -348,5 +348,5 @@ def _locks(cluster: "Clustered") -> Locks:
 
 
 def owner_of(store: layout.Store, cluster: "Clustered | None") -> str:
-    """Returns the owner of what several nodes share: the cluster, or the lone store."""
+    """Returns the owner of parts that several nodes share: the cluster, or the lone store."""
     return cluster.member.cluster if cluster else store.identity.store

@@ -2,17 +2,17 @@
 
 The end of a mount's connection does not end I/O by passthrough: the kernel hands it to the data
 file without asking anybody, as long as a descriptor or a mapping from before lives. So when a mount
-has gone, in order or by a kill, each published file that somebody still has open for writing gets
-another data file, a copy, under the same name; what is written by the old mount goes to the old
-one, which has no name any more, and to nobody else.
+has gone, in order or by a kill, each published file that is still open for writing gets another
+data file, a copy, under the same name; writes by the old mount go to the old one, which has no name
+any more, and to nobody else.
 
-Which files these may be the engine lists already: a file is unsealed from before its first handle
-for writing is given out until the kernel has said that nobody has it open or mapped for writing
-(`sealer`). So opens and closes keep no other journal, and a kill takes nothing of this one.
+The engine already lists the candidates: a file is unsealed from before its first handle for writing
+is given out until the kernel has reported that nobody has it open or mapped for writing (`sealer`).
+So opens and closes keep no other journal, and a kill takes nothing of this one.
 
-A start waits for no large copy: where the filesystem shares no blocks, files with more data than
+A start waits for no large copy: if the filesystem shares no blocks, files with more data than
 AT_ONCE_BYTES are copied behind it, one after the other. Until then the mount opens none of them,
-nor are they given to other nodes; an open of one waits, and gets Busy where that takes long. Other
+nor are they given to other nodes; an open of one waits, and gets Busy if that takes long. Other
 processes of the host read it as it is.
 
 | step | on disk | after a kill here |
@@ -20,7 +20,7 @@ processes of the host read it as it is.
 | 1 copied with its times, synced | the data file, a copy without its name | the copy is dropped |
 | 2 the copy takes the name | the copy | nothing to do: its record is taken anew |
 
-Where the filesystem cannot say who has a file open (`datastore.file_lease`), nothing is copied; nor
+If the filesystem cannot tell who has a file open (`datastore.file_lease`), nothing is copied; nor
 in a directory that several nodes share, where others may have it open by mounts of theirs.
 """
 
@@ -48,10 +48,11 @@ Name = tuple[int, int]
 """Inode number and version of a data file."""
 _BATCH: Final = 256
 _PAUSE_S: Final = 0.2
-"""Before a file is looked at again: whoever ends now may have it open for a moment more."""
+"""Pause before a file is checked again: a process that is ending may have it open for a moment
+more."""
 _BLOCK: Final = 512
 _PATIENCE_S: Final = 10.0
-"""For which an open waits until a file has been copied."""
+"""Time for which an open waits until a file has been copied."""
 AT_ONCE_BYTES: Final = 64 << 20
 log = logging.getLogger(__name__)
 
@@ -63,24 +64,24 @@ class FormerWriters:
         self._engine = engine
         self._files = files
         self._copying = trio.Lock()
-        """Keeps copies of one file apart: the later one would take the place of the earlier one."""
+        """Keeps copies of one file apart: the later one would replace the earlier one."""
         self.left: dict[int, tuple[Name, int, trio.Event]] = {}
-        """The files to be copied yet, by inode: their bytes, and the event for those who wait."""
+        """The files yet to be copied, by inode: their bytes, and the event for those who wait."""
 
     def __contains__(self, ino: int) -> bool:
         return ino in self.left
 
     def describe(self) -> dict[str, int]:
-        """Returns the amount that is to be copied yet."""
+        """Returns the amount yet to be copied."""
         return {
             "files": len(self.left),
             "bytes": sum(size for _, size, _ in self.left.values()),
         }
 
     async def part(self, *, at_once: bool) -> int:
-        """Gives another data file to each file that a mount which has gone still lets somebody
-        change; how many. But for `at_once` large ones are left to `run`. No mount serves while this
-        runs. Cancelled: a file has the old one or the new one. Raises Unavailable."""
+        """Gives another data file to each file that a gone mount still lets a program change;
+        returns how many. Except for `at_once` large ones are left to `run`. No mount serves while
+        this runs. Cancelled: a file has the old one or the new one. Raises Unavailable."""
         async with self._copying:
             return await self._part(at_once=at_once)
 
@@ -136,7 +137,7 @@ class FormerWriters:
         self.left.pop(ino)[2].set()
 
     async def parted(self, ino: int) -> None:
-        """Returns when nobody changes the file by a mount that has gone. Raises Busy."""
+        """Returns when no program changes the file by a gone mount. Raises Busy."""
         await detach.aside()
         with trio.move_on_after(_PATIENCE_S):
             while (left := self.left.get(ino)) is not None:
@@ -177,8 +178,7 @@ class _NotShared(Exception):
 
 
 def _unless_shared(size: int, copied: int) -> None:
-    """Raises where a copy does not share its blocks; a copy that does is whole at the first
-    call."""
+    """Raises if a copy does not share its blocks; a copy that does is whole at the first call."""
     if copied < size:
         raise _NotShared
 

@@ -1,14 +1,13 @@
-"""The places of files' data, and their moves on request: what people ask of a node about single
-files.
+"""The places of files' data, and their moves on request: requests about single files.
 
 | method | params | answer |
 |---|---|---|
-| `where` | `inodes` | for each: what `describe` shows; null where it is gone |
-| `prefetch` | `inode`, `nodes` (numbers) | by node: 'done', 'coming', or why not |
+| `where` | `inodes` | for each: what `describe` shows; null if it is gone |
+| `prefetch` | `inode`, `nodes` (numbers) | by node: 'done', 'coming', or the obstacle |
 | `replicate` | `inode`, `copies` | the nodes that have it, and its state |
 
-Whoever asks for something to be moved asks again until it is done; what was asked for goes on in
-between, and when nobody asks any more.
+A caller that asks for a move asks again until it is done; the work goes on in between, and when
+nobody asks any more.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,7 +26,7 @@ from kvfs.tree.copies import placements
 from kvfs.tree.inodes import read_inodes
 
 WHERE: Final = "where"
-"""The method by which nodes ask each other what they have of files."""
+"""The method by which nodes ask each other for their parts of files."""
 _MOST: Final = 1_000
 _AT_ONCE: Final = 64
 _WAIT_S: Final = 2.0
@@ -40,7 +39,7 @@ class LocalCopy(msgspec.Struct, array_like=True):
     medium: str = ""
     """The medium on which it lies; empty: it is not here."""
     arriving: float = -1.0
-    """The share that is here of what is on its way; negative: it is not."""
+    """The share of an arriving file that is here; negative: it is not arriving."""
 
 
 class ClusterNodes(Protocol):
@@ -56,10 +55,11 @@ class ClusterNodes(Protocol):
         """Returns the answer of the node's method. Raises KvfsError."""
 
     async def send(self, ino: int, node: int) -> None:
-        """Has a node take a file; it has it when this returns. Raises KvfsError."""
+        """Makes a node take a file; it has it when this returns. Raises KvfsError."""
 
     async def spread(self, ino: int, copies: int) -> list[int]:
-        """Has more nodes take a file, until so many have it; those that do. Raises KvfsError."""
+        """Makes more nodes take a file, until so many have it; returns those that do. Raises
+        KvfsError."""
 
 
 class _Inodes(msgspec.Struct):
@@ -77,7 +77,7 @@ class _Replicate(msgspec.Struct):
 
 
 class _Job:
-    """Something that is being done, or was."""
+    """Work that is being done, or was."""
 
     def __init__(self) -> None:
         self.done = trio.Event()
@@ -86,9 +86,9 @@ class _Job:
 
 
 class Whereabouts:
-    """The whereabouts of files, as one node tells them. `arriving` gives the share of a data file
-    that is here, negative where it is not on its way; `bring` has a file's data brought here.
-    `cold`: the cold tier's location, to be shown."""
+    """The places of files, as one node knows them. `arriving` gives the share of a data file that
+    is here, negative if it is not arriving; `bring` fetches a file's data here. `cold`: the cold
+    tier's location, to be shown."""
 
     def __init__(
         self,
@@ -122,12 +122,12 @@ class Whereabouts:
         }
 
     async def run(self) -> None:
-        """Does what is asked for, until cancelled."""
+        """Does the requested work, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             await trio.sleep_forever()
 
     async def tell(self, _peer: object, params: Any) -> list[Any]:
-        """Another node asks what is here of these (inode, version)."""
+        """Answers another node that asks for this node's parts of these (inode, version)."""
         try:
             names = [(int(ino), int(version)) for ino, version in params][:_MOST]
         except (TypeError, ValueError):
@@ -243,7 +243,7 @@ class Whereabouts:
         return answer
 
     def _job(self, kind: str, ino: int, number: int, step: Callable[[], Awaitable[Any]]) -> _Job:
-        """Returns the one that does this, begun where none does."""
+        """Returns the job that does this, begun if none does."""
         name = kind, ino, number
         job = self._jobs.get(name)
         if job is None:
@@ -269,7 +269,7 @@ class Whereabouts:
                 await job.done.wait()
 
     def _forget(self) -> None:
-        """Forgets the jobs that are done: a later request has them looked at again."""
+        """Forgets finished jobs, so that a later request examines the file again."""
         for name in [name for name, job in self._jobs.items() if job.done.is_set()]:
             del self._jobs[name]
 
@@ -281,7 +281,7 @@ def _state(job: _Job) -> str:
 
 
 def _look(t: Transaction, inos: Sequence[int]) -> list[tuple[int, Inode | None, list[int]]]:
-    """Records, and the nodes that have their data by the engine."""
+    """Returns records, and the nodes that have their data by the engine."""
     return [
         (
             ino,

@@ -1,9 +1,9 @@
-"""The mounts of a node, and what they are told of what others changed.
+"""The mounts of a node, and the changes by others that they are told of.
 
-| who changed it | what mounts are told | when |
+| changed by | mounts are told by | when |
 |---|---|---|
 | another process of this host | `follows`, `tell` | before that one is answered |
-| another node | `tell_soon` | which contents are others now at once, names as soon as `run` can |
+| another node | `tell_soon` | replaced contents at once, names as soon as `run` can |
 """
 
 import contextlib
@@ -35,22 +35,21 @@ class Views(Protocol):
     """Mounts of single namespaces, beside the node's mount and belonging to it."""
 
     def __contains__(self, namespace: int) -> bool:
-        """Returns whether it has one."""
+        """Returns whether a namespace has one."""
 
     async def add(self, namespace: int, directory: Path, answers: Path) -> None:
-        """Mounts a namespace at a directory. `answers`: a file that is locked while who serves from
-        there may answer."""
+        """Mounts a namespace at a directory. `answers`: a file that a server of the view keeps
+        locked while it may answer."""
 
     async def set_read_only(self, namespace: int, *, read_only: bool) -> None:
-        """Has it refuse changes, or takes them again. Raises Busy, NotFound."""
+        """Makes it refuse changes, or accept them again. Raises Busy, NotFound."""
 
     async def remove(self, namespace: int) -> None:
         """Unmounts it."""
 
 
 class Mounts:
-    """The mounts that there are now. `local`: the embedded engine, in a cluster the mirror's
-    file."""
+    """The present mounts. `local`: the embedded engine, in a cluster the replica's file."""
 
     def __init__(
         self, local: EmbeddedEngine, known: KnownDirectories, gone: GoneNames, holders: Holders
@@ -60,13 +59,13 @@ class Mounts:
         self._known = known
         self._holders = holders
         self._changed: list[Changed] = []
-        """Each makes its kernel forget what has changed, and returns when it has."""
+        """Functions that each make a kernel forget what has changed, and return when it has."""
         self._replaced: list[Callable[[int], None]] = []
-        """Told at once: this inode's data are others now."""
+        """Functions told at once that this inode's data were replaced."""
         self._heard: list[Change] = []
         self._hearing = trio.Event()
         self.views: Views | None = None
-        """While there is a mount that can have some."""
+        """The views, while there is a mount that can have some."""
         self.view_changes = trio.Event()
         """Set, and replaced, when `views` comes or goes, and when a mount is described."""
         self.misses = Misses(gone)
@@ -80,8 +79,8 @@ class Mounts:
     def mounted(
         self, changed: Changed, replaced: Callable[[int], None]
     ) -> Iterator[Callable[[object], None]]:
-        """Like `listening`, for the node's mount. What it yields takes what describes the mount (a
-        msgspec Struct), once that is known."""
+        """Like `listening`, for the node's mount. It yields a function that takes the mount's
+        description (a msgspec Struct), once that is known."""
         with self.listening(changed, replaced):
             try:
                 yield self._describe
@@ -90,9 +89,9 @@ class Mounts:
 
     @contextlib.contextmanager
     def listening(self, changed: Changed, replaced: Callable[[int], None]) -> Iterator[None]:
-        """While it lasts, a mount hears of changes: let it begin before the mount's first reply,
-        which the kernel may remember. `replaced` is told at once of inodes whose content others
-        replaced."""
+        """Tells a mount of changes while the block lasts: it should begin before the mount's first
+        reply, which the kernel may remember. `replaced` is told at once of inodes whose content
+        others replaced."""
         self._changed.append(changed)
         self._replaced.append(replaced)
         try:
@@ -103,7 +102,7 @@ class Mounts:
 
     @contextlib.contextmanager
     def viewed(self, views: Views) -> Iterator[None]:
-        """While it lasts, views can be had."""
+        """Makes views available while the block lasts."""
         self._set_views(views)
         try:
             yield
@@ -123,28 +122,28 @@ class Mounts:
         self._look_at_views()
 
     async def tell(self, changes: Sequence[Change]) -> None:
-        """Every mount has forgotten these names when it returns. Raises Unavailable."""
+        """Returns when every mount has forgotten these names. Raises Unavailable."""
         for changed in list(self._changed):
             await changed(changes)
 
     def remember(self, evicted: Sequence[Evicted]) -> None:
-        """Whoever misses these files' names learns why they went."""
+        """Records why these files' names went, for those who miss them."""
         for each in evicted:
             self._gone.add(each.entries, each.reason)
 
     async def tell_evicted(self, evicted: Sequence[Evicted]) -> None:
-        """Like `tell`, the names of files that were evicted. Raises Unavailable."""
+        """Like `tell`, for the names of evicted files. Raises Unavailable."""
         await self.tell(
             [Change(parent, name, each.ino) for each in evicted for parent, name in each.names]
         )
 
     async def tell_lost(self, evicted: Sequence[Evicted]) -> None:
-        """Like `remember` and `tell_evicted`. Raises Unavailable."""
+        """Does what `remember` and `tell_evicted` do. Raises Unavailable."""
         self.remember(evicted)
         await self.tell_evicted(evicted)
 
     def tell_soon(self, written: Sequence[WrittenKey]) -> None:
-        """Others committed this, and it is in the replica: `run` tells of it."""
+        """Takes a commit of others that is in the replica: `run` tells of it."""
         for entry, reason in self._local.read_now(lambda t: lost(t, written)):
             self._gone.add([entry], reason)
         if changes := self.follows(written):
@@ -152,8 +151,8 @@ class Mounts:
             self._hearing.set()
 
     def follows(self, written: Sequence[WrittenKey]) -> list[Change]:
-        """Returns the changes that mounts have to be told of, since others committed them; new
-        contents they know when it returns."""
+        """Returns the changes, committed by others, that mounts have to be told of; they know new
+        contents when it returns."""
         found = self._local.read_now(
             lambda t: heard(t, written, self._known.__contains__, self._holders.keep)
         )

@@ -1,6 +1,6 @@
 """Recovery: a start's work on what the last process left behind.
 
-| left by | found by | done |
+| left by | found by | action |
 |---|---|---|
 | a kill before the first close | the list of unpublished files | the file goes |
 | a kill while a file was open for writing | the list of unsealed files | the size is taken anew |
@@ -15,13 +15,13 @@ without a record go, those that may be durable into quarantine; so do records of
 without a data file. A durable record without one stays, for `fsck` to report: its data were
 acknowledged, so this is damage.
 
-A node of a cluster mends what it left itself; where another node has the whole content of a file,
-that counts, and what is here of it goes. Of records without a data file it looks at those alone
-that it holds. Data files that no record speaks of are found while it runs (`stale_data_gc`).
+A node of a cluster repairs what it left itself; if another node has the whole content of a file,
+that counts, and the content here goes. Of records without a data file it examines only those that
+it holds. Data files that no record names are found while it runs (`stale_data_gc`).
 
 Invariants
-- Run before anything else uses the store, with its lock held. A kill at any point: run again, same
-  result.
+- It runs before anything else uses the store, with its lock held. A kill at any point: run again,
+  same result.
 - A file is removed as everywhere: names, then data file, then index entry, then record.
 """
 
@@ -65,7 +65,7 @@ class Recovery:
         boots: Collection[int],
         now: int,
     ) -> None:
-        """`boots`: of those no power cut lies between which and now."""
+        """`boots`: the boots since which there was no power cut."""
         self._engine = engine
         self._files = files
         self._index = index
@@ -73,8 +73,8 @@ class Recovery:
         self._now = now
         self._clustered = False
         self.is_damaged = False
-        """Whether damage took the end of the journal: what looks unfinished or removed may have
-        been acknowledged then, and is kept apart."""
+        """Whether damage took the end of the journal: files that look unfinished or removed may
+        have been acknowledged then, and are kept apart."""
         self._is_cut = False
         self.found = {
             "unpublished_dropped": 0,
@@ -88,7 +88,7 @@ class Recovery:
         }
 
     async def run(self, *, orderly: bool, compare_all: bool) -> None:
-        """Everything of the table above; `compare_all` after a power cut. `orderly`: the last
+        """Does everything in the table above; `compare_all` after a power cut. `orderly`: the last
         process stopped in order, in this boot, so the unsealed files (4 us each) are as their
         records say. Raises NoSpace, ReadOnly, Corrupt."""
         self._clustered = await self._engine.read(lambda t: bool(t.node))
@@ -109,7 +109,7 @@ class Recovery:
         listed: Callable[[Transaction, int, int], list[int]],
         step: Callable[[list[int]], Awaitable[None]],
     ) -> None:
-        """Gives `step` all that the engine lists, a batch at a time."""
+        """Gives `step` everything that the engine lists, a batch at a time."""
         after = 0
         while True:
             inos = await self._engine.read(_page(listed, after))
@@ -144,7 +144,8 @@ class Recovery:
         self.found["unpublished_dropped"] += len(inos)
 
     async def _judge_unsealed(self, inos: list[int]) -> None:
-        """Drops what a power cut may have torn; the others are as long as their data files."""
+        """Drops files that a power cut may have torn; the others are as long as their data
+        files."""
         torn: list[int] = []
         unsure: list[int] = []
         grown: list[tuple[int, Inode, os.stat_result]] = []
@@ -171,7 +172,7 @@ class Recovery:
 
     async def _leave_to_others(self, inos: list[int]) -> list[int]:
         """Leaves files to other nodes that may be torn here, or were changed and not closed, and
-        that another node has whole: that counts. Returns those that nobody else has."""
+        that another node has whole: that counts. Returns those that no other node has."""
         doubtful = [
             ino
             for ino, inode in (await self._read(inos)).items()
@@ -197,12 +198,12 @@ class Recovery:
 
     def _is_unsure(self, inode: Inode) -> bool:
         """Returns whether the seal of a file that is listed as unsealed may be of content that a
-        power cut took in part."""
+        power cut partly took."""
         return self._is_cut and bool(inode.flags & Flag.SEALED)
 
     async def _publish_grown(self, grown: list[tuple[int, Inode, os.stat_result]]) -> None:
-        """Publishes changed content, which in a cluster is another version, but for the data of an
-        upload, which no other node has: there its parts say what counts."""
+        """Publishes changed content, which in a cluster is another version, except for the data of
+        an upload, which no other node has: there its parts decide what counts."""
         uploads = [each for each in grown if each[1].flags & Flag.ASSEMBLY]
         await self._engine.transact(lambda t: _refresh(t, uploads))
         for each in grown:
@@ -213,7 +214,7 @@ class Recovery:
                     await publish_anew(self._engine, self._files, ino, inode.version, record)
 
     async def _judge_present(self, inos: list[int]) -> None:
-        """After a power cut: whether each record has its data file."""
+        """Checks, after a power cut, whether each record has its data file."""
         caches = await self._engine.read(_cache_namespaces)
         missing = [
             ino
@@ -256,7 +257,7 @@ class Recovery:
         self.found["orphans_dropped"] += len(inos)
 
     async def _remove_leaked(self) -> None:
-        """After a power cut: unlink data files whose record did not survive."""
+        """Unlinks, after a power cut, data files whose record did not survive."""
         batch: list[tuple[int, int]] = []
         for each in self._files.scan():
             batch.append(each)
@@ -275,7 +276,7 @@ class Recovery:
         await trio.lowlevel.checkpoint()
 
     def _put_away(self, kinds: Kinds, ino: int, version: int, inode: Inode | None) -> None:
-        """A data file that is not the one of this record, if there is any."""
+        """Removes a data file that is not the one of this record, if there is any."""
         reason, recorded = Reason.UNNAMED, -1
         if inode is not None:
             reason, recorded = Reason.OUTDATED, inode.version
@@ -318,11 +319,11 @@ async def recover(
     clean: bool,
     restored: bool,
 ) -> dict[str, int] | None:
-    """Puts a store in order before its node serves; what was found, None when nothing was.
+    """Puts a store in order before its node serves; returns its findings, None if there were none.
 
-    `boot`: what `places.boot_of` says of the store, and `before` what else the last process may
-    have taken it for. `clean`: what `Store.take_clean` said. `restored`: whether the engine went
-    back to a checkpoint. Raises NoSpace, ReadOnly, Corrupt. Cancelled: run again at the next
+    `boot`: the boot of the store by `places.boot_of`, and `before` the others that the last process
+    may have taken it for. `clean`: the result of `Store.take_clean`. `restored`: whether the engine
+    went back to a checkpoint. Raises NoSpace, ReadOnly, Corrupt. Cancelled: run again at the next
     start.
     """
     boots = {boot, *before}
@@ -347,7 +348,7 @@ def _page(
 
 
 def _regular_files(t: Transaction, after_ino: int, limit: int) -> list[int]:
-    """Up to `limit` inode numbers above `after_ino` of published regular files."""
+    """Returns up to `limit` inode numbers above `after_ino` of published regular files."""
     found: list[int] = []
     for key, value in t.scan(keys.inode(after_ino) + b"\0", b"j"):
         inode = unpack_inode(value)
@@ -394,5 +395,5 @@ def _publish(grown: tuple[int, Inode, os.stat_result], t: Transaction, version: 
 
 
 def _held(t: Transaction, after_ino: int, limit: int) -> list[int]:
-    """Like `_regular_files`, of those that this node has."""
+    """Like `_regular_files`, for those that this node has."""
     return placements.held_by(t, t.node, after_ino, limit)

@@ -1,4 +1,5 @@
-"""A node's part in keeping copies of files, put together: who makes them, when, and who waits."""
+"""A node's part in keeping copies of files, put together: their makers, the times, and the waiting
+closes."""
 
 import logging
 from collections.abc import Iterable
@@ -59,8 +60,8 @@ class Replicas:
         """What peers may ask of it, by method."""
 
     def held(self, written: Iterable[tuple[bytes, bytes | None, bytes | None]]) -> list[int]:
-        """Returns the files whose data another process of this host put here, by what it had
-        committed (key, before, now)."""
+        """Returns the files whose data another process of this host put here, by its commits (key,
+        before, now)."""
         return [
             keys.unpack_u64(key, 1)
             for key, _, now in written
@@ -68,24 +69,24 @@ class Replicas:
         ]
 
     def heard(self, written: Iterable[tuple[bytes, bytes | None, bytes | None]]) -> None:
-        """Other nodes committed this (key, before, now)."""
+        """Notes commits of other nodes (key, before, now)."""
         self._keeper.given_up(
             keys.unpack_u64(key, 1) for key, _, now in written if key[:1] == b"p" and now is None
         )
 
     def published(self, ino: int) -> None:
-        """A file was closed here."""
+        """Notes that a file was closed here."""
         self._keeper.published(ino)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keeps copies until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._copies.run)
             nursery.start_soon(self._keeper.run)
             nursery.start_soon(self._evening.run)
 
     async def have(self, ino: int) -> bool:
-        """Returns whether another node that is there has the whole file."""
+        """Returns whether another present node has the whole file."""
         file = await self._copies.look(ino)
         if file is None:
             return False
@@ -93,8 +94,8 @@ class Replicas:
         return any(host.number != self._member.node for host in there)
 
     async def replace(self, ino: int) -> bool:
-        """Gives up this node's copy, which is damaged, and fetches it anew; False where it is the
-        last one. Raises KvfsError, OSError."""
+        """Gives up this node's damaged copy, and fetches it anew; False if it is the last one.
+        Raises KvfsError, OSError."""
         if not await self._brings.let_go(ino):
             return False
         await self._brings.bring(ino)
@@ -103,7 +104,7 @@ class Replicas:
     # ---- for `locate`: what people ask for by hand
 
     def name(self, node: int) -> str:
-        """Returns the name of a node; its number where nobody knows its name."""
+        """Returns the name of a node; its number if nobody knows its name."""
         found = self._member.roster.get(node)
         return found.name if found is not None else str(node)
 
@@ -116,12 +117,12 @@ class Replicas:
         return await self._call(node, method, params, deadline_s)
 
     async def send(self, ino: int, node: int) -> None:
-        """Has a node take a file; it has it when this returns. Raises KvfsError."""
+        """Makes a node take a file; it has it when this returns. Raises KvfsError."""
         await self._copies.ask(node, await self._look(ino))
 
     async def spread(self, ino: int, copies: int) -> list[int]:
-        """Has more nodes take a file, until so many that live have it; those that do. Raises
-        KvfsError."""
+        """Makes more nodes take a file, until so many living ones have it; returns those that do.
+        Raises KvfsError."""
         file = await self._look(ino)
         have = [each.number for each in self._copies.snapshot().alive(file.holders)]
         if len(have) < copies:
@@ -136,7 +137,7 @@ class Replicas:
 
     @property
     def lacking(self) -> int:
-        """Files that lack copies which this node is to have made."""
+        """Files that lack copies which this node must have made."""
         return self._keeper.lacking
 
     @property
@@ -150,7 +151,7 @@ class Replicas:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Since the start."""
+        """Counters since the start."""
         parts = (self._copies, self._keeper, self._evening, self._acknowledging)
         return {name: count for each in parts for name, count in each.counters.items()}
 

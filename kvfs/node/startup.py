@@ -1,18 +1,18 @@
-"""A node's start and its end: what is started in which order, and stopped in the reverse.
+"""A node's start and its end: its parts start in this order, and stop in the reverse.
 
-| step of the start | what a kill after it leaves |
+| step of the start | state after a kill |
 |---|---|
 | 1 store made or opened, locked | an empty store, or the old one; the lock goes with the process |
 | 2 engine opened (after a power cut rebuilt), first namespaces made | no `clean` marker |
 | 3 marker taken, files still written by a mount from before parted from it | it is done again |
-| 4 what the last process left is mended (`recover`) | it is mended again |
+| 4 what the last process left is repaired (`recover`) | it is repaired again |
 | 5 keepers (dropper, sealer, evictor) and control socket in a nursery | a dead socket, replaced |
 
 In a cluster step 2 joins it (`cluster_node`), and waits until its engine answers.
 
-The stop runs backwards: keepers end, what they hold in memory is flushed, the engine is synced and
-closed, the marker written, the lock given back. This module does not know the front doors: they use
-a Node, and register with it.
+The stop runs backwards: keepers end, their memory is flushed, the engine is synced and closed, the
+marker written, the lock given back. This module does not know the front doors: they use a Node, and
+register with it.
 """
 
 import contextlib
@@ -55,10 +55,11 @@ log = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def open_node(config: Config) -> AsyncIterator[Node]:
-    """A running node: it answers requests on its control socket while the block lasts.
+    """Runs a node: it answers requests on its control socket while the block lasts.
 
-    Raises Invalid (somebody else's directory), Busy (another node has the store), ReadOnly,
-    NoSpace, Corrupt, NotSupported. Cancelled: the node stops in order, as at the end of the block.
+    Raises Invalid (another program's directory), Busy (another node has the store), ReadOnly,
+    NoSpace, Corrupt, NotSupported. Cancelled: the node stops in order, as at the end of the
+    block.
     """
     store = layout.create_store(config.store)
     give_up_where_full(store.meta)
@@ -129,8 +130,8 @@ def _mark_clean(store: layout.Store) -> None:
 
 def _boots_before(store: layout.Store) -> set[int]:
     """Returns the boots that the store's last process took for the running one, if its disks were
-    there all the time: of the places as they were told then, or, of an earlier version, the
-    kernel's id alone."""
+    there all the time: those of its places as given then, or, for an earlier version, the kernel's
+    id alone."""
     boots = set()
     with contextlib.suppress(Corrupt):
         boots.add(places.boot_of(store))
@@ -178,9 +179,9 @@ async def _open_engine(
     closing: contextlib.AsyncExitStack,
     ears: Sequence[Callable[[Sequence[WrittenKey]], object]],
 ) -> tuple[Engine, "Clustered | None"]:
-    """Returns the engine of the node's metadata: its own, or a replica of its cluster's, which
-    `ears` are told of. Raises Conflict where the store is the other kind of node's, Corrupt where
-    there are data and nothing says what they are."""
+    """Returns the engine of the node's metadata: its own, or a replica of its cluster's, of whose
+    commits `ears` are told. Raises Conflict if the store is the other kind of node's, Corrupt if
+    there are data and nothing that says what they are."""
     if not config.engine:
         refuse_mirror(local)
         if (member := which_node(store)) is not None:
@@ -201,7 +202,7 @@ async def _open_engine(
 
 
 def _refuse_lost_metadata(engine: EmbeddedEngine, store: layout.Store) -> None:
-    """Raises Corrupt where there are data and nothing that says what they are."""
+    """Raises Corrupt if there are data and nothing that says what they are."""
     if engine.read_now(lambda t: t.get(keys.VERSION)) is not None:
         return
     files = data_files(store)
@@ -216,7 +217,8 @@ def _refuse_lost_metadata(engine: EmbeddedEngine, store: layout.Store) -> None:
 
 
 def _first_start(t: Transaction) -> bool:
-    """Makes what a new store begins with; nothing in an old one. Whether it was new."""
+    """Makes the first namespaces of a new store; nothing in an old one. Returns whether it was
+    new."""
     if t.get(keys.VERSION) is not None:
         namespaces.check_format(t)
         return False

@@ -1,4 +1,4 @@
-"""A node's status: all that `kvfs status` shows."""
+"""A node's status: everything that `kvfs status` shows."""
 
 import os
 import time
@@ -98,8 +98,8 @@ def _namespace(listed: namespaces.ListedNamespace, used_bytes: int) -> dict[str,
 
 
 async def _held(node: Node) -> dict[str, int]:
-    """Counts files that were removed, and stay on the disk until those who have them open on a
-    mount close them."""
+    """Counts files that were removed, and stay on the disk until the programs that have them open
+    on a mount close them."""
     files = blocks = after = 0
     while inos := await node.engine.read(
         lambda t, after=after: lifecycle.orphans(t, after, _BATCH)  # type: ignore[misc]
@@ -120,7 +120,7 @@ def _cold(node: Node) -> dict[str, Any] | None:
 
 
 def _misses(node: Node, reports: Mapping[str, dict[str, Any]]) -> dict[str, Counts]:
-    """Misses by door and reason; what else serves beside the node reports its own."""
+    """Counts misses by door and reason; services beside the node report their own."""
     beside = {name: each.pop("misses") for name, each in reports.items() if "misses" in each}
     return {"mount": node.mounts.misses.counts, "client": node.requests.misses, **beside}
 

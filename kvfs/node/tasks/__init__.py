@@ -1,1 +1,1 @@
-"""The keepers: what a node does by itself, in tasks of the node's nursery."""
+"""The keepers: a node's own work, in tasks of the node's nursery."""

@@ -1,4 +1,4 @@
-"""Gives the space of files back that the cold tier has: their names stay, their data files go.
+"""Frees the space of files that the cold tier has: their names stay, their data files go.
 
 | step | on disk | in the engine |
 |---|---|---|
@@ -6,12 +6,12 @@
 | 2 recorded | nothing | blocks 0 |
 | 3 index entry removed | nothing | the same |
 
-After a kill between 1 and 3 the next eviction does the rest, or the file's return sets it right.
+After a kill between 1 and 3 the next eviction does the rest, or the file's return corrects it.
 
 Invariants
-- Between the look at the record, the look whether anybody uses the data file, and step 1, nothing
-  of this process runs: nobody opens it for writing in between.
-- A file that is open is passed over; an open afterwards has it brought back.
+- Between the check of the record, the check that the data file is unused, and step 1, nothing of
+  this process runs: nobody opens it for writing in between.
+- An open file is passed over; an open afterwards has it fetched back.
 """
 
 import os
@@ -37,7 +37,7 @@ _PRESSED_S: Final = 5.0
 
 
 class Releaser:
-    """The releaser of one node. `in_use` says whether this process uses a file, after it closed
+    """The releaser of one node. `in_use` tells whether this process uses a file, after closing
     those that it only keeps open."""
 
     def __init__(
@@ -57,13 +57,13 @@ class Releaser:
 
     @property
     def is_sending(self) -> bool:
-        """Whether space will be had soon: files are on their way to the cold tier."""
+        """Whether space will be free soon: files are on their way to the cold tier."""
         return self._tier.is_sending
 
     async def release(self, chosen: list[Name], *, patient: bool) -> tuple[int, list[Name]]:
-        """Sends those of namespaces that ask for it to the cold tier, and gives their space back:
-        the bytes freed, and which of all are to be evicted in the ordinary way. Not `patient`:
-        those of a cache are, when the tier has not taken them soon."""
+        """Sends files of namespaces that ask for it to the cold tier, and frees their space.
+        Returns the bytes freed, and the files to be evicted in the ordinary way. Not `patient`:
+        files of a cache are, if the tier has not taken them soon."""
         inodes, wanting, caches = await self._engine.read(lambda t: _look(t, chosen))
         rest, wanted = [], []
         for name, inode in zip(chosen, inodes, strict=True):
@@ -103,7 +103,8 @@ class Releaser:
         return freed
 
     def _unlink(self, each: Object, gone: list[Object], fds: list[int]) -> None:
-        """Steps 1, which takes no time: the blocks are given back when the descriptor is closed."""
+        """Does step 1, which takes no time: the blocks are given back when the descriptor is
+        closed."""
         if self._in_use(each.ino):
             return
         try:
@@ -129,7 +130,7 @@ async def _close_all(fds: Iterable[int]) -> None:
 
 
 def _look(t: Transaction, chosen: list[Name]) -> tuple[list[Inode | None], set[int], set[int]]:
-    """Records, and the namespaces that ask for the cold tier, and those that are caches."""
+    """Returns records, the namespaces that ask for the cold tier, and those that are caches."""
     listed = namespaces.list_all(t)
     return (
         read_inodes(t, [ino for ino, _ in chosen]),

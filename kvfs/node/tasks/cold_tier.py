@@ -1,11 +1,11 @@
 """The cold tier of a node: sealed files are sent to an object store, and fetched from there when
 they are read again.
 
-`tree.copies.cold_copies` has the steps and who mends what a kill leaves. This module moves the
-bytes, in threads of its own, and collects garbage.
+`tree.copies.cold_copies` has the steps and the repair after a kill. This module moves the bytes, in
+threads of its own, and collects garbage.
 
 Invariants
-- What comes back is verified, chunk by chunk, against the checksum of its record before it counts.
+- Returned content is verified, chunk by chunk, against the checksum of its record before it counts.
 - Nobody waits for a store that is away: after a failure nothing is sent for a while, and a fetch
   ends by the endpoint's patience.
 - At most UPLOADS files are sent at once, and never faster than the set rate.
@@ -41,7 +41,7 @@ _PERIOD_S: Final = 10.0
 _BATCH: Final = 256
 _PATIENCE: Final = Patience(connect_s=3.0, read_s=10.0, attempts=1)
 _AWAY: Final = (Unavailable, AccessDenied, Invalid)
-"""Nothing can be sent: the store does not answer, or does not take it from us."""
+"""Errors after which nothing can be sent: the store does not answer, or refuses us."""
 
 
 def connect(where: ColdLocation, url: str) -> Endpoint:
@@ -50,7 +50,8 @@ def connect(where: ColdLocation, url: str) -> Endpoint:
 
 
 class ColdTier:
-    """The cold tier of one node. `owner` names the store or cluster: several share a bucket."""
+    """The cold tier of one node. `owner` names the store or cluster, as several may share a
+    bucket."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class ColdTier:
         self._pace_lock = threading.Lock()
         self._threads = trio.CapacityLimiter(_THREADS)
         self.may_collect: Callable[[], Awaitable[bool]] = _always
-        """Whether this node is the one that deletes what is garbage."""
+        """Returns whether this node is the one that deletes garbage."""
         self._nursery: trio.Nursery | None = None
         self._sending: set[Object] = set()
         self._sent = trio.Event()
@@ -97,7 +98,7 @@ class ColdTier:
         return bool(self._sending)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sends what is asked for and collect garbage, until cancelled: what was on its way is
+        """Sends the requested files and collects garbage, until cancelled: files on their way are
         garbage at the next start."""
         after, first = b"", True
         while after or first:
@@ -114,8 +115,8 @@ class ColdTier:
                 self._ending.set()
 
     async def demote(self, wanted: Sequence[Object], deadline_s: float) -> list[Object]:
-        """Sends these files, some at once; those that the tier has when it returns. What was not
-        begun by the deadline, or while the store is away, is not; what was goes on."""
+        """Sends these files, some at once; returns those that the tier has then. Files that were
+        not begun by the deadline, or while the store is away, are not sent; those begun go on."""
         with trio.move_on_after(deadline_s):
             for each in wanted:
                 while each not in self._sending and len(self._sending) >= UPLOADS:
@@ -134,8 +135,9 @@ class ColdTier:
             self._nursery.start_soon(self._send, wanted)
 
     async def fetch(self, ino: int, inode: Inode, fd: int) -> bytes | None:
-        """Fills a new file with the content of this record; the checksums of its chunks. None: it
-        is not here. Raises Unavailable, NotFound (the object has gone), Corrupt, OSError."""
+        """Fills a new file with the content of this record; returns the checksums of its chunks.
+        None: the tier does not have it. Raises Unavailable, NotFound (the object has gone),
+        Corrupt, OSError."""
         if not inode.flags & Flag.COLD:
             return None
         kept = Object(ino, inode.version, inode.checksum)
@@ -205,7 +207,7 @@ class ColdTier:
         self._go_on(size)
 
     async def _collect(self) -> None:
-        """Deletes what no record names. A store that is away is asked again later."""
+        """Deletes objects that no record names. A store that is away is asked again later."""
         after = b""
         while not self.is_away and await self.may_collect():
             gone, after = await self._engine.read(lambda t: cold_copies.garbage(t, after, _BATCH))  # noqa: B023
@@ -225,8 +227,8 @@ class ColdTier:
         await self._in_thread(lambda _: self._endpoint.delete(self._key(gone)))
 
     async def _in_thread(self, step: Callable[[int], T], fd: int = -1) -> T:
-        """Cancelled: the thread is left to end by its own deadlines, with a descriptor of its
-        own."""
+        """Runs a step in a thread. Cancelled: the thread is left to end by its own deadlines, with
+        a descriptor of its own."""
         own = os.dup(fd) if fd >= 0 else -1
         begun = threading.Event()
 

@@ -1,13 +1,12 @@
-"""Has other nodes take copies of files, and takes them when asked.
+"""Makes other nodes take copies of files, and takes them when asked.
 
 Nobody sends a file: a node that is asked to take it fetches it, from any node that has it, as it
-would for a reader, and records that it has it. The asking node looks at that record, and not at the
-answer.
+would for a reader, and records that it has it. The asking node checks that record, not the answer.
 
 Invariants
 - A copy counts once its node has recorded it: then its data are verified, and on that node's disk.
 - A node takes no more than 64 files at once; a request for one more goes elsewhere.
-- The asking node waits no longer than the file may take at 1 MiB a second, and a minute.
+- The asking node waits no longer than the file may take at 1 MiB per second, and a minute.
 """
 
 import logging
@@ -31,7 +30,7 @@ TAKE: Final = "take"
 ADOPT: Final = "adopt"
 """The methods by which nodes ask each other."""
 _ANSWER_S: Final = 2.0
-"""So long who is asked waits for the file before it says that it is on its way."""
+"""Time for which the asked node waits for the file before it answers that it is on its way."""
 _DEADLINE_S: Final = 5.0
 _AGAIN_S: Final = 0.5
 _LOOK_S: Final = 0.01
@@ -41,11 +40,11 @@ _BYTES_PER_S: Final = 1 << 20
 _MOST: Final = 64
 
 Call = Callable[[int, str, Any, float], Awaitable[Any]]
-"""Ask a node by number: method, parameters, deadline in seconds. Raises KvfsError."""
+"""Asks a node by number: method, parameters, deadline in seconds. Raises KvfsError."""
 
 
 class Brings(Protocol):
-    """How files come here, and go."""
+    """The ways in which files come here, and go."""
 
     async def bring(self, ino: int) -> None:
         """Returns when the file's data are here. Raises KvfsError, OSError."""
@@ -54,11 +53,11 @@ class Brings(Protocol):
         """Drops this node's data of a file, unless they are the last. Raises KvfsError."""
 
     async def adopt(self, ino: int, version: int, giver: int) -> None:
-        """Answers for a file in a store that is shared with another node, in its place. Raises
+        """Takes responsibility for a file in a shared store, in place of another node. Raises
         KvfsError, OSError."""
 
     def disown(self, ino: int) -> None:
-        """Another node answers for the file."""
+        """Notes that another node is responsible for the file."""
 
 
 class LocalReadEngine(Engine, Protocol):
@@ -80,7 +79,7 @@ class _Taking:
 
 
 class Copies:
-    """The copies of one node. `call` asks others, `catch_up` waits for what they know."""
+    """The copies of one node. `call` asks others, `catch_up` waits for their knowledge."""
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class Copies:
         self.counters = {"copies_made": 0, "copies_refused": 0, "copies_taken": 0}
 
     async def run(self) -> None:
-        """Takes what others ask for, until cancelled."""
+        """Takes the files that others ask it to, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await trio.sleep_forever()
@@ -125,8 +124,9 @@ class Copies:
         hot: bool = False,
         refusals: dict[int, str] | None = None,
     ) -> list[int]:
-        """Has `count` more nodes take the file; those that have. Fewer where no more are there, or
-        will: `refusals` is given why. Cancelled: some may take it all the same."""
+        """Makes `count` more nodes take the file; returns those that have. Fewer if no more are
+        there, or willing: `refusals` gets their reasons. Cancelled: some may take it all the
+        same."""
         made: list[int] = []
         refused = {} if refusals is None else refusals
         while len(made) < count:
@@ -159,7 +159,7 @@ class Copies:
             made.append(node)
 
     async def ask(self, node: int, file: HeldFile, *, hot: bool = False) -> None:
-        """Has one node take the file; it has it when this returns. Raises KvfsError."""
+        """Makes one node take the file; it has it when this returns. Raises KvfsError."""
         limit_s = _LEAST_S + file.inode.size / _BYTES_PER_S
         with trio.move_on_after(limit_s):
             while not await self._has(node, file):
@@ -180,13 +180,14 @@ class Copies:
         )
 
     async def _answers_for(self, ino: int) -> bool:
-        """Returns whether this node is recorded as having the file, in whichever version."""
+        """Returns whether this node is recorded as having the file, in any version."""
         mine = keys.placement(ino, keys.pack_node(self.me))
         return await self.engine.read(lambda t: t.get(mine)) is not None
 
     async def hand_over(self, file: HeldFile, refusals: dict[int, str]) -> bool:
-        """Has another node answer for a file in a store that it shares with this one: nothing
-        travels. Whether one does; `refusals` is given why not. Raises KvfsError."""
+        """Makes another node responsible for a file in a store that it shares with this one:
+        nothing travels. Returns whether one is; `refusals` gets the reasons if not. Raises
+        KvfsError."""
         medium = file.namespace.media[:1]
         sharing = [
             (host.number, 1.0)
@@ -207,8 +208,8 @@ class Copies:
     # ---- taking
 
     async def adopt(self, _peer: object, params: Any) -> None:
-        """Another node asks this one to answer for a file in a store that both share. Raises
-        Invalid, and what `Brings.adopt` does."""
+        """Answers another node that asks this one to take responsibility for a file in a store that
+        both share. Raises Invalid, and what `Brings.adopt` raises."""
         try:
             ino, version, giver = (int(each) for each in params)
         except (TypeError, ValueError):
@@ -219,8 +220,9 @@ class Copies:
             raise Unavailable(f"the file cannot be seen here: {error.strerror}") from error
 
     async def take(self, _peer: object, params: Any) -> bool:
-        """Returns another node asks: whether the file is here now, else it is on its way, and
-        whoever asked asks again. Raises Busy, Invalid, and what `Brings.bring` does."""
+        """Answers another node's request to take a file: returns whether it is here now, else it is
+        on its way, and the caller asks again. Raises Busy, Invalid, and what `Brings.bring`
+        raises."""
         try:
             ino, version, hot = int(params[0]), int(params[1]), bool(params[2])
         except (TypeError, ValueError, IndexError):

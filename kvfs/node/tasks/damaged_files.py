@@ -1,17 +1,17 @@
-"""The treatment of a file whose data are not what they were sealed as.
+"""The treatment of a file whose data differ from what was sealed.
 
 | step, cache | after a kill here | step, durable | after a kill here |
 |---|---|---|---|
 | 1 names removed | recovery finishes it | 1 into quarantine | opens are refused |
-| 2 mounts told, the rest dropped | the same | 2 said | - |
+| 2 mounts told, the rest dropped | the same | 2 logged | - |
 
-Where another node has the file, neither: the data file goes into quarantine, this node's copy is
-given up, and the file brought again; then the damaged one is unlinked. After a kill in between,
-others have it.
+If another node has the file, neither: the data file goes into quarantine, this node's copy is given
+up, and the file fetched again; then the damaged one is unlinked. After a kill in between, others
+have it.
 
 Invariants
-- Nobody is given these bytes by an open that comes later; a program that has the file open goes on.
-- What a durable file has left is not thrown away: an administrator may prefer it to nothing.
+- Nobody is given these bytes by a later open; a program that has the file open goes on.
+- The rest of a durable file is not thrown away: an administrator may prefer it to nothing.
 """
 
 import logging
@@ -44,15 +44,16 @@ class OtherCopies(Protocol):
     """The other nodes of a cluster."""
 
     async def have(self, ino: int) -> bool:
-        """Returns whether another one that is there has the whole file."""
+        """Returns whether another present node has the whole file."""
 
     async def replace(self, ino: int) -> bool:
-        """Gives up this node's copy and fetches it anew; False where it is the last one, and stays.
+        """Gives up this node's copy and fetches it anew; False if it is the last one, and stays.
         Raises KvfsError, OSError."""
 
 
 class DamagedFiles:
-    """Sees to it for one node. `tell` makes mounts forget names, `drop` what has none."""
+    """Handles damaged files for one node. `tell` makes mounts forget names, `drop` drops inodes
+    without any."""
 
     def __init__(
         self,
@@ -68,11 +69,11 @@ class DamagedFiles:
         self._tell = tell
         self._drop = drop
         self.others: OtherCopies | None = None
-        """None: a lone node."""
+        """The other nodes; None: a lone node."""
         self.counters = {"damage_mended": 0}
 
     async def found(self, ino: int, inode: Inode) -> None:
-        """The data file of this record is damaged. Raises KvfsError, OSError."""
+        """Handles the damaged data file of this record. Raises KvfsError, OSError."""
         path = await self._engine.read(lambda t: tree.path_of(t, ino))
         name = path.decode(errors="backslashreplace")
         if await self._is_mended(ino, inode, name):
@@ -105,7 +106,7 @@ class DamagedFiles:
         return True
 
     async def _quarantine(self, ino: int, inode: Inode) -> str | None:
-        """Moves the data file into quarantine and returns where it lies now; None: it was there
+        """Moves the data file into quarantine and returns its path there; None: it was there
         before."""
         path = await trio.to_thread.run_sync(
             self._files.quarantine, ino, inode.version, Reason.DAMAGED
@@ -115,7 +116,7 @@ class DamagedFiles:
 
 
 def _evict(t: Transaction, ino: int, now: int) -> lifecycle.Evicted | None:
-    """Nothing where the file is durable."""
+    """Evicts the file; does nothing if it is durable."""
     if namespaces.get(t, namespace_of(ino)).kind != "cache":
         return None
     return lifecycle.evict(t, ino, now, "damaged")

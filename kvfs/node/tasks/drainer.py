@@ -1,12 +1,12 @@
-"""Empties a node that is drained, and says what is in the way.
+"""Empties a node that is drained, and reports the obstacles.
 
-| a file here | what becomes of it |
+| a file here | treatment |
 |---|---|
-| others that stay have copies enough, or as many as can be | this node's copy goes |
+| nodes that stay have enough copies, or as many as possible | this node's copy goes |
 | another node takes it | the same |
-| in a store that another node shares | that node answers for it, its data file stays where it is |
-| of a cache, where nothing could be moved for half a minute | it is evicted, unless it is in use |
-| durable, and nobody takes it | it stays; it is tried again, and said who lacks how much room |
+| in a store that another node shares | that node takes it over, its data file stays where it is |
+| of a cache, when nothing could be moved for half a minute | it is evicted, unless it is in use |
+| durable, and nobody takes it | it stays; it is tried again, and the lack of space is reported |
 
 Invariants
 - No copy goes here before enough others are recorded.
@@ -36,12 +36,12 @@ _STALLED_S: Final = 30.0
 _PAGE: Final = 256
 
 Evict = Callable[[int], Awaitable[bool]]
-"""Evict a cache's file that only this node has and nobody uses; whether it did. Raises KvfsError,
-OSError."""
+"""Evicts a cache's file that only this node has and nobody uses; returns whether it did. Raises
+KvfsError, OSError."""
 
 
 class Draining:
-    """The draining of one node. `afford` waits until so many bytes may be moved; `drained` says
+    """The draining of one node. `afford` waits until so many bytes may be moved; `drained` reports
     that nothing is left here."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Draining:
         self._drained = drained
         self._left: int | None = None
         self._moved_at: float | None = None
-        """When a file last found another place, or the drain began; None: it has not."""
+        """The time when a file last found another place, or the drain began; None: it has not."""
         self.obstacle = ""
         """The reason why the last pass did not empty the node; empty: there is none."""
         self.counters = {"drained_files": 0}
@@ -69,7 +69,7 @@ class Draining:
         return {"draining_files_left": self._left, "draining_obstacle": self.obstacle}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Drains until cancelled."""
         draining = Persistence(log.warning, "the node cannot be drained of a file now")
         while True:
             own = self._copies.snapshot().get(self._me)
@@ -80,7 +80,7 @@ class Draining:
             await trio.sleep(_PAUSE_S)
 
     async def _pass(self) -> None:
-        """Gives away what is here; when nothing is left, say so."""
+        """Gives away the files here; when nothing is left, reports it."""
         if self._moved_at is None:
             self._moved_at = trio.current_time()
         after = left = 0
@@ -101,7 +101,8 @@ class Draining:
             await self._drained()
 
     async def _see_to(self, file: HeldFile, found: Obstacles) -> bool:
-        """Returns whether this node has nothing of the file any more; else `found` knows why."""
+        """Returns whether this node has nothing of the file any more; else `found` gets the
+        reason."""
         if is_shared(file.namespace.media):
             return await self._hand_over(file, found)
         refusals: dict[int, str] = {}
@@ -124,7 +125,7 @@ class Draining:
         return False
 
     async def _hand_over(self, file: HeldFile, found: Obstacles) -> bool:
-        """Returns whether another node answers for a file in a store that both share."""
+        """Returns whether another node takes over a file in a store that both share."""
         refusals: dict[int, str] = {}
         if not file.inode.flags & Flag.SEALED:
             found.in_use += 1  # soon it is
@@ -140,8 +141,8 @@ class Draining:
         return False
 
     async def _more(self, file: HeldFile, refusals: dict[int, str]) -> list[int]:
-        """Has others take the file, as many as it lacks; those that did. What nobody has room for
-        costs no time."""
+        """Makes others take the file, as many as it lacks; returns those that did. A file for which
+        no node has space costs no time."""
         snapshot, size, media = self._copies.snapshot(), file.inode.size, file.namespace.media
         missing = replica_repair.judge(snapshot, file.ino, file.holders, file.wanted).missing
         if not missing or not placement.choose(
@@ -157,7 +158,7 @@ class Draining:
         return gone
 
     def _is_stalled(self) -> bool:
-        """Returns whether nothing found another place for long, though others are there."""
+        """Returns whether no file found another place for long, though others are there."""
         if self._moved_at is None or trio.current_time() - self._moved_at < _STALLED_S:
             return False
         return any(host.number != self._me for host in self._copies.snapshot().open)

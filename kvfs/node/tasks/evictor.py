@@ -8,15 +8,14 @@ longest ago.
 | 3 index entry removed | nothing | orphan | recovery finishes it |
 | 4 record dropped | nothing | nothing | - |
 
-In a cluster a data file of which other nodes have copies goes first, without its names
-(`surplus_replicas`), where the store is full; where a namespace is full names go, and each node
-sees to its share.
+In a cluster with a full store, a data file of which other nodes have copies goes first, without its
+names (`surplus_replicas`); if a namespace is full names go, and each node evicts its share.
 
 A commit that fails for lack of space is tried again after step 2: space must come from somewhere. A
 kill then leaves a cache file's record without data, which is a miss.
 
 Invariants
-- Only published files of cache namespaces are evicted, and only while nobody in this process has
+- Only published files of cache namespaces are evicted, and only while no part of this process has
   them open and the kernel knows of no descriptor or mapping anywhere (a lease on the data file).
 - On an embedded engine nothing runs between those checks and step 1.
 - No eviction waits for a mount.
@@ -53,10 +52,10 @@ log = logging.getLogger(__name__)
 _BATCH: Final = 64
 """Files in one transaction: about 2 ms of the event loop."""
 _BATCH_BYTES: Final = 256 << 20
-"""Little enough that freed space is seen soon: 0.1 s where unlinking is slow."""
+"""Little enough that freed space is seen soon: 0.1 s if unlinking is slow."""
 _PASSES: Final = 16
 _ANNOUNCEMENTS: Final = 1024
-"""Batches of names that mounts have not forgotten yet. A name beyond is found out by its use: its
+"""Batches of names that mounts have not forgotten yet. A name beyond is noticed by its use: its
 inode number is stale, and the kernel looks it up again."""
 
 Evicted = Sequence[lifecycle.Evicted]
@@ -66,14 +65,14 @@ class EvictionHolds(Protocol):
     """The files that this process has open."""
 
     def in_use(self, ino: int) -> bool:
-        """Returns whether a handle is open. A data file that was kept open though none is has been
-        closed then."""
+        """Returns whether a handle is open. A data file that was only kept open has been closed
+        then."""
 
 
 class Evictor:
     """Evicts ahead of the writers; one for each node.
 
-    `on_removed` is told which names went, so that mounts forget them; its failure or delay delays
+    `on_removed` is told the removed names, so that mounts forget them; its failure or delay delays
     no eviction.
     """
 
@@ -87,7 +86,7 @@ class Evictor:
         on_removed: Callable[[Evicted], Awaitable[None]],
         on_evicted: Callable[[Evicted], None],
     ) -> None:
-        """`on_evicted` is told at once, where `on_removed` is told soon."""
+        """`on_evicted` is told at once, `on_removed` soon."""
         self._engine = engine
         self._files = files
         self._index = index
@@ -96,9 +95,9 @@ class Evictor:
         self._on_evicted = on_evicted
         self._stuck: set[int] = set()
         self.spare: Spare | None = None
-        """In a cluster: what others have too goes without its names."""
+        """Surplus replicas in a cluster: data that others have too go without their names."""
         self.releaser: Releaser | None = None
-        """Where the node has a cold tier: what goes there keeps its names."""
+        """The releaser of a node with a cold tier: files that go there keep their names."""
         self._to_announce, self._announced = trio.open_memory_channel[Evicted](_ANNOUNCEMENTS)
         self._admission = Admission(engine, accounting)
         self.must_wait = self._admission.must_wait
@@ -119,13 +118,13 @@ class Evictor:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counts of what was evicted since the start and why; of files not evicted because in use;
-        of creates refused."""
+        """Counts of evictions since the start by reason; of files not evicted because in use; of
+        creates refused."""
         released = self.releaser.counters if self.releaser else {}
         return {**self._counters, "refused_no_space": self._admission.refused, **released}
 
     async def run(self) -> None:
-        """Samples and evict, until cancelled. A cancelled eviction is finished by recovery."""
+        """Samples and evicts, until cancelled. Recovery finishes a cancelled eviction."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._announce)
             nursery.start_soon(self._keep_room)
@@ -142,7 +141,7 @@ class Evictor:
             await self._admission.pause()
 
     async def _relieve(self, census: Census) -> int:
-        """Returns one batch for each limit that is exceeded; the bytes freed."""
+        """Evicts one batch for each limit that is exceeded; returns the bytes freed."""
         freed = 0
         self._stuck.clear()
         caches = [number for number, each in census.namespaces.items() if each.gives_way]
@@ -170,7 +169,8 @@ class Evictor:
         return freed + await self._relieve_one(STORE, caches, need, "store_full", census.store)
 
     async def _drop_copies(self, spare: Spare, namespace_ids: list[int], need: int) -> int:
-        """Drops one batch of data files that other nodes have too, the coldest; the bytes freed."""
+        """Drops one batch of data files that other nodes have too, the coldest; returns the bytes
+        freed."""
         chosen = await self._choose(namespace_ids, need, spare)
         if not chosen:
             return 0
@@ -196,8 +196,8 @@ class Evictor:
     async def _evict(
         self, namespace_ids: list[int], need: int, reason: str, *, patient: bool
     ) -> int:
-        """Evicts one batch from these namespaces; the bytes freed. `patient`: the cold tier may
-        take its time."""
+        """Evicts one batch from these namespaces; returns the bytes freed. `patient`: the cold tier
+        may take its time."""
         chosen = await self._choose(namespace_ids, min(need, _BATCH_BYTES))
         released = 0
         if chosen and self.releaser is not None:
@@ -218,8 +218,8 @@ class Evictor:
 
     async def evict(self, ino: int) -> bool:
         """Evicts a file of a cache namespace that only this node has and nobody here uses, since
-        the node is drained; whether it did. What the cold tier takes keeps its name. Raises
-        KvfsError, OSError."""
+        the node is drained; returns whether it did. A file that the cold tier takes keeps its name.
+        Raises KvfsError, OSError."""
         (inode,) = await self._engine.read(lambda t: read_inodes(t, [ino]))
         if inode is None or self._in_use(ino, inode):
             return False
@@ -248,7 +248,7 @@ class Evictor:
     async def _choose(
         self, namespace_ids: list[int], need: int, spare: Spare | None = None
     ) -> list[tuple[int, int]]:
-        """Returns (inode, version) of the coldest files that may go, with `spare` those alone that
+        """Returns (inode, version) of the coldest files that may go, with `spare` only those that
         are; a bounded number of those in use is passed over."""
         for number in range(1, _PASSES + 1):
             limit = _BATCH * number if spare else _BATCH
@@ -265,7 +265,7 @@ class Evictor:
 
     async def _spare(self, spare: Spare, inos: list[int]) -> list[int]:
         """Returns the files that other nodes have too, in their order. Files of a durable namespace
-        that no other node has leave the cold end: nothing can be had of them."""
+        that no other node has leave the cold end: they free nothing."""
 
         def fn(t: Transaction) -> tuple[set[int], set[int]]:
             found = zip(inos, read_inodes(t, inos), strict=True)
@@ -318,9 +318,9 @@ class Evictor:
             os.close(fd)
 
     async def _drop(self, evicted: Evicted) -> None:
-        """Steps 2 to 4. A file opened since step 1 keeps its record until its release, as any
-        unlinked file; one that cannot be unlinked keeps its own as what a kill leaves, and its
-        error is raised when the others have gone."""
+        """Does steps 2 to 4. A file opened since step 1 keeps its record until its release, as any
+        unlinked file; one that cannot be unlinked keeps its own as after a kill, and its error is
+        raised when the others have gone."""
         names = [(each.ino, each.inode.version) for each in evicted]
         failed = await unlink_each(self._files, names)
         # What was opened and closed since step 1 may be kept open without a handle: who opened it
@@ -345,15 +345,15 @@ class Evictor:
             log.warning("mounts may name %d evicted files still", len(evicted))
 
     async def _announce(self) -> None:
-        """Mounts forget the names, in their own time: a create that waits for room holds the lock
-        on its directory, which forgetting a name in there needs."""
+        """Makes mounts forget the names, in their own time: a create that waits for space holds the
+        lock on its directory, which forgetting a name in there needs."""
         announcing = Persistence(log.warning, "mounts may name evicted files still")
         async for evicted in self._announced:
             await announcing.attempt(partial(self._on_removed, evicted), pause_s=0)
 
 
 def _evict_last(t: Transaction, name: tuple[int, int], now: int) -> lifecycle.Evicted | None:
-    """Steps 1 of a cache's file that no other node has; else nothing."""
+    """Does step 1 for a cache's file that no other node has; else nothing."""
     ino, version = name
     (inode,) = read_inodes(t, [ino])
     if inode is None or inode.version != version or namespaces.is_durable(t, ino):

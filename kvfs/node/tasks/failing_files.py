@@ -1,21 +1,21 @@
-"""Files at which a task fails for a while: on a full disk, or one that fails, that may be each file
-that it tries, again and again. The log has a line when that begins, one for each other error, and
-one when it has ended; the rest is counted."""
+"""Files at which a task fails for a while: on a full or failing disk, that may be each file that it
+tries, again and again. The log gets a line when that begins, one for each other error, and one when
+it has ended; the rest is counted."""
 
 import logging
 from collections.abc import Container
 from typing import Final
 
 _REMEMBERED: Final = 65_536
-"""Files, so that memory does not grow: beyond it the end may be said early."""
+"""Most remembered files, so that memory does not grow: beyond it the end may be reported early."""
 
 
 class FailingFiles:
-    """The failing files of one task. `what` is what the task does to a file, as a participle."""
+    """The failing files of one task. `what` names the task's work on a file, as a participle."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
         self.failures = 0
-        """Since the start."""
+        """Failures since the start."""
         self._log = log
         self._what = what
         self._before = 0
@@ -23,7 +23,7 @@ class FailingFiles:
         self._codes: set[int | None] = set()
 
     def failed(self, ino: int, error: OSError) -> None:
-        """It will be tried again."""
+        """Notes a failure; the file will be tried again."""
         self.failures += 1
         if len(self._inos) < _REMEMBERED:
             self._inos.add(ino)
@@ -35,7 +35,7 @@ class FailingFiles:
             )
 
     def look(self, waiting: Container[int]) -> None:
-        """`waiting`: files that are still to be tried."""
+        """Notes the files that are still to be tried, `waiting`."""
         if not self._codes:
             return
         self._inos = {ino for ino in self._inos if ino in waiting}

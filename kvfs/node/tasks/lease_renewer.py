@@ -1,6 +1,6 @@
 """The keeper of a node's lease: renews it, and keeps the picture of the other nodes fresh.
 
-Nothing else waits in its loop: what takes long elsewhere must not cost the node its lease.
+Nothing else waits in its loop: long waits elsewhere must not cost the node its lease.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ class Renewal:
         self._turn = trio.Lock()
         self._begun = 0
         self._done = 0
-        """The last look that was done, by its number."""
+        """The number of the last look that was done."""
         self._woken = trio.Event()
 
     async def run(self) -> None:
-        """Until cancelled. Raises Fenced: this process must end."""
+        """Renews until cancelled. Raises Fenced: this process must end."""
         while True:
             held = self._member.holds_lease
             try:
@@ -53,8 +53,8 @@ class Renewal:
                 await self._woken.wait()
 
     async def look(self) -> None:
-        """When this returns, the roster is as all is known at a moment after the call: one round
-        trip, which all share who wait. Raises what `Membership.renew` raises."""
+        """Returns when the roster shows everything known at a moment after the call: one round
+        trip, which all waiting callers share. Raises what `Membership.renew` raises."""
         wanted = self._begun + 1
         async with self._turn:
             if self._done < wanted:
@@ -67,5 +67,5 @@ class Renewal:
                 self._done = number
 
     def wake(self) -> None:
-        """A node's record was changed: it is looked at soon."""
+        """Notes that a node's record was changed: it is read soon."""
         self._woken.set()

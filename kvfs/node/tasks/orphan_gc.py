@@ -1,12 +1,13 @@
-"""Drops inodes that lost their last name, or never got one, and that nobody will ever drop: of
-clients in other processes that were killed, and of those that the node could not be told of.
+"""Drops inodes that lost their last name, or never got one, and that no process will ever drop:
+those of clients in other processes that were killed, and those of which the node could not be told.
 
 Invariants
 - An orphan stays while the mount holds it, while any process has its data file open or mapped, and
   for a minute after it became one: a client makes a file's record before its data file.
-- In a cluster each node drops its own data files; an orphan that nobody has data of is anybody's.
-- Where the filesystem grants no leases, nobody knows who has a data file open: then all is left to
-  the next start.
+- In a cluster each node drops its own data files; any node may drop an orphan of which no node has
+  data.
+- If the filesystem grants no leases, nobody knows who has a data file open: then everything is left
+  to the next start.
 """
 
 import logging
@@ -38,7 +39,7 @@ class OrphanHolds(Protocol):
     """The inodes that the mount holds."""
 
     def keep(self, ino: int) -> bool:
-        """Returns whether somebody may still use the inode though its last link has gone."""
+        """Returns whether the inode may still be used though its last link has gone."""
 
 
 class Leftovers:
@@ -57,7 +58,7 @@ class Leftovers:
         self._drop_later = drop_later
 
     async def run(self) -> None:
-        """Looks every half minute, until cancelled."""
+        """Searches every half minute, until cancelled."""
         sweeping = Persistence(log.warning, "what killed clients left is looked for again later")
         while True:
             await trio.sleep(_PERIOD_S)
@@ -75,7 +76,7 @@ class Leftovers:
         await self._abandon(before_ns)
 
     async def _abandon(self, before_ns: int) -> None:
-        """Makes orphans of reserved numbers that have a data file which nobody uses any more."""
+        """Makes orphans of reserved numbers that have an unused data file."""
         after = 0
         while inos := await self._engine.read(
             lambda t, after=after: reserved_inodes.reserved(t, after, _BATCH)  # type: ignore[misc]
@@ -122,7 +123,7 @@ class Leftovers:
 
 
 def _concerns(t: Transaction, ino: int) -> bool:
-    """Returns whether it is for this node to drop it."""
+    """Returns whether this node is to drop it."""
     if not t.node or t.get(keys.placement(ino, t.node)) is not None:
         return True
     return not placements.is_held(t, ino)

@@ -1,14 +1,15 @@
 """Moves copies between nodes: from full ones to emptier ones, and to more nodes while they are hot.
 
-| keeper | when | what |
+| keeper | when | work |
 |---|---|---|
 | rebalancer | each minute, while a node is far from the others | its coldest files go elsewhere |
-| hot files | each two seconds | files that are asked for much get more copies |
-| cooling | each half minute | of these, copies that nobody asks for go |
+| hot files | each two seconds | files in great demand get more copies |
+| cooling | each half minute | of these, unused copies go |
 
 Invariants
-- A copy goes here only after the other node has recorded its own, and where enough are left.
-- Moving keeps to a rate; a round moves no more than a minute of it, then all is looked at anew.
+- A copy goes here only after the other node has recorded its own, and if enough are left.
+- Moving keeps to a rate; a round moves no more than a minute of it, then everything is examined
+  anew.
 """
 
 import logging
@@ -36,7 +37,7 @@ _ROUND_S: Final = 60.0
 _HOT_S: Final = 2.0
 _COOL_S: Final = 30.0
 _UNUSED_NS: Final = 60_000_000_000
-"""A hot copy that was used here since stays."""
+"""A hot copy that was used here within this time stays."""
 _CANDIDATES: Final = 4096
 _MOST_WARM: Final = 65_536
 
@@ -56,7 +57,7 @@ class Evening:
         self.counters = {"moved_files": 0, "moved_bytes": 0, "hot_copies": 0, "cooled_copies": 0}
 
     def demanded(self, ino: int) -> None:
-        """Another node asked this one for the file."""
+        """Notes that another node asked this one for the file."""
         self._heat.demanded(ino, trio.current_time())
 
     def _taken(self, ino: int) -> None:
@@ -64,7 +65,7 @@ class Evening:
             self._warm[ino] = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Moves copies until cancelled."""
         self._pace = Pace(self._rate, trio.current_time())
         moving = Persistence(log.warning, "nodes are evened out later")
         heating = Persistence(log.warning, "hot files get more copies later")
@@ -77,7 +78,7 @@ class Evening:
     # ---- from full to empty
 
     async def even_out(self) -> None:
-        """One round. Raises KvfsError."""
+        """Does one round. Raises KvfsError."""
         budget = self._rate * _ROUND_S if self._rate else float("inf")
         files = await self._candidates()
         for move in self._moves(files):
@@ -94,7 +95,7 @@ class Evening:
         return rebalance_plan.shed(self._copies.snapshot(), self._me, own)
 
     async def _candidates(self) -> dict[int, HeldFile]:
-        """Files that are here, those used longest ago first."""
+        """Returns the files here, those used longest ago first."""
 
         def fn(t: Transaction) -> dict[int, HeldFile]:
             orders = [self._index.coldest(each.id, _CANDIDATES) for each in namespaces.list_all(t)]
@@ -114,7 +115,7 @@ class Evening:
     # ---- hot
 
     async def spread(self) -> None:
-        """More copies of what is asked for much. Raises KvfsError."""
+        """Makes more copies of files in great demand. Raises KvfsError."""
         for ino, extra in self._heat.hot(trio.current_time()):
             file = await self._copies.look(ino)
             if file is None:
@@ -126,7 +127,7 @@ class Evening:
                 self.counters["hot_copies"] += len(made)
 
     async def cool(self) -> None:
-        """Copies that were made of hot files and that nobody uses go. Raises KvfsError."""
+        """Drops copies that were made of hot files and that nobody uses. Raises KvfsError."""
         now = trio.current_time()
         for ino in list(self._warm):
             if not hot_files.is_cold(self._heat.of(ino, now)) or self._was_used(ino):

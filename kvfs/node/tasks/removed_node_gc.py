@@ -1,6 +1,6 @@
-"""The keeper that clears up behind nodes that were removed, on one node at a time.
+"""The keeper that cleans up after removed nodes, on one node at a time.
 
-A batch is one transaction that checks the claim: whoever hung, and finds that another went on,
+A batch is one transaction that checks the claim: a node that hung, and finds that another went on,
 stops there.
 """
 
@@ -27,11 +27,11 @@ _BATCH: Final = 64
 log = logging.getLogger(__name__)
 
 Forget = Callable[[Sequence[Evicted]], Awaitable[None]]
-"""Has the mounts of this node forget the names of evicted files."""
+"""Makes the mounts of this node forget the names of evicted files."""
 
 
 class Removal:
-    """The removal, as one node does it."""
+    """The removal, as done by one node."""
 
     def __init__(self, engine: Engine, claims: "Claims", forget: Forget) -> None:
         self._engine = engine
@@ -41,15 +41,15 @@ class Removal:
         """Durable files whose only copy was on a removed node, since this one started."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Removes until cancelled."""
         clearing = Persistence(log.warning, "what a removed node left is not cleared up yet")
         while True:
             await clearing.attempt(self.clear)
             await trio.sleep(PERIOD_S)
 
     async def clear(self) -> None:
-        """All that removed nodes left, unless another node does it. Raises Conflict (another took
-        it over), and what `Engine.transact` raises."""
+        """Removes all traces of removed nodes, unless another node does it. Raises Conflict
+        (another took it over), and what `Engine.transact` raises."""
         for record in await self._engine.read(list_nodes):
             if record.state == "removed" and any(await self._left(record)):
                 name = f"removal-{record.number}"

@@ -1,22 +1,22 @@
 """Keeps as many copies of each file as its namespace wants, on nodes that are there.
 
-| what happens | what is looked at |
+| event | files examined |
 |---|---|
 | a file is closed | this file, once it was quiet for a moment |
 | another node gives up its copy | this file |
 | a node's lease ends | all that it held |
 | a node is drained, removed or given data again | all that this node holds |
-| this node has its lease again | likewise |
+| this node has its lease again | the same |
 | a node comes, or a minute passes | all that lacked copies |
 | ten minutes pass | all that this node holds |
 
 Each time the first of a file's live holders acts, the others do not (`policy.replica_repair`); the
-node that found that a file lacks copies sees to it until it has them, since a new first holder does
-not know of it. A node that is drained gives all away by itself (`drainer`).
+node that found that a file lacks copies works on it until it has them, since a new first holder
+does not know of it. A node that is drained gives everything away by itself (`drainer`).
 
 Invariants
-- Repair keeps to a rate; copies of what was just closed do not wait for it.
-- Work that could not be done is tried again with the next look.
+- Repair keeps to a rate; copies of files just closed do not wait for it.
+- Work that failed is tried again with the next look.
 """
 
 import logging
@@ -40,9 +40,10 @@ from kvfs.tree.copies.replica_counts import HeldFile
 log = logging.getLogger(__name__)
 _TICK_S: Final = 0.5
 _QUIET_S: Final = 1.5
-"""Since a close: by then a file that stays as it is was sealed."""
+"""Time since a close: by then a file that stays as it is was sealed."""
 _PATIENCE_S: Final = 15.0
-"""For a seal; what is written all the time gets copies of what was closed last."""
+"""Patience for a seal; a file that is written all the time gets copies of its last closed
+content."""
 _AGAIN_S: Final = 60.0
 _ROUTINE_S: Final = 600.0
 _FIRST_S: Final = 15.0
@@ -63,7 +64,7 @@ class _Due:
 
 
 class Keeper:
-    """The keeper of one node. `bytes_per_s`: the rate of repair; `drained` says that nothing is
+    """The keeper of one node. `bytes_per_s`: the rate of repair; `drained` reports that nothing is
     left here."""
 
     def __init__(
@@ -83,11 +84,11 @@ class Keeper:
         self._working: set[int] = set()
         self._lacking: set[int] = set()
         self._seen: dict[int, tuple[bool, str]] | None = None
-        """Whether each node was there, and its state, when we looked last."""
+        """Whether each node was there, and its state, at our last look."""
         self._owed: set[int] = set()
-        """Nodes that went, and what they held was not looked at yet."""
+        """Nodes that went, and whose files were not examined yet."""
         self._owes_own = False
-        """Likewise, what this node holds."""
+        """Whether this node's own files were not examined yet."""
         self._again_at = 0.0
         self._failing = Persistence(log.warning, "a copy could not be made, it is tried again")
         self._slots = trio.Semaphore(_WORKERS)
@@ -96,7 +97,7 @@ class Keeper:
         self.counters = self._draining.counters
 
     def published(self, ino: int) -> None:
-        """A file was closed here."""
+        """Notes that a file was closed here."""
         namespace = self._engine.namespace(namespace_of(ino))
         if namespace is not None and namespace.replicas and len(self._waiting) < _MOST_WAITING:
             now = trio.current_time()
@@ -104,7 +105,7 @@ class Keeper:
             self._waiting[ino] = _Due(now + _QUIET_S, since, fresh=True)
 
     def given_up(self, inos: Iterable[int]) -> None:
-        """Other nodes do not have these files any more."""
+        """Notes that other nodes do not have these files any more."""
         now = trio.current_time()
         for ino in inos:
             if len(self._waiting) >= _MOST_WAITING:
@@ -116,7 +117,7 @@ class Keeper:
 
     @property
     def lacking(self) -> int:
-        """Files that lack copies which this node is to have made."""
+        """Files that lack copies which this node must have made."""
         return len(self._lacking)
 
     @property
@@ -125,7 +126,7 @@ class Keeper:
         return self._draining.obstacle
 
     def report(self) -> dict[str, Any]:
-        """Returns the work that this node is to see to, for its status."""
+        """Returns this node's pending work, for its status."""
         return {
             "under_replicated": self.lacking,
             "without_holder": sum(self._without.values()),
@@ -135,7 +136,7 @@ class Keeper:
         }
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keeps copies until cancelled."""
         self._pace = Pace(self._rate, trio.current_time())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
@@ -146,14 +147,14 @@ class Keeper:
     # ---- looking
 
     async def _watch(self) -> None:
-        """Nodes that go."""
+        """Watches for nodes that go."""
         watching = Persistence(log.warning, "files of a node that went are looked at later")
         while True:
             await watching.attempt(self._look_around)
             await trio.sleep(_TICK_S)
 
     async def _look_around(self) -> None:
-        """Looks at the files of nodes that changed. Work that could not be done is owed still."""
+        """Examines the files of nodes that changed. Work that failed is still owed."""
         self._compare({host.number: (host.alive, host.state) for host in self._copies.snapshot()})
         for number in sorted(self._owed - {self._me}):
             await self._look_at_held(number)
@@ -169,8 +170,8 @@ class Keeper:
             self._try_again()
 
     def _sees_to_own(self) -> bool:
-        """Returns whether it sees to this node's own files: on a node that drains, `drainer` sees
-        to all that is here."""
+        """Returns whether it handles this node's own files: on a draining node, `drainer` handles
+        everything here."""
         own = self._copies.snapshot().get(self._me)
         return own is not None and own.alive and own.state != "draining"
 
@@ -190,7 +191,7 @@ class Keeper:
         self._try_again()
 
     def _try_again(self) -> None:
-        """Tries again to make the copies that are lacking; a page of them where they are many."""
+        """Tries again to make the missing copies; a page of them if they are many."""
         now = trio.current_time()
         self._again_at = now + _AGAIN_S
         for ino in islice(self._lacking, _MOST_WAITING - len(self._waiting)):
@@ -204,7 +205,7 @@ class Keeper:
             await trio.sleep(_ROUTINE_S)
 
     async def _look_at_held(self, number: int) -> None:
-        """All files that a node has something of."""
+        """Examines all files of which a node has anything."""
         node, after, without = keys.pack_node(number), 0, 0
         while inos := await self._engine.read(
             lambda t, after=after: placements.held_by(t, node, after, _PAGE)  # type: ignore[misc]
@@ -217,7 +218,7 @@ class Keeper:
             self._without[number] = without
 
     def _judge(self, files: Iterable[HeldFile], held_by: int) -> int:
-        """Takes up what this node is to see to; how many files nobody there has, of which this
+        """Takes up this node's work; returns how many files no present node has, of which this
         holder is the first."""
         snapshot, now, without = self._copies.snapshot(), trio.current_time(), 0
         for file in files:

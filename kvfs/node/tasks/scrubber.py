@@ -1,21 +1,21 @@
-"""Reads what lies on the disk, slowly, and compares it with the checksums it was sealed with.
+"""Reads the files on the disk, slowly, and compares them with the checksums they were sealed with.
 
-| what is damaged | what becomes of it |
+| a damaged file | treatment |
 |---|---|
-| a file of a cache namespace | it is evicted: a miss |
+| of a cache namespace | it is evicted: a miss |
 | of a durable one | the data file goes into quarantine; opens of the file get EIO (Corrupt) |
 
 Invariants
-- A file counts as damaged when it differs twice, its record is sealed with the same checksum
-  before and after, and nobody has it open for writing: then nobody could have changed it who may.
-- The record says what a file is. Where the index has other checksums, either this copy is damaged,
-  or the index is, and is mended.
+- A file counts as damaged when it differs twice, its record is sealed with the same checksum before
+  and after, and nobody has it open for writing: then nobody with the right to change it could have.
+- The record says what a file is. If the index has other checksums, either this copy is damaged, or
+  the index is, and is corrected.
 - Reading keeps to a rate, small files included: each counts as 64 KiB at least.
 - A pass over all files begins once a day; one that a restart cut short goes on where it was.
 
-What is whole describes itself anew where its name or attributes have changed since (`kvfs rebuild`
-goes by it). What another program, or the disk, changed after a file was read here is found in the
-next pass.
+A whole file describes itself anew if its name or attributes have changed since (`kvfs rebuild` uses
+the description). Changes by another program, or the disk, after a file was read here are found in
+the next pass.
 """
 
 import errno
@@ -42,14 +42,14 @@ from kvfs.vfs import seal
 log = logging.getLogger(__name__)
 PASS_S: Final = 86_400.0
 _FIRST_S: Final = 60.0
-"""After the start: until then the node has better things to do."""
+"""Delay after the start: until then the node has better things to do."""
 _BATCH: Final = 64
 _SPAN: Final = 4
 """Chunks read in one step."""
 _LEAST_BYTES: Final = 64 << 10
 
 Damaged = Callable[[int, Inode], Awaitable[None]]
-"""Told of an inode whose data file is not what its record says."""
+"""Told of an inode whose data file differs from its record."""
 
 
 class Scrubber:
@@ -70,7 +70,7 @@ class Scrubber:
         self.counters = {"scrubbed_files": 0, "scrubbed_bytes": 0, "scrub_damaged": 0}
 
     async def run(self) -> None:
-        """A pass each day, and when one is asked for, until cancelled."""
+        """Makes a pass each day, and when one is asked for, until cancelled."""
         scrubbing = Persistence(log.warning, "scrubbing failed, it goes on later")
         wait_s = _FIRST_S if self._rate else float("inf")
         while True:
@@ -83,11 +83,11 @@ class Scrubber:
             wait_s = max(PASS_S - passed_s, _FIRST_S) if self._rate else float("inf")
 
     def ask(self) -> None:
-        """A pass is to begin now, where none is under way; it keeps to the rate."""
+        """Makes a pass begin now, if none is under way; it keeps to the rate."""
         self._asked.set()
 
     async def scrub(self) -> None:
-        """Looks at every sealed file from where the last pass ended. Raises KvfsError, OSError."""
+        """Examines every sealed file from where the last pass ended. Raises KvfsError, OSError."""
         self._running = True
         self._pace = Pace(self._rate, trio.current_time())
         try:
@@ -156,8 +156,8 @@ class Scrubber:
         return True
 
     async def _is_recorded(self, ino: int, fd: int, inode: Inode, entry: IndexEntry) -> bool:
-        """Returns whether it is what its record says, of which the index knows other checksums.
-        They are put right where it is."""
+        """Returns whether it matches its record, although the index has other checksums. Those are
+        corrected if it does."""
         sums = b""
         for first in range(0, -(-inode.size // CHUNK_BYTES), _SPAN):
             await trio.sleep(self._pace.spend(_cost(inode.size, first), trio.current_time()))
@@ -179,7 +179,8 @@ class Scrubber:
         return True
 
     async def _still(self, ino: int, fd: int, before: Inode) -> bool:
-        """Returns whether nobody who may has changed the file since its record was read."""
+        """Returns whether nobody with the right to change the file has done so since its record was
+        read."""
         if file_lease.is_quiet(fd) is False:
             return False
         inode = (await self._engine.read(lambda t: read_inodes(t, [ino])))[0]
@@ -191,7 +192,7 @@ class Scrubber:
 
 
 def _is_sealed(inode: Inode, entry: IndexEntry) -> bool:
-    """Returns whether the file here is to be what its record was sealed with."""
+    """Returns whether the file here should match its record's seal."""
     return bool(inode.flags & Flag.SEALED and inode.nlink) and inode.version == entry.version
 
 

@@ -8,8 +8,8 @@
 | 4 description written, data synced | all on disk | same | sealed again |
 | 5 the record says so | same | sealed, not listed | - |
 
-Where the disk refuses the sync of step 4 the seal is taken back, and the file is not sealed again:
-what can be read now may not be there later (`datastore.file_sync`).
+If the disk refuses the sync of step 4 the seal is withdrawn, and the file is not sealed again: data
+that can be read now may not be there later (`datastore.file_sync`).
 
 Invariants
 - The data file was quiet (nobody had it open or mapped for writing) before it was read and after,
@@ -18,14 +18,14 @@ Invariants
 - A file that cannot be sealed now is tried again later, ever more rarely, for as long as the engine
   lists it.
 
-Reading and syncing compete with those who use the disk: a file of a cache namespace waits until
+Reading and syncing compete with programs that use the disk: a file of a cache namespace waits until
 nothing was published for a moment, though no longer than ten seconds, and the sealer rests nine
-times as long as it worked, or until that moment comes. What was written with O_DIRECT is not left
-in the page cache by the reading, where the kernel can (see `checksum`). A node that stops waits for
-one chunk of it at most.
+times as long as it worked, or until that moment comes. Data written with O_DIRECT are not left in
+the page cache by the reading, if the kernel can do that (see `checksum`). A node that stops waits
+for one chunk of it at most.
 
-Who waits for the ETag of files (`tree.sealed_etags`) asks for their seal: they go before all
-others, settled or not, and before the rest.
+A caller that waits for the ETag of files (`tree.sealed_etags`) asks for their seal: they go before
+all others, settled or not, and before the rest.
 """
 
 import itertools
@@ -55,7 +55,8 @@ log = logging.getLogger(__name__)
 _PERIOD_S: Final = 0.25
 _SCAN_PERIOD_S: Final = 5.0
 _SETTLED_S: Final = 1.0
-"""Since the last publish of the file: what is written again at once is not worth a checksum."""
+"""Time since the last publish of the file: one that is rewritten at once is not worth a
+checksum."""
 _CALM_S: Final = 0.5
 _PATIENCE_S: Final = 10.0
 _BATCH: Final = 32
@@ -64,8 +65,8 @@ _BATCH_BYTES: Final = 256 << 20
 _WAITING_LIMIT: Final = 16_384
 _MAX_DELAY_S: Final = 60.0
 _MAPPED_DELAY_S: Final = 4.0
-"""Seconds for a file that somebody has mapped: when its last mapping goes, nobody tells, and what
-was stored is not published yet."""
+"""Delay for a file that is mapped: nobody tells when its last mapping goes, and stores through it
+are not published yet."""
 _RESTS: Final = 9
 
 
@@ -81,20 +82,21 @@ class _Wait:
 
 
 class _Asked:
-    """Files whose seal somebody waits for."""
+    """Files for whose seal callers wait."""
 
     __slots__ = ("again", "done", "left")
 
     def __init__(self, inos: Iterable[int]) -> None:
         self.left = dict.fromkeys(inos)
         self.again: list[int] = []
-        """Were in use, but published just now: their last user may be about to close them."""
+        """Files that were in use, but published just now: their last user may be about to close
+        them."""
         self.done = trio.Event()
-        """All were tried."""
+        """Set when all were tried."""
 
 
 class Sealer:
-    """Seals what was published; one for each node. `writing` says whether this process has a file
+    """Seals published files; one for each node. `writing` tells whether this process has a file
     open for writing."""
 
     def __init__(
@@ -113,15 +115,15 @@ class Sealer:
         self._asked: list[_Asked] = []
         self._called = trio.Event()
         self.open_in: Set[int] = frozenset()
-        """Namespaces of the files that it has open now: for so long nobody can evict those."""
+        """Namespaces of the files that it has open now: meanwhile nobody can evict those."""
         self.counters = {"sealed_files": 0, "sealed_bytes": 0, "not_quiet": 0, "seals_failed": 0}
-        """Since the start; `not_quiet` counts attempts that met a writer, `seals_failed` those that
-        the disk refused."""
+        """Counters since the start; `not_quiet` counts attempts that met a writer, `seals_failed`
+        those that the disk refused."""
         self._failing = FailingFiles(log, "sealed")
 
     def published(self, ino: int, version: int, blocks: int) -> None:
-        """A file was published: it takes its place in the access order, and is sealed when it has
-        settled."""
+        """Notes that a file was published: it takes its place in the access order, and is sealed
+        when it has settled."""
         self._index.add(ino, version, blocks)
         now = trio.current_time()
         self._last_publish = now
@@ -137,7 +139,7 @@ class Sealer:
         await asked.done.wait()
 
     async def run(self) -> None:
-        """Seals what is due, until cancelled. Cancelled: a file is sealed or it is not."""
+        """Seals the due files, until cancelled. Cancelled: a file is sealed or it is not."""
         sealing_due = Persistence(log.warning, "sealing failed, it will be tried again")
         while True:
             await self._pause(_PERIOD_S)
@@ -147,14 +149,14 @@ class Sealer:
             await self._rest(busy_s * _RESTS)
 
     async def _rest(self, longest_s: float) -> None:
-        """Leaves the disk to those who publish, until they have paused."""
+        """Leaves the disk to publishers, until they have paused."""
         end = trio.current_time() + longest_s
         while (now := trio.current_time()) < min(end, self._last_publish + _CALM_S):
             if await self._pause(min(end, self._last_publish + _CALM_S) - now):
                 return
 
     async def _pause(self, seconds: float) -> bool:
-        """Until somebody waits for a seal, and no longer than that; whether somebody does."""
+        """Waits until a caller waits for a seal, at most so long; returns whether one does."""
         with trio.move_on_after(seconds):
             await self._called.wait()
         return self._called.is_set()
@@ -166,7 +168,7 @@ class Sealer:
         await self._seal(await self._due(now))
 
     async def _seal_asked(self) -> None:
-        """Seals what somebody waits for."""
+        """Seals the files that callers wait for."""
         self._called = trio.Event()
         closing: list[_Asked] = []
         while self._asked:
@@ -188,7 +190,7 @@ class Sealer:
             asked.done.set()
 
     async def _try(self, asked: _Asked) -> None:
-        """As many as fit into one batch."""
+        """Tries as many as fit into one batch."""
         part = list(itertools.islice(asked.left, _BATCH))
         tried, sealed = await self._seal(part)
         for ino in tried:
@@ -198,7 +200,7 @@ class Sealer:
                 asked.again.append(ino)
 
     async def settle(self) -> None:
-        """Seals at once everything that can be; for a stop in order and for tests."""
+        """Seals at once everything that can be sealed; for a stop in order and for tests."""
         after = 0
         while inos := await self._engine.read(
             lambda t, after=after: lifecycle.unsealed(t, after, _BATCH)  # type: ignore[misc]
@@ -207,8 +209,8 @@ class Sealer:
             after = inos[-1]
 
     async def sync_durable(self) -> None:
-        """Puts on disk what durable namespaces hold, unsealed as it may be; for a stop in order: a
-        later start may find the disk mounted anew, and what was not synced is doubtful then."""
+        """Puts data of durable namespaces on disk, even unsealed ones; for a stop in order: a later
+        start may find the disk mounted anew, and unsynced data are doubtful then."""
         after = 0
         while inos := await self._engine.read(
             lambda t, after=after: lifecycle.unsealed(t, after, _BATCH)  # type: ignore[misc]
@@ -222,8 +224,8 @@ class Sealer:
                 await self._engine.transact(partial(_settle, synced))
 
     async def _scan(self, now: float) -> None:
-        """Takes up what the engine lists and nobody told of: from before the start, by other
-        processes, or beyond the bound of what is remembered."""
+        """Takes up files that the engine lists and nobody told of: from before the start, by other
+        processes, or beyond the bound of the memory."""
         if now < self._next_scan or len(self._waiting) >= _WAITING_LIMIT // 2:
             return
         after = self._scanned
@@ -250,8 +252,8 @@ class Sealer:
         return await self._without_removed(due[:_LOOKED_AT])
 
     async def _without_removed(self, due: list[int]) -> list[int]:
-        """Returns a batch of those that have a name: what was replaced again and again must not
-        hold up the others. What gets a name later, the engine lists."""
+        """Returns a batch of those that have a name: files that are replaced again and again must
+        not hold up the others. The engine lists those that get a name later."""
         inodes = await self._engine.read(lambda t: read_inodes(t, due))
         named = [
             ino for ino, inode in zip(due, inodes, strict=True) if inode is not None and inode.nlink
@@ -261,7 +263,7 @@ class Sealer:
         return named[:_BATCH]
 
     async def _seal(self, inos: list[int]) -> tuple[list[int], set[int]]:
-        """Seals as many of these as fit into one batch; which were tried, and which are sealed."""
+        """Seals as many of these as fit into one batch; returns those tried, and those sealed."""
         if not inos:
             return [], set()
         inodes = await self._engine.read(lambda t: read_inodes(t, inos))
@@ -292,7 +294,8 @@ class Sealer:
     def _read(
         self, wanted: list[tuple[int, int]], with_md5: Set[int], read: list[seal.SealRead]
     ) -> int:
-        """Steps 1, in a thread: as many files as fit into one batch, and how many those are."""
+        """Does step 1, in a thread: reads as many files as fit into one batch, and returns their
+        number."""
         budget = _BATCH_BYTES
         for count, (ino, version) in enumerate(wanted):
             if budget <= 0:
@@ -328,7 +331,7 @@ class Sealer:
         return seal.SealRead(ino, version, fd, before, found, before.st_blocks)
 
     async def _record(self, read: list[seal.SealRead]) -> None:
-        """Steps 2 to 5; files that were touched meanwhile fall out of `read`."""
+        """Does steps 2 to 5; files that were touched meanwhile are removed from `read`."""
         # What was removed while it was read has left the index, and is not to come back.
         there = await self._engine.read(lambda t: [seal.is_there(t, each) for each in read])
         self._keep(read, [each for each, so in zip(read, there, strict=True) if so])
@@ -355,7 +358,7 @@ class Sealer:
         self.counters["sealed_bytes"] += sum(each.stat.st_size for each in read)
 
     async def _publish_changed(self, unsealed: list[seal.SealRead]) -> None:
-        """Publishes what was changed through a mapping: in a cluster it is new content, which is
+        """Publishes files changed through a mapping: in a cluster that is new content, which is
         sealed later."""
         changed = await self._engine.read(
             lambda t: [each for each in unsealed if t.node and seal.is_changed(t, each)]
@@ -413,7 +416,7 @@ def _settle(synced: list[tuple[int, int]], t: Transaction) -> None:
 
 
 def _durable_unsynced(t: Transaction, inos: list[int]) -> list[tuple[int, int]]:
-    """Inode number and version of those whose data are not known to be on disk."""
+    """Returns inode number and version of those whose data are not known to be on disk."""
     caches = _cache_namespaces(t, inos)
     return [
         (ino, inode.version)

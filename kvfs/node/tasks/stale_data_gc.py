@@ -1,7 +1,7 @@
-"""Data files of a node of a cluster that nobody speaks of any more: their content was replaced, or
+"""Data files of a node of a cluster that no record needs any more: their content was replaced, or
 their file removed, while the node was away; or a kill came between a data file and its record.
 
-| data file | record | done |
+| data file | record | action |
 |---|---|---|
 | of the record's version, held by this node | there, in the index | it is as it should be |
 | the same | there, sealed, not in the index | it is read, and comes into the index |
@@ -12,19 +12,19 @@ their file removed, while the node was away; or a kill came between a data file 
 | of another version | else | put away |
 | any | none, and its number is not reserved | put away |
 
-A node that comes back after a power cut, or behind a damaged journal, has from its engine the
-records that its own journal lost, and not the entries of its index, by which it counts and evicts.
+A node that comes back after a power cut, or with a damaged journal, has from its engine the records
+that its own journal lost, and not the entries of its index, by which it counts and evicts.
 
-What is compared is the record's content, and recorded as held; or it differs, and is put away; or
-nobody can tell now (no descriptor, no memory, an error of the disk): then it stays, and the next
-sweep looks again. To put away is to unlink what is of a cache, and to move into quarantine what may
-be durable (`vfs.quarantine`).
+A compared file that has the record's content is recorded as held; one that differs is put away; if
+it cannot be told now (no descriptor, no memory, an error of the disk), it stays, and the next sweep
+looks again. To put away is to unlink a file of a cache, and to move one that may be durable into
+quarantine (`vfs.quarantine`).
 
 Invariants
 - A data file younger than the sweep's limit stays: its maker may be about to record it.
 - While metadata are copied into the engine nothing is judged: the records may be about to come.
-- What is open in this process stays, whatever its record says: it goes when it is closed.
-- What goes because a commit says so goes after that commit is as durable as the engine makes it.
+- A file open in this process stays, whatever its record says: it goes when it is closed.
+- A file that goes because of a commit goes after that commit is as durable as the engine makes it.
 """
 
 import errno
@@ -70,10 +70,10 @@ class StaleDataHolds(Protocol):
 
 
 class _Found(NamedTuple):
-    """The findings, by what is to become of the data files."""
+    """The findings, by the treatment of the data files."""
 
     held: list[Name]
-    """Sealed, and as their records say."""
+    """Data files that are sealed, and match their records."""
     gone: list[Name]
     alone: list[Name]
     """Data files to be compared."""
@@ -86,7 +86,7 @@ class _Away(NamedTuple):
     name: Name
     reason: Reason
     recorded: int
-    """Another version, that its record has; -1: there is none."""
+    """The other version that its record has; -1: there is none."""
 
 
 class Strays:
@@ -103,8 +103,8 @@ class Strays:
         self.counters = {"strays_removed": 0, "strays_kept": 0, "strays_quarantined": 0}
 
     async def run(self) -> None:
-        """Looks at all data files once, and every hour, until cancelled. The first time what was
-        made since the start is left alone."""
+        """Examines all data files once, and every hour, until cancelled. The first time, files made
+        since the start are left alone."""
         sweeping = Persistence(log.warning, "data files that nobody needs stay for now")
         before_ns = time.time_ns()
         while True:
@@ -113,7 +113,7 @@ class Strays:
             before_ns = time.time_ns() - int(_AGE_S * 1e9)
 
     async def sweep(self, before_ns: int) -> None:
-        """Looks at the data files that were made, or got their name, before this time. Raises
+        """Examines the data files that were made, or got their name, before this time. Raises
         Conflict while metadata are copied into the engine."""
         everything = self._files.scan()
         while batch := list(islice(everything, _BATCH)):
@@ -184,8 +184,8 @@ class Strays:
         return entry is not None and entry.version == version
 
     async def _enter(self, name: Name) -> None:
-        """Has a sealed data file in the index. What differs from its record is in it without
-        checksums: it is the scrubber's to judge."""
+        """Enters a sealed data file in the index. One that differs from its record is entered
+        without checksums: the scrubber judges it."""
         ino, version = name
         inode = await self._engine.read(lambda t: read_inodes(t, [ino])[0])
         if inode is None or inode.version != version:
@@ -201,8 +201,8 @@ class Strays:
             self._index.add_missing(ino, version, inode.blocks)
 
     async def _adopt(self, name: Name) -> bool:
-        """Records the data file as held, where it is what its record says; False where it differs.
-        Raises OSError, MemoryError: nobody can tell."""
+        """Records the data file as held, if it matches its record; False if it differs. Raises
+        OSError, MemoryError: it cannot be told."""
         ino, version = name
         inode = await self._engine.read(lambda t: read_inodes(t, [ino])[0])
         if inode is None or inode.version != version:
@@ -225,7 +225,7 @@ class Strays:
         return True
 
     def _read(self, name: Name, size: int) -> tuple[FileChecksum, int] | None:
-        """Checksums and blocks; None where it is not as long as its record says."""
+        """Returns checksums and blocks; None if it is not as long as its record says."""
         fd = self._files.open_unseen(*name)
         try:
             file_sync.sync(fd)

@@ -1,4 +1,4 @@
-"""Data files of this node of which other nodes have enough copies: they are the first to go where
+"""Data files of this node of which other nodes have enough copies: they are the first to go when
 space is short, and no name goes with them.
 
 Invariants
@@ -20,13 +20,13 @@ Name = tuple[int, int]
 
 
 class Spare:
-    """The surplus replicas of one node; `lives` says whether a node is there."""
+    """The surplus replicas of one node; `lives` tells whether a node is there."""
 
     def __init__(self, lives: Callable[[int], bool]) -> None:
         self._lives = lives
 
     def among(self, t: Transaction, inodes: dict[int, Inode]) -> set[int]:
-        """Returns the files of these of which enough others have all that the record speaks of."""
+        """Returns those of these files of which enough others have the recorded content."""
         wanted = {number: _wanted(t, number) for number in {namespace_of(ino) for ino in inodes}}
         return {
             ino
@@ -35,7 +35,8 @@ class Spare:
         }
 
     def let_go(self, t: Transaction, names: Sequence[Name]) -> list[tuple[Name, Inode]]:
-        """Gives up this node's placement of those that are spare; the data files that may go."""
+        """Gives up this node's placement of those that are surplus; returns the data files that may
+        go."""
         found = zip(names, read_inodes(t, [name[0] for name in names]), strict=True)
         here = {
             name[0]: inode

@@ -1,11 +1,11 @@
-"""Lets a close wait for the copies that its namespace promises (`acknowledge = sync`).
+"""Makes a close wait for the copies that its namespace promises (`acknowledge = sync`).
 
 Invariants
 - It returns only when as many nodes as the namespace wants, this one included, have recorded that
   they have the present content, on their disks.
 - A caller waits no longer than 10 seconds and a second for each 32 MiB; then it gets Unavailable:
-  the file is published and the keeper goes on, but nobody was promised its copies. Until then it is
-  tried again: a node that starts just now, or that frees room, is there in time.
+  the file is published and the keeper goes on, but its copies were not promised. Until then it is
+  tried again: a node that starts just now, or that frees space, is there in time.
 - In a namespace that promises none it costs a look at its record.
 """
 
@@ -34,8 +34,8 @@ class Acknowledging:
         self.counters = {"acknowledged_with_copies": 0, "copies_late": 0}
 
     async def acknowledge(self, inos: Sequence[int]) -> None:
-        """These files were published here: returns when they have their copies. Raises Unavailable
-        where they do not get them in time, or the engine cannot be read."""
+        """Returns when these files, which were published here, have their copies. Raises
+        Unavailable if they do not get them in time, or the engine cannot be read."""
         wanted = [ino for ino in inos if self._promises(ino)]
         if not wanted:
             return
@@ -75,8 +75,8 @@ class Acknowledging:
         )
 
     async def _until_made(self, file: HeldFile | None) -> None:
-        """Has the copies made that a file lacks, until it lacks none. What is published meanwhile
-        holds what is to be acknowledged."""
+        """Has the missing copies of a file made, until it lacks none. Files published meanwhile
+        contain the content to be acknowledged."""
         while file is not None and (missing := self._missing(file)):
             if len(await self._copies.make(file, missing)) >= missing:
                 return

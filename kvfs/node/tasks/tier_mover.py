@@ -1,10 +1,10 @@
-"""Keeps the places of a store apart: measures them, says where new files go, and moves what is used
-least from memory to disk before memory is full.
+"""Manages the places of a store: measures them, decides where new files go, and moves the least
+used files from memory to disk before memory is full.
 
 | step of a move | memory | disk |
 |---|---|---|
 | 1 copied, its checksum compared | data file | arriving, without a name |
-| 2 named, synced where its record says that it is on disk | data file | data file |
+| 2 named, synced if its record says that it is on disk | data file | data file |
 | 3 unlinked | nothing | data file |
 
 After a kill between 2 and 3 both are there, with the same content; the disk's counts, and the other
@@ -12,8 +12,8 @@ goes with the next measurement.
 
 Invariants
 - Only sealed files are moved, and none that the mount has open; a reader of the old one elsewhere
-  goes on doing so.
-- Between the look whether the file is what was copied, and step 3, nothing of this process runs.
+  goes on reading it.
+- Between the check that the file is what was copied, and step 3, nothing of this process runs.
 - Walking a place takes at most a twentieth of a thread's time.
 """
 
@@ -52,7 +52,7 @@ class TierHolds(Protocol):
     """The files that this process has open."""
 
     def in_use(self, ino: int) -> bool:
-        """Returns whether a handle is open; what is only kept open is closed."""
+        """Returns whether a handle is open; a file that is only kept open is closed."""
 
 
 class _Seen(NamedTuple):
@@ -65,7 +65,7 @@ class _Seen(NamedTuple):
 
 
 class Tiering:
-    """The tiering of one node. `own_free` says how many bytes the store's own directory has
+    """The tiering of one node. `own_free` tells how many bytes the store's own directory has
     left."""
 
     def __init__(
@@ -88,8 +88,9 @@ class Tiering:
 
     @property
     def elsewhere(self) -> tuple[int, int]:
-        """Bytes of data files that are not in the store's own directory, nor in shared ones, and
-        the capacity that counts for them: memory's is what it has, since it is no room for all."""
+        """Bytes of data files that are neither in the store's own directory nor in shared ones, and
+        the capacity that counts for them: for memory its used bytes, since it has no space for
+        all."""
         local = [each for each in self.rooms if not each.place.is_shared]
         used = sum(each.used for each in local)
         return used, sum(
@@ -109,7 +110,7 @@ class Tiering:
         ]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Measures, tell and move, until cancelled. A move that is cut off leaves both files."""
+        """Measures, tells and moves, until cancelled. A move that is cut off leaves both files."""
         await self._measure()
         await self._tell()
         task_status.started()
@@ -118,7 +119,8 @@ class Tiering:
             nursery.start_soon(self._keep_apart)
 
     def ended(self) -> None:
-        """No node decides any more: other processes make files in the store's own directory."""
+        """Notes that no node decides any more: other processes make files in the store's own
+        directory."""
         places.write_targets(self._store, {})
 
     async def _keep_telling(self) -> None:
@@ -151,7 +153,7 @@ class Tiering:
         await trio.sleep(max(_SHORTEST_S, cost_s * _COST_FACTOR))
 
     async def _measure(self) -> dict[str, list[_Seen]]:
-        """Looks at every place; what lies in those of memory."""
+        """Measures every place; returns the files in those of memory."""
         seen: dict[str, list[_Seen]] = {}
         rooms = []
         for place in self._files.places:
@@ -169,7 +171,7 @@ class Tiering:
         return seen
 
     async def _relieve(self, room: TierRoom, seen: list[_Seen]) -> None:
-        """Moves the coldest of what lies there until it is below its headroom again."""
+        """Moves the coldest files there until it is below its headroom again."""
         need = room.excess
         source = self._files.at(room.place)
         for each in await self._coldest(seen):
@@ -191,7 +193,7 @@ class Tiering:
         return sorted(seen, key=lambda each: clocks[each])
 
     def _is_double(self, each: _Seen) -> bool:
-        """Returns whether it was moved, but for step 3."""
+        """Returns whether it was moved, except for step 3."""
         for place in self._files.places:
             if place.medium == "ssd" and _is_there(self._files.at(place), each):
                 return True
@@ -234,8 +236,8 @@ class Tiering:
         return not self._holders.in_use(each.ino)
 
     def _target(self) -> DataFiles | None:
-        """Returns the disk with the most space; None where all are full, until the evictor has made
-        room."""
+        """Returns the disk with the most space; None if all are full, until the evictor has freed
+        some."""
         best = policy.roomiest("ssd", self.rooms)
         own_free = self._own_free()
         if best is None or best.free <= own_free:
@@ -265,7 +267,7 @@ def _stamp(fd: int) -> tuple[int, int, int]:
 
 
 def _copy(fd: int, target: DataFiles, each: _Seen, inode: Inode) -> bool:
-    """Steps 1, in a thread; whether the copy is what the record says."""
+    """Does step 1, in a thread; returns whether the copy matches the record."""
     source = os.fstat(fd)
     copy = target.begin_arriving(each.ino, each.version, source.st_size)
     try:

@@ -1,13 +1,13 @@
-"""Takes back the seals that other nodes put on files which are open for writing here.
+"""Withdraws seals that other nodes put on files which are open for writing here.
 
-Whoever opens a file for writing takes its seal away. But the node that published it last may be
-about to seal it then: its own data file is what it sealed, while the one here, which has the same
-version, is being written. A file that is open for writing has no seal: else doors beside the mount
-would take the change in progress for damage, or give it for what was sealed.
+Opening a file for writing withdraws its seal. But the node that published it last may be about to
+seal it then: it seals its own data file, while the one here, which has the same version, is being
+written. A file that is open for writing has no seal: otherwise doors beside the mount would take
+the change in progress for damage, or give it out as the sealed content.
 
 Invariants
-- Only the version whose data file is here is unsealed: what others have published since, this node
-  could not seal again.
+- Only the version whose data file is here is unsealed: this node could not seal again what others
+  have published since.
 """
 
 import logging
@@ -41,7 +41,7 @@ class Unsealer:
         self._hearing = trio.Event()
 
     def applied(self, changed: Iterable[bytes]) -> None:
-        """Others committed changes of these keys."""
+        """Takes the keys that others changed by commits."""
         for key in changed:
             if key[0] == _INODE:
                 ino = keys.unpack_u64(key, 1)
@@ -50,7 +50,7 @@ class Unsealer:
                     self._hearing.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Withdraws seals until cancelled."""
         persistence = Persistence(log.warning, "a file that is written here has another's seal")
         while True:
             await self._hearing.wait()
