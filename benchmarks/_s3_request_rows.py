@@ -3,10 +3,12 @@
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from benchmarks import _call_counter
+from benchmarks._call_counter import Counted
 from benchmarks._interleave import Group, Row
 from benchmarks._request_rows import (
     BEFORE,
@@ -37,10 +39,27 @@ class _Flow(NamedTuple):
     calls: float
     commits: float
 
+    @property
+    def body(self) -> bytes:
+        return _BODY if self.method == "PUT" else b""
+
 
 def groups(count: int) -> list[Group]:
     """In the order of the table; each asks so often in a round."""
     return [_group(flow, count) for flow in _FLOWS]
+
+
+def profile(system: Measured, pattern: str) -> Iterator[tuple[str, Sequence[tuple[str, float]]]]:
+    """Of the flows whose name has the pattern in it, which functions are called how often for each
+    request."""
+    for flow in _FLOWS:
+        if pattern in flow.name:
+            connection = Connection(system.address)
+            try:
+                functions = sum(_count(flow, system, connection).values(), Counter[str]())
+            finally:
+                connection.close()
+            yield flow.name, [(name, n / COUNTED) for name, n in functions.most_common()]
 
 
 def _group(flow: _Flow, count: int) -> Group:
@@ -52,13 +71,10 @@ def _group(flow: _Flow, count: int) -> Group:
 
     def measure(system: System) -> Mapping[str, float]:
         assert isinstance(system, Measured)
-        body = _BODY if flow.method == "PUT" else b""
+        body = flow.body
         connection = Connection(system.address)
         try:
-            heads = _heads(flow, system, connection, COUNTED)
-            counted = system.counted_worker(
-                lambda: [connection.exchange(head, body) for head in heads]
-            )
+            counted = _count(flow, system, connection)
             heads = _heads(flow, system, connection, count)
             pids, times = system.processes(), []
             before = processor_s(pids)
@@ -80,13 +96,18 @@ def _group(flow: _Flow, count: int) -> Group:
     return Group((calls, commits, processor, middle, late), measure)
 
 
+def _count(flow: _Flow, system: Measured, connection: Connection) -> Counted:
+    heads = _heads(flow, system, connection, COUNTED)
+    return system.counted_worker(lambda: [connection.exchange(head, flow.body) for head in heads])
+
+
 def _heads(flow: _Flow, system: Measured, connection: Connection, count: int) -> list[bytes]:
     """Of so many requests; what they ask for is stored, and those that repeat were asked before."""
     keys = new_names("", 1 if flow.is_same else count)
-    if flow.method == "GET":
+    if flow.method != "PUT":
         for key in keys:
             connection.exchange(_head(system, "PUT", key, _VALID_S, len(_BODY)), _BODY)
-    length = len(_BODY) if flow.method == "PUT" else 0
+    length = len(flow.body)
     asked = keys * (count // len(keys))
     if flow.is_anew:
         return [
@@ -122,4 +143,5 @@ _FLOWS: Final = (
     _Flow("S3 GET 4 KiB, signed anew", "GET", True, True, 120, 0),
     _Flow("S3 GET 4 KiB, repeated", "GET", False, True, 60, 0),
     _Flow("S3 PUT 4 KiB", "PUT", True, False, 220, 2),
+    _Flow("S3 DELETE 4 KiB", "DELETE", True, False, 220, 2),
 )

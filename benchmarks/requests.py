@@ -10,6 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -99,7 +100,8 @@ def _wanted(options: argparse.Namespace, base: Path) -> list[System]:
 def _print_profiles(systems: Sequence[System], pattern: str) -> None:
     for system in systems:
         assert isinstance(system, Measured)
-        for name, functions in _request_rows.profile(system, pattern):
+        flows = (_request_rows.profile, _s3_request_rows.profile)
+        for name, functions in chain.from_iterable(each(system, pattern) for each in flows):
             total = sum(times for _, times in functions)
             print(f"{system.name}, {name}: {total:.1f} calls")
             for function, times in functions[:_SHOWN]:
