@@ -3,9 +3,10 @@
 import os
 import statistics
 import time
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
 
 from benchmarks import _call_counter
 from benchmarks._call_counter import Counted
@@ -20,20 +21,29 @@ from benchmarks._request_rows import (
 )
 from benchmarks._s3_http import Connection
 from benchmarks._systems import System
+from s3api.auth.canonical import canonical_request
 from s3api.auth.presign import presign
+from s3api.auth.signing import ALGORITHM, TERMINATOR, signing_key, string_to_sign
+from s3api.auth.signing_times import basic
+from s3api.auth.verified import Payload
 
 _BODY: Final = os.urandom(4096)
 _VALID_S: Final = 86_400
+_SKEW_S: Final = 600
+_REGION: Final = "us-east-1"
 _MICRO: Final = 1e6
 _clock = time.perf_counter_ns
-Head = Callable[[Measured, str, int], bytes]
+
+
+Signed = Literal["anew", "url anew", "url"]
+"""How requests are signed: each anew in its header, as clients do; by a presigned URL that is made
+anew for each; or by one URL, which all repeat."""
 
 
 class _Flow(NamedTuple):
     name: str
     method: str
-    is_anew: bool
-    """Whether each request is signed anew; else they repeat a few that were signed before."""
+    signed: Signed
     is_same: bool
     """Whether all ask for one object."""
     calls: float
@@ -106,42 +116,82 @@ def _heads(flow: _Flow, system: Measured, connection: Connection, count: int) ->
     keys = new_names("", 1 if flow.is_same else count)
     if flow.method != "PUT":
         for key in keys:
-            connection.exchange(_head(system, "PUT", key, _VALID_S, len(_BODY)), _BODY)
-    length = len(flow.body)
+            connection.exchange(_presigned(system, "PUT", key, _VALID_S, len(_BODY)), _BODY)
     asked = keys * (count // len(keys))
-    if flow.is_anew:
+    if flow.signed == "url":
+        head = _presigned(system, flow.method, keys[0], _VALID_S, len(flow.body))
+        connection.exchange(head)
+        return [head] * count
+    if flow.signed == "url anew":
         return [
-            _head(system, flow.method, key, _VALID_S - number, length)
+            _presigned(system, flow.method, key, _VALID_S - number, len(flow.body))
             for number, key in enumerate(asked)
         ]
-    head = _head(system, flow.method, keys[0], _VALID_S, length)
-    connection.exchange(head)
-    return [head] * count
+    began = time.time()  # a second each: no two signatures are equal
+    return [
+        _signed(system, flow.method, key, began - number % _SKEW_S, len(flow.body))
+        for number, key in enumerate(asked)
+    ]
 
 
-def _head(system: Measured, method: str, key: str, expires_s: int, length: int) -> bytes:
+def _presigned(system: Measured, method: str, key: str, expires_s: int, length: int) -> bytes:
     endpoint = "http://{}:{}".format(*system.address)
-    path = f"/cache{key}".encode()
     url = presign(
         method,
         endpoint,
-        path,
+        f"/cache{key}".encode(),
         *system.keys,
-        region="us-east-1",
+        region=_REGION,
         now=time.time(),
         expires_s=expires_s,
     )
-    lines = (
-        f"{method} {url.removeprefix(endpoint)} HTTP/1.1",
-        f"Host: {endpoint.removeprefix('http://')}",
-        f"Content-Length: {length}",
+    return _head(method, url.removeprefix(endpoint), (_host(system), f"Content-Length: {length}"))
+
+
+def _signed(system: Measured, method: str, key: str, now: float, length: int) -> bytes:
+    """With the headers that botocore sends and signs."""
+    access_key, secret = system.keys
+    path, timestamp = f"/cache{key}", basic(now)
+    headers = {
+        b"amz-sdk-invocation-id": str(uuid.uuid4()).encode(),
+        b"amz-sdk-request": b"attempt=1",
+        b"host": _host(system).removeprefix("Host: ").encode(),
+        b"x-amz-content-sha256": Payload.UNSIGNED.value,
+        b"x-amz-date": timestamp,
+    }
+    if method == "GET":
+        headers[b"x-amz-checksum-mode"] = b"ENABLED"
+    names = sorted(headers)
+    scope = b"/".join((timestamp[:8], _REGION.encode(), b"s3", TERMINATOR))
+    request = canonical_request(
+        method.encode(), path.encode(), b"", names, headers, Payload.UNSIGNED.value
     )
-    return "\r\n".join((*lines, "", "")).encode()
+    signature = signing_key(secret.encode(), timestamp[:8], _REGION.encode(), b"s3").sign(
+        string_to_sign(timestamp, scope, request)
+    )
+    authorization = b"%b Credential=%b/%b, SignedHeaders=%b, Signature=%b" % (
+        *(ALGORITHM, access_key.encode(), scope, b";".join(names), signature),
+    )
+    lines = [f"{name.decode()}: {value.decode()}" for name, value in headers.items()]
+    lines += (
+        *("Accept-Encoding: identity", "User-Agent: Boto3/1.40 md/Botocore#1.40 ua/2.1"),
+        *(f"Authorization: {authorization.decode()}", f"Content-Length: {length}"),
+    )
+    return _head(method, path, lines)
+
+
+def _host(system: Measured) -> str:
+    return "Host: {}:{}".format(*system.address)
+
+
+def _head(method: str, target: str, lines: Iterable[str]) -> bytes:
+    return "\r\n".join((f"{method} {target} HTTP/1.1", *lines, "", "")).encode()
 
 
 _FLOWS: Final = (
-    _Flow("S3 GET 4 KiB, signed anew", "GET", True, True, 120, 0),
-    _Flow("S3 GET 4 KiB, repeated", "GET", False, True, 60, 0),
-    _Flow("S3 PUT 4 KiB", "PUT", True, False, 220, 2),
-    _Flow("S3 DELETE 4 KiB", "DELETE", True, False, 220, 2),
+    _Flow("S3 GET 4 KiB, signed anew", "GET", "anew", True, 120, 0),
+    _Flow("S3 GET 4 KiB, new URLs", "GET", "url anew", True, 120, 0),
+    _Flow("S3 GET 4 KiB, repeated", "GET", "url", True, 60, 0),
+    _Flow("S3 PUT 4 KiB", "PUT", "anew", False, 220, 2),
+    _Flow("S3 DELETE 4 KiB", "DELETE", "anew", False, 220, 2),
 )

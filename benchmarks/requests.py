@@ -24,7 +24,7 @@ _QUICK_S: Final = 40.0
 _FULL_S: Final = 600.0
 _QUICK_COUNT: Final = 300
 _FULL_COUNT: Final = 2_000
-_SHOWN: Final = 120
+_SHOWN: Final = 400
 _say: Final = _program.teller("requests")
 
 

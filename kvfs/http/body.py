@@ -29,12 +29,17 @@ class RequestBody:
     An error is raised again by each later call, and the connection is closed after the response.
     """
 
-    __slots__ = ("_awaits_continue", "_chunks", "_failure", "_inbox", "_left", "received_bytes")
+    __slots__ = (
+        *("_awaits_continue", "_chunks", "_failure", "_inbox", "_left"),
+        *("is_none", "received_bytes"),
+    )
 
     def __init__(self, head: Head, inbox: Inbox, limits: Limits) -> None:
         self._inbox = inbox
         self._chunks = ChunkFraming(limits) if head.chunked else None
         self._left = head.content_length or 0
+        self.is_none = not self._left and self._chunks is None
+        """The request has no body."""
         self._awaits_continue = head.expects_continue
         self._failure: RequestRefused | None = None
         self.received_bytes = 0

@@ -18,7 +18,15 @@ from kvfs.http.head import ConnectionState, Head
 from kvfs.http.inbox import Inbox
 from kvfs.http.limits import Limits
 from kvfs.http.parser import HeadParser
-from kvfs.http.response import Response, is_delimited, plain_refusal, release, render_head
+from kvfs.http.response import (
+    PLAIN,
+    SIZED,
+    Response,
+    is_delimited,
+    plain_refusal,
+    release,
+    render_head,
+)
 from kvfs.http.response_writer import send_response
 from kvfs.http.stream import NEVER, Stream
 
@@ -135,20 +143,22 @@ class Connection:
             return False
         head.session = self._session
         self._began = time.monotonic()
-        self._service.counters.requests += 1
+        counters = self._service.counters
+        counters.requests += 1
         body = RequestBody(head, self._inbox, self._service.limits)
-        self.stream.restart_pace()
+        if not body.is_none:
+            self.stream.restart_pace()
         try:
             return await self._respond(head, body, await self._answer(head, body))
         finally:
-            self._service.counters.received_body_bytes += body.received_bytes
+            counters.received_body_bytes += body.received_bytes
 
     async def _answer(self, head: Head, body: RequestBody) -> Response:
         try:
             if (head.content_length or 0) > self._service.limits.body_bytes:
                 limit = self._service.limits.body_bytes
                 raise RequestRefused(413, f"a body may hold {limit} bytes")
-            if body.remaining == 0:
+            if head.expects_continue and body.remaining == 0:
                 # Clients that asked for leave wait for it even where they have nothing to send.
                 await body.send_continue()
             return await self._service.handler(head, body)
@@ -172,7 +182,17 @@ class Connection:
     ) -> bool:
         """Sends the response and gives back what it holds. Returns whether the connection goes
         on."""
-        goes_on = self._may_go_on(head, body, response)
+        goes_on = (
+            head is not None
+            and body is not None
+            and head.persistent
+            and not response.close
+            and not self._inbox.stopping
+            # Told with the answer, the end loses no request, as it may while idle.
+            and not self._service.counters.waiting_connections
+            and (isinstance(response.body, SIZED) or is_delimited(head, response))
+            and (body.is_none or body.can_be_drained(self._service.limits.drain_bytes))
+        )
         try:
             rendered = render_head(head, response, goes_on)
         except (TypeError, ValueError):
@@ -181,36 +201,24 @@ class Connection:
             response, goes_on = self._refusal(500, "the server failed"), False
             rendered = render_head(head, response, goes_on)
         response.head_bytes = len(rendered)
-        await self._send(rendered, head, response)
-        return await self._finish(body, goes_on)
-
-    def _may_go_on(self, head: Head | None, body: RequestBody | None, response: Response) -> bool:
-        if head is None or body is None or response.close or self._inbox.stopping:
-            return False
-        if self._service.counters.waiting_connections:
-            return False  # told with the answer, the end loses no request, as it may while idle
-        return (
-            head.persistent
-            and is_delimited(head, response)
-            and body.can_be_drained(self._service.limits.drain_bytes)
-        )
-
-    async def _send(self, rendered: bytes, head: Head | None, response: Response) -> None:
-        before = self.stream.sent_bytes
+        before, service = self.stream.sent_bytes, self._service
         try:
             await send_response(self.stream, rendered, head, response)
         except BaseException:
-            self._service.counters.failed += 1
+            service.counters.failed += 1
             self.stream.abort()
             raise
         finally:
-            await release(response)
-            self._record(head, response.status, self.stream.sent_bytes - before)
-
-    def _record(self, head: Head | None, status: int, sent_bytes: int) -> None:
-        self._service.counters.sent_bytes += sent_bytes
-        if self._service.on_response is not None:
-            self._service.on_response(head, status, sent_bytes, time.monotonic() - self._began)
+            if not isinstance(response.body, PLAIN):
+                await release(response)
+            sent_bytes = self.stream.sent_bytes - before
+            service.counters.sent_bytes += sent_bytes
+            if service.on_response is not None:
+                seconds = time.monotonic() - self._began
+                service.on_response(head, response.status, sent_bytes, seconds)
+        if goes_on and body is not None and body.is_none:
+            return True
+        return await self._finish(body, goes_on)
 
     async def _finish(self, body: RequestBody | None, goes_on: bool) -> bool:
         """Takes the part of the request that the handler left. Returns whether the connection goes

@@ -46,42 +46,39 @@ class Inbox:
         seconds.
 
         Raises RequestRefused if it is no proper head, or came too slowly (408); ConnectionLost."""
-        if self.is_empty() and not await self._first_bytes():
-            return None
-        self._skip_empty_lines()
+        if self.start == len(self.data):
+            self.start = 0
+            self.data = b""
+            self.idle = True
+            try:
+                if not self.stopping:
+                    self.since = time.monotonic()
+                    patience_s = self._limits.head_s if self.is_fresh else self._limits.idle_s
+                    self.data = await self.stream.receive(_READ_BYTES, self.since + patience_s)
+                else:
+                    self.data = await self._received_already()
+            except Stalled:
+                self.data = await self._received_already()
+            finally:
+                self.idle = False
+            if not self.data:
+                return None
+        if self.data.startswith(b"\r\n", self.start):
+            self._skip_empty_lines()
         end = head_end(self.data, self.start, self._limits)
-        if end < 0:
-            end = await self._rest_of_head()
-        if end < 0:
+        if end < 0 and (end := await self._rest_of_head()) < 0:
             return None
         block = self.data[self.start : end]  # all of it, mostly: then no copy
         self.start = end
         self.is_fresh = False
         return self._heads.parse(block, self._peer, self.stream.secure)
 
-    async def _first_bytes(self) -> bool:
-        self.start = 0
-        self.data = b""
-        self.idle = True
+    async def _received_already(self) -> bytes:
+        """Returns the bytes that have come, when no more may be awaited."""
         try:
-            self.data = await self._receive_idly()
+            return await self.stream.receive(_READ_BYTES, AT_ONCE)
         except Stalled:
-            return False
-        finally:
-            self.idle = False
-        return bool(self.data)
-
-    async def _receive_idly(self) -> bytes:
-        """Receives while idle; when no more may be awaited, returns the bytes that have come
-        already."""
-        if not self.stopping:
-            self.since = time.monotonic()
-            patience_s = self._limits.head_s if self.is_fresh else self._limits.idle_s
-            try:
-                return await self.stream.receive(_READ_BYTES, self.since + patience_s)
-            except Stalled:
-                pass
-        return await self.stream.receive(_READ_BYTES, AT_ONCE)
+            return b""
 
     async def _rest_of_head(self) -> int:
         """Receives the rest of the head and returns where it ends; -1: the peer closed before."""

@@ -10,9 +10,11 @@ chunked.
 
 import functools
 import re
+from collections.abc import Callable
 from typing import Final
 
 import httptools
+import msgspec
 
 from kvfs.http.connection_errors import RequestRefused
 from kvfs.http.head import Field, Head, Memo
@@ -34,18 +36,11 @@ _NOT_IN_TRAILERS: Final = frozenset(
 )
 
 
-class _Collector:
+class _Callbacks(msgspec.Struct):
     """The callbacks of llhttp."""
 
-    def __init__(self) -> None:
-        self.target = b""
-        self.headers: list[Field] = []
-
-    def on_url(self, target: bytes) -> None:
-        self.target += target
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value.rstrip(b" \t")))
+    on_url: Callable[[bytes], object]
+    on_header: Callable[[bytes, bytes], object]
 
 
 def head_end(data: bytes, start: int, limits: Limits) -> int:
@@ -76,18 +71,23 @@ def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool
     """Returns the head that `block` holds, from its method to its empty line.
 
     Raises RequestRefused: 400, 414, 417, 431, 501 or 505."""
-    collector = _Collector()
-    method = _feed(block, collector)
-    http_1_0 = _is_http_1_0(block, method, collector.target)
-    if len(collector.target) > limits.target_bytes:
+    parts: list[bytes] = []
+    sent: dict[bytes, bytes] = {}
+    method = _feed(block, parts.append, sent.setdefault)
+    target = parts[0] if len(parts) == 1 else b"".join(parts)
+    http_1_0 = not block.startswith(b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), target))
+    if http_1_0:
+        _check_version(block, method, target)
+    if len(target) > limits.target_bytes:
         raise RequestRefused(414, f"a target may hold {limits.target_bytes} bytes")
-    headers = collector.headers
+    headers = _headers(block, sent)
     if len(headers) > limits.header_count:
         raise RequestRefused(431, f"a head may hold {limits.header_count} fields")
-    fields = _by_name(headers)
+    fields = dict(headers)
+    if len(fields) != len(headers):
+        fields = _joined(headers)
     if b"host" not in fields and not http_1_0:
         raise RequestRefused(400, "a request needs a Host")
-    target = collector.target
     if not target.startswith(b"/"):
         authority, target = _other_form(method, target)
         if authority is not None:
@@ -101,10 +101,10 @@ def parse_head(block: bytes, limits: Limits, peer: tuple[str, int], secure: bool
         headers=headers,
         fields=fields,
         content_length=None if length is None else int(length),
-        chunked=_is_chunked(fields, http_1_0),
-        persistent=_is_persistent(fields, http_1_0),
+        chunked=b"transfer-encoding" in fields and _is_chunked(fields, http_1_0),
+        persistent=(_is_persistent(fields, http_1_0) if b"connection" in fields else not http_1_0),
         http_1_0=http_1_0,
-        expects_continue=_expects_continue(fields, http_1_0),
+        expects_continue=b"expect" in fields and _expects_continue(fields, http_1_0),
         peer=peer,
         secure=secure,
     )
@@ -121,7 +121,11 @@ class HeadParser:
 
     def parse(self, block: bytes, peer: tuple[str, int], secure: bool) -> Head:
         """Does what `parse_head` does."""
-        if not _is_likely_again(block):
+        if (
+            len(block) > _REMEMBERED_BYTES
+            or not block.startswith((b"GET ", b"HEAD "))
+            or b"uthorization:" in block
+        ):
             return parse_head(block, self._limits, peer, secure)
         seen = self._remembered(block)
         return Head(
@@ -145,29 +149,44 @@ class HeadParser:
         return head
 
 
-def _is_likely_again(block: bytes) -> bool:
-    return (
-        len(block) <= _REMEMBERED_BYTES
-        and block.startswith((b"GET ", b"HEAD "))
-        and b"uthorization:" not in block
-    )
-
-
 def parse_trailers(block: bytes, limits: Limits) -> list[Field]:
     """Returns the fields after the last chunk; `block` ends with their empty line. Raises
     RequestRefused."""
-    collector = _Collector()
-    _feed(b"GET / HTTP/1.1\r\n" + block, collector)
-    if len(collector.headers) > limits.header_count:
+    trailers = _every_header(b"GET / HTTP/1.1\r\n" + block)
+    if len(trailers) > limits.header_count:
         raise RequestRefused(431, f"a trailer may hold {limits.header_count} fields")
-    for name, _ in collector.headers:
+    for name, _ in trailers:
         if name in _NOT_IN_TRAILERS:
             raise RequestRefused(400, f"{name.decode()} may not stand in a trailer")
-    return collector.headers
+    return trailers
 
 
-def _feed(block: bytes, collector: _Collector) -> str:
-    parser = httptools.HttpRequestParser(collector)
+def _headers(block: bytes, sent: dict[bytes, bytes]) -> list[Field]:
+    """Returns the fields of a head in the order sent; `sent` has the first of each spelling."""
+    if len(sent) != block.count(b"\r\n") - 2:
+        return _every_header(block)
+    # llhttp lets no line end or form feed into a value: what is stripped are blanks and tabs.
+    return list(zip(map(bytes.lower, sent), map(bytes.rstrip, sent.values()), strict=True))
+
+
+def _every_header(block: bytes) -> list[Field]:
+    """Does the same, however often a field was sent. Raises RequestRefused."""
+    headers: list[Field] = []
+
+    def on_header(name: bytes, value: bytes) -> None:
+        headers.append((name.lower(), value.rstrip(b" \t")))
+
+    _feed(block, bytes, on_header)
+    return headers
+
+
+def _feed(
+    block: bytes,
+    on_url: Callable[[bytes], object],
+    on_header: Callable[[bytes, bytes], object],
+) -> str:
+    """Returns the method. Callbacks of built-in types save a call of Python for each field."""
+    parser = httptools.HttpRequestParser(_Callbacks(on_url, on_header))
     try:
         parser.feed_data(block)
     except httptools.HttpParserUpgrade:
@@ -181,24 +200,20 @@ def _feed(block: bytes, collector: _Collector) -> str:
     return str(parser.get_method(), "ascii")
 
 
-def _is_http_1_0(block: bytes, method: str, target: bytes) -> bool:
-    """Returns whether it is HTTP/1.0. Raises RequestRefused if the request line is not in its one
-    right form."""
+def _check_version(block: bytes, method: str, target: bytes) -> None:
+    """Raises RequestRefused if the request line is not in its one right form, of HTTP/1.0."""
     line = block[: block.index(b"\r\n")]
     begin = b"%b %b HTTP/" % (method.encode("ascii"), target)
     if not line.startswith(begin):
         raise RequestRefused(400, "this is no request line")
     version = line[len(begin) :]
-    if version not in (b"1.1", b"1.0"):
+    if version != b"1.0":
         raise RequestRefused(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
-    return version == b"1.0"
 
 
-def _by_name(headers: list[Field]) -> dict[bytes, bytes]:
-    fields = dict(headers)
-    if len(fields) == len(headers):
-        return fields
-    fields.clear()
+def _joined(headers: list[Field]) -> dict[bytes, bytes]:
+    """Returns the fields by name if one was sent more than once. Raises RequestRefused."""
+    fields: dict[bytes, bytes] = {}
     for name, value in headers:
         if name == b"host" and name in fields:
             raise RequestRefused(400, "more than one Host")

@@ -4,9 +4,10 @@ import functools
 import http
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from kvfs.http.head import Field, Head
 
@@ -18,10 +19,10 @@ _OURS: Final = frozenset(
     (b"content-length", b"transfer-encoding", b"connection", b"date", b"server")
 )
 _BODILESS: Final = frozenset((204, 304))
+_WITH_FILES: Final = frozenset((200, 206))
 
 
-@dataclass(slots=True)
-class FileRange:
+class FileRange(msgspec.Struct):
     """`length` bytes of the file `fd` from `offset`, sent by the kernel.
 
     `close` is called once, whatever becomes of the response. `unchanged` is asked after each piece
@@ -40,7 +41,10 @@ class FileRange:
     Raises ConnectionLost if they will not come."""
 
 
-_SIZED: Final = (bytes, FileRange)
+PLAIN: Final = (bytes, type(None))
+"""Bodies that hold nothing which must be given back."""
+SIZED: Final = (*PLAIN, FileRange)
+"""Bodies of a known length."""
 ResponseBody = bytes | FileRange | AsyncGenerator[bytes, None] | None
 
 
@@ -56,8 +60,7 @@ class Prepared(list[Field]):
         self.rendered = render_fields(self)
 
 
-@dataclass(slots=True)
-class Response:
+class Response(msgspec.Struct):
     """`headers`, and `further` ones, which are separate from Prepared ones: without Content-Length,
     Transfer-Encoding, Connection, Date and Server, which the server adds.
 
@@ -100,7 +103,7 @@ def has_body(head: Head | None, response: Response) -> bool:
 
 def is_delimited(head: Head | None, response: Response) -> bool:
     """Returns whether the client can tell where the response ends without the connection's end."""
-    if response.body is None or isinstance(response.body, _SIZED):
+    if isinstance(response.body, SIZED):
         return True
     return head is not None and not (head.http_1_0 and has_body(head, response))
 
@@ -109,14 +112,16 @@ def render_head(head: Head | None, response: Response, goes_on: bool) -> bytes:
     """Returns status line and fields. `goes_on`: the connection does, after this response.
 
     Raises ValueError if the handler's fields may not be sent as they are."""
-    headers = response.headers
+    headers, further, body = response.headers, response.further, response.body
     parts = (
         _status_line(response.status),
         _common_fields(int(time.time())),
         headers.rendered if isinstance(headers, Prepared) else render_fields(headers),
-        render_fields(response.further),
-        _length_field(head, response),
-        _connection_field(head, goes_on),
+        render_fields(further) if further else b"",
+        b"Content-Length: %d\r\n" % body.length
+        if isinstance(body, FileRange) and response.status in _WITH_FILES
+        else _length_field(head, response),
+        b"\r\n" if goes_on and not (head and head.http_1_0) else _connection_field(goes_on),
     )
     return b"".join(parts)
 
@@ -154,7 +159,7 @@ def _common_fields(now_s: int) -> bytes:
 
 def _length_field(head: Head | None, response: Response) -> bytes:
     body, status = response.body, response.status
-    if isinstance(body, _SIZED):
+    if isinstance(body, bytes | FileRange):
         if status in _BODILESS:
             raise ValueError(f"a response with status {status} has no body")
         length = len(body) if isinstance(body, bytes) else body.length
@@ -171,9 +176,8 @@ def _length_field(head: Head | None, response: Response) -> bytes:
     return b"Content-Length: %d\r\n" % length
 
 
-def _connection_field(head: Head | None, goes_on: bool) -> bytes:
+def _connection_field(goes_on: bool) -> bytes:
+    """Where HTTP/1.1 does not say it by itself."""
     if not goes_on:
         return b"Connection: close\r\n\r\n"
-    if head is not None and head.http_1_0:
-        return b"Connection: keep-alive\r\n\r\n"
-    return b"\r\n"
+    return b"Connection: keep-alive\r\n\r\n"

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvfs.http.connection_errors import ConnectionLost
 from kvfs.http.head import Head
-from kvfs.http.response import FileRange, Response, has_body
+from kvfs.http.response import FileRange, Response, ResponseBody, has_body
 from kvfs.http.stream import Stream
 
 _JOINED_BYTES: Final = 32 << 10  # a smaller body goes out in one call with its head
@@ -27,25 +27,40 @@ async def send_response(
     """Sends `rendered`, the response's head, and its body.
 
     Raises ConnectionLost, Stalled, and what a generator raises: a part may have gone then."""
-    stream.restart_pace()
-    body = response.body if has_body(head, response) else None
-    if body is None:
-        await stream.send(rendered)
-    elif isinstance(body, bytes):
-        await _send_bytes(stream, rendered, body)
-    elif isinstance(body, FileRange):
-        await _send_file(stream, rendered, body)
+    body = response.body
+    piece: bytes | memoryview
+    if body is None or not has_body(head, response):
+        piece = rendered
+    elif isinstance(body, bytes) and len(body) <= _JOINED_BYTES:
+        piece = rendered + body
+    elif (
+        isinstance(body, FileRange)
+        and body.length <= _JOINED_FILE_BYTES
+        and body.coming is None
+        and len(rendered) + body.length <= len(_joined)
+    ):
+        piece = _read_behind(rendered, body)
     else:
-        await stream.send(rendered)
-        await _send_generated(stream, body, in_chunks=head is None or not head.http_1_0)
+        stream.restart_pace()
+        await _send_in_pieces(stream, rendered, head, body)
+        return
+    count = stream.send_soon(piece)
+    if count < len(piece):
+        stream.restart_pace()
+        await stream.send(bytes(piece[count:]))  # the buffer is everybody's
 
 
-async def _send_bytes(stream: Stream, rendered: bytes, body: bytes) -> None:
-    if len(body) <= _JOINED_BYTES:
-        await stream.send(rendered + body)
-    else:
+async def _send_in_pieces(
+    stream: Stream, rendered: bytes, head: Head | None, body: ResponseBody
+) -> None:
+    if isinstance(body, bytes):
         await stream.send(rendered, more=True)
         await stream.send(body)
+    elif isinstance(body, FileRange):
+        await _send_file(stream, rendered, body)
+    elif body is not None:
+        await stream.send(rendered)
+        await _send_generated(stream, body, in_chunks=head is None or not head.http_1_0)
 
 
 async def _send_file(stream: Stream, rendered: bytes, body: FileRange) -> None:
@@ -53,23 +68,12 @@ async def _send_file(stream: Stream, rendered: bytes, body: FileRange) -> None:
         await stream.send(rendered, more=True)
         await _send_coming(stream, body, body.coming)
         return
-    begin, end = len(rendered), len(rendered) + body.length
-    if body.length > _JOINED_FILE_BYTES or end > len(_joined):
-        aside = body.aside is not None and not stream.secure
-        await stream.send(rendered, more=not aside)  # the peer reads it while a thread wakes up
-        if body.aside is not None and aside:
-            await stream.send_file_aside(
-                body.fd, body.offset, body.length, body.unchanged, body.aside
-            )
-        else:
-            await stream.send_file(body.fd, body.offset, body.length, body.unchanged)
-        return
-    _joined[:begin] = rendered
-    if body.length:
-        _read(body, _joined[begin:end])
-    count = stream.send_soon(_joined[:end])
-    if count < end:
-        await stream.send(bytes(_joined[count:end]))
+    aside = body.aside is not None and not stream.secure
+    await stream.send(rendered, more=not aside)  # the peer reads it while a thread wakes up
+    if body.aside is not None and aside:
+        await stream.send_file_aside(body.fd, body.offset, body.length, body.unchanged, body.aside)
+    else:
+        await stream.send_file(body.fd, body.offset, body.length, body.unchanged)
 
 
 async def _send_coming(
@@ -85,16 +89,21 @@ async def _send_coming(
         at += length
 
 
-def _read(body: FileRange, view: memoryview) -> None:
-    """Reads the whole range into `view`. Raises ConnectionLost."""
-    try:
-        count = os.preadv(body.fd, [view], body.offset)
-    except OSError as error:
-        raise ConnectionLost("the file cannot be read") from error
-    if count < len(view):
-        raise ConnectionLost("the file is shorter than was promised")
-    if body.unchanged is not None and not body.unchanged():
-        raise ConnectionLost("the file changed while it was sent")
+def _read_behind(rendered: bytes, body: FileRange) -> memoryview:
+    """Returns the head with the whole range behind it, in the buffer that all share. Raises
+    ConnectionLost."""
+    begin, end = len(rendered), len(rendered) + body.length
+    _joined[:begin] = rendered
+    if body.length:
+        try:
+            count = os.preadv(body.fd, [_joined[begin:end]], body.offset)
+        except OSError as error:
+            raise ConnectionLost("the file cannot be read") from error
+        if count < body.length:
+            raise ConnectionLost("the file is shorter than was promised")
+        if body.unchanged is not None and not body.unchanged():
+            raise ConnectionLost("the file changed while it was sent")
+    return _joined[:end]
 
 
 async def _send_generated(

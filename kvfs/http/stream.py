@@ -99,19 +99,19 @@ class Stream:
         closed.
 
         Raises ConnectionLost, Stalled."""
-        if self._is_turn_over():
+        self._turn -= _TURN_COST
+        if self._turn <= 0:
+            self._turn = _TURN_BYTES
             await trio.lowlevel.checkpoint()
         while True:
             try:
-                data = self._sock.recv(size_bytes)
-                break
+                return self._sock.recv(size_bytes)
             except _READ_NEEDS_READABLE:
                 await self._wait(trio.lowlevel.wait_readable, deadline)
             except ssl.SSLWantWriteError:
                 await self._wait(trio.lowlevel.wait_writable, deadline)
             except OSError as error:
                 raise ConnectionLost("the peer went away") from error
-        return data
 
     async def receive_paced(self, size_bytes: int) -> bytes:
         """Does `receive` for a part of a body."""
@@ -182,7 +182,7 @@ class Stream:
                     return
                 rest = rest[count:]
 
-    def send_soon(self, data: memoryview) -> int:
+    def send_soon(self, data: bytes | memoryview) -> int:
         """Returns how much of `data` the socket took at once. Raises ConnectionLost."""
         self._turn -= _TURN_COST
         try:
@@ -192,7 +192,7 @@ class Stream:
         except OSError as error:
             raise ConnectionLost("the peer went away") from error
         self.sent_bytes += count
-        self._moved(count)
+        self._turn -= count
         return count
 
     async def send_file(

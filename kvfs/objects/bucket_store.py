@@ -1,19 +1,14 @@
 """The buckets of one store and their settings: part of `object_store`, whose rules hold."""
 
 from collections.abc import Mapping
-from typing import Final
 
 from kvfs.meta.engine import Transaction
 from kvfs.objects import buckets, lookup
 from kvfs.objects.buckets import ListedBucket
 from kvfs.objects.lookup import Bucket
 from kvfs.objects.publish import Publisher
-from kvfs.session.read_cache import Remembering
 from kvfs.session.session import Session
 from kvfs.vfs.post_commit import Changed
-
-_BUCKETS: Final = 1024
-"""Buckets whose settings are remembered."""
 
 
 class Buckets:
@@ -22,7 +17,6 @@ class Buckets:
     def __init__(self, opened: Session, publisher: Publisher) -> None:
         self._session = opened
         self._publisher = publisher
-        self._settings = Remembering[bytes, Mapping[str, bytes]](opened, _BUCKETS)
 
     def create(
         self,
@@ -73,11 +67,8 @@ class Buckets:
         )
 
     def get_settings(self, bucket: bytes) -> Mapping[str, bytes]:
-        """All settings of a bucket; the same object while they are the same. Raises
-        NoSuchBucket."""
-        return self._settings.get(
-            bucket, lambda t: buckets.settings(t, lookup.find_bucket(t, bucket))
-        )
+        """All settings of a bucket. Raises NoSuchBucket."""
+        return self._session.read(lambda t: buckets.settings(t, lookup.find_bucket(t, bucket)))
 
     def put_setting(self, bucket: bytes, name: str, value: bytes) -> None:
         """Raises NoSuchBucket. On disk when it returns."""

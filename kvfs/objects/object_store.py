@@ -29,6 +29,7 @@ from kvfs.objects.open_object import ObjectOpener
 from kvfs.objects.publish import Publisher
 from kvfs.objects.seals import Seals
 from kvfs.objects.staged_files import Bodies, StagedBody
+from kvfs.objects.store_cache import StoreCache
 from kvfs.session import byte_transfer, session
 from kvfs.session.byte_transfer import Step, go_on
 from kvfs.tree import lifecycle
@@ -40,6 +41,8 @@ from kvfs.vfs.stage_records import WrittenData
 from kvfs.vfs.touches import Touches
 
 _DELETED_AT_ONCE: Final = 256
+_KEPT_METADATA: Final = 4096
+"""Characters: an object about which more is said is found anew each time."""
 _OWN: Final = frozenset(("retention", "legal-hold", "acl", "owner", "parts", "part-checksums"))
 """Attributes of an object alone, and not of its copies; long ones go on in `parts.1` ..."""
 
@@ -66,7 +69,9 @@ class ObjectStore:
         self._touches = Touches(opened, self._link)
         self._bodies = Bodies(opened, SpaceReservation(opened.files.root, self._link))
         self._publisher = Publisher(opened, self._finisher, self._bodies)
-        opener = ObjectOpener(opened, self._touches, self._link)
+        self.cache = StoreCache(opened, keeps=_is_kept)
+        """What was read of the store; a front door keeps there what it reads besides."""
+        opener = ObjectOpener(opened, self._touches, self._link, self.cache)
         self.seals = Seals(opened, self._link)
         slots = Slots(opened, self._bodies)
         drafts = ObjectDrafts(opened, self._bodies, slots)
@@ -87,7 +92,8 @@ class ObjectStore:
         self.open_here = opener.open_here
         self.open_coming = opener.open_coming
         self.reopen = opener.reopen
-        self.is_same = opener.is_same
+        self.wanted = opener.wanted
+        self.current = opener.current
         self.misses = Misses(opened.gone)
         opened.files.keep_spares()
 
@@ -391,6 +397,13 @@ class ObjectStore:
         result = self._publisher.change(fn)
         self._publisher.sync_if_durable(result.ino)
         return result
+
+
+def _is_kept(value: object) -> bool:
+    """Whether the cache keeps it: nothing that is not there, nor objects of long metadata."""
+    if isinstance(value, Facts):
+        return not value.metadata or sum(map(len, value.metadata.values())) <= _KEPT_METADATA
+    return value is not None
 
 
 def _entries_of(bucket: Bucket, doomed: Sequence[Doomed], changed: Changed) -> list[bytes]:

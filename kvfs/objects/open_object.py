@@ -7,7 +7,7 @@ to it), so who sends it compares both again at the end: `OpenedObject.is_unchang
 
 import os
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -18,7 +18,7 @@ from kvfs.meta.records import Flag, unpack_inode
 from kvfs.objects import lookup, object_attributes
 from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NotHere, Unheld, WrittenElsewhere
 from kvfs.objects.object_info import Facts
-from kvfs.session.read_cache import Remembering
+from kvfs.objects.store_cache import NOW, StoreCache, Wanted
 from kvfs.session.session import Session
 from kvfs.transfer.incoming_file import SMALL_BYTES
 from kvfs.tree import etags
@@ -27,12 +27,9 @@ from kvfs.vfs.open import FileOpener
 from kvfs.vfs.touches import Touches
 
 _ATTEMPTS: Final = 3
-_REMEMBERED: Final = 4096
-_REMEMBERED_METADATA: Final = 4096
-"""Characters: an object about which more is said is found anew each time."""
 
 
-class OpenedObject(NamedTuple):
+class OpenedObject(msgspec.Struct):
     """An object open for reading; the caller closes `fd`."""
 
     fd: int
@@ -51,22 +48,23 @@ class OpenedObject(NamedTuple):
         if self.coming is not None:
             return True
         found = os.fstat(self.fd)
-        return (found.st_size, found.st_mtime_ns) == (self.facts.size, self.facts.data_mtime_ns)
+        facts = self.facts
+        return (found.st_size, found.st_mtime_ns) == (facts.inode.size, facts.data_mtime_ns)
 
 
 class ObjectOpener:
     """The opener of one store; any thread."""
 
-    def __init__(self, session: Session, touches: Touches, link: Link) -> None:
+    def __init__(self, session: Session, touches: Touches, link: Link, cache: StoreCache) -> None:
         self._session = session
         self._touches = touches
         self._opener = FileOpener(session, link)
-        self._seen = Remembering[tuple[bytes, bytes], Facts](session, _REMEMBERED, _is_short)
+        self._cache = cache
 
-    def find(self, bucket: bytes, key: bytes, version: str) -> Facts:
-        """One version, or a delete marker. Raises NoSuchBucket, NoSuchKey, NoSuchVersion,
-        Invalid."""
-        found = self._found(bucket, key, version)
+    def find(self, bucket: bytes, key: bytes, version: str, generation: int = NOW) -> Facts:
+        """One version, or a delete marker, as of that generation or newer. Raises NoSuchBucket,
+        NoSuchKey, NoSuchVersion, Invalid."""
+        found = self._found(bucket, key, version, generation)
         if found.delete_marker or found.inode.flags & Flag.SEALED:
             return found
         try:
@@ -127,19 +125,22 @@ class ObjectOpener:
         self._touches.add(facts.ino)
         return OpenedObject(fd, facts, coming)
 
-    def open_here(self, bucket: bytes, key: bytes, version: str) -> OpenedObject:
+    def open_here(
+        self, bucket: bytes, key: bytes, version: str, generation: int = NOW
+    ) -> OpenedObject:
         """A new descriptor of one version. Raises as `find`, MarkedDeleted, NotHere, OSError."""
         found = None
         for _ in range(_ATTEMPTS):
-            found = self._found(bucket, key, version)
+            found = self._found(bucket, key, version, generation)
             opened = self._open(found)
             if opened is not None and self._was_overtaken(opened):
                 os.close(opened.fd)
             elif opened is not None:
                 if opened.facts.inode is found.inode and opened.facts is not found:
-                    self._seen.replace((bucket, key), found, opened.facts)
+                    self._cache.replace((bucket, key), found, opened.facts)
                 self._touches.add(found.ino)
                 return opened
+            generation = NOW
         assert found is not None
         raise NotHere(found)
 
@@ -148,11 +149,6 @@ class ObjectOpener:
             return self._opener.fetch_span(facts, _shown(facts.key), offset, length)
         except (OtherVersion, Unreached) as missed:
             raise _as_key(missed) from None
-
-    def is_same(self, bucket: bytes, key: bytes, facts: Facts) -> bool:
-        """Whether these facts, which somebody was told, are still those of the current version.
-        Raises as `find`."""
-        return self._found(bucket, key, "") is facts
 
     def reopen(self, seen: OpenedObject) -> OpenedObject | None:
         """A new descriptor of what was opened before and is the same by the metadata; None where
@@ -183,16 +179,33 @@ class ObjectOpener:
         now = unpack_inode(packed)
         return not now.flags & Flag.SEALED or now.mtime_ns != inode.mtime_ns
 
-    def _found(self, bucket: bytes, key: bytes, version: str) -> Facts:
-        """As the engine has it now. Raises as `find`."""
+    def wanted(self, bucket: bytes, key: bytes) -> Wanted:
+        """The current version, for `StoreCache.look`."""
         boot = self._session.boot
 
         def read(t: Transaction) -> Facts:
-            return lookup.find(t, lookup.find_bucket(t, bucket), key, version, boot)
+            return lookup.find(t, lookup.find_bucket(t, bucket), key, "", boot)
 
-        if version:
-            return self._session.read(read)
-        return self._seen.get((bucket, key), read)
+        return Wanted((bucket, key), read)
+
+    def _found(self, bucket: bytes, key: bytes, version: str, generation: int) -> Facts:
+        """As the engine has it. Raises as `find`."""
+        if not version:
+            return self.current(bucket, key, generation)
+        boot = self._session.boot
+        return self._session.read(
+            lambda t: lookup.find(t, lookup.find_bucket(t, bucket), key, version, boot)
+        )
+
+    def current(self, bucket: bytes, key: bytes, generation: int) -> Facts:
+        """The record of the current version, as of that generation or newer; the same object while
+        it is the same. Raises as `find`."""
+        entry = self._cache.entry((bucket, key))
+        if entry is not None and entry.generation >= generation:
+            known: Facts = entry.value
+            return known
+        found: Facts = self._cache.get(*self.wanted(bucket, key), generation)
+        return found
 
     def _open(self, found: Facts) -> OpenedObject | None:
         """None when the data file has gone, or is not what the record says."""
@@ -203,6 +216,8 @@ class ObjectOpener:
         except FileNotFoundError:
             return None
         data = os.fstat(fd)
+        if found.data_mtime_ns == data.st_mtime_ns and found.inode.size == data.st_size:
+            return OpenedObject(fd, found)  # as it was when somebody looked at it before
         if found.inode.flags & Flag.SEALED:
             if data.st_size == found.inode.size:
                 return OpenedObject(fd, _with_mtime(found, data))
@@ -230,10 +245,6 @@ def _as_key(missed: OtherVersion | Unreached) -> NoSuchKey:
 
 def _shown(key: bytes) -> str:
     return key.decode(errors="backslashreplace")
-
-
-def _is_short(facts: Facts) -> bool:
-    return sum(map(len, facts.metadata.values())) <= _REMEMBERED_METADATA
 
 
 def _with_mtime(found: Facts, data: os.stat_result) -> Facts:

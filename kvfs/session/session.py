@@ -113,18 +113,19 @@ class Session:
     def mirrored(self) -> ReplicaTransactions | None:
         """Beside a node of a cluster, its mirror; None: beside a lone node. Raises Busy,
         Unavailable, Corrupt."""
-        self._enter(write=False)
-        self._leave()
+        if self._engine is None:
+            self._enter(write=False)
+            self._leave()
         return self._mirrored
 
     def generation(self) -> int:
         """See `EmbeddedEngine.generation`. Taken before a read, it is never newer than what was
         read. Raises Busy, Unavailable, Corrupt."""
-        engine = self._enter(write=False)
-        try:
-            return engine.generation()
-        finally:
-            self._leave()
+        with self._lock:  # held: it takes less than to leave it and come back
+            while self._exchanging:
+                self._gate.wait()
+            engine = self._engine
+            return (self._exchange(False) if engine is None else engine).generation()
 
     def write(self, fn: Callable[[Transaction], T]) -> T:
         """Run `fn` and commit: it survives SIGKILL when this returns. Raises as `read`, and

@@ -46,7 +46,8 @@ class Touches:
         gathered = self._gathered
         gathered.pop(ino, None)
         gathered[ino] = None
-        self._tell_soon(at_once=len(gathered) >= _LIMIT)
+        if not self._due or time.monotonic() >= self._due or len(gathered) >= _LIMIT:
+            self._tell_soon(at_once=len(gathered) >= _LIMIT)
 
     def missed(self, missing: Sequence[bytes | NotFound]) -> None:
         """Names with these entries are not there, or directories of names for these errors. To find

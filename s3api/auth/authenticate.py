@@ -32,11 +32,13 @@ def authenticate(
     path, _, query = target.partition(b"?")
     request = SignableRequest(method.encode(), path, query, by_name(headers))
     authorization = request.headers.get(b"authorization")
-    if is_presigned(query):
-        _check_single(authorization)
+    if query and is_presigned(query):
+        if authorization:
+            raise _not_single()
         return sigv4.verify_query(request, secret_of, now)
-    if _is_version_2(query):
-        _check_single(authorization)
+    if query and _is_version_2(query):
+        if authorization:
+            raise _not_single()
         _check_allowed(version_2)
         return sigv2.verify_query(request, secret_of, now, host_bucket)
     if not authorization:
@@ -71,14 +73,13 @@ def _is_version_2(query: bytes) -> bool:
     return b"Signature=" in query and b"AWSAccessKeyId=" in query
 
 
-def _check_single(authorization: bytes | None) -> None:
-    if authorization:
-        raise S3Error(
-            "InvalidArgument",
-            "Only one auth mechanism allowed; only the X-Amz-Algorithm query parameter, Signature "
-            "query string parameter or the Authorization header should be specified",
-            extra={"ArgumentName": "Authorization"},
-        )
+def _not_single() -> S3Error:
+    return S3Error(
+        "InvalidArgument",
+        "Only one auth mechanism allowed; only the X-Amz-Algorithm query parameter, Signature "
+        "query string parameter or the Authorization header should be specified",
+        extra={"ArgumentName": "Authorization"},
+    )
 
 
 def _check_allowed(version_2: bool) -> None:

@@ -113,7 +113,7 @@ class Access:
         """Whether a request may do all that it needs to; `of_object`: to an object that should be
         there. False: it is not, and who asks may be told so (who may list the bucket), and nothing
         of one that comes meanwhile. Raises AccessDenied, NoSuchBucket."""
-        if call.operation not in _SHOW_OWNERS and all(_at_once(call, each) for each in actions):
+        if call.operation not in _SHOW_OWNERS and _all_at_once(call, actions):
             return True
         facts = facts_or_none(call) if of_object else None
         for action in actions:
@@ -127,7 +127,7 @@ class Access:
     def is_unconditional(self, call: "Call", actions: Iterable[str], facts: Facts) -> bool:
         """Whether who asks decides alone whether all of it may be done to this object, and nothing
         else of the request does. Raises NoSuchBucket."""
-        return "owner" not in facts.metadata and all(_at_once(call, each) for each in actions)
+        return "owner" not in facts.metadata and _all_at_once(call, actions)
 
     def require(self, call: "Call", actions: Iterable[str], facts: Facts | None = None) -> None:
         """Raises AccessDenied unless the caller may do all of it; NoSuchBucket."""
@@ -161,7 +161,7 @@ class Access:
         if action in _FOR_ALL_USERS:
             return _allows_service(call, action)
         foreign = facts is not None and "owner" in facts.metadata
-        if _at_once(call, action) and not foreign:
+        if not foreign and _all_at_once(call, (action,)):
             return True
         block = PublicAccessBlock.parse(call.settings.get(PUBLIC_ACCESS) or {})
         request = _request(call, action, key, facts, any_object=any_object)
@@ -214,18 +214,18 @@ def facts_or_none(call: "Call") -> Facts | None:
     return None if found.delete_marker else found
 
 
-def _at_once(call: "Call", action: str) -> bool:
+def _all_at_once(call: "Call", actions: Iterable[str]) -> bool:
     """Whether who asks decides alone, as for nearly all requests: an owner or an administrator, and
     neither a bucket's policy nor a session."""
     known = call.known
-    if known is None or known.session_policy or action in _FOR_ALL_USERS:
+    if known is None or known.session_policy or not _FOR_ALL_USERS.isdisjoint(actions):
         return False
     settings = call.settings
-    if settings.get(POLICY) is not None:
+    if settings.has_policy:
         return False
     if known.policy:
         return _user_policy(known.policy).allows_all
-    return call.is_owner and (action not in _BY_BUCKET_ACL or settings.get(ACL) is None)
+    return call.is_owner and not (settings.has_acl and not _BY_BUCKET_ACL.isdisjoint(actions))
 
 
 def _allows_service(call: "Call", action: str) -> bool:

@@ -53,6 +53,8 @@ def canonical_path(path: bytes) -> bytes:
 
 def parameters(query: bytes) -> list[Parameter]:
     """The query's parameters in the order sent."""
+    if not query:
+        return []
     found = [part.partition(b"=") for part in query.split(b"&") if part]
     if _is_canonical_query(query):
         return found
@@ -90,6 +92,9 @@ def canonical_request(
 ) -> bytes:
     """The canonical request. `path` and `query` are canonical, `names` are the signed headers (one
     that is absent counts as empty), `payload` is the digest or what stands for it."""
-    get = headers.get
-    lines = [b"%b:%b" % (name, b" ".join(get(name, b"").split())) for name in names]
-    return b"\n".join((method, path, query, *lines, b"", b";".join(names), payload))
+    lines = [method, path, query]
+    for name in names:
+        value = b" ".join(headers.get(name, b"").split())
+        lines.append(b"%b:%b" % (name, value))
+    lines += (b"", b";".join(names), payload)
+    return b"\n".join(lines)

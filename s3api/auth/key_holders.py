@@ -4,32 +4,20 @@ The identity is looked at each time, so a key that is disabled, rotated or remov
 once.
 """
 
-import math
 import time
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvfs.base.encryption import SecretKey
-from kvfs.session.read_cache import Remembering
-from kvfs.session.session import Session
+from kvfs.meta.engine import Transaction
+from kvfs.objects.object_store import ObjectStore
+from kvfs.objects.store_cache import NOW, Wanted
 from kvfs.tree import identities
-from kvfs.tree.identities import Identity
 from s3api.auth import credentials
 from s3api.auth.credentials import KeyOwner
+from s3api.http.s3_errors import S3Error
 
 ADMINISTRATOR: Final = "admin"
 """The user that the first start makes; buckets that were made on the mount are its."""
-_REMEMBERED: Final = 1024
-
-
-class _Seen(NamedTuple):
-    """The holder of a key as last seen."""
-
-    until: float
-    """When its session ends, in seconds since the epoch."""
-    named: str
-    """The access key that was looked up: of a session, the one that began it."""
-    identity: Identity | None
-    known: KeyOwner | None
 
 
 class Identities:
@@ -37,28 +25,42 @@ class Identities:
 
     administrator = ADMINISTRATOR
 
-    def __init__(self, session: Session, key: SecretKey) -> None:
-        self._session = session
+    def __init__(self, store: ObjectStore, key: SecretKey) -> None:
+        self._session = store.session
+        self._cache = store.cache
         self._key = key
-        self._identities = Remembering[str, Identity | None](session, _REMEMBERED)
-        self._seen: dict[tuple[str, str], _Seen] = {}
 
     @property
     def key(self) -> SecretKey:
         """The key with which secrets and session tokens are encrypted."""
         return self._key
 
-    def find(self, access_key: str, session_token: str) -> KeyOwner | None:
-        """The holder of the key; None: nobody, or a disabled user. Raises S3Error (ExpiredToken,
-        InvalidToken)."""
-        now, asked = time.time(), (access_key, session_token)
-        seen = self._seen.get(asked)
-        if seen is not None and now < seen.until and self._look_up(seen.named) is seen.identity:
-            return seen.known
-        if len(self._seen) >= _REMEMBERED:
-            self._seen.clear()
-        self._seen[asked] = found = self._resolve(access_key, session_token, now)
-        return found.known
+    def find(self, access_key: str, session_token: str, generation: int = NOW) -> KeyOwner | None:
+        """The holder of the key as of that generation or newer; None: nobody, or a disabled user.
+        Raises S3Error (ExpiredToken, InvalidToken)."""
+        entry = self._cache.entry((access_key, session_token))
+        found: KeyOwner | None
+        if entry is not None and entry.generation >= generation:
+            found = entry.value
+        else:
+            found = self._cache.get(*self.wanted(access_key, session_token), generation)
+        if found is not None and found.expires and time.time() >= found.expires:
+            raise S3Error("ExpiredToken")
+        return found
+
+    def wanted(self, access_key: str, session_token: str) -> Wanted:
+        """The holder, for `StoreCache.look`."""
+
+        def read(t: Transaction) -> KeyOwner | None:
+            return credentials.resolve(
+                self._key,
+                lambda named: identities.find(t, named),
+                access_key,
+                session_token,
+                time.time(),
+            )
+
+        return Wanted((access_key, session_token), read)
 
     def secret_of(self, access_key: str, session_token: str) -> bytes | None:
         """See `auth.verified.SecretOf`."""
@@ -68,17 +70,3 @@ class Identities:
     def names(self, name: str) -> bool:
         """Whether there is a user of this name."""
         return self._session.read(lambda t: any(name == each for each, _ in identities.list_all(t)))
-
-    def _look_up(self, access_key: str) -> Identity | None:
-        return self._identities.get(access_key, lambda t: identities.find(t, access_key))
-
-    def _resolve(self, access_key: str, session_token: str, now: float) -> _Seen:
-        looked_up: list[tuple[str, Identity | None]] = []
-
-        def find(named: str) -> Identity | None:
-            looked_up.append((named, self._look_up(named)))
-            return looked_up[-1][1]
-
-        known = credentials.resolve(self._key, find, access_key, session_token, now)
-        until = known.expires if known is not None and known.expires else math.inf
-        return _Seen(until, *looked_up[-1], known)

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from s3api.auth.canonical import decode
-from s3api.auth.signing_times import check_skew, parse_basic, parse_http
+from s3api.auth.signing_times import MAX_SKEW_S, parse_basic, parse_http, too_skewed
 from s3api.auth.sigv4 import SignableRequest, expired, mismatch, unknown_key
 from s3api.auth.verified import AuthType, SecretOf, Verified
 from s3api.http.s3_errors import S3Error, invalid_argument
@@ -90,7 +90,8 @@ def verify_header(
         raise S3Error(
             "AccessDenied", "AWS authentication requires a valid Date or x-amz-date header"
         )
-    check_skew(signed_at, sent, now)
+    if abs(now - signed_at) > MAX_SKEW_S:
+        raise too_skewed(sent, now)
     date = sent if amazon_date is None else b""
     texts = _strings_to_sign(request, _query(request.query), headers, date, bucket)
     token = headers.get(b"x-amz-security-token", b"")

@@ -55,7 +55,21 @@ class Application:
         head.handled = outcome = RequestOutcome(request_id)
         call = None
         try:
-            call = outcome.call = self._call(head, body, request_id)
+            asked = asked_of(head, self._service.domains)
+            call = outcome.call = Call(
+                self._service,
+                head,
+                body,
+                asked,
+                asked.operation,
+                asked.bucket,
+                asked.key,
+                asked.query,
+                asked.fields,
+                _NOBODY,
+                datetime.now(UTC),
+                request_id,
+            )
             response = await self._answer(call)
         except Exception as error:  # translated at this one point
             response = self._refusal(head, error, outcome)
@@ -74,29 +88,11 @@ class Application:
         error = S3Error(code, reason, status=status)
         return _error(error, "", new_request_id())
 
-    def _call(self, head: Head, body: RequestBody, request_id: str) -> Call:
-        asked = asked_of(head, self._service.domains)
-        return Call(
-            service=self._service,
-            head=head,
-            body=body,
-            asked=asked,
-            operation=asked.operation,
-            bucket=asked.bucket,
-            key=asked.key,
-            query=asked.query,
-            fields=asked.fields,
-            verified=None,
-            known=None,
-            caller=authorization.caller_of(None),
-            now=datetime.now(UTC),
-            request_id=request_id,
-        )
-
     async def _answer(self, call: Call) -> Response:
         if self._service.freshness.is_needed:
             await self._service.freshness.before(call.raw_bucket, call.operation)
-        if call.head.memo is not None and (response := repeat(call)) is not None:
+        call.generation = self._service.store.cache.generation()
+        if call.asked.answered is not None and (response := repeat(call)) is not None:
             return response
         if special := SPECIAL.get(call.operation):
             return await special(call)
@@ -104,22 +100,16 @@ class Application:
         return await self._perform(call)
 
     def _authenticate(self, call: Call) -> None:
-        if _is_attested(call):
+        if call.asked.attested is not None and _is_attested(call, call.asked.attested):
             return
-        head, known = call.head, None
-
-        def secret_of(access_key: str, session_token: str) -> bytes | None:
-            nonlocal known
-            known = self._service.identities.find(access_key, session_token)
-            return None if known is None else known.secret
-
-        host = (head.get(b"host") or b"").decode("latin-1")
+        head = call.head
+        host = head.fields.get(b"host", b"").decode("latin-1")
         bucket = bucket_of_host(host, self._service.domains) or ""
         verified = authenticate(
             head.method,
             head.target,
             head.headers,
-            secret_of,
+            call.secret_of,
             call.now.timestamp(),
             version_2=self._service.version_2,
             host_bucket=bucket.encode(),
@@ -131,9 +121,11 @@ class Application:
                 "AuthorizationHeaderMalformed",
                 "The authorization header is malformed; incorrect service: this is s3",
             )
+        known = call.known
         assert known is not None, "a signature is right for a secret"
         call.take_signer(verified, known)
-        call.asked.attested = Attested(verified, known.secret)
+        if head.memo is not None:
+            call.asked.attested = Attested(verified, known.secret)
 
     async def _perform(self, call: Call) -> Response:
         handler = HANDLERS.get(call.operation)
@@ -145,7 +137,8 @@ class Application:
                 call.bucket or None, call.key or None, call.query, call.fields
             )
         call.params = dict(asked.params)
-        _check_named(call)
+        if not _NAMED.isdisjoint(call.params):
+            _check_named(call)
         if call.operation not in OPEN:
             self._authorise(call)
         elif ask := BEFORE_DOCUMENT.get(call.operation):
@@ -185,14 +178,13 @@ class Application:
         return _error(told, path, request_id)
 
 
-def _is_attested(call: Call) -> bool:
+def _is_attested(call: Call, attested: Attested) -> bool:
     """Whether the signature of an equal head was right: then it still is, while it is valid and its
     key has the same secret. Takes over who signed it. Raises as `Identities.find`."""
-    attested = call.asked.attested
-    if attested is None or not attested.verified.is_valid(call.now.timestamp()):
-        return False
     verified = attested.verified
-    known = call.service.identities.find(verified.access_key, verified.session_token)
+    if not verified.is_valid(call.now.timestamp()):
+        return False
+    known = call.look_up(verified.access_key, verified.session_token)
     if known is None or known.secret != attested.secret:
         return False
     call.take_signer(verified, known)
@@ -218,6 +210,8 @@ def _error(error: S3Error, resource: str, request_id: str) -> Response:
     return Response(status, headers, document)
 
 
+_NOBODY: Final = authorization.caller_of(None)
+_NAMED: Final = frozenset({"VersionId", "ExpectedBucketOwner"})
 _ENCRYPTED: Final = dict.fromkeys(
     (
         *("CompleteMultipartUpload", "CopyObject", "CreateMultipartUpload", "GetObject"),

@@ -1,8 +1,9 @@
 """The outcome of a request, for counters and logs; kept with its head."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from kvfs.http.api import Response
 
@@ -29,8 +30,7 @@ Entries = Callable[[], Iterable[AccessLogEntry]]
 """Asked for where a log is kept."""
 
 
-@dataclass(slots=True)
-class RequestOutcome:
+class RequestOutcome(msgspec.Struct):
     """The outcome of one request; what is not known (yet, or because it was refused first) is None
     or empty."""
 

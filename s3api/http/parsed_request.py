@@ -5,25 +5,21 @@ the client of a presigned URL sends the same head each time. The other facts tha
 on (the time, the holder of the key, policies, the object) are looked up anew each time.
 """
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
+
+import msgspec
 
 from kvfs.http.api import Head
 from s3api.auth.authenticate import hoisted, is_presigned
 from s3api.auth.verified import Verified
-from s3api.model.addressing import ResourceAddress, address, split_target, with_hoisted
+from s3api.model.addressing import address, split_target, with_hoisted
 from s3api.model.routing import STS, route
 
-_TARGETS: Final = 128
-"""Remembered; of at most 16 KiB each."""
 _FORM: Final = b"application/x-www-form-urlencoded"
 
 
-@dataclass(slots=True)
-class Attested:
+class Attested(msgspec.Struct):
     """A signature that was right for a secret."""
 
     verified: Verified
@@ -33,8 +29,7 @@ class Attested:
         return f"Attested({self.verified!r})"
 
 
-@dataclass(slots=True)
-class Asked:
+class Asked(msgspec.Struct):
     """The request of one head, or of all that are equal. `bucket` and `key` are empty where it
     names none."""
 
@@ -67,41 +62,31 @@ def asked_of(head: Head, domains: tuple[str, ...]) -> Asked:
 
 
 def _asked(head: Head, domains: tuple[str, ...]) -> Asked:
-    host = head.get(b"host") or b""
-    where, query, moved = _meaning(head.target, host, domains)
+    path, _, sent = head.target.partition(b"?")
+    query: dict[str, str] = {}
     fields = head.fields
-    if "X-Amz-Signature" in query and is_presigned(head.target.partition(b"?")[2]):
-        fields = with_hoisted(fields, query)
-    if moved:
-        fields = {**moved, **fields}
-    if where.bucket is None and _is_for_sts(head):
+    if sent:
+        _, query = split_target(head.target)
+        if moved := hoisted(sent):
+            for name in (b"content-type", b"content-md5"):
+                if name in moved:  # a header now, and no operation has such a parameter
+                    query.pop(name.decode(), None)
+            fields = {**moved, **fields}
+        if "X-Amz-Signature" in query and is_presigned(sent):
+            fields = with_hoisted(fields, query)
+    bucket, key = address(path, head.fields.get(b"host", b"").decode("latin-1"), domains)
+    if bucket is None and _is_for_sts(head):
         operation = STS
     else:
-        operation = route(head.method, where.bucket, where.key, query, fields)
+        operation = route(head.method, bucket, key, query, fields)
     encrypted = b"-server-side-encryption" in b"".join(fields)
-    overrides = any(name.startswith("response-") for name in query)
-    return Asked(
-        operation, where.bucket or "", where.key or "", query, fields, encrypted, overrides
+    overrides = "response-" in "\n".join(query) and any(
+        name.startswith("response-") for name in query
     )
+    return Asked(operation, bucket or "", key or "", query, fields, encrypted, overrides)
 
 
 def _is_for_sts(head: Head) -> bool:
     """Whether a request to the service itself is one of STS."""
     content_type = head.get(b"content-type") or b""
     return head.method == "POST" and content_type.lower().startswith(_FORM)
-
-
-@functools.lru_cache(_TARGETS)
-def _meaning(
-    target: bytes, host: bytes, domains: tuple[str, ...]
-) -> tuple[ResourceAddress, Mapping[str, str], Mapping[bytes, bytes]]:
-    """The address of a target, its parameters, and the headers that a signature of version 2 has
-    among them. Readers of a large object ask for the same target again and again. Raises
-    S3Error."""
-    path, query = split_target(target)
-    moved = hoisted(target.partition(b"?")[2])
-    for name in (b"content-type", b"content-md5"):
-        if name in moved:  # a header now, and no operation has such a parameter
-            query.pop(name.decode(), None)
-    where = address(path, host.decode("latin-1"), domains)
-    return where, MappingProxyType(query), MappingProxyType(moved)

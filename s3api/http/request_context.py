@@ -4,23 +4,24 @@ import functools
 import itertools
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
+import msgspec
 import trio
 
 from kvfs.http.api import Head, RequestBody, Response
 from kvfs.objects.object_errors import NoSuchBucket
 from kvfs.objects.object_info import Facts
 from kvfs.objects.object_store import ObjectStore
+from kvfs.objects.store_cache import NOW, Wanted
 from kvfs.vfs.post_commit import Changed
 from s3api.auth.authorization import Access, caller_of
 from s3api.auth.credentials import KeyOwner
 from s3api.auth.key_holders import Identities
 from s3api.auth.verified import Verified
 from s3api.http.buffer_pool import BufferPool
-from s3api.http.header_cache import Shown
 from s3api.http.outcome import Entries
 from s3api.http.parsed_request import Asked
 from s3api.http.s3_errors import S3Error
@@ -29,11 +30,13 @@ from s3api.model.addressing import is_bucket_name
 from s3api.rules.access.policy import Requester
 from s3api.rules.conditions import ConditionTarget
 from s3api.storage.batch_delete import Deleter
-from s3api.storage.bucket_settings import OWNER, Settings, SettingsReader
+from s3api.storage.bucket_settings import Settings, SettingsReader
 from s3api.storage.commit_notifier import Teller
 from s3api.storage.read_consistency import Freshness
 
 T = TypeVar("T")
+_OF_CURRENT: Final = frozenset({"GetObject", "HeadObject"})
+"""Operations that read an object, the current version unless they name another."""
 _is_bucket_name: Final = functools.lru_cache(1024)(is_bucket_name)
 _PROCESS: Final = secrets.randbits(32)
 _numbers: Final = itertools.count(secrets.randbits(32))
@@ -67,11 +70,9 @@ class WorkerContext:
     deleter: Deleter
     freshness: Freshness
     settings: SettingsReader
-    shown: Shown
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One request. `bucket` and `key` are empty where it names none."""
 
     service: WorkerContext
@@ -85,16 +86,17 @@ class Call:
     query: Mapping[str, str]
     fields: Mapping[bytes, bytes]
     """The headers, and those that presigning moved into the query; lower-case names."""
-    verified: Verified | None
-    known: KeyOwner | None
-    """The signer; None: nobody."""
     caller: Requester
     now: datetime
     request_id: str
-    params: dict[str, Any] = field(default_factory=dict)
+    verified: Verified | None = None
+    known: KeyOwner | None = None
+    """The signer; None: nobody."""
+    params: dict[str, Any] = {}
     """As botocore names them."""
-    generation: int | None = None
-    """The generation of the metadata when the request came; None: nobody asked."""
+    generation: int = NOW
+    """The generation of the metadata when the request came: what is read for it is as of that or
+    newer."""
     by_acl: bool = False
     """Whether an ACL allowed something of it that nothing else did."""
     entries: Entries | None = None
@@ -127,18 +129,21 @@ class Call:
         if settings is None:
             if not _is_bucket_name(self.bucket):
                 raise NoSuchBucket(f"{self.bucket} is no legal name of a bucket")
-            self._settings = settings = self.service.settings.of(self.raw_bucket)
+            read = self.service.settings
+            self._settings = settings = read.of(self.bucket.encode(), self.generation)
         return settings
 
     def look_again(self) -> None:
-        """Call after what may have taken long: the bucket's settings may be others by now. Any
-        thread."""
-        self._settings = None
+        """Call after what may have taken long: the metadata may be others by now. Any thread.
+        Raises as `Session.generation`."""
+        now = self.service.store.cache.generation()
+        if now != self.generation:
+            self.generation, self._settings = now, None
 
     @property
     def owner(self) -> str:
         """The name of the bucket's owner; a bucket made on the mount is the administrator's."""
-        return self.settings.get(OWNER) or self.service.identities.administrator
+        return self.settings.owner or self.service.identities.administrator
 
     @property
     def owner_if_known(self) -> str:
@@ -163,10 +168,33 @@ class Call:
 
     def sign(self, verified: Verified) -> None:
         """Take over who signed the request. Raises InvalidAccessKeyId."""
-        found = self.service.identities.find(verified.access_key, verified.session_token)
+        found = self.service.identities.find(
+            verified.access_key, verified.session_token, self.generation
+        )
         if found is None:
             raise S3Error("InvalidAccessKeyId")
         self.take_signer(verified, found)
+
+    def look_up(self, access_key: str, session_token: str) -> KeyOwner | None:
+        """The holder of a key. What else the request asks the metadata for is read in the same
+        transaction. Raises S3Error (ExpiredToken, InvalidToken)."""
+        service, bucket = self.service, self.bucket
+        cache, generation = service.store.cache, self.generation
+        seen = cache.entry((access_key, session_token))
+        if bucket and (seen is None or seen.generation < generation):
+            wanted: list[Wanted] = [
+                service.identities.wanted(access_key, session_token),
+                service.settings.wanted(bucket.encode()),
+            ]
+            if self.operation in _OF_CURRENT and "versionId" not in self.query:
+                wanted.append(service.store.wanted(bucket.encode(), self.key.encode()))
+            cache.look(generation, wanted)
+        return service.identities.find(access_key, session_token, generation)
+
+    def secret_of(self, access_key: str, session_token: str) -> bytes | None:
+        """See `auth.verified.SecretOf`; takes over who holds the key."""
+        self.known = known = self.look_up(access_key, session_token)
+        return None if known is None else known.secret
 
     def take_signer(self, verified: Verified, known: KeyOwner) -> None:
         """Likewise, where it is known who holds the key."""

@@ -8,8 +8,9 @@ had a say is not kept, for they may ask for what is not in the head: an address,
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
+import msgspec
 import trio
 
 from kvfs.base.errors import KvfsError
@@ -25,8 +26,7 @@ from s3api.rules.ranges import ByteRange
 from s3api.storage.bucket_settings import Settings
 
 
-@dataclass(slots=True)
-class Answered:
+class Answered(msgspec.Struct):
     """How a GET was answered."""
 
     generation: int
@@ -38,7 +38,8 @@ class Answered:
     settings: Settings
     opened: OpenedObject
     """Its descriptor is closed."""
-    chosen: ByteRange
+    chosen: ByteRange | None
+    """None: all."""
     status: int
     headers: Sequence[Field]
     further: Sequence[Field]
@@ -48,13 +49,14 @@ def repeat(call: Call) -> Response | None:
     """The answer that an equal request got, where it would get it again; None: it has to be found.
     Raises OSError, Busy, Unavailable, Corrupt."""
     asked = call.asked
-    call.generation = call.store.session.generation()
     seen = asked.answered
     if not isinstance(seen, Answered):
         return None
     now = call.now.timestamp()
-    if seen.verified.valid_from <= now <= seen.until and _is_same(call, seen):
-        opened = call.store.reopen(seen.opened)
+    if seen.verified.valid_from <= now <= seen.until and (
+        seen.generation == call.generation or _is_same(call, seen)
+    ):
+        opened = call.service.store.reopen(seen.opened)
         if opened is not None:
             call.take_signer(seen.verified, seen.known)
             body = file_range(opened, seen.chosen)
@@ -64,28 +66,27 @@ def repeat(call: Call) -> Response | None:
 
 
 def _is_same(call: Call, seen: Answered) -> bool:
-    """Whether the metadata say the same as then: no commit was made, or none that concerns this
-    answer."""
-    if seen.generation == call.generation:
-        return True
-    verified = seen.verified
+    """Whether the metadata say the same as then, though a commit was made."""
+    verified, bucket, key = seen.verified, call.bucket.encode(), call.key.encode()
     try:
         same = (
-            call.service.identities.find(verified.access_key, verified.session_token) is seen.known
+            call.look_up(verified.access_key, verified.session_token) is seen.known
             and call.settings is seen.settings
-            and call.store.is_same(call.raw_bucket, call.raw_key, seen.opened.facts)
+            and call.store.current(bucket, key, call.generation) is seen.opened.facts
         )
     except (S3Error, KvfsError):
         return False  # and found again, with the right error
-    if same and call.generation is not None:
+    if same:
         seen.generation = call.generation
     return same
 
 
-def remember(call: Call, opened: OpenedObject, chosen: ByteRange, response: Response) -> None:
-    """Keep an answer, where it may be given again."""
+def remember(
+    call: Call, opened: OpenedObject, chosen: ByteRange | None, response: Response
+) -> None:
+    """Keep an answer with its head, where it may be given again."""
     verified, known = call.verified, call.known
-    if call.generation is None or verified is None or known is None:
+    if verified is None or known is None:
         return
     needed = actions.needed(call.operation, call.params)
     if not call.service.access.is_unconditional(call, needed, opened.facts):
@@ -105,10 +106,12 @@ def remember(call: Call, opened: OpenedObject, chosen: ByteRange, response: Resp
     )
 
 
-def file_range(opened: OpenedObject, chosen: ByteRange) -> FileRange:
-    """The body, which closes the descriptor."""
-    fd = opened.fd
-    body = FileRange(fd, chosen.offset, chosen.length, lambda: os.close(fd), opened.is_unchanged)
+def file_range(opened: OpenedObject, chosen: ByteRange | None) -> FileRange:
+    """The body, which closes the descriptor. None: all of the object."""
+    fd, offset, length = opened.fd, 0, opened.facts.inode.size
+    if chosen is not None:
+        offset, length = chosen
+    body = FileRange(fd, offset, length, partial(os.close, fd), opened.is_unchanged)
     if opened.coming is not None:
         body.coming = _awaited(opened.coming)
     return body

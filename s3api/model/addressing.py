@@ -9,7 +9,7 @@ import functools
 import ipaddress
 import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from s3api.http.s3_errors import S3Error, invalid_argument
@@ -37,11 +37,8 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]").search
 _IN_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
-class ResourceAddress(NamedTuple):
-    """The address of a request. No bucket: the service itself; no key: the bucket."""
-
-    bucket: str | None
-    key: str | None
+ResourceAddress = tuple[str | None, str | None]
+"""Bucket and key of a request. No bucket: the service itself; no key: the bucket."""
 
 
 def split_target(target: bytes) -> tuple[bytes, dict[str, str]]:
@@ -75,16 +72,16 @@ def address(path: bytes, host: str, domains: tuple[str, ...]) -> ResourceAddress
     rest = path[1:]
     if bucket is None:
         if not rest:
-            return ResourceAddress(None, None)
+            return None, None
         raw_bucket, _, rest = rest.partition(b"/")
         bucket = decode(raw_bucket)
     if not rest:
-        return ResourceAddress(bucket, None)
+        return bucket, None
     key = unquote_to_bytes(rest) if b"%" in rest else rest
     if len(key) > KEY_LIMIT_BYTES:
         limits = {"Size": str(len(key)), "MaxSizeAllowed": str(KEY_LIMIT_BYTES)}
         raise S3Error("KeyTooLongError", extra=limits)
-    return ResourceAddress(bucket, decode(rest))
+    return bucket, decode(rest)
 
 
 @functools.lru_cache(_HOSTS)

@@ -123,7 +123,15 @@ class RequestParser:
         for wire, value in query.items():
             if field := self.query.get(wire):
                 _take(members, field, wire, value)
-        self._take_headers(members, headers)
+        name, prefix = self.metadata or ("", b"\n")
+        metadata: dict[str, str] = {}
+        for header, raw in headers.items():
+            if field := self.headers.get(header):
+                _take(members, field, header.decode("latin-1"), raw.decode("latin-1"))
+            elif header.startswith(prefix):
+                metadata[header[len(prefix) :].decode("latin-1")] = raw.decode("latin-1")
+        if metadata:
+            members[name] = metadata
         for name in self._required:
             if name not in members:
                 wire = self._places[name]
@@ -136,17 +144,6 @@ class RequestParser:
             if len(body) > body_limit(self.operation):
                 raise S3Error("MaxMessageLengthExceeded")
             self.payload(members, body)
-
-    def _take_headers(self, members: dict[str, Any], headers: Mapping[bytes, bytes]) -> None:
-        metadata: dict[str, str] = {}
-        name, prefix = self.metadata or ("", b"\n")
-        for wire, raw in headers.items():
-            if field := self.headers.get(wire):
-                _take(members, field, wire.decode("latin-1"), raw.decode("latin-1"))
-            elif wire.startswith(prefix):
-                metadata[wire[len(prefix) :].decode("latin-1")] = raw.decode("latin-1")
-        if metadata:
-            members[name] = metadata
 
 
 _PLACES: Final = ("querystring", "header")

@@ -108,7 +108,12 @@ class Routes:
             # The number of a part says where an upload goes, but of a read only how much of it.
             asked -= {"partNumber"}
         for found in self._by_names.get((method, scope, asked), ()):
-            if _answers(found, query, copies):
+            if found.copies > copies or not found.required <= names:
+                continue
+            for name, value in found.fixed.items():
+                if value and query[name] != value:
+                    break
+            else:
                 if names:
                     _check_taken(found, query)
                 return found.name
@@ -171,12 +176,6 @@ def routes() -> Routes:
 
 def _asks(query: Mapping[str, str]) -> bool:
     return any(name not in IGNORABLE and routes().knows(name) for name in query)
-
-
-def _answers(found: Route, query: Mapping[str, str], copies: bool) -> bool:
-    if found.copies > copies or not found.required <= query.keys():
-        return False
-    return all(not value or query[name] == value for name, value in found.fixed.items())
 
 
 def _check_taken(found: Route, query: Mapping[str, str]) -> None:

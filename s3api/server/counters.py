@@ -118,7 +118,9 @@ class Recorder:
         if self._further is not None:
             self._further(head, status, sent_bytes, seconds)
         outcome = None if head is None else head.handled
-        flow = self._flow(outcome if isinstance(outcome, RequestOutcome) else None, status)
+        call = outcome.call if isinstance(outcome, RequestOutcome) else None
+        where = (REFUSED, "") if call is None else (call.operation, call.bucket)
+        flow = self._flows.get(where) or self._flow(*where, status)
         flow.statuses[status] = flow.statuses.get(status, 0) + 1
         flow.sent_bytes += sent_bytes
         flow.seconds += seconds
@@ -127,13 +129,11 @@ class Recorder:
             return
         if outcome.code:
             flow.errors[outcome.code] = flow.errors.get(outcome.code, 0) + 1
-        if outcome.call is not None:
-            flow.received_bytes += outcome.call.body.received_bytes
+        if call is not None:
+            flow.received_bytes += call.body.received_bytes
 
-    def _flow(self, outcome: RequestOutcome | None, status: int) -> Flow:
-        operation, bucket = REFUSED, ""
-        if outcome is not None and outcome.call is not None:
-            operation, bucket = outcome.call.operation, outcome.call.bucket
+    def _flow(self, operation: str, bucket: str, status: int) -> Flow:
+        """The counts of what may have none yet."""
         if bucket not in self._buckets:
             bucket = self._admitted(bucket, status)
         found = self._flows.get((operation, bucket))

@@ -26,7 +26,6 @@ from s3api.auth.authorization import Access
 from s3api.auth.key_holders import Identities
 from s3api.http.buffer_pool import BufferPool
 from s3api.http.dispatch import Application
-from s3api.http.header_cache import Shown
 from s3api.http.request_context import WorkerContext
 from s3api.http.side_digest import Hashing
 from s3api.server.access_log import AccessLog
@@ -66,7 +65,7 @@ def main() -> None:
 
 
 async def _serve(plan: WorkerPlan, store: ObjectStore) -> None:
-    identities = Identities(store.session, open_key(Path(plan.store) / KEY_NAME))
+    identities = Identities(store, open_key(Path(plan.store) / KEY_NAME))
     teller = Teller(store)
     service = WorkerContext(
         store=store,
@@ -86,7 +85,6 @@ async def _serve(plan: WorkerPlan, store: ObjectStore) -> None:
         deleter=Deleter(store, teller),
         freshness=Freshness(store),
         settings=SettingsReader(store),
-        shown=Shown(),
     )
     application = Application(service)
     listeners = [socket.socket(fileno=fd) for fd in plan.listeners]

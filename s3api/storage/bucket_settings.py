@@ -4,11 +4,14 @@ Each setting is the MessagePack form of botocore's dict for it (policies are the
 the name of its sub-resource.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+
+from kvfs.meta.engine import Transaction
+from kvfs.objects import buckets, lookup
+from kvfs.objects.store_cache import NOW, Wanted
 
 if TYPE_CHECKING:
     from kvfs.objects.object_store import ObjectStore
@@ -26,77 +29,74 @@ ENCRYPTION: Final = "encryption"
 LOGGING: Final = "logging"
 OBJECT_LOCK: Final = "object-lock"
 
-_REMEMBERED: Final = 1024
-
 
 def pack(value: object) -> bytes:
     """The form in which a setting is kept."""
     return msgspec.msgpack.encode(value)
 
 
-@functools.lru_cache(_REMEMBERED)
-def _unpack(raw: bytes) -> Any:
-    return msgspec.msgpack.decode(raw)
-
-
 class Settings:
     """The settings of one bucket, as one transaction saw them. A value that `get` returns is
     shared: not to be changed."""
 
-    __slots__ = ("_raw",)
+    __slots__ = (
+        *("_raw", "_values", "has_acl", "has_lock", "has_policy", "owner", "ownership"),
+        "versioning",
+    )
 
     def __init__(self, raw: Mapping[str, bytes]) -> None:
         self._raw = raw
+        self._values: dict[str, Any] = {}
+        self.owner: str = self.get(OWNER) or ""
+        """The name of the bucket's owner; empty: it was made on the mount."""
+        self.has_policy = POLICY in raw
+        self.has_acl = ACL in raw
+        self.has_lock = OBJECT_LOCK in raw
+        """Whether the bucket was made for locked objects."""
+        self.versioning: str = (self.get(VERSIONING) or {}).get("Status", "")
+        """`Enabled`, `Suspended`, or empty where versions were never kept."""
+        has_acls = OWNER in raw or self.has_acl
+        kept: str | None = self.get(OWNERSHIP)
+        self.ownership = kept or ("ObjectWriter" if has_acls else "BucketOwnerEnforced")
+        """The rule for who owns objects. Buckets that S3 makes say it; of those that were made
+        before they did, or whose owner took it away, the writer owns objects and ACLs count. A
+        directory that was made on the mount has no ACLs unless somebody says so."""
 
     def get(self, name: str) -> Any:
         """The setting; None where it is not set."""
         raw = self._raw.get(name)
-        return None if raw is None else _unpack(raw)
-
-    def is_of(self, raw: Mapping[str, bytes]) -> bool:
-        """Whether these are the settings, as the store tells the same while nothing changes."""
-        return self._raw is raw
-
-    @property
-    def versioning(self) -> str:
-        """`Enabled`, `Suspended`, or empty where versions were never kept."""
-        status: str = (self.get(VERSIONING) or {}).get("Status", "")
-        return status
-
-    @property
-    def ownership(self) -> str:
-        """The rule for who owns objects. Buckets that S3 makes say it; of those that were made
-        before they did, or whose owner took it away, the writer owns objects and ACLs count. A
-        directory that was made on the mount has no ACLs unless somebody says so."""
-        kept: str | None = self.get(OWNERSHIP)
-        if kept is not None:
-            return kept
-        has_acls = OWNER in self._raw or ACL in self._raw
-        return "ObjectWriter" if has_acls else "BucketOwnerEnforced"
-
-    @property
-    def has_lock(self) -> bool:
-        """Whether the bucket was made for locked objects."""
-        return OBJECT_LOCK in self._raw
+        if raw is None:
+            return None
+        if name not in self._values:
+            self._values[name] = msgspec.msgpack.decode(raw)
+        return self._values[name]
 
 
 class SettingsReader:
     """The settings of buckets, for one worker. Any thread."""
 
     def __init__(self, store: "ObjectStore") -> None:
-        self._store = store
-        self._seen: dict[bytes, Settings] = {}
+        self._cache = store.cache
         self.logged: Callable[[], None] = lambda: None
         """Called where a bucket is found that is logged."""
 
-    def of(self, bucket: bytes) -> Settings:
-        """As they are now; the same object as long as they are the same. Raises NoSuchBucket."""
-        raw = self._store.buckets.get_settings(bucket)
-        seen = self._seen.get(bucket)
-        if seen is None or not seen.is_of(raw):
-            if len(self._seen) >= _REMEMBERED:
-                self._seen.clear()
-            seen = self._seen[bucket] = Settings(raw)
+    def of(self, bucket: bytes, generation: int = NOW) -> Settings:
+        """As of that generation or newer; the same object as long as they are the same. Raises
+        NoSuchBucket."""
+        entry = self._cache.entry(bucket)
+        if entry is not None and entry.generation >= generation:
+            known: Settings = entry.value
+            return known
+        found: Settings = self._cache.get(*self.wanted(bucket), generation)
+        return found
+
+    def wanted(self, bucket: bytes) -> Wanted:
+        """The settings, for `StoreCache.look`."""
+
+        def read(t: Transaction) -> Settings:
+            raw = buckets.settings(t, lookup.find_bucket(t, bucket))
             if LOGGING in raw:
                 self.logged()
-        return seen
+            return Settings(raw)
+
+        return Wanted(bucket, read)

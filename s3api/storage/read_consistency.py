@@ -35,13 +35,10 @@ class Freshness:
         self._mirrored = store.session.mirrored
         self._together: Together[None, None] = Together(self._catch_up)
         self.run = self._together.run
+        self.is_needed = self._mirrored is not None
+        """Whether there are other nodes."""
         # It waits here, and not in the middle of something that holds up the whole worker.
         store.session.checks_itself = False
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether there are other nodes."""
-        return self._mirrored is not None
 
     async def before(self, bucket: bytes, operation: str) -> None:
         """Have what is in the bucket be as new as it must be. Raises Unavailable; NoSuchKey where

@@ -35,7 +35,6 @@ from kvfs.meta.lmdb.journal import (
     JournalWriter,
     Position,
     Writes,
-    unpack_generation,
     unpack_position,
 )
 from kvfs.meta.lmdb.lmdb_errors import translated
@@ -225,7 +224,7 @@ class EmbeddedEngine:
         try:
             raw = self.environment.begin(self._main)
             try:
-                return unpack_generation(raw.get(GENERATION_KEY, b""))
+                return int.from_bytes(raw.get(GENERATION_KEY, b""), "little")
             finally:
                 raw.abort()
         except lmdb.Error as error:

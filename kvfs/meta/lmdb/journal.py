@@ -105,11 +105,6 @@ def pack_position(position: Position) -> bytes:
     return POSITION.pack(*position)
 
 
-def unpack_generation(packed: bytes) -> int:
-    """0 before the first commit."""
-    return int.from_bytes(packed, "little")
-
-
 def pack_generation(position: Position) -> bytes:
     """As of a commit that ends there."""
     return position.sequence.to_bytes(8, "little")

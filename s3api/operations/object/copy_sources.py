@@ -1,8 +1,9 @@
 """The source of CopyObject and UploadPartCopy: the caller must be allowed to read it."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Final, TypeVar
+
+import msgspec
 
 from kvfs.base.errors import Conflict
 from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NoSuchVersion
@@ -34,7 +35,7 @@ class Source:
         check_version_id(named.version or None)
         self.triple = named.bucket.encode(), named.key.encode(), named.version
         self._conditions = Conditions.of(call.params, "CopySource")
-        reading = dataclasses.replace(
+        reading = msgspec.structs.replace(
             call,
             bucket=named.bucket,
             key=named.key,

@@ -1,10 +1,11 @@
 """DeleteObject, DeleteObjects."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from kvfs.base.errors import KvfsError
 from kvfs.http.api import Response
@@ -91,9 +92,9 @@ def _refusal(call: Call, wanted: Mapping[str, Any]) -> S3Error | None:
         needed = actions.needed("DeleteObject", {"VersionId": version})
         # Policies see each of them as if it were deleted alone.
         if version is not None:
-            call = dataclasses.replace(call, query={**call.query, "versionId": version})
+            call = msgspec.structs.replace(call, query={**call.query, "versionId": version})
         if (etag := wanted.get("ETag")) is not None:
-            call = dataclasses.replace(call, fields={**call.fields, b"if-match": etag.encode()})
+            call = msgspec.structs.replace(call, fields={**call.fields, b"if-match": etag.encode()})
         if not all(call.service.access.allows(call, action, key) for action in needed):
             raise S3Error("AccessDenied")
     except S3Error as error:

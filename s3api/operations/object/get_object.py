@@ -4,7 +4,9 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from kvfs.http.api import Response
+import msgspec
+
+from kvfs.http.api import Prepared, Response
 from kvfs.objects.object_info import Facts
 from s3api.http.request_context import Call, Handler, target
 from s3api.http.response_cache import file_range, remember
@@ -25,12 +27,24 @@ from s3api.rules.access import actions
 from s3api.rules.conditions import Conditions, is_not_modified
 from s3api.rules.ranges import ByteRange, parse_range, part_range
 from s3api.rules.tagging import parse_kept
+from s3api.storage.bucket_settings import Settings
 
 _CONDITIONS: Final = frozenset(("IfMatch", "IfNoneMatch", "IfModifiedSince", "IfUnmodifiedSince"))
+_OF_A_PART: Final = frozenset(("Range", "PartNumber"))
 _NOT_MODIFIED: Final = frozenset(
     (b"etag", b"last-modified", b"cache-control", b"expires", b"x-amz-version-id")
 )
 """The headers of a 304."""
+
+
+class _Shown(msgspec.Struct):
+    """The headers of an object, kept with its facts: they follow from these, and from the
+    rest."""
+
+    settings: Settings
+    checksums: bool
+    """Whether checksums were asked for."""
+    fields: Prepared
 
 
 async def get_object(call: Call) -> Response:
@@ -46,29 +60,33 @@ async def get_object(call: Call) -> Response:
         os.close(opened.fd)
     else:
         response.body = file_range(opened, chosen)
-        remember(call, opened, chosen, response)
+        if call.head.memo is not None:
+            remember(call, opened, chosen, response)
     return response
 
 
 async def head_object(call: Call) -> Response:
     """As GetObject, without the body."""
-    response, chosen = _answer(call, await find_to_tell(call))
-    response.length = chosen.length
+    facts = await find_to_tell(call)
+    response, chosen = _answer(call, facts)
+    response.length = facts.size if chosen is None else chosen.length
     return response
 
 
-def _answer(call: Call, facts: Facts) -> tuple[Response, ByteRange]:
-    """Status and headers, and the bytes that they speak of."""
-    needed = actions.needed_of_source(call.params.get("VersionId"))
-    call.service.access.require_of_foreign(call, needed, facts)
+def _answer(call: Call, facts: Facts) -> tuple[Response, ByteRange | None]:
+    """Status and headers, and the bytes that they speak of; None: all."""
+    if "owner" in facts.metadata:
+        needed = actions.needed_of_source(call.params.get("VersionId"))
+        call.service.access.require_of_foreign(call, needed, facts)
     headers = _headers(call, facts)
-    whole = ByteRange(0, facts.size)
     conditional = not _CONDITIONS.isdisjoint(call.params)
     if conditional and _is_not_modified(call, facts):
-        return Response(304, [each for each in headers if each[0] in _NOT_MODIFIED]), whole
+        return Response(304, [each for each in headers if each[0] in _NOT_MODIFIED]), None
+    if _OF_A_PART.isdisjoint(call.params):
+        return Response(200, headers), None
     chosen = _chosen(call, facts)
     if chosen is None:
-        return Response(200, headers), whole
+        return Response(200, headers), None
     told = chosen.content_range(facts.size)
     further = [] if told is None else [(b"content-range", told.encode())]
     return Response(206, headers, further=further), chosen
@@ -107,9 +125,16 @@ def _headers(call: Call, facts: Facts) -> Headers:
     checksums = params.get("ChecksumMode") == "ENABLED" and "Range" not in params
     if call.asked.overrides or params.get("PartNumber") is not None:
         return _new_headers(call, facts, checksums)
-    return call.service.shown.fields(
-        facts, call.settings, checksums, lambda: _new_headers(call, facts, checksums)
-    )
+    settings = call.settings
+    entry = call.service.store.cache.entry((call.bucket.encode(), facts.key))
+    if entry is None or entry.value is not facts:
+        return _new_headers(call, facts, checksums)
+    shown = entry.shown
+    if isinstance(shown, _Shown) and shown.settings is settings and shown.checksums == checksums:
+        return shown.fields
+    fields = Prepared(_new_headers(call, facts, checksums))
+    entry.shown = _Shown(settings, checksums, fields)
+    return fields
 
 
 def _new_headers(call: Call, facts: Facts, checksums: bool) -> Headers:

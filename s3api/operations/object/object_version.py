@@ -9,10 +9,12 @@ from typing import Final, TypeVar
 import trio
 
 from kvfs.base.errors import Busy
+from kvfs.meta.records import Flag
 from kvfs.objects import versions
 from kvfs.objects.object_errors import MarkedDeleted, NoSuchKey, NoSuchVersion, NotHere
 from kvfs.objects.object_info import Facts
 from kvfs.objects.open_object import OpenedObject, marked_deleted
+from kvfs.objects.store_cache import NOW
 from s3api.http.request_context import Call, moment
 from s3api.http.s3_errors import S3Error, invalid_argument
 from s3api.model.time_formats import http_date
@@ -44,7 +46,7 @@ def find(call: Call) -> Facts:
     """An object as it is now. Raises S3Error: NoSuchKey, NoSuchVersion, MethodNotAllowed for a
     delete marker, AccessDenied for a missing key where the caller may not list the bucket."""
     try:
-        facts = call.store.find(call.raw_bucket, call.raw_key, call.version)
+        facts = call.store.find(call.raw_bucket, call.raw_key, call.version, call.generation)
     except NoSuchVersion as error:
         raise _no_such_version(call, error) from None
     except NoSuchKey as error:
@@ -59,6 +61,7 @@ async def find_to_tell(call: Call) -> Facts:
     facts = find(call)
     if not call.store.seals.is_awaited(call.raw_bucket, facts):
         return facts
+    call.generation = NOW  # it is sealed meanwhile
     return await settled(call, lambda: find(call), partial(_awaited, call))
 
 
@@ -80,8 +83,10 @@ async def open_for_reading(call: Call) -> OpenedObject:
     """As `find`, with an ETag that stays and a descriptor that the caller closes. Data that other
     nodes have are brought: small ones first, large ones as they are read."""
     opened = await _open(call)
-    told = ""
-    while opened.facts.etag != told and call.store.seals.is_awaited(call.raw_bucket, opened.facts):
+    if opened.facts.inode.flags & Flag.SEALED:
+        return opened
+    told, bucket, seals = "", call.bucket.encode(), call.service.store.seals
+    while opened.facts.etag != told and seals.is_awaited(bucket, opened.facts):
         os.close(opened.fd)
         told = (await find_to_tell(call)).etag
         opened = await _open(call)
@@ -92,6 +97,7 @@ async def _open(call: Call) -> OpenedObject:
     try:
         return open_here(call)
     except NotHere:
+        call.generation = NOW  # what follows takes long
         return await trio.to_thread.run_sync(_open_coming, call, limiter=_bringings())
 
 
@@ -106,8 +112,11 @@ def _open_coming(call: Call) -> OpenedObject:
 
 def open_here(call: Call) -> OpenedObject:
     """As `open_for_reading`, of what is on this host. Raises NotHere besides."""
+    version = call.params.get("VersionId") or ""
     try:
-        return call.store.open_here(call.raw_bucket, call.raw_key, call.version)
+        return call.service.store.open_here(
+            call.bucket.encode(), call.key.encode(), version, call.generation
+        )
     except (NoSuchKey, NoSuchVersion) as error:
         raise _refusal(call, error) from None
 

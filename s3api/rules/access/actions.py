@@ -194,7 +194,15 @@ def needed(operation: str, params: Mapping[str, Any]) -> tuple[str, ...]:
         return (first, needed_of_source(params.get("VersionId")))
     if operation not in _WRITES:
         return (first,)
-    besides = {action: None for name, action in _BESIDES.items() if params.get(name) is not None}
+    asked = _BESIDES.keys() & params.keys()
+    if not asked:
+        return (first,)
+    # In the order of the table, and each once.
+    besides = {
+        action: None
+        for name, action in _BESIDES.items()
+        if name in asked and params[name] is not None
+    }
     return (first, *besides)
 
 
