@@ -167,7 +167,9 @@ class Call(msgspec.Struct, eq=False):
         }
 
     def sign(self, verified: Verified) -> None:
-        """Take over who signed the request. Raises InvalidAccessKeyId."""
+        """Take over who signed the request, in what came after its head. Raises
+        InvalidAccessKeyId."""
+        self.look_again()
         found = self.service.identities.find(
             verified.access_key, verified.session_token, self.generation
         )

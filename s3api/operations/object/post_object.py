@@ -4,7 +4,6 @@ Its fields mean what the headers of PutObject mean; so they become those, and wh
 and answered is as for PutObject. The file goes from the receive buffer into a draft.
 """
 
-import dataclasses
 import mmap
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -12,6 +11,7 @@ from functools import partial
 from typing import Final
 from urllib.parse import quote, urlsplit
 
+import msgspec
 import trio
 
 from kvfs.http.api import BadChunk, Response
@@ -133,7 +133,9 @@ def _as_put(call: Call, form: Mapping[str, str], file_name: str) -> tuple[Call, 
     fields = _as_headers(form)
     params = parse(_PUT, call.bucket, key, {}, fields)
     said = {name: call.fields[name] for name in _OF_BROWSER if name in call.fields}
-    put = dataclasses.replace(call, operation=_PUT, key=key, fields=said | fields, params=params)
+    put = msgspec.structs.replace(
+        call, operation=_PUT, key=key, fields=said | fields, params=params
+    )
     signed = post_policy.verify(
         form,
         call.bucket,
